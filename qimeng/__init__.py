@@ -1,0 +1,1 @@
+"""qimeng: GPU kernels by macro thinking and micro coding."""

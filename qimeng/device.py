@@ -1,0 +1,132 @@
+"""What the library knows about a GPU: one row of numbers a device, from the datasheet or from the GPU itself.
+
+Deals in capacities (bytes, registers, SMs) and peak rates. Knows nothing about kernels.
+Sources: NVIDIA datasheets of A100, H100, H200, L40S, RTX 4090 and B200; the CUDA C++ programming guide, table
+"technical specifications per compute capability"; AMD's MI300X data sheet. Peak rates are dense.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from qimeng.errors import DeviceError
+
+
+@dataclass(frozen=True)
+class Device:
+    """Capacities and peak rates of one GPU.
+
+    Attributes:
+        name: short name, the key of `DEVICES`.
+        backend: ``"cuda"`` or ``"hip"``.
+        arch: compute capability times ten (90 for 9.0), or a gfx name such as ``"gfx942"``.
+        sms: streaming multiprocessors (compute units on AMD).
+        shared_per_block: bytes of shared memory that one block may use (opt-in maximum).
+        shared_per_sm: bytes of shared memory of one SM.
+        registers_per_sm: 32-bit registers of one SM.
+        threads_per_sm: resident threads of one SM.
+        l2_bytes: bytes of last-level cache.
+        memory_bytes: bytes of device memory.
+        bandwidth_gbs: datasheet memory bandwidth in GB/s.
+        fp32_tflops: peak rate of plain fp32 arithmetic in TFLOP/s.
+        tf32_tflops: dense TF32 tensor-core peak in TFLOP/s (fp32 where there is none).
+        half_tflops: dense fp16/bf16 tensor-core peak in TFLOP/s.
+        warp_size: threads of a warp.
+    """
+
+    name: str
+    backend: str
+    arch: int | str
+    sms: int
+    shared_per_block: int
+    shared_per_sm: int
+    registers_per_sm: int
+    threads_per_sm: int
+    l2_bytes: int
+    memory_bytes: int
+    bandwidth_gbs: float
+    fp32_tflops: float
+    tf32_tflops: float
+    half_tflops: float
+    warp_size: int = 32
+
+    def peak_tflops(self, dtype: str) -> float:
+        """Peak rate in TFLOP/s for a matrix product of `dtype` (``"float32"``, ``"tf32"``, ``"float16"`` …)."""
+        if dtype in ("float16", "bfloat16"):
+            return self.half_tflops
+        return self.tf32_tflops if dtype == "tf32" else self.fp32_tflops
+
+    @property
+    def measured(self) -> bool:
+        """True when this row describes a GPU in this machine, so that times can be measured."""
+        return self.name.endswith("(here)")
+
+
+_GIB = 1 << 30
+DEVICES: dict[str, Device] = {
+    row.name: row
+    for row in (
+        Device("a100", "cuda", 80, 108, 166912, 167936, 65536, 2048, 40 << 20, 80 * _GIB, 2039, 19.5, 156, 312),
+        Device("rtx4090", "cuda", 89, 128, 101376, 102400, 65536, 1536, 72 << 20, 24 * _GIB, 1008, 82.6, 82.6, 165),
+        Device("l40s", "cuda", 89, 142, 101376, 102400, 65536, 1536, 96 << 20, 48 * _GIB, 864, 91.6, 183, 362),
+        Device("h100", "cuda", 90, 132, 232448, 233472, 65536, 2048, 50 << 20, 80 * _GIB, 3350, 67, 495, 989),
+        Device("h200", "cuda", 90, 132, 232448, 233472, 65536, 2048, 62914560, 150109880320, 4800, 67, 495, 989),
+        Device("b200", "cuda", 100, 148, 232448, 233472, 65536, 2048, 126 << 20, 180 * _GIB, 8000, 80, 1100, 2250),
+        Device("mi300x", "hip", "gfx942", 304, 65536, 65536, 131072, 2048, 256 << 20, 192 * _GIB, 5300, 163, 654, 1307, 64),
+    )
+}
+
+
+def device_named(name: str) -> Device:
+    """The row of the table called `name`.
+
+    Raises:
+        DeviceError: no such row; the message lists the names.
+
+    >>> device_named("h200").sms
+    132
+    """
+    try:
+        return DEVICES[name.lower()]
+    except KeyError:
+        raise DeviceError(f"unknown device {name!r}; known: {', '.join(DEVICES)}") from None
+
+
+def current_device() -> Device | None:
+    """The GPU of this machine, or None when there is none.
+
+    Capacities are read from the GPU; rates come from the table row of the same compute capability (the row whose
+    name the GPU reports, if there is one).
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    props = torch.cuda.get_device_properties(0)
+    if torch.version.hip:
+        arch: int | str = props.gcnArchName.split(":")[0]
+    else:
+        arch = props.major * 10 + props.minor
+    same = [row for row in DEVICES.values() if row.arch == arch] or [
+        row for row in DEVICES.values() if row.backend == ("hip" if torch.version.hip else "cuda")
+    ]
+    label = props.name.lower().replace(" ", "")
+    row = next((r for r in same if r.name in label), same[0])
+    return replace(
+        row,
+        name=f"{row.name}(here)",
+        arch=arch,
+        sms=props.multi_processor_count,
+        l2_bytes=props.L2_cache_size,
+        memory_bytes=props.total_memory,
+        shared_per_block=getattr(props, "shared_memory_per_block_optin", row.shared_per_block),
+        shared_per_sm=getattr(props, "shared_memory_per_multiprocessor", row.shared_per_sm),
+        registers_per_sm=getattr(props, "regs_per_multiprocessor", row.registers_per_sm),
+    )
+
+
+def target_device(name: str | None = None) -> Device:
+    """The device to optimize for: `name` from the table, else the GPU here, else the H200 row (estimated times)."""
+    if name is not None:
+        return device_named(name)
+    return current_device() or DEVICES["h200"]

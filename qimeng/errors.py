@@ -1,0 +1,40 @@
+"""Every error this library raises on purpose.
+
+QimengError
+├── SpecError            a computation that cannot be optimized as given
+├── IllegalAction        an action that cannot apply to this program (the message carries the numbers)
+├── CoderError           a coder that could not write a patch
+├── ReplayError          a recipe that does not fit the program it is replayed on
+├── StoreError           a store that cannot be read or merged
+└── DeviceError          an unknown or unusable device
+
+What a candidate kernel does wrong is no exception: it is an `Evaluation` that says which gate refused it.
+"""
+
+
+class QimengError(Exception):
+    """Base of all errors raised by qimeng."""
+
+
+class SpecError(QimengError):
+    """The computation cannot be optimized as given; the message says what to change."""
+
+
+class IllegalAction(QimengError):
+    """The action does not apply to this program on this device; the message carries the numbers."""
+
+
+class CoderError(QimengError):
+    """The coder could not write a patch for the request."""
+
+
+class ReplayError(QimengError):
+    """A recipe does not fit the program it is replayed on."""
+
+
+class StoreError(QimengError):
+    """A store cannot be opened, read or merged."""
+
+
+class DeviceError(QimengError):
+    """An unknown device name, or no usable device."""

@@ -1,0 +1,182 @@
+"""The computation as a networkx graph of ATen operators.
+
+Deals in operators, the values they yield (shape, dtype, stride) and who uses them. Knows nothing about how it was
+captured, how it is partitioned or how any of it is implemented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import networkx as nx
+
+
+@dataclass(frozen=True, order=True)
+class Value:
+    """Output number `port` of the node called `node`."""
+
+    node: str
+    port: int = 0
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Shape, strides (in elements) and dtype name (``"float32"``) of one tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        n = 1
+        for s in self.shape:
+            n *= s
+        return n
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the elements (a broadcast view counts its elements once each)."""
+        return self.numel * itemsize(self.dtype)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """True where the strides are those of a row-major tensor of this shape."""
+        return self.stride == row_major(self.shape)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One vertex: an operator, or a source of values (input, parameter, buffer, constant).
+
+    Attributes:
+        name: unique in its graph.
+        kind: ``"op"``, ``"input"``, ``"scalar"`` (a Python number among the inputs), ``"parameter"``, ``"buffer"``
+            or ``"constant"``.
+        target: the ATen overload (``"aten.add.Tensor"``) of an op; the state-dict key of a parameter or buffer;
+            the position among the flattened inputs, as text, of an input.
+        args: positional arguments, with `Value` where a tensor comes in.
+        kwargs: keyword arguments, likewise.
+        metas: one `Meta` per port; None for a port that nothing reads.
+        literal: the number a constant holds.
+    """
+
+    name: str
+    kind: str
+    target: str
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    metas: tuple[Meta | None, ...] = ()
+    literal: Any = None
+
+    @property
+    def packet(self) -> str:
+        """The operator without its overload (``"aten.add"``)."""
+        return self.target.rsplit(".", 1)[0] if self.kind == "op" else ""
+
+    def operands(self) -> tuple[Value, ...]:
+        """Every `Value` among the arguments, in order, repeated where it is used twice."""
+        return tuple(values_in((self.args, tuple(v for _, v in self.kwargs))))
+
+
+@dataclass(frozen=True, eq=False)
+class OpGraph:
+    """Operators in topological order with what goes in and out.
+
+    Attributes:
+        nodes: name to `Node`, in topological order.
+        outputs: what the computation returns, flattened: `Value`, or a plain Python object.
+        mutations: (buffer key, new value) for each buffer that a call updates.
+        in_spec: how the positional arguments flatten to inputs (`torch.utils._pytree` JSON).
+        out_spec: how the flattened outputs are put together again.
+        scalars: position among the flattened inputs to the number captured, for Python numbers that were
+            specialised (a call with another number is refused).
+        n_inputs: number of flattened inputs.
+    """
+
+    nodes: dict[str, Node]
+    outputs: tuple[Any, ...]
+    mutations: tuple[tuple[str, Value], ...] = ()
+    in_spec: str = ""
+    out_spec: str = ""
+    scalars: dict[int, Any] = field(default_factory=dict)
+    n_inputs: int = 0
+
+    def meta(self, value: Value) -> Meta:
+        """Shape, stride and dtype of `value`."""
+        meta = self.nodes[value.node].metas[value.port]
+        if meta is None:
+            raise KeyError(f"{value} has no tensor")
+        return meta
+
+    def ops(self) -> Iterator[Node]:
+        """The operator nodes, in topological order."""
+        return (n for n in self.nodes.values() if n.kind == "op")
+
+    def results(self) -> tuple[Value, ...]:
+        """Every value that leaves the graph: outputs and buffer updates."""
+        out = [o for o in self.outputs if isinstance(o, Value)]
+        return tuple(dict.fromkeys(out + [v for _, v in self.mutations]))
+
+    @property
+    def digraph(self) -> nx.MultiDiGraph:
+        """The graph as networkx: an edge for each argument slot, with `slot` and `port`."""
+        g = nx.MultiDiGraph()
+        for node in self.nodes.values():
+            g.add_node(node.name, node=node)
+            for slot, value in enumerate(node.operands()):
+                g.add_edge(value.node, node.name, slot=slot, port=value.port)
+        return g
+
+    def users(self) -> dict[Value, list[str]]:
+        """Value to the names of the operators that read it (once each)."""
+        table: dict[Value, list[str]] = {}
+        for node in self.ops():
+            for value in dict.fromkeys(node.operands()):
+                table.setdefault(value, []).append(node.name)
+        return table
+
+
+def values_in(tree: Any) -> Iterator[Value]:
+    """Every `Value` in nested tuples and lists."""
+    if isinstance(tree, Value):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from values_in(item)
+
+
+def map_values(tree: Any, function: Callable[[Value], Any]) -> Any:
+    """`tree` with `function` applied to every `Value` in it."""
+    if isinstance(tree, Value):
+        return function(tree)
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(map_values(item, function) for item in tree)
+    return tree
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor of `shape`, as PyTorch gives them.
+
+    >>> row_major((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+_ITEMSIZE = {"64": 8, "32": 4, "16": 2, "8": 1, "128": 16}
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element of the dtype called `dtype`."""
+    if dtype == "bool":
+        return 1
+    digits = "".join(c for c in dtype.split("_")[0].split("e")[0] if c.isdigit())
+    return _ITEMSIZE.get(digits, 1)

@@ -1,0 +1,86 @@
+"""Which ATen operators belong to which family.
+
+Deals in names of operators only. A family says what kind of loop nest computes the operator; the coder's templates
+cover families, the actions' legality and the observation read them.
+"""
+
+from __future__ import annotations
+
+from qimeng.graph.opgraph import Node, OpGraph
+
+VIEWS = frozenset(
+    "aten.view aten._unsafe_view aten.reshape aten.permute aten.transpose aten.t aten.unsqueeze aten.squeeze aten.expand "
+    "aten.alias aten.detach aten.select aten.slice aten.diagonal aten.unfold aten.as_strided aten.view_as_real".split()
+)
+"""Operators that only change how memory is read; free on PyTorch."""
+
+RESHAPES = frozenset(
+    "aten.view aten._unsafe_view aten.reshape aten.permute aten.transpose aten.t aten.unsqueeze aten.squeeze aten.expand "
+    "aten.alias aten.detach".split()
+)
+"""Views that keep every element, so that a kernel can follow them in the middle of a region."""
+
+GEMMS = frozenset("aten.mm aten.bmm aten.addmm aten.baddbmm aten.linear aten.matmul aten.mv aten.dot aten.addmv".split())
+
+REDUCTIONS = frozenset(
+    "aten.sum aten.mean aten.amax aten.amin aten.max aten.min aten.prod aten.var aten.var_mean aten.std aten.argmax "
+    "aten.argmin aten.any aten.all aten.logsumexp aten.linalg_vector_norm aten.norm aten._softmax aten._log_softmax "
+    "aten.native_layer_norm aten.native_group_norm aten._native_batch_norm_legit "
+    "aten._native_batch_norm_legit_functional aten._native_batch_norm_legit_no_training aten.native_batch_norm "
+    "aten._fused_rms_norm aten.rms_norm".split()
+)
+
+POINTWISE = frozenset(
+    ("aten." + name)
+    for name in (
+        "add sub rsub mul div pow neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan tanh sinh "
+        "cosh asin acos atan atan2 sigmoid relu relu6 leaky_relu elu selu celu gelu silu mish hardsigmoid hardswish "
+        "hardtanh softplus softsign log_sigmoid_forward threshold clamp clamp_min clamp_max maximum minimum fmod remainder where eq ne lt le gt ge "
+        "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor sign floor ceil "
+        "round trunc erf erfc isnan isinf square clone _to_copy copy scalar_tensor full full_like zeros_like ones_like "
+        "lift_fresh_copy tril triu arange fill masked_fill addcmul addcdiv lerp hypot frac sgn signbit "
+        "native_dropout prelu _prelu_kernel glu"
+    ).split()
+)
+
+INDEXING = frozenset("aten.gather aten.index_select aten.embedding".split())
+
+RANDOM = frozenset(
+    "aten.rand aten.randn aten.rand_like aten.randn_like aten.native_dropout aten.dropout aten.bernoulli aten.randint "
+    "aten.multinomial aten.normal aten.uniform aten.randperm aten.rrelu_with_noise".split()
+)
+"""Operators whose result changes from call to call; they stay on PyTorch."""
+
+CONVOLUTIONS = frozenset("aten.convolution aten.conv1d aten.conv2d aten.conv3d".split())
+
+
+def family(node: Node) -> str:
+    """One of ``view``, ``pointwise``, ``reduction``, ``gemm``, ``indexing``, ``random``, ``convolution``, ``other``."""
+    packet = node.packet
+    if packet in RANDOM:
+        return "random"
+    if packet in VIEWS:
+        return "view"
+    if packet in GEMMS:
+        return "gemm"
+    if packet in ("aten.max", "aten.min") and node.target.endswith(".other"):
+        return "pointwise"
+    if packet in REDUCTIONS:
+        return "reduction"
+    if packet in POINTWISE:
+        return "pointwise"
+    if packet in INDEXING:
+        return "indexing"
+    if packet in CONVOLUTIONS:
+        return "convolution"
+    return "other"
+
+
+def flops(graph: OpGraph, node: Node) -> int:
+    """Multiply-adds counted twice for a matrix product, one an output element otherwise."""
+    out = sum(m.numel for m in node.metas if m is not None)
+    if family(node) == "gemm":
+        matrix = [v for v in node.operands() if len(graph.meta(v).shape) >= 2]
+        k = graph.meta(matrix[0]).shape[-1] if matrix else 1
+        return 2 * out * k
+    return 0 if family(node) == "view" else out

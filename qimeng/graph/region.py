@@ -1,0 +1,244 @@
+"""Regions: which operators are implemented together, and how a region reads as a PyTorch function.
+
+Deals in sets of nodes of one graph: partition, merge, split, inputs and outputs, text and signature.
+Knows nothing about kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import networkx as nx
+
+from qimeng.errors import IllegalAction
+from qimeng.graph.opgraph import Node, OpGraph, Value, map_values
+from qimeng.graph.ops import VIEWS
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes of `graph` implemented together.
+
+    Attributes:
+        graph: the graph the nodes belong to.
+        nodes: names in topological order. A cheap node (a view, a recomputed producer) may be in several regions.
+        outputs: values that are read outside the region.
+    """
+
+    graph: OpGraph = field(repr=False, compare=False, hash=False)
+    nodes: tuple[str, ...]
+    outputs: tuple[Value, ...]
+
+    @cached_property
+    def id(self) -> str:
+        """Name made from the nodes, so that it does not depend on the region's position."""
+        return "r" + hashlib.blake2b(" ".join(self.nodes).encode(), digest_size=4).hexdigest()
+
+    @cached_property
+    def inputs(self) -> tuple[Value, ...]:
+        """Values that the region reads from outside, in order of first use."""
+        inside, seen = set(self.nodes), {}
+        for name in self.nodes:
+            for value in self.graph.nodes[name].operands():
+                if value.node not in inside and self.graph.nodes[value.node].kind != "constant":
+                    seen[value] = None
+        return tuple(seen)
+
+    @property
+    def ops(self) -> tuple[Node, ...]:
+        """The operator nodes."""
+        return tuple(self.graph.nodes[n] for n in self.nodes)
+
+    def function(self, name: str = "region") -> str:
+        """The region as the text of a PyTorch function of its inputs that returns a tuple of its outputs."""
+        names: dict[Value, str] = {v: f"x{i}" for i, v in enumerate(self.inputs)}
+        lines = [f"def {name}({', '.join(names.values())}):"]
+        count = 0
+        for node in self.ops:
+            call = _call_text(self.graph, node, names)
+            if len(node.metas) == 1:
+                names[Value(node.name)] = f"v{count}"
+                lines.append(f"    v{count} = {call}")
+                count += 1
+            else:
+                for port in range(len(node.metas)):
+                    names[Value(node.name, port)] = f"v{count}[{port}]"
+                lines.append(f"    v{count} = {call}")
+                count += 1
+        lines.append(f"    return ({', '.join(names[v] for v in self.outputs)},)")
+        return "\n".join(lines) + "\n"
+
+    @cached_property
+    def signature(self) -> str:
+        """Hash of what the region computes: text, shapes, strides, dtypes, and which inputs are parameters.
+
+        Regions with equal signatures share one implementation.
+        """
+        parts = [self.function()]
+        for value in self.inputs:
+            node = self.graph.nodes[value.node]
+            held = node.kind if node.kind in ("parameter", "buffer", "scalar") else "tensor"
+            parts.append(f"{held} {self.graph.meta(value)}")
+        parts += [str(self.graph.meta(v)) for v in self.outputs]
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+
+    def bytes_moved(self) -> int:
+        """Bytes of all inputs and outputs, each once: the least the region must move (a lower bound)."""
+        return sum(self.graph.meta(v).bytes for v in (*self.inputs, *self.outputs))
+
+    def label(self) -> str:
+        """Short text such as ``"addmm+relu+mul"`` (views left out)."""
+        names = [n.packet.removeprefix("aten.") for n in self.ops if n.packet not in VIEWS]
+        return "+".join(names) or "view"
+
+
+def make_region(graph: OpGraph, names: Iterable[str]) -> Region:
+    """The region of `names` with the outputs that the rest of the graph reads from it."""
+    chosen = set(names)
+    order = tuple(n for n in graph.nodes if n in chosen)
+    results = set(graph.results())
+    users = graph.users()
+    outputs = [
+        Value(name, port)
+        for name in order
+        for port in range(len(graph.nodes[name].metas))
+        if Value(name, port) in results or any(u not in chosen for u in users.get(Value(name, port), ()))
+    ]
+    return Region(graph, order, tuple(outputs))
+
+
+def partition(graph: OpGraph) -> tuple[Region, ...]:
+    """One region an operator, in topological order.
+
+    A view is computed by each operator that reads it (it is free), or by its producer where it is a result.
+    """
+    results = {v.node for v in graph.results()}
+    members: dict[str, set[str]] = {n.name: {n.name} for n in graph.ops() if n.packet not in VIEWS}
+    for node in graph.ops():
+        if node.packet in VIEWS and node.name in results:
+            chain = _view_chain(graph, node.name)
+            root = graph.nodes[chain[-1]].operands()[0].node
+            home = root if root in members else node.name
+            members.setdefault(home, {node.name}).update(chain)
+    for name in list(members):
+        for operand in _operands_through(graph, members[name]):
+            if graph.nodes[operand].kind == "op" and graph.nodes[operand].packet in VIEWS:
+                members[name].update(_view_chain(graph, operand))
+    return _finish(graph, list(members.values()))
+
+
+def merge(regions: tuple[Region, ...], ids: Iterable[str]) -> tuple[Region, ...]:
+    """The partition with the regions of `ids` made one.
+
+    Raises:
+        IllegalAction: an id is unknown, or the merged partition would have a cycle.
+    """
+    wanted = set(ids)
+    chosen = [r for r in regions if r.id in wanted]
+    if len(chosen) < len(wanted) or len(chosen) < 2:
+        raise IllegalAction(f"fusion needs two or more regions of this program, got {sorted(wanted)}")
+    graph = chosen[0].graph
+    sets = [set(r.nodes) for r in regions if r.id not in wanted]
+    return _finish(graph, [*sets, set().union(*(r.nodes for r in chosen))])
+
+
+def split(regions: tuple[Region, ...], region_id: str) -> tuple[Region, ...]:
+    """The partition with one region taken apart into one region an operator."""
+    target = next(r for r in regions if r.id == region_id)
+    inside = set(target.nodes)
+    singles = [set(r.nodes) for r in partition(target.graph) if set(r.nodes) <= inside]
+    return _finish(target.graph, [set(r.nodes) for r in regions if r.id != region_id] + singles)
+
+
+def region_digraph(regions: Iterable[Region]) -> nx.DiGraph:
+    """The regions as a graph: an edge where one reads what another yields."""
+    g = nx.DiGraph()
+    owner: dict[Value, str] = {}
+    for r in regions:
+        g.add_node(r.id, region=r)
+        for v in r.outputs:
+            owner.setdefault(v, r.id)
+    for r in regions:
+        for v in r.inputs:
+            if v in owner and owner[v] != r.id:
+                g.add_edge(owner[v], r.id)
+    return g
+
+
+def _finish(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
+    """Regions in topological order, each value yielded by one of them.
+
+    A view or recomputed node sits in several regions; of those, only the first yields it to others.
+    """
+    first = list(graph.nodes)
+    position = {n: i for i, n in enumerate(first)}
+    sets = sorted(sets, key=lambda s: max(position[n] for n in s))
+    made, given = [], set()
+    results = set(graph.results())
+    for s in sets:
+        order = tuple(n for n in first if n in s)
+        needed = {v for other in sets if other is not s for n in other for v in graph.nodes[n].operands() if v.node not in other}
+        outputs = tuple(
+            v
+            for n in order
+            for v in (Value(n, p) for p in range(len(graph.nodes[n].metas)))
+            if v not in given and (v in results or v in needed)
+        )
+        given.update(outputs)
+        made.append(Region(graph, order, outputs))
+    g = region_digraph(made)
+    if not nx.is_directed_acyclic_graph(g):
+        cycle = " -> ".join(a for a, _ in nx.find_cycle(g))
+        raise IllegalAction(f"these regions cannot be one: the program would have a cycle ({cycle})")
+    by_id = {r.id: r for r in made}
+    rank = {r.id: i for i, r in enumerate(made)}
+    return tuple(by_id[i] for i in nx.lexicographical_topological_sort(g, key=lambda i: rank[i]))
+
+
+def _view_chain(graph: OpGraph, name: str) -> list[str]:
+    """`name` and the views it is made from, nearest first."""
+    chain = [name]
+    while True:
+        parent = graph.nodes[chain[-1]].operands()[0].node
+        if graph.nodes[parent].kind != "op" or graph.nodes[parent].packet not in VIEWS:
+            return chain
+        chain.append(parent)
+
+
+def _operands_through(graph: OpGraph, names: set[str]) -> list[str]:
+    return [v.node for n in names for v in graph.nodes[n].operands() if v.node not in names]
+
+
+def _call_text(graph: OpGraph, node: Node, names: dict[Value, str]) -> str:
+    def text(item: Any) -> str:
+        if isinstance(item, Value):
+            source = graph.nodes[item.node]
+            return _literal(source.literal) if source.kind == "constant" else names[item]
+        if isinstance(item, (tuple, list)):
+            inner = ", ".join(text(i) for i in item)
+            return f"[{inner}]"
+        return _literal(item)
+
+    args = [text(a) for a in node.args] + [f"{k}={text(v)}" for k, v in node.kwargs if k != "device"]
+    return f"torch.ops.{node.target}({', '.join(args)})"
+
+
+def _literal(item: Any) -> str:
+    import torch
+
+    if isinstance(item, float) and item != item:
+        return 'float("nan")'
+    if isinstance(item, float) and item in (float("inf"), float("-inf")):
+        return f'float("{item}")'
+    if isinstance(item, torch.memory_format):
+        return str(item)
+    if isinstance(item, torch.layout):
+        return str(item)
+    return str(item) if isinstance(item, torch.dtype) else repr(item)
+
+
+__all__ = ["Region", "make_region", "map_values", "merge", "partition", "region_digraph", "split"]
