@@ -59,7 +59,7 @@ class Region:
         lines = [f"def {name}({', '.join(names.values())}):"]
         count = 0
         for node in self.ops:
-            call = _call_text(self.graph, node, names)
+            call = call_text(self.graph, node, names)
             if len(node.metas) == 1:
                 names[Value(node.name)] = f"v{count}"
                 lines.append(f"    v{count} = {call}")
@@ -213,7 +213,9 @@ def _operands_through(graph: OpGraph, names: set[str]) -> list[str]:
     return [v.node for n in names for v in graph.nodes[n].operands() if v.node not in names]
 
 
-def _call_text(graph: OpGraph, node: Node, names: dict[Value, str]) -> str:
+def call_text(graph: OpGraph, node: Node, names: dict[Value, str]) -> str:
+    """The call of `node` as text, with `names` for the values it reads."""
+
     def text(item: Any) -> str:
         if isinstance(item, Value):
             source = graph.nodes[item.node]
@@ -241,4 +243,4 @@ def _literal(item: Any) -> str:
     return str(item) if isinstance(item, torch.dtype) else repr(item)
 
 
-__all__ = ["Region", "make_region", "map_values", "merge", "partition", "region_digraph", "split"]
+__all__ = ["Region", "call_text", "make_region", "map_values", "merge", "partition", "region_digraph", "split"]

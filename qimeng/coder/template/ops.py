@@ -1,0 +1,84 @@
+"""Pointwise operators as Triton text.
+
+Deals in one-line expressions over named temporaries. `write(op, args, dtype)` gives lines of Triton that leave the
+result in the last name. Floating arithmetic is done in fp32 (fp64 for double); numerically delicate functions are
+written out, since libdevice cannot be interpreted and the approximations of the hardware lose small values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+SIMPLE: dict[str, str] = {
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
+    "abs": "tl.abs({0})", "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
+    "sqrt": "tl.sqrt_rn({0})", "rsqrt": "1.0 / tl.sqrt_rn({0})", "sin": "tl.sin({0})", "cos": "tl.cos({0})",
+    "erf": "tl.erf({0})", "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
+    "relu": "tl.where({0} < 0.0, 0.0, {0})", "reciprocal": "1.0 / {0}",
+    "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "imaximum": "tl.maximum({0}, {1})", "iminimum": "tl.minimum({0}, {1})",
+    "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
+    "where": "tl.where({0}, {1}, {2})", "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}",
+    "not": "{0} == 0", "isnan": "{0} != {0}", "isinf": "tl.abs({0}) == float('inf')",
+    "sign": "({0} > 0).to({0}.dtype) - ({0} < 0).to({0}.dtype)", "square": "{0} * {0}",
+    "identity": "{0}",
+}  # fmt: skip
+"""Operators that are one expression."""
+
+
+def _tanh(t: str, x: str) -> list[str]:
+    return [
+        f"{t}_e = tl.exp(-2.0 * tl.abs({x}))",
+        f"{t}_q = {x} * {x}",
+        f"{t}_s = {x} * (1.0 + {t}_q * (-0.3333333333 + {t}_q * (0.1333333333 + {t}_q * (-0.0539682540 + {t}_q * 0.0218694885))))",
+        f"{t}_b = (1.0 - {t}_e) / (1.0 + {t}_e)",
+        f"{t} = tl.where(tl.abs({x}) < 0.2, {t}_s, tl.where({x} < 0, -{t}_b, {t}_b))",
+    ]
+
+
+def _expm1(t: str, x: str) -> list[str]:
+    series = f"{x} * (1.0 + {x} * (0.5 + {x} * (0.1666666667 + {x} * (0.0416666667 + {x} * (0.0083333333 + {x} * 0.0013888889)))))"
+    return [f"{t} = tl.where(tl.abs({x}) < 0.25, {series}, tl.exp({x}) - 1.0)"]
+
+
+def _log1p(t: str, x: str) -> list[str]:
+    return [
+        f"{t}_u = 1.0 + {x}",
+        f"{t}_d = {t}_u - 1.0",
+        f"{t}_l = tl.log({t}_u)",
+        f"{t} = tl.where({t}_d == 0.0, {x}, tl.where({t}_u > 1.0e7, {t}_l, {t}_l * ({x} / tl.where({t}_d == 0.0, 1.0, {t}_d))))",
+    ]
+
+
+LONG: dict[str, Callable[[str, str], list[str]]] = {"tanh": _tanh, "expm1": _expm1, "log1p": _log1p}
+"""Operators that take several lines: (result name, operand name) to lines."""
+
+
+def write(op: str, target: str, args: list[str]) -> list[str]:
+    """Lines that leave `op(*args)` in `target`."""
+    if op in LONG:
+        return LONG[op](target, args[0])
+    return [f"{target} = {SIMPLE[op].format(*args)}"]
+
+
+def known(op: str) -> bool:
+    """True where `write` can print `op`."""
+    return op in SIMPLE or op in LONG
+
+
+TRITON_DTYPE = {
+    "float32": "tl.float32", "float64": "tl.float64", "float16": "tl.float16", "bfloat16": "tl.bfloat16",
+    "int64": "tl.int64", "int32": "tl.int32", "int16": "tl.int16", "int8": "tl.int8", "uint8": "tl.uint8", "bool": "tl.int1",
+}  # fmt: skip
+"""PyTorch dtype name to Triton's."""
+
+
+def compute_dtype(dtype: str) -> str:
+    """The dtype that arithmetic on values of `dtype` is done in."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def is_float(dtype: str) -> bool:
+    """True for floating dtypes."""
+    return dtype.startswith(("float", "bfloat"))
