@@ -1,0 +1,37 @@
+# make demo   optimize a bundled example (on the GPU if there is one, else interpreter and cross-compiler)
+# make test   all tests
+# make check  format, lint, types and the fast tests: what a commit must pass
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Without a GPU the tests run Triton's interpreter: 3.6.0 is what the measured machine has, and it needs numpy < 2.4.
+PINS ?= $(if $(shell command -v nvidia-smi 2>/dev/null),,'triton==3.6.0' 'numpy<2.4')
+WORKERS ?= 2
+
+.PHONY: setup demo test check format clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[test]' $(PINS)
+	touch $@
+
+demo: setup
+	$(BIN)/qimeng optimize examples/softmax_problem.py --out runs/demo
+
+test: setup
+	$(BIN)/python -m pytest --slow -n $(WORKERS)
+
+check: setup
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+format: setup
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf $(VENV) dist build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,142 @@
+"""The shape of the package: which part may import which, how long a file may be, what is documented."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "qimeng"
+FILE_CAP = 600
+
+LAYERS = (
+    {"errors", "device", "interfaces", "graph", "program", "spec", "store"},
+    {"actions"},
+    {"coder"},
+    {"envs"},
+    {"planner"},
+    {"api", "cli", "bench", "report", "testing"},
+)
+"""Imports point upwards in this list only: a part imports its own layer and those above it."""
+
+LINKS = ("planner", "coder", "actions", "envs")
+
+
+def modules() -> list[Path]:
+    return sorted(p for p in PACKAGE.rglob("*.py") if "__pycache__" not in p.parts)
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def part(path: Path) -> str:
+    """`qimeng/envs/loop.py` -> `envs`; `qimeng/cli_bench.py` -> `cli`."""
+    name = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "cli" if name.startswith("cli_") else name
+
+
+def imported_parts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and part of qimeng for every import anywhere in the file, lazy ones included."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            root, _, rest = name.partition(".")
+            if root == "qimeng" and rest:
+                first = rest.split(".")[0]
+                yield node.lineno, "cli" if first.startswith("cli_") else first
+
+
+def layer(name: str) -> int | None:
+    return next((i for i, names in enumerate(LAYERS) if name in names), None)
+
+
+def test_every_part_has_a_layer() -> None:
+    parts = {part(p) for p in modules()} - {"__init__", "__main__"}
+    assert not {p for p in parts if layer(p) is None}, "name the layer of this part in LAYERS"
+
+
+@pytest.mark.parametrize("path", modules(), ids=relative)
+def test_imports_point_one_way(path: Path) -> None:
+    own = layer(part(path))
+    if own is None:
+        pytest.skip("the package's face may import anything, lazily")
+    wrong = [
+        f"line {line}: qimeng.{name}"
+        for line, name in imported_parts(ast.parse(path.read_text()))
+        if (other := layer(name)) is not None and other > own
+    ]
+    assert not wrong, f"{relative(path)} is in layer {own} and imports from a later one: {wrong}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=relative)
+def test_no_relative_and_no_bare_imports(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{relative(path)}:{node.lineno}: say qimeng.…"
+            assert (node.module or "").split(".")[0] not in LINKS, f"{relative(path)}:{node.lineno}"
+        if isinstance(node, ast.Import):
+            assert not {a.name.split(".")[0] for a in node.names} & set(LINKS), f"{relative(path)}:{node.lineno}"
+
+
+def test_no_file_is_above_the_cap() -> None:
+    folders = (PACKAGE, ROOT / "tests", ROOT / "examples", ROOT / "benchmarks")
+    lengths = {p: len(p.read_text().splitlines()) for folder in folders for p in folder.rglob("*.py")}
+    assert not {relative(p): n for p, n in lengths.items() if n > FILE_CAP}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_links_at_the_top_are_links(name: str) -> None:
+    link = ROOT / name
+    if not link.exists() and not link.is_symlink():
+        pytest.skip("a copy without links works as well")
+    assert link.is_symlink()
+    assert link.resolve() == (PACKAGE / name).resolve()
+
+
+@pytest.mark.parametrize("path", modules(), ids=relative)
+def test_public_names_are_documented(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    if not tree.body:
+        return
+    missing = [] if ast.get_docstring(tree) else ["the module"]
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            if not ast.get_docstring(node):
+                missing.append(node.name)
+            if isinstance(node, ast.ClassDef) and not node.bases:
+                missing += [
+                    f"{node.name}.{f.name}"
+                    for f in node.body
+                    if isinstance(f, ast.FunctionDef) and not f.name.startswith("_") and not ast.get_docstring(f)
+                ]
+    assert not missing, f"{relative(path)}: no docstring: {missing}"
+
+
+def test_importing_the_package_is_light() -> None:
+    heavy = ("transformers", "stable_baselines3", "sb3_contrib", "peft", "gymnasium", "torch", "triton")
+    code = f"import sys, qimeng; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_command_line_starts_light() -> None:
+    heavy = ("transformers", "stable_baselines3", "peft", "torch", "triton")
+    code = f"import sys, qimeng.cli; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_face_is_what_all_says() -> None:
+    code = "import qimeng; print([n for n in getattr(qimeng, '__all__', []) if not hasattr(qimeng, n)])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
