@@ -1,0 +1,183 @@
+"""Reductions as running values: how each kind starts, takes a tile, collapses its lanes and merges partial results.
+
+Every lane of the tile keeps its own running value, so that the loop needs no communication; lanes are combined once at
+the end, and programs that share a row combine their partial results the same way. Variances use sums shifted by each
+lane's first element and Chan's formula (Chan, Golub, LeVeque 1983); sum-of-exponentials keeps a running maximum
+(Milakov and Gimelshein 2018). Deals in lines of Triton. Knows nothing about loads, loops or launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LOWEST = "-3.4028234e38"
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """The running values of one reduction.
+
+    Attributes:
+        kind: sum, prod, max, min, argmax, argmin, sumexp or welford.
+        name: prefix of its variables.
+        dtype: Triton dtype of the running value (``"tl.float32"``).
+        floating: whether it is a float (NaN then propagates through max and min).
+    """
+
+    kind: str
+    name: str
+    dtype: str = "tl.float32"
+    floating: bool = True
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the [PB, 1] results, in the order in which a workspace holds them."""
+        n = self.name
+        return {
+            "sumexp": (f"{n}_max", f"{n}_sum"),
+            "welford": (f"{n}_mean", f"{n}_m2", f"{n}_count"),
+            "argmax": (f"{n}_best", f"{n}_at"),
+            "argmin": (f"{n}_best", f"{n}_at"),
+        }.get(self.kind, (n,))
+
+    @property
+    def result(self) -> str:
+        """Name of the result of a reduction with a single one."""
+        return self.parts[-1] if self.kind in ("argmax", "argmin") else self.parts[0]
+
+    @property
+    def neutral(self) -> str:
+        """What a position outside the tensor counts as."""
+        low, high = ('float("-inf")', 'float("inf")') if self.floating else ("-9223372036854775808", "9223372036854775807")
+        if not self.floating and self.dtype == "tl.int32":
+            low, high = "-2147483648", "2147483647"
+        return {"sum": "0", "prod": "1", "max": low, "argmax": low, "min": high, "argmin": high, "sumexp": low, "welford": "0"}[self.kind]
+
+    def start(self) -> list[str]:
+        """Lines before the loop."""
+        n, zeros = self.name, f"tl.zeros([PB, RB], {self.dtype})"
+        if self.kind == "welford":
+            return [f"{n}_c = {zeros}", f"{n}_s = {zeros}", f"{n}_q = {zeros}", f"{n}_n = tl.zeros([PB, RB], tl.float32)"]
+        if self.kind == "sumexp":
+            return [f"{n}_m = tl.full([PB, RB], {LOWEST}, tl.float32)", f"{n}_s = {zeros}"]
+        full = f"tl.full([PB, RB], {self.neutral}, {self.dtype})"
+        if self.kind in ("argmax", "argmin"):
+            return [f"{n}_v = {full}", f"{n}_i = tl.zeros([PB, RB], tl.int64)"]
+        return [f"{n}_a = {full}"]
+
+    def take(self, x: str, masked: str, index: str) -> list[str]:
+        """Lines in the loop: take the tile `x`; `masked` is the mask of the r side or empty; `index` positions."""
+        n = self.name
+        lines = [f"{n}_x = tl.broadcast_to({x}, [PB, RB])"]
+        if self.kind == "welford":
+            valid = f"tl.broadcast_to({masked}, [PB, RB])" if masked else ""
+            first = f"({n}_n == 0.0)" + (f" & {valid}" if valid else "")
+            lines.append(f"{n}_c = tl.where({first}, {n}_x, {n}_c)")
+            lines.append(f"{n}_d = {n}_x - {n}_c" if not valid else f"{n}_d = tl.where({valid}, {n}_x - {n}_c, 0.0)")
+            lines += [f"{n}_s += {n}_d", f"{n}_q += {n}_d * {n}_d"]
+            lines.append(f"{n}_n += 1.0" if not valid else f"{n}_n += {valid}.to(tl.float32)")
+            return lines
+        if masked:
+            lines.append(f"{n}_x = tl.where({masked}, {n}_x, {self.neutral})")
+        if self.kind == "sumexp":
+            return [
+                *lines,
+                f"{n}_e = tl.exp(-tl.abs({n}_x - {n}_m))",
+                f"{n}_s = tl.where({n}_x > {n}_m, {n}_s * {n}_e + 1.0, {n}_s + {n}_e)",
+                f"{n}_m = tl.maximum({n}_m, {n}_x)",
+            ]
+        if self.kind in ("argmax", "argmin"):
+            sign = ">" if self.kind == "argmax" else "<"
+            return [
+                *lines,
+                f"{n}_w = ({n}_x {sign} {n}_v)",
+                f"{n}_v = tl.where({n}_w, {n}_x, {n}_v)",
+                f"{n}_i = tl.where({n}_w, tl.broadcast_to({index}, [PB, RB]).to(tl.int64), {n}_i)",
+            ]
+        nan = ", propagate_nan=tl.PropagateNan.ALL" if self.floating else ""
+        step = {"sum": f"{n}_a + {n}_x", "prod": f"{n}_a * {n}_x", "max": f"tl.maximum({n}_a, {n}_x{nan})", "min": f"tl.minimum({n}_a, {n}_x{nan})"}
+        return [*lines, f"{n}_a = {step[self.kind]}"]
+
+    def collapse(self) -> list[str]:
+        """Lines after the loop: the lanes become [PB, 1] results named `parts`."""
+        n = self.name
+        if self.kind == "welford":
+            return [
+                f"{n}_count = tl.sum({n}_n, axis=1)[:, None]",
+                f"{n}_i = 1.0 / tl.maximum({n}_n, 1.0)",
+                f"{n}_l = {n}_c + {n}_s * {n}_i",
+                f"{n}_mean = tl.sum({n}_l * {n}_n, axis=1)[:, None] / tl.maximum({n}_count, 1.0)",
+                f"{n}_g = {n}_l - {n}_mean",
+                f"{n}_m2 = tl.sum({n}_q - {n}_s * {n}_s * {n}_i + {n}_n * {n}_g * {n}_g, axis=1)[:, None]",
+            ]
+        if self.kind == "sumexp":
+            return [
+                f"{n}_max = tl.max({n}_m, axis=1)[:, None]",
+                f"{n}_sum = tl.sum({n}_s * tl.exp({n}_m - {n}_max), axis=1)[:, None]",
+            ]
+        if self.kind in ("argmax", "argmin"):
+            return self._pick(f"{n}_v", f"{n}_i")
+        return self._fold(f"{n}_a")
+
+    def merge(self, parts: list[str], mask: str) -> list[str]:
+        """Lines that combine partial results, [PB, SP] tensors named `parts`, into the names of `self.parts`."""
+        n = self.name
+        if self.kind == "welford":
+            mean, m2, count = parts
+            return [
+                f"{n}_count = tl.sum({count}, axis=1)[:, None]",
+                f"{n}_mean = tl.sum({mean} * {count}, axis=1)[:, None] / {n}_count",
+                f"{n}_g = {mean} - {n}_mean",
+                f"{n}_m2 = tl.sum({m2} + {count} * {n}_g * {n}_g, axis=1)[:, None]",
+            ]
+        if self.kind == "sumexp":
+            top, total = parts
+            return [
+                f"{n}_t = tl.where({mask}, {top}, {LOWEST})",
+                f"{n}_max = tl.max({n}_t, axis=1)[:, None]",
+                f"{n}_sum = tl.sum(tl.where({mask}, {total} * tl.exp({n}_t - {n}_max), 0.0), axis=1)[:, None]",
+            ]
+        if self.kind in ("argmax", "argmin"):
+            return [f"{n}_t = tl.where({mask}, {parts[0]}, {self.neutral})", *self._pick(f"{n}_t", parts[1])]
+        return [f"{n}_t = tl.where({mask}, {parts[0]}, {self.neutral})", *self._fold(f"{n}_t")]
+
+    def whole(self, x: str, masked: str, count: int, index: str) -> list[str]:
+        """Lines that reduce a tile holding the whole row at once."""
+        n = self.name
+        if self.kind == "welford":
+            inside = f"tl.where({masked}, {n}_x, 0.0)" if masked else f"{n}_x"
+            return [
+                f"{n}_x = tl.broadcast_to({x}, [PB, RB])",
+                f"{n}_mean = tl.sum({inside}, axis=1)[:, None] * {1.0 / count!r}",
+                f"{n}_d = {n}_x - {n}_mean" if not masked else f"{n}_d = tl.where({masked}, {n}_x - {n}_mean, 0.0)",
+                f"{n}_m2 = tl.sum({n}_d * {n}_d, axis=1)[:, None]",
+            ]
+        fill = f"tl.where({masked}, {n}_x, {self.neutral})" if masked else f"{n}_x"
+        lines = [f"{n}_x = tl.broadcast_to({x}, [PB, RB])", f"{n}_x = {fill}"]
+        if self.kind == "sumexp":
+            return [
+                *lines,
+                f"{n}_max = tl.max({n}_x, axis=1)[:, None]",
+                f"{n}_sum = tl.sum(tl.exp({n}_x - {n}_max), axis=1)[:, None]",
+            ]
+        if self.kind in ("argmax", "argmin"):
+            return [*lines, *self._pick(f"{n}_x", f"tl.broadcast_to({index}, [PB, RB]).to(tl.int64)")]
+        return [*lines, *self._fold(f"{n}_x")]
+
+    def _fold(self, lanes: str) -> list[str]:
+        n = self.name
+        if self.kind == "sum":
+            return [f"{n} = tl.sum({lanes}, axis=1)[:, None]"]
+        if self.kind == "prod":
+            return [f"{n} = tl.reduce({lanes}, 1, _product)[:, None]"]
+        fold = f"tl.{self.kind}({lanes}, axis=1)[:, None]"
+        if not self.floating:
+            return [f"{n} = {fold}"]
+        return [f"{n} = tl.where(tl.max(({lanes} != {lanes}).to(tl.int32), axis=1)[:, None] > 0, float('nan'), {fold})"]
+
+    def _pick(self, values: str, positions: str) -> list[str]:
+        n, fold = self.name, "max" if self.kind == "argmax" else "min"
+        return [
+            f"{n}_best = tl.{fold}({values}, axis=1)[:, None]",
+            f"{n}_at = tl.min(tl.where({values} == {n}_best, {positions}, 9223372036854775807), axis=1)[:, None]",
+        ]

@@ -1,0 +1,449 @@
+"""The tile family as Triton source: pointwise, reductions, softmax-like programs and normalizations.
+
+A program owns a block of rows ([PB, 1]) and walks their columns in steps ([1, RB]). Four forms (see `Schedule.form`):
+``resident`` keeps a whole row in registers; ``loop`` passes over it once a level of reductions and once more for the
+outputs; ``split`` does the same with several programs a row and one launch a pass; ``wave`` is ``split`` in one launch,
+where programs take tickets and those of the last pass wait until their row's partial results are there, while the
+row's data is still in L2. Deals in kernel text. Knows nothing about which schedule is good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from qimeng.coder.template import ops
+from qimeng.coder.template.accumulate import Accumulator
+from qimeng.coder.template.axes import Unsupported
+from qimeng.coder.template.emitter import Emitter, Walk
+from qimeng.coder.template.ir import Expr, Nest
+from qimeng.coder.template.sources import Loads
+from qimeng.coder.template.tile_plan import Group, TilePlan, power_of_two
+from qimeng.program.program import Implementation
+from qimeng.program.schedule import Schedule
+
+PRODUCT = '''
+@triton.jit
+def _product(a, b):
+    return a * b
+'''
+
+
+def print_tile(nest: Nest, loads: Loads, plan: TilePlan, schedule: Schedule, prefix: str, inputs: int) -> Implementation:
+    """The implementation of `nest` under `schedule`.
+
+    Args:
+        nest: the loop nest, with its plan.
+        loads: how inputs reach the kernels.
+        plan: rows and columns.
+        schedule: form and block sizes.
+        prefix: beginning of every top-level name.
+        inputs: number of the region's inputs.
+    """
+    printer = _Printer(nest, loads, plan, schedule, prefix)
+    source = printer.print(inputs)
+    return Implementation("triton", source, f"{prefix}_run", schedule=schedule)
+
+
+@dataclass
+class _Printer:
+    nest: Nest
+    loads: Loads
+    plan: TilePlan
+    schedule: Schedule
+    prefix: str
+    kernels: list[str] = field(default_factory=list)
+    launches: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        s = self.schedule
+        self.PB, self.RB = s.block_p, s.block_r
+        self.row_outer, self.row_inner = _cut(self.plan.rows, self.PB)
+        self.col_outer, self.col_inner = _cut(self.plan.columns, self.RB)
+        if s.form == "resident":
+            self.col_outer, self.col_inner = (), self.plan.columns
+            if self.RB < self.plan.column_count:
+                raise Unsupported(f"a resident row needs block_r >= {self.plan.column_count}, got {self.RB}")
+        self.row_blocks = -(-_extent(self.row_inner) // self.PB)
+        self.col_blocks = -(-_extent(self.col_inner) // self.RB)
+        self.programs = self.row_blocks * _extent(self.row_outer)
+        self.steps = self.col_blocks * _extent(self.col_outer)
+        largest = max((b for _, b in self.nest.accesses()), default=0)
+        self.wide = largest >= (1 << 31) - (1 << 24)
+        self.row_outputs = [i for i, (e, *_) in enumerate(self.nest.outputs) if not self._changes_along_columns(e)]
+        self.full_outputs = [i for i in range(len(self.nest.outputs)) if i not in self.row_outputs]
+
+    def _changes_along_columns(self, e: Expr) -> bool:
+        inside = {a for g, _ in self.plan.columns for a in g}
+        return bool({a for d in e.dims for a in d} & inside)
+
+    # -- the whole file
+
+    def print(self, inputs: int) -> str:
+        form = self.schedule.form
+        if form in ("resident", "loop"):
+            self._single()
+        elif self.plan.passes == 0:
+            self._pointwise()
+        elif form == "wave":
+            self._wave()
+        else:
+            self._split()
+        helpers = PRODUCT if any(e.param == "prod" for e in self.nest.reductions()) else ""
+        return helpers + "\n".join(self.kernels) + "\n" + self._run(inputs)
+
+    def _run(self, inputs: int) -> str:
+        first = next((f"x{i}" for i, _ in enumerate(range(inputs))), None)
+        lines = [f"def {self.prefix}_run({', '.join(f'x{i}' for i in range(inputs))}):"]
+        lines += [f"    {line}" for line in self.loads.prelude]
+        tensors = [self.loads.names[s.number] for s in self.nest.sources if not s.scalar]
+        device = f"{tensors[0]}.device" if tensors else f"{first}.device"
+        for i, (_, shape, stride, dtype) in enumerate(self.nest.outputs):
+            lines.append(f"    y{i} = torch.empty_strided({shape}, {stride}, dtype=torch.{dtype}, device={device})")
+        lines += [f"    {line.replace('DEVICE', device)}" for line in self.launches]
+        return "\n".join([*lines, f"    return ({', '.join(f'y{i}' for i in range(len(self.nest.outputs)))},)"]) + "\n"
+
+    # -- pieces shared by the forms
+
+    def _parameters(self, extra: list[str]) -> tuple[list[str], list[str]]:
+        """Kernel parameters and call arguments for every tensor."""
+        used = {e.param for e in self.nest.exprs if e.op == "load"}
+        params, args = [], []
+        for s in self.nest.sources:
+            if s.number in used:
+                name = self.loads.names[s.number]
+                params.append(f"x{s.number}" if s.scalar else f"x{s.number}_ptr")
+                args.append(f"float({name})" if s.scalar else name)
+        for i in range(len(self.nest.outputs)):
+            params.append(f"y{i}_ptr")
+            args.append(f"y{i}")
+        return params + extra, args + extra
+
+    def _kernel(self, name: str, body: list[str], extra: list[str], grid: str) -> None:
+        params, args = self._parameters(extra)
+        head = f"@triton.jit\ndef {self.prefix}_{name}({', '.join(params)}, PB: tl.constexpr, RB: tl.constexpr):\n"
+        self.kernels.append(head + "\n".join(f"    {line}" for line in body) + "\n")
+        options = f"PB={self.PB}, RB={self.RB}, num_warps={self.schedule.warps}"
+        self.launches.append(f"{self.prefix}_{name}[({grid},)]({', '.join(args)}, {options})")
+
+    def _rows(self, block: str) -> tuple[list[str], list[Walk]]:
+        """Lines that set the row variables from the row-block number, and their walks."""
+        lines = [f"block = {block}{'.to(tl.int64)' if self.wide else ''}"]
+        walks = _decompose(lines, self.row_outer, f"block // {self.row_blocks}", "a", "")
+        start = f"(block % {self.row_blocks}) * PB" if self.row_outer else "block * PB"
+        lines += [f"p = {start} + tl.arange(0, PB)[:, None]", "p_zero = p * 0"]
+        if _extent(self.row_inner) % self.PB:
+            lines.append(f"p_mask = p < {_extent(self.row_inner)}")
+        walks += _decompose(lines, self.row_inner, "p", "p", "p")
+        return lines, walks
+
+    def _columns(self, step: str) -> tuple[list[str], list[Walk]]:
+        """Lines that set the column variables from the step number, and their walks."""
+        lines: list[str] = []
+        walks = _decompose(lines, self.col_outer, f"({step}) // {self.col_blocks}", "b", "")
+        start = f"(({step}) % {self.col_blocks}) * RB" if self.col_outer else f"({step}) * RB"
+        lines += [f"r = {start} + tl.arange(0, RB)[None, :]", "r_zero = r * 0"]
+        if _extent(self.col_inner) % self.RB:
+            lines.append(f"r_mask = r < {_extent(self.col_inner)}")
+        walks += _decompose(lines, self.col_inner, "r", "r", "r")
+        return lines, walks
+
+    def _emitter(self, walks: list[Walk]) -> Emitter:
+        masks = {}
+        if _extent(self.row_inner) % self.PB:
+            masks["p"] = "p_mask"
+        if _extent(self.col_inner) % self.RB:
+            masks["r"] = "r_mask"
+        return Emitter(self.nest, walks, self.wide, masks)
+
+    def _accumulators(self, level: int) -> list[tuple[Expr, Accumulator]]:
+        found = []
+        for i, e in enumerate(self.nest.reductions(level)):
+            dtype = ops.compute_dtype(e.args[0].dtype if e.param not in ("sum", "prod") else e.dtype)
+            dtype = "int32" if dtype == "bool" else dtype
+            found.append((e, Accumulator(e.param, f"s{level}_{i}", ops.TRITON_DTYPE[dtype], ops.is_float(dtype))))
+        return found
+
+    def _define(self, em: Emitter, e: Expr, acc: Accumulator) -> None:
+        """Make the results of a finished reduction known to the emitter."""
+        em.define(e, acc.result)
+        for part in self.nest.exprs:
+            if part.op == "part" and part.args[0] is e:
+                em.define(part, f"{acc.name}_{part.param}")
+
+    def _index(self, em: Emitter, e: Expr) -> str:
+        if e.param not in ("argmax", "argmin"):
+            return "r"
+        steps, size = {}, 1
+        for atom in reversed(e.reduced):
+            steps[atom] = size
+            size *= self.nest.axes.size(atom)
+        return f"({em.offset(steps)})"
+
+    def _flush(self, em: Emitter) -> list[str]:
+        lines, em.lines = em.lines, []
+        return lines
+
+    def _hoist(self, em: Emitter, e: Expr) -> bool:
+        """Print the parts of `e` that do not change along the columns and are known; False where one is not yet."""
+        if id(e) in em.names:
+            return True
+        known = all([self._hoist(em, a) for a in e.operands()])
+        if not known or e.op in ("reduce", "part", "dot"):
+            return False
+        if "r" not in em.side(e) and not self._walks_columns(em, e):
+            em.value(e)
+        return True
+
+    def _walks_columns(self, em: Emitter, e: Expr) -> bool:
+        """True where `e` depends on a column axis that a scalar of the loop walks."""
+        scalars = {a for w in em.walks if w.side == "" and w.name.startswith("b") for a in w.atoms}
+        return bool(e.depends & scalars)
+
+    def _loop(self, em: Emitter, columns: list[str], body: list[str], low: str, high: str) -> list[str]:
+        stages = f", num_stages={self.schedule.stages}" if self.schedule.stages > 1 else ""
+        return [f"for t in tl.range({low}, {high}{stages}):", *[f"    {line}" for line in [*columns, *body]]]
+
+    def _reduce_pass(self, em: Emitter, level: int, columns: list[str], low: str, high: str) -> list[str]:
+        """One pass over the columns that finishes the reductions of `level`."""
+        accs = self._accumulators(level)
+        for e, _ in accs:
+            self._hoist(em, e.args[0])
+        lines = self._flush(em)
+        outside = dict(em.names)
+        for _, acc in accs:
+            lines += acc.start()
+        for e, acc in accs:
+            x = em.value(e.args[0])
+            em.lines += acc.take(x, em.masks.get("r", ""), self._index(em, e))
+        lines += self._loop(em, columns, self._flush(em), low, high)
+        em.names = outside
+        for e, acc in accs:
+            lines += acc.collapse()
+            self._define(em, e, acc)
+        return lines
+
+    def _store_rows(self, em: Emitter) -> list[str]:
+        for i in self.row_outputs:
+            em.store(i, sides="p")
+        return self._flush(em)
+
+    # -- the forms
+
+    def _single(self) -> None:
+        """`resident` and `loop`: one program does all of its rows."""
+        rows, row_walks = self._rows("tl.program_id(0)")
+        resident = self.schedule.form == "resident"
+        columns, col_walks = self._columns("0" if resident else "t")
+        em = self._emitter(row_walks + col_walks)
+        body = list(rows)
+        if resident:
+            body += columns
+            for level in range(1, self.plan.passes + 1):
+                for e, acc in self._accumulators(level):
+                    x = em.value(e.args[0])
+                    em.lines += acc.whole(x, em.masks.get("r", ""), self.plan.column_count, self._index(em, e))
+                    self._define(em, e, acc)
+            for i in self.row_outputs:
+                em.store(i, sides="p")
+            for i in self.full_outputs:
+                em.store(i)
+            body += self._flush(em)
+        else:
+            for level in range(1, self.plan.passes + 1):
+                body += self._reduce_pass(em, level, columns, "0", str(self.steps))
+            body += self._store_rows(em)
+            body += self._output_pass(em, columns, "0", str(self.steps))
+        self._kernel("rows", body, [], str(self.programs))
+
+    def _output_pass(self, em: Emitter, columns: list[str], low: str, high: str, hint: str = "") -> list[str]:
+        if not self.full_outputs:
+            return []
+        for i in self.full_outputs:
+            self._hoist(em, self.nest.outputs[i][0])
+        lines = self._flush(em)
+        for i in self.full_outputs:
+            em.store(i, hint=hint)
+        return lines + self._loop(em, columns, self._flush(em), low, high)
+
+    def _pointwise(self) -> None:
+        """No reductions: a program a tile."""
+        rows, row_walks = self._rows(f"pid // {self.steps}")
+        columns, col_walks = self._columns(f"pid % {self.steps}")
+        em = self._emitter(row_walks + col_walks)
+        for i in range(len(self.nest.outputs)):
+            em.store(i)
+        wide = ".to(tl.int64)" if self.wide else ""
+        body = [f"pid = tl.program_id(0){wide}", *rows, *columns, *self._flush(em)]
+        self._kernel("tiles", body, [], str(self.programs * self.steps))
+
+    def _partial_stores(self, accs: list[tuple[Expr, Accumulator]], level: int, splits: int) -> list[str]:
+        """Store each partial result at [component, row, split]."""
+        lines = [f"row = {self._row_number()}"]
+        total = self.plan.row_count
+        mask = ", mask=p_mask" if _extent(self.row_inner) % self.PB else ""
+        for kind, name in self._components(accs):
+            lines.append(f"tl.store(w{level}{kind}_ptr + ({self._slot(accs, name)} * {total} + row) * {splits} + split, {name}{mask})")
+        return lines
+
+    def _components(self, accs: list[tuple[Expr, Accumulator]]) -> list[tuple[str, str]]:
+        """(workspace, variable) of every partial result: float ones in ``f``, integer ones in ``i``."""
+        found = []
+        for _, acc in accs:
+            for part in acc.parts:
+                integer = not acc.floating or part.endswith("_at")
+                found.append(("i" if integer else "f", part))
+        return found
+
+    def _slot(self, accs: list[tuple[Expr, Accumulator]], name: str) -> int:
+        kinds = self._components(accs)
+        kind = next(k for k, n in kinds if n == name)
+        return [n for k, n in kinds if k == kind].index(name)
+
+    def _row_number(self) -> str:
+        inner = _extent(self.row_inner)
+        return f"(block // {self.row_blocks}) * {inner} + p" if self.row_outer else "p"
+
+    def _partial_loads(self, em: Emitter, level: int, splits: int) -> list[str]:
+        """Combine the partial results of `level` and make them known."""
+        accs = self._accumulators(level)
+        wide = power_of_two(splits)
+        total = self.plan.row_count
+        lines = [f"row = {self._row_number()}", f"slots = tl.arange(0, {wide})[None, :]"]
+        mask = f"(slots < {splits})" if wide != splits else "(slots >= 0)"
+        guard = f"{mask} & p_mask" if _extent(self.row_inner) % self.PB else mask
+        for e, acc in accs:
+            names = []
+            for kind, name in self._components([(e, acc)]):
+                slot = self._slot(accs, name)
+                names.append(f"{name}_parts")
+                lines.append(f"{name}_parts = tl.load(w{level}{kind}_ptr + ({slot} * {total} + row) * {splits} + slots, mask={guard}, other=0)")
+            lines += acc.merge(names, mask)
+            self._define(em, e, acc)
+        return lines
+
+    def _workspaces(self, splits: int) -> list[str]:
+        """Allocate the workspaces in the entry function; returns their parameter names."""
+        names = []
+        for level in range(1, self.plan.passes + 1):
+            accs = self._accumulators(level)
+            kinds = [k for k, _ in self._components(accs)]
+            for kind, dtype in (("f", self._float_dtype(accs)), ("i", "int64")):
+                if kind in kinds:
+                    size = kinds.count(kind) * self.plan.row_count * splits
+                    self.launches.append(f"w{level}{kind}_ptr = torch.empty({size}, dtype=torch.{dtype}, device=DEVICE)")
+                    names.append(f"w{level}{kind}_ptr")
+        return names
+
+    def _float_dtype(self, accs: list[tuple[Expr, Accumulator]]) -> str:
+        return "float64" if any(a.dtype == "tl.float64" for _, a in accs) else "float32"
+
+    def _split(self) -> None:
+        """Several programs a row: one launch a level, then one for the outputs."""
+        splits = max(1, min(self.schedule.splits, self.steps))
+        share = -(-self.steps // splits)
+        splits = -(-self.steps // share)
+        names = self._workspaces(splits)
+        low, high = f"split * {share}", f"tl.minimum(split * {share} + {share}, {self.steps})"
+        for level in range(1, self.plan.passes + 1):
+            rows, row_walks = self._rows(f"pid // {splits}")
+            columns, col_walks = self._columns("t")
+            em = self._emitter(row_walks + col_walks)
+            body = ["pid = tl.program_id(0)", f"split = pid % {splits}", *rows]
+            for earlier in range(1, level):
+                body += self._partial_loads(em, earlier, splits)
+            body += self._reduce_pass(em, level, columns, low, high)
+            body += self._partial_stores(self._accumulators(level), level, splits)
+            self._kernel(f"pass{level}", body, names, str(self.programs * splits))
+        if self.row_outputs:
+            rows, row_walks = self._rows("tl.program_id(0)")
+            _, col_walks = self._columns("0")
+            em = self._emitter(row_walks + col_walks)
+            body = list(rows)
+            for level in range(1, self.plan.passes + 1):
+                body += self._partial_loads(em, level, splits)
+            body += self._store_rows(em)
+            self._kernel("finish", body, names, str(self.programs))
+        if self.full_outputs:
+            rows, row_walks = self._rows(f"pid // {splits}")
+            columns, col_walks = self._columns("t")
+            em = self._emitter(row_walks + col_walks)
+            body = ["pid = tl.program_id(0)", f"split = pid % {splits}", *rows]
+            for level in range(1, self.plan.passes + 1):
+                body += self._partial_loads(em, level, splits)
+            body += self._output_pass(em, columns, low, high)
+            self._kernel("outputs", body, names, str(self.programs * splits))
+
+    def _wave(self) -> None:
+        """One launch: even tickets take statistics of a tile, odd ones write the tile `lag` tiles behind."""
+        if self.plan.passes != 1 or not self.full_outputs:
+            raise Unsupported("the wave form is for one pass of reductions with outputs along the row")
+        splits, tiles = self.steps, self.programs * self.steps
+        lag = min(splits - 1 + max(self.schedule.lag, 1), tiles)
+        names = self._workspaces(splits)
+        self.launches.append(f"flags_ptr = torch.zeros({self.programs + 1}, dtype=torch.int32, device=DEVICE)")
+        accs = self._accumulators(1)
+        first_rows, row_walks = self._rows(f"tile // {splits}")
+        first_columns, col_walks = self._columns(f"tile % {splits}")
+        em = self._emitter(row_walks + col_walks)
+        em.load_hint = ', eviction_policy="evict_last"'
+        for e, acc in accs:
+            x = em.value(e.args[0])
+            em.lines += [*acc.start(), *acc.take(x, em.masks.get("r", ""), self._index(em, e)), *acc.collapse()]
+        statistics = [*first_rows, *first_columns, *self._flush(em), f"split = tile % {splits}"]
+        statistics += self._partial_stores(accs, 1, splits)
+        statistics += ["tl.debug_barrier()", f'tl.atomic_add(flags_ptr + 1 + tile // {splits}, 1, sem="release")']
+        em = self._emitter(row_walks + col_walks)
+        em.load_hint = ', eviction_policy="evict_first"'
+        wait = [
+            f'done = tl.atomic_add(flags_ptr + 1 + tile // {splits}, 0, sem="acquire")',
+            f"while done < {splits}:",
+            f'    done = tl.atomic_add(flags_ptr + 1 + tile // {splits}, 0, sem="acquire")',
+            "tl.debug_barrier()",
+        ]
+        outputs = [*first_rows, *first_columns, *wait, *self._partial_loads(em, 1, splits)]
+        for i in self.row_outputs:
+            em.store(i, sides="p")
+        for i in self.full_outputs:
+            em.store(i, hint=', eviction_policy="evict_first"')
+        outputs += self._flush(em)
+        body = [
+            "ticket = tl.atomic_add(flags_ptr, 1)",
+            "tile = ticket // 2",
+            "if ticket % 2 == 0:",
+            f"    if tile < {tiles}:",
+            *[f"        {line}" for line in statistics],
+            "else:",
+            f"    tile = tile - {lag}",
+            "    if tile >= 0:",
+            *[f"        {line}" for line in outputs],
+        ]
+        self._kernel("wave", body, [*names, "flags_ptr"], str(2 * (tiles + lag)))
+
+
+def _cut(groups: tuple[Group, ...], block: int) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
+    """Outer groups (scalars) and the inner ones that a vector of `block` walks."""
+    cut = len(groups)
+    extent = 1
+    while cut and (cut == len(groups) or extent < block):
+        cut -= 1
+        extent *= groups[cut][1]
+    return groups[:cut], groups[cut:]
+
+
+def _extent(groups: tuple[Group, ...]) -> int:
+    return prod(e for _, e in groups)
+
+
+def _decompose(lines: list[str], groups: tuple[Group, ...], number: str, letter: str, side: str) -> list[Walk]:
+    """Variables for `groups` taken from their flat number."""
+    if len(groups) == 1 and side:
+        return [Walk(letter, groups[0][0], groups[0][1], side)]
+    walks, below = [], 1
+    for i, (atoms, extent) in reversed(list(enumerate(groups))):
+        name = f"{letter}{i}"
+        text = f"({number})" if below == 1 else f"({number}) // {below}"
+        lines.append(f"{name} = {text}" + (f" % {extent}" if i else ""))
+        walks.append(Walk(name, atoms, extent, side))
+        below *= extent
+    return walks
