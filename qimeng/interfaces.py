@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from qimeng.device import Device
     from qimeng.graph.region import Region
     from qimeng.program.program import Implementation, Program
+    from qimeng.program.schedule import Schedule
 
 
 class Gate(str, Enum):
@@ -289,6 +290,39 @@ class Observation:
     steps_left: int = 0
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What legality and planning may know about a region's loop nest, without knowing its kernels.
+
+    Attributes:
+        family: ``"tile"`` (pointwise, reductions, normalizations) or ``"gemm"``.
+        dtype: dtype of the arithmetic's operands.
+        rows: kept positions (tile family).
+        columns: positions reduced together, or the innermost axis where nothing is reduced (tile family).
+        passes: passes over the columns before the outputs can be written (tile family); 0 is pointwise.
+        full_outputs: outputs that change along the columns (tile family).
+        contiguous: ``"r"`` where columns are contiguous in memory, ``"p"`` where rows are.
+        m: rows of the product (gemm family).
+        n: columns of the product.
+        k: depth of the product.
+        batch: number of products.
+        packable: operands that are parameters, of ``""``, ``"a"``, ``"b"``, ``"ab"``.
+    """
+
+    family: str
+    dtype: str
+    rows: int = 1
+    columns: int = 1
+    passes: int = 0
+    full_outputs: int = 0
+    contiguous: str = "r"
+    m: int = 1
+    n: int = 1
+    k: int = 1
+    batch: int = 1
+    packable: str = ""
+
+
 class Planner(ABC):
     """Chooses what to do next."""
 
@@ -313,6 +347,14 @@ class Coder(ABC):
         """None where this coder can write kernels for `region`, else the reason in a few words."""
         return None
 
+    def facts(self, region: Region) -> Facts | None:
+        """The loop nest of `region` in numbers; None where this coder has no schedule for it."""
+        return None
+
+    def shared_bytes(self, region: Region, schedule: Schedule) -> int:
+        """Shared memory in bytes that a block of `region` needs under `schedule`."""
+        return 0
+
 
 class Evaluator(ABC):
     """Judges programs: are they right, and how fast."""
@@ -330,6 +372,6 @@ class Evaluator(ABC):
 
 
 __all__ = [
-    "Accuracy", "Action", "Coder", "Evaluation", "Evaluator", "Gate", "Observation", "Patch", "Planner", "Request",
+    "Accuracy", "Action", "Coder", "Evaluation", "Evaluator", "Facts", "Gate", "Observation", "Patch", "Planner", "Request",
     "Resources", "Sequence", "Step", "Timing",
 ]

@@ -128,7 +128,7 @@ def partition(graph: OpGraph) -> tuple[Region, ...]:
         for operand in _operands_through(graph, members[name]):
             if graph.nodes[operand].kind == "op" and graph.nodes[operand].packet in VIEWS:
                 members[name].update(_view_chain(graph, operand))
-    return _finish(graph, list(members.values()))
+    return repartition(graph, list(members.values()))
 
 
 def merge(regions: tuple[Region, ...], ids: Iterable[str]) -> tuple[Region, ...]:
@@ -143,7 +143,18 @@ def merge(regions: tuple[Region, ...], ids: Iterable[str]) -> tuple[Region, ...]
         raise IllegalAction(f"fusion needs two or more regions of this program, got {sorted(wanted)}")
     graph = chosen[0].graph
     sets = [set(r.nodes) for r in regions if r.id not in wanted]
-    return _finish(graph, [*sets, set().union(*(r.nodes for r in chosen))])
+    return repartition(graph, [*sets, set().union(*(r.nodes for r in chosen))])
+
+
+def merge_recomputing(regions: tuple[Region, ...], producer: str, consumer: str) -> tuple[Region, ...]:
+    """The partition where `consumer` computes `producer` again for itself, which stays for its other readers.
+
+    Raises:
+        IllegalAction: the partition would have a cycle.
+    """
+    by_id = {r.id: r for r in regions}
+    both = set(by_id[producer].nodes) | set(by_id[consumer].nodes)
+    return repartition(by_id[producer].graph, [set(r.nodes) for r in regions if r.id != consumer] + [both])
 
 
 def split(regions: tuple[Region, ...], region_id: str) -> tuple[Region, ...]:
@@ -151,7 +162,7 @@ def split(regions: tuple[Region, ...], region_id: str) -> tuple[Region, ...]:
     target = next(r for r in regions if r.id == region_id)
     inside = set(target.nodes)
     singles = [set(r.nodes) for r in partition(target.graph) if set(r.nodes) <= inside]
-    return _finish(target.graph, [set(r.nodes) for r in regions if r.id != region_id] + singles)
+    return repartition(target.graph, [set(r.nodes) for r in regions if r.id != region_id] + singles)
 
 
 def region_digraph(regions: Iterable[Region]) -> nx.DiGraph:
@@ -169,10 +180,13 @@ def region_digraph(regions: Iterable[Region]) -> nx.DiGraph:
     return g
 
 
-def _finish(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
-    """Regions in topological order, each value yielded by one of them.
+def repartition(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
+    """The regions of `sets` of nodes in topological order, each value yielded by one of them.
 
     A view or recomputed node sits in several regions; of those, only the first yields it to others.
+
+    Raises:
+        IllegalAction: the regions would form a cycle.
     """
     first = list(graph.nodes)
     position = {n: i for i, n in enumerate(first)}
@@ -243,4 +257,4 @@ def _literal(item: Any) -> str:
     return str(item) if isinstance(item, torch.dtype) else repr(item)
 
 
-__all__ = ["Region", "call_text", "make_region", "map_values", "merge", "partition", "region_digraph", "split"]
+__all__ = ["Region", "call_text", "make_region", "map_values", "merge", "merge_recomputing", "partition", "region_digraph", "repartition", "split"]

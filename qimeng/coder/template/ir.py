@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from qimeng.coder.template.axes import Axes, Dim, strides_of
+from qimeng.coder.template.axes import Axes, Dim, Unsupported, strides_of
 
 
 @dataclass(eq=False)
@@ -83,7 +83,11 @@ class Nest:
         return expr
 
     def finish(self) -> None:
-        """Drop what no output needs and fill in which axes each expression depends on, and in which pass it is known."""
+        """Drop what no output needs and fill in which axes each expression depends on, and in which pass it is known.
+
+        Raises:
+            Unsupported: two dimensions of one tensor were unified (`x + x.T`): strides cannot say that.
+        """
         needed: set[int] = set()
         stack = [e for e, *_ in self.outputs]
         while stack:
@@ -97,6 +101,9 @@ class Nest:
         for e in self.exprs:
             e.dims = tuple(self.axes.resolve(d) for d in e.dims)
             e.reduced = self.axes.resolve(e.reduced)
+            held = [a for d in e.dims for a in d]
+            if len(set(held)) < len(held) or (e.op == "dot" and set(held) & set(e.reduced)):
+                raise Unsupported("two dimensions of one tensor would have to be one axis")
             below: set[int] = set()
             for a in e.operands():
                 below |= a.depends
@@ -148,14 +155,14 @@ class Nest:
         return max((e.level for e in self.exprs), default=0)
 
 
-def coalesce(nest: Nest, atoms: Sequence[int]) -> list[list[int]]:
+def coalesce(nest: Nest, atoms: Sequence[int], tables: Sequence[dict[int, int]] | None = None) -> list[list[int]]:
     """`atoms` (outermost first) in groups that every tensor can walk with one stride.
 
     Two neighbouring axes belong together when each access steps over the outer one by the extent of the inner one, or
-    ignores both.
+    ignores both. `tables` are the strides of the accesses that count, by default all of the nest's.
     """
     groups: list[list[int]] = []
-    tables = [s for s, _ in nest.accesses()]
+    tables = [s for s, _ in nest.accesses()] if tables is None else tables
     used = {a for e in nest.exprs if e.op == "index" for a in e.reduced}
     for atom in atoms:
         if groups:

@@ -247,7 +247,7 @@ def _full(b: Builder, node: Any, *args: Any, **unused: Any) -> Expr:
     value = args[1] if value is None else value
     if isinstance(value, Expr):
         raise Unsupported("full with a tensor value")
-    return b.redim(b.const(value, _out(node)), [() for _ in node.metas[0].shape])
+    return b.redim(b.const(value, _out(node)), [b.axes.new(s) for s in node.metas[0].shape])
 
 
 @rule("arange")

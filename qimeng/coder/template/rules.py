@@ -124,7 +124,11 @@ class Builder:
 
     # -- products
     def dot(self, a: Expr, b: Expr, dtype: str) -> Expr:
-        """[…, M, K] times […, K, N]; by multiply and sum where M or N is 1."""
+        """[…, M, K] times […, K, N]; by multiply and sum where M or N is 1.
+
+        Each operand gets axes of its own, so that `x @ x.T` and `x @ w + x` keep rows, columns and depth apart.
+        """
+        a, b = self._own(a, {}, {}), self._own(b, {}, {})
         self.axes.unify(a.dims[-1], b.dims[-2])
         if not a.dims[-2] or not b.dims[-1] or not a.dims[-1]:
             left = self.nest.add(Expr("identity", (a,), (*a.dims, ()), a.dtype))
@@ -132,6 +136,19 @@ class Builder:
             return self.reduce("sum", self.pw("mul", left, right, dtype="float32"), [len(left.dims) - 2], dtype=dtype)
         batch = self.broadcast([a.dims[:-2], b.dims[:-2]])
         return self.nest.add(Expr("dot", (a, b), (*batch, a.dims[-2], b.dims[-1]), dtype, reduced=a.dims[-1]))
+
+    def _own(self, e: Expr, axes: dict[int, Dim], made: dict[int, Expr]) -> Expr:
+        """A copy of `e` and of all below it over new axes."""
+        if id(e) in made:
+            return made[id(e)]
+
+        def own(dim: Dim) -> Dim:
+            return tuple(a for atom in self.axes.resolve(dim) for a in axes.setdefault(atom, self.axes.new(self.axes.size(atom))))
+
+        args = tuple(self._own(a, axes, made) if isinstance(a, Expr) else a for a in e.args)
+        copy = Expr(e.op, args, tuple(own(d) for d in e.dims), e.dtype, e.param, own(e.reduced))
+        made[id(e)] = self.nest.add(copy)
+        return copy
 
     # -- views
     def reshape(self, x: Expr, shape: Sequence[int]) -> Expr:

@@ -1,0 +1,201 @@
+"""What a kind of optimization is, and where kinds are registered.
+
+Deals in the vocabulary's frame: proposals, legality, and the pure rewrite of a schedule. Knows nothing about kernels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from qimeng.device import Device
+from qimeng.errors import IllegalAction
+from qimeng.graph.region import Region
+from qimeng.interfaces import Action, Coder, Facts
+from qimeng.program.program import Program
+from qimeng.program.schedule import Schedule
+
+GROUP = "qimeng.actions"
+"""Entry-point group through which other packages add kinds."""
+
+MAX_ALTERNATIVES = 8
+"""Most configurations that one step may try."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What legality depends on besides the program.
+
+    Attributes:
+        device: the GPU optimized for.
+        coder: who would carry the action out.
+        mode: precision mode: ``"default"``, ``"highest"`` or ``"high"``.
+    """
+
+    device: Device
+    coder: Coder
+    mode: str = "default"
+
+
+class Kind(ABC):
+    """One kind of optimization.
+
+    A subclass documents itself: one sentence, its arguments, and ``rewrite: before -> after``.
+
+    Attributes:
+        name: unique name, the first word of the action's text.
+        options: the categorical choices (`Action.param`); ``("",)`` where there is nothing to choose.
+    """
+
+    name: str
+    options: tuple[str, ...] = ("",)
+
+    @abstractmethod
+    def check(self, program: Program, action: Action, context: Context) -> None:
+        """Raise `IllegalAction`, with the numbers, where `action` does not apply."""
+
+    def proposals(self, program: Program, context: Context) -> Iterator[Action]:
+        """Actions that may apply: by default each option on each region."""
+        for region in program.regions:
+            for option in self.options:
+                yield Action(self.name, (region.id,), option)
+
+    def rewrite(self, schedule: Schedule, facts: Facts, device: Device, param: str) -> tuple[Schedule, ...]:
+        """The schedules that carry the action out, best guess first, at most `MAX_ALTERNATIVES`; a pure function.
+
+        Kinds that change the graph rather than a schedule leave this alone.
+        """
+        return ()
+
+
+class ScheduleKind(Kind):
+    """A kind that rewrites the schedule of one region that already has one."""
+
+    family: str | None = None
+
+    def check(self, program: Program, action: Action, context: Context) -> None:
+        """Legal where the rewrite gives at least one schedule that fits the device."""
+        region, schedule, facts = self._target(program, action, context)
+        found = self.rewrite(schedule, facts, context.device, action.param)
+        if not found:
+            raise IllegalAction(f"{action}: nothing to change in {schedule}")
+        problems = [check_schedule(region, s, context) for s in found]
+        if all(problems):
+            raise IllegalAction(f"{action}: {problems[0]}")
+
+    def _target(self, program: Program, action: Action, context: Context) -> tuple[Region, Schedule, Facts]:
+        region = find_region(program, action)
+        schedule, facts = program.schedule(region), context.coder.facts(region)
+        if schedule is None or facts is None:
+            raise IllegalAction(f"{action}: the region has no schedule; lower it first")
+        if self.family is not None and schedule.family != self.family:
+            raise IllegalAction(f"{action}: for the {self.family} family, this region is {schedule.family}")
+        return region, schedule, facts
+
+
+def check_schedule(region: Region, schedule: Schedule, context: Context) -> str | None:
+    """None where `schedule` fits the device, else why not, with the numbers."""
+    device = context.device
+    shared = context.coder.shared_bytes(region, schedule)
+    if shared > device.shared_per_block:
+        return f"needs {shared} B of shared memory, {device.name} allows {device.shared_per_block} B a block"
+    if schedule.warps * device.warp_size > 1024:
+        return f"{schedule.warps} warps are {schedule.warps * device.warp_size} threads, a block has at most 1024"
+    elements = schedule.block_p * schedule.block_r if schedule.family == "tile" else schedule.block_m * schedule.block_n
+    per_thread = elements // (schedule.warps * device.warp_size)
+    if per_thread > 256:
+        return f"a tile of {elements} elements is {per_thread} a thread at {schedule.warps} warps; a thread has 255 registers"
+    return None
+
+
+def find_region(program: Program, action: Action, number: int = 0) -> Region:
+    """The region that `action` names.
+
+    Raises:
+        IllegalAction: it names none, or one that the program does not have.
+    """
+    if len(action.regions) <= number:
+        raise IllegalAction(f"{action.kind} needs {number + 1} region(s), got {len(action.regions)}")
+    try:
+        return program.region(action.regions[number])
+    except KeyError as error:
+        raise IllegalAction(str(error.args[0])) from None
+
+
+_KINDS: dict[str, Kind] = {}
+_loaded: list[bool] = []
+
+
+def register(kind: Kind) -> Kind:
+    """Add a kind to the vocabulary.
+
+    Raises:
+        ValueError: a kind of that name is registered already, or the name is not an identifier.
+    """
+    if not kind.name.isidentifier():
+        raise ValueError(f"a kind's name must be an identifier, got {kind.name!r}")
+    if kind.name in _KINDS:
+        raise ValueError(f"a kind called {kind.name!r} is registered already ({type(_KINDS[kind.name]).__module__})")
+    _KINDS[kind.name] = kind
+    return kind
+
+
+def unregister(name: str) -> None:
+    """Take a kind out of the vocabulary again (for tests and notebooks)."""
+    _KINDS.pop(name, None)
+
+
+def kinds() -> dict[str, Kind]:
+    """Every registered kind by name; kinds of installed packages (entry points) are loaded at the first call."""
+    if not _loaded:
+        _loaded.append(True)
+        for point in entry_points(group=GROUP):
+            found = point.load()
+            register(found() if isinstance(found, type) else found)
+    return dict(_KINDS)
+
+
+def kind_named(name: str) -> Kind:
+    """The kind called `name`.
+
+    Raises:
+        IllegalAction: there is none; the message lists the names.
+    """
+    try:
+        return kinds()[name]
+    except KeyError:
+        raise IllegalAction(f"unknown kind of action {name!r}; known: {', '.join(sorted(kinds()))}") from None
+
+
+def check_action(program: Program, action: Action, context: Context) -> None:
+    """Raise `IllegalAction`, with the numbers, where `action` does not apply to `program`."""
+    kind_named(action.kind).check(program, action, context)
+
+
+def legal_actions(program: Program, context: Context) -> tuple[Action, ...]:
+    """Every action that applies, `stop` included; what is offered here can be coded."""
+    found: dict[Action, None] = {}
+    for kind in kinds().values():
+        for action in kind.proposals(program, context):
+            try:
+                kind.check(program, action, context)
+            except IllegalAction:
+                continue
+            found[action] = None
+    return tuple(found)
+
+
+def action_text(action: Action, program: Program) -> str:
+    """The action as a planner reads it: kind, choice, and what the regions compute.
+
+    Regions are named by what they are, not by id, so that a text means the same in every program.
+    """
+    parts = []
+    for region_id in action.regions:
+        region = program.region(region_id)
+        shapes = ", ".join("x".join(map(str, program.graph.meta(v).shape)) or "scalar" for v in region.outputs)
+        parts.append(f"{region_id} {region.label()} [{shapes}]")
+    head = f"{action.kind} {action.param}".strip()
+    return f"{head}: {' with '.join(parts)}" if parts else head

@@ -1,0 +1,137 @@
+"""Kinds that change which operators are implemented together, or by what: lowering, fusion, unfuse, library, stop.
+
+Deals in regions. Knows nothing about schedules' numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qimeng.actions.base import Context, Kind, find_region, register
+from qimeng.errors import IllegalAction
+from qimeng.graph.ops import VIEWS, family
+from qimeng.graph.region import Region, merge, merge_recomputing, region_digraph
+from qimeng.interfaces import Action
+from qimeng.program.program import Program
+
+
+class Stop(Kind):
+    """End the search; the best program so far is the result.
+
+    rewrite: program -> program
+    """
+
+    name = "stop"
+
+    def proposals(self, program: Program, context: Context) -> Iterator[Action]:
+        """Always one."""
+        yield Action("stop")
+
+    def check(self, program: Program, action: Action, context: Context) -> None:
+        """Always legal."""
+
+
+class Lowering(Kind):
+    """Replace PyTorch calls by one plain, untuned generated kernel.
+
+    args: the region.
+    rewrite: ``v = torch.ops.aten.add(x, y)`` -> ``kernel[grid](x, y, v)`` with the default schedule
+    """
+
+    name = "lowering"
+
+    def check(self, program: Program, action: Action, context: Context) -> None:
+        """Legal for regions on PyTorch that the coder can implement."""
+        region = find_region(program, action)
+        if program.implementation(region).generated:
+            raise IllegalAction(f"{region.id} has a generated kernel already")
+        reason = context.coder.can_implement(region)
+        if reason is not None:
+            raise IllegalAction(f"{region.label()} cannot be lowered: {reason}")
+
+
+class Fusion(Kind):
+    """Make a producer and its consumer one region, so that what passes between them stays in registers.
+
+    args: the producer and the consumer; ``recompute`` leaves the producer in place for its other readers and computes
+    it again inside the consumer.
+    rewrite: ``v = f(x); w = g(v)`` -> ``w = fg(x)``
+    """
+
+    name = "fusion"
+    options = ("", "recompute")
+
+    def proposals(self, program: Program, context: Context) -> Iterator[Action]:
+        """Each edge between regions; recompute only where the producer has other readers."""
+        graph = region_digraph(program.regions)
+        for producer, consumer in graph.edges:
+            yield Action(self.name, (producer, consumer))
+            if graph.out_degree(producer) > 1:
+                yield Action(self.name, (producer, consumer), "recompute")
+
+    def check(self, program: Program, action: Action, context: Context) -> None:
+        """Legal where the program stays acyclic and the coder can implement the result."""
+        fused = fused_region(program, action)
+        reason = context.coder.can_implement(fused)
+        if reason is not None:
+            raise IllegalAction(f"{fused.label()} cannot be one region: {reason}")
+
+
+def fused_partition(program: Program, action: Action) -> tuple[Region, ...]:
+    """The partition after a fusion.
+
+    Raises:
+        IllegalAction: no such edge, or a cycle.
+    """
+    producer, consumer = find_region(program, action), find_region(program, action, 1)
+    if not region_digraph(program.regions).has_edge(producer.id, consumer.id):
+        raise IllegalAction(f"{consumer.id} does not read {producer.id}")
+    if action.param == "recompute":
+        return merge_recomputing(program.regions, producer.id, consumer.id)
+    return merge(program.regions, (producer.id, consumer.id))
+
+
+def fused_region(program: Program, action: Action) -> Region:
+    """The region that a fusion makes."""
+    wanted = {n for i in (0, 1) for n in find_region(program, action, i).nodes}
+    return next(r for r in fused_partition(program, action) if set(r.nodes) == wanted)
+
+
+class Unfuse(Kind):
+    """Take a region apart into one region an operator, on PyTorch.
+
+    args: the region.
+    rewrite: ``w = fg(x)`` -> ``v = f(x); w = g(v)``
+    """
+
+    name = "unfuse"
+
+    def check(self, program: Program, action: Action, context: Context) -> None:
+        """Legal for regions of two or more operators."""
+        region = find_region(program, action)
+        heavy = [n for n in region.ops if n.packet not in VIEWS]
+        if len(heavy) < 2:
+            raise IllegalAction(f"{region.id} has {len(heavy)} operator(s); unfuse needs at least 2")
+
+
+class Library(Kind):
+    """Hand one operator back to the vendor's library (cuBLAS, through PyTorch).
+
+    args: the region.
+    rewrite: ``kernel[grid](a, b, c)`` -> ``c = torch.ops.aten.mm(a, b)``
+    """
+
+    name = "library"
+
+    def check(self, program: Program, action: Action, context: Context) -> None:
+        """Legal for a generated region of exactly one operator that a library has."""
+        region = find_region(program, action)
+        if not program.implementation(region).generated:
+            raise IllegalAction(f"{region.id} is not a generated kernel")
+        heavy = [n for n in region.ops if n.packet not in VIEWS]
+        if len(heavy) != 1 or family(heavy[0]) not in ("gemm", "convolution", "reduction"):
+            raise IllegalAction(f"{region.label()} is not one library operator ({len(heavy)} operators)")
+
+
+for _kind in (Stop(), Lowering(), Fusion(), Unfuse(), Library()):
+    register(_kind)

@@ -1,0 +1,100 @@
+"""Which family covers a region, and its loop nest in numbers.
+
+Deals in the choice of a template. Knows nothing about kernel text or about what is fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from qimeng.coder.template.axes import Unsupported
+from qimeng.coder.template.gemm_plan import GemmPlan, plan_gemm
+from qimeng.coder.template.ir import Nest
+from qimeng.coder.template.sources import Loads, nest_of
+from qimeng.coder.template.tile_plan import TilePlan, plan_tile
+from qimeng.graph.ops import VIEWS
+from qimeng.graph.region import Region
+from qimeng.interfaces import Facts
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What the templates know about a region.
+
+    Attributes:
+        region: the region.
+        nest: its loop nest.
+        loads: how its inputs reach the kernels.
+        plan: the family's plan.
+        facts: the numbers that the rest of the library may see.
+    """
+
+    region: Region
+    nest: Nest
+    loads: Loads
+    plan: TilePlan | GemmPlan
+    facts: Facts
+
+
+_CACHE_SIZE = 4096
+
+
+def analyse(region: Region) -> Analysis:
+    """The analysis of `region`; equal regions are analysed once.
+
+    Raises:
+        Unsupported: no template covers it; the message says why.
+    """
+    found = _analyse(_Key(region))
+    if isinstance(found, Unsupported):
+        raise found
+    return found
+
+
+class _Key:
+    """A region that hashes by what it computes."""
+
+    def __init__(self, region: Region):
+        self.region = region
+
+    def __hash__(self) -> int:
+        return hash(self.region.signature)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.region.signature == self.region.signature
+
+
+@lru_cache(_CACHE_SIZE)
+def _analyse(key: _Key) -> Analysis | Unsupported:
+    region = key.region
+    try:
+        if all(n.packet in VIEWS for n in region.ops):
+            raise Unsupported("only views, which are free")
+        for value in (*region.inputs, *region.outputs):
+            meta = region.graph.meta(value)
+            if meta.numel == 0:
+                raise Unsupported("an empty tensor")
+            if meta.dtype.startswith("complex"):
+                raise Unsupported("complex numbers")
+        nest, loads = nest_of(region)
+        if nest.dot is not None:
+            gemm = plan_gemm(region, nest, loads)
+            return Analysis(region, nest, loads, gemm, gemm.facts)
+        tile = plan_tile(nest)
+        return Analysis(region, nest, loads, tile, _tile_facts(region, tile))
+    except Unsupported as error:
+        return error
+
+
+def _tile_facts(region: Region, plan: TilePlan) -> Facts:
+    dtypes = [region.graph.meta(v).dtype for v in region.inputs] or ["float32"]
+    return Facts(
+        "tile",
+        dtypes[0],
+        rows=plan.row_count,
+        columns=plan.column_count,
+        passes=plan.passes,
+        full_outputs=plan.full,
+        contiguous=plan.contiguous,
+    )

@@ -1,0 +1,162 @@
+"""The template coder: the embedded default, which needs no model and no network.
+
+Deals in requests and patches: which schedules an action leads to, and printing each. Knows nothing about whether the
+result is right or fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qimeng.actions import Context, kind_named
+from qimeng.actions.base import MAX_ALTERNATIVES, check_schedule, find_region
+from qimeng.actions.graph_kinds import fused_partition, fused_region
+from qimeng.coder.template.analysis import Analysis, analyse
+from qimeng.coder.template.axes import Unsupported
+from qimeng.coder.template.gemm import print_gemm
+from qimeng.coder.template.gemm_plan import GemmPlan, schedule_for_precision, shared_bytes
+from qimeng.coder.template.gemm_plan import default_schedule as default_gemm
+from qimeng.coder.template.tile import print_tile
+from qimeng.coder.template.tile_plan import TilePlan
+from qimeng.coder.template.tile_plan import default_schedule as default_tile
+from qimeng.device import Device
+from qimeng.errors import CoderError, IllegalAction
+from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.region import Region, partition, repartition, split
+from qimeng.interfaces import Coder, Facts, Patch, Request
+from qimeng.program.program import Implementation, Program, torch_implementation
+from qimeng.program.schedule import Schedule
+
+
+class TemplateCoder(Coder):
+    """Prints kernels from schedules; an action changes the schedule, the patch is what changed."""
+
+    def can_implement(self, region: Region) -> str | None:
+        """None where a template covers `region`, else the reason."""
+        try:
+            analyse(region)
+        except Unsupported as error:
+            return str(error)
+        return None
+
+    def facts(self, region: Region) -> Facts | None:
+        """The loop nest of `region` in numbers."""
+        try:
+            return analyse(region).facts
+        except Unsupported:
+            return None
+
+    def shared_bytes(self, region: Region, schedule: Schedule) -> int:
+        """Shared memory in bytes that a block needs; tiles in registers need little."""
+        plan = analyse(region).plan
+        if isinstance(plan, GemmPlan):
+            return shared_bytes(plan, schedule)
+        return schedule.block_p * schedule.warps * 4
+
+    def write(self, request: Request) -> Patch:
+        """The patch for `request.action`: a new partition, a new implementation, or several to choose from.
+
+        Raises:
+            IllegalAction: the action does not apply.
+            CoderError: on repair, nothing is left to try (a template has no second version of the same schedule).
+        """
+        action, program = request.action, request.program
+        context = Context(request.device, self, request.mode)
+        kind = kind_named(action.kind)
+        kind.check(program, action, context)
+        if action.kind == "fusion":
+            return self._fuse(request)
+        if action.kind == "unfuse":
+            return Patch(regions=split(program.regions, action.regions[0]), note="one region an operator")
+        region = find_region(program, action)
+        if action.kind == "library":
+            return Patch(target=region.id, alternatives=(torch_implementation(region),), note="back to the library")
+        if action.kind == "lowering":
+            return self._lower(program.regions, region, request, None)
+        return self._reschedule(region, request, context)
+
+    def _fuse(self, request: Request) -> Patch:
+        program, action = request.program, request.action
+        regions = fused_partition(program, action)
+        fused = fused_region(program, action)
+        parents = [program.implementation(find_region(program, action, i)) for i in (0, 1)]
+        if not any(p.generated for p in parents):
+            return Patch(regions=regions, note=f"{fused.label()} as one region")
+        return self._lower(regions, fused, request, regions)
+
+    def _lower(self, regions: Sequence[Region], region: Region, request: Request, new: tuple[Region, ...] | None) -> Patch:
+        schedule = default_schedule(analyse(region), request.device, request.mode)
+        return Patch(new, region.id, (self.print(region, schedule),), f"{region.label()} as {schedule}")
+
+    def _reschedule(self, region: Region, request: Request, context: Context) -> Patch:
+        schedule, found = request.program.schedule(region), analyse(region)
+        assert schedule is not None  # the kind's check says so
+        kind = kind_named(request.action.kind)
+        if request.failed is not None:
+            raise CoderError("every configuration of this action was tried")
+        if request.action.kind == "precision" and isinstance(found.plan, GemmPlan):
+            choices = schedule_for_precision(found.plan, schedule, request.action.param, request.device)
+        else:
+            choices = kind.rewrite(schedule, found.facts, request.device, request.action.param)
+        fitting = [s for s in choices if check_schedule(region, s, context) is None][:MAX_ALTERNATIVES]
+        printed = []
+        for s in fitting:
+            try:
+                printed.append(self.print(region, s))
+            except Unsupported as error:
+                reason = str(error)
+        if not printed:
+            raise IllegalAction(f"{request.action}: {reason if fitting else 'no configuration fits the device'}")
+        return Patch(None, region.id, tuple(printed), f"{request.action.kind} {request.action.param}: {printed[0].schedule}")
+
+    def print(self, region: Region, schedule: Schedule) -> Implementation:
+        """The implementation of `region` under `schedule`."""
+        found = analyse(region)
+        prefix = f"k{region.signature[:8]}"
+        if isinstance(found.plan, TilePlan):
+            return print_tile(found.nest, found.loads, found.plan, schedule, prefix, len(region.inputs))
+        return print_gemm(found.region, found.nest, found.loads, found.plan, schedule, prefix)
+
+    def reprint(self, program: Program, graph: OpGraph) -> Program:
+        """The same program for a graph of other sizes: same regions, same schedules.
+
+        Regions whose schedule does not carry over get their default one; implementations that this coder did not
+        write stay on PyTorch.
+
+        Raises:
+            CoderError: the graphs have different operators.
+        """
+        if [n.target for n in program.graph.ops()] != [n.target for n in graph.ops()]:
+            raise CoderError("the graph has other operators than the program")
+        rename = dict(zip(program.graph.nodes, graph.nodes, strict=True))
+        smaller = Program(graph, partition(graph))
+        smaller = smaller.with_regions(repartition(graph, [{rename[n] for n in r.nodes} for r in program.regions]))
+        by_nodes = {r.nodes: r for r in smaller.regions}
+        for region in program.regions:
+            schedule = program.schedule(region)
+            twin = by_nodes.get(tuple(rename[n] for n in region.nodes))
+            if schedule is None or twin is None:
+                continue
+            try:
+                implementation = self.print(twin, _shrink(schedule, analyse(twin).facts))
+            except Unsupported:
+                continue
+            smaller = smaller.with_implementation(twin.id, implementation)
+        return smaller
+
+
+def _shrink(schedule: Schedule, facts: Facts) -> Schedule:
+    """`schedule` with row and column blocks no larger than a smaller problem needs."""
+    if schedule.family != "tile":
+        return schedule
+    columns = 1 << max(facts.columns - 1, 0).bit_length()
+    width = max(columns, 1) if schedule.form == "resident" else min(schedule.block_r, max(columns // 2, 8))
+    rows = 1 << max(facts.rows - 1, 0).bit_length()
+    return schedule.but(block_r=width, block_p=min(schedule.block_p, max(rows // 2, 1)))
+
+
+def default_schedule(found: Analysis, device: Device, mode: str) -> Schedule:
+    """The plain schedule that lowering gives a region."""
+    if isinstance(found.plan, TilePlan):
+        return default_tile(found.plan, device)
+    return default_gemm(found.plan, device, mode, found.facts.dtype)
