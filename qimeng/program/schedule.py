@@ -30,6 +30,10 @@ class Schedule:
         stages: depth of software pipelining.
         precision: how a dot is computed: ``"ieee"``, ``"tf32"``, ``"tf32x3"``, ``"bf16x3"``, ``"bf16x6"``,
             ``"fp16x3"`` (two scaled half planes, three products), ``"fp16"`` (one scaled half plane: TF32's significand).
+        cat: the products of planes run end to end along K with one dot a step, rather than several dots a step
+            (gemm family; schemes of two or more planes).
+        promote: steps after which a fresh accumulator is started and the old one added in fp32, since tensor cores
+            truncate theirs; 0 is never (gemm family).
         packed: operands written once in the form the main loop wants: of ``""``, ``"a"``, ``"b"``, ``"ab"``.
         persistent: one program an SM that loops over tiles.
         descriptors: operands read through tensor descriptors (TMA).
@@ -48,6 +52,8 @@ class Schedule:
     warps: int = 4
     stages: int = 3
     precision: str = "ieee"
+    cat: bool = False
+    promote: int = 0
     packed: str = ""
     persistent: bool = False
     descriptors: bool = False

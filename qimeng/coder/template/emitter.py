@@ -23,12 +23,14 @@ class Walk:
         atoms: coalesced axes, outermost first; one stride (the innermost axis') serves every access.
         extent: number of positions.
         side: ``""`` for a scalar, ``"p"`` or ``"r"`` for vectors.
+        column: it walks columns, so that it has no value between the passes over them.
     """
 
     name: str
     atoms: tuple[int, ...]
     extent: int
     side: str = ""
+    column: bool = False
 
 
 @dataclass
@@ -163,7 +165,7 @@ class Emitter:
         expr, _, _, dtype = self.nest.outputs[number]
         strides = self.nest.output_strides(number)
         held = {a for d in expr.dims for a in d}
-        once = [f"({w.name} == 0)" for w in self.walks if w.atoms and not (set(w.atoms) & held) and w.side in ("", *sides)]
+        once = [f"({w.name} == 0)" for w in self.walks if w.atoms and not (set(w.atoms) & held) and ("r" in sides or not w.column)]
         mask = self.mask(sides, once)
         text = value if value is not None else self.value(expr)
         if expr.op == "const" or self.side(expr) == "":

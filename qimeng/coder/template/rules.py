@@ -143,7 +143,11 @@ class Builder:
             return made[id(e)]
 
         def own(dim: Dim) -> Dim:
-            return tuple(a for atom in self.axes.resolve(dim) for a in axes.setdefault(atom, self.axes.new(self.axes.size(atom))))
+            atoms = self.axes.resolve(dim)
+            for atom in atoms:
+                if atom not in axes:
+                    axes[atom] = self.axes.new(self.axes.size(atom))
+            return tuple(a for atom in atoms for a in axes[atom])
 
         args = tuple(self._own(a, axes, made) if isinstance(a, Expr) else a for a in e.args)
         copy = Expr(e.op, args, tuple(own(d) for d in e.dims), e.dtype, e.param, own(e.reduced))

@@ -9,7 +9,7 @@ row's data is still in L2. Deals in kernel text. Knows nothing about which sched
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from qimeng.coder.template import ops
@@ -128,7 +128,7 @@ class _Printer:
 
     def _rows(self, block: str) -> tuple[list[str], list[Walk]]:
         """Lines that set the row variables from the row-block number, and their walks."""
-        lines = [f"block = {block}{'.to(tl.int64)' if self.wide else ''}"]
+        lines = [f"block = ({block}).to(tl.int64)" if self.wide else f"block = {block}"]
         walks = _decompose(lines, self.row_outer, f"block // {self.row_blocks}", "a", "")
         start = f"(block % {self.row_blocks}) * PB" if self.row_outer else "block * PB"
         lines += [f"p = {start} + tl.arange(0, PB)[:, None]", "p_zero = p * 0"]
@@ -146,7 +146,7 @@ class _Printer:
         if _extent(self.col_inner) % self.RB:
             lines.append(f"r_mask = r < {_extent(self.col_inner)}")
         walks += _decompose(lines, self.col_inner, "r", "r", "r")
-        return lines, walks
+        return lines, [replace(w, column=True) for w in walks]
 
     def _emitter(self, walks: list[Walk]) -> Emitter:
         masks = {}
@@ -197,7 +197,7 @@ class _Printer:
 
     def _walks_columns(self, em: Emitter, e: Expr) -> bool:
         """True where `e` depends on a column axis that a scalar of the loop walks."""
-        scalars = {a for w in em.walks if w.side == "" and w.name.startswith("b") for a in w.atoms}
+        scalars = {a for w in em.walks if w.side == "" and w.column for a in w.atoms}
         return bool(e.depends & scalars)
 
     def _loop(self, em: Emitter, columns: list[str], body: list[str], low: str, high: str) -> list[str]:

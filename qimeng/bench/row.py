@@ -1,0 +1,295 @@
+"""What is stored of one problem's run: one typed row, one line of JSON.
+
+Deals in raw measurements and how they were made. Knows nothing about how rows are produced or summed up; ratios are
+computed from what is stored, never stored themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qimeng.bench.suite import Problem
+from qimeng.errors import QimengError
+from qimeng.interfaces import Timing
+
+
+class RowError(QimengError):
+    """A file of rows that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run was asked for; rows with equal settings belong together.
+
+    Attributes:
+        mode: precision mode: ``"default"``, ``"highest"`` or ``"high"``.
+        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``: what the inputs and parameters are cast to.
+        planner: name of the planner.
+        coder: name of the coder.
+        search: name of the search.
+        seconds: time budget of a problem, baselines and final verification not counted.
+        evaluations: most evaluations of a problem; 0 for the default.
+        compile_baseline: whether torch.compile is measured as well.
+    """
+
+    mode: str = "default"
+    dtype: str = "float32"
+    planner: str = "heuristic"
+    coder: str = "template"
+    search: str = "greedy"
+    seconds: float = 12.0
+    evaluations: int = 0
+    compile_baseline: bool = True
+
+    @property
+    def label(self) -> str:
+        """The settings that a reader compares by, in a few words."""
+        return f"{self.planner}, {self.coder}, {self.search}; mode {self.mode}, {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a row was measured.
+
+    Attributes:
+        device: the GPU's name, or the device that times were estimated for.
+        driver: driver version; empty without a GPU.
+        torch: version of torch.
+        triton: version of triton.
+        python: version of Python.
+        commit: commit of the library's checkout (`QIMENG_COMMIT` where there is no git), or its version.
+    """
+
+    device: str = ""
+    driver: str = ""
+    torch: str = ""
+    triton: str = ""
+    python: str = ""
+    commit: str = ""
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One step of the trajectory.
+
+    Attributes:
+        kind: the action's kind.
+        param: the action's option.
+        accepted: whether the program that it gave was right, so that the state advanced.
+        gate: the gate that the evaluation reached; empty for a step that needed none.
+        gain: time before over time after, in the same unit; None where either was not timed.
+        configurations: number of configurations that the step tried.
+    """
+
+    kind: str
+    param: str = ""
+    accepted: bool = False
+    gate: str = ""
+    gain: float | None = None
+    configurations: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem's run.
+
+    Attributes:
+        level: KernelBench's level.
+        number: the problem's number in it.
+        name: its label.
+        digest: content hash of its file.
+        settings: what was asked for.
+        environment: where it ran.
+        family: see `qimeng.bench.families`; empty where the problem failed before it was captured.
+        collapsed: why a matrix product is smaller than it looks, or empty.
+        random: whether an operator draws random numbers.
+        captured: False where the computation stays one PyTorch region.
+        degenerate: why zeros or a constant pass as the result, or empty.
+        eager_unstable: whether eager run twice fails KernelBench's own rule; None where not checked.
+        right: whether the result passed our rule in the final verification; None where it never got there.
+        kernelbench: whether it passed KernelBench's rule (allclose against eager).
+        reference: what it was checked against: ``"float64"`` or ``"eager-highest"``.
+        error: why there is no result, in words; None when there is one.
+        candidate: times of the final program.
+        eager: times of PyTorch eager in the same mode, measured in turns with the candidate.
+        compiled: times of torch.compile.
+        compiled_best: times of the fastest mode of torch.compile.
+        compiled_best_mode: its name.
+        generated_share: share of the device time in generated kernels, 0 to 1.
+        bytes: least bytes to move (`qimeng.bench.roofline`).
+        flops: floating-point operations of the matrix products.
+        floor_ms: the roofline's bound in milliseconds.
+        peak_bytes: peak device memory of a call of the candidate beyond inputs and parameters.
+        eager_peak_bytes: the same of eager.
+        prepare_ms: one-time preparation (packed weights) in milliseconds.
+        evaluations: programs sent to the judge.
+        configurations: configurations tried in them.
+        steps: the trajectory.
+        seconds: wall seconds by part; ``"total"`` is the whole problem.
+        recipe: the accepted steps as one line of JSON.
+        source_digest: content hash of the final program's source.
+        started: UTC time at which the run began, ISO 8601.
+    """
+
+    level: int
+    number: int
+    name: str
+    digest: str
+    settings: Settings
+    environment: Environment = field(default_factory=Environment)
+    family: str = ""
+    collapsed: str = ""
+    random: bool = False
+    captured: bool = True
+    degenerate: str = ""
+    eager_unstable: bool | None = None
+    right: bool | None = None
+    kernelbench: bool | None = None
+    reference: str = ""
+    error: str | None = None
+    candidate: Timing | None = None
+    eager: Timing | None = None
+    compiled: Timing | None = None
+    compiled_best: Timing | None = None
+    compiled_best_mode: str = ""
+    generated_share: float | None = None
+    bytes: int | None = None
+    flops: int | None = None
+    floor_ms: float | None = None
+    peak_bytes: int | None = None
+    eager_peak_bytes: int | None = None
+    prepare_ms: float | None = None
+    evaluations: int = 0
+    configurations: int = 0
+    steps: tuple[StepRow, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    recipe: str = ""
+    source_digest: str = ""
+    started: str = ""
+
+    @property
+    def id(self) -> str:
+        """Level and number, ``"1/23"``."""
+        return f"{self.level}/{self.number}"
+
+    @property
+    def key(self) -> str:
+        """Problem and settings: a later row with the same key replaces an earlier one."""
+        return row_key(self.level, self.number, self.digest, self.settings)
+
+    @property
+    def estimated(self) -> bool:
+        """True where the times are an analytic model's."""
+        return bool(self.candidate and self.candidate.estimated)
+
+    @property
+    def speedup(self) -> float | None:
+        """Eager's device time over the candidate's."""
+        return _ratio(self.eager, self.candidate)
+
+    @property
+    def compile_speedup(self) -> float | None:
+        """torch.compile's speedup over eager: what the candidate is held against."""
+        return _ratio(self.eager, self.compiled)
+
+    @property
+    def over_compile(self) -> float | None:
+        """torch.compile's device time over the candidate's."""
+        return _ratio(self.compiled, self.candidate)
+
+    @property
+    def over_compile_best(self) -> float | None:
+        """The device time of torch.compile's fastest mode over the candidate's."""
+        return _ratio(self.compiled_best, self.candidate)
+
+    @property
+    def roofline_fraction(self) -> float | None:
+        """The bound over the candidate's device time, 1 at the roofline."""
+        if self.floor_ms is None or self.candidate is None or self.candidate.device_ms <= 0:
+            return None
+        return self.floor_ms / self.candidate.device_ms
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Peak memory of the candidate over eager's; None where either is unknown or eager needs none."""
+        if self.peak_bytes is None or not self.eager_peak_bytes:
+            return None
+        return self.peak_bytes / self.eager_peak_bytes
+
+    def to_json(self) -> str:
+        """One line; `from_json` gives an equal row back."""
+        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Row:
+        """The row that `to_json` wrote.
+
+        Raises:
+            RowError: the text is no row.
+        """
+        try:
+            data: dict[str, Any] = json.loads(text)
+            data["settings"] = Settings(**data["settings"])
+            data["environment"] = Environment(**data["environment"])
+            data["steps"] = tuple(StepRow(**step) for step in data["steps"])
+            for name in ("candidate", "eager", "compiled", "compiled_best"):
+                if data[name] is not None:
+                    data[name] = Timing(**data[name])
+            return cls(**data)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RowError(f"not a row: {text[:80]!r} ({type(error).__name__}: {error})") from error
+
+
+def row_key(level: int, number: int, digest: str, settings: Settings) -> str:
+    """What makes two runs the same one."""
+    return json.dumps([level, number, digest, asdict(settings)])
+
+
+def blank_row(problem: Problem, settings: Settings, **known: Any) -> Row:
+    """A row of `problem` with what is known of it so far; how failures are recorded."""
+    return Row(problem.level, problem.number, problem.name, problem.digest, settings, **known)
+
+
+def read_rows(path: Path | str) -> tuple[Row, ...]:
+    """The rows of a file; where two have the same key, the later one.
+
+    A last line without its end, as a killed run leaves it, is left out.
+
+    Raises:
+        RowError: no such file, or a line in it is no row.
+    """
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise RowError(f"cannot read {path}: {error.strerror}") from error
+    whole, _, _ = text.rpartition("\n")
+    rows = [Row.from_json(line) for line in whole.splitlines() if line.strip()]
+    return tuple({row.key: row for row in rows}.values())
+
+
+def append_row(path: Path | str, row: Row) -> None:
+    """Add `row` at the end of the file and flush it to disk; a half-written last line is cut off first."""
+    import os
+
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "a+b") as out:
+        out.seek(0)
+        text = out.read()
+        if text and not text.endswith(b"\n"):
+            out.truncate(text.rfind(b"\n") + 1)
+        out.write(row.to_json().encode() + b"\n")
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _ratio(numerator: Timing | None, denominator: Timing | None) -> float | None:
+    if numerator is None or denominator is None or denominator.device_ms <= 0:
+        return None
+    if numerator.estimated != denominator.estimated:
+        return None
+    return numerator.device_ms / denominator.device_ms

@@ -1,0 +1,277 @@
+"""How an operand of a matrix product reaches the main loop: as packed planes, as a tensor of its own, or by pointers.
+
+Deals in kernel parameters, the lines of the entry function that make them, and the lines that load one block. Knows
+nothing about the loop around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from qimeng.coder.template.emitter import Emitter, Walk
+from qimeng.coder.template.gemm_plan import Atoms, GemmPlan, Side
+from qimeng.coder.template.gemm_scheme import is_packed, scheme_of
+from qimeng.coder.template.ir import Nest, coalesce
+from qimeng.coder.template.ops import TRITON_DTYPE
+from qimeng.graph.opgraph import itemsize
+from qimeng.program.schedule import Schedule
+
+Tables = Sequence[dict[int, int]]
+
+
+def round_up(x: int, m: int) -> int:
+    """`x` rounded up to a multiple of `m`."""
+    return -(-x // m) * m
+
+
+def is_wide(nest: Nest, tables: Tables) -> bool:
+    """True where offsets pass 31 bits."""
+    return any(sum((nest.axes.size(a) - 1) * abs(s) for a, s in t.items()) >= (1 << 31) - (1 << 25) for t in tables)
+
+
+def spread(nest: Nest, atoms: Atoms, tables: Tables, index: str, side: str = "", stem: str = "") -> tuple[list[str], list[Walk]]:
+    """Variables that walk `atoms`, from one flat index over all of them.
+
+    Args:
+        nest: the nest.
+        atoms: axes, outermost first.
+        tables: strides of the accesses that will use the variables.
+        index: the flat index.
+        side: the tile's side it lies along; empty for a scalar.
+        stem: beginning of the names of new variables, by default the index itself.
+
+    Returns:
+        Lines that define the variables, and the walks.
+    """
+    groups = coalesce(nest, atoms, tables)
+    stem, suffix = stem or index, ".to(tl.int64)" if is_wide(nest, tables) else ""
+    lines, walks = [], []
+    inner = 1
+    for i, group in reversed(list(enumerate(groups))):
+        extent = nest.axes.extent(group)
+        text = index if inner == 1 else f"{index} // {inner}"
+        text = f"{text} % {extent}" if i else text
+        text = f"({text}){suffix}" if suffix else text
+        name = index if text == index else f"{stem}_{i}"
+        if name != text:
+            lines.append(f"{name} = {text}")
+        walks.append(Walk(name, tuple(group), extent, side))
+        inner *= extent
+    return lines, walks[::-1]
+
+
+@dataclass
+class Operand:
+    """One operand, ready to be printed.
+
+    Attributes:
+        side: what it is.
+        parameters: the kernel's parameters for it.
+        arguments: what the entry function passes for them.
+        host: lines of the entry function before the launch.
+        setup: lines of the kernel before the loop.
+        scale: name of the pointer to the inverse scales of its rows; empty without.
+        stride: rows of the block matrix between two planes.
+        padded: rows (of A) or columns (of B) rounded up to the block.
+    """
+
+    side: Side
+    plan: GemmPlan
+    schedule: Schedule
+    parameters: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+    host: list[str] = field(default_factory=list)
+    setup: list[str] = field(default_factory=list)
+    scale: str = ""
+    stride: int = 0
+    padded: int = 0
+
+    def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
+        """Lines that leave the block at depth `k` (of the plane that starts `plane` rows down) in `target`."""
+        raise NotImplementedError
+
+    # -- names shared by all kinds
+    @property
+    def is_a(self) -> bool:
+        """True for the left operand."""
+        return self.side.name == "a"
+
+    @property
+    def block(self) -> str:
+        """Name of the block size along the rows."""
+        return "BM" if self.is_a else "BN"
+
+    @property
+    def start(self) -> str:
+        """Name of the first row of the tile."""
+        return "row0" if self.is_a else "col0"
+
+    @property
+    def rows(self) -> str:
+        """Name of the vector of rows."""
+        return "rm" if self.is_a else "rn"
+
+    @property
+    def depth(self) -> str:
+        """The depths of a block as a vector along the operand's own side."""
+        return "tl.arange(0, BK)[None, :]" if self.is_a else "tl.arange(0, BK)[:, None]"
+
+
+class Planes(Operand):
+    """Zero-padded planes, stacked as the rows of one matrix, so that the loop needs no masks."""
+
+    def __post_init__(self) -> None:
+        scheme, (batch, m, n, k) = scheme_of(self.plan, self.schedule), self.plan.shape
+        name, s = self.side.name, self.schedule
+        self.padded = round_up(m if self.is_a else n, s.block_m if self.is_a else s.block_n)
+        self.deep = round_up(k, s.block_k)
+        self.high, self.wide = (self.padded, self.deep) if self.k_major else (self.deep, self.padded)
+        self.stride = batch * self.high
+        if s.descriptors:
+            box = (self.rows_of_block, s.block_k) if self.k_major else (s.block_k, self.rows_of_block)
+            self.parameters, self.arguments = [name], [name]
+            shape = f"[{scheme.planes * self.stride}, {self.wide}], [{self.wide}, 1], [{box[0]}, {box[1]}]"
+            self.host = [f"{name} = TensorDescriptor({name}_planes, {shape})"]
+        else:
+            self.parameters, self.arguments = [f"{name}_ptr"], [f"{name}_planes"]
+            self.big = scheme.planes * self.stride * self.wide >= 1 << 31
+        if scheme.scaled:
+            self.scale = f"{name}_inverse_ptr"
+            self.parameters.append(self.scale)
+            self.arguments.append(f"{name}_inverse")
+
+    @property
+    def rows_of_block(self) -> int:
+        """Block size along the rows."""
+        return self.schedule.block_m if self.is_a else self.schedule.block_n
+
+    @property
+    def k_major(self) -> bool:
+        """Whether a plane runs along the depth; TF32 wants that, 16-bit planes stay as the tensor lies."""
+        return self.side.k_major or scheme_of(self.plan, self.schedule).dtype == "float32"
+
+    def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
+        """Lines that leave one block of a plane in `target`."""
+        name = self.side.name
+        base = [] if plane == "0" else [plane]
+        base += [f"z * {self.high}"] if self.plan.batch else []
+        if self.schedule.descriptors:
+            row, column = (self.start, k) if self.k_major else (k, self.start)
+            turned = self.k_major != self.is_a
+            return [f"{target} = {name}.load([{' + '.join([*base, row])}, {column}]){'.T' if turned else ''}"]
+        deep = f"({k} + {self.depth})"
+        row, column = (self.rows, deep) if self.k_major else (deep, self.rows)
+        row = f"({' + '.join([*base, row])})" + (".to(tl.int64)" if self.big else "")
+        return [f"{target} = tl.load({name}_ptr + {row} * {self.wide} + {column})"]
+
+
+class Tensor(Operand):
+    """A half tensor read through a descriptor of its own, which fills what overhangs with zeros."""
+
+    def __post_init__(self) -> None:
+        name, s = self.side.name, self.schedule
+        assert self.side.plain is not None
+        number = self.side.plain.param
+        z, row, k = strides_of_tensor(self.plan, self.side)
+        batch, m, n, depth = self.plan.shape
+        rows, block = (m, s.block_m) if self.is_a else (n, s.block_n)
+        self.k_major = k == 1
+        shape, strides, box = [rows, depth], [row, 1], [block, s.block_k]
+        if not self.k_major:
+            shape, strides, box = [depth, rows], [k, 1], [s.block_k, block]
+        if self.plan.batch:
+            shape, strides, box = [batch, *shape], [z, *strides], [1, *box]
+        self.parameters, self.arguments = [name], [name]
+        self.host = [f"{name} = TensorDescriptor(_aligned({{{number}}}), {shape}, {strides}, {box})"]
+
+    def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
+        """Lines that leave one block in `target`."""
+        name, first, second = self.side.name, *((self.start, k) if self.k_major else (k, self.start))
+        turn = ".T" if self.k_major != self.is_a else ""
+        if self.plan.batch:
+            shape = f"({self.block}, BK)" if self.k_major else f"(BK, {self.block})"
+            return [f"{target} = {name}.load([z, {first}, {second}]).reshape{shape}{turn}"]
+        return [f"{target} = {name}.load([{first}, {second}]){turn}"]
+
+
+class Pointers(Operand):
+    """Any expression of tensors with any strides, computed in the loop from masked loads."""
+
+    def __post_init__(self) -> None:
+        plan, s, nest = self.plan, self.schedule, self.plan.nest
+        batch, m, n, k = plan.shape
+        tables = [nest.load_strides(e) for e in self.side.loads]
+        name, me = self.side.name, "p" if self.is_a else "r"
+        zs, self.z_walks = spread(nest, plan.batch, tables, "z", stem=f"{name}_z")
+        rows, self.row_walks = spread(nest, self.side.rows, tables, self.rows, me, f"{name}_row")
+        self.setup = zs + rows
+        self.deep, self.depth_walks = spread(nest, plan.k, tables, f"{name}_k", "r" if me == "p" else "p")
+        extent, block = (m, s.block_m) if self.is_a else (n, s.block_n)
+        self.masks = {me: f"{'m' if self.is_a else 'n'}_ok"} if extent % block else {}
+        if k % s.block_k:
+            self.masks["r" if me == "p" else "p"] = f"{name}_k < {k}"
+        self.sources = sorted({e.param for e in self.side.loads} | self._scalars())
+
+    def _scalars(self) -> set[int]:
+        from qimeng.coder.template.gemm_plan import reach
+
+        return {e.param for e in reach([self.side.expr]) if e.op == "load"}
+
+    def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
+        """Lines that leave one block in `target`."""
+        name, nest = self.side.name, self.plan.nest
+        scheme = scheme_of(self.plan, self.schedule)
+        lines = [f"{name}_k = {k} + {self.depth}", *self.deep]
+        masks = {s: f"({m})" for s, m in self.masks.items()}
+        em = Emitter(nest, [*self.z_walks, *self.row_walks, *self.depth_walks], masks=masks)
+        mask = em.mask("pr")
+        shape = "[BM, BK]" if self.is_a else "[BK, BN]"
+        if self.side.plain is not None:
+            strides = nest.load_strides(self.side.plain)
+            inside = em.mask(em.side_of(strides))
+            other = f", mask={inside}, other=0.0" if inside else ""
+            lines.append(f"{target} = tl.load(x{self.side.plain.param}_ptr + {em.offset(strides)}{other})")
+            if em.side_of(strides) != "pr":
+                lines.append(f"{target} = tl.broadcast_to({target}, {shape})")
+        else:
+            value = em.value(self.side.expr)
+            lines += [line.replace("v", "v", 1) for line in em.lines]
+            full = value if em.side(self.side.expr) == "pr" else f"{value} + tl.zeros({shape}, tl.float32)"
+            lines.append(f"{target} = tl.where({mask}, {full}, 0.0)" if mask else f"{target} = {full}")
+            if scheme.dtype != "float32":
+                lines.append(f"{target} = {target}.to({TRITON_DTYPE[scheme.dtype]})")
+        if scheme.rounds:
+            lines.append(f"{target} = _round({target})")
+        return lines
+
+
+def strides_of_tensor(plan: GemmPlan, side: Side) -> tuple[int, int, int] | None:
+    """Strides along batch, rows and depth where each is one walk and a descriptor can take them; else None."""
+    nest = plan.nest
+    if side.plain is None:
+        return None
+    source, strides = nest.sources[side.plain.param], nest.load_strides(side.plain)
+    found = []
+    for atoms in (plan.batch, side.rows, plan.k):
+        if atoms and len(coalesce(nest, atoms, [strides])) > 1:
+            return None
+        found.append(strides.get(atoms[-1], 0) if atoms else 16)
+    size = itemsize(source.dtype)
+    z, row, k = found
+    steps = [s for s in (z, row, k) if s != 1]
+    if 1 not in (row, k) or len(steps) > 2 or any(s <= 0 or s * size % 16 for s in steps):
+        return None
+    return z, row, k
+
+
+def operand(plan: GemmPlan, schedule: Schedule, side: Side) -> Operand:
+    """The operand in the way the schedule asks for, or by pointers where that cannot be."""
+    if is_packed(plan, schedule, side):
+        return Planes(side, plan, schedule)
+    if schedule.descriptors and plan.half and strides_of_tensor(plan, side) is not None:
+        return Tensor(side, plan, schedule)
+    return Pointers(side, plan, schedule)
+
+
+__all__ = ["Operand", "Planes", "Pointers", "Tensor", "operand", "round_up", "spread", "strides_of_tensor"]

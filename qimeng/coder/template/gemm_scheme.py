@@ -1,0 +1,70 @@
+"""How a matrix product is computed from what tensor cores take: the schemes behind `Schedule.precision`.
+
+fp32 operands are split into planes of 16 bits (hi + lo …), each plane pair is one product, and the products are summed
+smallest first. Planes of fp16 are scaled by a power of two a row, so that hi + lo keep 22 bits of the largest element;
+bf16 planes have fp32's exponents and need no scale. Sources: Markidis et al. 2018 and Ootomo & Yokota 2022 (splitting
+and the truncated accumulator of tensor cores). Deals in planes and bits. Knows nothing about kernels or shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qimeng.coder.template.gemm_plan import GemmPlan, Side
+from qimeng.program.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way to compute a product.
+
+    Attributes:
+        planes: planes an operand.
+        dtype: dtype of a plane.
+        scaled: planes are scaled by a power of two a row, undone in the epilogue.
+        products: (plane of A, plane of B) in the order in which they are summed.
+        dot: Triton's `input_precision`; empty for its default.
+        splits: operands cannot be read as they are, and must be packed.
+        rounds: fp32 operands are rounded to TF32 first (tensor cores truncate).
+    """
+
+    planes: int
+    dtype: str
+    scaled: bool = False
+    products: tuple[tuple[int, int], ...] = ((0, 0),)
+    dot: str = ""
+    splits: bool = False
+    rounds: bool = False
+
+
+_THREE = ((1, 0), (0, 1), (0, 0))
+_SIX = ((2, 0), (0, 2), (1, 1), (1, 0), (0, 1), (0, 0))
+
+SCHEMES: dict[str, Scheme] = {
+    "ieee": Scheme(1, "float32", dot="ieee"),
+    "tf32": Scheme(1, "float32", dot="tf32", rounds=True),
+    "tf32x3": Scheme(1, "float32", dot="tf32x3"),
+    "bf16x3": Scheme(2, "bfloat16", products=_THREE, splits=True),
+    "bf16x6": Scheme(3, "bfloat16", products=_SIX, splits=True),
+    "fp16x3": Scheme(2, "float16", scaled=True, products=_THREE, splits=True),
+    "fp16": Scheme(1, "float16", scaled=True, splits=True),
+}
+"""`Schedule.precision` to its scheme, for fp32 operands."""
+
+
+def scheme_of(plan: GemmPlan, schedule: Schedule) -> Scheme:
+    """The scheme; half operands go to the tensor cores as they are, whatever the precision."""
+    return Scheme(1, plan.dtype) if plan.half else SCHEMES[schedule.precision]
+
+
+def is_packed(plan: GemmPlan, schedule: Schedule, side: Side) -> bool:
+    """True where the operand is written as padded planes before the product."""
+    return scheme_of(plan, schedule).splits or side.name in schedule.packed
+
+
+def is_prepared(plan: GemmPlan, schedule: Schedule, side: Side) -> bool:
+    """True where that happens once, because the operand is made of parameters alone."""
+    return side.held and side.name in schedule.packed and is_packed(plan, schedule, side)
+
+
+__all__ = ["SCHEMES", "Scheme", "is_packed", "is_prepared", "scheme_of"]
