@@ -6,11 +6,12 @@ nothing about the loop around them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from qimeng.coder.template.emitter import Emitter, Walk
-from qimeng.coder.template.gemm_plan import Atoms, GemmPlan, Side
+from qimeng.coder.template.gemm_plan import Atoms, GemmPlan, Side, reach
 from qimeng.coder.template.gemm_scheme import is_packed, scheme_of
 from qimeng.coder.template.ir import Nest, coalesce
 from qimeng.coder.template.ops import TRITON_DTYPE
@@ -62,7 +63,7 @@ def spread(nest: Nest, atoms: Atoms, tables: Tables, index: str, side: str = "",
 
 
 @dataclass
-class Operand:
+class Operand(ABC):
     """One operand, ready to be printed.
 
     Attributes:
@@ -71,6 +72,9 @@ class Operand:
         arguments: what the entry function passes for them.
         host: lines of the entry function before the launch.
         setup: lines of the kernel before the loop.
+        prefix: beginning of the file's top-level names.
+        names: number of a source to its variable in the entry function.
+        sources: numbers of the sources that the main kernel itself reads for it.
         scale: name of the pointer to the inverse scales of its rows; empty without.
         stride: rows of the block matrix between two planes.
         padded: rows (of A) or columns (of B) rounded up to the block.
@@ -79,6 +83,9 @@ class Operand:
     side: Side
     plan: GemmPlan
     schedule: Schedule
+    prefix: str = ""
+    names: dict[int, str] = field(default_factory=dict)
+    sources: list[int] = field(default_factory=list)
     parameters: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
     host: list[str] = field(default_factory=list)
@@ -87,9 +94,16 @@ class Operand:
     stride: int = 0
     padded: int = 0
 
+    def __post_init__(self) -> None:
+        self._arrange()
+
+    @abstractmethod
+    def _arrange(self) -> None:
+        """Fill in parameters, arguments, host and setup lines."""
+
+    @abstractmethod
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
         """Lines that leave the block at depth `k` (of the plane that starts `plane` rows down) in `target`."""
-        raise NotImplementedError
 
     # -- names shared by all kinds
     @property
@@ -121,7 +135,7 @@ class Operand:
 class Planes(Operand):
     """Zero-padded planes, stacked as the rows of one matrix, so that the loop needs no masks."""
 
-    def __post_init__(self) -> None:
+    def _arrange(self) -> None:
         scheme, (batch, m, n, k) = scheme_of(self.plan, self.schedule), self.plan.shape
         name, s = self.side.name, self.schedule
         self.padded = round_up(m if self.is_a else n, s.block_m if self.is_a else s.block_n)
@@ -169,7 +183,7 @@ class Planes(Operand):
 class Tensor(Operand):
     """A half tensor read through a descriptor of its own, which fills what overhangs with zeros."""
 
-    def __post_init__(self) -> None:
+    def _arrange(self) -> None:
         name, s = self.side.name, self.schedule
         assert self.side.plain is not None
         number = self.side.plain.param
@@ -183,7 +197,7 @@ class Tensor(Operand):
         if self.plan.batch:
             shape, strides, box = [batch, *shape], [z, *strides], [1, *box]
         self.parameters, self.arguments = [name], [name]
-        self.host = [f"{name} = TensorDescriptor(_aligned({{{number}}}), {shape}, {strides}, {box})"]
+        self.host = [f"{name} = TensorDescriptor({self.prefix}_aligned({self.names[number]}), {shape}, {strides}, {box})"]
 
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
         """Lines that leave one block in `target`."""
@@ -198,7 +212,7 @@ class Tensor(Operand):
 class Pointers(Operand):
     """Any expression of tensors with any strides, computed in the loop from masked loads."""
 
-    def __post_init__(self) -> None:
+    def _arrange(self) -> None:
         plan, s, nest = self.plan, self.schedule, self.plan.nest
         batch, m, n, k = plan.shape
         tables = [nest.load_strides(e) for e in self.side.loads]
@@ -211,12 +225,7 @@ class Pointers(Operand):
         self.masks = {me: f"{'m' if self.is_a else 'n'}_ok"} if extent % block else {}
         if k % s.block_k:
             self.masks["r" if me == "p" else "p"] = f"{name}_k < {k}"
-        self.sources = sorted({e.param for e in self.side.loads} | self._scalars())
-
-    def _scalars(self) -> set[int]:
-        from qimeng.coder.template.gemm_plan import reach
-
-        return {e.param for e in reach([self.side.expr]) if e.op == "load"}
+        self.sources = sources_of(self.side)
 
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
         """Lines that leave one block in `target`."""
@@ -236,13 +245,13 @@ class Pointers(Operand):
                 lines.append(f"{target} = tl.broadcast_to({target}, {shape})")
         else:
             value = em.value(self.side.expr)
-            lines += [line.replace("v", "v", 1) for line in em.lines]
+            lines += em.lines
             full = value if em.side(self.side.expr) == "pr" else f"{value} + tl.zeros({shape}, tl.float32)"
             lines.append(f"{target} = tl.where({mask}, {full}, 0.0)" if mask else f"{target} = {full}")
             if scheme.dtype != "float32":
                 lines.append(f"{target} = {target}.to({TRITON_DTYPE[scheme.dtype]})")
         if scheme.rounds:
-            lines.append(f"{target} = _round({target})")
+            lines.append(f"{target} = {self.prefix}_round({target})")
         return lines
 
 
@@ -265,13 +274,18 @@ def strides_of_tensor(plan: GemmPlan, side: Side) -> tuple[int, int, int] | None
     return z, row, k
 
 
-def operand(plan: GemmPlan, schedule: Schedule, side: Side) -> Operand:
+def sources_of(side: Side) -> list[int]:
+    """Numbers of the sources below an operand."""
+    return sorted({e.param for e in reach([side.expr]) if e.op == "load"})
+
+
+def operand(plan: GemmPlan, schedule: Schedule, side: Side, prefix: str, names: dict[int, str]) -> Operand:
     """The operand in the way the schedule asks for, or by pointers where that cannot be."""
     if is_packed(plan, schedule, side):
-        return Planes(side, plan, schedule)
+        return Planes(side, plan, schedule, prefix, names)
     if schedule.descriptors and plan.half and strides_of_tensor(plan, side) is not None:
-        return Tensor(side, plan, schedule)
-    return Pointers(side, plan, schedule)
+        return Tensor(side, plan, schedule, prefix, names)
+    return Pointers(side, plan, schedule, prefix, names)
 
 
-__all__ = ["Operand", "Planes", "Pointers", "Tensor", "operand", "round_up", "spread", "strides_of_tensor"]
+__all__ = ["Operand", "Planes", "Pointers", "Tensor", "operand", "is_wide", "round_up", "sources_of", "spread", "strides_of_tensor"]

@@ -1,0 +1,229 @@
+"""Kernels that write an operand of a matrix product as planes, with its prologue fused.
+
+A program owns a tile of the matrix of planes (see `Planes`). Scales need the largest magnitude of a row: where the
+whole depth fits one tile it is found and used at once; else a first kernel leaves it in `top` by an atomic maximum of
+the bits, which is exact and independent of order. Deals in kernel text. Knows nothing about the product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qimeng.coder.template.emitter import Emitter
+from qimeng.coder.template.gemm_operand import Planes, sources_of, spread
+from qimeng.coder.template.gemm_scheme import scheme_of
+from qimeng.coder.template.ops import TRITON_DTYPE
+from qimeng.program.schedule import Schedule
+
+POWER = '''
+@triton.jit
+def {prefix}_power(top):
+    """Power of two that brings `top` to [2^14, 2^15), and its inverse."""
+    e = tl.minimum(tl.maximum((top.to(tl.int32, bitcast=True) >> 23) & 255, 15), 254)
+    return ((268 - e) << 23).to(tl.float32, bitcast=True), ((e - 14) << 23).to(tl.float32, bitcast=True)
+'''
+
+ROUND = '''
+@triton.jit
+def {prefix}_round(x):
+    """fp32 rounded to TF32's significand, which tensor cores would truncate to; NaN stays NaN."""
+    bits = (x.to(tl.int32, bitcast=True) + 4096) & -8192
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+'''
+
+KERNEL = '''
+@triton.jit
+def {name}({parameters}, PB: tl.constexpr, RB: tl.constexpr):
+    """{doc}"""
+    t = tl.program_id(0)
+{body}
+'''
+
+RESIDENT_ROW = 32768
+"""Elements of a row that a program may hold."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of the matrix of planes and how it is launched."""
+
+    pb: int
+    rb: int
+    warps: int
+    loop: int = 1
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least `n`."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+class Packer:
+    """Prints the kernels and the host function that pack one operand.
+
+    Attributes:
+        planes: the operand.
+        name: beginning of the names.
+    """
+
+    def __init__(self, planes: Planes, schedule: Schedule):
+        self.planes, self.plan, self.side = planes, planes.plan, planes.side
+        self.scheme = scheme_of(self.plan, schedule)
+        self.name = f"{planes.prefix}_pack_{self.side.name}"
+        batch, m, n, k = self.plan.shape
+        rows = m if planes.is_a else n
+        self.batch = batch
+        self.real_p, self.real_r = (rows, k) if planes.k_major else (k, rows)
+        self.high, self.wide = planes.high, planes.wide
+        self.row_of = "p" if planes.k_major else "r"
+
+    def source(self) -> str:
+        """Kernels and the host function."""
+        steps = [self._resident()] if self._fits() else self._two_steps() if self.scheme.scaled else [self._write()]
+        kernels = [text for text, _ in steps]
+        launches = [f"    {line}" for _, line in steps]
+        numbers = sources_of(self.side)
+        names = [self.planes.names[i] for i in numbers]
+        tensor = next(self.planes.names[i] for i in numbers if not self.plan.nest.sources[i].scalar)
+        rows = self.scheme.planes * self.batch * self.high
+        host = [
+            f"def {self.name}({', '.join(names)}):",
+            f'    """The planes of operand {self.side.name}: {self.scheme.planes} x [{self.batch * self.high}, {self.wide}]."""',
+            f"    device = {tensor}.device",
+            f"    planes = torch.empty(({rows}, {self.wide}), dtype=torch.{self.scheme.dtype}, device=device)",
+        ]
+        if self.scheme.scaled:
+            count = self.batch * self.planes.padded
+            host.append(f"    inverse = torch.empty(({count},), dtype=torch.float32, device=device)")
+            if len(steps) > 1:
+                host.append(f"    top = torch.zeros(({count},), dtype=torch.int32, device=device)")
+        result = "planes, inverse" if self.scheme.scaled else "planes,"
+        return "".join(kernels) + "\n\n" + "\n".join([*host, *launches, f"    return {result}"]) + "\n"
+
+    # -- forms
+    def _fits(self) -> bool:
+        """Whether the depth of a row fits one tile, so that one kernel does."""
+        if not self.scheme.scaled:
+            return False
+        return self.wide <= RESIDENT_ROW if self.row_of == "p" else self.high <= 256
+
+    def _resident(self) -> tuple[str, str]:
+        if self.row_of == "p":
+            rb = power_of_two(self.wide)
+            tile = Tile(min(16, max(1, 4096 // rb)), rb, 4 if rb <= 4096 else 8 if rb <= 8192 else 16)
+        else:
+            pb = power_of_two(self.high)
+            tile = Tile(pb, max(32, 8192 // pb), 8)
+        axis = 1 if self.row_of == "p" else 0
+        body = [*self._place(tile), *self._element()]
+        body.append(f"top = tl.max(tl.abs(x), axis={axis}, keep_dims=True)")
+        body += self._split(tile, "True")
+        return self._kernel("", ["planes_ptr", "inverse_ptr"], "Scale and split.", body, tile, ["planes", "inverse"])
+
+    def _two_steps(self) -> list[tuple[str, str]]:
+        tile = Tile(1, 4096, 8, 8) if self.row_of == "p" else Tile(32, 128, 4, 8)
+        axis = 1 if self.row_of == "p" else 0
+        body = self._place(tile)
+        step = f"p = (i * {tile.loop} + c) * PB + tl.arange(0, PB)[:, None]"
+        if axis:
+            step = f"r = (j * {tile.loop} + c) * RB + tl.arange(0, RB)[None, :]"
+        body += ["best = tl.zeros([PB, RB], tl.float32)", f"for c in range({tile.loop}):", f"    {step}"]
+        body += [f"    {line}" for line in self._element()] + ["    best = tl.maximum(best, tl.abs(x))"]
+        body.append(f"top = tl.max(best, axis={axis}, keep_dims=True).to(tl.int32, bitcast=True)")
+        at, ok = f"z * {self.planes.padded} + {self.row_of}", self._ok(tile)[self.row_of]
+        body.append(f'tl.atomic_max(top_ptr + {at}, top, mask={ok or f"{self.row_of} >= 0"}, sem="relaxed")')
+        first = self._kernel("_top", ["top_ptr"], "Largest magnitude of each row, as bits.", body, tile, ["top"])
+        return [first, self._write()]
+
+    def _write(self) -> tuple[str, str]:
+        """The kernel that writes the planes when the scales are known or not needed."""
+        tile = Tile(1, 1024, 4)
+        if self.side.k_major != self.planes.k_major:
+            tile = Tile(32, 32, 4)
+        body = [*self._place(tile), *self._element()]
+        if self.scheme.scaled:
+            body.append(f"top = tl.load(top_ptr + z * {self.planes.padded} + {self.row_of}, mask={self._inside(tile, self.row_of)}, other=0)")
+            body += self._split(tile, "j == 0" if self.row_of == "p" else "i == 0")
+            return self._kernel("", ["top_ptr", "planes_ptr", "inverse_ptr"], "Scale and split.", body, tile, ["top", "planes", "inverse"])
+        body += self._split(tile, "")
+        return self._kernel("", ["planes_ptr"], "Write the planes.", body, tile, ["planes"])
+
+    # -- parts of a kernel
+    def _blocks(self, tile: Tile) -> tuple[int, int]:
+        """Programs along p and r for each element of the batch."""
+        loop_p, loop_r = (1, tile.loop) if self.row_of == "p" else (tile.loop, 1)
+        return -(-self.high // (tile.pb * loop_p)), -(-self.wide // (tile.rb * loop_r))
+
+    def _place(self, tile: Tile) -> list[str]:
+        """Which tile this program owns, and its positions."""
+        p_blocks, r_blocks = self._blocks(tile)
+        lines = [f"z = t // {p_blocks * r_blocks}", f"i = t // {r_blocks} % {p_blocks}", f"j = t % {r_blocks}"]
+        return [*lines, "p = i * PB + tl.arange(0, PB)[:, None]", "r = j * RB + tl.arange(0, RB)[None, :]"]
+
+    def _ok(self, tile: Tile) -> dict[str, str]:
+        """Masks of positions inside the matrix of planes, where the tiles overhang it."""
+        p_blocks, r_blocks = self._blocks(tile)
+        loop_p, loop_r = (1, tile.loop) if self.row_of == "p" else (tile.loop, 1)
+        return {
+            "p": f"(p < {self.high})" if p_blocks * tile.pb * loop_p != self.high else "",
+            "r": f"(r < {self.wide})" if r_blocks * tile.rb * loop_r != self.wide else "",
+        }
+
+    def _inside(self, tile: Tile, sides: str, extra: str = "") -> str:
+        """A mask text over `sides` that is never empty."""
+        parts = [self._ok(tile)[s] for s in sides if self._ok(tile)[s]] + ([f"({extra})"] if extra else [])
+        return " & ".join(parts or [f"({sides[0]} >= 0)"])
+
+    def _element(self) -> list[str]:
+        """Lines that leave the operand's values in `x`, zero where the planes are padded."""
+        nest, plan = self.plan.nest, self.plan
+        tables = [nest.load_strides(e) for e in self.side.loads]
+        along_p, along_r = (self.side.rows, plan.k) if self.row_of == "p" else (plan.k, self.side.rows)
+        lines, walks = [], []
+        for atoms, index, side in ((plan.batch, "z", ""), (along_p, "p", "p"), (along_r, "r", "r")):
+            more, found = spread(nest, atoms, tables, index, side)
+            lines += more
+            walks += found
+        masks = {"p": f"(p < {self.real_p})", "r": f"(r < {self.real_r})"}
+        em = Emitter(nest, walks, masks=masks)
+        value = em.value(self.side.expr)
+        return [*lines, *em.lines, f"x = tl.where({masks['p']} & {masks['r']}, {value}, 0.0)"]
+
+    def _split(self, tile: Tile, once: str) -> list[str]:
+        """Lines that store `x` as planes, scaled by `top` where the scheme scales; `once` says who stores the inverse."""
+        s, lines = self.scheme, []
+        if s.scaled:
+            top = "top" if once == "True" else "top.to(tl.float32, bitcast=True)"
+            lines.append(f"scale, inverse = {self.planes.prefix}_power({top})")
+            extra = "" if once == "True" else once
+            at = f"inverse_ptr + z * {self.planes.padded} + {self.row_of}"
+            lines.append(f"tl.store({at}, inverse, mask={self._inside(tile, self.row_of, extra)})")
+            lines.append("x = x * scale")
+        if s.rounds:
+            lines.append(f"x = {self.planes.prefix}_round(x)")
+        big = s.planes * self.planes.stride * self.wide >= 1 << 31
+        row = f"(z * {self.high} + p)" + (".to(tl.int64)" if big else "")
+        lines.append(f"at = planes_ptr + {row} * {self.wide} + r")
+        mask = " & ".join(m for m in self._ok(tile).values() if m)
+        tail = f", mask={mask}" if mask else ""
+        for plane in range(s.planes):
+            shift = f" + {plane * self.planes.stride * self.wide}" if plane else ""
+            lines.append(f"part = x.to({TRITON_DTYPE[s.dtype]})")
+            lines.append(f"tl.store(at{shift}, part{tail})")
+            if plane + 1 < s.planes:
+                lines.append("x = x - part.to(tl.float32)")
+        return lines
+
+    def _kernel(self, suffix: str, extra: list[str], doc: str, body: list[str], tile: Tile, arguments: list[str]) -> tuple[str, str]:
+        nest = self.plan.nest
+        numbers = sources_of(self.side)
+        parameters = [f"x{i}" if nest.sources[i].scalar else f"x{i}_ptr" for i in numbers] + extra
+        passed = [f"float({self.planes.names[i]})" if nest.sources[i].scalar else self.planes.names[i] for i in numbers]
+        p_blocks, r_blocks = self._blocks(tile)
+        kernel = f"{self.name}{suffix}_kernel"
+        text = KERNEL.format(name=kernel, parameters=", ".join(parameters), doc=doc, body="\n".join(f"    {b}" for b in body))
+        grid = p_blocks * r_blocks * self.batch
+        return text, f"{kernel}[({grid},)]({', '.join([*passed, *arguments])}, PB={tile.pb}, RB={tile.rb}, num_warps={tile.warps})"
+
+
+__all__ = ["POWER", "ROUND", "Packer", "power_of_two"]
