@@ -168,8 +168,10 @@ def _is_constant(graph: OpGraph, value: Value) -> bool:
 def _ends_in_linear_reduction(graph: OpGraph, users: dict[Value, list[str]], value: Value) -> bool:
     """Every reader leads, through maps linear in `value`, to a sum or mean over the product's last axis."""
     readers = users.get(value, [])
-    return bool(readers) and value not in graph.results() and all(
-        _reader_collapses(graph, users, value, graph.nodes[r]) for r in readers
+    return (
+        bool(readers)
+        and value not in graph.results()
+        and all(_reader_collapses(graph, users, value, graph.nodes[r]) for r in readers)
     )
 
 

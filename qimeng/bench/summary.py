@@ -77,7 +77,7 @@ class Summary:
 
     Attributes:
         settings: planner, coder, search, mode and dtype.
-        environment: GPU and versions, each once.
+        environment: device and versions, each combination once.
         estimated: True where the times are an analytic model's.
         problems: number of rows.
         fast: p to share of problems that are right and more than p times faster than eager; 0 is the share of right
@@ -85,8 +85,9 @@ class Summary:
         fast_compile: the same against torch.compile, for p of 1 and above, over the rows where it was timed.
         kernelbench_right: share that passes KernelBench's own rule, of those where it was checked.
         groups: speed by group.
-        half_generated: share of the right results that spend at least half of their GPU time in generated kernels.
-        median_generated: median share of GPU time in generated kernels.
+        half_generated: share of all problems with a right result that spends at least half of its GPU time in
+            generated kernels.
+        median_generated: median share of GPU time in generated kernels, over the right results.
         slowest: problem and speedup of the slowest right result against eager.
         too_slow: problems below `RIGHT_MARGIN` of eager.
         memory_heavy: problems with more than `MEMORY_MARGIN` of eager's peak memory, and the ratio.
@@ -144,11 +145,11 @@ def group_of(row: Row) -> str:
 
 
 def summarize(rows: Iterable[Row]) -> tuple[Summary, ...]:
-    """One summary for each settings label and kind of time (measured, estimated), in order of first appearance."""
-    parts: dict[tuple[str, bool], list[Row]] = {}
+    """One summary for each settings label, device and kind of time, in order of first appearance."""
+    parts: dict[tuple[str, str, bool], list[Row]] = {}
     for row in rows:
-        parts.setdefault((row.settings.label, _is_estimate(row)), []).append(row)
-    return tuple(_summarize(label, estimated, part) for (label, estimated), part in parts.items())
+        parts.setdefault((row.settings.label, row.environment.device, _is_estimate(row)), []).append(row)
+    return tuple(_summarize(label, estimated, part) for (label, _, estimated), part in parts.items())
 
 
 def _is_estimate(row: Row) -> bool:
@@ -168,11 +169,11 @@ def _summarize(label: str, estimated: bool, rows: Sequence[Row]) -> Summary:
         environment="; ".join(dict.fromkeys(_environment(r) for r in rows)),
         estimated=estimated,
         problems=len(rows),
-        fast=_fast(rows, lambda r: r.speedup, rows),
-        fast_compile=_fast(rows, lambda r: r.over_compile, [r for r in rows if r.compiled is not None], with_zero=False),
+        fast={"fast_0": len(right) / len(rows), **_fast(rows, lambda r: r.speedup)},
+        fast_compile=_fast([r for r in rows if r.compiled is not None], lambda r: r.over_compile),
         kernelbench_right=_share(checked, lambda r: bool(r.kernelbench)),
         groups=tuple(_group(name, [r for r in rows if group_of(r) == name]) for name in names),
-        half_generated=sum(s >= 0.5 for s in shares) / len(shares) if shares else None,
+        half_generated=sum(s >= 0.5 for s in shares) / len(rows) if shares else None,
         median_generated=_median(shares),
         slowest=(slowest, speeds[slowest]) if slowest is not None else None,
         too_slow=tuple(name for name, s in speeds.items() if s < RIGHT_MARGIN),
@@ -193,7 +194,9 @@ def _summarize(label: str, estimated: bool, rows: Sequence[Row]) -> Summary:
 def _group(name: str, rows: Sequence[Row]) -> GroupSummary:
     timed = [r for r in rows if r.right and r.speedup is not None]
     floors = [
-        r.eager.device_ms / r.floor_ms for r in timed if r.eager is not None and r.floor_ms is not None and r.floor_ms > 0
+        r.eager.device_ms / r.floor_ms
+        for r in timed
+        if r.eager is not None and r.floor_ms is not None and r.floor_ms > 0
     ]
     return GroupSummary(
         group=name,
@@ -208,20 +211,13 @@ def _group(name: str, rows: Sequence[Row]) -> GroupSummary:
     )
 
 
-def _fast(
-    rows: Sequence[Row],
-    speed: Callable[[Row], float | None],
-    among: Sequence[Row],
-    with_zero: bool = True,
-) -> dict[str, float]:
-    table: dict[str, float] = {}
-    if not among:
-        return table
-    if with_zero:
-        table["fast_0"] = sum(bool(r.right) for r in among) / len(among)
-    for p in THRESHOLDS:
-        table[f"fast_{p:g}"] = sum(bool(r.right) and (speed(r) or 0.0) > p for r in among) / len(among)
-    return table
+def _fast(rows: Sequence[Row], speed: Callable[[Row], float | None]) -> dict[str, float]:
+    """For each p the share of `rows` that are right and more than p times faster."""
+    return {
+        f"fast_{p:g}": sum(bool(r.right) and (speed(r) or 0.0) > p for r in rows) / len(rows)
+        for p in THRESHOLDS
+        if rows
+    }
 
 
 def _kinds(rows: Sequence[Row]) -> tuple[KindSummary, ...]:
@@ -253,7 +249,11 @@ def _environment(row: Row) -> str:
     e = row.environment
     parts = [
         e.device or "no device",
-        *(f"{name} {value}" for name, value in (("driver", e.driver), ("torch", e.torch), ("triton", e.triton)) if value),
+        *(
+            f"{name} {value}"
+            for name, value in (("driver", e.driver), ("torch", e.torch), ("triton", e.triton))
+            if value
+        ),
         *(f"{name} {value}" for name, value in (("Python", e.python), ("commit", e.commit[:12])) if value),
     ]
     return ", ".join(parts)

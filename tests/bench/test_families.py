@@ -1,0 +1,112 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from qimeng.bench.families import classify
+from qimeng.bench.roofline import ATTAINABLE_BANDWIDTH, roofline
+from qimeng.device import DEVICES
+from qimeng.graph.capture import capture
+from qimeng.graph.opgraph import OpGraph
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., torch.Tensor], *layers: nn.Module) -> None:
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleList(layers)
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self.function(*self.layers, *args)
+
+
+def graph(
+    function: Callable[..., torch.Tensor], *shapes: tuple[int, ...], layers: tuple[nn.Module, ...] = ()
+) -> OpGraph:
+    return capture(lambda: Function(function, *layers), lambda: tuple(torch.rand(s) for s in shapes))
+
+
+def linear() -> tuple[nn.Module, ...]:
+    return (nn.Linear(32, 48),)
+
+
+FAMILY_CASES = {
+    "pointwise": graph(lambda x, y: torch.relu(x) * y, (4, 8), (8,)),
+    "reduction": graph(lambda x: torch.softmax(x, -1).sum(0), (4, 8)),
+    "gemm": graph(lambda a, b: torch.relu(a @ b), (4, 8), (8, 16)),
+    "convolution": graph(lambda c, x: F.max_pool2d(c(x), 2), (1, 3, 8, 8), layers=(nn.Conv2d(3, 4, 3),)),
+    "pooling": graph(lambda a, b: F.avg_pool1d((a @ b)[None], 2), (4, 8), (8, 16)),
+    "scan": graph(lambda x: torch.cumsum(torch.relu(x), 0), (4, 8)),
+    "attention": graph(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), *[(1, 2, 8, 4)] * 3),
+    "other": graph(lambda x: torch.flip(x, (0,)) + x, (4, 8)),
+}
+
+
+@pytest.mark.parametrize("family", FAMILY_CASES)
+def test_family_is_the_heaviest_loop_nest(family: str) -> None:
+    assert classify(FAMILY_CASES[family]).family == family
+
+
+def test_attention_written_out_is_attention() -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q @ k.transpose(1, 2) * 0.5, -1) @ v
+
+    assert classify(graph(attend, *[(2, 8, 4)] * 3)).family == "attention"
+
+
+def test_a_gated_layer_is_no_attention() -> None:
+    layers = (nn.Linear(32, 48), nn.Linear(48, 8))
+    assert classify(graph(lambda f, g, x: g(torch.softmax(f(x), -1)), (4, 32), layers=layers)).family == "gemm"
+
+
+def test_random_operators_are_marked() -> None:
+    found = classify(graph(lambda f, x: F.dropout(f(x), 0.2, training=True), (4, 32), layers=linear()))
+    assert (found.family, found.random) == ("gemm", True)
+
+
+COLLAPSED = {
+    "product read only by a linear reduction": [
+        lambda f, x: f(x).sum(dim=1),
+        lambda f, x: ((f(x) / 2).mean(dim=-1, keepdim=True)) * 3,
+        lambda f, x: f(x).sum(),
+    ],
+    "triangular output": [lambda f, x: torch.tril(f(x)), lambda f, x: torch.triu(f(x), 1)],
+    "a value minus itself": [
+        lambda f, x: F.gelu((m := f(x).amax(1, keepdim=True)) - m.mean(dim=1, keepdim=True)),
+    ],
+    "softmax over one element": [lambda f, x: torch.softmax(f(x).amax(1, keepdim=True), dim=1)],
+    "": [
+        lambda f, x: torch.relu(f(x)).sum(dim=1),
+        lambda f, x: f(x).sum(dim=0),
+        lambda f, x: (y := f(x)) - y.mean(dim=1, keepdim=True),
+        lambda f, x: (y := f(x)) * y.sum(dim=1, keepdim=True),
+        lambda f, x: torch.tril(y := f(x)) + y,
+        lambda f, x: torch.where(x.sum(1, keepdim=True) > 0, f(x), 0.0),
+        lambda f, x: f(x),
+    ],
+}
+
+
+@pytest.mark.parametrize(("reason", "function"), [(r, f) for r, fs in COLLAPSED.items() for f in fs])
+def test_collapsed_products_are_counted_apart(reason: str, function: Callable[..., torch.Tensor]) -> None:
+    found = classify(graph(function, (16, 32), layers=linear()))
+    assert (found.family, found.collapsed) == ("gemm", reason)
+
+
+def test_roofline_counts_each_byte_once() -> None:
+    device = DEVICES["h200"]
+    bound = roofline(graph(lambda x, y: x * x + y, (64, 1024), (1024,)), device, "default")
+    assert bound.bytes == 4 * (2 * 64 * 1024 + 1024)
+    assert bound.flops == 0
+    assert bound.ms == pytest.approx(bound.bytes / (4800e9 * ATTAINABLE_BANDWIDTH) * 1e3)
+
+
+def test_roofline_of_a_product_depends_on_the_mode() -> None:
+    device = DEVICES["h200"]
+    product = graph(lambda a, b: a @ b, (4096, 4096), (4096, 4096))
+    default, high = roofline(product, device, "default"), roofline(product, device, "high")
+    assert default.flops == 2 * 4096**3
+    assert default.compute_ms == pytest.approx(default.flops / (989e12 / 3) * 1e3)
+    assert high.compute_ms == pytest.approx(default.flops / 495e12 * 1e3)
+    assert high.ms == high.compute_ms > high.memory_ms

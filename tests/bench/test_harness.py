@@ -1,0 +1,105 @@
+import os
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from qimeng.bench.harness import RunOptions, pending, run_suite
+from qimeng.bench.pool import run_tasks
+from qimeng.bench.row import Row, Settings, blank_row, read_rows
+from qimeng.bench.suite import Problem, load_kernelbench
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> tuple[Problem, ...]:
+    folder = tmp_path / "KernelBench" / "level1"
+    folder.mkdir(parents=True)
+    for number, behaviour in enumerate(["fine", "raise", "exit", "kill", "hang", "skip", "fine"], 1):
+        (folder / f"{number}_{behaviour}.py").write_text(f"# {number}\n")
+    return load_kernelbench(tmp_path, 1)
+
+
+def work(problem: Problem) -> Row | None:
+    if problem.name == "raise":
+        raise ValueError("out of ideas")
+    if problem.name == "exit":
+        os._exit(3)
+    if problem.name == "kill":
+        os.kill(os.getpid(), 9)
+    if problem.name == "hang":
+        time.sleep(100)
+    return None if problem.name == "skip" else blank_row(problem, Settings(), right=True)
+
+
+def options(**changes: float) -> RunOptions:
+    return RunOptions(Settings(seconds=1.0), overhead_seconds=1.5, jobs=2, **changes)  # type: ignore[arg-type]
+
+
+def test_every_failure_is_a_row_and_costs_one_problem(problems: tuple[Problem, ...], tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    started: list[str] = []
+    rows = run_suite(problems, work, options(), out, on_start=lambda p: started.append(p.id))
+    assert {r.number: r.error for r in rows} == {
+        1: None,
+        2: "ValueError: out of ideas",
+        3: "the worker process died: exit code 3",
+        4: "the worker process died: signal 9 (SIGKILL)",
+        5: "took longer than 2 s",
+        7: None,
+    }
+    assert read_rows(out) == rows
+    assert len(started) == 7
+
+
+def test_a_run_goes_on_where_it_ended(problems: tuple[Problem, ...], tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    quick = [p for p in problems if p.name in ("fine", "raise")]
+    settings = Settings(seconds=1.0)
+    first = run_suite(quick[:2], lambda p: work_with(p, settings), options(), out)
+    assert [r.number for r in first] and {r.number for r in first} == {1, 2}
+    assert [p.number for p in pending(quick, options(), out)] == [7]
+    assert [p.number for p in pending(quick, options(retry=True), out)] == [2, 7]
+    assert len(pending(quick, RunOptions(Settings(seconds=1.0, mode="high")), out)) == 3
+    quick[0].path.write_text("# changed\n")
+    changed = load_kernelbench(tmp_path, 1, "1,2,7")
+    assert [p.number for p in pending(changed, options(), out)] == [1, 7]
+
+
+def work_with(problem: Problem, settings: Settings) -> Row:
+    if problem.name == "raise":
+        raise ValueError("out of ideas")
+    return blank_row(problem, settings, right=True)
+
+
+def test_nothing_starts_that_could_not_use_its_budget(problems: tuple[Problem, ...], tmp_path: Path) -> None:
+    started: list[str] = []
+    rows = run_suite(
+        problems, work, options(total_seconds=0.5), tmp_path / "rows.jsonl", on_start=lambda p: started.append(p.id)
+    )
+    assert rows == () and started == []
+
+
+def test_what_the_end_of_the_run_cuts_off_leaves_no_row() -> None:
+    start = time.monotonic()
+    outcomes = list(run_tasks(iter([100.0]), time.sleep, jobs=1, limit_s=60, stop_at=start + 1.0))
+    assert [(o.interrupted, o.result) for o in outcomes] == [(True, None)]
+    assert time.monotonic() - start < 10
+
+
+def test_children_of_a_worker_die_with_it(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+
+    def with_child(name: str) -> None:
+        import subprocess
+
+        child = subprocess.Popen(["sleep", "100"])
+        Path(name).write_text(str(child.pid))
+        time.sleep(100)
+
+    list(run_tasks(iter([str(pid_file)]), with_child, jobs=1, limit_s=2, stop_at=time.monotonic() + 30))
+    state = Path(f"/proc/{pid_file.read_text()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"

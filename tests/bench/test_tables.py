@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+
+from qimeng.bench.row import RowError, append_row
+from qimeng.bench.tables import VIEWS, render
+from tests.bench.rows import row
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_tables_replace_what_stands_between_the_markers(tmp_path: Path) -> None:
+    append_row(tmp_path / "rows.jsonl", row(1, 1.0))
+    append_row(tmp_path / "rows.jsonl", row(3, None, family="gemm"))
+    text = "before\n<!-- bench:speed rows.jsonl -->\nold\n<!-- /bench -->\nafter\n"
+    once = render(text, tmp_path)
+    assert "old" not in once
+    assert "| pointwise and reduction | 1 | 2.00 | 2.00 | 1.00 | 0.80 | 4.00 | 50 % |" in once
+    assert "| gemm | 0 of 1 | – |" in once
+    assert once.startswith("before\n") and once.endswith("after\n")
+    assert render(once, tmp_path) == once
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_copes_with_results_and_failures(view: str, tmp_path: Path) -> None:
+    append_row(tmp_path / "rows.jsonl", row(1, 1.0))
+    append_row(tmp_path / "rows.jsonl", row(2, None))
+    text = render(f"<!-- bench:{view} rows.jsonl -->\n<!-- /bench -->\n", tmp_path)
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) > 2
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_an_unknown_view_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RowError, match="no table called 'nothing'"):
+        render("<!-- bench:nothing a.jsonl -->\n<!-- /bench -->", tmp_path)
+
+
+def test_the_tables_in_the_documents_are_what_the_rows_give() -> None:
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
+    stale = [str(d.relative_to(ROOT)) for d in documents if render(d.read_text(), ROOT) != d.read_text()]
+    assert not stale, f"run: qimeng bench tables {' '.join(stale)}"
