@@ -1,0 +1,119 @@
+"""The command line: `qimeng optimize`, `show`, `actions`, `devices`, `doctor` and `bench`.
+
+Deals in arguments, printing and exit codes. Knows nothing about how anything is optimized. Heavy modules are imported
+inside the commands, so that ``--help`` answers at once.
+
+Exit codes: 0 done; 2 an error of the library or of the arguments, on one line; 130 interrupted before there was a
+result.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from qimeng.cli_bench import app as bench_app
+from qimeng.cli_console import console
+from qimeng.errors import QimengError
+
+app = typer.Typer(
+    help="Faster GPU kernels for PyTorch programs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(bench_app, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+@app.command()
+def actions(as_json: Json = False) -> None:
+    """List the vocabulary: every kind of optimization, its options, and what it rewrites."""
+    from qimeng.actions import Kind, kinds
+
+    def entry(kind: Kind) -> dict[str, object]:
+        text = inspect.getdoc(kind) or ""
+        summary, _, rest = text.partition("\n\n")
+        rewrite = next((line.partition("rewrite:")[2].strip() for line in rest.splitlines() if "rewrite:" in line), "")
+        return {
+            "kind": kind.name,
+            "options": [option for option in kind.options if option],
+            "summary": " ".join(summary.split()),
+            "rewrite": rewrite.replace("``", ""),
+        }
+
+    entries = [entry(kind) for kind in kinds().values()]
+    if as_json:
+        print(json.dumps(entries, indent=1))
+        return
+    table = Table("kind", "options", "what it does", "rewrite")
+    for e in entries:
+        options = e["options"]
+        assert isinstance(options, list)
+        table.add_row(str(e["kind"]), " ".join(options), str(e["summary"]), str(e["rewrite"]))
+    console().print(table, markup=False)
+
+
+@app.command()
+def devices(as_json: Json = False) -> None:
+    """List the devices that can be optimized for; the GPU of this machine comes first."""
+    from qimeng.device import DEVICES, current_device
+
+    here = current_device()
+    rows = [*([here] if here else []), *DEVICES.values()]
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return
+    table = Table(
+        "name", "arch", "SMs", "shared KiB/block", "L2 MiB", "memory GiB", "GB/s", "fp32", "TF32", "half TFLOP/s"
+    )
+    for r in rows:
+        sizes = (r.shared_per_block >> 10, r.l2_bytes >> 20, r.memory_bytes >> 30)
+        rates = (r.bandwidth_gbs, r.fp32_tflops, r.tf32_tflops, r.half_tflops)
+        table.add_row(r.name, str(r.arch), str(r.sms), *map(str, sizes), *(f"{rate:g}" for rate in rates))
+    console().print(table)
+    if here is None:
+        console().print("No GPU here: times are estimated for a device of this table, h200 by default.")
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Say what works on this machine: device, versions, and a small kernel on each path."""
+    from qimeng.cli_doctor import checks
+
+    found = checks()
+    if as_json:
+        print(json.dumps([asdict(check) for check in found], indent=1))
+    else:
+        table = Table("check", "works", "details")
+        for check in found:
+            table.add_row(check.name, {True: "yes", False: "NO", None: "–"}[check.works], check.details)
+        console().print(table, markup=False)
+    if any(check.works is False for check in found):
+        raise typer.Exit(1)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; errors of the library become one line and exit code 2."""
+    try:
+        app(arguments)
+    except QimengError as error:
+        print(f"qimeng: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("qimeng: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+__all__ = ["Path", "app", "main"]
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""The command line of the benchmarks: `qimeng bench kernelbench`, `families`, `summary`, `tables`.
+
+Deals in arguments and printing. Knows nothing about how a problem is measured or how figures are computed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from qimeng.cli_console import console
+
+if TYPE_CHECKING:
+    from qimeng.bench.row import Row
+    from qimeng.bench.summary import Summary
+
+app = typer.Typer(help="Benchmarks: run a suite, sum up stored rows, render tables.", no_args_is_help=True)
+
+Root = Annotated[Path, typer.Option(help="A local checkout of KernelBench.")]
+Problems = Annotated[str, typer.Option(help="Numbers and ranges, 1,2,5-9; all by default.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+@app.command()
+def kernelbench(
+    root: Root,
+    level: Annotated[int, typer.Option(help="KernelBench's level, 1 to 4.")] = 1,
+    problems: Problems = "",
+    families: Annotated[str, typer.Option(help="Only these families (see `bench families`), comma-separated.")] = "",
+    seconds_each: Annotated[float, typer.Option(help="Time budget of a problem.")] = 12.0,
+    total_seconds: Annotated[float, typer.Option(help="Time budget of the run.")] = 3600.0,
+    evaluations: Annotated[int, typer.Option(help="Most evaluations of a problem; 0 for the default.")] = 0,
+    mode: Annotated[str, typer.Option(help="Precision mode: default, highest or high.")] = "default",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    planner: Annotated[str, typer.Option(help="Name of the planner.")] = "heuristic",
+    coder: Annotated[str, typer.Option(help="Name of the coder.")] = "template",
+    search: Annotated[str, typer.Option(help="Name of the search.")] = "greedy",
+    device: Annotated[str, typer.Option(help="Without a GPU: device to estimate times for.")] = "",
+    compile_baseline: Annotated[bool, typer.Option(help="Measure torch.compile as well.")] = True,
+    jobs: Annotated[int, typer.Option(help="Problems worked on at once.")] = 1,
+    retry: Annotated[bool, typer.Option(help="Run stored failures again.")] = False,
+    out: Annotated[Path, typer.Option(help="File of rows; a run goes on where it ended.")] = Path("rows.jsonl"),
+) -> None:
+    """Run KernelBench problems and store a row each."""
+    from qimeng.bench.harness import RunOptions, pending, run_suite
+    from qimeng.bench.measure import measure
+    from qimeng.bench.row import Settings, read_rows
+    from qimeng.bench.suite import load_kernelbench
+    from qimeng.bench.summary import summarize
+
+    settings = Settings(mode, dtype, planner, coder, search, seconds_each, evaluations, compile_baseline)
+    options = RunOptions(settings, total_seconds, jobs, retry=retry)
+    suite = load_kernelbench(root, level, problems)
+    screen = console()
+    todo = pending(suite, options, out)
+    screen.print(f"{len(suite)} problems, {len(suite) - len(todo)} of them stored in {out} already")
+    work = partial(measure, settings=settings, families=tuple(filter(None, families.split(","))), device=device or None)
+    rows = run_suite(suite, work, options, out, on_row=lambda row: screen.print(row_line(row), markup=False))
+    left = len(pending(suite, options, out)) if out.exists() else len(suite)
+    screen.print(f"{len(rows)} rows stored, {left} problems left")
+    if rows:
+        for summary in summarize(r for r in read_rows(out) if r.settings == settings):
+            print_summary(summary, screen)
+
+
+@app.command()
+def families(root: Root, level: int = 1, problems: Problems = "", as_json: Json = False) -> None:
+    """Say to which family each problem belongs, from its captured graph."""
+    from qimeng.bench.measure import classification
+    from qimeng.bench.suite import format_selection, load_kernelbench
+
+    found: dict[str, list[int]] = {}
+    for problem in load_kernelbench(root, level, problems):
+        known = classification(problem)
+        words = "not captured" if known is None else known.family
+        if known is not None:
+            words += (f", collapsed ({known.collapsed})" if known.collapsed else "") + (
+                ", random" if known.random else ""
+            )
+        found.setdefault(words, []).append(problem.number)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    table = Table("family", "problems", "numbers")
+    for name, numbers in found.items():
+        table.add_row(name, str(len(numbers)), format_selection(numbers))
+    console().print(table, markup=False)
+
+
+@app.command()
+def summary(rows: Annotated[list[Path], typer.Argument(help="Files of rows.")], as_json: Json = False) -> None:
+    """Sum up stored rows: fast_p, geometric means by group, what each kind of action did."""
+    from qimeng.bench.row import read_rows
+    from qimeng.bench.summary import summarize
+
+    found = summarize(row for file in rows for row in read_rows(file))
+    if as_json:
+        print(json.dumps([asdict(s) for s in found], indent=1))
+        return
+    for one in found:
+        print_summary(one, console())
+
+
+@app.command()
+def tables(
+    documents: Annotated[list[Path], typer.Argument(help="Markdown files with bench markers.")],
+    root: Annotated[Path, typer.Option(help="Folder that the markers' paths start from.")] = Path("."),
+) -> None:
+    """Make the tables in documents anew from the rows that their markers name."""
+    from qimeng.bench.tables import render
+
+    for document in documents:
+        text = document.read_text()
+        new = render(text, root)
+        print(f"{document}: {'unchanged' if new == text else 'written'}")
+        if new != text:
+            document.write_text(new)
+
+
+def row_line(row: Row) -> str:
+    """One line about a stored row."""
+    head = f"{row.id:>6} {row.name[:40]:<40} {row.family:<12}"
+    if row.error is not None:
+        return f"{head} FAILED {row.error[:100]}"
+    ms = f"{row.candidate.device_ms:.3f} ms" if row.candidate else "untimed"
+    parts = [ms + (" (estimated)" if row.estimated else "")]
+    for label, value in (("x eager", row.speedup), ("x compile", row.over_compile), ("generated", row.generated_share)):
+        if value is not None:
+            parts.append(f"{value:.2f} {label}")
+    parts += [
+        "right" if row.right else "WRONG",
+        f"{row.evaluations} evaluations",
+        f"{row.seconds.get('total', 0):.0f} s",
+    ]
+    return f"{head} {', '.join(parts)}"
+
+
+def print_summary(summary: Summary, screen: Console) -> None:
+    """The figures of one run as tables."""
+    from qimeng.bench.tables import number, percent
+
+    screen.print(f"\n{summary.settings} on {summary.environment}" + (" — ESTIMATED times" if summary.estimated else ""))
+    shares = [*summary.fast.items(), *((f"{name} over torch.compile", v) for name, v in summary.fast_compile.items())]
+    table = Table("figure", "value")
+    for name, value in shares:
+        table.add_row(name, percent(value))
+    table.add_row("right by KernelBench's rule", percent(summary.kernelbench_right))
+    table.add_row("half of the GPU time generated", percent(summary.half_generated))
+    table.add_row("peak memory over eager's, median", number(summary.median_memory_ratio))
+    if summary.slowest:
+        table.add_row("slowest against eager", f"{summary.slowest[1]:.2f} ({summary.slowest[0]})")
+    table.add_row(
+        "seconds, evaluations (medians)",
+        f"{number(summary.median_seconds, 1)}, {number(summary.median_evaluations, 0)}",
+    )
+    screen.print(table)
+    table = Table(
+        "group", "problems", "over eager", "compile over eager", "over compile", "over its best", "of the roofline"
+    )
+    for g in summary.groups:
+        means = (g.over_eager, g.compile_over_eager, g.over_compile, g.over_compile_best)
+        table.add_row(g.group, f"{g.timed}/{g.problems}", *map(number, means), percent(g.roofline_fraction))
+    screen.print(table)
+    if summary.kinds:
+        table = Table("kind", "steps", "right", "faster", "median gain", "best")
+        for k in summary.kinds:
+            table.add_row(
+                k.kind, str(k.tried), percent(k.accepted), percent(k.gained), number(k.median_gain), number(k.best_gain)
+            )
+        screen.print(table)
+    lists = {
+        "wrong": summary.wrong,
+        "fail KernelBench's rule": summary.kernelbench_wrong,
+        "eager run twice fails it": summary.eager_unstable,
+        "below 0.98 of eager": summary.too_slow,
+        "above 1.1 x eager's memory": summary.memory_heavy,
+        "degenerate": summary.degenerate,
+    }
+    for name, ids in lists.items():
+        if ids:
+            screen.print(f"{name}: {', '.join(ids)}")
+    for name, error in summary.failed.items():
+        screen.print(f"failed {name}: {error}", markup=False)

@@ -1,0 +1,108 @@
+"""What works on this machine.
+
+Deals in versions and in one small kernel that is compiled, interpreted and, with a GPU, run. Knows nothing about
+programs or benchmarks.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from qimeng.device import DEVICES, current_device
+
+PACKAGES = (
+    "torch triton numpy networkx gymnasium stable-baselines3 sb3-contrib transformers peft safetensors typer rich"
+).split()
+
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+
+def run(device):
+    x = torch.arange(100.0, device=device)
+    y = torch.empty_like(x)
+    double[(1,)](x, y, 100, BLOCK=128)
+    return bool(torch.equal(y, 2 * x))
+
+
+def compile_for(*archs):
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {"x": "*fp32", "y": "*fp32", "n": "i32", "BLOCK": "constexpr"}
+    source = ASTSource(fn=double, signature=signature, constexprs={(3,): 128})
+    return all(triton.compile(source, target=GPUTarget("cuda", arch, 32)).asm["cubin"] for arch in archs)
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report.
+
+    Attributes:
+        name: what was looked at.
+        works: True or False; None where it does not apply to this machine.
+        details: version, device, or the reason.
+    """
+
+    name: str
+    works: bool | None
+    details: str
+
+
+def checks() -> tuple[Check, ...]:
+    """Every check, in the order a reader wants them."""
+    here = current_device()
+    found = [Check("Python", sys.version_info >= (3, 11), f"{platform.python_version()} on {platform.platform()}")]
+    found += [_package(name) for name in PACKAGES]
+    if here is None:
+        found.append(Check("GPU", None, "none: times are estimated, and say so"))
+    else:
+        found.append(Check("GPU", True, f"{here.name}, {here.sms} SMs, {here.memory_bytes >> 30} GiB"))
+    archs = sorted({str(device.arch) for device in DEVICES.values() if device.backend == "cuda"}, key=int)
+    found.append(_kernel(f"compile for sm_{', sm_'.join(archs)}", f"compile_for({', '.join(archs)})"))
+    found.append(_kernel("Triton's interpreter", "run('cpu')", TRITON_INTERPRET="1"))
+    if here is not None:
+        found.append(_kernel("a kernel on the GPU", "run('cuda')"))
+    return tuple(found)
+
+
+def _package(name: str) -> Check:
+    try:
+        return Check(name, True, version(name))
+    except PackageNotFoundError:
+        return Check(name, False, "not installed")
+
+
+def _kernel(name: str, call: str, **variables: str) -> Check:
+    """Run `call` on the kernel in a process of its own: a crash in a compiler or driver must not end the report."""
+    program = (
+        "from qimeng.program.program import load_source\n"
+        f"module = load_source({KERNEL!r}, 'doctor')\n"
+        f"assert module.{call}, 'wrong result'\n"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, **variables},
+        )
+    except subprocess.TimeoutExpired:
+        return Check(name, False, "no answer in 120 s")
+    lines = done.stderr.strip().splitlines()
+    return Check(name, done.returncode == 0, "" if done.returncode == 0 else (lines[-1] if lines else "no message"))

@@ -1,0 +1,74 @@
+"""What a user sees while an optimization runs: what is being tried, the best so far, the time left.
+
+Deals in printing `Progress`. Knows nothing about what the steps mean.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from qimeng.envs.session import Progress
+
+SHOWN_STEPS = 8
+"""Finished steps that stay visible on a terminal."""
+
+
+class ProgressDisplay:
+    """Callback for `on_step`, and a context manager around the run.
+
+    On a terminal the last steps and one live line; elsewhere one line a finished step.
+
+    Args:
+        console: where to print.
+        estimated: whether times are the analytic model's, which every line then says.
+    """
+
+    def __init__(self, console: Console, estimated: bool = False):
+        self.console, self.unit = console, "ms estimated" if estimated else "ms"
+        self._lines: deque[str] = deque(maxlen=SHOWN_STEPS)
+        self._spinner = Spinner("dots")
+        self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> ProgressDisplay:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        """Show `progress`."""
+        status = self.status(progress)
+        if self._live is None:
+            if progress.phase != "try":
+                self.console.print(f"{progress.text}  [{status}]", markup=False, soft_wrap=True)
+            return
+        if progress.phase == "done":
+            self._lines.append(progress.text)
+        doing = progress.text if progress.phase != "done" else "choosing the next step"
+        self._spinner.update(text=Text(f"{doing}\n  {status}"))
+        self._live.update(
+            Group(*(Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in self._lines), self._spinner)
+        )
+
+    def status(self, progress: Progress) -> str:
+        """Best so far, evaluations, time left."""
+        parts = []
+        if progress.best_ms is not None:
+            best = f"best {progress.best_ms:.4g} {self.unit}"
+            if progress.eager_ms is not None:
+                best += f", {progress.eager_ms / progress.best_ms:.2f} x eager"
+            parts.append(best)
+        parts.append(f"{progress.evaluations} evaluations")
+        parts.append(f"{max(0.0, progress.seconds_left):.0f} s left")
+        return "; ".join(parts)

@@ -1,0 +1,81 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from qimeng.bench.row import append_row
+from qimeng.cli import main
+from tests.bench.rows import row
+
+
+def run(*arguments: str | Path) -> int:
+    """The exit code of `qimeng ARGUMENTS`."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in arguments])
+    return int(ended.value.code or 0)
+
+
+def test_actions_lists_every_kind_with_its_rewrite(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("actions", "--json") == 0
+    entries = {e["kind"]: e for e in json.loads(capsys.readouterr().out)}
+    assert {"stop", "lowering", "fusion", "unfuse", "library", "tiling", "precision"} <= set(entries)
+    for entry in entries.values():
+        assert entry["summary"].endswith(".") and "->" in entry["rewrite"], entry
+    assert run("actions") == 0
+    assert "reordering" in capsys.readouterr().out
+
+
+def test_devices_are_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("devices", "--json") == 0
+    rows = {r["name"]: r for r in json.loads(capsys.readouterr().out)}
+    assert rows["h200"]["sms"] == 132
+    assert run("devices") == 0
+    assert "mi300x" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_doctor_finds_this_machine_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", "--json") == 0
+    found = {c["name"]: c for c in json.loads(capsys.readouterr().out)}
+    assert found["Triton's interpreter"]["works"] is True
+    assert any(name.startswith("compile for sm_80") and c["works"] for name, c in found.items())
+
+
+def test_a_summary_for_machines_and_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "rows.jsonl"
+    for r in (row(1, 1.0), row(2, 0.5), row(3, None)):
+        append_row(rows, r)
+    assert run("bench", "summary", rows, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["problems"] == 3
+    assert found["fast"]["fast_1"] == pytest.approx(2 / 3)
+    assert found["groups"][0]["over_eager"] == pytest.approx(8**0.5)
+    assert run("bench", "summary", rows) == 0
+    text = capsys.readouterr().out
+    assert "pointwise and reduction" in text and "failed 1/3: broke" in text
+
+
+def test_tables_are_written_into_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    append_row(tmp_path / "rows.jsonl", row(1, 1.0))
+    document = tmp_path / "page.md"
+    document.write_text("<!-- bench:figures rows.jsonl -->\n<!-- /bench -->\n")
+    assert run("bench", "tables", document, "--root", tmp_path) == 0
+    assert "written" in capsys.readouterr().out
+    assert "| problems | 1 |" in document.read_text()
+    assert run("bench", "tables", document, "--root", tmp_path) == 0
+    assert "unchanged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("bench", "summary", "/no/such/file"), "cannot read /no/such/file"),
+        (("bench", "families", "--root", "/nowhere"), "no KernelBench level 1 under /nowhere"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("qimeng: ") and message in error and error.count("\n") == 1
