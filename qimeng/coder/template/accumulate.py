@@ -141,14 +141,15 @@ class Accumulator:
             return [f"{n}_t = tl.where({mask}, {parts[0]}, {self.neutral})", *self._pick(f"{n}_t", parts[1])]
         return [f"{n}_t = tl.where({mask}, {parts[0]}, {self.neutral})", *self._fold(f"{n}_t")]
 
-    def whole(self, x: str, masked: str, count: int, index: str) -> list[str]:
-        """Lines that reduce a tile holding the whole row at once."""
+    def whole(self, x: str, masked: str, count: str, index: str) -> list[str]:
+        """Lines that reduce a tile at once into `parts`; `count` is the text of how many of its positions are inside."""
         n = self.name
         if self.kind == "welford":
             inside = f"tl.where({masked}, {n}_x, 0.0)" if masked else f"{n}_x"
             return [
                 f"{n}_x = tl.broadcast_to({x}, [PB, RB])",
-                f"{n}_mean = tl.sum({inside}, axis=1)[:, None] * {1.0 / count!r}",
+                f"{n}_count = tl.full([PB, 1], {count}, tl.float32)",
+                f"{n}_mean = tl.sum({inside}, axis=1)[:, None] / {n}_count",
                 f"{n}_d = {n}_x - {n}_mean" if not masked else f"{n}_d = tl.where({masked}, {n}_x - {n}_mean, 0.0)",
                 f"{n}_m2 = tl.sum({n}_d * {n}_d, axis=1)[:, None]",
             ]

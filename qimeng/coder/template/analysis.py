@@ -80,7 +80,7 @@ def _analyse(key: _Key) -> Analysis | Unsupported:
         nest, loads = nest_of(region)
         if nest.dot is not None:
             gemm = plan_gemm(region, nest, loads)
-            return Analysis(region, nest, loads, gemm, gemm.facts)
+            return Analysis(region, nest, loads, gemm, _gemm_facts(gemm))
         tile = plan_tile(nest)
         return Analysis(region, nest, loads, tile, _tile_facts(region, tile))
     except Unsupported as error:
@@ -98,3 +98,9 @@ def _tile_facts(region: Region, plan: TilePlan) -> Facts:
         full_outputs=plan.full,
         contiguous=plan.contiguous,
     )
+
+
+def _gemm_facts(plan: GemmPlan) -> Facts:
+    batch, m, n, k = plan.shape
+    held = "".join(side.name for side in plan.sides if side.held)
+    return Facts("gemm", plan.dtype, m=m, n=n, k=k, batch=batch, packable=held)

@@ -14,8 +14,9 @@ from qimeng.actions.graph_kinds import fused_partition, fused_region
 from qimeng.coder.template.analysis import Analysis, analyse
 from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.gemm import print_gemm
-from qimeng.coder.template.gemm_plan import GemmPlan, schedule_for_precision, shared_bytes
-from qimeng.coder.template.gemm_plan import default_schedule as default_gemm
+from qimeng.coder.template.gemm_plan import GemmPlan
+from qimeng.coder.template.gemm_schedule import default_schedule as default_gemm
+from qimeng.coder.template.gemm_schedule import schedule_for_precision, shared_bytes
 from qimeng.coder.template.tile import print_tile
 from qimeng.coder.template.tile_plan import TilePlan
 from qimeng.coder.template.tile_plan import default_schedule as default_tile

@@ -260,11 +260,14 @@ class _Printer:
             body += [f"z = t // {gm * gn}", f"t = t % {gm * gn}"]
         body += [f"row0 = t // {gn} * BM", f"col0 = t % {gn} * BN", *self.epilogue.positions()]
         mask = " & ".join(self.epilogue.masks().values())
-        row = f"(part * {batch} + z).to(tl.int64)" if self.plan.batch else "part.to(tl.int64)"
+        row = f"(z * {m} + rm)" if self.plan.batch else "rm"
+        row += ".to(tl.int64)" if batch * m * n >= 1 << 31 else ""
         body += [
+            f"at = parts_ptr + {row} * {n} + rn",
             "acc = tl.zeros([BM, BN], tl.float32)",
-            f"for part in range(0, {self.splits}):",
-            f"    acc += tl.load(parts_ptr + ({row} * {m} + rm) * {n} + rn{f', mask={mask}, other=0.0' if mask else ''})",
+            f"for part in range({self.splits}):",
+            f"    acc += tl.load(at{f', mask={mask}, other=0.0' if mask else ''})",
+            f"    at += {batch * m * n}",
             *self.epilogue.tile(),
         ]
         return self._kernel("collect", "Sum the parts of the depth, then the epilogue.", self._collect_parameters()[0], "BM BN", body)

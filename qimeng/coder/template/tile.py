@@ -242,7 +242,7 @@ class _Printer:
             for level in range(1, self.plan.passes + 1):
                 for e, acc in self._accumulators(level):
                     x = em.value(e.args[0])
-                    em.lines += acc.whole(x, em.masks.get("r", ""), self.plan.column_count, self._index(em, e))
+                    em.lines += acc.whole(x, em.masks.get("r", ""), str(self.plan.column_count), self._index(em, e))
                     self._define(em, e, acc)
             for i in self.row_outputs:
                 em.store(i, sides="p")
@@ -389,8 +389,9 @@ class _Printer:
         em.load_hint = ', eviction_policy="evict_last"'
         for e, acc in accs:
             x = em.value(e.args[0])
-            em.lines += [*acc.start(), *acc.take(x, em.masks.get("r", ""), self._index(em, e)), *acc.collapse()]
-        statistics = [*first_rows, *first_columns, *self._flush(em), f"split = tile % {splits}"]
+            em.lines += acc.whole(x, em.masks.get("r", ""), "inside", self._index(em, e))
+        inside = f"tl.minimum({_extent(self.col_inner)} - (tile % {self.col_blocks}) * RB, RB)"
+        statistics = [*first_rows, *first_columns, f"inside = {inside}", *self._flush(em), f"split = tile % {splits}"]
         statistics += self._partial_stores(accs, 1, splits)
         statistics += ["tl.debug_barrier()", f'tl.atomic_add(flags_ptr + 1 + tile // {splits}, 1, sem="release")']
         em = self._emitter(row_walks + col_walks)

@@ -122,7 +122,7 @@ def _warps(elements: int) -> int:
 
 
 def _splits(programs: int, steps: int, device: Device) -> int:
-    """Programs that share a row so that the GPU is filled about twice; 1 where rows alone fill it."""
+    """Programs that share a row so that every SM has about eight; 1 where rows alone give it two."""
     if programs >= 2 * device.sms:
         return 1
-    return max(1, min(steps, -(-2 * device.sms // programs), 1024))
+    return max(1, min(steps, -(-8 * device.sms // programs), 1024))

@@ -1,0 +1,149 @@
+"""A planner by rule: fuse, lower, then work on the region that takes the most time until it is near the roofline.
+
+Deals in regions, their share of the time, and what was tried already. Knows nothing about kernels or about how an
+action is carried out. It is the baseline that a trained planner must beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from qimeng.graph.ops import family
+from qimeng.graph.region import Region
+from qimeng.interfaces import Action, Observation, Planner
+
+NEAR_ROOFLINE = 0.93
+"""A region whose least memory traffic takes this share of its time is left alone."""
+
+SMALL_SHARE = 0.04
+"""Regions below this share of the program's time are not tuned."""
+
+COPY_FRACTION = 0.9
+"""Share of the datasheet's bandwidth that a copy reaches (H200: 4.3 of 4.8 TB/s, shared baselines)."""
+
+GEMM_INTENTS = {
+    "default": (("precision", "fp16x3"), ("layout", "pack"), ("split", "more"), ("precision", "bf16x6"), ("tiling", "taller"), ("tiling", "wider")),
+    "highest": (("precision", "fp16x3"), ("layout", "pack"), ("split", "more"), ("precision", "bf16x6"), ("tiling", "taller"), ("tiling", "wider")),
+    "high": (("precision", "fp16"), ("layout", "pack"), ("split", "more"), ("precision", "tf32"), ("tiling", "taller"), ("tiling", "wider")),
+    "half": (("layout", "descriptors"), ("tiling", "larger"), ("tiling", "wider"), ("pipeline", "stages"), ("split", "more"), ("tiling", "smaller")),
+}  # fmt: skip
+"""What to try on a matrix product, in order, by precision mode (``half`` for fp16 and bf16 operands)."""
+
+ROW_INTENTS = (("split", "wave"), ("split", "split"), ("split", "resident"), ("tiling", "wider"), ("pipeline", "stages"), ("tiling", "taller"), ("pipeline", "warps"))
+COLUMN_INTENTS = (("split", "split"), ("split", "resident"), ("tiling", "taller"), ("tiling", "smaller"), ("pipeline", "warps"), ("split", "more"))
+POINTWISE_INTENTS = (("vectorization", "fewer"), ("tiling", "smaller"), ("tiling", "wider"))
+"""What to try on the tile family: rows contiguous in memory, columns contiguous, nothing reduced."""
+
+
+class HeuristicPlanner(Planner):
+    """Fuses what may be fused, lowers every region, then tunes the slowest ones; stateless between calls.
+
+    Args:
+        patience: give up on a region after so many attempts in a row without gain.
+    """
+
+    def __init__(self, patience: int = 4):
+        self.patience = patience
+
+    def choose(self, observation: Observation) -> Action:
+        """The first applicable of: fusion, lowering, tuning, stop."""
+        return (
+            self._fusion(observation)
+            or self._lowering(observation)
+            or self._late_fusion(observation)
+            or self._tuning(observation)
+            or next(a for a in observation.actions if a.kind == "stop")
+        )
+
+    def _fusion(self, o: Observation) -> Action | None:
+        """A fusion that keeps data in registers; products on half operands are left to the library at first."""
+        tried = _tried(o)
+        for action in o.actions:
+            if action.kind != "fusion" or action.param or action in tried:
+                continue
+            regions = [o.program.region(r) for r in action.regions]
+            if any(_has_product(r) for r in regions) and _library_first(o, regions):
+                continue
+            return action
+        return None
+
+    def _lowering(self, o: Observation) -> Action | None:
+        tried = _tried(o)
+        waiting = [a for a in o.actions if a.kind == "lowering" and a not in tried]
+        tiles = [a for a in waiting if not _has_product(o.program.region(a.regions[0]))]
+        products = [a for a in waiting if a not in tiles]
+        return next(iter(_by_time(o, products)), None) or next(iter(_by_time(o, tiles)), None)
+
+    def _late_fusion(self, o: Observation) -> Action | None:
+        tried = _tried(o)
+        return next((a for a in o.actions if a.kind == "fusion" and not a.param and a not in tried), None)
+
+    def _tuning(self, o: Observation) -> Action | None:
+        tried = _tried(o)
+        offered = set(o.actions)
+        times = o.evaluation.region_ms if o.evaluation else {}
+        total = sum(times.values()) or 1.0
+        regions = sorted(o.program.regions, key=lambda r: -times.get(r.id, 0.0))
+        for region in regions:
+            ms = times.get(region.id, 0.0)
+            if times and ms / total < SMALL_SHARE:
+                break
+            if not _has_product(region) and ms and _floor_ms(region, o) / ms > NEAR_ROOFLINE:
+                continue
+            if self._stuck(region, o):
+                continue
+            for kind, param in _intents(region, o):
+                action = Action(kind, (region.id,), param)
+                if action in offered and action not in tried:
+                    return action
+        return None
+
+    def _stuck(self, region: Region, o: Observation) -> bool:
+        """True after `patience` attempts on the region that brought nothing."""
+        best, idle = float("inf"), 0
+        for step in o.history:
+            if region.id not in step.action.regions or step.evaluation is None:
+                continue
+            ms = step.evaluation.ms if step.accepted and step.evaluation.ms is not None else float("inf")
+            idle = 0 if ms < 0.98 * best else idle + 1
+            best = min(best, ms)
+        return idle >= self.patience
+
+
+def _tried(o: Observation) -> set[Action]:
+    return {s.action for s in o.history}
+
+
+def _has_product(region: Region) -> bool:
+    return any(family(n) == "gemm" for n in region.ops)
+
+
+def _half(region: Region) -> bool:
+    return any(region.graph.meta(v).dtype in ("float16", "bfloat16") for v in region.inputs)
+
+
+def _library_first(o: Observation, regions: Iterable[Region]) -> bool:
+    return any(_half(r) for r in regions)
+
+
+def _by_time(o: Observation, actions: list[Action]) -> list[Action]:
+    times = o.evaluation.region_ms if o.evaluation else {}
+
+    def weight(a: Action) -> float:
+        region = o.program.region(a.regions[0])
+        return times.get(region.id, 0.0) or region.bytes_moved() * 1e-12
+
+    return sorted(actions, key=lambda a: -weight(a))
+
+
+def _floor_ms(region: Region, o: Observation) -> float:
+    return region.bytes_moved() / (o.device.bandwidth_gbs * COPY_FRACTION * 1e6)
+
+
+def _intents(region: Region, o: Observation) -> tuple[tuple[str, str], ...]:
+    if _has_product(region):
+        return GEMM_INTENTS["half" if _half(region) else o.mode]
+    schedule = o.program.schedule(region)
+    if not any(family(n) == "reduction" for n in region.ops):
+        return POINTWISE_INTENTS
+    return COLUMN_INTENTS if schedule is not None and schedule.block_p >= 32 else ROW_INTENTS
