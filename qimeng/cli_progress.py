@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections import deque
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from qimeng.envs.session import Progress
+if TYPE_CHECKING:
+    from qimeng.envs.session import Progress
 
 SHOWN_STEPS = 8
 """Finished steps that stay visible on a terminal."""

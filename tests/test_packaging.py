@@ -1,0 +1,41 @@
+"""What a built package holds: qimeng, its types and its licence, and none of the links at the top."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_only(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {n.split("/")[0] for n in names if ".dist-info/" not in n} == {"qimeng"}
+    assert "qimeng/py.typed" in names and "qimeng/planner/__init__.py" in names
+    assert not [n for n in names if "__pycache__" in n]
+    (entries,) = (n for n in names if n.endswith("entry_points.txt"))
+    assert "qimeng = qimeng.cli:main" in zipfile.ZipFile(wheel).read(entries).decode()
+
+
+@pytest.mark.slow
+def test_the_source_distribution_has_no_links(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        members = archive.getmembers()
+    assert not [m.name for m in members if m.issym() or m.islnk()]
+    tops = {m.name.split("/")[1] for m in members}
+    assert not tops & {"planner", "coder", "actions", "envs"}
+    assert {"qimeng", "LICENSE", "README.md", "pyproject.toml"} <= tops
