@@ -1,0 +1,185 @@
+"""Each kind before and after (golden files), its refusals with their numbers, and a kind from outside the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional
+
+from qimeng.actions import (
+    Context,
+    ScheduleKind,
+    action_text,
+    check_action,
+    check_schedule,
+    kinds,
+    legal_actions,
+    register,
+    unregister,
+)
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.device import Device, device_named
+from qimeng.errors import IllegalAction
+from qimeng.graph.capture import capture
+from qimeng.interfaces import Action, Facts, Request
+from qimeng.program.program import Program
+from qimeng.program.schedule import Schedule
+
+
+class Linear(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(256, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.linear(x))
+
+
+class Softmax(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.softmax(x * 2, dim=1)
+
+
+class Pointwise(torch.nn.Module):
+    def forward(self, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x + b)
+
+
+PROGRAMS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[tuple[int, ...], ...]]] = {
+    "linear": (Linear, ((128, 256),)),
+    "softmax": (Softmax, ((64, 100_000),)),
+    "pointwise": (Pointwise, ((64, 1000), (1000,))),
+}
+
+
+def make(name: str) -> Program:
+    module, shapes = PROGRAMS[name]
+    return Program.start(capture(module, lambda: tuple(torch.empty(s) for s in shapes)))
+
+
+@pytest.fixture
+def context() -> Context:
+    return Context(device_named("h200"), TemplateCoder())
+
+
+def fused_and_lowered(name: str, context: Context) -> Program:
+    program = make(name)
+    for kind in ("fusion", "lowering"):
+        while True:
+            action = next((a for a in legal_actions(program, context) if a.kind == kind), None)
+            if action is None:
+                break
+            program = context.coder.write(Request(program, action, context.device)).apply(program)
+    return program
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_before_and_after(name: str, context: Context, golden: Callable[[str, str], None]) -> None:
+    lines = []
+    for title, program in (("on PyTorch", make(name)), ("fused and lowered", fused_and_lowered(name, context))):
+        state = "; ".join(f"{r.label()}: {program.schedule(r) or 'PyTorch'}" for r in program.regions)
+        lines.append(f"== {title}: {state}")
+        for action in sorted(legal_actions(program, context)):
+            if action.kind == "stop":
+                continue
+            patch = context.coder.write(Request(program, action, context.device))
+            after = patch.apply(program)
+            regions = "; ".join(f"{r.label()}: {after.schedule(r) or 'PyTorch'}" for r in after.regions)
+            lines.append(f"{action_text(action, program)}\n    before: {state}\n    after:  {regions}")
+            lines += [f"    or:     {a.schedule}" for a in patch.alternatives[1:]]
+    golden(f"{name}.txt", "\n".join(lines) + "\n")
+
+
+def test_a_patch_is_a_diff_of_the_source(context: Context, golden: Callable[[str, str], None]) -> None:
+    program = make("pointwise")
+    add = program.regions[0]
+    patch = context.coder.write(Request(program, Action("lowering", (add.id,)), context.device))
+    golden("lowering.diff", patch.diff(program))
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "message"),
+    [
+        ("linear", Action("precision", ("?",), "tf32"), r"tf32 keeps 11 bits of 24; mode 'default' asks for fp32"),
+        ("linear", Action("unfuse", ("nowhere",)), "no region nowhere; this program has"),
+        ("linear", Action("nothing", ("?",)), "unknown kind of action 'nothing'; known: fusion, layout"),
+        ("softmax", Action("reordering", ("?",), "grouped"), "for the gemm family, this region is tile"),
+        ("softmax", Action("split", ("?",), "resident"), "nothing to change"),
+        ("pointwise", Action("lowering", ("?",)), "has a generated kernel already"),
+        ("pointwise", Action("library", ("?",)), r"is not one library operator \(2 operators\)"),
+        ("pointwise", Action("fusion", ("?",)), r"needs 2 region\(s\), got 1"),
+    ],
+)
+def test_refusals_say_why(name: str, action: Action, message: str, context: Context) -> None:
+    program = fused_and_lowered(name, context)
+    first = program.regions[0].id
+    action = Action(action.kind, tuple(first if r == "?" else r for r in action.regions), action.param)
+    with pytest.raises(IllegalAction, match=message):
+        check_action(program, action, context)
+
+
+def test_limits_come_with_their_numbers(context: Context) -> None:
+    program = fused_and_lowered("linear", context)
+    region = program.regions[0]
+    schedule = program.schedule(region)
+    assert schedule is not None
+    big = schedule.but(block_m=256, block_n=256, block_k=256, stages=5, precision="fp16x3")
+    assert "B of shared memory, h200 allows 232448 B a block" in str(check_schedule(region, big, context))
+    assert "a thread has 255 registers" in str(check_schedule(region, schedule.but(block_m=256, block_n=256, stages=2), context))
+    assert "a block has at most 1024" in str(check_schedule(region, schedule.but(warps=64), context))
+
+
+def test_everything_offered_can_be_coded(context: Context) -> None:
+    for name in PROGRAMS:
+        for program in (make(name), fused_and_lowered(name, context)):
+            for action in legal_actions(program, context):
+                if action.kind != "stop":
+                    patch = context.coder.write(Request(program, action, context.device))
+                    assert len(patch.alternatives) <= 8
+                    compile(patch.apply(program).source, name, "exec")
+
+
+def test_unfuse_undoes_fusion(context: Context) -> None:
+    program = make("softmax")
+    fuse = next(a for a in legal_actions(program, context) if a.kind == "fusion")
+    fused = context.coder.write(Request(program, fuse, context.device)).apply(program)
+    assert len(fused.regions) == 1
+    apart = context.coder.write(Request(fused, Action("unfuse", (fused.regions[0].id,)), context.device)).apply(fused)
+    assert [r.nodes for r in apart.regions] == [r.nodes for r in program.regions]
+
+
+class Doubled(ScheduleKind):
+    """Twice the rows a program.
+
+    rewrite: ``block_p = 1`` -> ``block_p = 2``
+    """
+
+    name = "doubled"
+    family = "tile"
+
+    def rewrite(self, schedule: Schedule, facts: Facts, device: Device, param: str) -> tuple[Schedule, ...]:
+        return (schedule.but(block_p=schedule.block_p * 2),) if schedule.block_p < facts.rows else ()
+
+
+def test_a_kind_from_outside_is_offered_and_coded(context: Context) -> None:
+    register(Doubled())
+    try:
+        program = fused_and_lowered("softmax", context)
+        region = program.regions[0]
+        before = program.schedule(region)
+        action = next(a for a in legal_actions(program, context) if a.kind == "doubled")
+        after = context.coder.write(Request(program, action, context.device)).apply(program)
+        new = after.schedule(region)
+        assert before is not None and new is not None and new.block_p == 2 * before.block_p
+        with pytest.raises(ValueError, match="registered already"):
+            register(Doubled())
+    finally:
+        unregister("doubled")
+    assert "doubled" not in kinds()
+
+
+def test_every_kind_documents_its_rewrite() -> None:
+    for kind in kinds().values():
+        assert kind.__doc__ and "rewrite:" in kind.__doc__ and "->" in kind.__doc__, kind.name
