@@ -1,0 +1,146 @@
+"""A whole optimization: search within the budget, then verify the winner again and walk back where it fails.
+
+Deals in the order of things and in which program is returned. Knows nothing about how programs are chosen (a search
+does that), written or judged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from qimeng.envs.replay import CachingEvaluator
+from qimeng.envs.result import Result
+from qimeng.envs.session import Budget, Progress, Session, State
+from qimeng.envs.task import Task
+from qimeng.interfaces import Evaluation
+from qimeng.store import Store
+
+
+class Search(Protocol):
+    """Decides which steps are taken."""
+
+    def run(self, session: Session) -> str:
+        """Take steps on `session` and its forks until it is done; why it ended (see `Result.stopped`)."""
+
+
+def optimize(
+    task: Task,
+    search: Search,
+    budget: Budget | None = None,
+    store: Store | None = None,
+    on_step: Callable[[Progress], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Result:
+    """Improve `task.start` step by step and return the best program that passes the final verification.
+
+    Ctrl-C ends the search early; the best program so far is still verified and returned.
+
+    Args:
+        task: what is optimized.
+        search: decides which steps are taken.
+        budget: what may be used.
+        store: where every attempt is recorded.
+        on_step: told what is going on.
+        clock: seconds, monotonic.
+    """
+    session = Session(task, budget, store, on_step, clock)
+    try:
+        session.begin()
+        stopped = search.run(session)
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    return finish(session, stopped)
+
+
+def finish(session: Session, stopped: str) -> Result:
+    """Verify the best program in a fresh process and make the result.
+
+    The candidates are the start program and those of the best one's path that beat the candidate before by twice the
+    spread, so that noise adds no step. The last is verified; where it fails, or is timed slower than the candidate
+    before it, that one is next. The start program runs on PyTorch and is returned if nothing else passes.
+    """
+    task, ledger = session.task, session.ledger
+    best = ledger.best or session.state
+    candidates = established(best)
+    notes: list[str] = [task.reason] if task.reason else []
+    winner, evaluation = candidates[0], ledger.start
+    try:
+        for number in range(len(candidates) - 1, -1, -1):
+            winner = candidates[number]
+            parent_ms = candidates[number - 1].ms if number else None
+            session.tell("final", f"verify the program of {len(winner.recipe())} steps in a fresh process")
+            evaluation = task.evaluator.final(winner.program, parent_ms)
+            problem = refusal(evaluation, parent_ms)
+            if problem is None or number == 0:
+                break
+            notes.append(f"the program of {len(winner.recipe())} steps is not returned: {problem}")
+    except KeyboardInterrupt:
+        winner, evaluation = best, best.evaluation
+        notes.append("the final verification was interrupted; the figures are those of the search")
+    if evaluation is None:
+        evaluation = task.evaluator.final(task.start)
+    if not evaluation.ok:
+        notes.append(f"the start program failed its own verification: {evaluation.error}")
+    result = Result(
+        name=task.name,
+        source=winner.program.source,
+        recipe=winner.recipe(),
+        evaluation=evaluation,
+        start=ledger.start or evaluation,
+        steps=tuple(ledger.attempts),
+        device=task.context.device.name,
+        mode=task.context.mode,
+        estimated=task.estimated,
+        evaluations=ledger.evaluations,
+        cached=task.evaluator.hits if isinstance(task.evaluator, CachingEvaluator) else 0,
+        seconds=ledger.clock() - ledger.began,
+        stopped=stopped,
+        notes=tuple(notes),
+        program=winner.program,
+        reference=task.reference,
+    )
+    session.tell("end", f"{result.speedup:.2f} x PyTorch eager" if result.speedup else "not timed")
+    return result
+
+
+def established(best: State) -> tuple[State, ...]:
+    """The judged states on the way to `best`, each faster than the one before by twice the larger spread."""
+    timed = [s for s in best.path() if s.judged and s.evaluation is not None and s.evaluation.ok]
+    kept = list(best.path()[:1])
+    for state in timed:
+        if state is not kept[0] and _beats(state.evaluation, kept[-1].evaluation):
+            kept.append(state)
+    return tuple(kept)
+
+
+def refusal(evaluation: Evaluation, parent_ms: float | None) -> str | None:
+    """Why a finally verified program is not returned, or None.
+
+    Args:
+        evaluation: of the final verification.
+        parent_ms: device milliseconds of the program returned in its place; None for the start program.
+    """
+    if not evaluation.ok:
+        return f"gate {evaluation.gate.value}: {evaluation.error}"
+    if evaluation.timing is None or parent_ms is None:
+        return None
+    margin = 2 * evaluation.timing.spread
+    if evaluation.timing.device_ms > parent_ms * (1 - margin):
+        return (
+            f"{evaluation.timing.device_ms:.4g} ms when timed again does not beat {parent_ms:.4g} ms "
+            f"by twice the spread ({margin:.1%})"
+        )
+    if evaluation.speedup is not None and evaluation.speedup < 1:
+        return f"{evaluation.speedup:.3f} x PyTorch eager when timed again"
+    return None
+
+
+def _beats(new: Evaluation | None, old: Evaluation | None) -> bool:
+    if new is None or new.timing is None:
+        return False
+    if old is None or old.timing is None:
+        return True
+    margin = 2 * max(new.timing.spread, old.timing.spread)
+    return new.timing.device_ms < old.timing.device_ms * (1 - margin)

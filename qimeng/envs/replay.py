@@ -1,0 +1,147 @@
+"""Evaluators and a coder that answer from what is stored.
+
+Deals in look-ups by content hash. Knows nothing about how an evaluation was made. With them planners train, tests run
+and interrupted searches resume without touching a GPU again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from qimeng.errors import CoderError
+from qimeng.graph.region import Region
+from qimeng.interfaces import Coder, Evaluation, Evaluator, Facts, Gate, Patch, Request
+from qimeng.program.program import Program
+from qimeng.program.schedule import Schedule
+from qimeng.store import Conditions, Store, content_hash
+
+FINAL = "final"
+
+
+def subject_of(program: Program, patch: Patch | None) -> str:
+    """Digest of what is judged: the one program, or all that a patch lets the judge choose from."""
+    if patch is None:
+        return program.digest
+    found = [patch.apply(program, i).digest for i in range(max(1, len(patch.alternatives)))]
+    return found[0] if len(found) == 1 else content_hash(" ".join(found))
+
+
+class CachingEvaluator(Evaluator):
+    """Asks the store first; what had to be judged is in the store, durably, before it is returned.
+
+    Args:
+        evaluator: judges what the store does not know.
+        store: where evaluations are kept.
+        conditions: what they depend on besides the program.
+
+    Attributes:
+        hits: evaluations that the store knew.
+    """
+
+    def __init__(self, evaluator: Evaluator, store: Store, conditions: Conditions):
+        self.evaluator, self.store, self.conditions = evaluator, store, conditions
+        self.hits = 0
+
+    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        """The stored evaluation, or a new one."""
+        subject = subject_of(program, patch)
+        known = self.store.evaluation(self.conditions, subject)
+        if known is not None:
+            self.hits += 1
+            return known
+        evaluation = self.evaluator.evaluate(program, patch)
+        self.store.put_evaluation(self.conditions, subject, evaluation)
+        if patch is not None and len(patch.alternatives) > 1 and evaluation.ok:
+            chosen = patch.apply(program, evaluation.chosen).digest
+            self.store.put_evaluation(self.conditions, chosen, replace(evaluation, chosen=0))
+        return evaluation
+
+    def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+        """The stored final verification, or a new one."""
+        known = self.store.evaluation(self.conditions, program.digest, FINAL)
+        if known is not None:
+            self.hits += 1
+            return known
+        evaluation = self.evaluator.final(program, parent_ms)
+        self.store.put_evaluation(self.conditions, program.digest, evaluation, FINAL)
+        return evaluation
+
+    def close(self) -> None:
+        """Give back the inner evaluator's processes."""
+        self.evaluator.close()
+
+
+class ReplayEvaluator(Evaluator):
+    """Answers only what is stored, so that the same question always has the same answer.
+
+    What is not stored comes back as a failure of class ``"unknown"``: the action is refused, never guessed.
+
+    Args:
+        source: a store, or a mapping from what was judged (`subject_of`) to its evaluation.
+        conditions: under which the store's evaluations were made; needed with a store.
+    """
+
+    def __init__(self, source: Store | Mapping[str, Evaluation], conditions: Conditions | None = None):
+        if isinstance(source, Store):
+            if conditions is None:
+                raise ValueError("a store holds evaluations of many conditions; say which")
+            found = [e for e in source.evaluations() if e[0] == conditions]
+            self._known = {s: e for _, purpose, s, e in found if purpose != FINAL}
+            self._final = {s: e for _, purpose, s, e in found if purpose == FINAL}
+        else:
+            self._known, self._final = dict(source), {}
+
+    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        """The stored evaluation, or a failure of class ``"unknown"``."""
+        return self._look_up(self._known, subject_of(program, patch))
+
+    def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+        """The stored final verification, else the stored evaluation."""
+        return self._final.get(program.digest) or self._look_up(self._known, program.digest)
+
+    def _look_up(self, table: Mapping[str, Evaluation], subject: str) -> Evaluation:
+        found = table.get(subject)
+        return found or Evaluation(Gate.WRITE, f"no stored evaluation of {subject}", "unknown")
+
+
+class ReplayCoder(Coder):
+    """Writes the patches that were written before, in the order of their digests, repairs included.
+
+    Args:
+        store: holds the tree of trajectories.
+        conditions: under which they were made.
+        coder: says what can be implemented; its `write` is never called.
+    """
+
+    def __init__(self, store: Store, conditions: Conditions, coder: Coder):
+        self.store, self.conditions, self.coder = store, conditions, coder
+
+    def write(self, request: Request) -> Patch:
+        """The stored patch for this program and action; on repair, the next one.
+
+        Raises:
+            CoderError: none is stored, or none is left.
+        """
+        graph = request.program.graph
+        steps = self.store.steps(self.conditions, request.program.digest)
+        digests = list(dict.fromkeys(s.patch for s in steps if s.action == request.action and s.patch is not None))
+        records = [r for r in map(self.store.patch, digests) if r is not None]
+        patches = [r.patch(graph) for r in records]
+        if request.failed is not None and request.failed in patches:
+            patches = patches[patches.index(request.failed) + 1 :]
+        if not patches:
+            raise CoderError(f"no stored patch for {request.action} on program {request.program.digest}")
+        return patches[0]
+
+    def can_implement(self, region: Region) -> str | None:
+        """What the inner coder says."""
+        return self.coder.can_implement(region)
+
+    def facts(self, region: Region) -> Facts | None:
+        """What the inner coder says."""
+        return self.coder.facts(region)
+
+    def shared_bytes(self, region: Region, schedule: Schedule) -> int:
+        """What the inner coder says."""
+        return self.coder.shared_bytes(region, schedule)

@@ -1,0 +1,387 @@
+"""One optimization under way: write, verify, advance or roll back.
+
+Deals in states (immutable, linked to the state they came from), attempts and budgets. `Session.step` is the only place
+where a program changes. Knows nothing about who chooses the actions, or how a program is written or judged.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from qimeng.actions import action_text, check_action, legal_actions
+from qimeng.envs.replay import subject_of
+from qimeng.envs.shares import MAX_ACTIONS, carried, dropped_kernels, order_actions
+from qimeng.envs.task import Task
+from qimeng.errors import CoderError, IllegalAction
+from qimeng.interfaces import Action, Evaluation, Gate, Observation, Patch, Request, Step
+from qimeng.program.program import Program
+from qimeng.recipe import PatchRecord, Recipe, RecipeStep, program_to_json
+from qimeng.store import Store, StoredStep
+
+STOP = Action("stop")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What an optimization may use; it ends with whichever is used up first.
+
+    Attributes:
+        seconds: wall-clock seconds, the final verification included as far as it can be foreseen.
+        evaluations: programs sent to the judge before the final verification, the start program included.
+        steps: steps of one trajectory.
+        repairs: times that a coder may repair one refused patch.
+    """
+
+    seconds: float = 60.0
+    evaluations: int = 40
+    steps: int = 64
+    repairs: int = 2
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is going on, for whoever watches.
+
+    Attributes:
+        phase: ``"start"``, ``"try"`` (before an evaluation), ``"done"`` (after a step), ``"final"`` or ``"end"``.
+        text: what is tried, or what came of it.
+        best_ms: device milliseconds of the best program so far.
+        eager_ms: device milliseconds of PyTorch eager.
+        seconds_left: wall-clock seconds left.
+        evaluations: evaluations used.
+        steps: steps taken, over all branches.
+    """
+
+    phase: str
+    text: str
+    best_ms: float | None
+    eager_ms: float | None
+    seconds_left: float
+    evaluations: int
+    steps: int
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Where a trajectory stands.
+
+    Attributes:
+        program: the program.
+        evaluation: of this program; its `timing` is None where a step changed only the graph and dropped a kernel.
+        parent: the state before the last accepted step; None at the start.
+        record: the last accepted step, as a recipe keeps it.
+        history: every step so far, refused ones included.
+        masked: actions that were refused here.
+        judged: whether this very program was sent to the judge.
+        done: whether the planner stopped.
+    """
+
+    program: Program
+    evaluation: Evaluation | None = None
+    parent: State | None = None
+    record: RecipeStep | None = None
+    history: tuple[Step, ...] = ()
+    masked: frozenset[Action] = frozenset()
+    judged: bool = False
+    done: bool = False
+
+    @property
+    def ms(self) -> float | None:
+        """Device milliseconds, where known."""
+        return self.evaluation.ms if self.evaluation else None
+
+    def path(self) -> tuple[State, ...]:
+        """The accepted states from the start to this one."""
+        states: list[State] = []
+        state: State | None = self
+        while state is not None:
+            states.append(state)
+            state = state.parent
+        return tuple(reversed(states))
+
+    def recipe(self) -> Recipe:
+        """The accepted steps that lead here."""
+        return Recipe(tuple(s.record for s in self.path() if s.record is not None), self.program.digest)
+
+
+@dataclass
+class Ledger:
+    """What the branches of one search share: used budget, known evaluations, the best program.
+
+    Attributes:
+        budget: what may be used.
+        clock: seconds, monotonic.
+        began: when the search began.
+        evaluations: programs sent to the judge.
+        longest: seconds of the longest evaluation after the first.
+        known: evaluations of this search by what was judged; asking again is free.
+        refused: program digest to the actions refused there.
+        attempts: every step over all branches, in order.
+        best: fastest judged state.
+        start: evaluation of the start program.
+    """
+
+    budget: Budget
+    clock: Callable[[], float]
+    began: float
+    evaluations: int = 0
+    longest: float = 0.0
+    known: dict[str, Evaluation] = field(default_factory=dict)
+    refused: dict[str, frozenset[Action]] = field(default_factory=dict)
+    attempts: list[Step] = field(default_factory=list)
+    best: State | None = None
+    start: Evaluation | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        """Wall-clock seconds left of the budget."""
+        return self.budget.seconds - (self.clock() - self.began)
+
+    def clone(self) -> Ledger:
+        """An independent copy."""
+        return replace(self, known=dict(self.known), refused=dict(self.refused), attempts=list(self.attempts))
+
+
+class Session:
+    """An optimization under way.
+
+    Args:
+        task: what is optimized.
+        budget: what may be used.
+        store: where every attempt is recorded; None records nothing.
+        on_step: told what is going on.
+        clock: seconds, monotonic.
+
+    Attributes:
+        state: where this branch stands.
+        ledger: what all branches share.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        budget: Budget | None = None,
+        store: Store | None = None,
+        on_step: Callable[[Progress], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.task, self.store, self.on_step = task, store, on_step
+        self.ledger = Ledger(budget or Budget(), clock, clock())
+        self.state = State(task.start)
+        self._legal: dict[tuple[object, ...], tuple[Action, ...]] = {}
+
+    def fork(self) -> Session:
+        """A branch: a state of its own, budget and best program shared."""
+        return copy.copy(self)
+
+    def clone(self) -> Session:
+        """An equal copy that shares nothing that changes."""
+        twin = copy.copy(self)
+        twin.ledger = self.ledger.clone()
+        return twin
+
+    def begin(self) -> Evaluation:
+        """Judge the start program, once; steps are taken after that."""
+        if self.ledger.start is None:
+            self.tell("start", f"{self.task.name}: PyTorch, {len(self.task.start.regions)} regions")
+            evaluation = self._judge(self.task.start, None)
+            self.ledger.longest = 0.0  # the first evaluation also makes the reference and starts the judge
+            self.ledger.start = evaluation
+            self.state = replace(self.state, evaluation=evaluation, judged=True)
+            self.ledger.best = self.state
+        return self.ledger.start
+
+    def exhausted(self) -> str | None:
+        """Why no further step may be taken (``"stop"``, ``"steps"``, ``"evaluations"``, ``"seconds"``), or None."""
+        ledger = self.ledger
+        if self.state.done:
+            return "stop"
+        if len(self.state.history) >= ledger.budget.steps:
+            return "steps"
+        if ledger.evaluations >= ledger.budget.evaluations:
+            return "evaluations"
+        if ledger.seconds_left < 2 * ledger.longest or ledger.seconds_left <= 0:  # one step and the final verification
+            return "seconds"
+        return None
+
+    def offered(self) -> tuple[tuple[Action, ...], int]:
+        """The legal actions in order, `stop` first, at most 256; and how many were cut."""
+        program = self.state.program
+        key = (program.digest, *(program.schedule(r) for r in program.regions))
+        if key not in self._legal:
+            self._legal[key] = legal_actions(program, self.task.context)
+        found = [a for a in self._legal[key] if a not in self.state.masked]
+        ordered = order_actions(found, program, self.state.evaluation, self.task.context.device)
+        return ordered[:MAX_ACTIONS], max(0, len(ordered) - MAX_ACTIONS)
+
+    def observe(self) -> Observation:
+        """What a planner sees now."""
+        start = self.ledger.start
+        best = self.ledger.best
+        return Observation(
+            program=self.state.program,
+            actions=self.offered()[0],
+            evaluation=self.state.evaluation,
+            best_ms=best.ms if best else None,
+            eager_ms=start.eager.device_ms if start and start.eager else None,
+            history=self.state.history,
+            device=self.task.context.device,
+            mode=self.task.context.mode,
+            steps_left=self.ledger.budget.steps - len(self.state.history),
+        )
+
+    def step(self, action: Action) -> Step:
+        """Carry out `action`: write, verify, repair; then advance, or roll back and mask the action.
+
+        An action that does not apply is refused like a failed one (gate ``write``); nothing is raised.
+        """
+        self.begin()
+        if action == STOP:
+            step = Step(action, None, True)
+            self.state = replace(self.state, done=True, history=(*self.state.history, step))
+            self.ledger.attempts.append(step)
+            return step
+        before = self.state
+        step = self._attempt(action)
+        self.ledger.attempts.append(step)
+        self.tell("done", f"{_text(action, before.program)}: {_outcome(step, before, self.state)}")
+        return step
+
+    def tell(self, phase: str, text: str) -> None:
+        """Report progress to whoever watches."""
+        if self.on_step is None:
+            return
+        ledger = self.ledger
+        eager = ledger.start.eager if ledger.start else None
+        best = ledger.best.ms if ledger.best else None
+        self.on_step(
+            Progress(
+                phase,
+                text,
+                best,
+                eager.device_ms if eager else None,
+                ledger.seconds_left,
+                ledger.evaluations,
+                len(ledger.attempts),
+            )
+        )
+
+    # ---- one attempt and its repairs
+    def _attempt(self, action: Action) -> Step:
+        context, program = self.task.context, self.state.program
+        request = Request(program, action, context.device, context.mode)
+        tried: set[str] = set()
+        step = Step(action, None, False)
+        for _ in range(1 + self.ledger.budget.repairs):
+            try:
+                check_action(program, action, context)
+                patch = context.coder.write(request)
+            except (IllegalAction, CoderError) as error:
+                if request.failed is None:
+                    failure = "illegal" if isinstance(error, IllegalAction) else "coder"
+                    step = Step(action, Evaluation(Gate.WRITE, str(error), failure), False)
+                    self._record(program, step, None)
+                break
+            subject = subject_of(program, patch)
+            if subject in tried:  # the coder has nothing new to offer
+                break
+            tried.add(subject)
+            step = self._verify(action, patch)
+            self._record(program, step, patch)
+            if step.accepted or self.exhausted():
+                break
+            assert step.evaluation is not None
+            request = replace(request, failed=patch, reason=step.evaluation.error)
+        if not step.accepted:
+            self._roll_back(step)
+        return step
+
+    def _verify(self, action: Action, patch: Patch) -> Step:
+        """Judge `patch` (a change of the graph alone needs none) and advance where it is right."""
+        before = self.state
+        if not patch.alternatives:
+            if patch.regions is None:
+                return Step(action, Evaluation(Gate.WRITE, "the coder returned an empty patch", "coder"), False)
+            program = patch.apply(before.program)
+            step = Step(action, None, True, patch.digest())
+            known = carried(before.program, program, before.evaluation)
+            self._advance(program, known, step, RecipeStep.of(action, patch, ms=known.ms if known else None), False)
+            return step
+        note = f"{_text(action, before.program)}: {patch.note}" if patch.note else _text(action, before.program)
+        self.tell("try", note)
+        evaluation = self._judge(before.program, patch)
+        if not evaluation.ok:
+            return Step(action, evaluation, False, patch.digest())
+        program = patch.apply(before.program, evaluation.chosen)
+        step = Step(action, evaluation, True, patch.digest(evaluation.chosen))
+        self._advance(program, evaluation, step, RecipeStep.of(action, patch, evaluation.chosen, evaluation.ms), True)
+        return step
+
+    def _advance(
+        self, program: Program, evaluation: Evaluation | None, step: Step, record: RecipeStep, judged: bool
+    ) -> None:
+        masked = self.ledger.refused.get(program.digest, frozenset())
+        history = (*self.state.history, step)
+        self.state = State(program, evaluation, self.state, record, history, masked, judged)
+        best = self.ledger.best
+        if judged and self.state.ms is not None and (best is None or best.ms is None or self.state.ms < best.ms):
+            self.ledger.best = self.state
+
+    def _roll_back(self, step: Step) -> None:
+        digest = self.state.program.digest
+        masked = self.state.masked | {step.action}
+        self.ledger.refused[digest] = self.ledger.refused.get(digest, frozenset()) | masked
+        self.state = replace(self.state, history=(*self.state.history, step), masked=masked)
+
+    def _judge(self, program: Program, patch: Patch | None) -> Evaluation:
+        ledger, subject = self.ledger, subject_of(program, patch)
+        if subject in ledger.known:
+            return ledger.known[subject]
+        began = ledger.clock()
+        evaluation = self.task.evaluator.evaluate(program, patch)
+        ledger.longest = max(ledger.longest, ledger.clock() - began)
+        ledger.evaluations += 1
+        ledger.known[subject] = evaluation
+        return evaluation
+
+    def _record(self, parent: Program, step: Step, patch: Patch | None) -> None:
+        """Keep the attempt in the store, accepted or not."""
+        if self.store is None:
+            return
+        conditions = self.task.conditions
+        child = self.state.program if step.accepted else None
+        for program in (parent, child):
+            if program is not None:
+                self.store.put_program(program.digest, program_to_json(program), program.source)
+        digest = evaluation = None
+        if patch is not None:
+            digest = self.store.put_patch(PatchRecord.of(patch))
+            if step.evaluation is not None and patch.alternatives:
+                subject = subject_of(parent, patch)
+                evaluation = self.store.put_evaluation(conditions, subject, step.evaluation)
+        edge = StoredStep(
+            parent.digest, step.action, digest, evaluation, step.accepted, child.digest if child else None
+        )
+        self.store.put_step(conditions, edge)
+
+
+def _text(action: Action, program: Program) -> str:
+    try:
+        return action_text(action, program)
+    except KeyError:  # it names a region that this program does not have
+        return str(action)
+
+
+def _outcome(step: Step, before: State, after: State) -> str:
+    if not step.accepted:
+        reason = step.evaluation.error if step.evaluation else None
+        return f"refused: {reason or 'no reason given'}"
+    if step.evaluation is None:
+        lost = dropped_kernels(before.program, after.program)
+        return f"graph only, drops {len(lost)} generated kernel(s)" if lost else "graph only"
+    if before.ms is None or after.ms is None:
+        return "right"
+    return f"right, {before.ms:.4g} ms -> {after.ms:.4g} ms"

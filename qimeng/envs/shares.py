@@ -1,0 +1,89 @@
+"""Which region takes how much of the GPU time, and so which actions matter most.
+
+Deals in milliseconds a region: measured where known, carried over where only the partition changed, else the roofline
+bound. Knows nothing about steps, rewards or kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from qimeng.actions import action_text
+from qimeng.device import Device
+from qimeng.graph.ops import VIEWS, family, flops
+from qimeng.graph.region import Region
+from qimeng.interfaces import Action, Evaluation
+from qimeng.program.program import Program
+
+MAX_ACTIONS = 256
+"""Most actions that a state offers."""
+
+
+def bound_ms(region: Region, device: Device) -> float:
+    """The roofline bound of `region` in milliseconds: the longer of moving its bytes once and doing its arithmetic.
+
+    Products of fp32 operands count at the fp32 rate, half types at the tensor cores' (datasheet peaks).
+    """
+    moved = region.bytes_moved() / (device.bandwidth_gbs * 1e6)
+    work = 0.0
+    for node in region.ops:
+        meta = next((m for m in node.metas if m is not None), None)
+        dtype = meta.dtype if meta is not None and family(node) == "gemm" else "float32"
+        work += flops(region.graph, node) / (device.peak_tflops(dtype) * 1e9)
+    return max(moved, work)
+
+
+def region_times(program: Program, evaluation: Evaluation | None, device: Device) -> dict[str, float]:
+    """Milliseconds by region id: measured where `evaluation` has them for every region, else roofline bounds."""
+    known = evaluation.region_ms if evaluation is not None else {}
+    if all(r.id in known for r in program.regions):
+        return {r.id: known[r.id] for r in program.regions}
+    return {r.id: bound_ms(r, device) for r in program.regions}
+
+
+def carried(before: Program, after: Program, evaluation: Evaluation | None) -> Evaluation | None:
+    """What `evaluation` of `before` says about `after`, which computes the same on another partition.
+
+    The time of a region is shared out over its operators by the bytes they yield and summed again. Where a generated
+    kernel was dropped the whole program's time is no longer known, and `timing` is None.
+    """
+    if evaluation is None:
+        return None
+    by_node: dict[str, float] = {}
+    for region in before.regions:
+        ms = evaluation.region_ms.get(region.id)
+        weights = {n.name: _bytes(region, n.name) for n in region.ops if n.packet not in VIEWS}
+        total = sum(weights.values())
+        if ms is None or not total:
+            continue
+        for name, weight in weights.items():
+            by_node[name] = by_node.get(name, 0.0) + ms * weight / total
+    times = {r.id: sum(by_node.get(n, 0.0) for n in r.nodes) for r in after.regions} if by_node else {}
+    if dropped_kernels(before, after):
+        return replace(evaluation, timing=None, region_ms=times, generated_share=None)
+    return replace(evaluation, region_ms=times)
+
+
+def dropped_kernels(before: Program, after: Program) -> tuple[Region, ...]:
+    """Regions of `before` whose generated kernel is not in `after`."""
+    return tuple(
+        r for r in before.regions if before.implementation(r).generated and r.signature not in after.implementations
+    )
+
+
+def order_actions(
+    actions: Iterable[Action], program: Program, evaluation: Evaluation | None, device: Device
+) -> tuple[Action, ...]:
+    """`actions` by the share of GPU time they touch, most first, then by text; `stop` before all."""
+    times = region_times(program, evaluation, device)
+
+    def key(action: Action) -> tuple[bool, float, str]:
+        touched = sum(times.get(r, 0.0) for r in action.regions)
+        return action.kind != "stop", -touched, action_text(action, program)
+
+    return tuple(sorted(actions, key=key))
+
+
+def _bytes(region: Region, name: str) -> int:
+    return sum(m.bytes for m in region.graph.nodes[name].metas if m is not None)

@@ -1,0 +1,46 @@
+"""A task: what is optimized, for which device, by whom it is written and by whom it is judged.
+
+Deals in the parts that a step loop needs, put together once. Knows nothing about steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qimeng.actions import Context
+from qimeng.interfaces import Evaluator
+from qimeng.program.program import Program
+from qimeng.store import Conditions
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Task:
+    """One computation to optimize under fixed conditions.
+
+    Attributes:
+        start: the program that every search begins with: whole on PyTorch.
+        context: device, coder and precision mode.
+        evaluator: the judge, for this computation and these conditions.
+        conditions: what the judge's findings depend on; keys of the store.
+        name: what people call the computation.
+        reason: why it could not be captured as a graph; empty where it was.
+        reference: makes the reference module, whose parameters a result takes over; None where there is none.
+    """
+
+    start: Program
+    context: Context
+    evaluator: Evaluator
+    conditions: Conditions
+    name: str = "program"
+    reason: str = ""
+    reference: Callable[[], torch.nn.Module] | None = None
+
+    @property
+    def estimated(self) -> bool:
+        """True where times come from the analytic model."""
+        return self.conditions.estimated

@@ -1,0 +1,57 @@
+"""Beam search over any planner.
+
+Deals in several trajectories at once, of which the fastest go on. Knows nothing about how steps are carried out.
+"""
+
+from __future__ import annotations
+
+from qimeng.envs.session import Session
+from qimeng.interfaces import Planner
+from qimeng.planner.search import Search, top_actions
+
+
+class BeamSearch(Search):
+    """Expand each of `width` trajectories by the planner's `branch` best actions and keep the fastest `width`.
+
+    A step may slow a program down before a later one pays (a lowering before its tuning), so a trajectory whose time
+    is not known, or which has only just been slowed, counts with the best time on its path: it stays while others are
+    not better, and its end is what the result is taken from.
+
+    Args:
+        planner: proposes actions.
+        width: trajectories kept.
+        branch: actions tried in each.
+    """
+
+    def __init__(self, planner: Planner, width: int = 4, branch: int = 2):
+        if width < 1 or branch < 1:
+            raise ValueError(f"width and branch must be at least 1, got {width} and {branch}")
+        self.planner, self.width, self.branch = planner, width, branch
+
+    def run(self, session: Session) -> str:
+        """Go on until every trajectory has stopped or the budget is used up."""
+        session.begin()
+        beam, reason = [session], "stop"
+        while beam:
+            children: list[Session] = []
+            for parent in beam:
+                for action in top_actions(self.planner, parent.observe(), self.branch):
+                    reason = parent.exhausted() or reason
+                    if reason in ("evaluations", "seconds"):
+                        return reason
+                    child = parent.fork()
+                    if child.step(action).accepted:
+                        children.append(child)
+            unfinished = [c for c in children if c.exhausted() is None]
+            beam = self._fastest(unfinished)
+        return reason
+
+    def _fastest(self, sessions: list[Session]) -> list[Session]:
+        """The `width` fastest, one for each program; the planner's order decides between equals."""
+        programs = {s.state.program.digest: s for s in reversed(sessions)}
+        order = [s for s in sessions if programs[s.state.program.digest] is s]
+        return sorted(order, key=_best_on_path)[: self.width]
+
+
+def _best_on_path(session: Session) -> float:
+    return min((s.ms for s in session.state.path() if s.ms is not None), default=float("inf"))

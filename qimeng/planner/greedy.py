@@ -1,0 +1,28 @@
+"""Greedy search: one trajectory, the planner's choice at each step.
+
+Deals in one session. Knows nothing about branches.
+"""
+
+from __future__ import annotations
+
+from qimeng.envs.session import Session
+from qimeng.interfaces import Planner
+from qimeng.planner.search import Search
+
+
+class GreedySearch(Search):
+    """Observe, choose, step, until the planner stops or the budget is used up.
+
+    Args:
+        planner: chooses every step.
+    """
+
+    def __init__(self, planner: Planner):
+        self.planner = planner
+
+    def run(self, session: Session) -> str:
+        """One trajectory from the session's state."""
+        session.begin()
+        while (reason := session.exhausted()) is None:
+            session.step(self.planner.choose(session.observe()))
+        return reason

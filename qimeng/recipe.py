@@ -1,0 +1,222 @@
+"""Recipes: how a program was made, as data that makes it again.
+
+Deals in accepted steps, each with its action and its whole patch. Knows nothing about coders, evaluators or clocks:
+replaying applies stored patches, so it gives the same program anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from qimeng.errors import ReplayError
+from qimeng.graph.opgraph import OpGraph, Value
+from qimeng.graph.region import Region
+from qimeng.interfaces import Action, Patch
+from qimeng.program.program import Implementation, Program
+from qimeng.program.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class RegionRecord:
+    """A region without its graph: node names, and the values read outside it as (node, port)."""
+
+    nodes: tuple[str, ...]
+    outputs: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, region: Region) -> RegionRecord:
+        """The record of `region`."""
+        return cls(region.nodes, tuple((v.node, v.port) for v in region.outputs))
+
+    def region(self, graph: OpGraph) -> Region:
+        """The region in `graph`.
+
+        Raises:
+            ReplayError: the graph lacks one of the nodes.
+        """
+        missing = [n for n in self.nodes if n not in graph.nodes]
+        if missing:
+            raise ReplayError(f"the graph has no node {missing[0]!r} (and {len(missing) - 1} more of this region)")
+        return Region(graph, self.nodes, tuple(Value(node, port) for node, port in self.outputs))
+
+
+@dataclass(frozen=True)
+class PatchRecord:
+    """A patch without its graph, reduced to what was kept or whole.
+
+    Attributes:
+        regions: the new partition; None where it stays.
+        target: id of the region with a new implementation; None for a change of the graph alone.
+        alternatives: the implementations to choose from; one in a recipe.
+        note: the patch's note; no part of its identity.
+    """
+
+    regions: tuple[RegionRecord, ...] | None = None
+    target: str | None = None
+    alternatives: tuple[Implementation, ...] = ()
+    note: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, patch: Patch) -> PatchRecord:
+        """The record of `patch`."""
+        regions = None if patch.regions is None else tuple(RegionRecord.of(r) for r in patch.regions)
+        return cls(regions, patch.target, patch.alternatives, patch.note)
+
+    def patch(self, graph: OpGraph) -> Patch:
+        """The patch on `graph`.
+
+        Raises:
+            ReplayError: it names nodes that the graph lacks.
+        """
+        regions = None if self.regions is None else tuple(r.region(graph) for r in self.regions)
+        return Patch(regions, self.target, self.alternatives, self.note)
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> PatchRecord:
+        """The record that `to_json` wrote."""
+        return cls.from_data(json.loads(text))
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> PatchRecord:
+        """The record from the decoded JSON."""
+        regions = data["regions"]
+        if regions is not None:
+            regions = tuple(
+                RegionRecord(tuple(r["nodes"]), tuple((n, int(p)) for n, p in r["outputs"])) for r in regions
+            )
+        alternatives = tuple(implementation_from_data(a) for a in data["alternatives"])
+        return cls(regions, data["target"], alternatives, data["note"])
+
+
+@dataclass(frozen=True)
+class RecipeStep:
+    """One accepted step.
+
+    Attributes:
+        action: what was done.
+        digest: content hash of the patch (`Patch.digest`).
+        patch: the patch, reduced to the implementation that was kept.
+        ms: device milliseconds after the step; no part of the recipe's identity.
+    """
+
+    action: Action
+    digest: str
+    patch: PatchRecord
+    ms: float | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, action: Action, patch: Patch, chosen: int = 0, ms: float | None = None) -> RecipeStep:
+        """The step that applied alternative number `chosen` of `patch`."""
+        return cls(action, patch.digest(chosen), PatchRecord.of(patch.only(chosen)), ms)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The accepted steps from the start program to a program; equality ignores times.
+
+    Attributes:
+        steps: in the order they were taken.
+        program: digest of the program they lead to; empty where it is not known.
+    """
+
+    steps: tuple[RecipeStep, ...] = ()
+    program: str = ""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def replay(self, graph: OpGraph) -> Program:
+        """The program that the steps make of `graph`, whole on PyTorch at first; no coder is called.
+
+        Raises:
+            ReplayError: a step does not fit the graph, or the program comes out another one.
+        """
+        program = Program.start(graph)
+        for number, step in enumerate(self.steps):
+            program = self._apply(program, step, number)
+        if self.program and program.digest != self.program:
+            raise ReplayError(f"the recipe leads to program {program.digest}, it was written for {self.program}")
+        return program
+
+    def _apply(self, program: Program, step: RecipeStep, number: int) -> Program:
+        patch = step.patch.patch(program.graph)
+        if patch.digest() != step.digest:
+            raise ReplayError(
+                f"step {number} ({step.action}): the stored patch has hash {patch.digest()}, not {step.digest}"
+            )
+        try:
+            return patch.apply(program)
+        except KeyError as error:
+            raise ReplayError(f"step {number} ({step.action}): {error.args[0]}") from None
+
+    def to_json(self) -> str:
+        """One line of JSON; `from_json` gives an equal recipe back."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """The recipe that `to_json` wrote.
+
+        Raises:
+            ReplayError: `text` is no recipe.
+        """
+        try:
+            data = json.loads(text)
+            steps = tuple(
+                RecipeStep(action_from_data(s["action"]), s["digest"], PatchRecord.from_data(s["patch"]), s["ms"])
+                for s in data["steps"]
+            )
+            return cls(steps, data["program"])
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ReplayError(f"not a recipe: {type(error).__name__}: {error}") from None
+
+
+def action_from_data(data: dict[str, Any]) -> Action:
+    """The action from its decoded JSON (`dataclasses.asdict`)."""
+    return Action(data["kind"], tuple(data["regions"]), data["param"])
+
+
+def implementation_from_data(data: dict[str, Any]) -> Implementation:
+    """The implementation from its decoded JSON (`dataclasses.asdict`)."""
+    schedule = None if data["schedule"] is None else Schedule(**data["schedule"])
+    return Implementation(**{**data, "prepare_inputs": tuple(data["prepare_inputs"]), "schedule": schedule})
+
+
+def program_to_json(program: Program) -> str:
+    """The partition and implementations of `program` as one line of JSON; its graph is not in it."""
+    held = {s: asdict(i) for s, i in sorted(program.implementations.items())}
+    return json.dumps({"regions": [asdict(RegionRecord.of(r)) for r in program.regions], "implementations": held})
+
+
+def program_from_json(text: str, graph: OpGraph) -> Program:
+    """The program on `graph` that `program_to_json` wrote.
+
+    Raises:
+        ReplayError: it does not fit the graph.
+    """
+    data = json.loads(text)
+    regions = _regions(data["regions"], graph)
+    return Program(graph, regions, {s: implementation_from_data(i) for s, i in data["implementations"].items()})
+
+
+def _regions(items: Iterable[dict[str, Any]], graph: OpGraph) -> tuple[Region, ...]:
+    return tuple(RegionRecord(tuple(r["nodes"]), tuple((n, p) for n, p in r["outputs"])).region(graph) for r in items)
+
+
+__all__ = [
+    "PatchRecord",
+    "Recipe",
+    "RecipeStep",
+    "RegionRecord",
+    "action_from_data",
+    "implementation_from_data",
+    "program_from_json",
+    "program_to_json",
+]

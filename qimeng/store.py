@@ -1,0 +1,289 @@
+"""The store: one SQLite file a project, with everything that was ever tried and what came of it.
+
+Deals in rows keyed by content hashes, so that stores of different machines merge. Knows nothing about how programs are
+written or judged. Each `put_…` is one durable transaction: a process killed at any moment loses nothing it finished.
+
+Tables: ``specs``, ``programs``, ``patches``, ``conditions``, ``evaluations`` and ``steps``. The steps are the tree of
+trajectories: an edge leads from a parent program through an action and a patch to an evaluation and, where accepted, a
+child program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from qimeng.errors import StoreError
+from qimeng.interfaces import Action, Evaluation
+from qimeng.recipe import PatchRecord, action_from_data
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS specs (digest TEXT PRIMARY KEY, name TEXT NOT NULL, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS programs (digest TEXT PRIMARY KEY, body TEXT NOT NULL, source TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS patches (digest TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS conditions (digest TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS evaluations (
+    digest TEXT PRIMARY KEY, conditions TEXT NOT NULL, purpose TEXT NOT NULL, subject TEXT NOT NULL,
+    body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS steps (
+    digest TEXT PRIMARY KEY, conditions TEXT NOT NULL, parent TEXT NOT NULL, action TEXT NOT NULL, patch TEXT,
+    evaluation TEXT, accepted INTEGER NOT NULL, child TEXT);
+CREATE INDEX IF NOT EXISTS steps_by_parent ON steps (conditions, parent);
+"""
+_TABLES = ("specs", "programs", "patches", "conditions", "evaluations", "steps")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What an evaluation depends on besides the program; part of every key.
+
+    Attributes:
+        spec: digest of the specification.
+        device: name of the device.
+        mode: precision mode.
+        estimated: True where times come from the analytic model, so that they never mix with measured ones.
+        versions: (name, version) of the evaluator, torch, triton and the driver.
+    """
+
+    spec: str
+    device: str
+    mode: str = "default"
+    estimated: bool = False
+    versions: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Content hash."""
+        return content_hash(json.dumps(asdict(self), sort_keys=True))
+
+
+@dataclass(frozen=True)
+class StoredStep:
+    """One edge of the tree of trajectories.
+
+    Attributes:
+        parent: digest of the program that the action was applied to.
+        action: what was tried.
+        patch: digest of the patch; None where the coder wrote none.
+        evaluation: digest of the evaluation; None where none was needed.
+        accepted: whether the state advanced.
+        child: digest of the resulting program; None where it was rolled back.
+    """
+
+    parent: str
+    action: Action
+    patch: str | None
+    evaluation: str | None
+    accepted: bool
+    child: str | None
+
+
+class Store:
+    """An open store.
+
+    Args:
+        path: the SQLite file, made if it is not there; ``":memory:"`` for one that ends with the process.
+
+    Raises:
+        StoreError: the file is no store, or was written by another version of the library.
+    """
+
+    def __init__(self, path: str | Path = ":memory:"):
+        self.path = str(path)
+        self._pid = -1
+        self._connection: sqlite3.Connection | None = None
+        self._db  # noqa: B018  opens the file, so that a bad one is refused here
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if self._connection is None or self._pid != os.getpid():  # a connection must not cross a fork
+            self._connection, self._pid = _open(self.path), os.getpid()
+        return self._connection
+
+    def __reduce__(self) -> tuple[type[Store], tuple[str]]:
+        if self.path == ":memory:":
+            raise StoreError("a store in memory cannot be copied to another process; give it a file")
+        return Store, (self.path,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Store:
+        return self
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; the next use opens it again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # ---- writing: a row that is there already stays as it is
+    def put_spec(self, digest: str, name: str, body: str = "") -> None:
+        """Keep a specification: its digest, its name and a text that describes it."""
+        self._insert("specs", (digest, name, body))
+
+    def put_conditions(self, conditions: Conditions) -> str:
+        """Keep `conditions` and return their digest."""
+        self._insert("conditions", (conditions.digest, json.dumps(asdict(conditions), sort_keys=True)))
+        return conditions.digest
+
+    def put_program(self, digest: str, body: str, source: str) -> None:
+        """Keep a program: `qimeng.recipe.program_to_json` and its source."""
+        self._insert("programs", (digest, body, source))
+
+    def put_patch(self, patch: PatchRecord) -> str:
+        """Keep a patch, all alternatives included, and return its digest."""
+        body = patch.to_json()
+        self._insert("patches", (content_hash(body), body))
+        return content_hash(body)
+
+    def put_evaluation(
+        self, conditions: Conditions, subject: str, evaluation: Evaluation, purpose: str = "step"
+    ) -> str:
+        """Keep what was found out about `subject` and return the evaluation's digest.
+
+        Raises:
+            StoreError: an estimated time under measured conditions, or the other way round.
+        """
+        if evaluation.timing is not None and evaluation.timing.estimated != conditions.estimated:
+            raise StoreError("estimated and measured times are never stored under the same conditions")
+        digest = evaluation_key(conditions, subject, purpose)
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(
+                "INSERT OR IGNORE INTO conditions VALUES (?, ?)",
+                (conditions.digest, json.dumps(asdict(conditions), sort_keys=True)),
+            )
+            self._db.execute(
+                "INSERT OR IGNORE INTO evaluations VALUES (?, ?, ?, ?, ?)",
+                (digest, conditions.digest, purpose, subject, evaluation.to_json()),
+            )
+        return digest
+
+    def put_step(self, conditions: Conditions, step: StoredStep) -> None:
+        """Keep one edge of the tree, accepted or not."""
+        action = json.dumps(asdict(step.action), sort_keys=True)
+        parts = (conditions.digest, step.parent, action, step.patch, step.evaluation, int(step.accepted), step.child)
+        self._insert("steps", (content_hash(json.dumps(parts)), *parts))
+
+    def _insert(self, table: str, row: tuple[Any, ...]) -> None:
+        marks = ", ".join("?" * len(row))
+        with self._db:
+            self._db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)
+
+    # ---- reading
+    def evaluation(self, conditions: Conditions, subject: str, purpose: str = "step") -> Evaluation | None:
+        """What is known about `subject`; None where it was never judged under these conditions."""
+        return self.evaluation_of(evaluation_key(conditions, subject, purpose))
+
+    def evaluation_of(self, digest: str) -> Evaluation | None:
+        """The evaluation with this digest."""
+        row = self._db.execute("SELECT body FROM evaluations WHERE digest = ?", (digest,)).fetchone()
+        return None if row is None else Evaluation.from_json(row[0])
+
+    def evaluations(self) -> Iterator[tuple[Conditions, str, str, Evaluation]]:
+        """(conditions, purpose, subject, evaluation) of everything that was judged, in the order of their digests."""
+        rows = self._db.execute(
+            "SELECT c.body, e.purpose, e.subject, e.body FROM evaluations e "
+            "JOIN conditions c ON c.digest = e.conditions ORDER BY e.digest"
+        ).fetchall()
+        for conditions, purpose, subject, body in rows:
+            yield _conditions(conditions), purpose, subject, Evaluation.from_json(body)
+
+    def steps(self, conditions: Conditions | None = None, parent: str | None = None) -> tuple[StoredStep, ...]:
+        """Edges of the tree, in the order of their digests: all, those under `conditions`, those from `parent`."""
+        where, values = [], []
+        if conditions is not None:
+            where, values = ["conditions = ?"], [conditions.digest]
+        if parent is not None:
+            where, values = [*where, "parent = ?"], [*values, parent]
+        text = "SELECT parent, action, patch, evaluation, accepted, child FROM steps"
+        text += (" WHERE " + " AND ".join(where) if where else "") + " ORDER BY digest"
+        return tuple(
+            StoredStep(p, action_from_data(json.loads(a)), patch, e, bool(accepted), child)
+            for p, a, patch, e, accepted, child in self._db.execute(text, values)
+        )
+
+    def patch(self, digest: str) -> PatchRecord | None:
+        """The patch with this digest."""
+        row = self._db.execute("SELECT body FROM patches WHERE digest = ?", (digest,)).fetchone()
+        return None if row is None else PatchRecord.from_json(row[0])
+
+    def program(self, digest: str) -> tuple[str, str] | None:
+        """(JSON for `qimeng.recipe.program_from_json`, source) of a program."""
+        row = self._db.execute("SELECT body, source FROM programs WHERE digest = ?", (digest,)).fetchone()
+        return None if row is None else (row[0], row[1])
+
+    def counts(self) -> dict[str, int]:
+        """Number of rows of each table."""
+        return {t: self._db.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in _TABLES}
+
+    def merge(self, other: Store) -> None:
+        """Add the rows of `other` that are not here; where both know a digest, this store's row stays.
+
+        Raises:
+            StoreError: `other` was written by another version of the library.
+        """
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            for table in _TABLES:
+                rows = other._db.execute(f"SELECT * FROM {table}").fetchall()
+                if rows:
+                    marks = ", ".join("?" * len(rows[0]))
+                    self._db.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", rows)
+
+
+def evaluation_key(conditions: Conditions, subject: str, purpose: str = "step") -> str:
+    """Digest of an evaluation: what was judged, for what purpose, under which conditions."""
+    return content_hash("\n".join((conditions.digest, purpose, subject)))
+
+
+def content_hash(text: str) -> str:
+    """Hash of `text`, 16 hexadecimal digits."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _conditions(body: str) -> Conditions:
+    data = json.loads(body)
+    return Conditions(**{**data, "versions": tuple((n, v) for n, v in data["versions"])})
+
+
+def _open(path: str) -> sqlite3.Connection:
+    try:
+        db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        if db.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
+            with db:
+                db.execute("BEGIN IMMEDIATE")  # another process may be making the tables at this moment
+                _make_tables(db, path)
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"{path} cannot be opened as a store: {error}") from None
+    return db
+
+
+def _make_tables(db: sqlite3.Connection, path: str) -> None:
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version == SCHEMA_VERSION:
+        return
+    if version != 0:
+        raise StoreError(f"{path} has store version {version}, this library writes version {SCHEMA_VERSION}")
+    if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise StoreError(f"{path} is a database of something else")
+    for statement in _SCHEMA.split(";"):
+        db.execute(statement)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+__all__ = ["SCHEMA_VERSION", "Conditions", "Store", "StoredStep", "content_hash", "evaluation_key"]

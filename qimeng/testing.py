@@ -1,0 +1,267 @@
+"""Fakes of the three roles, so that searches, environments and planners can be tried without GPU, LLM or clock.
+
+Deals in deterministic answers. Knows nothing about real kernels: `FakeCoder`'s "kernels" are PyTorch calls under
+another name, `FakeEvaluator`'s times come from a formula. Nothing here may be used to report a speed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+
+from qimeng.actions import MAX_ALTERNATIVES, Context, check_schedule, kind_named
+from qimeng.actions.graph_kinds import fused_partition, fused_region
+from qimeng.device import DEVICES, Device
+from qimeng.envs.shares import bound_ms
+from qimeng.errors import CoderError, IllegalAction
+from qimeng.graph.ops import VIEWS, family
+from qimeng.graph.region import Region, make_region, split
+from qimeng.interfaces import (
+    Accuracy,
+    Action,
+    Coder,
+    Evaluation,
+    Evaluator,
+    Facts,
+    Gate,
+    Observation,
+    Patch,
+    Planner,
+    Request,
+    Resources,
+    Timing,
+)
+from qimeng.program.program import Implementation, Program, torch_implementation
+from qimeng.program.schedule import Schedule
+
+LAUNCH_MS = 0.003
+"""What the fake charges for one kernel launch."""
+
+
+class FakeEvaluator(Evaluator):
+    """Judges by a formula that depends on the program's content alone.
+
+    A PyTorch operator takes its roofline bound, a generated region its own bound divided by an efficiency between 0.5
+    and 0.95 that the hash of its source decides, and each kernel `LAUNCH_MS` more.
+
+    Args:
+        start: the start program; its time is eager's.
+        device: whose bandwidth and rates count.
+        wrong: says why a program is wrong, or None; by default every program is right.
+        delay: seconds that an evaluation takes.
+        spread: relative spread of every time.
+        estimated: what `Timing.estimated` says.
+
+    Attributes:
+        calls: digests of the programs judged, in order; the chosen one where there was a choice.
+    """
+
+    def __init__(
+        self,
+        start: Program,
+        device: Device = DEVICES["h200"],
+        wrong: Callable[[Program], str | None] = lambda program: None,
+        delay: float = 0.0,
+        spread: float = 0.002,
+        estimated: bool = False,
+    ):
+        self.device, self.wrong, self.delay, self.spread, self.estimated = device, wrong, delay, spread, estimated
+        self._eager_ms = sum(_region_ms(start, r, device) for r in start.regions)
+        self.calls: list[str] = []
+
+    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        """Judge the fastest of the alternatives that is right."""
+        if self.delay:
+            time.sleep(self.delay)
+        count = 1 if patch is None else max(1, len(patch.alternatives))
+        found = [self._one(program if patch is None else patch.apply(program, i), i, count) for i in range(count)]
+        best = min(found, key=lambda pair: (not pair[0].ok, pair[0].ms or 0.0))
+        self.calls.append(best[1])
+        return best[0]
+
+    def _one(self, program: Program, chosen: int, count: int) -> tuple[Evaluation, str]:
+        reason = self.wrong(program)
+        if reason is not None:
+            failed = Evaluation(Gate.REGION, reason, "wrong", chosen=chosen, configurations=count)
+            return failed, program.digest
+        times = {r.id: _region_ms(program, r, self.device) for r in program.regions}
+        total = sum(times.values())
+        generated = sum(times[r.id] for r in program.regions if program.implementation(r).generated)
+        evaluation = Evaluation(
+            Gate.PASSED,
+            timing=Timing(total, self.spread, total + 0.01, 100, self.estimated),
+            eager=Timing(self._eager_ms, self.spread, self._eager_ms + 0.01, 100, self.estimated),
+            chosen=chosen,
+            accuracy=Accuracy(1e-7, 1e-8, 1e-5, 1e-6, True, trials=1),
+            resources=Resources(32, 0, 0, len(program.regions)),
+            region_ms=times,
+            generated_share=generated / total if total else 0.0,
+            peak_bytes=0,
+            eager_peak_bytes=0,
+            configurations=count,
+            seconds={"compile": 0.0, "check": 0.0, "time": self.delay},
+        )
+        return evaluation, program.digest
+
+
+class FakeCoder(Coder):
+    """Carries every action out with PyTorch calls that pass for Triton: its programs run and are right on a CPU.
+
+    Args:
+        repairs: how many times it rewrites a refused patch (with another comment) before it gives up.
+    """
+
+    def __init__(self, repairs: int = 0):
+        self.repairs = repairs
+
+    def write(self, request: Request) -> Patch:
+        """The patch for `request.action`.
+
+        Raises:
+            IllegalAction: the action does not apply.
+            CoderError: on repair, after `repairs` attempts.
+        """
+        action, program, attempt = request.action, request.program, 0
+        kind = kind_named(action.kind)
+        kind.check(program, action, Context(request.device, self, request.mode))
+        if request.failed is not None:
+            attempt = _attempt_of(request.failed) + 1
+            if attempt > self.repairs:
+                raise CoderError(f"given up after {self.repairs} repairs: {request.reason}")
+        if action.kind == "fusion":
+            return Patch(regions=fused_partition(program, action), note=fused_region(program, action).label())
+        if action.kind == "unfuse":
+            return Patch(regions=split(program.regions, action.regions[0]), note="one region an operator")
+        region = program.region(action.regions[0])
+        if action.kind == "library":
+            return Patch(target=region.id, alternatives=(torch_implementation(region),), note="library")
+        facts, present = self.facts(region), program.schedule(region)
+        assert facts is not None  # what the kinds check
+        choices: tuple[Schedule, ...] = (Schedule(facts.family),)
+        if action.kind != "lowering" and present is not None:
+            found = kind.rewrite(present, facts, request.device, action.param)
+            context = Context(request.device, self, request.mode)
+            choices = tuple(s for s in found if check_schedule(region, s, context) is None)[:MAX_ALTERNATIVES]
+        return Patch(None, region.id, tuple(fake_kernel(region, s, attempt) for s in choices), str(choices[0]))
+
+    def can_implement(self, region: Region) -> str | None:
+        """Anything but random and unknown operators, and at most one matrix product a region."""
+        families = [family(n) for n in region.ops]
+        odd = [f for f in families if f in ("random", "other", "convolution")]
+        if odd:
+            return f"{odd[0]} operator"
+        return "two matrix products" if families.count("gemm") > 1 else None
+
+    def facts(self, region: Region) -> Facts | None:
+        """Rows and columns from the last output's shape."""
+        if self.can_implement(region) is not None:
+            return None
+        meta = region.graph.meta(region.outputs[-1])
+        columns = meta.shape[-1] if meta.shape else 1
+        rows = meta.numel // max(columns, 1)
+        if any(family(n) == "gemm" for n in region.ops):
+            return Facts("gemm", meta.dtype, m=rows, n=columns, k=columns, packable="")
+        return Facts("tile", meta.dtype, rows, columns, int(any(family(n) == "reduction" for n in region.ops)))
+
+    def shared_bytes(self, region: Region, schedule: Schedule) -> int:
+        """What staging both operands would need."""
+        if schedule.family != "gemm":
+            return 0
+        return schedule.stages * (schedule.block_m + schedule.block_n) * schedule.block_k * 2
+
+
+class ScriptedCoder(FakeCoder):
+    """Answers from a script, then like `FakeCoder`.
+
+    Args:
+        answers: patches to return or errors to raise, in order.
+
+    Attributes:
+        requests: every request, in order.
+    """
+
+    def __init__(self, answers: Sequence[Patch | CoderError | IllegalAction] = (), repairs: int = 0):
+        super().__init__(repairs)
+        self._answers = list(answers)
+        self.requests: list[Request] = []
+
+    def write(self, request: Request) -> Patch:
+        """The next answer of the script."""
+        self.requests.append(request)
+        if not self._answers:
+            return super().write(request)
+        answer = self._answers.pop(0)
+        if isinstance(answer, Patch):
+            return answer
+        raise answer
+
+
+class ScriptedPlanner(Planner):
+    """Chooses by a script, and stops after its last entry.
+
+    An entry is an action, or the beginning of an action's text (``"fusion"``, ``"tiling taller"``); one that nothing
+    fits is passed over.
+
+    Args:
+        script: the choices, in order.
+    """
+
+    def __init__(self, script: Sequence[Action | str]):
+        self._script = list(script)
+
+    def choose(self, observation: Observation) -> Action:
+        """The first offered action that fits the next entry."""
+        while self._script:
+            entry = self._script.pop(0)
+            for action in observation.actions:
+                if action == entry or (isinstance(entry, str) and str(action).startswith(entry)):
+                    return action
+        return Action("stop")
+
+
+class FakeClock:
+    """A clock that goes on by `tick` seconds each time it is read."""
+
+    def __init__(self, tick: float = 0.0):
+        self.now, self.tick = 0.0, tick
+
+    def __call__(self) -> float:
+        """Seconds since it was made."""
+        self.now += self.tick
+        return self.now
+
+
+def fake_kernel(region: Region, schedule: Schedule, attempt: int = 0) -> Implementation:
+    """PyTorch calls that pass for a generated kernel under `schedule`."""
+    key = hashlib.blake2b(f"{schedule!r} {attempt}".encode(), digest_size=4).hexdigest()
+    entry = f"fake_{region.signature}_{key}"
+    return Implementation(
+        "triton", f"# {schedule}, attempt {attempt}\n{region.function(entry)}", entry, schedule=schedule
+    )
+
+
+def _attempt_of(patch: Patch) -> int:
+    first = patch.alternatives[0].source.splitlines()[0] if patch.alternatives else ""
+    number = first.rpartition("attempt ")[2]
+    return int(number) if number.isdigit() else 0
+
+
+def _region_ms(program: Program, region: Region, device: Device) -> float:
+    implementation = program.implementation(region)
+    if implementation.generated:
+        share = int(implementation.digest, 16) / 16 ** len(implementation.digest)
+        return bound_ms(region, device) / (0.5 + 0.45 * share) + LAUNCH_MS
+    singles = [make_region(region.graph, [n.name]) for n in region.ops if n.packet not in VIEWS]
+    return sum(bound_ms(r, device) + LAUNCH_MS for r in singles)
+
+
+__all__ = [
+    "FakeClock",
+    "FakeCoder",
+    "FakeEvaluator",
+    "LAUNCH_MS",
+    "ScriptedCoder",
+    "ScriptedPlanner",
+    "fake_kernel",
+]
