@@ -120,7 +120,7 @@ class _Printer:
         if self.prepared:
             functions.append(self._prepare())
         functions.append(self._entry())
-        body = "\n\n".join(k.strip("\n") for k in [*kernels, *functions]) + "\n"
+        body = "\n\n\n".join(k.strip("\n") for k in [*kernels, *functions]) + "\n"
         helpers = [(f"{self.prefix}_power(", POWER), (f"{self.prefix}_round(", ROUND)]
         helpers += [(f"{self.prefix}_aligned(", ALIGNED), (f"{self.prefix}_programs(", PROGRAMS)]
         head = [text.format(prefix=self.prefix).strip("\n") for call, text in helpers if call in body]
@@ -187,7 +187,7 @@ class _Printer:
             lines.append(f"z = t // {gm * gn * self.splits}")
         elif batch > 1:
             lines.append(f"z = t // {gm * gn}")
-        if group > 1 and gm > 1:
+        if group > 1 and gm > 1 and gn > 1:
             lines += [
                 f"first = {tile} // {group * gn} * {group}",
                 f"height = tl.minimum({gm} - first, {group})",

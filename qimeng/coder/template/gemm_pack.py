@@ -130,7 +130,7 @@ class Packer:
         body += ["best = tl.zeros([PB, RB], tl.float32)", f"for c in range({tile.loop}):", f"    {step}"]
         body += [f"    {line}" for line in self._element()] + ["    best = tl.maximum(best, tl.abs(x))"]
         body.append(f"top = tl.max(best, axis={axis}, keep_dims=True).to(tl.int32, bitcast=True)")
-        at, ok = f"z * {self.planes.padded} + {self.row_of}", self._ok(tile)[self.row_of]
+        at, ok = self._row(), self._ok(tile)[self.row_of]
         body.append(f'tl.atomic_max(top_ptr + {at}, top, mask={ok or f"{self.row_of} >= 0"}, sem="relaxed")')
         first = self._kernel("_top", ["top_ptr"], "Largest magnitude of each row, as bits.", body, tile, ["top"])
         return [first, self._write()]
@@ -142,7 +142,7 @@ class Packer:
             tile = Tile(32, 32, 4)
         body = [*self._place(tile), *self._element()]
         if self.scheme.scaled:
-            body.append(f"top = tl.load(top_ptr + z * {self.planes.padded} + {self.row_of}, mask={self._inside(tile, self.row_of)}, other=0)")
+            body.append(f"top = tl.load(top_ptr + {self._row()}, mask={self._inside(tile, self.row_of)}, other=0)")
             body += self._split(tile, "j == 0" if self.row_of == "p" else "i == 0")
             return self._kernel("", ["top_ptr", "planes_ptr", "inverse_ptr"], "Scale and split.", body, tile, ["top", "planes", "inverse"])
         body += self._split(tile, "")
@@ -157,7 +157,9 @@ class Packer:
     def _place(self, tile: Tile) -> list[str]:
         """Which tile this program owns, and its positions."""
         p_blocks, r_blocks = self._blocks(tile)
-        lines = [f"z = t // {p_blocks * r_blocks}", f"i = t // {r_blocks} % {p_blocks}", f"j = t % {r_blocks}"]
+        lines = [f"j = t % {r_blocks}", f"i = t // {r_blocks}"]
+        if self.plan.batch:
+            lines = [f"z = t // {p_blocks * r_blocks}", f"j = t % {r_blocks}", f"i = t // {r_blocks} % {p_blocks}"]
         return [*lines, "p = i * PB + tl.arange(0, PB)[:, None]", "r = j * RB + tl.arange(0, RB)[None, :]"]
 
     def _ok(self, tile: Tile) -> dict[str, str]:
@@ -173,6 +175,10 @@ class Packer:
         """A mask text over `sides` that is never empty."""
         parts = [self._ok(tile)[s] for s in sides if self._ok(tile)[s]] + ([f"({extra})"] if extra else [])
         return " & ".join(parts or [f"({sides[0]} >= 0)"])
+
+    def _row(self) -> str:
+        """The position of a row among the scales."""
+        return f"z * {self.planes.padded} + {self.row_of}" if self.plan.batch else self.row_of
 
     def _element(self) -> list[str]:
         """Lines that leave the operand's values in `x`, zero where the planes are padded."""
@@ -196,13 +202,14 @@ class Packer:
             top = "top" if once == "True" else "top.to(tl.float32, bitcast=True)"
             lines.append(f"scale, inverse = {self.planes.prefix}_power({top})")
             extra = "" if once == "True" else once
-            at = f"inverse_ptr + z * {self.planes.padded} + {self.row_of}"
+            at = f"inverse_ptr + {self._row()}"
             lines.append(f"tl.store({at}, inverse, mask={self._inside(tile, self.row_of, extra)})")
             lines.append("x = x * scale")
         if s.rounds:
             lines.append(f"x = {self.planes.prefix}_round(x)")
         big = s.planes * self.planes.stride * self.wide >= 1 << 31
-        row = f"(z * {self.high} + p)" + (".to(tl.int64)" if big else "")
+        row = f"(z * {self.high} + p)" if self.plan.batch else "p"
+        row += ".to(tl.int64)" if big else ""
         lines.append(f"at = planes_ptr + {row} * {self.wide} + r")
         mask = " & ".join(m for m in self._ok(tile).values() if m)
         tail = f", mask={mask}" if mask else ""

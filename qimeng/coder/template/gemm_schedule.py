@@ -6,9 +6,8 @@ best first over all shapes. Deals in block sizes and capacities. Knows nothing a
 
 from __future__ import annotations
 
-from qimeng.coder.template.gemm_operand import strides_of_tensor
 from qimeng.coder.template.gemm_plan import GemmPlan
-from qimeng.coder.template.gemm_scheme import SCHEMES, is_packed, scheme_of
+from qimeng.coder.template.gemm_scheme import is_packed, scheme_of
 from qimeng.device import Device
 from qimeng.graph.opgraph import itemsize
 from qimeng.program.schedule import Schedule
@@ -127,16 +126,24 @@ def promotion(plan: GemmPlan, schedule: Schedule) -> int:
 
 
 def shared_bytes(plan: GemmPlan, schedule: Schedule) -> int:
-    """Bytes of shared memory of a block of the main kernel, as Triton allocates them.
+    """Bytes of shared memory of a block of the main kernel, as Triton 3.6 allocates them for sm_90 (within 1 %).
 
-    Each stage of the pipeline holds one block of every operand (of every plane where the products do not run end to
-    end). The epilogue may take a tile of its own when the accumulator changes layout; it reuses the stages.
+    Each stage of the pipeline holds one block of every operand, of every plane where the products do not run end to
+    end. An operand that the loop computes on first (rounding to TF32, a prologue, fp32 arithmetic) needs a stage less,
+    and the right one a block (two for tf32x3) that the tensor cores read. An epilogue's reductions reuse the stages.
     """
     scheme = scheme_of(plan, schedule)
-    planes = 1 if schedule.cat else scheme.planes
-    size = itemsize(scheme.dtype)
-    stage = (schedule.block_m + schedule.block_n) * schedule.block_k * size * planes
-    return stage * max(schedule.stages, 1)
+    total = 0
+    for side, rows in zip(plan.sides, (schedule.block_m, schedule.block_n), strict=True):
+        block = rows * schedule.block_k * itemsize(scheme.dtype)
+        if is_packed(plan, schedule, side) or (plan.half and side.plain is not None):
+            total += block * (1 if schedule.cat else scheme.planes) * max(schedule.stages, 1)
+        else:
+            loaded = sum(rows * schedule.block_k * itemsize(plan.nest.sources[e.param].dtype) for e in side.loads)
+            total += loaded * max(schedule.stages - 1, 1)
+            if side.name == "b" and scheme.dot != "ieee":
+                total += block * (2 if scheme.dot == "tf32x3" else 1)
+    return total
 
 
 def has_tma(device: Device) -> bool:
@@ -152,11 +159,9 @@ def _fit(plan: GemmPlan, device: Device, s: Schedule) -> Schedule:
     warps = s.warps
     while warps > 4 and bm * bn < 64 * 64 * warps // 4:
         warps //= 2
-    tiles = batch * -(-m // bm) * -(-n // bn)
-    splits = 1
-    steps = -(-k // bk)
-    if tiles < device.sms and steps >= 16:
-        splits = max(1, min(2 * device.sms // tiles, steps // 8))
+    tiles, steps = batch * -(-m // bm) * -(-n // bn), -(-k // bk)
+    room = device.sms * max(1, 8 // warps)
+    splits = max(1, min(room // tiles, steps // 8))
     return s.but(block_m=bm, block_n=bn, block_k=bk, warps=warps, splits=splits)
 
 
@@ -175,6 +180,6 @@ def _waste(plan: GemmPlan, s: Schedule, device: Device) -> float:
 
 
 __all__ = [
-    "FULL_SWEEP", "MOST", "PLAIN_SWEEP", "SCHEMES", "SPLIT_SWEEP", "default_schedule", "has_tma", "is_packed", "promotion",
-    "schedule_for_precision", "shared_bytes", "strides_of_tensor",
+    "FULL_SWEEP", "MOST", "PLAIN_SWEEP", "SPLIT_SWEEP", "default_schedule", "has_tma", "promotion",
+    "schedule_for_precision", "shared_bytes",
 ]  # fmt: skip
