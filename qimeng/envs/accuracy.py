@@ -1,0 +1,288 @@
+"""How far a result is from the reference, and how far it may be.
+
+Deals in tensors, errors and budgets (the design's "What counts as right"). Works in blocks, so that outputs of many GiB
+need little more memory than they have. Knows nothing about where the tensors come from or what is done with a verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+BLOCK = 1 << 24
+"""Elements compared at a time: 128 MiB in float64."""
+
+MAX_FACTOR, RMS_FACTOR, FLOOR_ULPS = 4.0, 2.0, 16
+"""What a candidate may have, in eager's maximum, eager's root mean square, and units in the last place."""
+
+KERNELBENCH_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
+"""KernelBench's atol = rtol (`src/kernelbench/eval.py: get_tolerance_for_precision`, commit 423217d)."""
+
+
+@dataclass(frozen=True)
+class Error:
+    """Maximum and root mean square of |y - r| / (|r| + rms of r over its last dimension); dimensionless."""
+
+    max: float = 0.0
+    rms: float = 0.0
+
+    def within(self, budget: Error) -> bool:
+        """True where neither figure is above `budget`'s; false for NaN."""
+        return self.max <= budget.max and self.rms <= budget.rms
+
+    def __add__(self, other: Error) -> Error:
+        return Error(self.max + other.max, self.rms + other.rms)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one output tensor should be.
+
+    Attributes:
+        value: the float64 result cast to the output's dtype; for integers and booleans the float64 run's result.
+        error: eager's own error against `value`.
+        floor: what is always allowed.
+        eager: eager's output, kept only where it is needed: some element of it or of `value` is not finite, or the
+            output is no floating-point tensor and differs from `value`.
+    """
+
+    value: torch.Tensor
+    error: Error = field(default_factory=Error)
+    floor: Error = field(default_factory=Error)
+    eager: torch.Tensor | None = None
+
+    @property
+    def budget(self) -> Error:
+        """What a candidate may have: 4 and 2 times eager's error, or the floor if that is larger."""
+        return Error(max(MAX_FACTOR * self.error.max, self.floor.max), max(RMS_FACTOR * self.error.rms, self.floor.rms))
+
+
+def is_float(tensor: torch.Tensor) -> bool:
+    """True for floating-point and complex tensors."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def floor(dtype: torch.dtype, longest_reduction: int, moved: Error) -> Error:
+    """The error that is always allowed: 16 ulp, accumulated rounding, and what one ulp of the inputs changes.
+
+    Args:
+        dtype: dtype of the output.
+        longest_reduction: most terms that are added up for one element.
+        moved: change of the float64 result when the inputs move by one ulp.
+
+    Half types are accumulated in fp32, so their rounding unit is fp32's.
+    """
+    eps = torch.finfo(dtype).eps
+    unit = min(eps, torch.finfo(torch.float32).eps) / 2
+    allowed = FLOOR_ULPS * eps + unit * math.sqrt(max(longest_reduction, 1))
+    return Error(allowed, allowed) + moved
+
+
+def measure(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None = None) -> Error:
+    """The error of `actual` against `expected` (same shape, any floating dtypes, same device).
+
+    Where `expected` or `eager` is not finite, either's value is right: the element's error is the smaller one, and 0
+    where the values are the same. NaN elsewhere counts as an infinite error.
+    """
+    if actual.numel() == 0:
+        return Error()
+    worst = torch.zeros((), dtype=torch.float64, device=actual.device)
+    squares = torch.zeros((), dtype=torch.float64, device=actual.device)
+    for part in _errors(actual, expected, eager):
+        worst = torch.maximum(worst, part.amax())
+        squares += part.square().sum()
+    top, total = torch.stack([worst, squares]).tolist()
+    return Error(top, math.sqrt(total / actual.numel()))
+
+
+def check(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
+    """The error of `actual` and None, or what is wrong in words; shapes and dtypes are equal already."""
+    if not is_float(expected.value):
+        return _check_exact(actual, expected)
+    error = measure(actual, expected.value, expected.eager)
+    if error.within(expected.budget):
+        return error, None
+    return error, _describe(actual, expected, error)
+
+
+def kernelbench_close(actual: torch.Tensor, eager: torch.Tensor) -> bool:
+    """KernelBench's own rule: allclose against eager at the tolerance of the dtype."""
+    if actual.shape != eager.shape or actual.dtype != eager.dtype:
+        return False
+    tolerance = KERNELBENCH_TOLERANCE.get(eager.dtype, 1e-4)
+    return all(
+        torch.allclose(_block(actual, where), _block(eager, where), atol=tolerance, rtol=tolerance)
+        for where in _blocks(actual.shape)
+    )
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True where shape, dtype and every bit pattern agree (two NaN with the same bits are the same)."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return all(torch.equal(_bits(_block(a, w)), _bits(_block(b, w))) for w in _blocks(a.shape))
+
+
+def not_finite_share(value: torch.Tensor, eager: torch.Tensor) -> float:
+    """Share of the elements where the reference or eager is NaN or infinite, 0 to 1."""
+    if not is_float(value) or value.numel() == 0:
+        return 0.0
+    count = torch.zeros((), dtype=torch.int64, device=value.device)
+    for where in _blocks(value.shape):
+        count += (~(_block(value, where).isfinite() & _block(eager, where).isfinite())).sum()
+    return float(count) / value.numel()
+
+
+def checksum(tensor: torch.Tensor) -> tuple[int, int]:
+    """Two sums over the bits of a tensor, the second weighted by position: equal for equal content."""
+    plain = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    weighted = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for where in _blocks(tensor.shape):
+        bits = _bits(_block(tensor, where).contiguous()).reshape(-1).to(torch.int64)
+        plain += bits.sum()
+        weighted = weighted * 31 + (bits * (torch.arange(bits.numel(), device=bits.device) * 2654435761 + 1)).sum()
+    first, second = torch.stack([plain, weighted]).tolist()
+    return int(first), int(second)
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.view(_INTEGERS[tensor.element_size()])
+
+
+def _blocks(shape: torch.Size, size: int = BLOCK) -> Iterator[tuple[slice, ...]]:
+    """Slices over the leading dimensions that cut a tensor into parts of at most `size` elements, rows kept whole."""
+    if len(shape) < 2 or math.prod(shape) <= size:
+        yield ()
+        return
+    rest = math.prod(shape[1:])
+    step = max(size // max(rest, 1), 1)
+    for start in range(0, shape[0], step):
+        here = slice(start, start + step)
+        if step > 1 or rest <= size:
+            yield (here,)
+        else:
+            for inner in _blocks(shape[1:], size):
+                yield (here, *inner)
+
+
+def _block(tensor: torch.Tensor, where: tuple[slice, ...]) -> torch.Tensor:
+    return tensor[where] if where else tensor
+
+
+def _errors(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None) -> Iterator[torch.Tensor]:
+    """The elements' errors in float64, part by part; never NaN."""
+    if actual.is_complex():
+        actual, expected = torch.view_as_real(actual).flatten(-2), torch.view_as_real(expected).flatten(-2)
+        eager = torch.view_as_real(eager).flatten(-2) if eager is not None else None
+    for where in _blocks(actual.shape):
+        y, r = _block(actual, where), _block(expected, where)
+        e = _block(eager, where) if eager is not None else None
+        scale = _row_rms(r)
+        if y.dim() and y.shape[-1] > BLOCK:  # a row longer than a block: its parts share the row's scale
+            for start in range(0, y.shape[-1], BLOCK):
+                cut = (..., slice(start, start + BLOCK))
+                yield _part(y[cut], r[cut], e[cut] if e is not None else None, scale, expected.dtype)
+        else:
+            yield _part(y, r, e, scale, expected.dtype)
+
+
+def _row_rms(r: torch.Tensor) -> torch.Tensor:
+    if r.dim() == 0:
+        return r.double().abs().nan_to_num(0.0, 0.0, 0.0)
+    total = torch.zeros(r.shape[:-1], dtype=torch.float64, device=r.device)
+    count = torch.zeros(r.shape[:-1], dtype=torch.float64, device=r.device)
+    for start in range(0, r.shape[-1], BLOCK):
+        part = r[..., start : start + BLOCK].double()
+        finite = part.isfinite()
+        total += torch.where(finite, part, 0.0).square().sum(-1)
+        count += finite.sum(-1)
+    return (total / count.clamp(min=1)).sqrt().unsqueeze(-1)
+
+
+def _part(
+    y: torch.Tensor, r: torch.Tensor, e: torch.Tensor | None, scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    y, r = y.double(), r.double()
+    error = _relative(y, r, scale, dtype)
+    if e is None:
+        return error
+    e = e.double()
+    odd = ~(r.isfinite() & e.isfinite())
+    return torch.where(odd, torch.minimum(error, _relative(y, e, scale, dtype)), error)
+
+
+def _relative(y: torch.Tensor, r: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    tiny = torch.finfo(dtype).tiny
+    error = (y - r).abs() / (r.abs().nan_to_num(0.0, 0.0, 0.0) + scale).clamp(min=tiny)
+    error = error.nan_to_num(math.inf, math.inf)
+    return torch.where((y == r) | (y.isnan() & r.isnan()), 0.0, error)
+
+
+def _check_exact(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
+    right = actual == expected.value
+    if expected.eager is not None:
+        right |= actual == expected.eager
+    wrong = int((~right).sum())
+    if not wrong:
+        return Error(), None
+    at = _position(int((~right).reshape(-1).int().argmax()), actual.shape)
+    got, want = actual[at].item(), expected.value[at].item()
+    return Error(
+        math.inf, math.inf
+    ), f"{wrong} of {actual.numel()} elements differ, first at {at}: got {got}, expected {want}"
+
+
+def _describe(actual: torch.Tensor, expected: Expected, error: Error) -> str:
+    """Why `actual` is refused, with the worst element and the likely class of mistake."""
+    budget = expected.budget
+    worst, wrong, start, best_at = -1.0, 0, 0, 0
+    for part in _errors(actual, expected.value, expected.eager):
+        flat = part.reshape(-1)
+        top = flat.max(0)
+        if float(top.values) > worst:
+            worst, best_at = float(top.values), start + int(top.indices)
+        wrong += int((flat > budget.max).sum())
+        start += flat.numel()
+    at = _position(best_at, actual.shape if not actual.is_complex() else (*actual.shape[:-1], 2 * actual.shape[-1]))
+    at = at if not actual.is_complex() else (*at[:-1], at[-1] // 2)
+    got, want = actual[at].item(), expected.value[at].item()
+    text = (
+        f"error {error.max:.3g} (maximum, allowed {budget.max:.3g}) and {error.rms:.3g} (rms, allowed {budget.rms:.3g}); "
+        f"worst at {at}: got {got:.6g}, expected {want:.6g}; {wrong} of {actual.numel()} elements are out of bounds"
+    )
+    sample = actual.reshape(-1)[: 1 << 20]
+    if bool(sample.isnan().any()):
+        text += "; NaN among the values (memory never written, or an invalid operation)"
+    elif not bool(sample.any()):
+        text += "; the values are all zero"
+    return text
+
+
+def _position(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    at = []
+    for size in reversed(shape):
+        at.append(flat % size)
+        flat //= size
+    return tuple(reversed(at))
+
+
+__all__ = [
+    "Error",
+    "Expected",
+    "check",
+    "checksum",
+    "floor",
+    "is_float",
+    "kernelbench_close",
+    "measure",
+    "not_finite_share",
+    "same",
+]

@@ -1,0 +1,466 @@
+"""Fresh processes in milliseconds: a server that has torch and triton loaded and forks on request.
+
+Deals in processes: starting them, hearing how they ended, ending them with everything they started. The server never
+touches CUDA, so its children may; each is a session of its own, and what it leaves behind is killed when it ends. When
+the judge goes, so does the server, and with it every child. Knows nothing about what a process computes; the seat of
+the sandbox is `enter_sandbox`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import itertools
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qimeng.envs.channel import MAX_REPLY, Channel, Closed, Late, Malformed, pack, unpack, unpack_reply
+from qimeng.errors import QimengError
+
+PRELOAD = ("torch", "triton", "triton.compiler", "triton.backends.nvidia.compiler", "qimeng.envs.service")
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_", "LD_LIBRARY", "CUDA", "NVIDIA", "TORCH", "PYTORCH", "TRITON", "OMP_", "TZ")
+"""Prefixes of the environment variables that processes get; all else (tokens, keys) stays with the judge."""
+
+_STATUS = struct.Struct("<i")
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class WorkerFailed(QimengError):
+    """A process did not do what it was asked.
+
+    Attributes:
+        kind: ``"crash"`` (a signal), ``"exit"``, ``"timeout"``, ``"memory"``, ``"illegal-access"``, ``"error"``
+            (an exception in it) or ``"protocol"`` (it sent what is no message).
+    """
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+class Process:
+    """A forked process, seen from the judge."""
+
+    def __init__(self, server: ForkServer, token: int, channel: Channel, status_fd: int, log_fd: int, folder: Path):
+        self._server, self._token, self._channel = server, token, channel
+        self._status_fd, self._log_fd = status_fd, log_fd
+        self.folder = folder
+        self._ended: str | None = None
+
+    def call(self, command: str, timeout_s: float, **arguments: Any) -> tuple[Any, list[int]]:
+        """Ask for `command` and wait for the answer: JSON data, and open files that the caller closes.
+
+        Raises:
+            WorkerFailed: it crashed, ended, raised, hung or babbled. After any kind but ``"error"`` it is gone.
+        """
+        self.send(command, **arguments)
+        return self.answer(timeout_s)
+
+    def send(self, command: str, **arguments: Any) -> None:
+        """Ask for `command`; `answer` waits for what comes of it.
+
+        Raises:
+            WorkerFailed: it is gone.
+        """
+        try:
+            self._channel.send(pack((command, arguments)))
+        except (Closed, OSError) as error:
+            raise self._gone() from error
+
+    def answer(self, timeout_s: float) -> tuple[Any, list[int]]:
+        """The answer to the command sent last; see `call`."""
+        try:
+            body, files = self._channel.receive(time.monotonic() + timeout_s, MAX_REPLY, also=(self._status_fd,))
+        except Late:
+            self.kill()
+            raise WorkerFailed("timeout", f"no answer within {timeout_s:g} s; killed") from None
+        except (Closed, OSError) as error:
+            raise self._gone() from error
+        except Malformed as error:
+            self.kill()
+            raise WorkerFailed("protocol", f"the process sent no message: {error}") from error
+        try:
+            reply = unpack_reply(body)
+        except Malformed as error:
+            self._discard(files)
+            self.kill()
+            raise WorkerFailed("protocol", f"the process sent no message: {error}") from error
+        if "failed" in reply:
+            self._discard(files)
+            kind, text = str(reply["failed"])[:40], str(reply.get("error", ""))[:4000]
+            if kind != "error":
+                self.kill()
+            raise WorkerFailed(kind, text)
+        return reply.get("ok"), files
+
+    @property
+    def channel_fd(self) -> int:
+        """Descriptor that becomes readable when an answer is there, for waiting on several processes."""
+        return self._channel.socket.fileno()
+
+    @property
+    def status_fd(self) -> int:
+        """Descriptor that becomes readable when the process has ended."""
+        return self._status_fd
+
+    @property
+    def alive(self) -> bool:
+        """False once it has ended or was killed."""
+        if self._status_fd < 0:
+            return False
+        if self._ended is None and select.select([self._status_fd], [], [], 0)[0]:
+            self._read_status()
+        return self._ended is None
+
+    def log(self, limit: int = 2000) -> str:
+        """The end of what it wrote to stderr."""
+        if self._log_fd < 0:
+            return ""
+        size = os.fstat(self._log_fd).st_size
+        return os.pread(self._log_fd, limit, max(size - limit, 0)).decode(errors="replace")
+
+    def kill(self) -> None:
+        """End it and all its descendants, and remove its folder; harmless when it has ended."""
+        if self._status_fd < 0:
+            return
+        self._server.kill(self._token)
+        if self._ended is None:
+            select.select([self._status_fd], [], [], 10.0)
+            self._read_status()
+        self.release()
+
+    def release(self) -> None:
+        """Close this side's files and remove its folder; the process is ended by `kill`."""
+        if self._status_fd < 0:
+            return
+        os.close(self._status_fd)
+        os.close(self._log_fd)
+        self._status_fd = self._log_fd = -1
+        self._channel.close()
+        self._server.forget(self._token)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _read_status(self) -> None:
+        raw = os.read(self._status_fd, _STATUS.size)
+        status = _STATUS.unpack(raw)[0] if len(raw) == _STATUS.size else None
+        if status is None:
+            self._ended = "the fork server is gone"
+        elif status < 0:
+            self._ended = "the process could not be started"
+        elif os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            self._ended = f"killed by signal {number} ({signal.Signals(number).name})"
+        else:
+            self._ended = f"ended with exit status {os.WEXITSTATUS(status)}"
+
+    def _gone(self) -> WorkerFailed:
+        """What became of a process that no longer answers."""
+        if self._ended is None and self._status_fd >= 0:
+            if not select.select([self._status_fd], [], [], 1.0)[0]:  # it closed its channel and lives on
+                self._server.kill(self._token)
+                select.select([self._status_fd], [], [], 10.0)
+            self._read_status()
+        reason, log = self._ended or "it was ended before", self.log().strip()
+        self.kill()
+        kind = "exit" if "exit status" in reason else "crash"
+        return WorkerFailed(kind, reason + (f"; its last words: {log[-600:]}" if log else ""))
+
+    @staticmethod
+    def _discard(files: Sequence[int]) -> None:
+        for fd in files:
+            os.close(fd)
+
+
+class ForkServer:
+    """Starts processes by forking one that is warm; close it when done.
+
+    Args:
+        preload: modules that the server imports before its first fork.
+        folder: where each process gets its scratch folder; a new temporary folder by default.
+    """
+
+    def __init__(self, preload: Sequence[str] = PRELOAD, folder: Path | None = None):
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="qimeng_"))
+        self._owns_folder = folder is None
+        ours, theirs = socket.socketpair()
+        environment = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in (str(_root()), *sys.path) if p)
+        code = f"from qimeng.envs.forkserver import run_server; run_server({theirs.fileno()}, {tuple(preload)!r})"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._channel = Channel(ours)
+        self._tokens = itertools.count(1)
+        self._lock = threading.Lock()
+        self._processes: dict[int, Process] = {}
+
+    def start(self, target: str, *arguments: Any, environment: Mapping[str, str] | None = None) -> Process:
+        """A fresh process that runs `target` (``"package.module:function"``) as ``function(channel, *arguments)``.
+
+        Its working folder, `tempfile` folder and home of caches is a scratch folder of its own.
+        """
+        token = next(self._tokens)
+        folder = self.folder / f"p{token}"
+        folder.mkdir(parents=True)
+        ours, theirs = socket.socketpair()
+        status_read, status_write = os.pipe()
+        log = os.memfd_create("log")
+        message = ("start", token, target, pack(arguments), dict(environment or {}), str(folder))
+        try:
+            with self._lock:
+                self._channel.send(pack(message), [theirs.fileno(), status_write, log])
+        except (Closed, OSError) as error:
+            raise WorkerFailed("crash", "the fork server is gone") from error
+        finally:
+            theirs.close()
+            os.close(status_write)
+        process = Process(self, token, Channel(ours), status_read, log, folder)
+        self._processes[token] = process
+        return process
+
+    def forget(self, token: int) -> None:
+        """Drop the record of a process that has ended."""
+        self._processes.pop(token, None)
+
+    def kill(self, token: int) -> None:
+        """End the process with this token and its descendants."""
+        try:
+            with self._lock:
+                self._channel.send(pack(("kill", token)))
+        except (Closed, OSError):  # the server is gone, and its processes with it
+            return
+
+    def close(self) -> None:
+        """End the server and every process it started."""
+        self._channel.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for process in list(self._processes.values()):
+            process.release()
+        if self._owns_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def enter_sandbox() -> None:
+    """Give up what a candidate has no need of, once and for good; called in each process before foreign code runs.
+
+    The layers (network, file system, system calls, limits) have their place here; at present a process can only not
+    gain rights that it does not have.
+    """
+    _prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+
+
+def run_server(fd: int, preload: Sequence[str]) -> None:
+    """The server's main loop; runs in a process of its own until the judge closes `fd`."""
+    control = Channel(socket.socket(fileno=fd))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    for name in preload:
+        importlib.import_module(name)
+    warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+    gc.collect()
+    gc.freeze()
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write)
+    children: dict[int, tuple[int, int]] = {}  # pid -> token, status descriptor
+    while True:
+        poll = select.poll()
+        poll.register(control.socket, select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
+        ready = {f for f, _ in poll.poll()}
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+            _reap(children)
+        if control.socket.fileno() not in ready:
+            continue
+        try:
+            body, files = control.receive()
+        except Closed:
+            _kill_all(children)
+            return
+        message = unpack(body)
+        if message[0] == "kill":
+            for pid in [p for p, (token, _) in children.items() if token == message[1]]:
+                _kill_tree(pid)
+            continue
+        _fork(control, (wake_read, wake_write), children, message, files)
+
+
+def _fork(
+    control: Channel, wake: tuple[int, int], children: dict[int, tuple[int, int]], message: Any, files: list[int]
+) -> None:
+    _, token, target, arguments, environment, folder = message
+    sock, status, log = files
+    server = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.write(status, _STATUS.pack(-1))
+        pid = -1
+    if pid == 0:
+        for other in (control.socket.fileno(), *wake, status, *(s for _, s in children.values())):
+            os.close(other)
+        _child(server, sock, log, target, arguments, environment, folder)
+    os.close(sock)
+    os.close(log)
+    if pid < 0:
+        os.close(status)
+    else:
+        children[pid] = (token, status)
+
+
+def _child(
+    server: int, sock: int, log: int, target: str, arguments: bytes, environment: dict[str, str], folder: str
+) -> None:
+    """Run `target` and end; never returns."""
+    code = 1
+    try:
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:  # the server died before the line above
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.dup2(log, 2)
+        os.dup2(log, 1)
+        os.close(log)
+        os.chdir(folder)
+        tempfile.tempdir = folder  # `tempfile` has cached the server's folder
+        os.environ.update(TMPDIR=folder, **environment)
+        module, _, function = target.partition(":")
+        enter_sandbox()
+        getattr(importlib.import_module(module), function)(Channel(socket.socket(fileno=sock)), *unpack(arguments))
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001  whatever it was is written down, and ends here, not in the server's loop
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code & 0xFF)
+
+
+def _reap(children: dict[int, tuple[int, int]]) -> None:
+    ended = False
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if pid == 0:
+            break
+        if pid not in children:
+            continue
+        ended = True
+        _, fd = children.pop(pid)
+        _signal_group(pid)
+        with contextlib.suppress(BrokenPipeError):  # the judge no longer asks
+            os.write(fd, _STATUS.pack(status))
+        os.close(fd)
+    if ended:
+        _kill_orphans(children)
+
+
+def _kill_tree(pid: int) -> None:
+    """Kill `pid`, its group and its descendants, children first seen last killed so that none can be missed."""
+    table = _parents()
+    below = [pid]
+    for p in below:
+        below += [c for c, parent in table.items() if parent == p]
+    _signal_group(pid)
+    for p in below:
+        _signal(p)
+
+
+def _kill_orphans(children: Mapping[int, Any]) -> None:
+    """Kill what ended processes left behind: as subreaper, the server is their parent now."""
+    own = os.getpid()
+    for _ in range(100):
+        orphans = [p for p, parent in _parents().items() if parent == own and p not in children]
+        if not orphans:
+            return
+        for p in orphans:
+            _kill_tree(p)
+            try:
+                os.waitpid(p, 0)
+            except ChildProcessError:
+                continue
+
+
+def _kill_all(children: dict[int, tuple[int, int]]) -> None:
+    for pid in list(children):
+        _kill_tree(pid)
+        try:
+            os.waitpid(pid, 0)
+        except ChildProcessError:
+            continue
+    _kill_orphans({})
+
+
+def _parents() -> dict[int, int]:
+    table = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = Path("/proc", entry, "stat").read_text(errors="replace")
+            except OSError:  # it has ended meanwhile
+                continue
+            table[int(entry)] = int(stat.rpartition(")")[2].split()[1])
+    return table
+
+
+def _signal(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _signal_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _root() -> Path:
+    import qimeng
+
+    assert qimeng.__file__ is not None
+    return Path(qimeng.__file__).resolve().parent.parent
+
+
+__all__ = ["ForkServer", "Process", "WorkerFailed", "enter_sandbox"]

@@ -1,0 +1,112 @@
+"""The loop in a process that answers a judge's commands, and the names of what can go wrong in it.
+
+Deals in commands (a name and arguments), answers (JSON, open files) and exceptions. Knows nothing about what the
+commands do.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qimeng.envs.channel import Channel, Closed, pack_reply, unpack
+
+_ILLEGAL = (
+    "illegal memory access",
+    "misaligned address",
+    "device-side assert",
+    "illegal instruction",
+    "unspecified launch failure",
+)
+_MEMORY = ("out of memory", "can't allocate memory")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer with open files beside its data; they are closed once sent."""
+
+    data: Any
+    files: tuple[int, ...] = ()
+
+
+class Refused(Exception):
+    """What a command refuses: the class of the failure and why, in words."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+def serve(channel: Channel, commands: Mapping[str, Callable[..., Any]]) -> None:
+    """Answer commands until the judge goes.
+
+    An exception becomes an answer that names its class (see `classify`); the loop goes on, since whether the process
+    is still of use is for the judge to say.
+    """
+    while True:
+        try:
+            body, files = channel.receive()
+        except Closed:
+            return
+        for fd in files:
+            os.close(fd)
+        name, arguments = unpack(body)
+        try:
+            result = commands[name](**arguments)
+        except BaseException as error:  # noqa: BLE001  a candidate may raise anything, SystemExit included
+            result = Answer({"failed": classify(error), "error": explain(error)})
+        else:
+            if isinstance(result, Answer):
+                result = Answer({"ok": result.data}, result.files)
+            else:
+                result = Answer({"ok": result})
+        try:
+            channel.send(pack_reply(result.data), result.files)
+        except Closed:
+            return
+        finally:
+            for fd in result.files:
+                os.close(fd)
+
+
+def classify(error: BaseException) -> str:
+    """The class of a failure: ``"exit"``, ``"memory"``, ``"illegal-access"``, ``"error"``, or a `Refused`'s own.
+
+    >>> classify(SystemExit(0)), classify(MemoryError()), classify(ValueError("no"))
+    ('exit', 'memory', 'error')
+    """
+    import torch
+
+    text = str(error)
+    if isinstance(error, Refused):
+        return error.kind
+    if isinstance(error, SystemExit):
+        return "exit"
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in _MEMORY):
+        return "memory"
+    if any(words in text for words in _ILLEGAL):
+        return "illegal-access"
+    return "error"
+
+
+def explain(error: BaseException, limit: int = 1500) -> str:
+    """The error in words, with the line of foreign code that raised it.
+
+    >>> explain(ValueError("no"))
+    'ValueError: no'
+    """
+    if isinstance(error, Refused):
+        return str(error)[:limit]
+    text = f"{type(error).__name__}: {error}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/qimeng/" not in f.filename]
+    own = [f for f in frames if "site-packages" not in f.filename and "dist-packages" not in f.filename]
+    if own:
+        last = own[-1]
+        text += f" (line {last.lineno}, in {last.name}: {(last.line or '').strip()[:200]})"
+    return text if len(text) <= limit else text[: limit // 2] + " … " + text[-limit // 2 :]
+
+
+__all__ = ["Answer", "Refused", "classify", "explain", "serve"]

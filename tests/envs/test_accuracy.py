@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from qimeng.envs import accuracy
+from qimeng.envs.accuracy import Error, Expected, check, checksum, floor, kernelbench_close, measure, same
+
+
+def by_the_formula(y: torch.Tensor, r: torch.Tensor) -> Error:
+    y, r = y.double(), r.double()
+    scale = r.square().mean(-1, keepdim=True).sqrt() if r.dim() else r.abs()
+    e = (y - r).abs() / (r.abs() + scale)
+    return Error(float(e.max()), float(e.square().mean().sqrt()))
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (5, 3), (1, 1), (4, 3, 11), (2, 3, 4, 5)])
+@pytest.mark.parametrize("block", [4, 16, 1 << 24])
+def test_error_is_the_formula_in_blocks_of_any_size(shape, block, monkeypatch):
+    monkeypatch.setattr(accuracy, "BLOCK", block)
+    monkeypatch.setattr(accuracy._blocks, "__defaults__", (block,))
+    r = torch.randn(shape, dtype=torch.float64)
+    y = (r + 1e-4 * torch.randn(shape, dtype=torch.float64)).float()
+    got, want = measure(y, r), by_the_formula(y, r)
+    assert got.max == pytest.approx(want.max, rel=1e-9) and got.rms == pytest.approx(want.rms, rel=1e-9)
+
+
+def test_error_follows_strides():
+    r = torch.randn(6, 5, 4).permute(2, 0, 1)
+    y = (r + 1e-3).contiguous()
+    assert measure(y, r).max == pytest.approx(by_the_formula(y, r).max)
+
+
+def test_complex_values_are_measured_by_their_parts():
+    r = torch.randn(4, 4, dtype=torch.complex64)
+    assert measure(r.clone(), r).max == 0
+    assert measure(r + 1e-3j, r).max > 1e-4
+
+
+def test_nan_where_the_reference_is_finite_is_an_infinite_error():
+    r = torch.ones(8)
+    y = r.clone()
+    y[3] = math.nan
+    assert measure(y, r).max == math.inf
+
+
+def test_where_the_reference_or_eager_is_not_finite_either_value_is_right():
+    r = torch.tensor([1.0, math.inf, math.nan, 2.0])
+    eager = torch.tensor([1.0, 3e38, math.nan, math.inf])
+    for second in (math.inf, 3e38):
+        for fourth in (2.0, math.inf):
+            y = torch.tensor([1.0, second, math.nan, fourth])
+            assert measure(y, r, eager).max == 0
+    assert measure(torch.tensor([1.0, 5.0, math.nan, 2.0]), r, eager).max > 0.1
+    assert measure(torch.tensor([1.0, math.inf, 0.0, 2.0]), r, eager).max == math.inf
+    assert accuracy.not_finite_share(r, eager) == 0.75
+
+
+def test_budget_is_four_and_two_times_eager_or_the_floor():
+    assert Expected(torch.ones(1), Error(1e-5, 1e-6), Error(1e-6, 1e-6)).budget == Error(4e-5, 2e-6)
+    assert Expected(torch.ones(1), Error(0.0, 0.0), Error(1e-6, 1e-6)).budget == Error(1e-6, 1e-6)
+    assert floor(torch.float32, 10000, Error()).max == pytest.approx(16 * 2**-23 + 100 * 2**-24)
+    assert floor(torch.bfloat16, 10000, Error()).max == pytest.approx(16 * 2**-7 + 100 * 2**-24)
+
+
+def test_a_refusal_says_where_and_how_much():
+    expected = Expected(torch.ones(4, 5), floor=Error(1e-6, 1e-6))
+    actual = torch.ones(4, 5)
+    actual[2, 3] = 1.5
+    error, text = check(actual, expected)
+    assert error.max == pytest.approx(0.25) and text is not None
+    assert "(2, 3)" in text and "got 1.5" in text and "1 of 20" in text
+    assert "zero" in (check(torch.zeros(4, 5), expected)[1] or "")
+    assert "NaN" in (check(torch.full((4, 5), math.nan), expected)[1] or "")
+    assert check(torch.ones(4, 5), expected) == (Error(), None)
+
+
+def test_integers_equal_the_reference_or_eager():
+    expected = Expected(torch.tensor([1, 2, 3]), eager=torch.tensor([1, 2, 4]))
+    assert check(torch.tensor([1, 2, 4]), expected)[1] is None
+    assert "got 5, expected 3" in (check(torch.tensor([1, 2, 5]), expected)[1] or "")
+
+
+def test_same_compares_bits_and_checksums_tell_orders_apart():
+    a = torch.tensor([1.0, math.nan, 3.0])
+    assert same(a, a.clone()) and not same(a, a.double())
+    assert checksum(a) == checksum(a.clone()) != checksum(a.flip(0))
+    assert checksum(torch.zeros(3, dtype=torch.bool)) != checksum(torch.ones(3, dtype=torch.bool))
+
+
+def test_kernelbench_rule():
+    eager = torch.ones(10)
+    assert kernelbench_close(eager + 1.5e-4, eager) and not kernelbench_close(eager + 3e-4, eager)
+    assert kernelbench_close((eager + 0.01).half(), eager.half())
+    assert not kernelbench_close(eager.half(), eager)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from qimeng.envs.forkserver import ForkServer, WorkerFailed
+from qimeng.envs.service import serve
+
+
+def echo(channel, greeting):
+    """The target of the processes in these tests."""
+
+    def leave(seconds):
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            time.sleep(seconds)
+            os._exit(0)
+        return pid
+
+    serve(
+        channel,
+        {
+            "say": lambda word: f"{greeting} {word}",
+            "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+            "leave": lambda code: os._exit(code),
+            "raise": lambda: 1 / 0,
+            "sys_exit": lambda: sys.exit(0),
+            "hang": lambda: time.sleep(60),
+            "memory": lambda: (_ for _ in ()).throw(MemoryError()),
+            "babble": lambda: channel.socket.sendall(b"\xff" * 64),
+            "left": leave,
+            "environment": lambda: dict(os.environ),
+            "folder": os.getcwd,
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    server = ForkServer(preload=("torch",))
+    first = start(server)
+    first.call("say", timeout_s=60, word="warm")
+    first.kill()
+    yield server
+    server.close()
+
+
+def start(server: ForkServer, word: str = "hello"):
+    return server.start("tests.envs.test_forkserver:echo", word)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "kind"),
+    [
+        ("crash", {}, "crash"),
+        ("leave", {"code": 0}, "exit"),
+        ("leave", {"code": 3}, "exit"),
+        ("sys_exit", {}, "exit"),
+        ("raise", {}, "error"),
+        ("memory", {}, "memory"),
+        ("hang", {}, "timeout"),
+        ("babble", {}, "protocol"),
+    ],
+)
+def test_every_end_has_its_class_and_the_next_process_is_well(server, command, arguments, kind):
+    bad = start(server)
+    with pytest.raises(WorkerFailed) as failed:
+        bad.call(command, timeout_s=1.0, **arguments)
+    assert failed.value.kind == kind
+    assert str(failed.value)
+    good = start(server, "next")
+    assert good.call("say", timeout_s=10, word="one")[0] == "next one"
+    good.kill()
+    bad.kill()
+    assert not bad.alive and not bad.folder.exists()
+
+
+def running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_what_a_process_leaves_behind_dies_with_it(server):
+    process = start(server)
+    pid = process.call("left", timeout_s=10, seconds=60)[0]
+    assert running(pid)
+    process.kill()
+    deadline = time.monotonic() + 5
+    while running(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not running(pid)
+
+
+def test_processes_get_no_secrets_and_a_folder_of_their_own(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    server = ForkServer(preload=())
+    try:
+        process = server.start("tests.envs.test_forkserver:echo", "x", environment={"EXTRA": "1"})
+        environment = process.call("environment", timeout_s=60)[0]
+        assert "OPENAI_API_KEY" not in environment
+        assert environment["EXTRA"] == "1" and environment["TMPDIR"] == str(process.folder)
+        assert process.call("folder", timeout_s=10)[0] == str(process.folder)
+    finally:
+        server.close()
+    assert not process.folder.exists()
+
+
+def test_a_process_starts_in_a_fraction_of_a_second(server):
+    began = time.perf_counter()
+    process = start(server)
+    process.call("say", timeout_s=10, word="x")
+    assert time.perf_counter() - began < 0.5
+    process.kill()
+
+
+def test_everything_dies_with_the_judge():
+    code = (
+        "import sys; from qimeng.envs.forkserver import ForkServer\n"
+        "s = ForkServer(preload=()); p = s.start('tests.envs.test_forkserver:echo', 'x')\n"
+        "print(p.call('left', 60, seconds=60)[0], flush=True); sys.stdin.read()\n"
+    )
+    judge = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert judge.stdin and judge.stdout
+    pid = int(judge.stdout.readline())
+    judge.kill()
+    judge.wait()
+    judge.stdin.close()
+    judge.stdout.close()
+    deadline = time.monotonic() + 5
+    while running(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not running(pid)
