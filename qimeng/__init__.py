@@ -1,1 +1,107 @@
-"""qimeng: GPU kernels by macro thinking and micro coding."""
+"""Faster GPU kernels for PyTorch programs: a planner chooses the optimization, a coder writes it, a judge verifies it.
+
+>>> from qimeng import plan_and_code
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qimeng.api import plan_and_code
+    from qimeng.device import DEVICES, Device
+    from qimeng.envs.loop import optimize
+    from qimeng.envs.result import Result
+    from qimeng.envs.session import Budget, Progress, Session
+    from qimeng.errors import (
+        CoderError,
+        DeviceError,
+        IllegalAction,
+        QimengError,
+        ReplayError,
+        SpecError,
+        StoreError,
+    )
+    from qimeng.interfaces import Action, Coder, Evaluation, Evaluator, Observation, Patch, Planner, Request
+    from qimeng.program.program import Program
+    from qimeng.recipe import Recipe
+    from qimeng.spec import KernelSpec
+    from qimeng.store import Store
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Action": "qimeng.interfaces",
+    "Budget": "qimeng.envs.session",
+    "Coder": "qimeng.interfaces",
+    "CoderError": "qimeng.errors",
+    "DEVICES": "qimeng.device",
+    "Device": "qimeng.device",
+    "DeviceError": "qimeng.errors",
+    "Evaluation": "qimeng.interfaces",
+    "Evaluator": "qimeng.interfaces",
+    "IllegalAction": "qimeng.errors",
+    "KernelSpec": "qimeng.spec",
+    "Observation": "qimeng.interfaces",
+    "Patch": "qimeng.interfaces",
+    "Planner": "qimeng.interfaces",
+    "Program": "qimeng.program.program",
+    "Progress": "qimeng.envs.session",
+    "QimengError": "qimeng.errors",
+    "Recipe": "qimeng.recipe",
+    "ReplayError": "qimeng.errors",
+    "Request": "qimeng.interfaces",
+    "Result": "qimeng.envs.result",
+    "Session": "qimeng.envs.session",
+    "SpecError": "qimeng.errors",
+    "Store": "qimeng.store",
+    "StoreError": "qimeng.errors",
+    "optimize": "qimeng.envs.loop",
+    "plan_and_code": "qimeng.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used, so that importing the package is quick."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'qimeng' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+__all__ = [
+    "Action",
+    "Budget",
+    "Coder",
+    "CoderError",
+    "DEVICES",
+    "Device",
+    "DeviceError",
+    "Evaluation",
+    "Evaluator",
+    "IllegalAction",
+    "KernelSpec",
+    "Observation",
+    "Patch",
+    "Planner",
+    "Program",
+    "Progress",
+    "QimengError",
+    "Recipe",
+    "ReplayError",
+    "Request",
+    "Result",
+    "Session",
+    "SpecError",
+    "Store",
+    "StoreError",
+    "__version__",
+    "optimize",
+    "plan_and_code",
+]

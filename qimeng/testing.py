@@ -43,10 +43,10 @@ class FakeEvaluator(Evaluator):
     """Judges by a formula that depends on the program's content alone.
 
     A PyTorch operator takes its roofline bound, a generated region its own bound divided by an efficiency between 0.5
-    and 0.95 that the hash of its source decides, and each kernel `LAUNCH_MS` more.
+    and 0.95 that the hash of its source decides, and each kernel `LAUNCH_MS` more. Eager takes what the start program
+    takes.
 
     Args:
-        start: the start program; its time is eager's.
         device: whose bandwidth and rates count.
         wrong: says why a program is wrong, or None; by default every program is right.
         delay: seconds that an evaluation takes.
@@ -59,7 +59,6 @@ class FakeEvaluator(Evaluator):
 
     def __init__(
         self,
-        start: Program,
         device: Device = DEVICES["h200"],
         wrong: Callable[[Program], str | None] = lambda program: None,
         delay: float = 0.0,
@@ -67,7 +66,6 @@ class FakeEvaluator(Evaluator):
         estimated: bool = False,
     ):
         self.device, self.wrong, self.delay, self.spread, self.estimated = device, wrong, delay, spread, estimated
-        self._eager_ms = sum(_region_ms(start, r, device) for r in start.regions)
         self.calls: list[str] = []
 
     def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
@@ -85,18 +83,20 @@ class FakeEvaluator(Evaluator):
         if reason is not None:
             failed = Evaluation(Gate.REGION, reason, "wrong", chosen=chosen, configurations=count)
             return failed, program.digest
+        start = Program.start(program.graph)
+        eager_ms = sum(_region_ms(start, r, self.device) for r in start.regions) or LAUNCH_MS
         times = {r.id: _region_ms(program, r, self.device) for r in program.regions}
-        total = sum(times.values())
+        total = sum(times.values()) or LAUNCH_MS
         generated = sum(times[r.id] for r in program.regions if program.implementation(r).generated)
         evaluation = Evaluation(
             Gate.PASSED,
             timing=Timing(total, self.spread, total + 0.01, 100, self.estimated),
-            eager=Timing(self._eager_ms, self.spread, self._eager_ms + 0.01, 100, self.estimated),
+            eager=Timing(eager_ms, self.spread, eager_ms + 0.01, 100, self.estimated),
             chosen=chosen,
             accuracy=Accuracy(1e-7, 1e-8, 1e-5, 1e-6, True, trials=1),
             resources=Resources(32, 0, 0, len(program.regions)),
             region_ms=times,
-            generated_share=generated / total if total else 0.0,
+            generated_share=generated / total,
             peak_bytes=0,
             eager_peak_bytes=0,
             configurations=count,
@@ -250,7 +250,7 @@ def _attempt_of(patch: Patch) -> int:
 def _region_ms(program: Program, region: Region, device: Device) -> float:
     implementation = program.implementation(region)
     if implementation.generated:
-        share = int(implementation.digest, 16) / 16 ** len(implementation.digest)
+        share = int(implementation.digest[:8], 16) / 0xFFFFFFFF
         return bound_ms(region, device) / (0.5 + 0.45 * share) + LAUNCH_MS
     singles = [make_region(region.graph, [n.name]) for n in region.ops if n.packet not in VIEWS]
     return sum(bound_ms(r, device) + LAUNCH_MS for r in singles)

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from qimeng.envs.replay import CachingEvaluator
 from qimeng.envs.result import Result
 from qimeng.envs.session import Budget, Progress, Session, State
 from qimeng.envs.task import Task
-from qimeng.interfaces import Evaluation
+from qimeng.interfaces import Evaluation, Gate
 from qimeng.store import Store
+
+SLOWER = 0.98
+"""Below this speedup the computation as its author wrote it is returned instead."""
 
 
 class Search(Protocol):
@@ -46,6 +50,8 @@ def optimize(
         clock: seconds, monotonic.
     """
     session = Session(task, budget, store, on_step, clock)
+    if task.start.fallback:
+        return finish_opaque(session)
     try:
         session.begin()
         stopped = search.run(session)
@@ -83,6 +89,25 @@ def finish(session: Session, stopped: str) -> Result:
         evaluation = task.evaluator.final(task.start)
     if not evaluation.ok:
         notes.append(f"the start program failed its own verification: {evaluation.error}")
+    elif evaluation.speedup is not None and evaluation.speedup < SLOWER and task.whole is not None:
+        notes.append(f"operator by operator it is {evaluation.speedup:.3f} x PyTorch eager: returned as it was written")
+        whole = replace(evaluation, timing=evaluation.eager, region_ms={}, generated_share=0.0)
+        return _result(session, State(task.whole), whole, stopped, notes)
+    return _result(session, winner, evaluation, stopped, notes)
+
+
+def finish_opaque(session: Session) -> Result:
+    """The result of a computation that could not be captured: the reference itself, timed where that is possible."""
+    task = session.task
+    evaluation, notes = session.begin(), [task.reason]
+    if not evaluation.ok:
+        notes.append(f"not timed: {evaluation.error}")
+        evaluation = Evaluation(Gate.PASSED)
+    return _result(session, State(task.start), evaluation, "opaque", notes)
+
+
+def _result(session: Session, winner: State, evaluation: Evaluation, stopped: str, notes: list[str]) -> Result:
+    task, ledger = session.task, session.ledger
     result = Result(
         name=task.name,
         source=winner.program.source,

@@ -42,7 +42,7 @@ class Result:
         cached: evaluations and final verifications that the store knew already.
         seconds: wall-clock seconds of the whole optimization.
         stopped: why the search ended: ``"stop"`` (the planner), ``"steps"``, ``"evaluations"``, ``"seconds"``,
-            ``"interrupted"``, ``"captured"`` (nothing to optimize: the computation is one PyTorch region).
+            ``"interrupted"``, ``"opaque"`` (it could not be captured, so there was nothing to search).
         notes: what a user should know, in sentences.
         program: the program; None in a result read from disk.
         reference: makes the reference module; None in a result read from disk.
@@ -87,7 +87,8 @@ class Result:
             tensors = [*reference.parameters(), *reference.buffers()]
             if tensors:
                 module = module.to(tensors[0].device)
-            module.load_state_dict(reference.state_dict())
+            state = reference.state_dict()
+            module.load_state_dict({key: state[key] for key in module.state_dict()})
             module.train(reference.training)
         return module
 

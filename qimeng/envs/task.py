@@ -30,6 +30,8 @@ class Task:
         name: what people call the computation.
         reason: why it could not be captured as a graph; empty where it was.
         reference: makes the reference module, whose parameters a result takes over; None where there is none.
+        whole: the computation as one PyTorch region, as its author wrote it: what is returned where even the start
+            program, which runs operator by operator, is slower than that. None where there is none.
     """
 
     start: Program
@@ -39,6 +41,7 @@ class Task:
     name: str = "program"
     reason: str = ""
     reference: Callable[[], torch.nn.Module] | None = None
+    whole: Program | None = None
 
     @property
     def estimated(self) -> bool:

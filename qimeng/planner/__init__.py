@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qimeng.envs.loop import Search
     from qimeng.interfaces import Planner
-    from qimeng.planner.search import Search
 
 PLANNERS = {
     "heuristic": "qimeng.planner.heuristic:HeuristicPlanner",

@@ -1,0 +1,81 @@
+"""The one call that does everything.
+
+Deals in defaults. Knows nothing about how any part works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qimeng.envs.loop import Search, optimize
+from qimeng.envs.result import Result
+from qimeng.envs.session import Budget, Progress
+from qimeng.envs.setup import make_task
+from qimeng.planner import make_search
+from qimeng.store import Store
+
+if TYPE_CHECKING:
+    from qimeng.device import Device
+    from qimeng.interfaces import Coder, Evaluator, Planner
+
+
+def plan_and_code(
+    spec: Any,
+    inputs: Any = None,
+    *,
+    seconds: float = 60.0,
+    evaluations: int = 40,
+    planner: str | Planner = "heuristic",
+    coder: str | Coder = "template",
+    search: str | Search = "greedy",
+    device: str | Device | None = None,
+    mode: str | None = None,
+    store: Store | str | Path | None = None,
+    on_step: Callable[[Progress], None] | None = None,
+    evaluator: Evaluator | None = None,
+) -> Result:
+    """Optimize a PyTorch computation for a GPU and return a drop-in module that is right and not slower.
+
+    Starts from the computation on PyTorch and improves it step by step: the planner picks an optimization, the coder
+    writes it, the judge verifies and times it. The best program is verified once more in a fresh process. A computation
+    that cannot be captured as a graph is returned as it is, with the reason in `Result.notes`.
+
+    Without a GPU the kernels are cross-compiled, checked in Triton's interpreter and timed by an analytic model; the
+    result then says `estimated`. Ctrl-C keeps the best program so far.
+
+    Args:
+        spec: a `KernelSpec`, an `nn.Module`, a function, or the path of a KernelBench-style file.
+        inputs: example inputs, where `spec` is a module or a function.
+        seconds: wall-clock budget.
+        evaluations: most programs sent to the judge before the final verification.
+        planner: ``"heuristic"``, ``"random"``, or a `Planner`.
+        coder: ``"template"``, or a `Coder`.
+        search: ``"greedy"``, ``"beam"``, or an object with `run(session)`, which brings its own planner.
+        device: name of a device (see `qimeng devices`); the GPU of this machine by default, else the H200.
+        mode: precision mode, for the result and the PyTorch it is compared with: ``"default"`` (as PyTorch ships),
+            ``"highest"`` (no TF32) or ``"high"`` (TF32 or better); the spec's own by default.
+        store: a `Store` or the path of one; what was judged before is not judged again, and an interrupted call
+            repeated with the same arguments goes on where it ended.
+        on_step: called with a `Progress` before and after every evaluation.
+        evaluator: another judge than the one this machine calls for.
+
+    Returns:
+        The result: `module`, `source`, `recipe`, figures, `report()`, `save(folder)`.
+
+    Raises:
+        SpecError: the computation cannot be optimized as given (the message says what to change), or an unknown mode.
+        DeviceError: an unknown device.
+        ValueError: an unknown planner, coder or search.
+    """
+    chosen = make_search(search, planner)
+    opened = Store(store) if isinstance(store, str | Path) else store
+    task = make_task(spec, inputs, coder=coder, evaluator=evaluator, device=device, mode=mode, store=opened)
+    try:
+        return optimize(task, chosen, Budget(seconds, evaluations), opened, on_step)
+    finally:
+        if evaluator is None:
+            task.evaluator.close()
+        if opened is not store and opened is not None:
+            opened.close()
