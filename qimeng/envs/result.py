@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qimeng.envs.session import Attempt
 from qimeng.errors import QimengError
 from qimeng.interfaces import Evaluation, Step
 from qimeng.program.program import Program, load_source
@@ -53,7 +54,7 @@ class Result:
     recipe: Recipe
     evaluation: Evaluation
     start: Evaluation
-    steps: tuple[Step, ...]
+    steps: tuple[Attempt, ...]
     device: str
     mode: str
     estimated: bool
@@ -107,7 +108,7 @@ class Result:
             lines += ["", *(f"- {note}" for note in self.notes)]
         if self.steps:
             lines += ["", "| step | action | outcome | ms |", "|---|---|---|---|"]
-            lines += [f"| {i} | {s.action} | {outcome_text(s)} | {_ms(s)} |" for i, s in enumerate(self.steps, 1)]
+            lines += [f"| {i} | {s.text} | {outcome_text(s)} | {_ms(s)} |" for i, s in enumerate(self.steps, 1)]
         return "\n".join(lines) + "\n"
 
     def rows(self) -> list[dict[str, Any]]:
@@ -115,6 +116,8 @@ class Result:
         return [
             {
                 "action": asdict(s.action),
+                "text": s.text,
+                "before_ms": s.before_ms,
                 "accepted": s.accepted,
                 "patch": s.patch_digest,
                 "evaluation": None if s.evaluation is None else json.loads(s.evaluation.to_json()),
@@ -205,6 +208,7 @@ def _evaluation(data: dict[str, Any]) -> Evaluation:
     return Evaluation.from_json(json.dumps(data))
 
 
-def _step(row: dict[str, Any]) -> Step:
+def _step(row: dict[str, Any]) -> Attempt:
     evaluation = None if row["evaluation"] is None else _evaluation(row["evaluation"])
-    return Step(action_from_data(row["action"]), evaluation, row["accepted"], row["patch"])
+    action = action_from_data(row["action"])
+    return Attempt(action, evaluation, row["accepted"], row["patch"], row["text"], row["before_ms"])

@@ -107,6 +107,19 @@ class State:
         return Recipe(tuple(s.record for s in self.path() if s.record is not None), self.program.digest)
 
 
+@dataclass(frozen=True)
+class Attempt(Step):
+    """A step as a report tells it.
+
+    Attributes:
+        text: the action in words.
+        before_ms: device milliseconds of the program before the step; None where not known.
+    """
+
+    text: str = ""
+    before_ms: float | None = None
+
+
 @dataclass
 class Ledger:
     """What the branches of one search share: used budget, known evaluations, the best program.
@@ -131,7 +144,7 @@ class Ledger:
     longest: float = 0.0
     known: dict[str, Evaluation] = field(default_factory=dict)
     refused: dict[str, frozenset[Action]] = field(default_factory=dict)
-    attempts: list[Step] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
     best: State | None = None
     start: Evaluation | None = None
 
@@ -158,6 +171,7 @@ class Session:
     Attributes:
         state: where this branch stands.
         ledger: what all branches share.
+        cut: legal actions that the last observation left out.
     """
 
     def __init__(
@@ -171,6 +185,7 @@ class Session:
         self.task, self.store, self.on_step = task, store, on_step
         self.ledger = Ledger(budget or Budget(), clock, clock())
         self.state = State(task.start)
+        self.cut = 0
         self._legal: dict[tuple[object, ...], tuple[Action, ...]] = {}
 
     def fork(self) -> Session:
@@ -217,20 +232,25 @@ class Session:
         ordered = order_actions(found, program, self.state.evaluation, self.task.context.device)
         return ordered[:MAX_ACTIONS], max(0, len(ordered) - MAX_ACTIONS)
 
-    def observe(self) -> Observation:
-        """What a planner sees now."""
+    def observe(self, steps_left: int | None = None) -> Observation:
+        """What a planner sees now.
+
+        Args:
+            steps_left: what to say is left, where it is not the budget's to say.
+        """
         start = self.ledger.start
         best = self.ledger.best
+        actions, self.cut = self.offered()
         return Observation(
             program=self.state.program,
-            actions=self.offered()[0],
+            actions=actions,
             evaluation=self.state.evaluation,
             best_ms=best.ms if best else None,
             eager_ms=start.eager.device_ms if start and start.eager else None,
             history=self.state.history,
             device=self.task.context.device,
             mode=self.task.context.mode,
-            steps_left=self.ledger.budget.steps - len(self.state.history),
+            steps_left=self.ledger.budget.steps - len(self.state.history) if steps_left is None else steps_left,
         )
 
     def step(self, action: Action) -> Step:
@@ -242,12 +262,14 @@ class Session:
         if action == STOP:
             step = Step(action, None, True)
             self.state = replace(self.state, done=True, history=(*self.state.history, step))
-            self.ledger.attempts.append(step)
+            self.ledger.attempts.append(Attempt(action, None, True, text="stop", before_ms=self.state.ms))
             return step
         before = self.state
+        text = _text(action, before.program)
         step = self._attempt(action)
-        self.ledger.attempts.append(step)
-        self.tell("done", f"{_text(action, before.program)}: {_outcome(step, before, self.state)}")
+        attempt = Attempt(action, step.evaluation, step.accepted, step.patch_digest, text, before.ms)
+        self.ledger.attempts.append(attempt)
+        self.tell("done", f"{text}: {_outcome(step, before, self.state)}")
         return step
 
     def tell(self, phase: str, text: str) -> None:
