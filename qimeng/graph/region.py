@@ -233,7 +233,9 @@ def call_text(graph: OpGraph, node: Node, names: dict[Value, str]) -> str:
     def text(item: Any) -> str:
         if isinstance(item, Value):
             source = graph.nodes[item.node]
-            return _literal(source.literal) if source.kind == "constant" else names[item]
+            if source.kind == "constant" and source.metas[0] is not None:
+                return f"torch.scalar_tensor({_literal(source.literal)}, dtype=torch.{source.metas[0].dtype})"
+            return names[item]
         if isinstance(item, (tuple, list)):
             inner = ", ".join(text(i) for i in item)
             return f"[{inner}]"
