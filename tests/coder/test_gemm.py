@@ -104,6 +104,7 @@ CASES: dict[str, Case] = {
     "row sum": Case(lambda: Call(lambda s, x: functional.linear(x, s.w, s.b).sum(1, keepdim=True) * 0.5, w=(90, 50), b=(90,)), shapes((70, 50)), [*BOTH, {"precision": "ieee", "splits": 2}], 3e-5),
     "row maximum and product": Case(lambda: Call(lambda s, x, y: (lambda p: (p, p.amax(1)))(x @ y)), shapes((70, 50), (50, 90)), BOTH),
     "logsumexp": Case(lambda: Call(lambda s, x, y: functional.gelu(torch.logsumexp(x @ y, 1, keepdim=True))), shapes((70, 50), (50, 90)), BOTH),
+    "wide tiles, odd columns": Case(lambda: Call(lambda s, x, y: (lambda p: (p, torch.logsumexp(p, 1), *torch.var_mean(p, 1)))(x @ y)), shapes((20, 40), (40, 300)), [{"block_m": 64, "block_n": 256, "warps": 4}], 4e-6),
     "column statistics": Case(lambda: Call(lambda s, x, y: (lambda p: (p, *torch.var_mean(p, 0)))(x @ y)), shapes((70, 50), (50, 90)), BOTH),
     "batch row minimum": Case(lambda: Call(lambda s, x, y: torch.bmm(x, y).amin(2)), shapes((3, 40, 50), (3, 50, 36)), BOTH),
     "mean of all": Case(lambda: Call(lambda s, x, y: (x @ y).mean()), shapes((70, 50), (50, 90)), BOTH, 1e-4),
@@ -174,12 +175,13 @@ def _printed(case: Case, number: int, changes: dict[str, Any]) -> Any:
     return graph, region, plan, print_gemm(region, nest, loads, plan, base.but(**changes), f"g{number}")
 
 
-def _measure(case: Case, number: int, changes: dict[str, Any]) -> dict[str, Any]:
+def _measure(case: Case, number: int, changes: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
     from qimeng.program.program import load_source
 
     graph, region, plan, impl = _printed(case, number, changes)
     torch.manual_seed(1)
-    module, inputs = case.module(), case.inputs()
+    module = case.module().to(device)
+    inputs = tuple(x.to(device) if isinstance(x, torch.Tensor) else x for x in case.inputs())
     loaded = load_source(HEADER + impl.source, f"case_{number}")
     given = arguments(graph, region, module, inputs)
     buffers = getattr(loaded, impl.prepare)(*[given[i] for i in impl.prepare_inputs]) if impl.prepare else ()
@@ -193,7 +195,7 @@ def _measure(case: Case, number: int, changes: dict[str, Any]) -> dict[str, Any]
         assert (tuple(y.shape), y.stride(), str(y.dtype)) == (meta.shape, meta.stride, f"torch.{meta.dtype}")
         assert not y.isnan().any(), "NaN"
         rms = r.pow(2).mean(-1, keepdim=True).sqrt() if r.dim() else r.abs()
-        errors.append(((y.double() - r).abs() / (r.abs() + rms)).max().item())
+        errors.append(((y.double() - r).abs() / (r.abs() + rms).clamp_min(1e-30)).max().item())
     batch, m, n, k = plan.shape
     facts = {"batch": batch, "m": m, "n": n, "k": k, "triangle": plan.triangle.kind if plan.triangle else None}
     return {"error": max(errors), "limit": case.limit or 1.9e-6 + 6e-8 * k**0.5, "facts": facts}
@@ -218,17 +220,13 @@ def _mend_bf16_dot() -> None:
     interpreter.InterpreterBuilder.create_dot = create_dot
 
 
-def compile_all(names: list[str]) -> None:
-    """Cross-compile every case's kernels for sm_90, and those without descriptors for sm_80, and print what they take."""
+def _fake_driver(built: list[Any]) -> Any:
+    """A driver of a GPU that is not there, whose launches only compile; gives the class, to choose the target."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from qimeng.program.program import load_source
-
     class Fake:
-        """A driver of a GPU that is not there."""
-
         target = GPUTarget("cuda", 90, 32)
 
         def get_current_target(self) -> GPUTarget:
@@ -240,7 +238,6 @@ def compile_all(names: list[str]) -> None:
         def get_current_stream(self, device: int = 0) -> int:
             return 0
 
-    built: list[Any] = []
     original = JITFunction.run
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
@@ -248,29 +245,176 @@ def compile_all(names: list[str]) -> None:
 
     JITFunction.run = run
     driver.set_active(Fake())
+    return Fake
+
+
+def _compile(module: torch.nn.Module, inputs: tuple[Any, ...], graph: Any, region: Any, impl: Any) -> None:
+    from qimeng.program.program import load_source
+
+    loaded = load_source(HEADER + impl.source, "compiled")
+    given = arguments(graph, region, module, inputs)
+    buffers = getattr(loaded, impl.prepare)(*[given[i] for i in impl.prepare_inputs]) if impl.prepare else ()
+    getattr(loaded, impl.entry)(*given, *buffers)
+
+
+def compile_all(names: list[str]) -> None:
+    """Cross-compile every case's kernels for sm_90, and those without descriptors for sm_80."""
+    built: list[Any] = []
+    fake = _fake_driver(built)
     for name in names or CASES:
-        for number, changes in enumerate(CASES[name].schedules):
+        case = CASES[name]
+        for number, changes in enumerate(case.schedules):
             for arch in (90, 80):
                 if arch == 80 and changes.get("descriptors"):
                     continue
-                Fake.target = GPUTarget("cuda", arch, 32)
+                fake.target = type(fake.target)("cuda", arch, 32)
                 row: dict[str, Any] = {"case": name, "schedule": changes, "arch": arch}
-                built.clear()
                 try:
-                    graph, region, plan, impl = _printed(CASES[name], number, changes)
-                    module, inputs = CASES[name].module(), CASES[name].inputs()
-                    loaded = load_source(HEADER + impl.source, f"case_{number}_{arch}")
-                    given = arguments(graph, region, module, inputs)
-                    buffers = (
-                        getattr(loaded, impl.prepare)(*[given[i] for i in impl.prepare_inputs]) if impl.prepare else ()
-                    )
-                    getattr(loaded, impl.entry)(*given, *buffers)
-                    row["shared"] = {k.metadata.name: k.metadata.shared for k in built}
+                    graph, region, plan, impl = _printed(case, number, changes)
+                    _compile(case.module(), case.inputs(), graph, region, impl)
                 except Exception as error:  # one case's failure, whatever it is, must not hide the others
                     row["failure"] = f"{type(error).__name__}: {error}"
                     row["trace"] = traceback.format_exc()
                 print(json.dumps(row), flush=True)
 
 
+def compare_shared(names: list[str]) -> None:
+    """Print the shared memory of the product kernel beside the formula's, over the sweep lists."""
+    from qimeng.coder.template.gemm import print_gemm
+    from qimeng.coder.template.gemm_schedule import default_schedule, schedule_for_precision, shared_bytes
+    from qimeng.device import device_named
+
+    built: list[Any] = []
+    _fake_driver(built)
+    device = device_named("h200")
+    for dtype, precisions in ((torch.float32, ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6", "fp16x3", "fp16")), (torch.bfloat16, ("ieee",))):
+
+        def make(dtype: torch.dtype = dtype) -> torch.nn.Module:
+            with torch.device("meta"):
+                return Call(lambda s, x: functional.gelu(functional.linear(x, s.w, s.b)), w=torch.empty(4096, 4096, dtype=dtype), b=torch.empty(4096, dtype=dtype))
+
+        def inputs(dtype: torch.dtype = dtype) -> tuple[torch.Tensor]:
+            return (torch.empty(4096, 4096, dtype=dtype, device="meta"),)
+
+        graph, region, nest, loads, plan = planned(make, inputs)
+        start = default_schedule(plan, device, "default", plan.dtype)
+        for schedule in [start, *(s for p in precisions for s in schedule_for_precision(plan, start, p, device)[:4])]:
+            built.clear()
+            _compile(make(), inputs(), graph, region, print_gemm(region, nest, loads, plan, schedule, "g"))
+            shared = next(k.metadata.shared for k in built if k.metadata.name == "g_product")
+            print(json.dumps({"schedule": str(schedule), "shared": shared, "formula": shared_bytes(plan, schedule)}), flush=True)
+
+
+def rows(how: str, *names: str) -> list[dict[str, Any]]:
+    """What this file prints when it runs as a script in a process of its own."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    env.pop("TRITON_INTERPRET", None)
+    if how == "interpret":
+        env["TRITON_INTERPRET"] = "1"
+    done = subprocess.run([sys.executable, __file__, how, *names], capture_output=True, text=True, env=env, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(found: list[dict[str, Any]]) -> None:
+    """Every row is within its limit and recognised what the case expects."""
+    assert found
+    for row in found:
+        assert "failure" not in row, f"{row['case']} {row['schedule']}: {row['failure']}\n{row['trace']}"
+        if "error" in row:
+            assert row["error"] <= row["limit"], row
+            facts = CASES[row["case"]].expect
+            assert {k: row["facts"][k] for k in facts} == facts, row
+
+
+QUICK = ("odd", "heads", "split depth, batch", "linear gelu residual", "wide tiles, odd columns", "lower triangle", "bfloat16 batch")
+
+
+def test_quick_cases_in_the_interpreter() -> None:
+    check(rows("interpret", *QUICK))
+
+
+@pytest.mark.slow
+def test_all_cases_in_the_interpreter() -> None:
+    check(rows("interpret"))
+
+
+def test_quick_cases_cross_compile() -> None:
+    check(rows("compile", "batch of transposed", "split depth", "half"))
+
+
+@pytest.mark.slow
+def test_all_cases_cross_compile() -> None:
+    check(rows("compile"))
+
+
+@pytest.mark.slow
+def test_shared_memory_is_what_triton_takes() -> None:
+    for row in rows("shared"):
+        assert row["formula"] == pytest.approx(row["shared"], rel=0.1), row
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_case_on_the_gpu(name: str) -> None:
+    for number, changes in enumerate(CASES[name].schedules):
+        measured = _measure(CASES[name], number, changes, "cuda")
+        assert measured["error"] <= measured["limit"], (changes, measured)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_say_why(name: str) -> None:
+    from qimeng.coder.template.axes import Unsupported
+
+    function, inputs, reason = REFUSED[name]
+    with pytest.raises(Unsupported, match=reason):
+        planned(lambda: Call(function), inputs)
+
+
+def plan_of(function: Callable[..., Any], *sizes: tuple[int, ...], **parameters: tuple[int, ...]) -> Any:
+    return planned(lambda: Call(function, **parameters), shapes(*sizes))[-1]
+
+
+def test_the_start_is_plain_and_every_configuration_fits() -> None:
+    from qimeng.coder.template.gemm_schedule import default_schedule, schedule_for_precision, shared_bytes
+    from qimeng.device import DEVICES
+
+    plan = plan_of(lambda s, x: functional.linear(x, s.w), (1000, 4096), w=(3000, 4096))
+    for device in DEVICES.values():
+        start = default_schedule(plan, device, "default", plan.dtype)
+        assert start.precision == "ieee" and not start.packed
+        assert default_schedule(plan, device, "high", plan.dtype).precision == "tf32"
+        for precision in ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6", "fp16x3", "fp16"):
+            found = schedule_for_precision(plan, start, precision, device)
+            assert 1 <= len(found) <= 8 and len(set(found)) == len(found)
+            assert all(shared_bytes(plan, s) <= device.shared_per_block for s in found)
+            assert all(s.precision == precision for s in found)
+
+
+def test_deep_products_are_split_and_promoted() -> None:
+    from qimeng.coder.template.gemm_schedule import default_schedule, schedule_for_precision
+    from qimeng.device import device_named
+
+    device = device_named("h200")
+    plan = plan_of(mm, (256, 500000), (500000, 256))
+    start = default_schedule(plan, device, "default", plan.dtype)
+    assert start.splits > 1
+    assert all(s.splits > 1 and s.promote > 0 for s in schedule_for_precision(plan, start, "fp16x3", device))
+    shallow = plan_of(mm, (4096, 64), (64, 4096))
+    assert all(s.promote == 0 and s.splits == 1 for s in schedule_for_precision(shallow, start, "fp16x3", device))
+
+
+def test_only_parameters_are_packed_once() -> None:
+    from qimeng.coder.template.gemm import print_gemm
+    from qimeng.program.schedule import Schedule
+
+    graph, region, nest, loads, plan = planned(lambda: Call(lambda s, x: functional.linear(x, s.w), w=(64, 50)), shapes((40, 50)))
+    schedule = Schedule("gemm", block_m=32, block_n=32, block_k=32, precision="fp16x3", packed="ab")
+    impl = print_gemm(region, nest, loads, plan, schedule, "g")
+    assert [graph.nodes[region.inputs[i].node].kind for i in impl.prepare_inputs] == ["parameter"]
+    assert "g_pack_a(x0)" in impl.source.split("def g_run")[1] and "g_pack_b(" not in impl.source.split("def g_run")[1]
+    assert all(line.startswith(("def g_", "from triton", "@triton")) for line in impl.source.splitlines() if line and not line.startswith((" ", '"')))
+
+
 if __name__ == "__main__":
-    (compile_all if sys.argv[1] == "compile" else interpret)(sys.argv[2:])
+    {"compile": compile_all, "interpret": interpret, "shared": compare_shared}[sys.argv[1]](sys.argv[2:])

@@ -76,7 +76,9 @@ class _Printer:
         self.steps = round_up(plan.shape[3], schedule.block_k) // schedule.block_k
         self.splits = min(schedule.splits, self.steps)
         tile = (schedule.block_m, schedule.block_n)
-        self.epilogue = Epilogue(plan, *(tile if self.splits == 1 else COLLECT), self.operands)
+        self.pieces = pieces(schedule)
+        part = (schedule.block_m, schedule.block_n // self.pieces)
+        self.epilogue = Epilogue(plan, *(part if self.splits == 1 else COLLECT), self.operands)
         self.main = Epilogue(plan, *tile, self.operands)
 
     # -- inputs
@@ -110,7 +112,7 @@ class _Printer:
     # -- the file
     def source(self) -> str:
         """The whole text."""
-        kernels = [self._product()]
+        kernels = [self._epilogue(), self._product()]
         if self.splits > 1:
             kernels.append(self._collect())
         if self.plan.finals:
@@ -143,15 +145,17 @@ class _Printer:
         batch, m, n, k = plan.shape
         gm, gn = self.main.grid
         body = self._tile_of(gm, gn, batch, s.group_m)
-        body += self.main.positions()
+        if any(o.uses_positions for o in self.operands):
+            body += self.main.positions()
         body += [line for o in self.operands for line in o.setup]
         body += self._loop()
         if self.splits > 1:
+            body += self.main.positions()
             mask = " & ".join(self.main.masks().values())
             at = f"parts_ptr + ((part * {batch} + z).to(tl.int64) * {m} + rm) * {n} + rn"
             body.append(f"tl.store({at}, acc{f', mask={mask}' if mask else ''})")
         else:
-            body += self.epilogue.tile()
+            body += self._epilogue_calls()
         if s.persistent:
             count = gm * gn * batch * self.splits
             head = f"for t in tl.range(tl.program_id(0), {count}, tl.num_programs(0)):"
@@ -160,6 +164,30 @@ class _Printer:
             body.insert(0, "t = tl.program_id(0)")
         shape = f"{f'{batch} x ' if batch > 1 else ''}[{m}, {k}] x [{k}, {n}]"
         return self._kernel("product", f"{shape}, {s.precision if not plan.half else plan.dtype}.", self._product_parameters()[0], "BM BN BK", body)
+
+    # -- the epilogue
+    def _epilogue_parameters(self) -> list[str]:
+        """What the epilogue reads and writes, as parameters of any kernel that runs it."""
+        scales = [o.scale for o in self.operands if o.scale]
+        return [*scales, *self._parameters(self.epilogue.sources())[0], *self._results()[0]]
+
+    def _epilogue(self) -> str:
+        """The epilogue as a function of a tile."""
+        head = ["acc", *(["z"] if self.plan.batch else []), "row0", "col0"]
+        return self._kernel("epilogue", "Take a tile of the product to memory.", [*head, *self._epilogue_parameters()], "BM BN", self.epilogue.tile())
+
+    def _epilogue_arguments(self, acc: str, column: str, width: str) -> str:
+        head = [acc, *(["z"] if self.plan.batch else []), "row0", column]
+        return ", ".join([*head, *self._epilogue_parameters(), "BM", width])
+
+    def _epilogue_calls(self) -> list[str]:
+        """Lines that run the epilogue on the tile, in narrower pieces where it is wide, to keep registers free."""
+        call = f"{self.prefix}_epilogue"
+        if self.pieces == 1:
+            return [f"{call}({self._epilogue_arguments('acc', 'col0', 'BN')})"]
+        lines = ["left, right = tl.split(tl.permute(tl.reshape(acc, [BM, 2, BN // 2]), (0, 2, 1)))"]
+        lines.append(f"{call}({self._epilogue_arguments('left', 'col0', 'BN // 2')})")
+        return [*lines, f"{call}({self._epilogue_arguments('right', 'col0 + BN // 2', 'BN // 2')})"]
 
     def _product_parameters(self) -> tuple[list[str], list[str]]:
         parameters = [p for o in self.operands for p in o.parameters if self.splits == 1 or p != o.scale]
@@ -268,7 +296,7 @@ class _Printer:
             f"for part in range({self.splits}):",
             f"    acc += tl.load(at{f', mask={mask}, other=0.0' if mask else ''})",
             f"    at += {batch * m * n}",
-            *self.epilogue.tile(),
+            f"{self.prefix}_epilogue({self._epilogue_arguments('acc', 'col0', 'BN')})",
         ]
         return self._kernel("collect", "Sum the parts of the depth, then the epilogue.", self._collect_parameters()[0], "BM BN", body)
 
@@ -349,6 +377,12 @@ class _Printer:
             if self.region.graph.nodes[value.node].kind != "scalar":
                 return f"x{i}"
         raise AssertionError("a matrix product without tensors")
+
+
+def pieces(schedule: Schedule) -> int:
+    """Pieces in which a tile goes through the epilogue: two where a thread holds 128 or more of its elements."""
+    held = schedule.block_m * schedule.block_n // (32 * schedule.warps)
+    return 2 if held >= 128 and schedule.block_n >= 64 else 1
 
 
 def _indent(lines: Sequence[str]) -> list[str]:

@@ -89,7 +89,7 @@ class Epilogue:
     def tile(self) -> list[str]:
         """Lines that take the tile `acc` to memory."""
         plan, nest = self.plan, self.plan.nest
-        lines = []
+        lines = self.positions()
         scales = []
         for o, rows in zip(self.operands, ("rm", "rn"), strict=True):
             if o.scale:
@@ -113,7 +113,10 @@ class Epilogue:
         return lines + em.lines
 
     def _partials(self, em: Emitter) -> None:
-        """Print the tile's share of every reduction and its stores into the workspace."""
+        """Print the tile's share of every reduction and its stores into the workspace.
+
+        A tile that goes through the epilogue in two pieces may have one that lies beyond the last column.
+        """
         plan, (_, gn) = self.plan, self.grid
         batch, m, n, _ = plan.shape
         part = {"n": "col0 // BN", "m": "row0 // BM", "mn": f"row0 // BM * {gn} + col0 // BN"}.get(plan.over, "")
@@ -131,7 +134,8 @@ class Epilogue:
             em.lines += _partial(e, name, reduced, em.mask(reduced), (m, n), (self.bm, self.bn))
             for text in _accumulator(e, name).parts:
                 at = f"work_ptr + ({slot * self.parts} + {part}) * {self.kept} + {position}"
-                mask = em.mask(kept_mask)
+                beyond = [f"(col0 < {n})"] if "n" in plan.over and n % (2 * self.bn) else []
+                mask = em.mask(kept_mask, beyond)
                 em.lines.append(f"tl.store({at}, {text}.to(tl.float32){f', mask={mask}' if mask else ''})")
                 slot += 1
 

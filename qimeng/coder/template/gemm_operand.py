@@ -105,6 +105,11 @@ class Operand(ABC):
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
         """Lines that leave the block at depth `k` (of the plane that starts `plane` rows down) in `target`."""
 
+    @property
+    def uses_positions(self) -> bool:
+        """Whether `fetch` reads the vectors of rows or columns, which otherwise wait until after the loop."""
+        return not any("TensorDescriptor" in line for line in self.host)
+
     # -- names shared by all kinds
     @property
     def is_a(self) -> bool:

@@ -42,6 +42,9 @@ def {name}({parameters}, PB: tl.constexpr, RB: tl.constexpr):
 RESIDENT_ROW = 32768
 """Elements of a row that a program may hold."""
 
+RESIDENT_COLUMN = 4096
+"""Depth of a strided row that a program may hold (16 rows side by side, so that each access is 64 bytes wide)."""
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -105,7 +108,7 @@ class Packer:
         """Whether the depth of a row fits one tile, so that one kernel does."""
         if not self.scheme.scaled:
             return False
-        return self.wide <= RESIDENT_ROW if self.row_of == "p" else self.high <= 256
+        return (self.wide if self.row_of == "p" else self.high) <= (RESIDENT_ROW if self.row_of == "p" else RESIDENT_COLUMN)
 
     def _resident(self) -> tuple[str, str]:
         if self.row_of == "p":
@@ -113,7 +116,7 @@ class Packer:
             tile = Tile(min(16, max(1, 4096 // rb)), rb, 4 if rb <= 4096 else 8 if rb <= 8192 else 16)
         else:
             pb = power_of_two(self.high)
-            tile = Tile(pb, max(32, 8192 // pb), 8)
+            tile = Tile(pb, max(16, 8192 // pb), max(4, min(32, pb // 64)))
         axis = 1 if self.row_of == "p" else 0
         body = [*self._place(tile), *self._element()]
         body.append(f"top = tl.max(tl.abs(x), axis={axis}, keep_dims=True)")

@@ -247,23 +247,30 @@ def _triangle(nest: Nest, tiles: tuple[int, ...], finals: tuple[int, ...], m: At
     e = nest.outputs[tiles[0]][0]
     while e.op in ("identity", "cast"):
         e = e.args[0]
-    if e.op != "where" or e.args[2] not in (0, 0.0) or not isinstance(e.args[0], Expr):
+    if e.op != "where" or _number(e.args[2]) != 0:
         return None
     test = e.args[0]
-    if test.op not in ("ge", "le") or not isinstance(test.args[1], int):
+    if not isinstance(test, Expr) or test.op not in ("ge", "le"):
         return None
-    offset = test.args[0]
-    if not isinstance(offset, Expr) or offset.op != "sub":
+    difference, offset = test.args[0], _number(test.args[1])
+    if not isinstance(difference, Expr) or difference.op != "sub" or offset is None:
         return None
-    columns, rows = (_position(x) for x in offset.args)
+    columns, rows = (_position(x) for x in difference.args)
     if columns != n or rows != m:
         return None
-    return Triangle("upper" if test.op == "ge" else "lower", test.args[1])
+    return Triangle("upper" if test.op == "ge" else "lower", int(offset))
+
+
+def _number(e: object) -> float | None:
+    """The number that `e` is, where it is one."""
+    if isinstance(e, Expr):
+        return float(e.param) if e.op == "const" else None
+    return float(e) if isinstance(e, (int, float)) else None
 
 
 def _position(e: object) -> Atoms | None:
     """The axes that `e` counts positions along, where it is an index."""
-    while isinstance(e, Expr) and e.op == "identity":
+    while isinstance(e, Expr) and e.op in ("identity", "cast"):
         e = e.args[0]
     return tuple(e.reduced) if isinstance(e, Expr) and e.op == "index" else None
 

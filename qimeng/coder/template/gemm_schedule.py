@@ -104,7 +104,7 @@ def schedule_for_precision(plan: GemmPlan, schedule: Schedule, precision: str, d
             s = s.but(stages=s.stages - 1)
         if shared_bytes(plan, s) <= device.shared_per_block:
             found[s] = None
-    ranked = sorted(found, key=lambda s: _waste(plan, s, device))
+    ranked = sorted(found, key=lambda s: (_waste(plan, s, device), _unfit(plan, s)))
     return tuple(ranked[:MOST])
 
 
@@ -177,6 +177,18 @@ def _waste(plan: GemmPlan, s: Schedule, device: Device) -> float:
     waves = -(-programs // device.sms)
     done = (m * n * batch * s.splits) / (waves * device.sms * s.block_m * s.block_n)
     return -round(done * 4) / 4
+
+
+def _unfit(plan: GemmPlan, s: Schedule) -> int:
+    """1 where a configuration is of the kind that lost on the plan's kind of shape.
+
+    A short depth wants small tiles, several of which store at once; a few rows want each block of the wide operand read
+    once, for all products of a step.
+    """
+    _, m, n, k = plan.shape
+    if k <= 256:
+        return int(s.block_m * s.block_n > 128 * 128 or s.warps > 4)
+    return int(min(m, n) <= 128 and s.cat)
 
 
 __all__ = [
