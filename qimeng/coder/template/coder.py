@@ -90,6 +90,7 @@ class TemplateCoder(Coder):
         return Patch(new, region.id, (self.print(region, schedule),), f"{region.label()} as {schedule}")
 
     def _reschedule(self, region: Region, request: Request, context: Context) -> Patch:
+        """The configurations that the action leads to, and the present one, so that a step is never a step back."""
         schedule, found = request.program.schedule(region), analyse(region)
         assert schedule is not None  # the kind's check says so
         kind = kind_named(request.action.kind)
@@ -108,6 +109,8 @@ class TemplateCoder(Coder):
                 reason = str(error)
         if not printed:
             raise IllegalAction(f"{request.action}: {reason if fitting else 'no configuration fits the device'}")
+        present = request.program.implementation(region)
+        printed = [*printed[: MAX_ALTERNATIVES - 1], present]
         return Patch(None, region.id, tuple(printed), f"{request.action.kind} {request.action.param}: {printed[0].schedule}")
 
     def print(self, region: Region, schedule: Schedule) -> Implementation:
