@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markdown import Markdown
 from rich.table import Table
 
 from qimeng.cli_bench import app as bench_app
@@ -32,6 +33,72 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+@app.command()
+def optimize(
+    file: Annotated[Path, typer.Argument(help="A file with Model, get_inputs and get_init_inputs.")],
+    seconds: Annotated[float, typer.Option(help="Wall-clock budget.")] = 60.0,
+    evaluations: Annotated[int, typer.Option(help="Most programs sent to the judge.")] = 40,
+    planner: Annotated[str, typer.Option(help="Who chooses: heuristic or random.")] = "heuristic",
+    coder: Annotated[str, typer.Option(help="Who writes: template.")] = "template",
+    search: Annotated[str, typer.Option(help="How steps are searched: greedy or beam.")] = "greedy",
+    device: Annotated[
+        str, typer.Option(help="Name of a device (`qimeng devices`); this machine's GPU by default.")
+    ] = "",
+    mode: Annotated[str, typer.Option(help="Precision mode: default, highest or high.")] = "default",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    out: Annotated[Path | None, typer.Option(help="Folder for the result; runs/FILE by default.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Store to resume from; OUT/store.sqlite by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Optimize the computation in FILE; Ctrl-C keeps the best program so far."""
+    from qimeng.api import plan_and_code
+    from qimeng.cli_progress import ProgressDisplay
+    from qimeng.envs.setup import make_device
+    from qimeng.spec import KernelSpec
+
+    check_names(planner, coder, search)
+    target = make_device(device or None)
+    folder = out or Path("runs") / file.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    with ProgressDisplay(console(stderr=as_json), estimated=not target.measured) as display:
+        result = plan_and_code(
+            KernelSpec.from_file(file, dtype=dtype, mode=mode),
+            seconds=seconds,
+            evaluations=evaluations,
+            planner=planner,
+            coder=coder,
+            search=search,
+            device=target,
+            mode=mode,
+            store=store or folder / "store.sqlite",
+            on_step=display,
+        )
+    result.save(folder)
+    if as_json:
+        print(json.dumps({**json.loads(result.to_json()), "folder": str(folder)}))
+        return
+    print_markdown(result.report())
+    console().print(f"written: {', '.join(str(folder / name) for name in ('program.py', 'recipe.json', 'report.md'))}")
+
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(help="What `qimeng optimize` wrote.")],
+    source: Annotated[bool, typer.Option("--source", help="Print the program instead.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a stored result: figures, what was tried, or the program."""
+    from qimeng.envs.result import Result
+
+    result = Result.load(folder)
+    if source:
+        print(result.source, end="")
+    elif as_json:
+        print(json.dumps({**json.loads(result.to_json()), "steps": result.rows()}))
+    else:
+        print_markdown(result.report())
 
 
 @app.command()
@@ -99,6 +166,27 @@ def doctor(as_json: Json = False) -> None:
         console().print(table, markup=False)
     if any(check.works is False for check in found):
         raise typer.Exit(1)
+
+
+def check_names(planner: str, coder: str, search: str) -> None:
+    """Refuse unknown names before any work is done."""
+    from qimeng.envs.setup import make_coder
+    from qimeng.planner import make_search
+
+    try:
+        make_search(search, planner)
+        make_coder(coder)
+    except ValueError as error:
+        raise QimengError(str(error)) from None
+
+
+def print_markdown(text: str) -> None:
+    """Markdown, laid out on a terminal and as it is elsewhere."""
+    screen = console()
+    if screen.is_terminal:
+        screen.print(Markdown(text))
+    else:
+        print(text, end="")
 
 
 def main(arguments: list[str] | None = None) -> None:

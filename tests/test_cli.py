@@ -15,6 +15,81 @@ def run(*arguments: str | Path) -> int:
     return int(ended.value.code or 0)
 
 
+PROBLEM = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+    def forward(self, x):
+        return torch.relu(x * self.scale) + 1
+def get_inputs():
+    return [torch.rand(16, 32)]
+def get_init_inputs():
+    return [2.0]
+"""
+
+
+@pytest.fixture
+def problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file to optimize, with the judge replaced by the fake, which needs no compiler."""
+    from qimeng.envs import setup
+    from qimeng.testing import FakeEvaluator
+
+    monkeypatch.setitem(setup.CODERS, "fake", "qimeng.testing:FakeCoder")
+    monkeypatch.setattr(setup, "make_evaluator", lambda spec, start, context: FakeEvaluator(context.device, estimated=True))
+    path = tmp_path / "problem.py"
+    path.write_text(PROBLEM)
+    return path
+
+
+def test_optimize_and_show(problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert run("optimize", problem, "--coder", "fake", "--device", "h200", "--seconds", 20, "--out", out) == 0
+    text = capsys.readouterr().out
+    assert "ms estimated" in text and "s left" in text
+    assert "lowering" in text and "x PyTorch eager" in text
+    assert {p.name for p in out.iterdir()} >= {"program.py", "recipe.json", "result.json", "report.md", "store.sqlite"}
+    assert run("show", out, "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["estimated"] is True and shown["speedup"] > 1 and shown["steps"]
+    assert run("show", out) == 0
+    assert "(estimated)" in capsys.readouterr().out
+    assert run("show", out, "--source") == 0
+    assert "class Model" in capsys.readouterr().out
+
+
+def test_optimize_for_machines_prints_one_object(
+    problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("optimize", problem, "--coder", "fake", "--json", "--out", tmp_path / "out", "--evaluations", 3) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["folder"] == str(tmp_path / "out") and found["evaluations"] <= 3
+    assert "s left" in captured.err
+
+
+def test_an_interrupted_run_keeps_the_best(
+    problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qimeng.testing import FakeEvaluator
+
+    judged: list[int] = []
+    evaluate = FakeEvaluator.evaluate
+
+    def interrupted(self: FakeEvaluator, *arguments: object) -> object:
+        judged.append(1)
+        if len(judged) == 3:
+            raise KeyboardInterrupt
+        return evaluate(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FakeEvaluator, "evaluate", interrupted)
+    assert run("optimize", problem, "--coder", "fake", "--json", "--out", tmp_path / "out") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["stopped"] == "interrupted"
+    assert found["speedup"] > 1
+
+
 def test_actions_lists_every_kind_with_its_rewrite(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("actions", "--json") == 0
     entries = {e["kind"]: e for e in json.loads(capsys.readouterr().out)}
@@ -71,11 +146,21 @@ def test_tables_are_written_into_documents(tmp_path: Path, capsys: pytest.Captur
     [
         (("bench", "summary", "/no/such/file"), "cannot read /no/such/file"),
         (("bench", "families", "--root", "/nowhere"), "no KernelBench level 1 under /nowhere"),
+        (("optimize", "/no/such.py"), "no such file"),
+        (("optimize", "x.py", "--planner", "oracle"), "unknown planner 'oracle'; known: heuristic, random"),
+        (("optimize", "x.py", "--coder", "monkey"), "unknown coder 'monkey'"),
+        (("optimize", "x.py", "--device", "abacus"), "unknown device 'abacus'"),
+        (("show", "/no/such/folder"), "holds no result"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     assert run(*arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("qimeng: ") and message in error and error.count("\n") == 1
