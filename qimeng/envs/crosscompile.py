@@ -265,12 +265,15 @@ class _Recorder:
 
 
 def _failure(kernel: str, error: Exception) -> CompileFailure:
-    inner: BaseException = error
-    while inner.__cause__ is not None:
-        inner = inner.__cause__
-    line = getattr(getattr(inner, "node", None), "lineno", None)
-    where = f"kernel {kernel}" + (f", line {line}" if line is not None else "")
-    return CompileFailure("compile", f"{where}: {type(inner).__name__}: {inner}"[:2000], kernel, line)
+    chain: list[BaseException] = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    lines = [line for e in chain if (line := getattr(getattr(e, "node", None), "lineno", None)) is not None]
+    where = f"kernel {kernel}" + (f", line {lines[-1]}" if lines else "")
+    text = f"{where}: {type(chain[-1]).__name__}: {chain[-1]}"
+    if len(chain) > 1 and lines:
+        text += f"\n{next(e for e in reversed(chain) if hasattr(e, 'node'))}"
+    return CompileFailure("compile", text[:2000], kernel, lines[-1] if lines else None)
 
 
 _DOTS = (
