@@ -1,6 +1,7 @@
-"""What to compute: `KernelSpec`."""
+"""What to compute: `KernelSpec` and the values its inputs and parameters take in trials."""
 
-from qimeng.spec.inputs import DISTRIBUTIONS, infer_domain, perturb_parameters
-from qimeng.spec.spec import DTYPES, MODES, KernelSpec
+from qimeng.spec.distributions import DISTRIBUTIONS, applies, perturb_parameters
+from qimeng.spec.leaf import DOMAINS
+from qimeng.spec.spec import DTYPES, MODES, KernelSpec, Tolerances
 
-__all__ = ["DISTRIBUTIONS", "DTYPES", "MODES", "KernelSpec", "infer_domain", "perturb_parameters"]
+__all__ = ["DISTRIBUTIONS", "DOMAINS", "DTYPES", "MODES", "KernelSpec", "Tolerances", "applies", "perturb_parameters"]

@@ -1,13 +1,13 @@
 """`KernelSpec`: what to compute.
 
-Deals in making the reference module and its inputs from seeds, on any device, in any dtype, at full or reduced size.
-Knows nothing about graphs, kernels or judging.
+Deals in the one object that everything else starts from: it makes modules and inputs, in any dtype, on any device.
+Knows nothing about graphs, kernels or how results are judged.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,329 +17,274 @@ import torch
 from torch.utils import _pytree
 
 from qimeng.errors import SpecError
-from qimeng.spec.inputs import Leaf, distort, infer_domain
-from qimeng.spec.source import call, load_text, shrink_size, shrink_text
+from qimeng.spec.distributions import redistribute
+from qimeng.spec.leaf import DOMAINS, infer_domain
+from qimeng.spec.origin import ExampleOrigin, FunctionModule, Origin, SourceOrigin, cast, examples
 
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64,
+    "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64,
+}  # fmt: skip
 MODES = ("default", "highest", "high")
-DTYPES = ("float32", "float16", "bfloat16", "float64")
-SMALL = (64, 32, 16, 8)
-"""Sizes to which a reduced spec's dimensions are cut, in the order tried."""
-SMALL_ELEMENTS = 1 << 18
-"""Most elements of a tensor of a reduced spec."""
+"""As PyTorch ships (fp32 matmul, TF32 cuDNN convolutions); no TF32 anywhere; TF32 or better everywhere."""
 
 
-class FunctionModule(torch.nn.Module):
-    """A plain function as a module."""
+@dataclass(frozen=True)
+class Tolerances:
+    """How far a result may be from the float64 reference, relative to what PyTorch eager reaches.
 
-    def __init__(self, function: Callable[..., Any]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Any) -> Any:
-        """Call the function."""
-        return self.function(*inputs)
-
-
-def _cast(module: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Put parameters and buffers on `device` in `dtype` (floating ones), without gradients; tied ones stay tied.
-
-    `Module.to` cannot do this under fake tensors.
+    Attributes:
+        max_factor: times eager's maximum error.
+        rms_factor: times eager's root-mean-square error.
+        floor_ulp: floor, in units of the output dtype's last place.
+        kernelbench: rtol and atol of KernelBench's own rule; None for its default (1e-4, half types 1e-2).
     """
-    done: dict[int, torch.Tensor] = {}
-    for part in module.modules():
-        for table in (part._parameters, part._buffers):
-            for name, t in table.items():
-                if t is None:
-                    continue
-                if id(t) not in done:
-                    moved = t.detach().to(device=device, dtype=dtype if t.is_floating_point() else t.dtype)
-                    done[id(t)] = torch.nn.Parameter(moved, requires_grad=False) if table is part._parameters else moved
-                table[name] = done[id(t)]  # type: ignore[assignment]
+
+    max_factor: float = 4.0
+    rms_factor: float = 2.0
+    floor_ulp: float = 16.0
+    kernelbench: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class KernelSpec:
-    """A computation to optimize: a reference module and how to make its inputs from a seed.
+    """A computation to make faster: a reference module, how to make its inputs, and what counts as right.
 
-    Build one with `from_file`, `from_source`, `from_module`, `from_function` or `of`.
+    Make one with `from_file`, `from_source`, `from_module`, `from_function`, or `of` for any of these. Two specs are
+    equal where their digests are.
 
     Attributes:
-        name: for people; nothing depends on it.
-        dtype: dtype of floating parameters and inputs.
-        mode: precision mode: ``"default"`` (as PyTorch ships), ``"highest"`` (no TF32), ``"high"`` (TF32 allowed).
-        training: whether the module runs in training mode (KernelBench never calls `eval()`).
-        seed: seed of the parameters.
-        source: KernelBench-style text; empty for a spec made from a module or function.
-        payload: the module (or function) and the examples, pickled, for specs without text.
-        leaves: how to draw each flattened input; empty for specs with text.
-        domains: what each flattened input may be: real, positive, probability, sign, index, mask or scalar.
+        name: for people; nothing is decided by it.
+        origin: where the module and its inputs come from.
+        dtype: floating dtype of inputs and parameters.
+        mode: precision mode, one of `MODES`.
+        training: whether the module runs in training mode (KernelBench never calls ``eval()``: True there).
+        seed: seed of the weights.
+        declared: domain of each flattened input, where the user says so; empty where they are inferred.
+        tolerances: how far a result may be off.
     """
 
     name: str
+    origin: Origin = field(repr=False)
     dtype: str = "float32"
     mode: str = "default"
     training: bool = True
     seed: int = 42
-    source: str = ""
-    payload: bytes = field(default=b"", repr=False)
-    leaves: tuple[Leaf, ...] = field(default=(), repr=False)
-    domains: tuple[str, ...] = ()
-    tolerances: tuple[float, float] | None = None
+    declared: tuple[str, ...] = ()
+    tolerances: Tolerances = Tolerances()
 
     def __post_init__(self) -> None:
-        """Refuse unknown modes and dtypes."""
-        if self.mode not in MODES:
-            raise SpecError(f"unknown precision mode {self.mode!r}; choose one of {', '.join(MODES)}")
         if self.dtype not in DTYPES:
-            raise SpecError(f"unknown dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}")
+            raise SpecError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
+        object.__setattr__(self, "dtype", str(DTYPES[self.dtype]).removeprefix("torch."))
+        if self.mode not in MODES:
+            raise SpecError(f"unknown precision mode {self.mode!r}; known: {', '.join(MODES)}")
+        unknown = [d for d in self.declared if d not in DOMAINS]
+        if unknown:
+            raise SpecError(f"unknown input domain {unknown[0]!r}; known: {', '.join(DOMAINS)}")
 
-    # -- ways in
+    # ---- making one
 
     @classmethod
-    def from_file(cls, path: str | Path, **options: Any) -> KernelSpec:
-        """A KernelBench-style file with `Model`, `get_inputs` and `get_init_inputs`.
+    def from_file(cls, path: str | Path, *, dtype: str | None = None, mode: str = "default", **options: Any) -> KernelSpec:
+        """The computation of a KernelBench-style file: `Model`, `get_inputs`, `get_init_inputs`.
 
         Raises:
-            SpecError: the file is missing, does not run, or lacks a name.
+            SpecError: the file is missing, does not load, or lacks one of the names.
         """
-        file = Path(path)
-        if not file.is_file():
-            raise SpecError(f"no such file: {file}")
-        return cls.from_source(file.read_text(), file.stem, **options)
+        path = Path(path)
+        if not path.is_file():
+            raise SpecError(f"no file {path}")
+        return cls.from_source(path.read_text(), options.pop("name", path.stem), dtype=dtype, mode=mode, **options)
 
     @classmethod
-    def from_source(cls, text: str, name: str = "spec", *, domains: Sequence[str] | None = None, **options: Any) -> KernelSpec:
-        """The same from text."""
-        options = {k: v for k, v in options.items() if v is not None}
-        load_text(text, name)
-        spec = cls(name, source=text, **options)
-        return replace(spec, domains=tuple(domains) if domains else spec._infer_domains())
+    def from_source(
+        cls,
+        text: str,
+        name: str = "source",
+        *,
+        dtype: str | None = None,
+        mode: str = "default",
+        domains: tuple[str, ...] = (),
+        **options: Any,
+    ) -> KernelSpec:
+        """The same from the text of such a file.
+
+        Raises:
+            SpecError: the text does not load, or lacks one of the names.
+        """
+        origin = SourceOrigin(text, name)
+        origin.namespace  # noqa: B018  executes the text, so that a bad one is refused here
+        return cls(name, origin, dtype or "float32", mode, declared=tuple(domains), **options)
 
     @classmethod
     def from_module(
-        cls, module: torch.nn.Module, inputs: Sequence[Any], *, name: str | None = None, domains: Sequence[str] | None = None, **options: Any
+        cls,
+        module: torch.nn.Module,
+        example_inputs: tuple[Any, ...],
+        *,
+        name: str | None = None,
+        dtype: str | None = None,
+        mode: str = "default",
+        domains: tuple[str, ...] = (),
+        **options: Any,
     ) -> KernelSpec:
-        """A module with example inputs; inputs of the same shapes and kind are drawn for each trial.
-
-        Raises:
-            SpecError: the module or inputs cannot be pickled.
-        """
-        import copy
-
-        kept = copy.deepcopy(module).cpu()
-        return cls._from_object(kept, tuple(inputs), name or type(module).__name__, module.training, domains, options)
+        """The computation of a live module on inputs like the examples (held by reference, its weights included)."""
+        if not isinstance(module, torch.nn.Module):
+            raise SpecError(f"from_module takes a torch.nn.Module, got {type(module).__name__}")
+        origin = examples(module, example_inputs, shrinkable=isinstance(module, FunctionModule))
+        native = str(origin.native).removeprefix("torch.")
+        options.setdefault("training", module.training)
+        return cls(name or type(module).__name__, origin, dtype or native, mode, declared=tuple(domains), **options)
 
     @classmethod
-    def from_function(
-        cls, function: Callable[..., Any], inputs: Sequence[Any], *, name: str | None = None, domains: Sequence[str] | None = None, **options: Any
-    ) -> KernelSpec:
-        """A plain function of tensors with example inputs."""
-        label = name or getattr(function, "__name__", "function")
-        return cls._from_object(FunctionModule(function), tuple(inputs), label, False, domains, options)
+    def from_function(cls, function: Callable[..., Any], example_inputs: tuple[Any, ...], **options: Any) -> KernelSpec:
+        """The computation of a plain function of positional inputs like the examples."""
+        if not callable(function):
+            raise SpecError(f"from_function takes a function, got {type(function).__name__}")
+        options.setdefault("name", getattr(function, "__name__", type(function).__name__))
+        return cls.from_module(FunctionModule(function), example_inputs, **options)
 
     @classmethod
-    def of(cls, thing: Any, inputs: Sequence[Any] | None = None, **options: Any) -> KernelSpec:
-        """A spec from whatever describes one: a spec, a path, a module, or a function.
+    def of(cls, thing: Any, inputs: tuple[Any, ...] | None = None, **options: Any) -> KernelSpec:
+        """A spec from whatever `thing` is: a path, a file's text, a module, a function, or a spec.
 
-        Raises:
-            SpecError: it is none of these, or a module or function without example inputs.
+        Args:
+            thing: text with a line break is taken as a file's text, other text as a path.
+            inputs: example inputs, for a module or function.
+            options: as for the other constructors.
         """
-        if isinstance(thing, cls):
-            changes = {k: v for k, v in options.items() if v is not None}
-            return thing.with_(**changes) if changes else thing
+        if isinstance(thing, KernelSpec):
+            return thing.with_(**options) if options else thing
+        if isinstance(thing, str) and "\n" in thing:
+            return cls.from_source(thing, **options)
         if isinstance(thing, (str, Path)):
             return cls.from_file(thing, **options)
         if not callable(thing):
-            raise SpecError(f"cannot make a spec from {type(thing).__name__}: give a path, a module, a function or a KernelSpec")
+            raise SpecError(f"a spec is made from a file, a module or a function, not from {type(thing).__name__}")
         if inputs is None:
-            raise SpecError("a module or a function needs example inputs: pass them as a tuple")
-        options = {k: v for k, v in options.items() if v is not None}
-        if isinstance(thing, torch.nn.Module):
-            return cls.from_module(thing, inputs, **options)
-        return cls.from_function(thing, inputs, **options)
+            raise SpecError(f"example inputs are needed for {type(thing).__name__}: KernelSpec.of(it, (x, y))")
+        make = cls.from_module if isinstance(thing, torch.nn.Module) else cls.from_function
+        return make(thing, inputs, **options)
 
-    @classmethod
-    def _from_object(
-        cls, module: torch.nn.Module, inputs: tuple[Any, ...], name: str, training: bool, domains: Sequence[str] | None, options: dict[str, Any]
-    ) -> KernelSpec:
-        import cloudpickle
-
-        flat, tree = _pytree.tree_flatten(inputs)
+    def with_(self, **changes: Any) -> KernelSpec:
+        """A variant: ``spec.with_(dtype="bfloat16", mode="high")``."""
+        if "domains" in changes:
+            changes["declared"] = tuple(changes.pop("domains"))
         try:
-            payload = cloudpickle.dumps((module, tree))
-        except Exception as error:  # pickling raises whatever an object's reduce raises
-            raise SpecError(f"{name}: cannot be sent to another process: {error}") from error
-        floats = [x.dtype for x in flat if isinstance(x, torch.Tensor) and x.is_floating_point()]
-        options.setdefault("training", training)
-        options.setdefault("dtype", str(floats[0]).removeprefix("torch.") if floats else "float32")
-        leaves = tuple(Leaf.like(x) for x in flat)
-        found = tuple(domains) if domains else tuple(infer_domain(x) for x in flat)
-        return cls(name, payload=payload, leaves=leaves, domains=found, **options)
+            return replace(self, **changes)
+        except TypeError as error:
+            raise SpecError(f"a spec has no {', '.join(changes)}: {error}") from error
 
-    # -- what it makes
+    # ---- what it makes
 
-    def module(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> torch.nn.Module:
-        """A fresh reference module with parameters from `seed`, made on `device`.
+    @property
+    def source(self) -> str:
+        """Text of the KernelBench-style file it came from; empty for modules and functions."""
+        return self.origin.text if isinstance(self.origin, SourceOrigin) else ""
+
+    def module(self, device: str = "cpu", dtype: torch.dtype | None = None) -> torch.nn.Module:
+        """A fresh reference module on `device`, its weights rounded to the spec's dtype.
 
         Args:
-            device: where the parameters are made.
-            dtype: of floating parameters and buffers; the spec's by default.
-
-        Raises:
-            SpecError: the constructor fails.
+            device: where it is made; its weights are drawn there.
+            dtype: cast all floating parameters and buffers to this afterwards (float64 for the reference result).
         """
-        torch.manual_seed(self.seed)
-        if self.source:
-            loaded = load_text(self.source, self.name)
-            with torch.device(device):
-                arguments = call(loaded, "get_init_inputs", self.name)
-                try:
-                    module: torch.nn.Module = loaded.Model(*arguments)
-                except Exception as error:  # whatever a user's constructor raises
-                    raise SpecError(f"{self.name}: Model{tuple(arguments)!r:.200} failed: {type(error).__name__}: {error}") from error
-        else:
-            import cloudpickle
-
-            module = cloudpickle.loads(self.payload)[0]
-        _cast(module, torch.device(device), dtype or getattr(torch, self.dtype))
+        module = self.origin.module(self.seed, device)
+        module.requires_grad_(False)
+        target, native = DTYPES[self.dtype], self.origin.native
+        if target is not native:
+            cast(module, target, only=native)
+        if dtype is not None:
+            cast(module, dtype)
         return module.train(self.training)
 
     def inputs(
-        self, seed: int, device: str | torch.device = "cpu", distribution: str = "given", dtype: torch.dtype | None = None
+        self, seed: int, device: str = "cpu", distribution: str = "given", dtype: torch.dtype | None = None
     ) -> tuple[Any, ...]:
-        """The positional inputs for `seed`, made on `device`; the same seed and device give the same values.
+        """Positional inputs, the same for the same seed and device type, rounded to the spec's dtype.
 
         Args:
-            seed: of every random number.
-            device: where they are made; large inputs never pass the host.
-            distribution: one of `DISTRIBUTIONS`; inputs whose domain it leaves stay as given.
-            dtype: of floating inputs; the spec's by default.
+            seed: other seeds give other values.
+            device: where they are made; nothing passes the host.
+            distribution: one of `DISTRIBUTIONS`; it applies to floating inputs whose domain allows it.
+            dtype: cast all floating inputs to this afterwards.
         """
-        wanted = dtype or getattr(torch, self.dtype)
-        drawn, tree = self._draw(seed, device)
-        generator = torch.Generator(device).manual_seed(seed + 1)
-        domains = self.domains or ("real",) * len(drawn)
-        made = []
-        for x, domain in zip(drawn, domains, strict=True):
-            y = distort(x, domain, distribution, generator)
-            made.append(y.to(wanted) if isinstance(y, torch.Tensor) and y.is_floating_point() else y)
-        return tuple(_pytree.tree_unflatten(made, tree))
-
-    def _draw(self, seed: int, device: str | torch.device) -> tuple[list[Any], Any]:
-        if self.source:
-            torch.manual_seed(seed)
-            with torch.device(device):
-                values = call(load_text(self.source, self.name), "get_inputs", self.name)
-            flat, tree = _pytree.tree_flatten(tuple(values))
-            return [x.to(device) if isinstance(x, torch.Tensor) else x for x in flat], tree
-        import cloudpickle
-
-        generator = torch.Generator(device).manual_seed(seed)
-        return [leaf.draw(generator, device) for leaf in self.leaves], cloudpickle.loads(self.payload)[1]
-
-    def _infer_domains(self) -> tuple[str, ...]:
-        """Domains from the values of the reduced spec (full-size inputs may be many GiB); real where there is none."""
-        small = self.reduced()
-        if small is self and not self._is_small():
-            return ()
-        flat, _ = small._draw(0, "cpu")
-        return tuple(infer_domain(x) for x in flat)
-
-    # -- variants
-
-    def with_(self, **changes: Any) -> KernelSpec:
-        """The same computation with another dtype, mode, training flag, seed or name."""
-        return replace(self, **changes)
+        made = self.origin.inputs(seed, device)
+        leaves, tree = _pytree.tree_flatten(made)
+        target, native = DTYPES[self.dtype], self.origin.native
+        for i, x in enumerate(leaves):
+            if not isinstance(x, torch.Tensor):
+                continue
+            if x.dtype is native and target is not native:
+                x = x.to(target)
+            if distribution != "given" and x.is_floating_point():
+                x = redistribute(x, self.domains[i], distribution, seed + i)
+            if dtype is not None and x.is_floating_point():
+                x = x.to(dtype)
+            leaves[i] = x
+        return tuple(_pytree.tree_unflatten(leaves, tree))
 
     @cached_property
-    def digest(self) -> str:
-        """Content hash of what is computed and how it is judged; the name does not count."""
-        parts = [self.dtype, self.mode, str(self.training), str(self.seed), self.source, repr(self.leaves), repr(self.domains)]
-        digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=8)
-        digest.update(self.payload)
-        return digest.hexdigest()
+    def domains(self) -> tuple[str, ...]:
+        """Domain of each flattened input: declared, or inferred from the inputs of two seeds at reduced size."""
+        if isinstance(self.origin, ExampleOrigin):
+            inferred = tuple(leaf.domain for leaf in self.origin.leaves)
+        else:
+            origin = self.reduced().origin
+            seen = [[infer_domain(x) for x in _pytree.tree_leaves(origin.inputs(seed, "cpu"))] for seed in (1, 2)]
+            inferred = tuple(a if a == b else "real" for a, b in zip(*seen, strict=True))
+        if self.declared and len(self.declared) != len(inferred):
+            raise SpecError(f"{self.name}: {len(self.declared)} domains declared for {len(inferred)} flattened inputs")
+        return self.declared or inferred
+
+    # ---- smaller, elsewhere, named
 
     def reduced(self) -> KernelSpec:
-        """The same computation at sizes that Triton's interpreter runs in a second; itself where that is not possible."""
+        """The same computation on smaller inputs (no tensor above about 64k elements), itself where none is found."""
         return self._reduced
 
     @cached_property
     def _reduced(self) -> KernelSpec:
-        for largest in SMALL:
-            small = self._shrunk(largest)
-            if small is not None and small._is_small():
-                return small
-        return self
+        from qimeng.spec.reduce import reduce_origin
 
-    def _shrunk(self, largest: int) -> KernelSpec | None:
-        if self.source:
-            return replace(self, source=shrink_text(self.source, largest))
-        shapes = [tuple(shrink_size(s, largest) for s in leaf.shape) for leaf in self.leaves]
-        import cloudpickle
-
-        module = cloudpickle.loads(self.payload)[0]
-        if any(True for _ in module.parameters()):
-            shapes = [(shrink_size(leaf.shape[0], 8), *leaf.shape[1:]) if leaf.shape else () for leaf in self.leaves]
-        from qimeng.graph.opgraph import row_major
-
-        leaves = tuple(
-            replace(leaf, shape=s, stride=row_major(s)) if leaf.dtype is not None else leaf
-            for leaf, s in zip(self.leaves, shapes, strict=True)
-        )
-        return replace(self, leaves=leaves)
-
-    def _is_small(self) -> bool:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        try:
-            with FakeTensorMode(allow_non_fake_inputs=True):
-                shapes = [x.numel() for x in _pytree.tree_leaves(self._draw(0, "cpu")[0]) if isinstance(x, torch.Tensor)]
-            if any(n > SMALL_ELEMENTS for n in shapes):
-                return False
-            inputs = self.inputs(0)
-            with torch.no_grad():
-                self.module()(*inputs)
-        except Exception:  # a smaller size that the model refuses is no error, just not this one
-            return False
-        return True
+        origin = reduce_origin(self.origin, self.training)
+        return self if origin is self.origin else replace(self, origin=origin)
 
     def check(self) -> None:
-        """Validate the spec at reduced size.
+        """Run the computation once, at reduced size, and refuse what cannot be optimized.
 
         Raises:
-            SpecError: the module fails on its inputs, returns no tensor, or changes its inputs.
+            SpecError: it fails on its own inputs, changes its inputs, or returns no tensor.
         """
-        small = self.reduced()
-        module, inputs = small.module(), small.inputs(0)
-        tensors = [x for x in _pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor)]
-        before = [x.clone() for x in tensors]
-        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
-        try:
-            with torch.no_grad():
-                outputs = module(*inputs)
-        except Exception as error:  # whatever a user's forward raises
-            raise SpecError(
-                f"{self.name}: the module fails on its own inputs (shapes {shapes}): {type(error).__name__}: {error}"
-            ) from error
-        if not any(isinstance(x, torch.Tensor) for x in _pytree.tree_leaves(outputs)):
-            raise SpecError(f"{self.name}: the module returns no tensor")
-        for i, (x, y) in enumerate(zip(tensors, before, strict=True)):
-            if not torch.equal(torch.nan_to_num(x), torch.nan_to_num(y)):
-                raise SpecError(f"{self.name}: the module changes its input number {i} in place; clone it first")
+        from qimeng.spec.check import check
 
-    # -- travel
+        check(self)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of what is computed, on which shapes, in which dtype, mode and training state; not of the name."""
+        parts = (self.origin.content, self.dtype, self.mode, self.training, self.declared, self.tolerances)
+        return hashlib.blake2b("\n".join(map(str, parts)).encode(), digest_size=8).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KernelSpec) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {n: getattr(self, n) for n in self.__dataclass_fields__}
 
     def to_bytes(self) -> bytes:
-        """The spec for another process."""
-        import cloudpickle
+        """Itself as bytes, for another process; classes and functions of the user's own code travel by value."""
+        from qimeng.spec.travel import pack
 
-        data: bytes = cloudpickle.dumps(self)
-        return data
+        return pack(self)
 
-    @staticmethod
-    def from_bytes(data: bytes) -> KernelSpec:
+    @classmethod
+    def from_bytes(cls, data: bytes) -> KernelSpec:
         """The spec that `to_bytes` wrote."""
-        import cloudpickle
+        from qimeng.spec.travel import unpack
 
-        spec: KernelSpec = cloudpickle.loads(data)
-        return spec
+        return unpack(data)

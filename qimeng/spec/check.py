@@ -1,0 +1,57 @@
+"""Whether a spec can be optimized at all, found out by running it once at reduced size.
+
+Deals in clear refusals. Knows nothing about capture.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree
+
+from qimeng.errors import SpecError
+
+if TYPE_CHECKING:
+    from qimeng.spec.spec import KernelSpec
+
+
+def shapes(inputs: Any) -> str:
+    """Shapes and dtypes of a pytree of inputs, for messages.
+
+    >>> shapes((torch.zeros(2, 3), 1.5))
+    'float32[2, 3], 1.5'
+    """
+    parts = []
+    for x in _pytree.tree_leaves(inputs):
+        if isinstance(x, torch.Tensor):
+            parts.append(f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}")
+        else:
+            parts.append(repr(x))
+    return ", ".join(parts) or "no inputs"
+
+
+@torch.no_grad()
+def check(spec: KernelSpec) -> None:
+    """Refuse a spec that fails on its own inputs, changes them, or returns no tensor (see `KernelSpec.check`)."""
+    small = spec.reduced()
+    module, inputs = small.module(), small.inputs(0)
+    leaves = _pytree.tree_leaves(inputs)
+    before = [(x.clone(), x._version) if isinstance(x, torch.Tensor) else (x, 0) for x in leaves]
+    try:
+        outputs = module(*inputs)
+    except Exception as error:  # whatever the user's module raises is reported as it is
+        raise SpecError(
+            f"{spec.name}: the module fails on its own inputs ({shapes(inputs)}): {type(error).__name__}: {error}. "
+            "The inputs must fit forward(*inputs)."
+        ) from error
+    for i, (x, (old, version)) in enumerate(zip(leaves, before, strict=True)):
+        if isinstance(x, torch.Tensor) and (x._version != version or not torch.equal(x, old) and not _equal(x, old)):
+            raise SpecError(f"{spec.name}: forward changes its input {i} in place; make it work on a copy (x.clone())")
+    if not any(isinstance(y, torch.Tensor) for y in _pytree.tree_leaves(outputs)):
+        raise SpecError(f"{spec.name}: forward returns no tensor, but {type(outputs).__name__}")
+    len(spec.domains)
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(((a == b) | ((a != a) & (b != b))).all())

@@ -1,0 +1,78 @@
+"""Values that inputs and parameters take in a trial.
+
+Deals in changing tensors within their domain. Knows nothing about where they come from or what reads them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from qimeng.errors import SpecError
+from qimeng.spec.leaf import unexpanded
+
+DISTRIBUTIONS = ("given", "normal", "x3", "x0.01", "negated")
+"""As the spec makes them; normal with mean 0 and deviation 1; times 3; times 0.01; times -1."""
+
+_ALLOWED = {
+    "real": DISTRIBUTIONS,
+    "positive": ("given", "x3", "x0.01"),
+    "sign": ("given", "negated"),
+}
+
+
+def applies(distribution: str, domain: str) -> bool:
+    """Whether inputs of `domain` change under `distribution` (where not, they stay as given).
+
+    Raises:
+        SpecError: no such distribution.
+    """
+    if distribution not in DISTRIBUTIONS:
+        raise SpecError(f"unknown distribution {distribution!r}; known: {', '.join(DISTRIBUTIONS)}")
+    return distribution != "given" and distribution in _ALLOWED.get(domain, ())
+
+
+def redistribute(x: Any, domain: str, distribution: str, seed: int) -> Any:
+    """`x` with values of `distribution` where its domain allows, else `x` itself; strides stay."""
+    if not applies(distribution, domain) or not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        return x
+    out = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    once = unexpanded(out)
+    if distribution == "normal":
+        generator = torch.Generator(device=x.device)
+        generator.manual_seed(seed ^ 0x5EED)
+        once.normal_(generator=generator)
+    else:
+        torch.mul(unexpanded(x), {"x3": 3.0, "x0.01": 0.01, "negated": -1.0}[distribution], out=once)
+    return out
+
+
+@torch.no_grad()
+def perturb_parameters(module: torch.nn.Module, seed: int) -> None:
+    """Change `module`'s state in place, so that nothing made for its first weights stays right.
+
+    With n ~ N(0, 1): parameters p (1 + 0.1 n) + 0.05 n, running variances v exp(0.3 n), running means m + 0.1 n;
+    other buffers, integer and boolean parameters stay. The same on every call with the same seed and device type.
+    """
+
+    def noise(like: torch.Tensor) -> torch.Tensor:
+        draw = torch.empty(like.shape, dtype=torch.float32, device=like.device).normal_(generator=generators[like.device])
+        return draw.to(like.dtype)
+
+    generators: dict[torch.device, torch.Generator] = {}
+    state = [(n, t, True) for n, t in module.named_parameters()] + [(n, t, False) for n, t in module.named_buffers()]
+    for name, tensor, trained in state:
+        if not tensor.is_floating_point():
+            continue
+        if tensor.device not in generators:
+            generators[tensor.device] = torch.Generator(device=tensor.device)
+            generators[tensor.device].manual_seed(seed)
+        last = name.rsplit(".", 1)[-1]
+        if trained:
+            n = noise(tensor)
+            tensor.mul_(1 + 0.1 * n).add_(n, alpha=0.05)
+        elif last == "running_var":
+            tensor.mul_((0.3 * noise(tensor)).exp())
+        elif last == "running_mean":
+            tensor.add_(noise(tensor), alpha=0.1)

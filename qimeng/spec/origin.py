@@ -1,0 +1,243 @@
+"""Where a computation comes from: the text of a KernelBench-style file, or a live module with example inputs.
+
+Deals in making modules and inputs afresh, on any device, in the dtype they were written in. Knows nothing about
+dtypes asked for later, precision modes, distributions or capture.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import hashlib
+import linecache
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from qimeng.errors import SpecError
+from qimeng.spec.fingerprint import fingerprint
+from qimeng.spec.leaf import Leaf
+
+NAMES = ("Model", "get_inputs", "get_init_inputs")
+"""What a KernelBench-style file must define."""
+
+
+class Origin(ABC):
+    """Makes modules and inputs."""
+
+    native: torch.dtype
+    """The floating dtype it is written in; other floating dtypes in it stay as they are when the spec's is changed."""
+
+    @abstractmethod
+    def module(self, seed: int, device: str) -> torch.nn.Module:
+        """A fresh module on `device`."""
+
+    @abstractmethod
+    def inputs(self, seed: int, device: str) -> tuple[Any, ...]:
+        """Fresh positional inputs on `device`."""
+
+    @property
+    @abstractmethod
+    def content(self) -> str:
+        """Text that is equal where the same thing is computed, on inputs of the same shapes."""
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: str) -> Iterator[None]:
+    """Torch's global generators start from `seed` inside, new tensors land on `device`; both restored after."""
+    kind = torch.device(device).type
+    devices = list(range(torch.cuda.device_count())) if kind == "cuda" else []
+    with torch.random.fork_rng(devices=devices), torch.device(device):
+        torch.manual_seed(seed)
+        yield
+
+
+@dataclass(frozen=True)
+class SourceOrigin(Origin):
+    """A KernelBench-style file, loaded in a module of its own.
+
+    Attributes:
+        text: the file's text.
+        name: for messages.
+    """
+
+    text: str
+    name: str
+
+    @property
+    def native(self) -> torch.dtype:  # type: ignore[override]
+        """KernelBench files are written in PyTorch's default dtype."""
+        return torch.float32
+
+    @cached_property
+    def namespace(self) -> ModuleType:
+        """The executed file.
+
+        Raises:
+            SpecError: it does not parse, run, or define `NAMES`.
+        """
+        key = "qimeng_spec_" + hashlib.blake2b(self.text.encode(), digest_size=6).hexdigest()
+        module = ModuleType(key)
+        module.__file__ = f"<{key}>"
+        linecache.cache[module.__file__] = (len(self.text), None, self.text.splitlines(True), module.__file__)
+        sys.modules[key] = module
+        try:
+            exec(compile(self.text, module.__file__, "exec"), module.__dict__)
+        except Exception as error:  # whatever the user's file raises is reported as it is
+            raise SpecError(f"{self.name}: the file does not load: {type(error).__name__}: {error}") from error
+        missing = [n for n in NAMES if not callable(getattr(module, n, None))]
+        if missing:
+            raise SpecError(
+                f"{self.name}: the file must define {', '.join(NAMES)}; missing: {', '.join(missing)}. "
+                "For a module or function of your own use KernelSpec.from_module or KernelSpec.from_function."
+            )
+        return module
+
+    def module(self, seed: int, device: str) -> torch.nn.Module:
+        """A fresh `Model(*get_init_inputs())`, its weights drawn on `device` from `seed`."""
+        space = self.namespace
+        with seeded(seed, device):
+            try:
+                module = space.Model(*space.get_init_inputs())
+            except Exception as error:  # whatever the user's constructor raises is reported as it is
+                raise SpecError(
+                    f"{self.name}: Model(*get_init_inputs()) raises {type(error).__name__}: {error}"
+                ) from error
+        if not isinstance(module, torch.nn.Module):
+            raise SpecError(f"{self.name}: Model must be a torch.nn.Module, got {type(module).__name__}")
+        return module
+
+    def inputs(self, seed: int, device: str) -> tuple[Any, ...]:
+        """`get_inputs()` run on `device` from `seed`, so that nothing large passes the host."""
+        with seeded(seed, device):
+            try:
+                inputs = self.namespace.get_inputs()
+            except Exception as error:  # whatever the user's function raises is reported as it is
+                raise SpecError(f"{self.name}: get_inputs() raises {type(error).__name__}: {error}") from error
+        if not isinstance(inputs, (list, tuple)):
+            raise SpecError(f"{self.name}: get_inputs() must return a list of inputs, got {type(inputs).__name__}")
+        return tuple(_pytree.tree_map_only(torch.Tensor, lambda t: t.detach().to(device), tuple(inputs)))
+
+    @cached_property
+    def content(self) -> str:
+        """The file without comments, layout and docstrings."""
+        tree = ast.parse(self.text)
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list) and len(body) > 1 and isinstance(body[0], ast.Expr):
+                if isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
+                    del body[0]
+        return ast.unparse(tree)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"text": self.text, "name": self.name}
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleOrigin(Origin):
+    """A live module and what was seen of its example inputs.
+
+    The module is held, not copied: change its structure and the spec changes with it.
+
+    Attributes:
+        held: the user's module.
+        leaves: one description for each flattened input.
+        tree: the positional inputs with each leaf's number in its place.
+        native: floating dtype of most of its parameters, or of its inputs.
+        shrinkable: True for functions, whose sizes come from their inputs alone.
+    """
+
+    held: torch.nn.Module
+    leaves: tuple[Leaf, ...]
+    tree: Any
+    native: torch.dtype
+    shrinkable: bool = False
+
+    def module(self, seed: int, device: str) -> torch.nn.Module:
+        """A copy of the module, weights included; tied tensors stay tied."""
+        memo: dict[int, Any] = {}
+        with torch.no_grad():
+            for t in _tensors(self.held):
+                new = t.detach().to(device, copy=True)
+                memo[id(t)] = torch.nn.Parameter(new, requires_grad=False) if isinstance(t, torch.nn.Parameter) else new
+        return copy.deepcopy(self.held, memo)
+
+    def inputs(self, seed: int, device: str) -> tuple[Any, ...]:
+        """Inputs of the examples' shapes, strides and dtypes with values drawn afresh."""
+        generator = torch.Generator(device=torch.device(device))
+        generator.manual_seed(seed)
+        drawn = [leaf.draw(generator, device) for leaf in self.leaves]
+        return tuple(_pytree.tree_map(lambda i: drawn[i], self.tree))
+
+    @cached_property
+    def content(self) -> str:
+        """The module's code, attributes and parameter shapes, and the inputs' shapes."""
+        return "\n".join([fingerprint(self.held), repr(self.tree), *(leaf.layout for leaf in self.leaves)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("held", "leaves", "tree", "native", "shrinkable")
+        return {n: self.__dict__[n] for n in names}
+
+
+class FunctionModule(torch.nn.Module):
+    """A plain function as a module without parameters."""
+
+    def __init__(self, function: Any):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        """What the function returns."""
+        return self.function(*args)
+
+
+def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool) -> ExampleOrigin:
+    """The origin of `module` with inputs like `inputs`.
+
+    Raises:
+        SpecError: `inputs` is no tuple or list of positional inputs.
+    """
+    if not isinstance(inputs, (tuple, list)):
+        raise SpecError(f"example inputs must be a tuple of positional inputs, got {type(inputs).__name__}; write (x,)")
+    flat, tree = _pytree.tree_flatten(tuple(inputs))
+    counts: dict[torch.dtype, int] = {}
+    for t in (*module.parameters(), *module.buffers()):
+        if t.is_floating_point():
+            counts[t.dtype] = counts.get(t.dtype, 0) + 1
+    if not counts:
+        for t in flat:
+            if isinstance(t, torch.Tensor) and t.is_floating_point():
+                counts[t.dtype] = counts.get(t.dtype, 0) + 1
+    native = max(counts, key=lambda d: counts[d]) if counts else torch.float32
+    numbers = _pytree.tree_unflatten(list(range(len(flat))), tree)
+    return ExampleOrigin(module, tuple(Leaf.of(x) for x in flat), numbers, native, shrinkable)
+
+
+def cast(module: torch.nn.Module, dtype: torch.dtype, only: torch.dtype | None = None) -> None:
+    """Cast floating parameters and buffers in place (those of dtype `only` where given); tied ones stay tied.
+
+    Works under fake tensors, where `Module.to` does not.
+    """
+    done: dict[int, torch.Tensor] = {}
+    for part in module.modules():
+        for name, t in [*part._parameters.items(), *part._buffers.items()]:
+            if t is None or not t.is_floating_point() or t.dtype is dtype or (only is not None and t.dtype is not only):
+                continue
+            if id(t) not in done:
+                new = t.detach().to(dtype)
+                done[id(t)] = torch.nn.Parameter(new, requires_grad=False) if isinstance(t, torch.nn.Parameter) else new
+            setattr(part, name, done[id(t)])
+
+
+def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters, buffers and tensors that are plain attributes."""
+    plain = [t for m in module.modules() for t in vars(m).values() if isinstance(t, torch.Tensor)]
+    return [*module.parameters(), *module.buffers(), *plain]
