@@ -18,7 +18,7 @@ from qimeng.bench.row import Row, Settings, StepRow, blank_row
 from qimeng.bench.suite import Problem
 from qimeng.envs.loop import optimize
 from qimeng.envs.result import Result
-from qimeng.envs.session import Budget
+from qimeng.envs.session import Attempt, Budget
 from qimeng.envs.setup import make_device, make_task
 from qimeng.envs.task import Task
 from qimeng.errors import QimengError
@@ -109,27 +109,21 @@ def _with_result(row: Row, result: Result, seconds: dict[str, float]) -> Row:
         prepare_ms=final.prepare_ms,
         evaluations=result.evaluations,
         configurations=sum(e.configurations for e in evaluations),
-        steps=step_rows(result.steps, result.start, linear=row.settings.search == "greedy"),
+        steps=step_rows(result.steps),
         seconds={**seconds, **split_seconds(evaluations)},
         recipe=result.recipe.to_json(),
         source_digest=result.program.digest if result.program else "",
     )
 
 
-def step_rows(steps: Iterable[Step], start: Evaluation, linear: bool) -> tuple[StepRow, ...]:
-    """The trajectory with the gain of each accepted step.
-
-    Args:
-        steps: what was tried, in order.
-        start: evaluation of the start program.
-        linear: whether the steps are one trajectory; of several branches no gain is known.
-    """
-    rows, before = [], start.ms
+def step_rows(steps: Iterable[Step]) -> tuple[StepRow, ...]:
+    """What was tried, in order, with the gain of each accepted step over the program it was applied to."""
+    rows = []
     for step in steps:
         found, gain = step.evaluation, None
-        if step.accepted and found is not None and found.ms is not None:
-            gain = before / found.ms if linear and before is not None else None
-            before = found.ms
+        before_ms = step.before_ms if isinstance(step, Attempt) else None
+        if step.accepted and found is not None and found.ms and before_ms is not None:
+            gain = before_ms / found.ms
         rows.append(
             StepRow(
                 kind=step.action.kind,

@@ -1,0 +1,103 @@
+from pathlib import Path
+
+import pytest
+
+from qimeng.bench.measure import classification, measure, split_seconds, step_rows
+from qimeng.bench.row import Row, Settings
+from qimeng.bench.suite import Problem
+from qimeng.envs import setup
+from qimeng.envs.session import Attempt
+from qimeng.interfaces import Action, Evaluation, Gate, Timing
+from qimeng.testing import FakeEvaluator
+
+TEXT = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+    def forward(self, x):
+        return torch.relu(x * self.scale) + 1
+def get_inputs():
+    return [torch.rand(16, 32)]
+def get_init_inputs():
+    return [2.0]
+"""
+SETTINGS = Settings(coder="fake", seconds=20, evaluations=8)
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(setup.CODERS, "fake", "qimeng.testing:FakeCoder")
+    monkeypatch.setattr(
+        setup, "make_evaluator", lambda spec, start, context: FakeEvaluator(context.device, estimated=True)
+    )
+
+
+def problem(folder: Path, text: str = TEXT) -> Problem:
+    path = folder / "7_Problem.py"
+    path.write_text(text)
+    return Problem(1, 7, "Problem", path)
+
+
+def test_a_problem_becomes_a_row(tmp_path: Path) -> None:
+    row = measure(problem(tmp_path), SETTINGS, device="h200")
+    assert row is not None
+    assert (row.id, row.family, row.captured, row.error) == ("1/7", "pointwise", True, None)
+    assert row.right and row.kernelbench and row.estimated
+    assert row.speedup is not None and row.speedup > 1
+    assert row.bytes == 2 * 16 * 32 * 4
+    assert 0 < row.evaluations <= 8
+    assert {s.kind for s in row.steps} >= {"fusion", "lowering"}
+    assert any(s.gain for s in row.steps)
+    assert row.seconds["total"] > 0 and row.seconds["capture"] > 0
+    assert row.recipe.startswith("{") and len(row.source_digest) == 16
+    assert "estimated" in row.environment.device and row.environment.driver == ""
+    assert Row.from_json(row.to_json()) == row
+
+
+def test_only_the_families_asked_for(tmp_path: Path) -> None:
+    assert measure(problem(tmp_path), SETTINGS, families=("gemm", "reduction"), device="h200") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("import torch\n", "SpecError"),
+        (TEXT.replace("x * self.scale", "x @ x"), "SpecError"),
+        (TEXT.replace("torch.relu(x * self.scale)", "x.mul_(2)"), "SpecError"),
+    ],
+)
+def test_what_cannot_be_optimized_is_a_row_with_the_reason(text: str, error: str, tmp_path: Path) -> None:
+    row = measure(problem(tmp_path, text), SETTINGS, device="h200")
+    assert row is not None and row.right is None
+    assert row.error is not None and row.error.startswith(error)
+    assert row.seconds["total"] > 0
+
+
+def test_classification_needs_no_memory_for_large_problems(tmp_path: Path) -> None:
+    huge = TEXT.replace("torch.rand(16, 32)", "torch.rand(1 << 20, 1 << 15)")
+    found = classification(problem(tmp_path, huge))
+    assert found is not None and found.family == "pointwise"
+
+
+def test_gains_are_over_the_program_a_step_was_applied_to() -> None:
+    def judged(ms: float) -> Evaluation:
+        return Evaluation(Gate.PASSED, timing=Timing(ms), configurations=3)
+
+    wrong = Evaluation(Gate.REGION, "off by one", "wrong")
+    steps = (
+        Attempt(Action("fusion"), None, True, before_ms=4.0),
+        Attempt(Action("lowering"), judged(2.0), True, before_ms=4.0),
+        Attempt(Action("tiling", param="taller"), wrong, False, before_ms=2.0),
+        Attempt(Action("tiling", param="wider"), judged(4.0), True, before_ms=None),
+    )
+    rows = step_rows(steps)
+    assert [r.gain for r in rows] == [None, 2.0, None, None]
+    assert [r.gate for r in rows] == ["", "passed", "region", "passed"]
+    assert rows[1].configurations == 3
+
+
+def test_seconds_are_summed_by_part() -> None:
+    parts = [{"compile": 1.0, "time": 0.5}, {"compile": 2.0}]
+    assert split_seconds(Evaluation(Gate.PASSED, seconds=p) for p in parts) == {"compile": 3.0, "time": 0.5}
