@@ -1,7 +1,7 @@
 """What to compute: `KernelSpec` and the values its inputs and parameters take in trials."""
 
 from qimeng.spec.distributions import DISTRIBUTIONS, applies, perturb_parameters
-from qimeng.spec.leaf import DOMAINS
+from qimeng.spec.leaf import DOMAINS, infer_domain
 from qimeng.spec.spec import DTYPES, MODES, KernelSpec, Tolerances
 
-__all__ = ["DISTRIBUTIONS", "DOMAINS", "DTYPES", "MODES", "KernelSpec", "Tolerances", "applies", "perturb_parameters"]
+__all__ = ["DISTRIBUTIONS", "DOMAINS", "DTYPES", "MODES", "KernelSpec", "Tolerances", "applies", "infer_domain", "perturb_parameters"]

@@ -226,15 +226,15 @@ def cast(module: torch.nn.Module, dtype: torch.dtype, only: torch.dtype | None =
 
     Works under fake tensors, where `Module.to` does not.
     """
-    done: dict[int, torch.Tensor] = {}
+    done: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # old ones are held, so that no id is used twice
     for part in module.modules():
         for name, t in [*part._parameters.items(), *part._buffers.items()]:
             if t is None or not t.is_floating_point() or t.dtype is dtype or (only is not None and t.dtype is not only):
                 continue
             if id(t) not in done:
                 new = t.detach().to(dtype)
-                done[id(t)] = torch.nn.Parameter(new, requires_grad=False) if isinstance(t, torch.nn.Parameter) else new
-            setattr(part, name, done[id(t)])
+                done[id(t)] = t, torch.nn.Parameter(new, requires_grad=False) if isinstance(t, torch.nn.Parameter) else new
+            setattr(part, name, done[id(t)][1])
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:

@@ -86,7 +86,7 @@ class KernelSpec:
     # ---- making one
 
     @classmethod
-    def from_file(cls, path: str | Path, *, dtype: str | None = None, mode: str = "default", **options: Any) -> KernelSpec:
+    def from_file(cls, path: str | Path, *, dtype: str | None = None, mode: str | None = None, **options: Any) -> KernelSpec:
         """The computation of a KernelBench-style file: `Model`, `get_inputs`, `get_init_inputs`.
 
         Raises:
@@ -104,7 +104,7 @@ class KernelSpec:
         name: str = "source",
         *,
         dtype: str | None = None,
-        mode: str = "default",
+        mode: str | None = None,
         domains: tuple[str, ...] = (),
         **options: Any,
     ) -> KernelSpec:
@@ -115,7 +115,7 @@ class KernelSpec:
         """
         origin = SourceOrigin(text, name)
         origin.namespace  # noqa: B018  executes the text, so that a bad one is refused here
-        return cls(name, origin, dtype or "float32", mode, declared=tuple(domains), **options)
+        return cls(name, origin, dtype or "float32", mode or "default", declared=tuple(domains), **options)
 
     @classmethod
     def from_module(
@@ -125,7 +125,7 @@ class KernelSpec:
         *,
         name: str | None = None,
         dtype: str | None = None,
-        mode: str = "default",
+        mode: str | None = None,
         domains: tuple[str, ...] = (),
         **options: Any,
     ) -> KernelSpec:
@@ -135,14 +135,16 @@ class KernelSpec:
         origin = examples(module, example_inputs, shrinkable=isinstance(module, FunctionModule))
         native = str(origin.native).removeprefix("torch.")
         options.setdefault("training", module.training)
-        return cls(name or type(module).__name__, origin, dtype or native, mode, declared=tuple(domains), **options)
+        return cls(name or type(module).__name__, origin, dtype or native, mode or "default", declared=tuple(domains), **options)
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], example_inputs: tuple[Any, ...], **options: Any) -> KernelSpec:
         """The computation of a plain function of positional inputs like the examples."""
         if not callable(function):
             raise SpecError(f"from_function takes a function, got {type(function).__name__}")
-        options.setdefault("name", getattr(function, "__name__", type(function).__name__))
+        if options.get("name") is None:
+            options["name"] = getattr(function, "__name__", type(function).__name__)
+        options.setdefault("training", False)
         return cls.from_module(FunctionModule(function), example_inputs, **options)
 
     @classmethod
@@ -152,8 +154,9 @@ class KernelSpec:
         Args:
             thing: text with a line break is taken as a file's text, other text as a path.
             inputs: example inputs, for a module or function.
-            options: as for the other constructors.
+            options: as for the other constructors; those that are None are left out.
         """
+        options = {k: v for k, v in options.items() if v is not None}
         if isinstance(thing, KernelSpec):
             return thing.with_(**options) if options else thing
         if isinstance(thing, str) and "\n" in thing:
