@@ -24,6 +24,8 @@ class Walk:
         extent: number of positions.
         side: ``""`` for a scalar, ``"p"`` or ``"r"`` for vectors.
         column: it walks columns, so that it has no value between the passes over them.
+        base: where the vector starts, as a scalar; with 64-bit offsets it is added to the pointer apart from `lane`.
+        lane: positions from `base`, as a 32-bit vector.
     """
 
     name: str
@@ -31,6 +33,8 @@ class Walk:
     extent: int
     side: str = ""
     column: bool = False
+    base: str = ""
+    lane: str = ""
 
 
 @dataclass
@@ -71,17 +75,20 @@ class Emitter:
 
     def offset(self, strides: dict[int, int], pad: str = "") -> str:
         """The offset of an access as text; `pad` names sides that it must have even without a stride."""
-        terms = []
+        scalars, lanes = [], []
         sides: set[str] = set()
         for w in self.walks:
             step = strides.get(w.atoms[-1], 0) if w.atoms else 0
             if step:
-                terms.append(w.name if step == 1 else f"{w.name} * {step}")
+                times = "" if step == 1 else f" * {step}"
                 sides.add(w.side)
-        for side in pad:
-            if side not in sides:
-                terms.append(f"{side}_zero")
-        return " + ".join(terms) or "0"
+                if self.wide and w.base:
+                    scalars.append(f"{w.base}{times}")
+                    lanes.append(f"{w.lane}{times}")
+                else:
+                    (lanes if w.side else scalars).append(f"{w.name}{times}")
+        lanes += [f"{side}_zero" for side in pad if side not in sides]
+        return " + ".join(scalars + lanes) or "0"
 
     def mask(self, sides: str, extra: Iterable[str] = ()) -> str:
         """The mask of an access that has `sides`, as an argument text (empty where nothing overhangs)."""

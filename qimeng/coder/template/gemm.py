@@ -39,7 +39,9 @@ COLLECT = (32, 128)
 """Tile of the kernel that sums the parts of a split depth."""
 
 
-def print_gemm(region: Region, nest: Nest, loads: Loads, plan: GemmPlan, schedule: Schedule, prefix: str) -> Implementation:
+def print_gemm(
+    region: Region, nest: Nest, loads: Loads, plan: GemmPlan, schedule: Schedule, prefix: str
+) -> Implementation:
     """The implementation of `region` under `schedule`.
 
     Args:
@@ -68,7 +70,14 @@ def print_gemm(region: Region, nest: Nest, loads: Loads, plan: GemmPlan, schedul
 
 class _Printer:
     def __init__(self, region: Region, nest: Nest, loads: Loads, plan: GemmPlan, schedule: Schedule, prefix: str):
-        self.region, self.nest, self.loads, self.plan, self.schedule, self.prefix = region, nest, loads, plan, schedule, prefix
+        self.region, self.nest, self.loads, self.plan, self.schedule, self.prefix = (
+            region,
+            nest,
+            loads,
+            plan,
+            schedule,
+            prefix,
+        )
         self.scheme = scheme_of(plan, schedule)
         self.a, self.b = (operand(plan, schedule, side, prefix, loads.names) for side in plan.sides)
         self.operands = (self.a, self.b)
@@ -163,7 +172,13 @@ class _Printer:
         else:
             body.insert(0, "t = tl.program_id(0)")
         shape = f"{f'{batch} x ' if batch > 1 else ''}[{m}, {k}] x [{k}, {n}]"
-        return self._kernel("product", f"{shape}, {s.precision if not plan.half else plan.dtype}.", self._product_parameters()[0], "BM BN BK", body)
+        return self._kernel(
+            "product",
+            f"{shape}, {s.precision if not plan.half else plan.dtype}.",
+            self._product_parameters()[0],
+            "BM BN BK",
+            body,
+        )
 
     # -- the epilogue
     def _epilogue_parameters(self) -> list[str]:
@@ -174,7 +189,13 @@ class _Printer:
     def _epilogue(self) -> str:
         """The epilogue as a function of a tile."""
         head = ["acc", *(["z"] if self.plan.batch else []), "row0", "col0"]
-        return self._kernel("epilogue", "Take a tile of the product to memory.", [*head, *self._epilogue_parameters()], "BM BN", self.epilogue.tile())
+        return self._kernel(
+            "epilogue",
+            "Take a tile of the product to memory.",
+            [*head, *self._epilogue_parameters()],
+            "BM BN",
+            self.epilogue.tile(),
+        )
 
     def _epilogue_arguments(self, acc: str, column: str, width: str) -> str:
         head = [acc, *(["z"] if self.plan.batch else []), "row0", column]
@@ -191,7 +212,12 @@ class _Printer:
 
     def _product_parameters(self) -> tuple[list[str], list[str]]:
         parameters = [p for o in self.operands for p in o.parameters if self.splits == 1 or p != o.scale]
-        arguments = [a for o in self.operands for p, a in zip(o.parameters, o.arguments, strict=True) if self.splits == 1 or p != o.scale]
+        arguments = [
+            a
+            for o in self.operands
+            for p, a in zip(o.parameters, o.arguments, strict=True)
+            if self.splits == 1 or p != o.scale
+        ]
         numbers = {i for o in self.operands for i in o.sources}
         if self.splits == 1:
             numbers |= set(self.epilogue.sources())
@@ -238,14 +264,24 @@ class _Printer:
         triangle = self.plan.triangle
         if triangle is not None and self.splits == 1:
             lower = triangle.kind == "lower"
-            outside = f"col0 - row0 - {s.block_m - 1} > {triangle.offset}" if lower else f"col0 + {s.block_n - 1} - row0 < {triangle.offset}"
+            outside = (
+                f"col0 - row0 - {s.block_m - 1} > {triangle.offset}"
+                if lower
+                else f"col0 + {s.block_n - 1} - row0 < {triangle.offset}"
+            )
             bounds, high = [f"high = tl.where({outside}, 0, {self.steps})"], "high"
         bounds.append("acc = tl.zeros([BM, BN], tl.float32)")
         promote = 0 if s.promote >= per else s.promote
         cat = s.cat and len(self.scheme.products) > 1
         if promote == 1 and not cat:
             step = self._step("part_acc", "i * BK")
-            return [*bounds, f"for i in range({low}, {high}):", "    part_acc = tl.zeros([BM, BN], tl.float32)", *_indent(step), "    acc += part_acc"]
+            return [
+                *bounds,
+                f"for i in range({low}, {high}):",
+                "    part_acc = tl.zeros([BM, BN], tl.float32)",
+                *_indent(step),
+                "    acc += part_acc",
+            ]
         if not promote:
             return [*bounds, *self._run("acc", low, high, cat)]
         inner = [f"stop = tl.minimum(start + {promote}, {high})", "part_acc = tl.zeros([BM, BN], tl.float32)"]
@@ -260,7 +296,8 @@ class _Printer:
         count = high if low == "0" else f"({high} - {low})"
         where = "i - pair * " + count if low == "0" else f"{low} + i - pair * {count}"
         planes = [
-            f"{o.side.name}_plane = {_lookup([p[i] for p in products])} * {o.stride}" for i, o in enumerate(self.operands)
+            f"{o.side.name}_plane = {_lookup([p[i] for p in products])} * {o.stride}"
+            for i, o in enumerate(self.operands)
         ]
         step = [f"pair = i // {count}", f"k = ({where}) * BK", *planes]
         step += [*self.a.fetch("a0", "k", "a_plane"), *self.b.fetch("b0", "k", "b_plane"), self._dot(acc, "a0", "b0")]
@@ -298,7 +335,9 @@ class _Printer:
             f"    at += {batch * m * n}",
             f"{self.prefix}_epilogue({self._epilogue_arguments('acc', 'col0', 'BN')})",
         ]
-        return self._kernel("collect", "Sum the parts of the depth, then the epilogue.", self._collect_parameters()[0], "BM BN", body)
+        return self._kernel(
+            "collect", "Sum the parts of the depth, then the epilogue.", self._collect_parameters()[0], "BM BN", body
+        )
 
     def _collect_parameters(self) -> tuple[list[str], list[str]]:
         scales = [(p, a) for o in self.operands for p, a in zip(o.parameters, o.arguments, strict=True) if p == o.scale]
@@ -308,7 +347,9 @@ class _Printer:
 
     def _finish(self) -> str:
         body, _, _ = self.epilogue.finish()
-        return self._kernel("finish", "Merge the tiles' partial reductions.", self._finish_parameters()[0], "PB SP", body)
+        return self._kernel(
+            "finish", "Merge the tiles' partial reductions.", self._finish_parameters()[0], "PB SP", body
+        )
 
     def _finish_parameters(self) -> tuple[list[str], list[str]]:
         more, passed = self._parameters(self.epilogue.final_sources())
@@ -320,7 +361,10 @@ class _Printer:
         names = self.variables(self.prepared)
         inputs = ", ".join(f"x{i}" for i in self.inputs_of(names))
         packs = [f"*{self.prefix}_pack_{o.side.name}({', '.join(self.variables([o]))})" for o in self.prepared]
-        lines = [f"def {self.prefix}_prepare({inputs}):", '    """What is packed once: operands made of parameters alone."""']
+        lines = [
+            f"def {self.prefix}_prepare({inputs}):",
+            '    """What is packed once: operands made of parameters alone."""',
+        ]
         lines += [f"    {line}" for line in self.views(names)]
         return "\n".join([*lines, f"    return ({', '.join(packs)},)"]) + "\n"
 
@@ -334,7 +378,9 @@ class _Printer:
             lines.append(f"y{i} = torch.empty_strided({shape}, {stride}, dtype=torch.{dtype}, device=device)")
         for o in self.operands:
             if isinstance(o, Planes) and o not in self.prepared:
-                lines.append(f"{', '.join(self._buffers(o))}, = {self.prefix}_pack_{o.side.name}({', '.join(self.variables([o]))})")
+                lines.append(
+                    f"{', '.join(self._buffers(o))}, = {self.prefix}_pack_{o.side.name}({', '.join(self.variables([o]))})"
+                )
         lines += [line for o in self.operands for line in o.host]
         if plan.reductions:
             lines.append(f"work = torch.empty(({self.epilogue.workspace},), dtype=torch.float32, device=device)")
@@ -349,7 +395,9 @@ class _Printer:
         if self.splits > 1:
             cm, cn = self.epilogue.grid
             blocks = f"BM={COLLECT[0]}, BN={COLLECT[1]}, num_warps=4"
-            lines.append(f"{self.prefix}_collect[({cm * cn * batch},)]({', '.join([*self._collect_parameters()[1], blocks])})")
+            lines.append(
+                f"{self.prefix}_collect[({cm * cn * batch},)]({', '.join([*self._collect_parameters()[1], blocks])})"
+            )
         if plan.finals:
             _, rows, width = self.epilogue.finish()
             blocks = f"PB={rows}, SP={width}, num_warps={4 if rows * width <= 8192 else 16}"

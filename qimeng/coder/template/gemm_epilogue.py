@@ -99,7 +99,11 @@ class Epilogue:
             lines.append(f"acc = acc * ({' * '.join(scales)})")
         tables = plan.epilogue_tables()
         walks = []
-        for atoms, index, side, stem in ((plan.batch, "z", "", "batch"), (plan.m, "rm", "p", "row"), (plan.n, "rn", "r", "col")):
+        for atoms, index, side, stem in (
+            (plan.batch, "z", "", "batch"),
+            (plan.m, "rm", "p", "row"),
+            (plan.n, "rn", "r", "col"),
+        ):
             more, found = spread(nest, atoms, tables, index, side, stem)
             lines += more
             walks += found
@@ -109,7 +113,11 @@ class Epilogue:
             em.store(i)
         self._partials(em)
         text = "\n".join(em.lines)
-        lines += [f"{s}_zero = tl.zeros({shape}, tl.int32)" for s, shape in (("p", "[BM, 1]"), ("r", "[1, BN]")) if f"{s}_zero" in text]
+        lines += [
+            f"{s}_zero = tl.zeros({shape}, tl.int32)"
+            for s, shape in (("p", "[BM, 1]"), ("r", "[1, BN]"))
+            if f"{s}_zero" in text
+        ]
         return lines + em.lines
 
     def _partials(self, em: Emitter) -> None:
@@ -129,7 +137,11 @@ class Epilogue:
         for number, e in enumerate(plan.reductions):
             name = f"q{number}"
             value = em.value(e.args[0])
-            em.lines.append(f"{name}_x = {value}" if em.side(e.args[0]) == "pr" else f"{name}_x = tl.broadcast_to({value}, [BM, BN])")
+            em.lines.append(
+                f"{name}_x = {value}"
+                if em.side(e.args[0]) == "pr"
+                else f"{name}_x = tl.broadcast_to({value}, [BM, BN])"
+            )
             reduced = ("p" if "m" in plan.over else "") + ("r" if "n" in plan.over else "")
             em.lines += _partial(e, name, reduced, em.mask(reduced), (m, n), (self.bm, self.bn))
             for text in _accumulator(e, name).parts:

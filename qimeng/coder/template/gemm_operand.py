@@ -31,7 +31,9 @@ def is_wide(nest: Nest, tables: Tables) -> bool:
     return any(sum((nest.axes.size(a) - 1) * abs(s) for a, s in t.items()) >= (1 << 31) - (1 << 25) for t in tables)
 
 
-def spread(nest: Nest, atoms: Atoms, tables: Tables, index: str, side: str = "", stem: str = "") -> tuple[list[str], list[Walk]]:
+def spread(
+    nest: Nest, atoms: Atoms, tables: Tables, index: str, side: str = "", stem: str = ""
+) -> tuple[list[str], list[Walk]]:
     """Variables that walk `atoms`, from one flat index over all of them.
 
     Args:
@@ -202,7 +204,9 @@ class Tensor(Operand):
         if self.plan.batch:
             shape, strides, box = [batch, *shape], [z, *strides], [1, *box]
         self.parameters, self.arguments = [name], [name]
-        self.host = [f"{name} = TensorDescriptor({self.prefix}_aligned({self.names[number]}), {shape}, {strides}, {box})"]
+        self.host = [
+            f"{name} = TensorDescriptor({self.prefix}_aligned({self.names[number]}), {shape}, {strides}, {box})"
+        ]
 
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
         """Lines that leave one block in `target`."""
@@ -293,4 +297,15 @@ def operand(plan: GemmPlan, schedule: Schedule, side: Side, prefix: str, names: 
     return Pointers(side, plan, schedule, prefix, names)
 
 
-__all__ = ["Operand", "Planes", "Pointers", "Tensor", "operand", "is_wide", "round_up", "sources_of", "spread", "strides_of_tensor"]
+__all__ = [
+    "Operand",
+    "Planes",
+    "Pointers",
+    "Tensor",
+    "operand",
+    "is_wide",
+    "round_up",
+    "sources_of",
+    "spread",
+    "strides_of_tensor",
+]

@@ -108,7 +108,9 @@ class Packer:
         """Whether the depth of a row fits one tile, so that one kernel does."""
         if not self.scheme.scaled:
             return False
-        return (self.wide if self.row_of == "p" else self.high) <= (RESIDENT_ROW if self.row_of == "p" else RESIDENT_COLUMN)
+        return (self.wide if self.row_of == "p" else self.high) <= (
+            RESIDENT_ROW if self.row_of == "p" else RESIDENT_COLUMN
+        )
 
     def _resident(self) -> tuple[str, str]:
         if self.row_of == "p":
@@ -147,7 +149,14 @@ class Packer:
         if self.scheme.scaled:
             body.append(f"top = tl.load(top_ptr + {self._row()}, mask={self._inside(tile, self.row_of)}, other=0)")
             body += self._split(tile, "j == 0" if self.row_of == "p" else "i == 0")
-            return self._kernel("", ["top_ptr", "planes_ptr", "inverse_ptr"], "Scale and split.", body, tile, ["top", "planes", "inverse"])
+            return self._kernel(
+                "",
+                ["top_ptr", "planes_ptr", "inverse_ptr"],
+                "Scale and split.",
+                body,
+                tile,
+                ["top", "planes", "inverse"],
+            )
         body += self._split(tile, "")
         return self._kernel("", ["planes_ptr"], "Write the planes.", body, tile, ["planes"])
 
@@ -224,16 +233,23 @@ class Packer:
                 lines.append("x = x - part.to(tl.float32)")
         return lines
 
-    def _kernel(self, suffix: str, extra: list[str], doc: str, body: list[str], tile: Tile, arguments: list[str]) -> tuple[str, str]:
+    def _kernel(
+        self, suffix: str, extra: list[str], doc: str, body: list[str], tile: Tile, arguments: list[str]
+    ) -> tuple[str, str]:
         nest = self.plan.nest
         numbers = sources_of(self.side)
         parameters = [f"x{i}" if nest.sources[i].scalar else f"x{i}_ptr" for i in numbers] + extra
         passed = [f"float({self.planes.names[i]})" if nest.sources[i].scalar else self.planes.names[i] for i in numbers]
         p_blocks, r_blocks = self._blocks(tile)
         kernel = f"{self.name}{suffix}_kernel"
-        text = KERNEL.format(name=kernel, parameters=", ".join(parameters), doc=doc, body="\n".join(f"    {b}" for b in body))
+        text = KERNEL.format(
+            name=kernel, parameters=", ".join(parameters), doc=doc, body="\n".join(f"    {b}" for b in body)
+        )
         grid = p_blocks * r_blocks * self.batch
-        return text, f"{kernel}[({grid},)]({', '.join([*passed, *arguments])}, PB={tile.pb}, RB={tile.rb}, num_warps={tile.warps})"
+        return (
+            text,
+            f"{kernel}[({grid},)]({', '.join([*passed, *arguments])}, PB={tile.pb}, RB={tile.rb}, num_warps={tile.warps})",
+        )
 
 
 __all__ = ["POWER", "ROUND", "Packer", "power_of_two"]

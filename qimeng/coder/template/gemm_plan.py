@@ -169,7 +169,9 @@ def plan_gemm(region: Region, nest: Nest, loads: Loads) -> GemmPlan:
     sides = [_side(region, nest, loads, *s) for s in (("a", a, m, k, batch), ("b", b, n, k, batch))]
     reductions, over, finals = _reductions(nest, dot, m, n)
     tiles = tuple(i for i in range(len(nest.outputs)) if i not in finals)
-    plan = GemmPlan(nest, dot, batch, m, n, k, *sides, tiles, reductions, over, finals, _triangle(nest, tiles, finals, m, n))
+    plan = GemmPlan(
+        nest, dot, batch, m, n, k, *sides, tiles, reductions, over, finals, _triangle(nest, tiles, finals, m, n)
+    )
     _check_epilogue(plan)
     return plan
 
@@ -236,7 +238,11 @@ def _check_epilogue(plan: GemmPlan) -> None:
     for e in plan.epilogue():
         if e is not plan.dot and not (e.depends | set(e.reduced)) <= outside:
             raise Unsupported("the epilogue needs axes that the matrix product does not have")
-        if e.op == "load" and not is_float(e.dtype) and e.dtype not in ("bool", "int32", "int64", "uint8", "int8", "int16"):
+        if (
+            e.op == "load"
+            and not is_float(e.dtype)
+            and e.dtype not in ("bool", "int32", "int64", "uint8", "int8", "int16")
+        ):
             raise Unsupported(f"a tensor of {e.dtype} in the epilogue")
 
 

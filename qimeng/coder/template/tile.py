@@ -68,8 +68,8 @@ class _Printer:
         self.col_blocks = -(-_extent(self.col_inner) // self.RB)
         self.programs = self.row_blocks * _extent(self.row_outer)
         self.steps = self.col_blocks * _extent(self.col_outer)
-        largest = max((b for _, b in self.nest.accesses()), default=0)
-        self.wide = largest >= (1 << 31) - (1 << 24)
+        largest = max((self.nest.axes.extent(s) for s, _ in self.nest.accesses()), default=0)
+        self.wide = largest >= (1 << 31) - (1 << 20)
         self.row_outputs = [i for i, (e, *_) in enumerate(self.nest.outputs) if not self._changes_along_columns(e)]
         self.full_outputs = [i for i in range(len(self.nest.outputs)) if i not in self.row_outputs]
 
@@ -131,7 +131,7 @@ class _Printer:
         lines = [f"block = ({block}).to(tl.int64)" if self.wide else f"block = {block}"]
         walks = _decompose(lines, self.row_outer, f"block // {self.row_blocks}", "a", "")
         start = f"(block % {self.row_blocks}) * PB" if self.row_outer else "block * PB"
-        lines += [f"p = {start} + tl.arange(0, PB)[:, None]", "p_zero = p * 0"]
+        lines += [f"p_base = {start}", "p_lane = tl.arange(0, PB)[:, None]", "p = p_base + p_lane", "p_zero = p_lane * 0"]
         if _extent(self.row_inner) % self.PB:
             lines.append(f"p_mask = p < {_extent(self.row_inner)}")
         walks += _decompose(lines, self.row_inner, "p", "p", "p")
@@ -141,8 +141,9 @@ class _Printer:
         """Lines that set the column variables from the step number, and their walks."""
         lines: list[str] = []
         walks = _decompose(lines, self.col_outer, f"({step}) // {self.col_blocks}", "b", "")
-        start = f"(({step}) % {self.col_blocks}) * RB" if self.col_outer else f"({step}) * RB"
-        lines += [f"r = {start} + tl.arange(0, RB)[None, :]", "r_zero = r * 0"]
+        number = f"({step}) % {self.col_blocks}" if self.col_outer else step
+        start = f"(block * 0 + {number}) * RB" if self.wide else f"({number}) * RB"
+        lines += [f"r_base = {start}", "r_lane = tl.arange(0, RB)[None, :]", "r = r_base + r_lane", "r_zero = r_lane * 0"]
         if _extent(self.col_inner) % self.RB:
             lines.append(f"r_mask = r < {_extent(self.col_inner)}")
         walks += _decompose(lines, self.col_inner, "r", "r", "r")
@@ -439,7 +440,7 @@ def _extent(groups: tuple[Group, ...]) -> int:
 def _decompose(lines: list[str], groups: tuple[Group, ...], number: str, letter: str, side: str) -> list[Walk]:
     """Variables for `groups` taken from their flat number."""
     if len(groups) == 1 and side:
-        return [Walk(letter, groups[0][0], groups[0][1], side)]
+        return [Walk(letter, groups[0][0], groups[0][1], side, base=f"{letter}_base", lane=f"{letter}_lane")]
     walks, below = [], 1
     for i, (atoms, extent) in reversed(list(enumerate(groups))):
         name = f"{letter}{i}"
