@@ -14,7 +14,9 @@ from qimeng.actions import MAX_ALTERNATIVES, Context, check_schedule, kind_named
 from qimeng.actions.graph_kinds import fused_partition, fused_region
 from qimeng.device import DEVICES, Device
 from qimeng.envs.shares import bound_ms
+from qimeng.envs.task import Task
 from qimeng.errors import CoderError, IllegalAction
+from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import VIEWS, family
 from qimeng.graph.region import Region, make_region, split
 from qimeng.interfaces import (
@@ -34,6 +36,7 @@ from qimeng.interfaces import (
 )
 from qimeng.program.program import Implementation, Program, torch_implementation
 from qimeng.program.schedule import Schedule
+from qimeng.store import Conditions
 
 LAUNCH_MS = 0.003
 """What the fake charges for one kernel launch."""
@@ -220,6 +223,36 @@ class ScriptedPlanner(Planner):
         return Action("stop")
 
 
+def sample_graph() -> OpGraph:
+    """The graph of ``softmax(relu(linear(x)) * 2 + 1)``, x of 4096 x 512: five operators of three families."""
+    import torch
+
+    from qimeng.graph.capture import capture
+
+    class Sample(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(512, 512)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(torch.relu(self.linear(x)) * 2 + 1, -1)
+
+    return capture(Sample, lambda: (torch.empty(4096, 512),))
+
+
+def fake_task(
+    graph: OpGraph,
+    evaluator: Evaluator | None = None,
+    coder: Coder | None = None,
+    device: Device = DEVICES["h200"],
+    mode: str = "default",
+) -> Task:
+    """A task on `graph` with `FakeCoder` and `FakeEvaluator`, or with those given."""
+    context = Context(device, coder or FakeCoder(), mode)
+    conditions = Conditions("sample", device.name, mode, versions=(("evaluator", "fake"),))
+    return Task(Program.start(graph), context, evaluator or FakeEvaluator(device), conditions, "sample")
+
+
 class FakeClock:
     """A clock that goes on by `tick` seconds each time it is read."""
 
@@ -264,4 +297,6 @@ __all__ = [
     "ScriptedCoder",
     "ScriptedPlanner",
     "fake_kernel",
+    "fake_task",
+    "sample_graph",
 ]

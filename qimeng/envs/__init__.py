@@ -1,7 +1,8 @@
 """The judge, the step loop, and the Gymnasium environment.
 
-Importing this loads neither gymnasium nor torch. The environment `qimeng/KernelOptimization-v0` is registered where
-gymnasium is loaded already (as in ``gymnasium.make("qimeng.envs:qimeng/KernelOptimization-v0")``), and by
+Importing this loads neither gymnasium nor torch, which a judge on a GPU machine may lack or not need. The environment
+`qimeng/KernelOptimization-v0` is registered where gymnasium is loaded already, where `qimeng.envs.environment` is
+imported (as ``gymnasium.make("qimeng.envs.environment:qimeng/KernelOptimization-v0", tasks=…)`` does), and by
 `register_environment`.
 """
 

@@ -18,6 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from qimeng.envs import register_environment
 from qimeng.envs.observation import action_texts, feature_bounds, features, render_text
 from qimeng.envs.reward import MilestoneReward, Reward, Transition
 from qimeng.envs.session import Budget, Session
@@ -93,7 +94,7 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
     import gymnasium
     from qimeng.envs.setup import make_task
 
-    env = gymnasium.make("qimeng.envs:qimeng/KernelOptimization-v0", tasks=make_task("problem.py"))
+    env = gymnasium.make("qimeng.envs.environment:qimeng/KernelOptimization-v0", tasks=make_task("problem.py"))
     ```
     `tasks`: a `Task` or several; `reward`: a `Reward`; `max_steps`: longest episode; `repairs`: times that a refused
     patch is repaired; `store`: where every attempt is recorded; `render_mode`: ``"ansi"`` or None.
@@ -271,3 +272,6 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
             "best_speedup": eager / best if eager and best else 0.0,
             "evaluations": self._session.ledger.evaluations,
         }
+
+
+register_environment()

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.utils import RecordConstructorArgs
 
 from qimeng.envs.environment import KernelOptimizationEnv
 from qimeng.envs.shares import MAX_ACTIONS
@@ -59,15 +60,15 @@ class HashTokenizer:
         return 1 + int.from_bytes(digest, "big") % (self.size - 1)
 
 
-class TokenizeObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any]):
+class TokenizeObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any], RecordConstructorArgs):
     """A `Dict` of boxes instead of text: ``input_ids``, ``attention_mask``, ``features``.
 
     Args:
         env: a `KernelOptimizationEnv`, wrapped or not.
         tokenizer: any Hugging Face tokenizer; `HashTokenizer` by default.
         length: tokens of the state's text; a longer one is cut, a shorter one padded.
-        action_length: tokens of each action's text, as ``action_ids`` of shape (256, `action_length`); 0 leaves them
-            out.
+        action_length: tokens of each action's text, in one row ``action_ids`` of 256 x `action_length`; 0 leaves
+            them out.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class TokenizeObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any],
         length: int = 512,
         action_length: int = 0,
     ):
-        super().__init__(env)
+        RecordConstructorArgs.__init__(self, tokenizer=tokenizer, length=length, action_length=action_length)
+        gymnasium.Wrapper.__init__(self, env)
         self.tokenizer: Tokenizer = tokenizer or HashTokenizer()
         self.length, self.action_length = length, action_length
         top = len(self.tokenizer) - 1
@@ -89,7 +91,7 @@ class TokenizeObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any],
             "features": inner["features"],
         }
         if action_length:
-            boxes["action_ids"] = spaces.Box(0, top, (MAX_ACTIONS, action_length), np.int64)
+            boxes["action_ids"] = spaces.Box(0, top, (MAX_ACTIONS * action_length,), np.int64)
         self.observation_space = spaces.Dict(boxes)
 
     def reset(
@@ -124,7 +126,7 @@ class TokenizeObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any],
             ids = np.zeros((MAX_ACTIONS, self.action_length), dtype=np.int64)
             for i, text in enumerate(self._base().actions_text()):
                 ids[i] = self._encode(text, self.action_length)["input_ids"]
-            tokens["action_ids"] = ids
+            tokens["action_ids"] = ids.reshape(-1)
         return tokens
 
     def _encode(self, text: str, length: int) -> Any:

@@ -1,0 +1,358 @@
+"""The step loop: advance, repair, roll back, stop, verify the winner, walk back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from qimeng.envs.loop import established, optimize
+from qimeng.envs.replay import subject_of
+from qimeng.envs.session import Budget, Progress, Session
+from qimeng.errors import CoderError
+from qimeng.graph.opgraph import OpGraph
+from qimeng.interfaces import Action, Evaluation, Gate, Patch, Timing
+from qimeng.planner.greedy import GreedySearch
+from qimeng.planner.random import RandomPlanner
+from qimeng.program.program import Program
+from qimeng.testing import FakeClock, FakeCoder, FakeEvaluator, ScriptedCoder, ScriptedPlanner, fake_task
+
+Run = Callable[..., Any]
+FUSE_ALL = ("fusion", "fusion", "fusion", "fusion", "lowering")
+
+
+def scripted(*script: Action | str) -> GreedySearch:
+    return GreedySearch(ScriptedPlanner(script))
+
+
+def started(graph: OpGraph, **parts: Any) -> Session:
+    session = Session(fake_task(graph, **parts))
+    session.begin()
+    return session
+
+
+def first(session: Session, text: str) -> Action:
+    return next(a for a in session.observe().actions if str(a).startswith(text))
+
+
+class Timed(FakeEvaluator):
+    """Times by script, in the order programs are judged; the last one stays."""
+
+    def __init__(self, *times: float, final: tuple[float, ...] = (), spread: float = 0.01, eager: float = 10.0):
+        super().__init__(spread=spread)
+        self.times, self.finals, self.eager = list(times), list(final), eager
+
+    def timed(self, evaluation: Evaluation, times: list[float]) -> Evaluation:
+        ms = times.pop(0) if len(times) > 1 else times[0]
+        return replace(evaluation, timing=Timing(ms, self.spread), eager=Timing(self.eager, self.spread))
+
+    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        return self.timed(super().evaluate(program, patch), self.times)
+
+    def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+        return self.timed(super().evaluate(program), self.finals or self.times[-1:])
+
+
+# ---- one step
+
+
+def test_a_right_patch_advances_the_state(graph: OpGraph) -> None:
+    session = started(graph)
+    step = session.step(first(session, "lowering"))
+    assert step.accepted and step.evaluation is not None and step.evaluation.ok
+    assert session.state.parent is not None
+    assert len(session.state.recipe()) == 1
+    assert session.state.history == (step,)
+    assert session.ledger.evaluations == 2
+
+
+def test_a_slower_program_advances_but_is_not_the_best(graph: OpGraph) -> None:
+    session = started(graph, evaluator=Timed(10.0, 12.0))
+    session.step(first(session, "lowering"))
+    assert session.state.ms == 12.0
+    assert session.ledger.best is not None and session.ledger.best.ms == 10.0
+
+
+def test_a_change_of_the_graph_alone_costs_no_evaluation(graph: OpGraph) -> None:
+    session = started(graph)
+    regions = len(session.state.program.regions)
+    step = session.step(first(session, "fusion"))
+    assert step.accepted and step.evaluation is None
+    assert session.ledger.evaluations == 1
+    assert len(session.state.program.regions) == regions - 1
+    assert session.state.ms == session.ledger.start.ms  # type: ignore[union-attr]
+    assert session.state.evaluation is not None
+    assert sum(session.state.evaluation.region_ms.values()) == pytest.approx(session.state.ms)
+    assert not session.state.judged
+
+
+def test_a_graph_change_that_drops_a_kernel_says_so(graph: OpGraph) -> None:
+    seen: list[Progress] = []
+    session = Session(fake_task(graph), on_step=seen.append)
+    session.begin()
+    session.step(first(session, "lowering"))
+    lowered = next(r for r in session.state.program.regions if session.state.program.implementation(r).generated)
+    session.step(next(a for a in session.observe().actions if a.kind == "fusion" and lowered.id in a.regions))
+    assert "drops 1 generated kernel" in seen[-1].text
+    assert session.state.ms is None
+    assert session.state.evaluation is not None and session.state.evaluation.region_ms
+
+
+def test_a_wrong_patch_rolls_back_and_masks_the_action(graph: OpGraph) -> None:
+    start = Program.start(graph).digest
+    wrong = FakeEvaluator(wrong=lambda p: None if p.digest == start else "error 3.0 (maximum, 0.1 allowed)")
+    session = started(graph, evaluator=wrong)
+    action = first(session, "lowering")
+    step = session.step(action)
+    assert not step.accepted and step.evaluation is not None
+    assert step.evaluation.gate is Gate.REGION and "3.0" in (step.evaluation.error or "")
+    assert session.state.program.digest == start
+    assert action not in session.observe().actions
+    assert Action("stop") in session.observe().actions
+
+
+def test_a_mask_holds_where_the_program_comes_back(graph: OpGraph) -> None:
+    bad: list[str] = []
+    session = started(graph, evaluator=FakeEvaluator(wrong=lambda p: "no" if any(b in p.source for b in bad) else None))
+    refused = first(session, "lowering")
+    region = session.state.program.region(refused.regions[0])
+    bad.append(f"fake_{region.signature}")
+    session.step(refused)
+    other = next(a for a in session.observe().actions if a.kind == "lowering")
+    session.step(other)
+    assert refused in session.observe().actions  # another program: it may be tried again
+    fresh = session.fork()
+    fresh.state = session.state.path()[0]
+    fresh.state = replace(fresh.state, masked=session.ledger.refused[fresh.state.program.digest])
+    assert refused not in fresh.observe().actions
+
+
+def test_an_illegal_action_is_a_refused_step(graph: OpGraph) -> None:
+    session = started(graph)
+    step = session.step(Action("lowering", ("r00000000",)))
+    assert not step.accepted and step.evaluation is not None
+    assert (step.evaluation.gate, step.evaluation.failure) == (Gate.WRITE, "illegal")
+    assert "no region r00000000" in (step.evaluation.error or "")
+    assert session.ledger.evaluations == 1
+
+
+def test_a_coder_that_cannot_write_is_a_refused_step(graph: OpGraph) -> None:
+    session = started(graph, coder=ScriptedCoder([CoderError("the model said no")]))
+    step = session.step(first(session, "lowering"))
+    assert step.evaluation is not None
+    assert (step.evaluation.failure, step.evaluation.error) == ("coder", "the model said no")
+
+
+def test_an_empty_patch_is_refused(graph: OpGraph) -> None:
+    session = started(graph, coder=ScriptedCoder([Patch()]))
+    step = session.step(first(session, "lowering"))
+    assert not step.accepted and step.evaluation is not None and "empty patch" in (step.evaluation.error or "")
+
+
+def test_stop_ends_the_trajectory(graph: OpGraph) -> None:
+    session = started(graph)
+    assert session.step(Action("stop")).accepted
+    assert session.exhausted() == "stop"
+    assert len(session.state.recipe()) == 0
+
+
+# ---- repair
+
+
+def test_a_refused_patch_is_repaired_with_the_reason(graph: OpGraph) -> None:
+    coder = ScriptedCoder(repairs=2)
+    evaluator = FakeEvaluator(wrong=lambda p: "off by one" if "attempt 0" in p.source else None)
+    session = started(graph, coder=coder, evaluator=evaluator)
+    step = session.step(first(session, "lowering"))
+    assert step.accepted
+    assert [r.reason for r in coder.requests] == [None, "off by one"]
+    assert coder.requests[1].failed is not None
+    assert "attempt 1" in session.state.program.source
+    assert session.ledger.evaluations == 3
+
+
+def test_repairs_are_limited(graph: OpGraph) -> None:
+    coder = ScriptedCoder(repairs=9)
+    evaluator = FakeEvaluator(wrong=lambda p: "wrong" if "attempt" in p.source else None)
+    session = Session(fake_task(graph, evaluator, coder), Budget(repairs=2))
+    session.begin()
+    assert not session.step(first(session, "lowering")).accepted
+    assert len(coder.requests) == 3
+    assert len(session.state.history) == 1
+
+
+def test_a_repair_that_repeats_itself_is_not_judged_again(graph: OpGraph) -> None:
+    session = started(graph, evaluator=FakeEvaluator(wrong=lambda p: "wrong" if "attempt" in p.source else None))
+    action = first(session, "lowering")
+    same = FakeCoder().write(session_request(session, action))
+    session = started(graph, coder=ScriptedCoder([same, same, same]), evaluator=session.task.evaluator)
+    session.step(action)
+    assert session.ledger.evaluations == 2
+
+
+def session_request(session: Session, action: Action) -> Any:
+    from qimeng.interfaces import Request
+
+    return Request(session.state.program, action, session.task.context.device)
+
+
+# ---- budgets
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason"),
+    [(Budget(steps=5), "steps"), (Budget(evaluations=3), "evaluations"), (Budget(steps=0), "steps")],
+)
+def test_budgets_end_the_search(graph: OpGraph, budget: Budget, reason: str) -> None:
+    result = optimize(fake_task(graph), GreedySearch(RandomPlanner(0)), budget)
+    assert result.stopped == reason
+    assert result.evaluations <= budget.evaluations and len(result.steps) <= budget.steps
+
+
+def test_seconds_end_the_search_and_leave_time_to_verify(graph: OpGraph) -> None:
+    clock = FakeClock(tick=0.25)
+    result = optimize(fake_task(graph), GreedySearch(RandomPlanner(0)), Budget(seconds=20, steps=1000), clock=clock)
+    assert result.stopped == "seconds"
+    assert 0 < len(result.steps) < 80
+    assert result.seconds == pytest.approx(20, abs=2)
+
+
+def test_the_same_question_is_asked_once(graph: OpGraph) -> None:
+    class Listening(FakeEvaluator):
+        asked: list[str] = []
+
+        def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+            self.asked.append(subject_of(program, patch))
+            return super().evaluate(program, patch)
+
+        def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+            return super().evaluate(program)
+
+    evaluator = Listening()
+    result = optimize(fake_task(graph, evaluator), GreedySearch(RandomPlanner(3)), Budget(steps=80, evaluations=60))
+    assert len(set(evaluator.asked)) == len(evaluator.asked) == result.evaluations
+
+
+# ---- the winner
+
+
+def test_the_best_program_is_returned_with_its_recipe(graph: OpGraph) -> None:
+    result = optimize(fake_task(graph), scripted(*FUSE_ALL, "tiling"))
+    assert result.program is not None and result.speedup is not None and result.speedup > 1
+    assert result.recipe.replay(graph).digest == result.program.digest
+    assert result.stopped == "stop"
+    assert "fusion" in result.report() and "measured" in result.report()
+
+
+def test_gains_within_the_noise_add_no_step(graph: OpGraph) -> None:
+    evaluator = Timed(10.0, 8.0, 7.95, final=(8.0,), spread=0.01)
+    result = optimize(fake_task(graph, evaluator), scripted("lowering", "lowering"))
+    assert len(result.recipe) == 1
+
+
+def test_small_gains_add_up_to_one_above_the_noise(graph: OpGraph) -> None:
+    session = started(graph, evaluator=Timed(10.0, 9.85, 9.7, 9.55, spread=0.01))
+    for _ in range(3):
+        session.step(first(session, "lowering"))
+    assert session.ledger.best is not None
+    assert [s.ms for s in established(session.ledger.best)] == [10.0, 9.7]
+
+
+def test_a_winner_that_fails_is_walked_back(graph: OpGraph) -> None:
+    class Fails(Timed):
+        def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+            generated = sum(program.implementation(r).generated for r in program.regions)
+            if generated > 1:
+                return Evaluation(Gate.PROGRAM, "output 0 differs", "wrong")
+            return super().final(program, parent_ms)
+
+    result = optimize(
+        fake_task(graph, Fails(10.0, 8.0, 6.0, 5.0, final=(7.9,))), scripted("lowering", "lowering", "lowering")
+    )
+    assert len(result.recipe) == 1 and result.evaluation.ms == 7.9
+    assert sum("output 0 differs" in note for note in result.notes) == 2
+
+
+def test_when_everything_fails_the_start_program_is_returned(graph: OpGraph) -> None:
+    class Fails(FakeEvaluator):
+        def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+            if any(program.implementation(r).generated for r in program.regions):
+                return Evaluation(Gate.PROGRAM, "differs", "wrong")
+            return super().final(program, parent_ms)
+
+    result = optimize(fake_task(graph, Fails()), scripted(*FUSE_ALL))
+    assert len(result.recipe) == 0 and result.speedup == pytest.approx(1.0)
+
+
+def test_a_winner_that_is_slower_when_timed_again_is_walked_back(graph: OpGraph) -> None:
+    evaluator = Timed(10.0, 5.0, final=(9.99, 10.0))
+    result = optimize(fake_task(graph, evaluator), scripted("lowering"))
+    assert len(result.recipe) == 0
+    assert any("does not beat 10 ms" in note for note in result.notes)
+
+
+def test_a_winner_slower_than_eager_is_not_returned(graph: OpGraph) -> None:
+    evaluator = Timed(10.0, 5.0, final=(5.0, 10.0), eager=4.9)
+    result = optimize(fake_task(graph, evaluator), scripted("lowering"))
+    assert len(result.recipe) == 0
+
+
+def test_where_even_the_start_is_slower_the_reference_is_returned(graph: OpGraph) -> None:
+    task = replace(fake_task(graph, Timed(10.0, eager=5.0)), whole=Program(OpGraph({}, ()), (), {}, "# as written"))
+    result = optimize(task, scripted())
+    assert result.source == "# as written" and result.speedup == 1.0
+    assert any("returned as it was written" in note for note in result.notes)
+
+
+# ---- interruption and progress
+
+
+def test_an_interrupted_search_keeps_the_best(graph: OpGraph) -> None:
+    class Interrupted(FakeEvaluator):
+        def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+            if len(self.calls) == 3:
+                self.calls.append("interrupted")
+                raise KeyboardInterrupt
+            return super().evaluate(program, patch)
+
+    result = optimize(fake_task(graph, Interrupted()), scripted(*FUSE_ALL, "tiling", "pipeline", "tiling"))
+    assert result.stopped == "interrupted"
+    assert result.evaluation.ok and result.speedup is not None and result.speedup > 1
+
+
+def test_an_interrupted_verification_still_gives_a_result(graph: OpGraph) -> None:
+    class Interrupted(FakeEvaluator):
+        def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+            raise KeyboardInterrupt
+
+    result = optimize(fake_task(graph, Interrupted()), scripted(*FUSE_ALL))
+    assert result.speedup is not None and result.speedup > 1
+    assert any("interrupted" in note for note in result.notes)
+
+
+def test_progress_tells_what_is_tried(graph: OpGraph) -> None:
+    seen: list[Progress] = []
+    optimize(fake_task(graph), scripted("fusion", "lowering"), on_step=seen.append)
+    assert [p.phase for p in seen] == ["start", "done", "try", "done", "final", "end"]
+    assert "ms ->" in seen[3].text and seen[3].evaluations == 2 and seen[3].steps == 2
+    assert seen[3].best_ms is not None and seen[3].eager_ms is not None and seen[3].seconds_left > 0
+
+
+# ---- branches
+
+
+def test_branches_share_the_budget_and_the_best(graph: OpGraph) -> None:
+    session = started(graph)
+    branch = session.fork()
+    branch.step(first(branch, "lowering"))
+    assert session.state.history == () and branch.state.history
+    assert session.ledger is branch.ledger and session.ledger.evaluations == 2
+
+
+def test_a_clone_shares_nothing_that_changes(graph: OpGraph) -> None:
+    session = started(graph)
+    twin = session.clone()
+    session.step(first(session, "lowering"))
+    assert twin.ledger.evaluations == 1 and twin.ledger.attempts == [] and twin.state.history == ()

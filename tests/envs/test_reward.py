@@ -1,0 +1,87 @@
+"""Rewards: their formulas, their ranges, and that cycling gains nothing."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+
+from qimeng.envs.reward import LogSpeedupReward, MilestoneReward, PaperReward, Reward, Transition
+from qimeng.interfaces import Action, Evaluation, Gate, Step, Timing
+
+ACTION = Action("tiling", ("r1",), "taller")
+
+
+def right(before: float, after: float, number: int = 1, spread: float = 0.0, **more: Any) -> Transition:
+    step = Step(ACTION, Evaluation(Gate.PASSED, timing=Timing(after, spread)), True)
+    best = {"best_before_ms": before, "best_after_ms": min(before, after), **more}
+    return Transition(step, number, before, after, eager_ms=10.0, spread=spread, **best)
+
+
+def refused(gate: Gate, number: int = 1) -> Transition:
+    return Transition(Step(ACTION, Evaluation(gate, "no", "wrong"), False), number, 5.0, 5.0, 5.0, 5.0, 10.0)
+
+
+NOTHING = Transition(None, 1)
+GRAPH_ONLY = Transition(Step(ACTION, None, True), 1, 5.0, 5.0, 5.0, 5.0, 10.0)
+
+
+def test_milestones_are_paid_once() -> None:
+    reward = MilestoneReward()
+    assert reward.update(right(10.0, 9.0)) == pytest.approx(-0.01 + 0.1 + 1.0)
+    assert reward.update(right(9.0, 10.0)) == pytest.approx(-0.01)
+    assert reward.update(right(10.0, 9.0)) == pytest.approx(-0.01)
+    assert reward.update(right(9.0, 4.0)) == pytest.approx(-0.01 + 3.0)
+    reward.reset()
+    assert reward.update(right(10.0, 3.0)) == pytest.approx(reward.high)
+
+
+def test_a_milestone_must_be_passed_by_two_spreads() -> None:
+    assert MilestoneReward().update(right(10.0, 10 / 1.06, spread=0.01)) == pytest.approx(0.09)
+    assert MilestoneReward().update(right(10.0, 10 / 1.08, spread=0.01)) == pytest.approx(1.09)
+
+
+def test_failures_cost() -> None:
+    reward = MilestoneReward()
+    assert reward.update(refused(Gate.COMPILE)) == pytest.approx(-0.11) == reward.low
+    assert reward.update(NOTHING) == pytest.approx(-0.11)
+    assert reward.update(GRAPH_ONLY) == pytest.approx(-0.01)
+
+
+def test_the_papers_table() -> None:
+    reward = PaperReward(decay=0.0)
+    assert reward.update(refused(Gate.COMPILE)) == -1.0
+    assert reward.update(refused(Gate.PROGRAM)) == pytest.approx(-0.4)
+    assert reward.update(right(5.0, 6.0)) == pytest.approx(0.6)
+    assert reward.update(right(5.0, 4.0)) == pytest.approx(1.6)
+    assert PaperReward(decay=0.1).update(right(5.0, 4.0, number=3)) == pytest.approx(1.3)
+
+
+def test_the_log_speedup_telescopes() -> None:
+    reward = LogSpeedupReward()
+    times = [10.0, 8.0, 9.0, 4.0]
+    total, best = 0.0, times[0]
+    for before, after in zip(times, times[1:], strict=False):
+        moved = right(before, after, best_before_ms=best, best_after_ms=min(best, after))
+        total, best = total + reward.update(moved), min(best, after)
+    assert total == pytest.approx(math.log(10 / 4))
+
+
+@pytest.mark.parametrize(
+    "reward", [MilestoneReward(), PaperReward(), LogSpeedupReward()], ids=lambda r: type(r).__name__
+)
+def test_rewards_stay_in_their_range(reward: Reward) -> None:
+    found = [NOTHING, GRAPH_ONLY, *(refused(g, 64) for g in Gate if g is not Gate.PASSED)]
+    found += [right(10.0, 10.0 * f, n) for f in (1e-3, 0.5, 1, 2) for n in (1, 64, 1000)]
+    for transition in found:
+        reward.reset()
+        assert reward.low <= reward.update(transition) <= reward.high
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    reward = MilestoneReward()
+    twin = copy.deepcopy(reward)
+    reward.update(right(10.0, 4.0))
+    assert twin.update(right(10.0, 4.0)) > reward.update(right(10.0, 4.0))
