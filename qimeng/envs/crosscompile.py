@@ -59,6 +59,7 @@ class KernelFacts:
         spills: bytes of local memory (spilled registers) a thread; None where no tool tells.
         tensor_bytes: bytes of the tensors passed, each once: what a launch reads and writes if it touches all once.
         dots: operand dtypes of its tensor-core instructions (``"tf32"``, ``"bf16"``, ``"f16"``).
+        warpgroup: those are the instructions of whole warp groups that Hopper and later need for their full rate.
         instructions: instructions in the PTX or AMD assembly text.
     """
 
@@ -74,6 +75,7 @@ class KernelFacts:
     spills: int | None
     tensor_bytes: int
     dots: tuple[str, ...] = ()
+    warpgroup: bool = False
     instructions: int = 0
 
     @property
@@ -259,6 +261,7 @@ class _Recorder:
             spills=None,
             tensor_bytes=_tensor_bytes(arguments),
             dots=dot_types(text),
+            warpgroup="wgmma.mma_async" in text or "tcgen05.mma" in text,
             instructions=len(_INSTRUCTION.findall(text)),
         )
         self._found.append((facts, compiled))
