@@ -44,6 +44,9 @@ def kernelbench(
     search: Annotated[str, typer.Option(help="Name of the search.")] = "greedy",
     device: Annotated[str, typer.Option(help="Without a GPU: device to estimate times for.")] = "",
     compile_baseline: Annotated[bool, typer.Option(help="Measure torch.compile as well.")] = True,
+    compile_modes: Annotated[
+        str, typer.Option(help="Its modes, the one to compare with first.")
+    ] = "default,reduce-overhead",
     jobs: Annotated[int, typer.Option(help="Problems worked on at once.")] = 1,
     retry: Annotated[bool, typer.Option(help="Run stored failures again.")] = False,
     out: Annotated[Path, typer.Option(help="File of rows; a run goes on where it ended.")] = Path("rows.jsonl"),
@@ -55,7 +58,8 @@ def kernelbench(
     from qimeng.bench.suite import load_kernelbench
     from qimeng.bench.summary import summarize
 
-    settings = Settings(mode, dtype, planner, coder, search, seconds_each, evaluations, compile_baseline)
+    modes = tuple(filter(None, compile_modes.split(","))) if compile_baseline else ()
+    settings = Settings(mode, dtype, planner, coder, search, seconds_each, evaluations, modes)
     options = RunOptions(settings, total_seconds, jobs, retry=retry)
     suite = load_kernelbench(root, level, problems)
     screen = console()

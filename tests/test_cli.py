@@ -37,7 +37,9 @@ def problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from qimeng.testing import FakeEvaluator
 
     monkeypatch.setitem(setup.CODERS, "fake", "qimeng.testing:FakeCoder")
-    monkeypatch.setattr(setup, "make_evaluator", lambda spec, start, context: FakeEvaluator(context.device, estimated=True))
+    monkeypatch.setattr(
+        setup, "make_evaluator", lambda spec, start, context: FakeEvaluator(context.device, estimated=True)
+    )
     path = tmp_path / "problem.py"
     path.write_text(PROBLEM)
     return path
@@ -146,7 +148,7 @@ def test_tables_are_written_into_documents(tmp_path: Path, capsys: pytest.Captur
     [
         (("bench", "summary", "/no/such/file"), "cannot read /no/such/file"),
         (("bench", "families", "--root", "/nowhere"), "no KernelBench level 1 under /nowhere"),
-        (("optimize", "/no/such.py"), "no such file"),
+        (("optimize", "/no/such.py"), "/no/such.py"),
         (("optimize", "x.py", "--planner", "oracle"), "unknown planner 'oracle'; known: heuristic, random"),
         (("optimize", "x.py", "--coder", "monkey"), "unknown coder 'monkey'"),
         (("optimize", "x.py", "--device", "abacus"), "unknown device 'abacus'"),

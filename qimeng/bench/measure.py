@@ -7,25 +7,63 @@ process of the harness, or wherever it is called.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Protocol, runtime_checkable
 
+from qimeng.bench.degenerate import degenerate
 from qimeng.bench.environment import environment
 from qimeng.bench.families import Classification, classify
-from qimeng.bench.roofline import roofline
 from qimeng.bench.row import Row, Settings, StepRow, blank_row
 from qimeng.bench.suite import Problem
+from qimeng.envs.baseline import compiled_name
 from qimeng.envs.loop import optimize
 from qimeng.envs.result import Result
+from qimeng.envs.roofline import floor_ms, product_flops
 from qimeng.envs.session import Attempt, Budget
 from qimeng.envs.setup import make_device, make_task
 from qimeng.envs.task import Task
 from qimeng.errors import QimengError
 from qimeng.graph.capture import CaptureError, capture
-from qimeng.interfaces import Evaluation, Step
+from qimeng.interfaces import Evaluation, Step, Timing
 from qimeng.planner import make_search
 from qimeng.spec import KernelSpec
+
+
+class Knows(Protocol):
+    """What a judge that measures knows about the reference."""
+
+    eager_agrees: bool | None
+
+
+@runtime_checkable
+class TimesBaselines(Protocol):
+    """A judge that times PyTorch's own programs in turns with the candidate."""
+
+    references: Knows
+    turns: Mapping[str, Timing]
+
+    def baselines(self, compile: bool, modes: Sequence[str]) -> Mapping[str, Timing]:
+        """Make torch.compile's programs ready in `modes` and time them; `turns` has them after a final verification."""
+
+
+class Lap:
+    """Seconds by part, one after another.
+
+    Args:
+        since: the monotonic clock at the start of the first part.
+    """
+
+    def __init__(self, since: float):
+        self.seconds: dict[str, float] = {}
+        self._since = since
+
+    def lap(self, part: str) -> None:
+        """What has passed since the last call was spent on `part`."""
+        now = time.monotonic()
+        self.seconds[part] = round(now - self._since, 3)
+        self._since = now
 
 
 def classification(problem: Problem) -> Classification | None:
@@ -73,9 +111,18 @@ def measure(
         return _timed(replace(row, error=f"{type(error).__name__}: {error}"), began)
     try:
         row = _with_bound(row, task, settings.mode)
-        captured_s = time.monotonic() - began
+        clock = Lap(began)
+        clock.lap("capture")
+        judge = task.evaluator if isinstance(task.evaluator, TimesBaselines) else None
+        if judge is not None:
+            row = replace(row, degenerate=degenerate(spec, "cuda" if target.measured else "cpu"))
+            clock.lap("degenerate")
+            judge.baselines(bool(settings.compile_modes), settings.compile_modes)
+            clock.lap("baselines")
         result = optimize(task, search, Budget(settings.seconds, settings.evaluations or Budget.evaluations))
-        row = _with_result(row, result, {"capture": captured_s})
+        row = _with_result(row, result, clock.seconds)
+        if judge is not None:
+            row = _with_baselines(row, judge, settings.compile_modes)
     except QimengError as error:
         row = replace(row, error=f"{type(error).__name__}: {error}")
     finally:
@@ -87,11 +134,27 @@ def _with_bound(row: Row, task: Task, mode: str) -> Row:
     """The roofline's figures, where the computation is a graph."""
     if task.reason:
         return replace(row, captured=False)
-    bound = roofline(task.start.graph, task.context.device, mode)
-    return replace(row, bytes=bound.bytes, flops=bound.flops, floor_ms=bound.ms)
+    graph = task.start.graph
+    work = sum(product_flops(graph, node) for node in graph.ops())
+    return replace(row, flops=work, floor_ms=floor_ms(graph, task.context.device, mode))
 
 
-def _with_result(row: Row, result: Result, seconds: dict[str, float]) -> Row:
+def _with_baselines(row: Row, judge: TimesBaselines, modes: Sequence[str]) -> Row:
+    """torch.compile's times, from the turns of the final verification."""
+    turns = {mode: judge.turns.get(compiled_name(mode)) for mode in modes}
+    timed = {mode: timing for mode, timing in turns.items() if timing is not None}
+    best = min(timed, key=lambda mode: timed[mode].device_ms, default="")
+    agrees = judge.references.eager_agrees
+    return replace(
+        row,
+        compiled=turns[modes[0]] if modes else None,
+        compiled_best=timed.get(best),
+        compiled_best_mode=best,
+        eager_unstable=None if agrees is None else not agrees,
+    )
+
+
+def _with_result(row: Row, result: Result, seconds: Mapping[str, float]) -> Row:
     final = result.evaluation
     evaluations = [result.start, *(s.evaluation for s in result.steps if s.evaluation is not None), final]
     accuracy = final.accuracy

@@ -33,7 +33,7 @@ class Settings:
         search: name of the search.
         seconds: time budget of a problem, baselines and final verification not counted.
         evaluations: most evaluations of a problem; 0 for the default.
-        compile_baseline: whether torch.compile is measured as well.
+        compile_modes: modes of torch.compile that are measured as well; the first of them is "torch.compile" in tables.
     """
 
     mode: str = "default"
@@ -43,7 +43,7 @@ class Settings:
     search: str = "greedy"
     seconds: float = 12.0
     evaluations: int = 0
-    compile_baseline: bool = True
+    compile_modes: tuple[str, ...] = ("default",)
 
     @property
     def label(self) -> str:
@@ -120,9 +120,8 @@ class Row:
         compiled_best: times of the fastest mode of torch.compile.
         compiled_best_mode: its name.
         generated_share: share of the device time in generated kernels, 0 to 1.
-        bytes: least bytes to move (`qimeng.bench.roofline`).
         flops: floating-point operations of the matrix products.
-        floor_ms: the roofline's bound in milliseconds.
+        floor_ms: the roofline's bound in milliseconds (`qimeng.envs.roofline.floor_ms`).
         peak_bytes: peak device memory of a call of the candidate beyond inputs and parameters.
         eager_peak_bytes: the same of eager.
         prepare_ms: one-time preparation (packed weights) in milliseconds.
@@ -157,7 +156,6 @@ class Row:
     compiled_best: Timing | None = None
     compiled_best_mode: str = ""
     generated_share: float | None = None
-    bytes: int | None = None
     flops: int | None = None
     floor_ms: float | None = None
     peak_bytes: int | None = None
@@ -233,7 +231,8 @@ class Row:
         """
         try:
             data: dict[str, Any] = json.loads(text)
-            data["settings"] = Settings(**data["settings"])
+            settings = data["settings"]
+            data["settings"] = Settings(**{**settings, "compile_modes": tuple(settings["compile_modes"])})
             data["environment"] = Environment(**data["environment"])
             data["steps"] = tuple(StepRow(**step) for step in data["steps"])
             for name in ("candidate", "eager", "compiled", "compiled_best"):

@@ -27,7 +27,6 @@ def row(number: int, ms: float | None, **changes: Any) -> Row:
         compiled_best=Timing(0.8),
         compiled_best_mode="max-autotune",
         generated_share=1.0,
-        bytes=100,
         flops=0,
         floor_ms=0.5,
         peak_bytes=100,

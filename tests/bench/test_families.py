@@ -6,8 +6,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from qimeng.bench.families import classify
-from qimeng.bench.roofline import ATTAINABLE_BANDWIDTH, roofline
-from qimeng.device import DEVICES
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
 
@@ -92,21 +90,3 @@ COLLAPSED = {
 def test_collapsed_products_are_counted_apart(reason: str, function: Callable[..., torch.Tensor]) -> None:
     found = classify(graph(function, (16, 32), layers=linear()))
     assert (found.family, found.collapsed) == ("gemm", reason)
-
-
-def test_roofline_counts_each_byte_once() -> None:
-    device = DEVICES["h200"]
-    bound = roofline(graph(lambda x, y: x * x + y, (64, 1024), (1024,)), device, "default")
-    assert bound.bytes == 4 * (2 * 64 * 1024 + 1024)
-    assert bound.flops == 0
-    assert bound.ms == pytest.approx(bound.bytes / (4800e9 * ATTAINABLE_BANDWIDTH) * 1e3)
-
-
-def test_roofline_of_a_product_depends_on_the_mode() -> None:
-    device = DEVICES["h200"]
-    product = graph(lambda a, b: a @ b, (4096, 4096), (4096, 4096))
-    default, high = roofline(product, device, "default"), roofline(product, device, "high")
-    assert default.flops == 2 * 4096**3
-    assert default.compute_ms == pytest.approx(default.flops / (989e12 / 3) * 1e3)
-    assert high.compute_ms == pytest.approx(default.flops / 495e12 * 1e3)
-    assert high.ms == high.compute_ms > high.memory_ms

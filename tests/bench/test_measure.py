@@ -1,13 +1,18 @@
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from qimeng.bench.degenerate import degenerate
 from qimeng.bench.measure import classification, measure, split_seconds, step_rows
 from qimeng.bench.row import Row, Settings
 from qimeng.bench.suite import Problem
 from qimeng.envs import setup
 from qimeng.envs.session import Attempt
 from qimeng.interfaces import Action, Evaluation, Gate, Timing
+from qimeng.spec import KernelSpec
 from qimeng.testing import FakeEvaluator
 
 TEXT = """
@@ -46,7 +51,7 @@ def test_a_problem_becomes_a_row(tmp_path: Path) -> None:
     assert (row.id, row.family, row.captured, row.error) == ("1/7", "pointwise", True, None)
     assert row.right and row.kernelbench and row.estimated
     assert row.speedup is not None and row.speedup > 1
-    assert row.bytes == 2 * 16 * 32 * 4
+    assert row.floor_ms is not None and row.floor_ms > 0 and row.flops == 0
     assert 0 < row.evaluations <= 8
     assert {s.kind for s in row.steps} >= {"fusion", "lowering"}
     assert any(s.gain for s in row.steps)
@@ -73,6 +78,50 @@ def test_what_cannot_be_optimized_is_a_row_with_the_reason(text: str, error: str
     assert row is not None and row.right is None
     assert row.error is not None and row.error.startswith(error)
     assert row.seconds["total"] > 0
+
+
+class MeasuringFake(FakeEvaluator):
+    """A fake that times baselines as the judge of a GPU does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.references = SimpleNamespace(eager_agrees=False)
+        self.turns: dict[str, Timing] = {}
+
+    def baselines(self, compile: bool, modes: Sequence[str]) -> dict[str, Timing]:
+        self.asked = (compile, tuple(modes))
+        self.turns = {"eager": Timing(3.0), "compile": Timing(2.0), "compile-reduce-overhead": Timing(1.0)}
+        return {}
+
+
+def test_baselines_come_from_the_turns_of_the_final_verification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = MeasuringFake()
+    monkeypatch.setattr(setup, "make_evaluator", lambda spec, start, context: judge)
+    modes = ("default", "reduce-overhead", "max-autotune")
+    row = measure(problem(tmp_path), replace(SETTINGS, compile_modes=modes), device="h200")
+    assert row is not None and row.error is None
+    assert judge.asked == (True, modes)
+    assert row.compiled == Timing(2.0)
+    assert (row.compiled_best, row.compiled_best_mode) == (Timing(1.0), "reduce-overhead")
+    assert row.eager_unstable is True and row.degenerate == ""
+    assert {"capture", "degenerate", "baselines", "total"} <= set(row.seconds)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("x * 1e-6", "zeros pass"),
+        ("x * 1e-6 + 3", "a constant passes"),
+        ("torch.arange(4.0) + 0 * x.sum()", "the output does not depend on the inputs"),
+        ("torch.argmax(x, 1)", ""),
+        ("x + 1", ""),
+    ],
+)
+def test_degenerate_problems_are_flagged(body: str, reason: str) -> None:
+    spec = KernelSpec.from_source(TEXT.replace("torch.relu(x * self.scale) + 1", body))
+    assert degenerate(spec, "cpu") == reason
 
 
 def test_classification_needs_no_memory_for_large_problems(tmp_path: Path) -> None:
