@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from qimeng.spec import Tolerances
+
 BLOCK = 1 << 24
 """Elements compared at a time: 128 MiB in float64."""
-
-MAX_FACTOR, RMS_FACTOR, FLOOR_ULPS = 4.0, 2.0, 16
-"""What a candidate may have, in eager's maximum, eager's root mean square, and units in the last place."""
 
 KERNELBENCH_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """KernelBench's atol = rtol (`src/kernelbench/eval.py: get_tolerance_for_precision`, commit 423217d)."""
@@ -47,17 +46,22 @@ class Expected:
         floor: what is always allowed.
         eager: eager's output, kept only where it is needed: some element of it or of `value` is not finite, or the
             output is no floating-point tensor and differs from `value`.
+        tolerances: times eager's error that is allowed.
     """
 
     value: torch.Tensor
     error: Error = field(default_factory=Error)
     floor: Error = field(default_factory=Error)
     eager: torch.Tensor | None = None
+    tolerances: Tolerances = Tolerances()
 
     @property
     def budget(self) -> Error:
-        """What a candidate may have: 4 and 2 times eager's error, or the floor if that is larger."""
-        return Error(max(MAX_FACTOR * self.error.max, self.floor.max), max(RMS_FACTOR * self.error.rms, self.floor.rms))
+        """What a candidate may have: 4 and 2 times eager's error by default, or the floor if that is larger."""
+        t = self.tolerances
+        return Error(
+            max(t.max_factor * self.error.max, self.floor.max), max(t.rms_factor * self.error.rms, self.floor.rms)
+        )
 
 
 def is_float(tensor: torch.Tensor) -> bool:
@@ -65,19 +69,20 @@ def is_float(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def floor(dtype: torch.dtype, longest_reduction: int, moved: Error) -> Error:
-    """The error that is always allowed: 16 ulp, accumulated rounding, and what one ulp of the inputs changes.
+def floor(dtype: torch.dtype, longest_reduction: int, moved: Error, ulps: float = Tolerances.floor_ulp) -> Error:
+    """The error that is always allowed: some ulp, accumulated rounding, and what one ulp of the inputs changes.
 
     Args:
         dtype: dtype of the output.
         longest_reduction: most terms that are added up for one element.
         moved: change of the float64 result when the inputs move by one ulp.
+        ulps: units in the last place of `dtype`.
 
     Half types are accumulated in fp32, so their rounding unit is fp32's.
     """
     eps = torch.finfo(dtype).eps
     unit = min(eps, torch.finfo(torch.float32).eps) / 2
-    allowed = FLOOR_ULPS * eps + unit * math.sqrt(max(longest_reduction, 1))
+    allowed = ulps * eps + unit * math.sqrt(max(longest_reduction, 1))
     return Error(allowed, allowed) + moved
 
 
@@ -108,11 +113,11 @@ def check(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
     return error, _describe(actual, expected, error)
 
 
-def kernelbench_close(actual: torch.Tensor, eager: torch.Tensor) -> bool:
-    """KernelBench's own rule: allclose against eager at the tolerance of the dtype."""
+def kernelbench_close(actual: torch.Tensor, eager: torch.Tensor, tolerance: float | None = None) -> bool:
+    """KernelBench's own rule: allclose against eager; by default at its tolerance for the dtype."""
     if actual.shape != eager.shape or actual.dtype != eager.dtype:
         return False
-    tolerance = KERNELBENCH_TOLERANCE.get(eager.dtype, 1e-4)
+    tolerance = tolerance or KERNELBENCH_TOLERANCE.get(eager.dtype, 1e-4)
     return all(
         torch.allclose(_block(actual, where), _block(eager, where), atol=tolerance, rtol=tolerance)
         for where in _blocks(actual.shape)
@@ -255,7 +260,7 @@ def _describe(actual: torch.Tensor, expected: Expected, error: Error) -> str:
     at = at if not actual.is_complex() else (*at[:-1], at[-1] // 2)
     got, want = actual[at].item(), expected.value[at].item()
     text = (
-        f"error {error.max:.3g} (maximum, allowed {budget.max:.3g}) and {error.rms:.3g} (rms, allowed {budget.rms:.3g}); "
+        f"error {error.max:.3g} (maximum, allowed {budget.max:.3g}), {error.rms:.3g} (rms, allowed {budget.rms:.3g}); "
         f"worst at {at}: got {got:.6g}, expected {want:.6g}; {wrong} of {actual.numel()} elements are out of bounds"
     )
     sample = actual.reshape(-1)[: 1 << 20]

@@ -32,9 +32,13 @@ from typing import Any
 from qimeng.envs.channel import MAX_REPLY, Channel, Closed, Late, Malformed, pack, unpack, unpack_reply
 from qimeng.errors import QimengError
 
-PRELOAD = ("torch", "triton", "triton.compiler", "triton.backends.nvidia.compiler", "qimeng.envs.service")
+PRELOAD = ("torch", "qimeng.envs.worker", "qimeng.envs.compile:warm_up")
+"""Modules that the server imports before it forks; after a colon, a function that it calls."""
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_", "LD_LIBRARY", "CUDA", "NVIDIA", "TORCH", "PYTORCH", "TRITON", "OMP_", "TZ")
 """Prefixes of the environment variables that processes get; all else (tokens, keys) stays with the judge."""
+
+START_S = 120.0
+"""Seconds that a process may take until it is ready; the first waits for the server's imports as well."""
 
 _STATUS = struct.Struct("<i")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -190,7 +194,7 @@ class ForkServer:
     """Starts processes by forking one that is warm; close it when done.
 
     Args:
-        preload: modules that the server imports before its first fork.
+        preload: what the server imports, and calls, before its first fork; see `PRELOAD`.
         folder: where each process gets its scratch folder; a new temporary folder by default.
     """
 
@@ -279,7 +283,10 @@ def run_server(fd: int, preload: Sequence[str]) -> None:
     control = Channel(socket.socket(fileno=fd))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for name in preload:
-        importlib.import_module(name)
+        module, _, function = name.partition(":")
+        loaded = importlib.import_module(module)
+        if function:
+            getattr(loaded, function)()
     warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
     gc.collect()
     gc.freeze()
@@ -463,4 +470,4 @@ def _root() -> Path:
     return Path(qimeng.__file__).resolve().parent.parent
 
 
-__all__ = ["ForkServer", "Process", "WorkerFailed", "enter_sandbox"]
+__all__ = ["START_S", "ForkServer", "Process", "WorkerFailed", "enter_sandbox"]

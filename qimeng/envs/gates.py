@@ -1,0 +1,327 @@
+"""One evaluation: a program, or the alternatives of a patch, through the gates.
+
+Deals in the order of the gates, in which alternatives go on, and in what a refusal says. Knows nothing about how
+kernels are compiled, outputs compared or times taken: it asks those who do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from qimeng.envs.compile import Compiled, Job, compile_ahead, job_of, over_limit, resources_of
+from qimeng.envs.forkserver import START_S, Process, WorkerFailed
+from qimeng.envs.judge import CLOCK_FROM_MS
+from qimeng.envs.least_time import SHARE
+from qimeng.envs.reference import Trial
+from qimeng.envs.region_reference import RegionReference
+from qimeng.envs.timing import Effort, Samples
+from qimeng.interfaces import Evaluation, Gate, Patch, Resources, Timing
+from qimeng.program.program import Program, torch_implementation
+
+if TYPE_CHECKING:
+    from qimeng.envs.gpu import GpuEvaluator
+
+SWEEP = Effort(min_ms=3.0, min_calls=7, limit_s=0.2, warmup=2)
+"""How long alternatives of a region are timed to choose among them."""
+CLOSE = 0.03
+"""Alternatives within this share of the fastest go on as well, up to `FINALISTS`."""
+FINALISTS = 2
+PROFILE_ROUNDS = 3
+
+
+class Clock:
+    """Wall seconds by part."""
+
+    def __init__(self, now: Callable[[], float]):
+        self.now = now
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the time of the block to `name`."""
+        began = self.now()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + self.now() - began
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an alternative does not go on."""
+
+    gate: Gate
+    failure: str
+    error: str
+
+
+@dataclass
+class Run:
+    """One evaluation on its way.
+
+    Attributes:
+        owner: the evaluator, which has the parts.
+        program: what is judged.
+        patch: applied to it; None for the program as it is.
+        cache: Triton's cache folder.
+        trials: makes the trials that the whole program has to pass.
+        clock: where the time went.
+        worker: the process at hand.
+        refused: number of a candidate to why it does not go on.
+        resources: number of a candidate to what its kernels need.
+        times: number of a candidate to milliseconds of the region alone.
+    """
+
+    owner: GpuEvaluator
+    program: Program
+    patch: Patch | None
+    cache: str
+    trials: Callable[[], Iterable[Trial]]
+    clock: Clock
+    worker: Process | None = None
+    refused: dict[int, Refusal] = field(default_factory=dict)
+    resources: dict[int, Resources] = field(default_factory=dict)
+    times: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Apply the patch, once for each alternative."""
+        count = len(self.patch.alternatives) if self.patch is not None else 0
+        if self.patch is None:
+            self.candidates = [self.program]
+        else:
+            self.candidates = [self.patch.apply(self.program, i) for i in range(max(count, 1))]
+
+    # -- gates, in order
+
+    def compile(self, known: dict[tuple[str, str], Compiled]) -> None:
+        """Compile what is generated and not yet in the cache; refuse what fails or does not fit the device.
+
+        Args:
+            known: (region signature, implementation digest) to what came of compiling it into this cache.
+        """
+        jobs: dict[tuple[str, str], Job] = {}
+        wanted: dict[int, list[tuple[str, str]]] = {}
+        for i, candidate in enumerate(self.candidates):
+            for region in candidate.regions:
+                implementation = candidate.implementation(region)
+                if implementation.generated:
+                    key = (region.signature, implementation.digest)
+                    wanted.setdefault(i, []).append(key)
+                    if key not in known:
+                        jobs.setdefault(key, job_of(region, implementation))
+        if jobs:
+            owner = self.owner
+            results = compile_ahead(
+                owner.server, list(jobs.values()), owner.device, self.cache, owner.compile_threads, owner.timeout_s
+            )
+            known.update(zip(jobs, results, strict=True))
+        for i, keys in wanted.items():
+            results = [known[key] for key in keys]
+            failed = next((r.error for r in results if r.error), None)
+            too_much = next((t for r in results if (t := over_limit(r, self.owner.device))), None)
+            if failed:
+                self.refused[i] = Refusal(Gate.COMPILE, "compile", failed)
+            elif too_much:
+                self.refused[i] = Refusal(Gate.RESOURCES, "resources", too_much)
+            self.resources[i] = resources_of(results)
+
+    def regions(self) -> list[int]:
+        """Check and time the alternatives of the patch's target alone; those that go on, fastest first."""
+        left = [i for i in range(len(self.candidates)) if i not in self.refused]
+        if self.patch is None or self.patch.target is None or not self.patch.alternatives or not left:
+            return left
+        target = self.candidates[0].region(self.patch.target)
+        plain = torch_implementation(target).source
+        if len(left) == 1 and self.patch.alternatives[left[0]].source == plain:
+            return left
+        reference = RegionReference(self.owner.references, self.candidates[0], target, str(self.owner.folder))
+        with self.clock.part("check"):
+            left = [i for i in left if self._region_is_right(reference, i)]
+        if len(left) < 2:
+            return left
+        with self.clock.part("time"):
+            self.times = {i: t for i in left if (t := self._time_alternative(reference, i)) is not None}
+        return sorted(self.times, key=lambda i: self.times[i])
+
+    def whole(self, order: Sequence[int], rounds: Callable[[Process], tuple[Samples, Samples]]) -> Evaluation:
+        """Check and time whole programs; the evaluation of the fastest that is right.
+
+        The first of `order` is judged, the second too where its region was nearly as fast; the others only as long as
+        none was right.
+
+        Args:
+            order: numbers of the candidates, the most promising first.
+            rounds: times the program that a worker has loaded, and eager.
+        """
+        best: Evaluation | None = None
+        for place, i in enumerate(order):
+            close = self.times.get(i, 0.0) <= self.times.get(order[0], 0.0) * (1 + CLOSE)
+            if best is not None and (place >= FINALISTS or not close):
+                break
+            try:
+                found = self._whole(i, rounds)
+            except WorkerFailed as failed:
+                self.drop_worker()
+                self.refused[i] = Refusal(Gate.PROGRAM, failed.kind, str(failed))
+                continue
+            if found is not None and (best is None or (found.ms or 0) < (best.ms or 0)):
+                best = found
+        return best or self.refusal()
+
+    def refusal(self) -> Evaluation:
+        """The evaluation where nothing passed: the refusal of what came farthest."""
+        order = list(Gate)
+        number, worst = max(self.refused.items(), key=lambda item: (order.index(item[1].gate), -item[0]))
+        more = f" ({len(self.refused)} alternatives were refused)" if len(self.refused) > 1 else ""
+        return Evaluation(
+            worst.gate,
+            worst.error + more,
+            worst.failure,
+            chosen=number if self.patch is not None and self.patch.alternatives else 0,
+            resources=self.resources.get(number),
+        )
+
+    # -- the worker
+
+    def running(self) -> Process:
+        """A worker that is ready; a new one where the last one is gone."""
+        if self.worker is None or not self.worker.alive:
+            with self.clock.part("start"):
+                self.worker = self.owner.start_worker(self.cache, locked=True)
+                self.worker.answer(START_S)
+        return self.worker
+
+    def drop_worker(self) -> None:
+        """End the worker."""
+        if self.worker is not None:
+            self.worker.kill()
+            self.worker = None
+
+    # -- parts
+
+    def _region_is_right(self, reference: RegionReference, i: int) -> bool:
+        assert self.patch is not None
+        implementation = self.patch.alternatives[i]
+        try:
+            answer = self._with_region(reference).call(
+                "alternative",
+                self.owner.limit_s,
+                number=i,
+                implementation=implementation,
+                expected_bytes=reference.output_bytes,
+            )
+            error = self.owner.judge.compare(answer, reference.facts, reference.expected, reference.tally).error
+            self.running().call("release", self.owner.limit_s)
+        except WorkerFailed as failed:
+            if failed.kind != "error":
+                self.drop_worker()
+            self.refused[i] = Refusal(Gate.REGION, "wrong" if failed.kind == "mutated" else failed.kind, str(failed))
+            return False
+        if error is not None:
+            self.refused[i] = Refusal(Gate.REGION, "wrong", f"region {reference.region.label()}: {error}")
+        return error is None
+
+    def _with_region(self, reference: RegionReference) -> Process:
+        """A worker that holds the region's inputs."""
+        worker = self.running()
+        if reference.held_by is not worker:
+            worker.call(
+                "capture",
+                self.owner.limit_s,
+                source=reference.source,
+                draw=reference.draw,
+                entries=reference.entries,
+                number=reference.number,
+            )
+            reference.held_by = worker
+        return worker
+
+    def _time_alternative(self, reference: RegionReference, i: int) -> float | None:
+        assert self.patch is not None
+        if reference.held_by is not self.worker and not self._region_is_right(reference, i):
+            return None
+        try:
+            data, _ = self.running().call("time_alternative", self.owner.limit_s, number=i, effort=SWEEP)
+            return median(_floats(data["device_ms"]))
+        except WorkerFailed as failed:
+            self.drop_worker()
+            self.refused[i] = Refusal(Gate.REGION, failed.kind, str(failed))
+            return None
+
+    def _whole(self, i: int, rounds: Callable[[Process], tuple[Samples, Samples]]) -> Evaluation | None:
+        owner, candidate = self.owner, self.candidates[i]
+        worker = self.running()
+        with self.clock.part("check"):
+            worker.call("forget_alternatives", owner.limit_s)
+            worker.call("load", owner.limit_s, source="" if candidate.fallback else candidate.source)
+            verdict = owner.judge.check(worker, self.trials())
+        if verdict.failure is not None:
+            self.refused[i] = Refusal(Gate.PROGRAM, verdict.failure, verdict.error or "")
+            return None
+        with self.clock.part("time"):
+            samples, eager = rounds(worker)
+            timing = samples.timing()
+            problem = self._implausible(worker, timing)
+            if problem is not None:
+                self.refused[i] = problem
+                return None
+            found = Evaluation(
+                Gate.PASSED,
+                timing=timing,
+                eager=eager.timing(),
+                chosen=i if self.patch is not None else 0,
+                accuracy=verdict.accuracy,
+                resources=self.resources.get(i),
+                peak_bytes=worker.call("peak", owner.limit_s, seed=owner.draw_seed())[0],
+                eager_peak_bytes=owner.baselines_process.peak(),
+            )
+            return self._profiled(worker, candidate, found)
+
+    def _implausible(self, worker: Process, timing: Timing) -> Refusal | None:
+        """Why the times cannot be believed."""
+        owner = self.owner
+        if owner.torch_device.type == "cuda" and timing.device_ms < SHARE * owner.least_ms:
+            text = (
+                f"{timing.device_ms:.4f} ms is less than reading the inputs and writing the outputs takes at "
+                f"{owner.device.bandwidth_gbs:g} GB/s ({owner.least_ms:.4f} ms)"
+            )
+            return Refusal(Gate.TIMING, "too-fast", text)
+        if timing.device_ms < CLOCK_FROM_MS:
+            return None
+        verdict = owner.judge.check_clock(worker, owner.references.trials(3), timing.device_ms)
+        if verdict.failure is not None:
+            return Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
+        return None
+
+    def _profiled(self, worker: Process, candidate: Program, found: Evaluation) -> Evaluation:
+        owner = self.owner
+        implementations = [candidate.implementation(r) for r in candidate.regions]
+        entries = [] if candidate.fallback else [m.entry for m in implementations]
+        data, _ = worker.call("profile", owner.limit_s, seed=owner.draw_seed(), entries=entries, repeats=PROFILE_ROUNDS)
+        prepare_ms = data["prepare_ms"]
+        found = replace(found, prepare_ms=None if prepare_ms is None else float(prepare_ms))
+        rounds = [_floats(r) for r in data["regions"]]
+        if not rounds or any(len(r) != len(entries) for r in rounds):
+            return found
+        times = [median(r[k] for r in rounds) for k in range(len(entries))]
+        total = sum(times)
+        own = sum(t for t, m in zip(times, implementations, strict=True) if m.generated)
+        shares = {region.id: t for region, t in zip(candidate.regions, times, strict=True)}
+        return replace(found, region_ms=shares, generated_share=own / total if total else None)
+
+
+def now_seconds() -> float:
+    """Wall seconds."""
+    return time.perf_counter()
+
+
+def _floats(items: Sequence[float]) -> list[float]:
+    return [float(x) for x in items]
+
+
+__all__ = ["Clock", "Refusal", "Run", "now_seconds"]

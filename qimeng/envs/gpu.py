@@ -1,0 +1,270 @@
+"""The evaluator for a device in this machine: every program is checked against float64 and timed.
+
+Deals in the parts of the judge put together: references, workers, baselines, the device's lock. The gates themselves
+are in `qimeng.envs.gates`. Knows nothing about actions, coders or planners.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+
+from qimeng.device import Device, target_device
+from qimeng.envs.baseline import EAGER, Baselines, compiled_name
+from qimeng.envs.compile import Compiled
+from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed
+from qimeng.envs.gates import Clock, Run, now_seconds
+from qimeng.envs.judge import Judge
+from qimeng.envs.least_time import least_ms
+from qimeng.envs.reference import References
+from qimeng.envs.timing import DeviceLock, Effort, Samples, lock_path
+from qimeng.envs.worker import Setup
+from qimeng.graph.opgraph import OpGraph
+from qimeng.interfaces import Evaluation, Evaluator, Gate, Patch, Timing
+from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
+
+SEARCH = Effort()
+FINAL = Effort(min_ms=3.0, min_calls=5, limit_s=0.15, warmup=2)
+"""Effort of one round of the final timing; candidate and baselines take turns."""
+FINAL_ROUNDS = 5
+
+
+class GpuEvaluator(Evaluator):
+    """Judges programs for one specification by running them.
+
+    Candidates run in processes of their own (see `qimeng.envs.worker`); a crash, a hang, an illegal access or memory
+    that runs out is an `Evaluation` that says so, and the next candidate meets a fresh process.
+
+    Args:
+        spec: what is computed.
+        graph: its graph, where it could be captured; bounds and tolerances are derived from it.
+        device: the table row that kernels are compiled for and times are held against; by default that of this machine.
+        torch_device: PyTorch's name of the device that programs run on. ``"cpu"`` runs programs on PyTorch only, with
+            wall-clock times: for tests of the judge itself.
+        compile_threads: kernels compiled at a time; by default one a core.
+        timeout_s: seconds that a call of a candidate, or compiling one implementation, may take.
+        trials: draws of inputs and parameters that a program must pass.
+        server: starts the processes; by default one that all evaluators of this process share.
+        clock: wall seconds, for `Evaluation.seconds`.
+
+    Attributes:
+        version: part of the key under which evaluations are stored.
+        estimated: False: times are measured.
+        references: what is right.
+        turns: times of the last final verification: ``"candidate"`` and every baseline that was ready, in turns.
+    """
+
+    version = 1
+    estimated = False
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        graph: OpGraph | None = None,
+        *,
+        device: Device | None = None,
+        torch_device: str = "cuda",
+        compile_threads: int | None = None,
+        timeout_s: float = 60.0,
+        trials: int = 3,
+        server: ForkServer | None = None,
+        clock: Callable[[], float] = now_seconds,
+    ):
+        self.spec = spec.with_(domains=spec.domains)  # inferred once, here, and not in every worker
+        self.graph, self.clock, self.timeout_s, self.trials = graph, clock, timeout_s, trials
+        self.torch_device = torch.device(torch_device, 0) if torch_device == "cuda" else torch.device(torch_device)
+        self.device = device or target_device()
+        self.compile_threads = compile_threads or os.cpu_count() or 1
+        self.server = server or shared_server()
+        self.turns: dict[str, Timing] = {}
+        self.draw_seed = partial(random.SystemRandom().getrandbits, 62)
+        self.folder = Path(tempfile.mkdtemp(prefix="qimeng_judge_"))
+        cuda = self.torch_device.type == "cuda"
+        self._lock = DeviceLock(lock_path(self.torch_device)) if cuda else None
+        self._setup = Setup(
+            self.spec.to_bytes(), spec.mode, str(self.torch_device), self._lock.path if self._lock else ""
+        )
+        self.baselines_process = Baselines(self.server, self._setup, self.draw_seed, timeout_s)
+        self._cache = self._new_cache()
+        self._known: dict[tuple[str, str], Compiled] = {}
+        self._spare: Process | None = None
+        self._spare_cache = ""
+        self._prefetch(self._cache)
+        with self._alone():
+            self.references = References(self.spec, graph, self.torch_device, self.draw_seed)
+        self.judge = Judge(self.references, lambda: self.limit_s)
+        self.least_ms = least_ms(graph, self.device) if graph is not None and graph.nodes else 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that one command of a worker may take: that of 200 calls of eager and 10 more, or `timeout_s`."""
+        eager = self.baselines_process.eager_ms
+        return self.timeout_s if eager is None else min(self.timeout_s, 10.0 + 0.2 * eager)
+
+    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        """Judge `program` with the best of the patch's alternatives: the gates in order, the first refusal ends it."""
+        clock = Clock(self.clock)
+        run = Run(self, program, patch, self._cache, lambda: self.references.trials(self.trials), clock)
+        return self._through_gates(run, self._known, self._search_rounds)
+
+    def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+        """Judge `program` once more: in a fresh process, compiled anew, on every distribution, in turns with eager.
+
+        Args:
+            program: the program.
+            parent_ms: device milliseconds of the program that it should beat; a close result is measured for longer.
+        """
+        clock = Clock(self.clock)
+        cache = self._new_cache()
+        run = Run(self, program, None, cache, self.references.every_distribution, clock)
+        try:
+            return self._through_gates(run, {}, lambda worker: self._final_rounds(worker, parent_ms))
+        finally:
+            shutil.rmtree(cache, ignore_errors=True)
+
+    def baselines(self, compile: bool = True, modes: Sequence[str] = ("default",)) -> dict[str, Timing]:
+        """Times of PyTorch eager and of torch.compile, measured in turns in a process without candidate code.
+
+        Args:
+            compile: whether torch.compile is timed.
+            modes: its modes; ``"default"`` is called ``"compile"`` in the result, others ``"compile-…"``. A mode that
+                fails is left out; `baselines_process.failed` says why.
+        """
+        names = [EAGER] + [compiled_name(m) for m in modes if compile and self.baselines_process.compile(m)]
+        with self._alone():
+            found: dict[str, Samples] = {}
+            for _ in range(FINAL_ROUNDS):
+                for name in names:
+                    _add(found, name, self.baselines_process.time(name, FINAL))
+        return {name: samples.timing() for name, samples in found.items()}
+
+    def close(self) -> None:
+        """End the processes of this evaluator and remove its folder."""
+        self._drop_spare()
+        self.baselines_process.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def start_worker(self, cache: str, locked: bool) -> Process:
+        """A fresh worker that answers once it is ready.
+
+        Args:
+            cache: Triton's cache folder.
+            locked: whether the judge holds the device's lock for it.
+        """
+        setup = replace(self._setup, lock="") if locked else self._setup
+        worker = self.server.start("qimeng.envs.worker:main", setup, environment={"TRITON_CACHE_DIR": cache})
+        worker.send("ready")
+        return worker
+
+    # -- parts
+
+    def _through_gates(
+        self, run: Run, known: dict[tuple[str, str], Compiled], rounds: Callable[[Process], tuple[Samples, Samples]]
+    ) -> Evaluation:
+        clock = run.clock
+        try:
+            self._prefetch(run.cache)
+            with clock.part("compile"):
+                self.baselines_process.start()
+                run.compile(known)
+            if len(run.refused) == len(run.candidates):
+                return self._told(run, run.refusal())
+            with clock.part("start"):
+                run.worker = self._take_worker()
+                self.baselines_process.wait()
+            with ExitStack() as stack:
+                with clock.part("wait"):
+                    stack.enter_context(self._alone())
+                order = run.regions()
+                found = run.whole(order, rounds) if order else run.refusal()
+            return self._told(run, found)
+        except WorkerFailed as failed:
+            return self._told(run, Evaluation(Gate.PROGRAM, f"the judge could not go on: {failed}", failed.kind))
+        finally:
+            run.drop_worker()
+            self._prefetch(self._cache)
+
+    def _told(self, run: Run, found: Evaluation) -> Evaluation:
+        return replace(found, configurations=len(run.candidates), seconds=dict(run.clock.seconds))
+
+    def _search_rounds(self, worker: Process) -> tuple[Samples, Samples]:
+        eager = self.baselines_process.eager(SEARCH)
+        return self._time(worker, SEARCH), eager
+
+    def _final_rounds(self, worker: Process, parent_ms: float | None) -> tuple[Samples, Samples]:
+        found: dict[str, Samples] = {}
+        for number in range(2 * FINAL_ROUNDS):
+            for name in self.baselines_process.ready:
+                _add(found, name, self.baselines_process.time(name, FINAL))
+            _add(found, "", self._time(worker, FINAL))
+            timing = found[""].timing()
+            close = parent_ms is not None and abs(timing.device_ms / parent_ms - 1) < 4 * timing.spread
+            if number + 1 >= FINAL_ROUNDS and not close:
+                break
+        self.turns = {name or "candidate": samples.timing() for name, samples in found.items()}
+        return found[""], found[EAGER]
+
+    def _time(self, worker: Process, effort: Effort) -> Samples:
+        seeds = [self.draw_seed() for _ in range(3)]
+        data, _ = worker.call("time", self.limit_s, seeds=seeds, effort=effort)
+        return Samples(tuple(float(x) for x in data["device_ms"]), tuple(float(x) for x in data["wall_ms"]))
+
+    def _take_worker(self) -> Process:
+        """The worker started last, once it is ready."""
+        worker, self._spare = self._spare, None
+        assert worker is not None
+        worker.answer(START_S)
+        return worker
+
+    def _prefetch(self, cache: str) -> None:
+        """Start the next worker now, so that it is ready when it is needed."""
+        if self._spare is not None and (self._spare_cache != cache or not self._spare.alive):
+            self._drop_spare()
+        if self._spare is None:
+            self._spare, self._spare_cache = self.start_worker(cache, locked=False), cache
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.kill()
+            self._spare = None
+
+    def _new_cache(self) -> str:
+        return tempfile.mkdtemp(prefix="triton_", dir=self.folder)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the device's lock in the block."""
+        if self._lock is None:
+            yield
+        else:
+            with self._lock.held():
+                yield
+
+
+def _add(table: dict[str, Samples], name: str, samples: Samples) -> None:
+    table[name] = table[name] + samples if name in table else samples
+
+
+@lru_cache(1)
+def shared_server() -> ForkServer:
+    """The fork server that the evaluators of this process share; it ends with the process."""
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
+
+
+__all__ = ["GpuEvaluator", "shared_server"]

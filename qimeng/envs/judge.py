@@ -1,0 +1,288 @@
+"""The verdict on what a candidate hands over.
+
+Deals in trials, a worker's answers and budgets: structure, values, changed inputs, buffers, memory shared by two calls,
+the judge's own clock. Knows nothing about gates, patches or compilers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from qimeng.envs import accuracy
+from qimeng.envs.accuracy import Error, Expected
+from qimeng.envs.channel import Malformed
+from qimeng.envs.forkserver import Process, WorkerFailed
+from qimeng.envs.outputs import Facts, Leaf, difference, facts_from_json, facts_to_json, take
+from qimeng.envs.reference import References, Trial
+from qimeng.interfaces import Accuracy
+
+CLOCK_SHARE = 0.8
+"""Least share of the judge's own time that an event time must reach."""
+CLOCK_FROM_MS = 1.0
+"""Calls shorter than this are not held against the judge's clock: hand-over takes as long as they do."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found.
+
+    Attributes:
+        accuracy: errors beside their budgets, of the output nearest to (or farthest above) its budget.
+        failure: class of the failure; None where everything is right.
+        error: why, in words.
+    """
+
+    accuracy: Accuracy | None = None
+    failure: str | None = None
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True where everything is right."""
+        return self.failure is None
+
+
+class Tally:
+    """Collects errors over outputs and trials; the output nearest to its budget, or farthest above, is what counts."""
+
+    def __init__(self) -> None:
+        self.worst, self.error, self.budget = -1.0, Error(), Error()
+        self.kernelbench: bool | None = None
+        self.trials = 0
+
+    def add(self, error: Error, expected: Expected) -> None:
+        """Note the error of one output."""
+        if not accuracy.is_float(expected.value):
+            return
+        budget = expected.budget
+        share = max(error.max / budget.max, error.rms / budget.rms)
+        if share > self.worst:
+            self.worst, self.error, self.budget = share, error, budget
+
+    def accuracy(self, reference: str, dropped: Iterable[str]) -> Accuracy:
+        """The result.
+
+        Args:
+            reference: what the errors are against.
+            dropped: distributions that were not used.
+        """
+        error, budget = self.error, self.budget
+        return Accuracy(
+            error.max,
+            error.rms,
+            budget.max,
+            budget.rms,
+            self.kernelbench,
+            reference,
+            self.trials,
+            tuple(sorted(dropped)),
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `Judge.compare` found.
+
+    Attributes:
+        facts: structure of what was handed over.
+        tensors: what was handed over; empty where the structure is wrong.
+        error: what is wrong, in words; None where nothing is.
+    """
+
+    facts: Facts
+    tensors: list[torch.Tensor]
+    error: str | None
+
+
+class Judge:
+    """Compares what a worker hands over with what it should be.
+
+    Args:
+        references: makes the trials.
+        limit: tells how many seconds a call may take.
+    """
+
+    def __init__(self, references: References, limit: Callable[[], float]):
+        self.references, self._limit = references, limit
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that a call may take."""
+        return self._limit()
+
+    def check(self, worker: Process, trials: Iterable[Trial]) -> Verdict:
+        """Try the program that the worker has loaded.
+
+        The outputs of the first call are looked at again after the second, which must not have touched them.
+
+        Raises:
+            WorkerFailed: the worker crashed, hung, ran out of memory, or its program raised.
+        """
+        refs, tally = self.references, Tally()
+        first: tuple[Trial, Facts] | None = None
+        for number, trial in enumerate(trials):
+            facts, error = self._one(worker, number, trial, tally)
+            if error is None and number == 1 and first is not None:
+                error = self._look_again(worker, *first)
+            if number > 0 or error is not None:
+                worker.call("release", self.limit_s)
+            if number == 0:
+                first = (trial, facts)
+            if error is not None:
+                return Verdict(tally.accuracy(refs.kind, refs.dropped), "wrong", error)
+        return Verdict(tally.accuracy(refs.kind, refs.dropped))
+
+    def check_clock(self, worker: Process, trials: Iterable[Trial], device_ms: float) -> Verdict:
+        """Hold an event time against the judge's own clock, which stops after its copy of the output.
+
+        Args:
+            worker: with the program loaded.
+            trials: one call for each, until one agrees; the outputs are checked as well.
+            device_ms: the time that the worker's events gave.
+        """
+        verdict = Verdict()
+        for trial in trials:
+            verdict = self._check_clock(worker, trial, device_ms)
+            if verdict.failure != "clock":
+                break
+        return verdict
+    def compare(
+        self,
+        answer: tuple[Any, list[int]],
+        expected_facts: Facts,
+        expected: Sequence[Expected],
+        tally: Tally,
+        excuse: Callable[[int, torch.Tensor], bool] = lambda number, actual: False,
+    ) -> Comparison:
+        """What is wrong with an answer that hands tensors over.
+
+        Args:
+            answer: of the worker; its files are closed.
+            expected_facts: structure of the outputs.
+            expected: values of the outputs, then of further tensors handed over.
+            tally: where errors are noted.
+            excuse: whether integers that differ are right all the same.
+
+        Raises:
+            WorkerFailed: the answer is malformed.
+        """
+        data, files = answer
+        try:
+            facts = facts_from_json(data["facts"])
+            text = difference(facts, expected_facts)
+            if text is not None:
+                return Comparison(facts, [], text)
+            leaves = [leaf for leaf in facts.leaves if leaf.is_tensor]
+            count = len(leaves)
+            leaves += [_leaf_of(e.value) for e in expected[count:]]
+            tensors = take(data["tensors"], files, leaves)
+        except (Malformed, KeyError, TypeError) as error:
+            raise WorkerFailed("protocol", f"the answer makes no sense: {error}") from error
+        finally:
+            _close(files)
+        for number, (actual, e) in enumerate(zip(tensors, expected, strict=True)):
+            found, text = accuracy.check(actual, e)
+            if text is not None and not accuracy.is_float(e.value) and number < count and excuse(number, actual):
+                continue
+            tally.add(found, e)
+            if text is not None:
+                name = f"output {number}" if number < count else "a buffer that the call updates"
+                return Comparison(facts, tensors, f"{name}: {text}")
+        return Comparison(facts, tensors, None)
+
+    # -- parts
+
+    def _one(self, worker: Process, number: int, trial: Trial, tally: Tally) -> tuple[Facts, str | None]:
+        refs = self.references
+        answer = worker.call(
+            "trial",
+            self.limit_s,
+            number=number,
+            draw=trial.draw,
+            mutated=refs.mutated,
+            expected_bytes=refs.output_bytes,
+        )
+        tally.trials += 1
+        changed = answer[0].get("changed") if isinstance(answer[0], dict) else None
+        if not isinstance(changed, list):
+            _close(answer[1])
+            raise WorkerFailed("protocol", "the answer makes no sense: no list of what changed")
+        found = self.compare(
+            answer, refs.facts, trial.expected, tally, lambda n, x: refs.accepts_selection(trial, n, x)
+        )
+        text = found.error
+        if text is None and changed:
+            text = f"the call changed {', '.join(str(c) for c in changed)[:300]}"
+        if trial.eager and found.tensors:
+            pairs = zip(found.tensors, trial.eager, strict=False)
+            tolerance = refs.spec.tolerances.kernelbench
+            tally.kernelbench = all(accuracy.kernelbench_close(a, e, tolerance) for a, e in pairs)
+        if text is None:
+            return found.facts, None
+        where = f"on inputs {trial.draw.distribution!r}"
+        if trial.draw.parameter_seed is not None:
+            where += " and parameters changed by load_state_dict"
+        return found.facts, f"{where}: {text}"
+
+    def _look_again(self, worker: Process, trial: Trial, facts: Facts) -> str | None:
+        data, files = worker.call("again", self.limit_s, number=0)
+        if not isinstance(data, dict):
+            _close(files)
+            raise WorkerFailed("protocol", "the answer makes no sense: nothing was handed over")
+        data["facts"] = facts_to_json(facts)
+        refs = self.references
+        found = self.compare(
+            (data, files), refs.facts, trial.expected, Tally(), lambda n, x: refs.accepts_selection(trial, n, x)
+        )
+        return None if found.error is None else f"a second call changed what the first one returned: {found.error}"
+
+    def _check_clock(self, worker: Process, trial: Trial, device_ms: float) -> Verdict:
+        """One call; what handing over takes is measured by handing the same output over again, and subtracted."""
+        leaves = [leaf for leaf in self.references.facts.leaves if leaf.is_tensor]
+        worker.call("arm", self.limit_s, draw=trial.draw)
+        copies, whole = self._timed(lambda: worker.call("fire", self.limit_s, number=0), leaves)
+        _, overhead = self._timed(lambda: worker.call("again", self.limit_s, number=0), leaves)
+        outer = whole - overhead
+        wrong = next((t for c, e in zip(copies, trial.outputs, strict=True) if (t := accuracy.check(c, e)[1])), None)
+        del copies
+        worker.call("release", self.limit_s)
+        if wrong:
+            return Verdict(failure="wrong", error=f"the output that the judge copied at once is wrong: {wrong}")
+        if device_ms < CLOCK_SHARE * outer:
+            text = f"events say {device_ms:.3f} ms a call, the judge's clock says {outer:.3f} ms"
+            return Verdict(failure="clock", error=text)
+        return Verdict()
+
+    def _timed(
+        self, call: Callable[[], tuple[Any, list[int]]], leaves: Sequence[Leaf]
+    ) -> tuple[list[torch.Tensor], float]:
+        """The judge's copies of what `call` hands over, and milliseconds until they were there."""
+        began = time.perf_counter()
+        data, files = call()
+        try:
+            copies = [x.clone() for x in take(data["tensors"], files, leaves)]
+        except (Malformed, KeyError, TypeError) as error:
+            raise WorkerFailed("protocol", f"the answer makes no sense: {error}") from error
+        finally:
+            _close(files)
+        if self.references.device.type == "cuda":
+            torch.cuda.synchronize(self.references.device)
+        return copies, (time.perf_counter() - began) * 1e3
+
+
+def _leaf_of(tensor: torch.Tensor) -> Leaf:
+    return Leaf("Tensor", tuple(tensor.shape), (), str(tensor.dtype).removeprefix("torch."), tensor.device.type)
+
+
+def _close(files: Iterable[int]) -> None:
+    for fd in files:
+        os.close(fd)
+
+
+__all__ = ["Comparison", "Judge", "Tally", "Verdict"]

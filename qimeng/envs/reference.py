@@ -1,0 +1,366 @@
+"""What is right: float64 results, eager's own error, and the budget that follows from it.
+
+Deals in one specification: makes trials (inputs and parameters from secret seeds, with what the outputs should be) and
+keeps a pool of them. Lives with the judge; nothing in here goes to a worker but the seeds of the trial at hand. Knows
+nothing about candidates.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from qimeng.envs import accuracy
+from qimeng.envs.accuracy import Error, Expected
+from qimeng.envs.modes import precision
+from qimeng.envs.outputs import Facts, describe
+from qimeng.envs.selection import selected_values
+from qimeng.envs.worker import Draw, Parameters
+from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.ops import family
+from qimeng.spec import DISTRIBUTIONS, KernelSpec, applies
+
+NOT_FINITE_LIMIT = 0.01
+"""Largest share of values that are not finite; a distribution above it is dropped."""
+POOL_SHARE = 0.25
+"""Share of the device's memory that the pool may hold."""
+USES = 4
+"""Times a trial is used before it is replaced by a new one."""
+
+
+@dataclass
+class Trial:
+    """One draw of inputs and parameters, and what comes of it.
+
+    Attributes:
+        draw: the seeds.
+        outputs: for each tensor that the spec returns.
+        buffers: for each buffer that a call changes, by its key.
+        eager: eager's outputs, where KernelBench's own rule is checked; else empty.
+        uses: how often it was drawn from the pool.
+    """
+
+    draw: Draw
+    outputs: list[Expected]
+    buffers: dict[str, Expected]
+    eager: list[torch.Tensor] = field(default_factory=list)
+    uses: int = 0
+
+    @property
+    def expected(self) -> list[Expected]:
+        """Outputs, then buffers, in the order in which a worker hands them over."""
+        return [*self.outputs, *self.buffers.values()]
+
+    @property
+    def bytes(self) -> int:
+        """Device memory that it holds."""
+        tensors = (
+            [e.value for e in self.expected] + [e.eager for e in self.expected if e.eager is not None] + self.eager
+        )
+        return sum(t.nbytes for t in tensors)
+
+
+class References:
+    """Trials of one specification.
+
+    Args:
+        spec: the specification.
+        graph: its graph, for the longest reduction; None where it has none.
+        device: where everything is computed.
+        draw_seed: source of secret seeds.
+
+    Attributes:
+        kind: ``"float64"``, or ``"eager-highest"`` where float64 does not run or random operators are part of it.
+        facts: structure of eager's output.
+        dropped: distributions that are not used, since over 1 % of the values are not finite.
+        distributions: those that change some input, ``"given"`` first.
+        eager_agrees: whether eager run twice passes KernelBench's own rule; None before the first trial.
+    """
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        graph: OpGraph | None,
+        device: torch.device,
+        draw_seed: Callable[[], int] = lambda: random.SystemRandom().getrandbits(62),
+    ):
+        self.spec, self.device, self.draw_seed = spec, device, draw_seed
+        self.kind = "float64"
+        self.facts = Facts("", ())
+        self.dropped: set[str] = set()
+        self.mutated: tuple[str, ...] = ()
+        self.eager_agrees: bool | None = None
+        self.longest_reduction = longest_reduction(graph) if graph is not None and graph.nodes else 0
+        self.parameters = Parameters(spec, device)
+        self.exact: torch.nn.Module | None = None
+        self._pool: list[Trial] = []
+        self._choose = random.SystemRandom()
+        self._capacity = POOL_SHARE * (_memory(device))
+        self.distributions = tuple(
+            d for d in DISTRIBUTIONS if d == "given" or any(applies(d, domain) for domain in spec.domains)
+        )
+        self._look()
+
+    @property
+    def has_state(self) -> bool:
+        """True where the module has parameters or buffers."""
+        return bool(self.parameters.module.state_dict())
+
+    @property
+    def output_bytes(self) -> list[int]:
+        """Bytes of each output tensor."""
+        return [leaf.bytes for leaf in self.facts.leaves if leaf.is_tensor]
+
+    def trials(self, count: int) -> Iterable[Trial]:
+        """Trials one after the other: as given with the spec's parameters, as given with others, then other inputs."""
+        names = [d for d in self.distributions[1:] if d not in self.dropped]
+        self._choose.shuffle(names)
+        kinds = [("given", False), ("given", True)] + [(name, True) for name in names] + [("given", True)] * count
+        done = 0
+        for distribution, perturbed in kinds:
+            if done == count:
+                return
+            trial = self._draw(distribution, perturbed and self.has_state)
+            if trial is not None:
+                done += 1
+                yield trial
+
+    def every_distribution(self) -> Iterable[Trial]:
+        """New trials, one for each distribution and one more with the spec's own parameters."""
+        for distribution, perturbed in [("given", False), *((d, True) for d in self.distributions)]:
+            if distribution in self.dropped:
+                continue
+            trial = self.make(self._new_draw(distribution, perturbed and self.has_state))
+            if trial is not None:
+                yield trial
+
+    def make(self, draw: Draw) -> Trial | None:
+        """The trial for `draw`; None where its distribution has to be dropped."""
+        try:
+            return self._make(draw)
+        finally:
+            self.tidy()
+
+    def accepts_selection(self, trial: Trial, number: int, actual: torch.Tensor) -> bool:
+        """Whether integers that differ select values within the float budget of what should be selected.
+
+        Args:
+            trial: the trial.
+            number: which output.
+            actual: the candidate's indices.
+        """
+        state = self.parameters.set(trial.draw.parameter_seed)
+        inputs = self.inputs(trial.draw)
+        exact_inputs = _to_double(inputs)
+        module = self._exact_module(state)
+        with torch.no_grad():
+            exact = selected_values(module, exact_inputs, number, actual)
+            with precision(self.spec.mode):
+                eager = selected_values(self.parameters.module, inputs, number, actual)
+        if exact is None or eager is None:
+            return False
+        error = accuracy.measure(eager.best, exact.best)
+        floor = accuracy.floor(eager.best.dtype, self.longest_reduction, Error())
+        return accuracy.measure(exact.chosen, exact.best).max <= Expected(exact.best, error, floor).budget.max
+
+    # -- parts
+
+    def _look(self) -> None:
+        """Run eager a few times: output structure, changed buffers, random operators."""
+        draw = self._new_draw("given", False)
+        inputs = self.inputs(draw)
+        before = {k: v.clone() for k, v in self.parameters.set(None).items()}
+        first = self._eager(inputs, draw.seed)
+        held = {f"input {i}": x for i, x in enumerate(_tensors(inputs))}
+        held |= {f"parameter {k}": v for k, v in self.parameters.module.state_dict().items()}
+        self.facts, tensors = describe(first, held)
+        self.mutated = tuple(
+            k for k, v in self.parameters.module.state_dict().items() if not accuracy.same(v, before[k])
+        )
+        del before
+        self.parameters.set(None)
+        second = _tensors(self._eager(inputs, draw.seed))
+        self.eager_agrees = all(accuracy.kernelbench_close(a, b) for a, b in zip(second, tensors, strict=True))
+        self.parameters.set(None)
+        other = _tensors(self._eager(inputs, draw.seed + 1))
+        if not self.longest_reduction:
+            self.longest_reduction = max(int(math.sqrt(max((x.numel() for x in _tensors(inputs)), default=1))), 1)
+        if any(accuracy.is_float(a) and accuracy.measure(b, a).max > 1e-3 for a, b in zip(tensors, other, strict=True)):
+            self.kind = "eager-highest"
+        self.tidy()
+
+    def _draw(self, distribution: str, perturbed: bool) -> Trial | None:
+        fitting = [
+            t
+            for t in self._pool
+            if t.draw.distribution == distribution and (t.draw.parameter_seed is not None) == perturbed
+        ]
+        if len(fitting) >= 2 or (fitting and self._choose.random() < 0.5):
+            trial = self._choose.choice(fitting)
+            trial.uses += 1
+            if trial.uses >= USES:
+                self._pool.remove(trial)
+            return trial
+        made = self.make(self._new_draw(distribution, perturbed))
+        if made is not None and made.bytes + sum(t.bytes for t in self._pool) <= self._capacity:
+            made.uses = 1
+            self._pool.append(made)
+        return made
+
+    def _new_draw(self, distribution: str, perturbed: bool) -> Draw:
+        return Draw(self.draw_seed(), distribution, self.draw_seed() if perturbed else None)
+
+    def inputs(self, draw: Draw) -> tuple[Any, ...]:
+        """The specification's inputs for `draw`."""
+        return self.spec.inputs(draw.seed, str(self.device), draw.distribution)
+
+    def _eager(self, inputs: Sequence[Any], seed: int, mode: str | None = None) -> Any:
+        torch.manual_seed(seed)
+        with torch.no_grad(), precision(mode or self.spec.mode):
+            return self.parameters.module(*inputs)
+
+    def _make(self, draw: Draw) -> Trial | None:
+        exact, exact_buffers, moved = self._exact(draw)
+        state = self.parameters.set(draw.parameter_seed)
+        output = self._eager(self.inputs(draw), draw.seed)
+        tensors = _tensors(output)
+        outputs, buffers, shares = [], {}, [0.0]
+        for number, tensor in enumerate(tensors):
+            expected, share = self.expect(tensor, exact[number], moved[number])
+            exact[number] = torch.empty(0)  # as large as eager's output or twice that: gone as soon as it can be
+            outputs.append(expected)
+            shares.append(share)
+        for key in self.mutated:
+            buffers[key], share = self.expect(state[key].clone(), exact_buffers[key], Error())
+            shares.append(share)
+        if max(shares) > NOT_FINITE_LIMIT:
+            self.dropped.add(draw.distribution)
+            if draw.distribution != "given":
+                return None
+        plain = draw.distribution == "given" and draw.parameter_seed is None
+        return Trial(draw, outputs, buffers, tensors if plain else [])
+
+    def expect(self, eager: torch.Tensor, exact: torch.Tensor, moved: Error) -> tuple[Expected, float]:
+        """What an output should be, and the share of its values that are not finite.
+
+        Args:
+            eager: eager's output.
+            exact: the float64 result.
+            moved: change of that when the inputs move by one ulp.
+        """
+        value = exact.to(eager.dtype)
+        if not accuracy.is_float(eager):
+            return Expected(value, eager=None if torch.equal(value, eager) else eager), 0.0
+        share = accuracy.not_finite_share(value, eager)
+        kept = eager if share else None
+        tolerances = self.spec.tolerances
+        floor = accuracy.floor(eager.dtype, self.longest_reduction, moved, tolerances.floor_ulp)
+        return Expected(value, accuracy.measure(eager, value, kept), floor, kept, tolerances), share
+
+    def _exact(self, draw: Draw) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
+        """Outputs and changed buffers in float64, and what one ulp of the inputs changes."""
+        if self.kind == "float64":
+            try:
+                return self._in_double(draw)
+            except (RuntimeError, TypeError, ValueError, NotImplementedError):
+                # float64 is refused by the spec or by PyTorch, or does not fit the memory
+                self.kind = "eager-highest"
+                self.exact = None
+                self.tidy()
+        self.parameters.set(draw.parameter_seed)
+        output = _tensors(self._eager(self.inputs(draw), draw.seed, "highest"))
+        state = self.parameters.module.state_dict()
+        return output, {k: state[k].clone() for k in self.mutated}, [Error()] * len(output)
+
+    def _in_double(self, draw: Draw) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
+        inputs = _to_double(self.inputs(draw))
+        module = self._exact_module(self.parameters.set(draw.parameter_seed))
+        with torch.no_grad():
+            torch.manual_seed(draw.seed)
+            exact = [x.clone() if _aliases(x, inputs) else x for x in _tensors(module(*inputs))]
+            if any(x.is_floating_point() and x.dtype is not torch.float64 for x in exact):
+                raise TypeError("the result is not float64")
+            buffers = {k: module.state_dict()[k].clone() for k in self.mutated}
+            module = self._exact_module(self.parameters.set(draw.parameter_seed))
+            _move_one_ulp(inputs, torch.finfo(getattr(torch, self.spec.dtype)).eps)
+            torch.manual_seed(draw.seed)
+            other = _tensors(module(*inputs))
+        moved = [
+            accuracy.measure(b, a, b) if accuracy.is_float(a) else Error() for a, b in zip(exact, other, strict=True)
+        ]
+        return exact, buffers, moved
+
+    def _exact_module(self, state: dict[str, torch.Tensor]) -> torch.nn.Module:
+        if self.exact is None:
+            self.exact = self.spec.module(str(self.device), torch.float64)
+        self.exact.load_state_dict(state)
+        return self.exact
+
+    def tidy(self) -> None:
+        """Give memory back that the worker may need."""
+        if self.device.type == "cuda":
+            idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            if idle > 0.05 * _memory(self.device):
+                torch.cuda.empty_cache()
+
+
+def longest_reduction(graph: OpGraph) -> int:
+    """Most terms that one element of the result adds up: the largest over the graph's operators."""
+    longest = 1
+    for node in graph.ops():
+        metas = [graph.meta(v) for v in node.operands() if graph.nodes[v.node].metas]
+        out = max((m.numel for m in node.metas if m is not None), default=1)
+        if not metas or not out:
+            continue
+        kind = family(node)
+        if kind == "gemm":
+            longest = max(longest, *(m.shape[-1] for m in metas if m.shape), 1)
+        elif kind in ("reduction", "convolution", "other"):
+            rows = min((m.numel for m in node.metas if m is not None and m.numel), default=1)
+            longest = max(longest, max(m.numel for m in metas) // max(rows, 1))
+    return longest
+
+
+def _to_double(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    double = {torch.complex64: torch.complex128}
+    return tuple(
+        _pytree.tree_map_only(
+            torch.Tensor,
+            lambda x: x.to(double.get(x.dtype, torch.float64)) if accuracy.is_float(x) else x,
+            list(inputs),
+        )
+    )
+
+
+def _move_one_ulp(inputs: Sequence[Any], eps: float) -> None:
+    """Multiply floating inputs by 1 + eps or 1 - eps, element by element, in place."""
+    for x in _tensors(inputs):
+        if x.is_floating_point() and x.numel():
+            flat = x.view(-1) if x.is_contiguous() else x.unsqueeze(0)
+            for start in range(0, flat.shape[0], accuracy.BLOCK):
+                part = flat[start : start + accuracy.BLOCK]
+                part *= (
+                    1 + eps * (torch.randint(0, 2, part.shape, device=part.device, dtype=torch.int8) * 2.0 - 1).double()
+                )
+
+
+def _aliases(x: torch.Tensor, inputs: Sequence[Any]) -> bool:
+    memory = x.untyped_storage().data_ptr()
+    return any(memory == y.untyped_storage().data_ptr() for y in _tensors(inputs))
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
+def _memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 1 << 33
+
+
+__all__ = ["References", "Trial", "longest_reduction"]

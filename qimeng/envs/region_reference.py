@@ -1,0 +1,113 @@
+"""What one region of a program should return on the inputs it gets in a run on PyTorch.
+
+Deals in a partition, one of its regions and one secret draw of the program's inputs. Knows nothing about
+implementations.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from qimeng.envs import accuracy
+from qimeng.envs.accuracy import Error
+from qimeng.envs.forkserver import Process
+from qimeng.envs.judge import Tally
+from qimeng.envs.modes import precision
+from qimeng.envs.outputs import describe
+from qimeng.envs.reference import References
+from qimeng.envs.regions import inputs_of_region
+from qimeng.envs.worker import Draw
+from qimeng.graph.region import Region
+from qimeng.program.program import Program, load_source, torch_implementation
+
+
+class RegionReference:
+    """Expected outputs of `region` for one draw; the inputs are not kept.
+
+    Args:
+        references: the specification's references, for parameters and inputs.
+        program: with the partition that the region is in.
+        region: the region.
+        folder: where source text is written.
+
+    Attributes:
+        source: the program with every region on PyTorch.
+        entries: name of the function of each region, in order.
+        number: of the region among them.
+        draw: the program's inputs and parameters.
+        facts: structure of the region's outputs.
+        expected: the outputs.
+        tally: where errors are noted.
+        held_by: the worker that has the region's inputs at hand.
+    """
+
+    def __init__(self, references: References, program: Program, region: Region, folder: str):
+        self.region = region
+        plain = Program(program.graph, program.regions)
+        self.source = plain.source
+        self.entries = [plain.implementation(r).entry for r in plain.regions]
+        self.number = [r.id for r in program.regions].index(region.id)
+        perturbed = references.draw_seed() if references.has_state else None
+        self.draw = Draw(references.draw_seed(), "given", perturbed)
+        self.tally = Tally()
+        self.held_by: Process | None = None
+        self._evaluate(references, load_source(self.source, folder=folder))
+
+    @property
+    def output_bytes(self) -> list[int]:
+        """Bytes of each output."""
+        return [leaf.bytes for leaf in self.facts.leaves if leaf.is_tensor]
+
+    def _evaluate(self, references: References, module: ModuleType) -> None:
+        state = references.parameters.set(self.draw.parameter_seed)
+        with torch.no_grad(), precision(references.spec.mode):
+            with torch.device(references.device):
+                model = module.Model()
+            model.to(references.device)
+            model.load_state_dict({key: state[key] for key in model.state_dict()})
+            torch.manual_seed(self.draw.seed)
+            inputs = references.inputs(self.draw)
+            arguments = inputs_of_region(module, model, inputs, self.entries, self.number)
+            del inputs, model
+            entry = torch_implementation(self.region).entry
+            function = getattr(module, entry)
+            output = function(*arguments)
+        held = {f"input {i}": x for i, x in enumerate(_tensors(arguments))}
+        self.facts, eager = describe(output, held)
+        values, moved = _in_double(function, arguments)
+        if values is None:
+            with torch.no_grad(), precision("highest"):
+                values, moved = _tensors(function(*arguments)), [Error()] * len(eager)
+        self.expected = [references.expect(e, v, m)[0] for e, v, m in zip(eager, values, moved, strict=True)]
+        references.tidy()
+
+
+def _in_double(function: Any, arguments: tuple[Any, ...]) -> tuple[list[torch.Tensor] | None, list[Error]]:
+    """The outputs in float64 and what one ulp of the inputs changes; None where float64 does not run."""
+    raised = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments]
+    try:
+        with torch.no_grad():
+            exact = [x.clone() for x in _tensors(function(*raised))]
+            if any(x.is_floating_point() and x.dtype is not torch.float64 for x in exact):
+                return None, []
+            for x, given in zip(raised, arguments, strict=True):
+                if isinstance(x, torch.Tensor) and x.is_floating_point() and given.dtype is not torch.float64:
+                    x.mul_(1 + torch.finfo(given.dtype).eps)
+            other = _tensors(function(*raised))
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        # an operator has no float64 form, or names another dtype
+        return None, []
+    return exact, [
+        accuracy.measure(b, a, b) if accuracy.is_float(a) else Error() for a, b in zip(exact, other, strict=True)
+    ]
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [x for x in _pytree.tree_leaves(list(tree)) if isinstance(x, torch.Tensor)]
+
+
+__all__ = ["RegionReference"]

@@ -1,0 +1,355 @@
+"""The process in which candidates run.
+
+Deals in one specification and the candidates for it: making inputs from seeds that it is told one at a time, calling,
+timing, and handing over what came out. It knows no reference values and passes no verdict: that is the judge's part.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from qimeng.envs import outputs
+from qimeng.envs.accuracy import checksum, same
+from qimeng.envs.channel import Channel
+from qimeng.envs.kernels import implementation_source, load_kernels
+from qimeng.envs.modes import set_mode
+from qimeng.envs.regions import inputs_of_region, time_regions
+from qimeng.envs.service import Answer, Refused, serve
+from qimeng.envs.timing import DeviceLock, Effort, Samples, Stopwatch
+from qimeng.program.program import Implementation
+from qimeng.spec import KernelSpec, perturb_parameters
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker is told before it starts.
+
+    Attributes:
+        spec: the specification's bytes.
+        mode: precision mode.
+        device: PyTorch's name of the device.
+        lock: path of the device's lock file, held while the device is opened; empty where the judge holds it.
+    """
+
+    spec: bytes
+    mode: str
+    device: str
+    lock: str = ""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Which inputs and parameters.
+
+    Attributes:
+        seed: of the inputs.
+        distribution: of the inputs.
+        parameter_seed: of the change to the parameters; None leaves them as the spec makes them.
+    """
+
+    seed: int
+    distribution: str = "given"
+    parameter_seed: int | None = None
+
+
+def main(channel: Channel, setup: Setup) -> None:
+    """Open the device, then answer the judge."""
+    set_mode(setup.mode)
+    device = torch.device(setup.device)
+    with alone_on(setup.lock):
+        open_device(device)
+        worker = Worker(KernelSpec.from_bytes(setup.spec), device)
+        worker.stopwatch.synchronize()
+    with torch.no_grad():
+        serve(channel, {name: getattr(worker, name) for name in COMMANDS})
+
+
+@contextmanager
+def alone_on(lock: str) -> Iterator[None]:
+    """Hold the device's lock file in the block; nothing where `lock` is empty."""
+    if not lock:
+        yield
+        return
+    held = DeviceLock(lock)
+    with held.held():
+        yield
+    held.close()
+
+
+def open_device(device: torch.device) -> None:
+    """Make the device ready, so that none of that is part of a measurement: on a GPU, a context and cuBLAS."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        x = torch.ones(16, 16, device=device)
+        torch.mm(x, x)
+        torch.cuda.synchronize()
+    else:
+        torch.set_num_threads(1)  # several processes share the cores, and OpenMP's threads spin
+        _perturb_malloc()
+
+
+class Parameters:
+    """The reference module's parameters and buffers, as the spec makes them or changed by a seed."""
+
+    def __init__(self, spec: KernelSpec, device: torch.device):
+        self.module = spec.module(str(device))
+        self._base = {k: v.clone() for k, v in self.module.state_dict().items()}
+
+    def set(self, seed: int | None) -> dict[str, torch.Tensor]:
+        """The state after `load`ing the base and changing it by `seed`; the module's own tensors."""
+        state = self.module.state_dict()
+        for key, value in self._base.items():
+            state[key].copy_(value)
+        if seed is not None:
+            perturb_parameters(self.module, seed)
+        return self.module.state_dict()
+
+
+class Worker:
+    """Answers the judge's commands; see each one."""
+
+    def __init__(self, spec: KernelSpec, device: torch.device):
+        self.spec, self.device = spec, device
+        self.stopwatch = Stopwatch(device)
+        self.parameters = Parameters(spec, device)
+        self.module: ModuleType | None = None
+        self.model: torch.nn.Module = self.parameters.module
+        self.kept: dict[int, list[torch.Tensor]] = {}
+        self.armed: tuple[Any, ...] = ()
+        self.arguments: tuple[Any, ...] = ()
+        self.sums: list[tuple[int, int]] = []
+        self.alternatives: dict[int, Callable[..., Any]] = {}
+
+    def ready(self) -> None:
+        """Nothing: an answer means that the process is up."""
+
+    def load(self, source: str) -> None:
+        """Make the program's model with the reference's parameters; an empty source means the reference itself."""
+        self.kept.clear()
+        self.armed, self.module, self.model = (), None, torch.nn.Module()
+        state = self.parameters.set(None)
+        if not source:
+            self.model = self.parameters.module
+            return
+        self.module = load_kernels(source, os.getcwd())
+        with torch.device(self.device):
+            self.model = self.module.Model()
+        self.model.to(self.device)
+        self.model.load_state_dict({key: state[key] for key in self.model.state_dict()})
+
+    def trial(self, number: int, draw: Draw, mutated: Sequence[str], expected_bytes: Sequence[int]) -> Answer:
+        """Call the model once and hand over its outputs, then the buffers `mutated`.
+
+        The outputs are kept, under `number`, until `release`.
+        """
+        state = self._set_parameters(draw.parameter_seed)
+        inputs = self._inputs(draw)
+        poison(self.device, expected_bytes)
+        torch.manual_seed(draw.seed)
+        began = time.perf_counter()
+        output = self.model(*inputs)
+        self.stopwatch.synchronize()
+        seconds = time.perf_counter() - began
+        held = {f"input {i}": x for i, x in enumerate(_tensors(inputs))}
+        held |= {f"parameter {k}": v for k, v in self.model.state_dict().items()}
+        facts, tensors = outputs.describe(output, held)
+        before = _tensors(self._inputs(draw))
+        pairs = enumerate(zip(_tensors(inputs), before, strict=True))
+        changed = [f"input {i}" for i, (x, y) in pairs if not same(x, y)]
+        if self.model is not self.parameters.module:
+            now = self.model.state_dict()
+            changed += [f"parameter {k}" for k in now if k not in mutated and not same(now[k], state[k])]
+        buffers = [self.model.state_dict()[k].clone() for k in mutated]
+        self.kept[number] = [*tensors, *buffers]
+        handed, files = outputs.hand_over(self.kept[number])
+        data = {"facts": outputs.facts_to_json(facts), "tensors": handed, "changed": changed, "seconds": seconds}
+        return Answer(data, tuple(files))
+
+    def again(self, number: int) -> Answer:
+        """Hand over the kept outputs of a trial once more."""
+        handed, files = outputs.hand_over(self.kept[number])
+        return Answer({"tensors": handed}, tuple(files))
+
+    def release(self) -> None:
+        """Give up the kept outputs."""
+        self.kept.clear()
+        self.armed = ()
+        self._collect()
+
+    def arm(self, draw: Draw) -> None:
+        """Make inputs ready for `fire`, and warm up on others."""
+        self._set_parameters(draw.parameter_seed)
+        self.model(*self._inputs(Draw(draw.seed ^ 1, draw.distribution)))
+        self.armed = self._inputs(draw)
+        self.stopwatch.synchronize()
+
+    def fire(self, number: int) -> Answer:
+        """Call the model on the inputs made ready and hand its outputs over at once."""
+        tensors = [x for x in _pytree.tree_leaves(self.model(*self.armed)) if isinstance(x, torch.Tensor)]
+        self.stopwatch.synchronize()
+        self.kept[number] = tensors
+        return self.again(number)
+
+    def time(self, seeds: Sequence[int], effort: Effort) -> dict[str, Any]:
+        """Times of calls on as-given inputs from `seeds`."""
+        return _samples(self.stopwatch.measure(self.model, lambda s: self._inputs(Draw(s)), seeds, effort))
+
+    def peak(self, seed: int) -> int | None:
+        """Most bytes that a call holds beyond inputs and parameters (prepared buffers count); None on the CPU."""
+        if self.device.type != "cuda":
+            return None
+        inputs = self._inputs(Draw(seed))
+        prepared = {b.untyped_storage().data_ptr(): b.nbytes for p in self._prepared() for b in p.buffers}
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        output = self.model(*inputs)
+        torch.cuda.synchronize()
+        peak = int(torch.cuda.max_memory_allocated()) - before
+        del output
+        return int(peak + sum(prepared.values()))
+
+    def profile(self, seed: int, entries: Sequence[str], repeats: int) -> dict[str, Any]:
+        """Milliseconds of each region, a list for each repeat, and of making prepared buffers anew.
+
+        Regions are not timed on the CPU.
+        """
+        inputs = self._inputs(Draw(seed))
+        rounds = []
+        if self.module is not None and self.device.type == "cuda":
+            for _ in range(repeats + 1):
+                rounds.append(time_regions(self.module, lambda: self.model(*inputs), entries, self._fill_queue))
+        prepared = list(self._prepared())
+        prepare_ms = None
+        if prepared:
+            self.model(*inputs)
+            self.stopwatch.synchronize()
+            with_all = self.stopwatch.once(self._unprepared, inputs)[0]
+            prepare_ms = max(with_all - self.stopwatch.once(self.model, inputs)[0], 0.0)
+        return {"regions": rounds[1:], "prepare_ms": prepare_ms}
+
+    # -- one region alone
+
+    def capture(self, source: str, draw: Draw, entries: Sequence[str], number: int) -> None:
+        """Keep the inputs that region `number` of a program on PyTorch gets, for the alternatives."""
+        self.load(source)
+        assert self.module is not None
+        self._set_parameters(draw.parameter_seed)
+        torch.manual_seed(draw.seed)
+        self.arguments = inputs_of_region(self.module, self.model, self._inputs(draw), entries, number)
+        self.module, self.model = None, torch.nn.Module()
+        self.sums = [checksum(x) for x in _tensors(self.arguments)]
+        self._collect()
+
+    def alternative(self, number: int, implementation: Implementation, expected_bytes: Sequence[int]) -> Answer:
+        """Call one implementation of the region and hand its outputs over; kept until `release`."""
+        module = load_kernels(implementation_source(implementation), os.getcwd())
+        function, prepared = getattr(module, implementation.entry), ()
+        if implementation.prepare:
+            chosen = [self.arguments[i] for i in implementation.prepare_inputs]
+            prepared = tuple(getattr(module, implementation.prepare)(*chosen))
+        self.alternatives[number] = lambda *arguments: function(*arguments, *prepared)
+        poison(self.device, expected_bytes)
+        output = self.alternatives[number](*self.arguments)
+        self.stopwatch.synchronize()
+        if [checksum(x) for x in _tensors(self.arguments)] != self.sums:
+            raise Refused("mutated", "the region's function changed its inputs in place")
+        facts, tensors = outputs.describe(output, {f"input {i}": x for i, x in enumerate(_tensors(self.arguments))})
+        self.kept[number] = tensors
+        handed, files = outputs.hand_over(tensors)
+        return Answer({"facts": outputs.facts_to_json(facts), "tensors": handed}, tuple(files))
+
+    def time_alternative(self, number: int, effort: Effort) -> dict[str, Any]:
+        """Times of one implementation on the region's inputs."""
+        return _samples(self.stopwatch.measure(self.alternatives[number], lambda _: self.arguments, [0], effort))
+
+    def forget_alternatives(self) -> None:
+        """Give up the region's inputs and implementations."""
+        self.alternatives.clear()
+        self.arguments, self.sums = (), []
+        self.release()
+
+    # -- parts
+
+    def _inputs(self, draw: Draw) -> tuple[Any, ...]:
+        return self.spec.inputs(draw.seed, str(self.device), draw.distribution)
+
+    def _set_parameters(self, seed: int | None) -> Mapping[str, torch.Tensor]:
+        state = self.parameters.set(seed)
+        if self.model is not self.parameters.module:
+            self.model.load_state_dict({key: state[key] for key in self.model.state_dict()})
+        return state
+
+    def _prepared(self) -> Sequence[Any]:
+        """The program's prepared buffers (see the runtime part of an emitted program)."""
+        return getattr(self.model, "_prepared", ())
+
+    def _unprepared(self, *inputs: Any) -> Any:
+        for p in self._prepared():
+            p.stamp = None
+        return self.model(*inputs)
+
+    def _fill_queue(self) -> None:
+        """Keep the GPU busy for a while, so that the calls that follow are queued before they run."""
+        self.stopwatch.flush()
+        torch.cuda._sleep(2_000_000)
+
+    def _collect(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.ipc_collect()
+
+
+COMMANDS = (
+    "ready", "load", "trial", "again", "release", "arm", "fire", "time", "peak", "profile", "capture", "alternative",
+    "time_alternative", "forget_alternatives",
+)  # fmt: skip
+
+
+def poison(device: torch.device, sizes: Sequence[int]) -> None:
+    """Fill memory that the next allocations will get with NaN, so that what is never written shows.
+
+    Args:
+        device: where.
+        sizes: bytes of the tensors that are about to be allocated.
+    """
+    if device.type != "cuda":  # see _perturb_malloc
+        return
+    torch.cuda.ipc_collect()
+    blocks = [torch.empty(max(n, 1), dtype=torch.uint8, device=device) for n in sizes for _ in range(2)]
+    free = [
+        block["size"]
+        for segment in torch.cuda.memory_snapshot()
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+    ]
+    blocks += [torch.empty(n, dtype=torch.uint8, device=device) for n in sorted(free, reverse=True)]
+    for block in blocks:
+        block.fill_(0xFF)
+
+
+def _perturb_malloc() -> None:
+    """Let the C library fill fresh memory with 0xFE (glibc's M_PERTURB), which is a large negative number in fp32."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(-6, 1)
+
+
+def _samples(samples: Samples) -> dict[str, Any]:
+    return {"device_ms": samples.device_ms, "wall_ms": samples.wall_ms}
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [x for x in _pytree.tree_leaves(list(tree)) if isinstance(x, torch.Tensor)]
+
+
+__all__ = ["Draw", "Parameters", "Setup", "Worker", "alone_on", "main", "open_device", "poison"]

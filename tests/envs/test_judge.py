@@ -1,0 +1,195 @@
+"""The whole judge on the CPU: every way to be wrong is a typed failure, and the next candidate is judged as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from qimeng.envs.gpu import GpuEvaluator
+from qimeng.graph.verify import capture_spec
+from qimeng.interfaces import Gate, Patch
+from qimeng.program.program import Implementation, Program, torch_implementation
+from qimeng.spec import KernelSpec
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 96)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x))
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Iterator[GpuEvaluator]:
+    torch.manual_seed(0)
+    spec = KernelSpec.from_module(Net(), (torch.randn(128, 64),))
+    made = GpuEvaluator(spec, capture_spec(spec), torch_device="cpu", timeout_s=3.0)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def program(evaluator: GpuEvaluator) -> Program:
+    assert evaluator.graph is not None
+    return Program.start(evaluator.graph)
+
+
+def in_torch(body: str, name: str = "entry", before: str = "") -> Implementation:
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    return Implementation("torch", f"import os, sys, time, signal\n{before}\ndef {name}(*a):\n{lines}\n", name)
+
+
+RIGHT = in_torch("return (a[0].clamp(min=0),)")
+
+WRONG = {
+    "wrong values": ("return (a[0].clamp(min=0.1),)", "wrong", "elements are out of bounds"),
+    "zeros": ("return (torch.zeros_like(a[0]),)", "wrong", "all zero"),
+    "unwritten": ("o = torch.empty_like(a[0]); o[:64] = a[0][:64].clamp(min=0); return (o,)", "wrong", "out of bounds"),
+    "input changed": ("return (a[0].clamp_(min=0).clone(),)", "wrong", "changed its inputs"),
+    "input returned": ("a[0].clamp_(min=0); return (a[0],)", "wrong", "changed its inputs"),
+    "dtype": ("return (a[0].clamp(min=0).double(),)", "wrong", "dtype is float64, expected float32"),
+    "shape": ("return (a[0].clamp(min=0).mean().view(1),)", "wrong", "shape is (1,), expected (128, 96)"),
+    "stride": ("return (a[0].clamp(min=0).t().contiguous().t(),)", "wrong", "stride is (1, 128), expected (96, 1)"),
+    "half precision": ("return (a[0].half().clamp(min=0).float(),)", "wrong", "maximum, allowed"),
+    "crash": ("os.kill(os.getpid(), signal.SIGSEGV)", "crash", "SIGSEGV"),
+    "hang": ("time.sleep(60)", "timeout", "killed"),
+    "exit": ("sys.exit(0)", "exit", "SystemExit"),
+    "hard exit": ("os._exit(0)", "exit", "exit status 0"),
+    "exception": ("return a[0].no_such_thing()", "error", "no_such_thing"),
+    "memory": ("return (torch.empty(1 << 60),)", "memory", "memory"),
+    "no tensor": ("return (1.0,)", "wrong", "kind is float"),
+    "more outputs": ("return (a[0].clamp(min=0), a[0])", "wrong", "structure"),
+}
+
+
+def relu(program: Program) -> str:
+    return program.regions[-1].id
+
+
+def passes(evaluator: GpuEvaluator, program: Program) -> None:
+    found = evaluator.evaluate(program, Patch(target=relu(program), alternatives=(RIGHT,)))
+    assert found.ok, found.error
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_alternative_that_is_wrong_is_a_typed_failure_and_the_next_is_judged_as_ever(evaluator, program, name):
+    body, failure, words = WRONG[name]
+    found = evaluator.evaluate(program, Patch(target=relu(program), alternatives=(in_torch(body),)))
+    assert (found.gate, found.failure) == (Gate.REGION, failure), found
+    assert words in (found.error or "")
+    assert found.timing is None
+    passes(evaluator, program)
+
+
+STATE = {
+    "stale packed weights": (
+        0,
+        in_torch("w = K.setdefault('w', a[1].t().contiguous()); return (torch.addmm(a[2], a[0], w),)", before="K = {}"),
+        "parameters changed by load_state_dict",
+    ),
+    "output memory used again": (
+        1,
+        in_torch(
+            "o = K.setdefault('o', torch.empty_like(a[0])); return (torch.clamp(a[0], min=0, out=o),)", before="K = {}"
+        ),
+        "a second call changed what the first one returned",
+    ),
+    "parameter changed": (
+        0,
+        in_torch("o = torch.addmm(a[2], a[0], a[1].t()); a[2].add_(1); return (o,)"),
+        "parameter linear.bias",
+    ),
+    "right once": (
+        1,
+        in_torch("K.append(1); return (a[0].clamp(min=0) * (1 if len(K) < 3 else 1.5),)", before="K = []"),
+        "out of bounds",
+    ),
+    "crash later": (
+        1,
+        in_torch("K.append(1)\nif len(K) > 1: os.abort()\nreturn (a[0].clamp(min=0),)", before="K = []"),
+        "SIGABRT",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_what_only_shows_in_several_calls_of_the_whole_program(evaluator, program, name):
+    position, implementation, words = STATE[name]
+    bad = program.with_implementation(program.regions[position].id, implementation)
+    found = evaluator.evaluate(bad)
+    assert found.gate is Gate.PROGRAM and not found.ok
+    assert words in (found.error or "")
+    passes(evaluator, program)
+
+
+def test_an_output_may_not_share_memory_with_an_input(evaluator, program):
+    whole = torch_implementation(program.regions[0])
+    assert whole.entry
+    bad = in_torch("return (a[0],)")
+    found = evaluator.evaluate(program, Patch(target=relu(program), alternatives=(bad,)))
+    assert "shares memory with input 0" in (found.error or "")
+
+
+def test_a_sweep_keeps_the_fastest_of_those_that_are_right(evaluator, program):
+    slow = in_torch("time.sleep(0.02); return (a[0].clamp(min=0),)")
+    crash = in_torch("os.abort()")
+    wrong = in_torch("return (a[0] + 1,)")
+    patch = Patch(target=relu(program), alternatives=(slow, crash, wrong, RIGHT))
+    found = evaluator.evaluate(program, patch)
+    assert found.ok and found.chosen == 3 and found.configurations == 4, found.error
+    refused = evaluator.evaluate(program, Patch(target=relu(program), alternatives=(crash, wrong)))
+    assert refused.gate is Gate.REGION and "2 alternatives" in (refused.error or "")
+
+
+def test_the_start_program_passes_with_figures(evaluator, program):
+    found = evaluator.evaluate(program)
+    assert found.ok, found.error
+    assert found.timing is not None and found.eager is not None and found.timing.calls >= 10
+    assert found.accuracy is not None and found.accuracy.kernelbench and found.accuracy.reference == "float64"
+    assert 0 < found.accuracy.max_error <= found.accuracy.max_budget < 1e-4
+    assert {"compile", "start", "check", "time"} <= set(found.seconds)
+
+
+def test_final_uses_every_distribution_and_takes_turns_with_eager(evaluator, program):
+    found = evaluator.final(program, parent_ms=1000.0)
+    assert found.ok and found.accuracy is not None and found.accuracy.trials == 6, found.error
+    assert set(evaluator.turns) == {"candidate", "eager"}
+    assert evaluator.baselines(compile=False)["eager"].calls >= 25
+
+
+def test_prepared_buffers_are_made_anew_when_parameters_change(evaluator, program):
+    packed = Implementation(
+        "torch",
+        "def pack(w):\n    return (w.t().contiguous(),)\ndef entry(x, w, b, p):\n    return (torch.addmm(b, x, p),)\n",
+        "entry",
+        "pack",
+        (1,),
+    )
+    patch = Patch(target=program.regions[0].id, alternatives=(packed,))
+    found = evaluator.evaluate(program, patch)
+    assert found.ok and found.prepare_ms is not None, found.error
+
+
+def test_source_that_does_not_load_is_refused(evaluator, program):
+    bad = Implementation("torch", "def entry(:\n", "entry")
+    found = evaluator.evaluate(program, Patch(target=relu(program), alternatives=(bad,)))
+    assert found.failure == "error" and "SyntaxError" in (found.error or "")
+
+
+def test_a_patch_of_the_graph_alone_is_judged_as_a_whole(evaluator, program):
+    from qimeng.graph.region import merge
+
+    merged = merge(program.regions, [r.id for r in program.regions])
+    found = evaluator.evaluate(program, Patch(regions=merged))
+    assert found.ok, found.error
+
+
+def test_evaluations_survive_json(evaluator, program):
+    from qimeng.interfaces import Evaluation
+
+    found = evaluator.evaluate(program)
+    assert Evaluation.from_json(found.to_json()) == found
