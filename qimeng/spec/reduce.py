@@ -50,6 +50,9 @@ def shrink(sizes: Iterable[int], limit: int) -> dict[int, int]:
         table[size] = small
     return table
 
+MOST = 1 << 21
+"""Largest tensor, in elements, of a reduced computation; a larger one is not worth running on a CPU."""
+
 
 def reduce_origin(origin: Origin, training: bool) -> Origin:
     """`origin` at a smaller size; itself where it is small already or no smaller size runs."""
@@ -59,7 +62,7 @@ def reduce_origin(origin: Origin, training: bool) -> Origin:
     best: tuple[int, Origin] | None = None
     for smaller in _candidates(origin):
         size = _largest(smaller, training, fake=True)
-        if size is None or size >= whole or (best is not None and size >= best[0]):
+        if size is None or size >= whole or size > MOST or (best is not None and size >= best[0]):
             continue
         if _largest(smaller, training, fake=False) is None:
             continue
