@@ -1,6 +1,7 @@
 # make demo   optimize a bundled example (on the GPU if there is one, else interpreter and cross-compiler)
 # make test   all tests
 # make check  format, lint, types and the fast tests: what a commit must pass
+# make docs   the reference of every module, from its docstrings, in runs/docs
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 PINS ?= $(if $(shell command -v nvidia-smi 2>/dev/null),,'triton==3.6.0' 'numpy<2.4')
 WORKERS ?= 2
 
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test check format docs clean
 
 setup: $(VENV)/.ready
 
@@ -32,6 +33,10 @@ check: setup
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: setup
+	$(BIN)/python -m pip install --quiet --editable '.[docs]' $(PINS)
+	$(BIN)/pdoc --docformat google --output-directory runs/docs qimeng
 
 clean:
 	rm -rf $(VENV) dist build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

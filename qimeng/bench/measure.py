@@ -99,18 +99,16 @@ def measure(
         problem, settings, environment=environment(target), started=datetime.now(UTC).isoformat(timespec="seconds")
     )
     try:
-        found = classification(problem)
-        if families and (found is None or found.family not in families):
-            return None
-        row = replace(row, captured=found is not None)
-        if found is not None:
-            row = replace(row, family=found.family, collapsed=found.collapsed, random=found.random)
+        if families:
+            found = classification(problem)
+            if found is None or found.family not in families:
+                return None
         spec = KernelSpec.from_file(problem.path, dtype=settings.dtype, mode=settings.mode)
         task = make_task(spec, coder=settings.coder, device=target)
     except QimengError as error:
         return _timed(replace(row, error=f"{type(error).__name__}: {error}"), began)
     try:
-        row = _with_bound(row, task, settings.mode)
+        row = _with_graph(row, task, settings.mode)
         clock = Lap(began)
         clock.lap("capture")
         judge = task.evaluator if isinstance(task.evaluator, TimesBaselines) else None
@@ -130,13 +128,19 @@ def measure(
     return _timed(row, began)
 
 
-def _with_bound(row: Row, task: Task, mode: str) -> Row:
-    """The roofline's figures, where the computation is a graph."""
+def _with_graph(row: Row, task: Task, mode: str) -> Row:
+    """Family and roofline, where the computation is a graph."""
     if task.reason:
         return replace(row, captured=False)
-    graph = task.start.graph
-    work = sum(product_flops(graph, node) for node in graph.ops())
-    return replace(row, flops=work, floor_ms=floor_ms(graph, task.context.device, mode))
+    graph, found = task.start.graph, classify(task.start.graph)
+    return replace(
+        row,
+        family=found.family,
+        collapsed=found.collapsed,
+        random=found.random,
+        flops=sum(product_flops(graph, node) for node in graph.ops()),
+        floor_ms=floor_ms(graph, task.context.device, mode),
+    )
 
 
 def _with_baselines(row: Row, judge: TimesBaselines, modes: Sequence[str]) -> Row:
