@@ -30,7 +30,11 @@ class Call(torch.nn.Module):
         super().__init__()
         self.function = function
         for name, shape in parameters.items():
-            value = torch.randn(shape) if isinstance(shape, tuple) else shape
+            if isinstance(shape, tuple):
+                sizes = [s for s in shape if isinstance(s, int)]
+                value = torch.randn(sizes).to(next((s for s in shape if isinstance(s, torch.dtype)), torch.float32))
+            else:
+                value = shape
             self.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
 
     def forward(self, *inputs: Any) -> Any:
@@ -39,7 +43,7 @@ class Call(torch.nn.Module):
 
 @dataclass
 class Case:
-    """A computation, its inputs and the schedules to try; each is a dict of changes to the first of a small schedule."""
+    """A computation, its inputs and the schedules to try: changes to a small schedule."""
 
     module: Callable[[], torch.nn.Module]
     inputs: Make
@@ -63,57 +67,155 @@ def shapes(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float32, spread: 
     return make
 
 
-SPLIT = [
+SPLIT: list[dict[str, Any]] = [
     {"precision": "fp16x3", "descriptors": d, "cat": c, "promote": p}
     for d in (True, False)
     for c, p in ((True, 2), (False, 0), (False, 1), (True, 0))
 ]
-PLAIN = [{"precision": "ieee"}]
-BOTH = [*PLAIN, {"precision": "fp16x3", "descriptors": True, "cat": True, "promote": 2}]
-mm = lambda s, x, y: x @ y  # noqa: E731
+PLAIN: list[dict[str, Any]] = [{"precision": "ieee"}]
+BOTH: list[dict[str, Any]] = [*PLAIN, {"precision": "fp16x3", "descriptors": True, "cat": True, "promote": 2}]
+HALF: list[dict[str, Any]] = [{}, {"descriptors": True}]
+FP16, BF16 = torch.float16, torch.bfloat16
 
-CASES: dict[str, Case] = {
-    "odd": Case(lambda: Call(mm), shapes((70, 200), (200, 90)), [*PLAIN, *SPLIT, {"precision": "tf32x3", "promote": 2}]),
-    "mixed magnitudes": Case(lambda: Call(lambda s, x, y: x @ y.T), shapes((70, 200), (90, 200), spread=True), [*PLAIN, *SPLIT]),
-    "persistent": Case(lambda: Call(mm), shapes((70, 200), (200, 90)), [dict(s, persistent=True) for s in BOTH]),
-    "one plane": Case(lambda: Call(mm), shapes((70, 200), (200, 90)), [{"precision": "fp16"}, {"precision": "fp16", "descriptors": True, "promote": 2}], 4e-3),
-    "tf32": Case(lambda: Call(mm), shapes((70, 200), (200, 90)), [{"precision": "tf32"}, {"precision": "tf32", "packed": "ab"}, {"precision": "tf32", "packed": "b", "descriptors": True}], 4e-3),
-    "three planes": Case(lambda: Call(mm), shapes((70, 200), (200, 90)), [{"precision": "bf16x6", "descriptors": True}, {"precision": "bf16x6", "cat": True, "promote": 2}]),
-    "two bf16 planes": Case(lambda: Call(mm), shapes((70, 200), (200, 90)), [{"precision": "bf16x3", "descriptors": True}, {"precision": "bf16x3", "cat": True}], 1e-4),
-    "left transposed": Case(lambda: Call(lambda s, x, y: x.T @ y), shapes((200, 70), (200, 90)), BOTH),
-    "right transposed": Case(lambda: Call(lambda s, x, y: x @ y.T), shapes((70, 200), (90, 200)), BOTH),
-    "both transposed": Case(lambda: Call(lambda s, x, y: x.T @ y.T), shapes((200, 70), (90, 200)), BOTH),
-    "deep column": Case(lambda: Call(mm), shapes((16, 600), (600, 32)), BOTH),
-    "batch": Case(lambda: Call(lambda s, x, y: torch.bmm(x, y)), shapes((3, 40, 50), (3, 50, 36)), [*BOTH, *SPLIT]),
-    "batch of transposed": Case(lambda: Call(lambda s, x, y: torch.matmul(x.transpose(1, 2), y.transpose(1, 2))), shapes((3, 50, 40), (3, 36, 50)), BOTH),
-    "batch broadcast": Case(lambda: Call(mm), shapes((3, 20, 50), (50, 36)), BOTH, expect={"batch": 1, "m": 60}),
-    "four dimensions": Case(lambda: Call(lambda s, x, y: torch.einsum("bijl,lk->bijk", x, y)), shapes((2, 3, 10, 50), (50, 36)), BOTH, expect={"m": 60}),
-    "heads": Case(lambda: Call(lambda s, x, y: x.view(2, 20, 3, 16).transpose(1, 2) @ y.view(2, 20, 3, 16).permute(0, 2, 3, 1)), shapes((2, 20, 48), (2, 20, 48)), BOTH, expect={"batch": 6}),
-    "split depth": Case(lambda: Call(lambda s, x, y: functional.relu(x @ y)), shapes((40, 500), (500, 36)), [dict(s, splits=n) for s in BOTH for n in (2, 3)]),
-    "split depth, batch": Case(lambda: Call(mm), shapes((2, 40, 300), (2, 300, 36)), [dict(s, splits=3) for s in BOTH]),
-    "linear gelu residual": Case(lambda: Call(lambda s, x, r: functional.gelu(functional.linear(x, s.w, s.b)) + r, w=(90, 200), b=(90,)), shapes((70, 200), (70, 90)), [*BOTH, *(dict(s, packed="b") for s in BOTH), {"precision": "fp16x3", "packed": "b", "splits": 2}]),
-    "linear on three dimensions": Case(lambda: Call(lambda s, x: torch.sigmoid(functional.linear(x, s.w, s.b)) * 2, w=(36, 50), b=(36,)), shapes((3, 20, 50)), BOTH),
-    "input again": Case(lambda: Call(lambda s, x: functional.linear(x, s.w) + x, w=(50, 50)), shapes((40, 50)), BOTH),
-    "with itself": Case(lambda: Call(lambda s, x: x @ x.T), shapes((40, 50)), BOTH),
-    "prologue": Case(lambda: Call(lambda s, x, y: functional.relu(x * 2 + 1) @ torch.sigmoid(y)), shapes((70, 100), (100, 40)), [*BOTH, {"precision": "ieee", "packed": "ab"}]),
-    "scalar": Case(lambda: Call(lambda s, x, y, c: (x @ y) * c), lambda: (torch.randn(40, 50), torch.randn(50, 36), 1.5), [*BOTH, {"precision": "ieee", "splits": 2}]),
-    "transposed output": Case(lambda: Call(lambda s, x, y: (x @ y).T.contiguous() * 2), shapes((40, 50), (50, 36)), BOTH),
-    "output twice": Case(lambda: Call(lambda s, x, y: (lambda p: (p, torch.tanh(p)))(x @ y)), shapes((40, 50), (50, 36)), BOTH, 4e-6),
-    "lower triangle": Case(lambda: Call(lambda s, x, y: torch.tril(x @ y)), shapes((90, 50), (50, 90)), BOTH, expect={"triangle": "lower"}),
-    "upper triangle": Case(lambda: Call(lambda s, x, y: torch.triu(x @ y, 5)), shapes((90, 50), (50, 70)), BOTH, expect={"triangle": "upper"}),
-    "row sum": Case(lambda: Call(lambda s, x: functional.linear(x, s.w, s.b).sum(1, keepdim=True) * 0.5, w=(90, 50), b=(90,)), shapes((70, 50)), [*BOTH, {"precision": "ieee", "splits": 2}], 3e-5),
-    "row maximum and product": Case(lambda: Call(lambda s, x, y: (lambda p: (p, p.amax(1)))(x @ y)), shapes((70, 50), (50, 90)), BOTH),
-    "logsumexp": Case(lambda: Call(lambda s, x, y: functional.gelu(torch.logsumexp(x @ y, 1, keepdim=True))), shapes((70, 50), (50, 90)), BOTH),
-    "wide tiles, odd columns": Case(lambda: Call(lambda s, x, y: (lambda p: (p, torch.logsumexp(p, 1), *torch.var_mean(p, 1)))(x @ y)), shapes((20, 40), (40, 300)), [{"block_m": 64, "block_n": 256, "warps": 4}], 4e-6),
-    "column statistics": Case(lambda: Call(lambda s, x, y: (lambda p: (p, *torch.var_mean(p, 0)))(x @ y)), shapes((70, 50), (50, 90)), BOTH),
-    "batch row minimum": Case(lambda: Call(lambda s, x, y: torch.bmm(x, y).amin(2)), shapes((3, 40, 50), (3, 50, 36)), BOTH),
-    "mean of all": Case(lambda: Call(lambda s, x, y: (x @ y).mean()), shapes((70, 50), (50, 90)), BOTH, 1e-4),
-    "half": Case(lambda: Call(lambda s, x: functional.relu(functional.linear(x, s.w, s.b)), w=torch.randn(96, 200).half(), b=torch.randn(96).half()), shapes((70, 200), dtype=torch.float16), [{}, {"descriptors": True}, {"packed": "b", "descriptors": True}, {"splits": 2}], 2e-3),
-    "bfloat16": Case(lambda: Call(mm), shapes((72, 200), (200, 88), dtype=torch.bfloat16), [{}, {"descriptors": True}, {"packed": "ab"}], 1.6e-2),
-    "bfloat16 batch": Case(lambda: Call(mm), shapes((3, 40, 48), (3, 48, 56), dtype=torch.bfloat16), [{}, {"descriptors": True}], 1.6e-2),
-    "half transposed": Case(lambda: Call(lambda s, x, y: x.T @ y.T), shapes((200, 72), (88, 200), dtype=torch.float16), [{}, {"descriptors": True}], 2e-3),
-    "half prologue": Case(lambda: Call(lambda s, x, y: functional.relu(x) @ y), shapes((70, 50), (50, 36), dtype=torch.float16), [{}, {"packed": "a", "descriptors": True}], 2e-3),
-}  # fmt: skip
+
+def mm(s: Call, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x @ y
+
+
+def heads(s: Call, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.view(2, 20, 3, 16).transpose(1, 2) @ y.view(2, 20, 3, 16).permute(0, 2, 3, 1)
+
+
+def statistics(s: Call, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    p = x @ y
+    return p, torch.logsumexp(p, 1), *torch.var_mean(p, 1)
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    name: str,
+    function: Callable[..., Any],
+    inputs: Make,
+    schedules: list[dict[str, Any]],
+    limit: float = 0.0,
+    expect: dict[str, Any] | None = None,
+    **parameters: Any,
+) -> None:
+    CASES[name] = Case(lambda: Call(function, **parameters), inputs, schedules, limit, expect or {})
+
+
+ODD = shapes((70, 200), (200, 90))
+SMALL = shapes((40, 50), (50, 36))
+MEDIUM = shapes((70, 50), (50, 90))
+PLANES = [{"precision": "fp16"}, {"precision": "fp16", "descriptors": True, "promote": 2}]
+TF32 = [{"precision": "tf32", **more} for more in ({}, {"packed": "ab"}, {"packed": "b", "descriptors": True})]
+case("odd", mm, ODD, [*PLAIN, *SPLIT, {"precision": "tf32x3", "promote": 2}])
+case("mixed magnitudes", lambda s, x, y: x @ y.T, shapes((70, 200), (90, 200), spread=True), [*PLAIN, *SPLIT], 5e-6)
+case("persistent", mm, ODD, [dict(s, persistent=True) for s in BOTH])
+case("one plane", mm, ODD, PLANES, 4e-3)
+case("tf32", mm, ODD, TF32, 4e-3)
+for scheme, limit in (("bf16x6", 4e-6), ("bf16x3", 1e-4)):
+    case(
+        scheme,
+        mm,
+        ODD,
+        [{"precision": scheme, "descriptors": True}, {"precision": scheme, "cat": True, "promote": 2}],
+        limit,
+    )
+case("left transposed", lambda s, x, y: x.T @ y, shapes((200, 70), (200, 90)), BOTH)
+case("right transposed", lambda s, x, y: x @ y.T, shapes((70, 200), (90, 200)), BOTH)
+case("both transposed", lambda s, x, y: x.T @ y.T, shapes((200, 70), (90, 200)), BOTH)
+case("deep column", mm, shapes((16, 1200), (1200, 36)), BOTH)
+case("batch", lambda s, x, y: torch.bmm(x, y), shapes((3, 40, 50), (3, 50, 36)), [*BOTH, *SPLIT])
+case("batch of transposed", lambda s, x, y: x.mT @ y.mT, shapes((3, 50, 40), (3, 36, 50)), BOTH)
+case("batch broadcast", mm, shapes((3, 20, 50), (50, 36)), BOTH, expect={"batch": 1, "m": 60})
+case(
+    "four dimensions",
+    lambda s, x, y: torch.einsum("bijl,lk->bijk", x, y),
+    shapes((2, 3, 10, 50), (50, 36)),
+    BOTH,
+    expect={"m": 60},
+)
+case("heads", heads, shapes((2, 20, 48), (2, 20, 48)), BOTH, expect={"batch": 6})
+case(
+    "split depth",
+    lambda s, x, y: functional.relu(x @ y),
+    shapes((40, 500), (500, 36)),
+    [dict(s, splits=n) for s in BOTH for n in (2, 3)],
+)
+case("split depth, batch", mm, shapes((2, 40, 300), (2, 300, 36)), [dict(s, splits=3) for s in BOTH])
+case(
+    "linear gelu residual",
+    lambda s, x, r: functional.gelu(functional.linear(x, s.w, s.b)) + r,
+    shapes((70, 200), (70, 90)),
+    [*BOTH, *(dict(s, packed="b") for s in BOTH), {"precision": "fp16x3", "packed": "b", "splits": 2}],
+    w=(90, 200),
+    b=(90,),
+)
+case(
+    "linear on three dimensions",
+    lambda s, x: torch.sigmoid(functional.linear(x, s.w, s.b)) * 2,
+    shapes((3, 20, 50)),
+    BOTH,
+    w=(36, 50),
+    b=(36,),
+)
+case("input again", lambda s, x: functional.linear(x, s.w) + x, shapes((40, 50)), BOTH, w=(50, 50))
+case("with itself", lambda s, x: x @ x.T, shapes((40, 50)), BOTH)
+case(
+    "prologue",
+    lambda s, x, y: functional.relu(x * 2 + 1) @ torch.sigmoid(y),
+    shapes((70, 100), (100, 40)),
+    [*BOTH, {"precision": "ieee", "packed": "ab"}],
+)
+case(
+    "scalar",
+    lambda s, x, y, c: (x @ y) * c,
+    lambda: (torch.randn(40, 50), torch.randn(50, 36), 1.5),
+    [*BOTH, {"precision": "ieee", "splits": 2}],
+)
+case("transposed output", lambda s, x, y: (x @ y).T.contiguous() * 2, SMALL, BOTH)
+case("output twice", lambda s, x, y: (lambda p: (p, torch.tanh(p)))(x @ y), SMALL, BOTH, 4e-6)
+case(
+    "lower triangle", lambda s, x, y: torch.tril(x @ y), shapes((90, 50), (50, 90)), BOTH, expect={"triangle": "lower"}
+)
+case("upper triangle", lambda s, x, y: torch.triu(x @ y, 5), MEDIUM, BOTH, expect={"triangle": "upper"})
+case(
+    "row sum",
+    lambda s, x: functional.linear(x, s.w, s.b).sum(1, keepdim=True) * 0.5,
+    shapes((70, 50)),
+    [*BOTH, {"precision": "ieee", "splits": 2}],
+    3e-5,
+    w=(90, 50),
+    b=(90,),
+)
+case("row maximum and product", lambda s, x, y: (lambda p: (p, p.amax(1)))(x @ y), MEDIUM, BOTH)
+case("logsumexp", lambda s, x, y: functional.gelu(torch.logsumexp(x @ y, 1, keepdim=True)), MEDIUM, BOTH)
+case("wide tiles, odd columns", statistics, shapes((20, 40), (40, 300)), [{"block_m": 64, "block_n": 256}], 4e-6)
+case("column statistics", lambda s, x, y: (lambda p: (p, *torch.var_mean(p, 0)))(x @ y), MEDIUM, BOTH)
+case("batch row minimum", lambda s, x, y: torch.bmm(x, y).amin(2), shapes((3, 40, 50), (3, 50, 36)), BOTH)
+case("mean of all", lambda s, x, y: (x @ y).mean(), MEDIUM, BOTH, 1e-4)
+case(
+    "half",
+    lambda s, x: functional.relu(functional.linear(x, s.w, s.b)),
+    shapes((70, 200), dtype=FP16),
+    [*HALF, {"packed": "b", "descriptors": True}, {"splits": 2}],
+    2e-3,
+    w=(96, 200, FP16),
+    b=(96, FP16),
+)
+case("bfloat16", mm, shapes((72, 200), (200, 88), dtype=BF16), [*HALF, {"packed": "ab"}], 1.6e-2)
+case("bfloat16 batch", mm, shapes((3, 40, 48), (3, 48, 56), dtype=BF16), HALF, 1.6e-2)
+case("half transposed", lambda s, x, y: x.T @ y.T, shapes((200, 72), (88, 200), dtype=FP16), HALF, 2e-3)
+case(
+    "half prologue",
+    lambda s, x, y: functional.relu(x) @ y,
+    shapes((70, 50), (50, 36), dtype=FP16),
+    [{}, {"packed": "a", "descriptors": True}],
+    2e-3,
+)
 
 REFUSED: dict[str, tuple[Callable[..., Any], Make, str]] = {
     "two products": (lambda s, x, y: (x @ y) @ y, shapes((20, 30), (30, 30)), "2 matrix products"),
@@ -160,7 +262,7 @@ def interpret(names: list[str]) -> None:
             row: dict[str, Any] = {"case": name, "schedule": changes}
             try:
                 row |= _measure(CASES[name], number, changes)
-            except Exception as error:  # one case's failure, whatever it is, must not hide the others
+            except Exception as error:  # noqa: BLE001 - one case's failure, whatever it is, must not hide the others
                 row["failure"] = f"{type(error).__name__}: {error}"
                 row["trace"] = traceback.format_exc()
             print(json.dumps(row), flush=True)
@@ -272,7 +374,7 @@ def compile_all(names: list[str]) -> None:
                 try:
                     graph, region, plan, impl = _printed(case, number, changes)
                     _compile(case.module(), case.inputs(), graph, region, impl)
-                except Exception as error:  # one case's failure, whatever it is, must not hide the others
+                except Exception as error:  # noqa: BLE001 - one case's failure, whatever it is, must not hide the others
                     row["failure"] = f"{type(error).__name__}: {error}"
                     row["trace"] = traceback.format_exc()
                 print(json.dumps(row), flush=True)
@@ -287,11 +389,18 @@ def compare_shared(names: list[str]) -> None:
     built: list[Any] = []
     _fake_driver(built)
     device = device_named("h200")
-    for dtype, precisions in ((torch.float32, ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6", "fp16x3", "fp16")), (torch.bfloat16, ("ieee",))):
+    for dtype, precisions in (
+        (torch.float32, ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6", "fp16x3", "fp16")),
+        (torch.bfloat16, ("ieee",)),
+    ):
 
         def make(dtype: torch.dtype = dtype) -> torch.nn.Module:
             with torch.device("meta"):
-                return Call(lambda s, x: functional.gelu(functional.linear(x, s.w, s.b)), w=torch.empty(4096, 4096, dtype=dtype), b=torch.empty(4096, dtype=dtype))
+                return Call(
+                    lambda module, x: functional.gelu(functional.linear(x, module.w, module.b)),
+                    w=torch.empty(4096, 4096, dtype=dtype),
+                    b=torch.empty(4096, dtype=dtype),
+                )
 
         def inputs(dtype: torch.dtype = dtype) -> tuple[torch.Tensor]:
             return (torch.empty(4096, 4096, dtype=dtype, device="meta"),)
@@ -302,7 +411,10 @@ def compare_shared(names: list[str]) -> None:
             built.clear()
             _compile(make(), inputs(), graph, region, print_gemm(region, nest, loads, plan, schedule, "g"))
             shared = next(k.metadata.shared for k in built if k.metadata.name == "g_product")
-            print(json.dumps({"schedule": str(schedule), "shared": shared, "formula": shared_bytes(plan, schedule)}), flush=True)
+            print(
+                json.dumps({"schedule": str(schedule), "shared": shared, "formula": shared_bytes(plan, schedule)}),
+                flush=True,
+            )
 
 
 def rows(how: str, *names: str) -> list[dict[str, Any]]:
@@ -311,7 +423,9 @@ def rows(how: str, *names: str) -> list[dict[str, Any]]:
     env.pop("TRITON_INTERPRET", None)
     if how == "interpret":
         env["TRITON_INTERPRET"] = "1"
-    done = subprocess.run([sys.executable, __file__, how, *names], capture_output=True, text=True, env=env, timeout=900, check=False)
+    done = subprocess.run(
+        [sys.executable, __file__, how, *names], capture_output=True, text=True, env=env, timeout=900, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -327,7 +441,15 @@ def check(found: list[dict[str, Any]]) -> None:
             assert {k: row["facts"][k] for k in facts} == facts, row
 
 
-QUICK = ("odd", "heads", "split depth, batch", "linear gelu residual", "wide tiles, odd columns", "lower triangle", "bfloat16 batch")
+QUICK = (
+    "odd",
+    "heads",
+    "split depth, batch",
+    "linear gelu residual",
+    "wide tiles, odd columns",
+    "lower triangle",
+    "bfloat16 batch",
+)
 
 
 def test_quick_cases_in_the_interpreter() -> None:
@@ -408,12 +530,18 @@ def test_only_parameters_are_packed_once() -> None:
     from qimeng.coder.template.gemm import print_gemm
     from qimeng.program.schedule import Schedule
 
-    graph, region, nest, loads, plan = planned(lambda: Call(lambda s, x: functional.linear(x, s.w), w=(64, 50)), shapes((40, 50)))
+    graph, region, nest, loads, plan = planned(
+        lambda: Call(lambda s, x: functional.linear(x, s.w), w=(64, 50)), shapes((40, 50))
+    )
     schedule = Schedule("gemm", block_m=32, block_n=32, block_k=32, precision="fp16x3", packed="ab")
     impl = print_gemm(region, nest, loads, plan, schedule, "g")
     assert [graph.nodes[region.inputs[i].node].kind for i in impl.prepare_inputs] == ["parameter"]
     assert "g_pack_a(x0)" in impl.source.split("def g_run")[1] and "g_pack_b(" not in impl.source.split("def g_run")[1]
-    assert all(line.startswith(("def g_", "from triton", "@triton")) for line in impl.source.splitlines() if line and not line.startswith((" ", '"')))
+    assert all(
+        line.startswith(("def g_", "from triton", "@triton"))
+        for line in impl.source.splitlines()
+        if line and not line.startswith((" ", '"'))
+    )
 
 
 if __name__ == "__main__":

@@ -159,8 +159,6 @@ class Planes(Operand):
             self.big = scheme.planes * self.stride * self.wide >= 1 << 31
         if scheme.scaled:
             self.scale = f"{name}_inverse_ptr"
-            self.parameters.append(self.scale)
-            self.arguments.append(f"{name}_inverse")
 
     @property
     def rows_of_block(self) -> int:
@@ -194,7 +192,9 @@ class Tensor(Operand):
         name, s = self.side.name, self.schedule
         assert self.side.plain is not None
         number = self.side.plain.param
-        z, row, k = strides_of_tensor(self.plan, self.side)
+        strides_found = strides_of_tensor(self.plan, self.side)
+        assert strides_found is not None
+        z, row, k = strides_found
         batch, m, n, depth = self.plan.shape
         rows, block = (m, s.block_m) if self.is_a else (n, s.block_n)
         self.k_major = k == 1

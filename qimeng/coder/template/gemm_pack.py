@@ -42,8 +42,8 @@ def {name}({parameters}, PB: tl.constexpr, RB: tl.constexpr):
 RESIDENT_ROW = 32768
 """Elements of a row that a program may hold."""
 
-RESIDENT_COLUMN = 4096
-"""Depth of a strided row that a program may hold (16 rows side by side, so that each access is 64 bytes wide)."""
+RESIDENT_COLUMN = 1024
+"""Depth of strided rows of which a program may hold 32 side by side (twice that with 16, where they are aligned)."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,10 @@ class Packer:
         names = [self.planes.names[i] for i in numbers]
         tensor = next(self.planes.names[i] for i in numbers if not self.plan.nest.sources[i].scalar)
         rows = self.scheme.planes * self.batch * self.high
+        shape = f"{self.scheme.planes} x [{self.batch * self.high}, {self.wide}]"
         host = [
             f"def {self.name}({', '.join(names)}):",
-            f'    """The planes of operand {self.side.name}: {self.scheme.planes} x [{self.batch * self.high}, {self.wide}]."""',
+            f'    """The planes of operand {self.side.name}: {shape}."""',
             f"    device = {tensor}.device",
             f"    planes = torch.empty(({rows}, {self.wide}), dtype=torch.{self.scheme.dtype}, device=device)",
         ]
@@ -108,9 +109,9 @@ class Packer:
         """Whether the depth of a row fits one tile, so that one kernel does."""
         if not self.scheme.scaled:
             return False
-        return (self.wide if self.row_of == "p" else self.high) <= (
-            RESIDENT_ROW if self.row_of == "p" else RESIDENT_COLUMN
-        )
+        if self.row_of == "p":
+            return self.wide <= RESIDENT_ROW
+        return self.high <= RESIDENT_COLUMN * (1 if self.real_r % 16 else 2)
 
     def _resident(self) -> tuple[str, str]:
         if self.row_of == "p":
@@ -118,7 +119,7 @@ class Packer:
             tile = Tile(min(16, max(1, 4096 // rb)), rb, 4 if rb <= 4096 else 8 if rb <= 8192 else 16)
         else:
             pb = power_of_two(self.high)
-            tile = Tile(pb, max(16, 8192 // pb), max(4, min(32, pb // 64)))
+            tile = Tile(pb, max(32 if pb <= RESIDENT_COLUMN else 16, 8192 // pb), max(4, min(32, pb // 64)))
         axis = 1 if self.row_of == "p" else 0
         body = [*self._place(tile), *self._element()]
         body.append(f"top = tl.max(tl.abs(x), axis={axis}, keep_dims=True)")
@@ -208,7 +209,7 @@ class Packer:
         return [*lines, *em.lines, f"x = tl.where({masks['p']} & {masks['r']}, {value}, 0.0)"]
 
     def _split(self, tile: Tile, once: str) -> list[str]:
-        """Lines that store `x` as planes, scaled by `top` where the scheme scales; `once` says who stores the inverse."""
+        """Lines that store `x` as planes, scaled by `top` where the scheme scales; `once` is who stores the inverse."""
         s, lines = self.scheme, []
         if s.scaled:
             top = "top" if once == "True" else "top.to(tl.float32, bitcast=True)"
@@ -246,10 +247,8 @@ class Packer:
             name=kernel, parameters=", ".join(parameters), doc=doc, body="\n".join(f"    {b}" for b in body)
         )
         grid = p_blocks * r_blocks * self.batch
-        return (
-            text,
-            f"{kernel}[({grid},)]({', '.join([*passed, *arguments])}, PB={tile.pb}, RB={tile.rb}, num_warps={tile.warps})",
-        )
+        sizes = f"PB={tile.pb}, RB={tile.rb}, num_warps={tile.warps}"
+        return text, f"{kernel}[({grid},)]({', '.join([*passed, *arguments, sizes])})"
 
 
 __all__ = ["POWER", "ROUND", "Packer", "power_of_two"]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.ir import Expr, Nest
-from qimeng.coder.template.ops import is_float
 
 if TYPE_CHECKING:
     from qimeng.coder.template.sources import Loads
@@ -166,12 +165,12 @@ def plan_gemm(region: Region, nest: Nest, loads: Loads) -> GemmPlan:
         raise Unsupported("a matrix product with one row or one column")
     if a.dtype != b.dtype or a.dtype not in ("float32", "float16", "bfloat16"):
         raise Unsupported(f"a matrix product of {a.dtype} and {b.dtype}")
-    sides = [_side(region, nest, loads, *s) for s in (("a", a, m, k, batch), ("b", b, n, k, batch))]
+    left = _side(region, nest, loads, "a", a, m, k, batch)
+    right = _side(region, nest, loads, "b", b, n, k, batch)
     reductions, over, finals = _reductions(nest, dot, m, n)
     tiles = tuple(i for i in range(len(nest.outputs)) if i not in finals)
-    plan = GemmPlan(
-        nest, dot, batch, m, n, k, *sides, tiles, reductions, over, finals, _triangle(nest, tiles, finals, m, n)
-    )
+    triangle = _triangle(nest, tiles, finals, m, n)
+    plan = GemmPlan(nest, dot, batch, m, n, k, left, right, tiles, reductions, over, finals, triangle)
     _check_epilogue(plan)
     return plan
 
@@ -181,15 +180,14 @@ def _side(region: Region, nest: Nest, loads: Loads, name: str, expr: Expr, rows:
     if any(e.op in ("reduce", "part", "dot") for e in below):
         raise Unsupported("a reduction or a product inside an operand of a matrix product")
     found = tuple(dict.fromkeys(e for e in below if e.op == "load" and not nest.sources[e.param].scalar))
-    if any(e.op == "load" and nest.sources[e.param].scalar for e in below):
-        held = False
-    else:
-        held = bool(found) and all(_is_held(region, loads, e.param) for e in found)
+    if not found:
+        raise Unsupported("an operand of a matrix product without a tensor")
+    scalars = any(e.op == "load" and nest.sources[e.param].scalar for e in below)
+    held = not scalars and all(_is_held(region, loads, e.param) for e in found)
     plain = expr
     while plain.op == "identity":
         plain = plain.args[0]
-    widest = max(found, key=lambda e: nest.axes.extent(nest.load_strides(e)), default=None)
-    strides = nest.load_strides(widest) if widest else {}
+    strides = nest.load_strides(max(found, key=lambda e: nest.axes.extent(nest.load_strides(e))))
     k_major = any(strides.get(x) == 1 for x in k) or not any(strides.get(x) == 1 for x in rows)
     allowed = set(rows) | set(k) | set(batch)
     if not expr.depends <= allowed:
@@ -238,12 +236,6 @@ def _check_epilogue(plan: GemmPlan) -> None:
     for e in plan.epilogue():
         if e is not plan.dot and not (e.depends | set(e.reduced)) <= outside:
             raise Unsupported("the epilogue needs axes that the matrix product does not have")
-        if (
-            e.op == "load"
-            and not is_float(e.dtype)
-            and e.dtype not in ("bool", "int32", "int64", "uint8", "int8", "int16")
-        ):
-            raise Unsupported(f"a tensor of {e.dtype} in the epilogue")
 
 
 def _triangle(nest: Nest, tiles: tuple[int, ...], finals: tuple[int, ...], m: Atoms, n: Atoms) -> Triangle | None:

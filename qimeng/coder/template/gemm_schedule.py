@@ -1,7 +1,7 @@
 """Which schedules a GEMM starts from and which ones are worth trying, and how much shared memory each takes.
 
-The lists come from sweeps on an H200 (11 shapes from 256 x 256 x 524288 to 32768 x 32768 x 64; Triton 3.6); the order is
-best first over all shapes. Deals in block sizes and capacities. Knows nothing about kernel text.
+The lists come from sweeps on an H200 (11 shapes from 256 x 256 x 524288 to 32768 x 32768 x 64; Triton 3.6), best first
+over all shapes. Deals in block sizes and capacities. Knows nothing about kernel text.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _power(n: int, least: int) -> int:
 
 
 def _waste(plan: GemmPlan, s: Schedule, device: Device) -> float:
-    """Share of the device's work that falls outside the matrix or waits in the last wave, rounded so that order decides."""
+    """Share of the device's work that falls outside the matrix or waits in the last wave, in quarters."""
     batch, m, n, _ = plan.shape
     gm, gn = -(-m // s.block_m), -(-n // s.block_n)
     programs = gm * gn * batch * s.splits
