@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,16 @@ class Baselines:
         self.failed: dict[str, str] = {}
         self.start()
 
-    def start(self) -> None:
-        """Start the process unless it runs; it becomes ready by itself."""
+    def start(self, locked: bool = False) -> None:
+        """Start the process unless it runs; it becomes ready by itself.
+
+        Args:
+            locked: whether the judge holds the device's lock for it.
+        """
         if self._process is None or not self._process.alive:
+            setup = replace(self._setup, lock="") if locked else self._setup
             folder = {"TORCHINDUCTOR_CACHE_DIR": str(Path(self._server.folder) / "inductor")}
-            self._process = self._server.start("qimeng.envs.baseline:main", self._setup, environment=folder)
+            self._process = self._server.start("qimeng.envs.baseline:main", setup, environment=folder)
             self._process.send("ready")
             self.ready = []
 
@@ -93,8 +99,8 @@ class Baselines:
         return name in self.ready
 
     def time(self, name: str, effort: Effort) -> Samples:
-        """Times of one baseline on fresh inputs."""
-        self.start()
+        """Times of one baseline on fresh inputs; the judge holds the device's lock."""
+        self.start(locked=True)
         self.wait()
         assert self._process is not None
         seeds = [self._draw_seed() for _ in range(3)]
@@ -118,7 +124,7 @@ class Baselines:
     def peak(self) -> int | None:
         """Bytes that a call of eager holds at most beyond inputs and parameters; None on the CPU."""
         if self._peak is None:
-            self.start()
+            self.start(locked=True)
             self.wait()
             assert self._process is not None
             self._peak = self._process.call("peak", self._timeout_s, seed=self._draw_seed())[0]

@@ -323,7 +323,10 @@ def longest_reduction(graph: OpGraph) -> int:
             longest = max(longest, *(m.shape[-1] for m in metas if m.shape), 1)
         elif kind in ("reduction", "convolution", "other"):
             rows = min((m.numel for m in node.metas if m is not None and m.numel), default=1)
-            longest = max(longest, max(m.numel for m in metas) // max(rows, 1))
+            largest = max(metas, key=lambda m: m.numel)
+            if rows == largest.numel:  # softmax, scans: as many results as terms, each a reduction over a dimension
+                longest = max(longest, *largest.shape)
+            longest = max(longest, largest.numel // max(rows, 1))
     return longest
 
 

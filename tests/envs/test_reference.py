@@ -1,0 +1,131 @@
+"""What is right, on the CPU: float64, the budget from eager's own error, and the cases that need care."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qimeng.envs import accuracy
+from qimeng.envs.reference import References, longest_reduction
+from qimeng.graph.verify import capture_spec
+from qimeng.spec import KernelSpec
+
+CPU = torch.device("cpu")
+
+
+def references(module: torch.nn.Module, *inputs: torch.Tensor, **options) -> References:
+    return References(KernelSpec.from_module(module, inputs, **options), None, CPU)
+
+
+def of_function(function, *inputs: torch.Tensor, **options) -> References:
+    return References(KernelSpec.from_function(function, inputs, **options), None, CPU)
+
+
+def test_the_reference_is_float64_and_eager_is_within_a_quarter_of_its_own_budget():
+    refs = references(torch.nn.Linear(256, 32), torch.randn(64, 256))
+    assert refs.kind == "float64" and refs.eager_agrees
+    for trial in refs.trials(4):
+        (expected,) = trial.outputs
+        x = refs.inputs(trial.draw)[0]
+        state = refs.parameters.set(trial.draw.parameter_seed)
+        exact = (x.double() @ state["weight"].double().T + state["bias"].double()).float()
+        assert torch.equal(exact, expected.value)
+        error = accuracy.measure(torch.nn.functional.linear(x, state["weight"], state["bias"]), exact)
+        assert error == expected.error and 0 < error.max <= expected.budget.max / 4 or error.max < expected.floor.max
+
+
+def test_trials_start_with_the_specs_own_parameters_and_vary_from_there():
+    refs = references(torch.nn.Linear(8, 8), torch.randn(4, 8))
+    kinds = [(t.draw.distribution, t.draw.parameter_seed is not None) for t in refs.trials(6)]
+    assert kinds[:2] == [("given", False), ("given", True)]
+    assert {d for d, _ in kinds[2:]} == {"normal", "x3", "x0.01", "negated"}
+    assert [bool(t.eager) for t in refs.trials(3)] == [True, False, False]
+    assert len(list(refs.every_distribution())) == 6
+
+
+def test_the_pool_is_renewed():
+    refs = references(torch.nn.Linear(8, 8), torch.randn(4, 8))
+    seeds = {t.draw.seed for _ in range(40) for t in refs.trials(1)}
+    assert 5 < len(seeds) < 40
+
+
+def test_changed_buffers_are_expected_too():
+    refs = references(torch.nn.BatchNorm1d(16), torch.randn(32, 16), training=True)
+    assert refs.mutated == ("running_mean", "running_var", "num_batches_tracked")
+    trial = next(iter(refs.trials(1)))
+    x = refs.inputs(trial.draw)[0]
+    assert torch.allclose(trial.buffers["running_mean"].value, 0.1 * x.mean(0), atol=1e-6)
+    assert int(trial.buffers["num_batches_tracked"].value) == 1
+
+
+def test_where_float64_does_not_run_eager_is_the_reference():
+    refs = of_function(lambda x: torch.cat([x, torch.ones(4, dtype=torch.float32)]).float(), torch.randn(4))
+    list(refs.trials(1))
+    assert refs.kind == "eager-highest"
+
+
+def test_random_operators_are_checked_against_seeded_eager():
+    refs = references(torch.nn.Dropout(0.5), torch.randn(64, 64), training=True)
+    assert refs.kind == "eager-highest"
+    (expected,) = next(iter(refs.trials(1))).outputs
+    assert expected.error.max == 0
+
+
+def test_a_distribution_with_many_values_that_are_not_finite_is_dropped():
+    refs = of_function(torch.log, torch.rand(64, 64) + 0.5, domains=("real",))
+    trials = list(refs.trials(5))
+    assert {"normal", "negated"} <= refs.dropped
+    assert "given" in {t.draw.distribution for t in trials}
+    assert all(t.draw.distribution not in refs.dropped for t in trials)
+
+
+def test_few_values_that_are_not_finite_may_be_eagers():
+    def function(x):
+        return torch.where(torch.arange(1024) == 7, x * float("inf"), x)
+
+    refs = of_function(function, torch.randn(8, 1024))
+    trial = next(iter(refs.trials(1)))
+    (expected,) = trial.outputs
+    assert expected.eager is not None
+    right = function(refs.inputs(trial.draw)[0])
+    assert accuracy.check(right, expected)[1] is None
+
+
+def test_indices_may_differ_where_the_values_are_as_good():
+    refs = of_function(lambda x: torch.argmax(x, 1), torch.randn(8, 64))
+    trial = next(iter(refs.trials(1)))
+    x = refs.inputs(trial.draw)[0]
+    best = torch.argmax(x, 1)
+    second = x.topk(2, 1).indices[:, 1]
+    assert refs.accepts_selection(trial, 0, best)
+    assert not refs.accepts_selection(trial, 0, second)
+    assert not refs.accepts_selection(trial, 0, best + 1000)
+
+    tied = of_function(lambda x: torch.argmax(torch.cat([x, x], 1), 1), torch.randn(8, 64))
+    trial = next(iter(tied.trials(1)))
+    best = torch.argmax(tied.inputs(trial.draw)[0], 1)
+    assert tied.accepts_selection(trial, 0, best + 64)
+
+
+def test_what_one_ulp_of_the_inputs_changes_is_allowed():
+    smooth = of_function(torch.tanh, torch.randn(4, 64))
+    (expected,) = next(iter(smooth.trials(1))).outputs
+    assert expected.floor.max < 1e-5
+    steep = of_function(lambda x: torch.sin(x * 1e4), torch.randn(4, 64))
+    (expected,) = next(iter(steep.trials(1))).outputs
+    assert expected.floor.max > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "longest"),
+    [
+        (lambda x: x.sum(-1), [(8, 100)], 100),
+        (lambda x: torch.softmax(x, -1), [(8, 100)], 100),
+        (lambda x: x.mean(), [(8, 100)], 800),
+        (lambda a, b: a @ b, [(8, 100), (100, 6)], 100),
+        (lambda x: x + 1, [(8, 100)], 1),
+    ],
+)
+def test_longest_reduction(function, shapes, longest):
+    spec = KernelSpec.from_function(function, tuple(torch.randn(s) for s in shapes))
+    assert longest_reduction(capture_spec(spec)) == longest
