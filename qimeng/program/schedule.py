@@ -32,7 +32,7 @@ class Schedule:
             ``"fp16x3"`` (two scaled half planes, three products), ``"fp16"`` (one scaled half plane: TF32's significand).
         cat: the products of planes run end to end along K with one dot a step, rather than several dots a step
             (gemm family; schemes of two or more planes).
-        promote: steps after which a fresh accumulator is started and the old one added in fp32, since tensor cores
+        promote: depth after which a fresh accumulator is started and the old one added in fp32, since tensor cores
             truncate theirs; 0 is never (gemm family).
         packed: operands written once in the form the main loop wants: of ``""``, ``"a"``, ``"b"``, ``"ab"``.
         persistent: one program an SM that loops over tiles.

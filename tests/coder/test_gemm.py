@@ -70,10 +70,10 @@ def shapes(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float32, spread: 
 SPLIT: list[dict[str, Any]] = [
     {"precision": "fp16x3", "descriptors": d, "cat": c, "promote": p}
     for d in (True, False)
-    for c, p in ((True, 2), (False, 0), (False, 1), (True, 0))
+    for c, p in ((True, 64), (False, 0), (False, 32), (True, 0))
 ]
 PLAIN: list[dict[str, Any]] = [{"precision": "ieee"}]
-BOTH: list[dict[str, Any]] = [*PLAIN, {"precision": "fp16x3", "descriptors": True, "cat": True, "promote": 2}]
+BOTH: list[dict[str, Any]] = [*PLAIN, {"precision": "fp16x3", "descriptors": True, "cat": True, "promote": 64}]
 HALF: list[dict[str, Any]] = [{}, {"descriptors": True}]
 FP16, BF16 = torch.float16, torch.bfloat16
 
@@ -109,9 +109,9 @@ def case(
 ODD = shapes((70, 200), (200, 90))
 SMALL = shapes((40, 50), (50, 36))
 MEDIUM = shapes((70, 50), (50, 90))
-PLANES = [{"precision": "fp16"}, {"precision": "fp16", "descriptors": True, "promote": 2}]
+PLANES = [{"precision": "fp16"}, {"precision": "fp16", "descriptors": True, "promote": 64}]
 TF32 = [{"precision": "tf32", **more} for more in ({}, {"packed": "ab"}, {"packed": "b", "descriptors": True})]
-case("odd", mm, ODD, [*PLAIN, *SPLIT, {"precision": "tf32x3", "promote": 2}])
+case("odd", mm, ODD, [*PLAIN, *SPLIT, {"precision": "tf32x3", "promote": 64}])
 case("mixed magnitudes", lambda s, x, y: x @ y.T, shapes((70, 200), (90, 200), spread=True), [*PLAIN, *SPLIT], 5e-6)
 case("persistent", mm, ODD, [dict(s, persistent=True) for s in BOTH])
 case("one plane", mm, ODD, PLANES, 4e-3)
@@ -121,7 +121,7 @@ for scheme, limit in (("bf16x6", 4e-6), ("bf16x3", 1e-4)):
         scheme,
         mm,
         ODD,
-        [{"precision": scheme, "descriptors": True}, {"precision": scheme, "cat": True, "promote": 2}],
+        [{"precision": scheme, "descriptors": True}, {"precision": scheme, "cat": True, "promote": 64}],
         limit,
     )
 case("left transposed", lambda s, x, y: x.T @ y, shapes((200, 70), (200, 90)), BOTH)

@@ -1,8 +1,9 @@
 """The main loop of a matrix product: which blocks of which planes are multiplied in which order.
 
-Tensor cores truncate their accumulator, so a bias grows with the depth; after `Schedule.promote` steps the accumulator
-is added to another in fp32 and starts anew. Products of planes run smallest first, either several dots a step or end to
-end (`Schedule.cat`: one dot a step, which Triton pipelines better). Deals in kernel text. Knows nothing about launches.
+Tensor cores truncate their accumulator, so a bias grows with the depth; every `Schedule.promote` elements of it the
+accumulator is added to another in fp32 and starts anew. Products of planes run smallest first, either several dots a
+step or end to end (`Schedule.cat`: one dot a step, which Triton pipelines better). Deals in kernel text. Knows nothing
+about launches.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def main_loop(
             outside = f"col0 + {schedule.block_n - 1} - row0 < {plan.triangle.offset}"
         lines, high = [f"high = tl.where({outside}, 0, {steps})"], "high"
     lines.append(f"acc = {ZEROS}")
-    promote = 0 if schedule.promote >= per else schedule.promote
+    promote = -(-schedule.promote // schedule.block_k)
+    promote = 0 if promote >= per else promote
     cat = schedule.cat and len(loop.scheme.products) > 1
     run = loop.end_to_end if cat else loop.together
     if not promote:

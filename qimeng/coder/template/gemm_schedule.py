@@ -109,7 +109,7 @@ def schedule_for_precision(plan: GemmPlan, schedule: Schedule, precision: str, d
 
 
 def promotion(plan: GemmPlan, schedule: Schedule) -> int:
-    """Steps between promotions of the accumulator, so that its truncation stays within the error budget.
+    """Depth between promotions of the accumulator, so that its truncation stays within the error budget.
 
     Measured: the bias of a truncated accumulator is 2.7e-6 after 1024 elements of the depth (512 where the small
     products are interleaved). The budget is 1.9e-6 + 6e-8 * sqrt(K), so that short depths need half of that. TF32 and
@@ -120,9 +120,9 @@ def promotion(plan: GemmPlan, schedule: Schedule) -> int:
         return 0
     several = len(scheme.products) > 1
     if not several and scheme.dot != "tf32x3":
-        return max(1, 1024 // schedule.block_k) if k >= 8192 and scheme.scaled else 0
+        return 1024 if k >= 8192 and scheme.scaled else 0
     span = 1024 if schedule.cat else 512
-    return max(1, (span // 2 if k < 711 else span) // schedule.block_k)
+    return span // 2 if k < 711 else span
 
 
 def shared_bytes(plan: GemmPlan, schedule: Schedule) -> int:
