@@ -1,0 +1,121 @@
+"""What a call returned, described, compared and handed over."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from qimeng.device import DEVICES
+from qimeng.envs.channel import Malformed
+from qimeng.envs.least_time import least_ms
+from qimeng.envs.outputs import describe, difference, facts_from_json, facts_to_json, hand_over, take
+from qimeng.envs.timing import Effort, Stopwatch
+from qimeng.graph.verify import capture_spec
+from qimeng.spec import KernelSpec
+
+
+def test_facts_survive_json_and_name_shared_memory():
+    x = torch.randn(4, 6)
+    facts, tensors = describe({"a": x.t(), "b": (None, 3, torch.ones(2))}, {"input 0": x})
+    assert len(tensors) == 2 and facts_from_json(facts_to_json(facts)) == facts
+    assert facts.leaves[0].shares == ("input 0",) and facts.leaves[0].stride == (1, 6)
+    again, _ = describe((tensors[1], tensors[1]), {})
+    assert again.leaves[1].shares == ("output 0",)
+
+
+def test_differences_are_told_in_words():
+    def facts(*out):
+        return describe(out, {})[0]
+
+    a = torch.ones(2, 3)
+    assert difference(facts(a), facts(torch.zeros(2, 3))) is None
+    assert "dtype" in (difference(facts(a.half()), facts(a)) or "")
+    assert "stride" in (difference(facts(torch.ones(3, 2).t()), facts(a)) or "")
+    assert "structure" in (difference(facts(a, a), facts(a)) or "")
+    assert "value is 4" in (difference(facts(4), facts(3)) or "")
+    assert "shares memory" in (difference(facts(a, a), facts(a, a.clone())) or "")
+    assert difference(facts(a, a.clone()), facts(a, a)) is None
+    assert difference(facts(torch.ones(1, 3)), facts(torch.ones(3, 1).t())) is None
+
+
+class Kind(torch.Tensor):
+    pass
+
+
+def test_classes_of_tensors_are_told_apart():
+    lazy = torch.ones(2).as_subclass(Kind)
+    assert "kind is Kind" in (difference(describe(lazy, {})[0], describe(torch.ones(2), {})[0]) or "")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64])
+def test_tensors_are_handed_over_on_the_cpu(dtype):
+    tensors = [torch.randint(0, 2, (5, 7)).to(dtype), torch.ones((), dtype=dtype), torch.empty(0, 3, dtype=dtype)]
+    facts, found = describe(tensors, {})
+    items, files = hand_over(found)
+    got = take(items, files, list(facts.leaves))
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(tensors, got, strict=True))
+    for fd in files:
+        os.ftruncate(fd, 0)
+    with pytest.raises(Malformed):
+        take(items, files, list(facts.leaves))
+    for fd in files:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("data", [None, {}, {"tree": "", "leaves": [1]}, {"tree": "", "leaves": [{"kind": "Tensor"}]}])
+def test_descriptions_that_are_none_are_refused(data):
+    with pytest.raises(Malformed):
+        facts_from_json(data)
+
+
+def test_nothing_but_a_dtype_is_taken_for_a_dtype():
+    data = facts_to_json(describe(torch.ones(2), {})[0])
+    data["leaves"][0] = {**data["leaves"][0], "dtype": "os"}
+    with pytest.raises(Malformed):
+        facts_from_json(data)
+
+
+def filled(seed: int) -> tuple[torch.Tensor]:
+    return (torch.full((4,), float(seed)),)
+
+
+def test_timing_measures_on_inputs_that_change():
+    seen: list[float] = []
+    watch = Stopwatch(torch.device("cpu"))
+    samples = watch.measure(
+        lambda x: seen.append(float(x[0])),
+        lambda seed: (torch.full((4,), float(seed)),),
+        [1, 2, 3],
+        Effort(0.0, 9, 1.0, 2),
+    )
+    assert len(samples.device_ms) == 9 and set(seen) == {1.0, 2.0, 3.0}
+    assert samples.timing().calls == 9
+
+
+def test_inputs_too_large_for_several_sets_are_refilled_in_place():
+    watch = Stopwatch(torch.device("cpu"))
+    watch._memory = 0
+    seen: list[tuple[int, float]] = []
+    watch.measure(
+        lambda x: seen.append((x.data_ptr(), float(x[0]))),
+        lambda s: (torch.full((4,), float(s)),),
+        [1, 2],
+        Effort(0.0, 4, 1.0, 1),
+    )
+    assert len({p for p, _ in seen}) == 1 and {v for _, v in seen} == {1.0, 2.0}
+
+
+def test_the_least_time_counts_what_must_be_moved():
+    def bound(function, *shapes):
+        return least_ms(
+            capture_spec(KernelSpec.from_function(function, tuple(torch.empty(s) for s in shapes))), DEVICES["h200"]
+        )
+
+    per_ms = DEVICES["h200"].bandwidth_gbs * 1e6
+    n = 1 << 24
+    assert bound(torch.relu, (n,)) == pytest.approx((4 * n + max(4 * n - DEVICES["h200"].l2_bytes, 0)) / per_ms)
+    assert bound(lambda x: x.sum(), (n,)) == pytest.approx(4 * n / per_ms)
+    assert bound(lambda x: x[:10] + 1, (n,)) == 0
+    assert bound(lambda x: torch.triu(x.reshape(4096, 4096)), (n,)) < 5 * n / per_ms
