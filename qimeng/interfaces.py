@@ -132,6 +132,7 @@ class Evaluation:
         prepare_ms: one-time preparation (packed weights) in milliseconds.
         configurations: number of configurations tried in this evaluation.
         seconds: wall seconds by part: ``compile``, ``check``, ``time``, ``start``.
+        notes: what else is to be said, in words: how a program was checked without a GPU, or that it was not.
     """
 
     gate: Gate
@@ -149,6 +150,7 @@ class Evaluation:
     prepare_ms: float | None = None
     configurations: int = 1
     seconds: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -178,6 +180,7 @@ class Evaluation:
         """The object that `to_json` wrote."""
         data: dict[str, Any] = json.loads(text)
         data["gate"] = Gate(data["gate"])
+        data["notes"] = tuple(data.get("notes", ()))
         for key, kind in (("timing", Timing), ("eager", Timing), ("resources", Resources)):
             if data[key] is not None:
                 data[key] = kind(**data[key])
