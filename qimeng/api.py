@@ -52,7 +52,8 @@ def plan_and_code(
         evaluations: most programs sent to the judge before the final verification.
         planner: ``"heuristic"``, ``"random"``, or a `Planner`.
         coder: ``"template"``, or a `Coder`.
-        search: ``"greedy"``, ``"beam"``, or an object with `run(session)`, which brings its own planner.
+        search: ``"greedy"``, ``"climb"`` (greedy, slower schedules taken back), ``"beam"``, or an object with
+            `run(session)`, which brings its own planner.
         device: name of a device (see `qimeng devices`); the GPU of this machine by default, else the H200.
         mode: precision mode, for the result and the PyTorch it is compared with: ``"default"`` (as PyTorch ships),
             ``"highest"`` (no TF32) or ``"high"`` (TF32 or better); the spec's own by default.

@@ -272,6 +272,11 @@ class Session:
         self.tell("done", f"{text}: {_outcome(step, before, self.state)}")
         return step
 
+    def return_to(self, state: State) -> None:
+        """Go on from an earlier state of this branch; the history stays, so that nothing is tried twice unknowingly."""
+        masked = self.ledger.refused.get(state.program.digest, frozenset())
+        self.state = replace(state, history=self.state.history, masked=masked)
+
     def tell(self, phase: str, text: str) -> None:
         """Report progress to whoever watches."""
         if self.on_step is None:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from qimeng.actions import Context
-from qimeng.device import Device, current_device, device_named, target_device
+from qimeng.device import Device, current_device, device_named, driver_version, target_device
 from qimeng.envs.replay import CachingEvaluator
 from qimeng.envs.task import Task
 from qimeng.interfaces import Coder, Evaluator
@@ -138,7 +138,7 @@ def versions_of(evaluator: Evaluator) -> tuple[tuple[str, str], ...]:
         triton = version("triton")
     except PackageNotFoundError:
         triton = "none"
-    driver = str(torch._C._cuda_getDriverVersion()) if torch.cuda.is_available() else "none"  # type: ignore[attr-defined]
+    driver = driver_version()
     judge = f"{type(evaluator).__name__} {getattr(evaluator, 'version', 1)}"
     return (("evaluator", judge), ("torch", torch.__version__), ("triton", triton), ("driver", driver))
 

@@ -20,6 +20,7 @@ PLANNERS = {
 
 SEARCHES = {
     "beam": "qimeng.planner.beam:BeamSearch",
+    "climb": "qimeng.planner.climb:HillClimb",
     "greedy": "qimeng.planner.greedy:GreedySearch",
 }
 """Name to where the class is; each is made with a planner."""

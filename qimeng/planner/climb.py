@@ -1,0 +1,47 @@
+"""Hill climbing: greedy search that takes back a tuning step that made the program slower.
+
+Deals in one trajectory. Knows nothing about branches.
+"""
+
+from __future__ import annotations
+
+from qimeng.envs.session import Session, State
+from qimeng.interfaces import Planner
+from qimeng.planner.search import Search
+
+
+class HillClimb(Search):
+    """Observe, choose, step; a slower schedule is taken back, so that the next choice builds on the faster one.
+
+    Only steps that replace the generated kernel of a region by another are taken back. A lowering or a fusion may slow
+    a program down before its tuning pays, so those stand, as in the greedy search.
+
+    Args:
+        planner: chooses every step; it sees the steps taken back in its history.
+    """
+
+    def __init__(self, planner: Planner):
+        self.planner = planner
+
+    def run(self, session: Session) -> str:
+        """One trajectory from the session's state."""
+        session.begin()
+        while (reason := session.exhausted()) is None:
+            before = session.state
+            session.step(self.planner.choose(session.observe()))
+            if _slower(before, session.state) and _retuned(before, session.state):
+                session.return_to(before)
+        return reason
+
+
+def _slower(before: State, after: State) -> bool:
+    return before.ms is not None and after.ms is not None and after.ms > before.ms
+
+
+def _retuned(before: State, after: State) -> bool:
+    """Whether the partition is the same, and every kernel that changed was a generated one before."""
+    if before.program.regions != after.program.regions:
+        return False
+    old = [before.program.implementation(r) for r in before.program.regions]
+    new = [after.program.implementation(r) for r in after.program.regions]
+    return all(a.generated for a, b in zip(old, new, strict=True) if a != b)
