@@ -81,7 +81,7 @@ _BLOCK_SHARES = {
     "aten.native_batch_norm": 1 / 170,
 }
 """Share of the bandwidth that one block reaches in kernels that give each row (channel) to one block, so that few rows
-leave a device idle (the same source: 16 rows of 16 MiB through layer norm, 64 channels of 64 MiB through batch norm)."""
+leave a device idle (same source: 16 rows of 16 MiB through layer norm, 64 channels of 64 MiB through batch norm)."""
 
 _ONE_PASS_ROW = 1024
 """Longest row that PyTorch's softmax keeps in registers (`softmax_warp_forward`)."""

@@ -168,7 +168,7 @@ def test_a_later_launch_finds_the_binary(server: ForkServer, tmp_path: Path) -> 
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [True, False], "1000000 and 16 are multiples of 16 and share a kernel, 17 does not"
+    assert json.loads(done.stdout) == [True, False], "10^6 and 16 are multiples of 16 and share a kernel, 17 does not"
 
 
 KERNEL = KernelFacts("k", False, (1, 1, 1), 1, 4, 128, 3, 1024, 64, 0, 0)

@@ -1,0 +1,186 @@
+"""The evaluator for a machine without the device: compiled for it, checked in an interpreter, timed by a model.
+
+Deals in the order of these gates and in which alternative is kept. Every time it gives says `estimated`. Knows nothing
+about how kernels are compiled, interpreted or modelled: it asks those who do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from qimeng.device import Device
+from qimeng.envs.compilers import Compilers, job_of
+from qimeng.envs.crosscompile import CompileFailure, KernelFacts
+from qimeng.envs.interpret import Checked, Interpreter
+from qimeng.envs.kernel_time import program_ms
+from qimeng.envs.resources import largest, refusal
+from qimeng.envs.roofline import eager_ms
+from qimeng.graph.region import Region
+from qimeng.interfaces import Coder, Evaluation, Evaluator, Facts, Gate, Patch, Timing
+from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
+
+
+class EstimatingEvaluator(Evaluator):
+    """Judges programs for one specification on a machine that does not have the device.
+
+    All alternatives of a patch are compiled and estimated; the one with the least estimated time that is right is kept.
+
+    Args:
+        spec: what is computed.
+        device: the row of the table that kernels are compiled and timed for.
+        coder: prints programs for a reduced size (`qimeng.envs.interpret.Reprints`) and knows their loop nests.
+        cache_dir: Triton's cache folder; None for its own default.
+        processes: compilations at once; one a core by default.
+
+    Attributes:
+        version: part of the key under which evaluations are stored.
+        estimated: True: times are the model's.
+    """
+
+    version = 1
+    estimated = True
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        device: Device,
+        coder: Coder | None = None,
+        cache_dir: str | None = None,
+        processes: int | None = None,
+    ):
+        self.spec, self.device, self._coder = spec, device, coder
+        self._compilers = Compilers(device, cache_dir, processes)
+        self._interpreter = Interpreter(spec, coder)
+        self._checked: dict[str, Checked] = {}
+        self._interpreter.start()
+        self._compilers.start()
+
+    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        """Judge `program` with `patch` applied (the best of its alternatives), or `program` itself."""
+        count = max(1, len(patch.alternatives)) if patch is not None else 1
+        run = _Run(self, [patch.apply(program, i) if patch is not None else program for i in range(count)])
+        if run.candidates[0].fallback:
+            text = "the computation could not be captured as a graph, so its time cannot be estimated without a GPU"
+            return Evaluation(Gate.TIMING, text, "unsupported")
+        run.compile()
+        found = run.best()
+        return replace(found, configurations=count, seconds=run.seconds)
+
+    def close(self) -> None:
+        """End the compiling and interpreting processes."""
+        self._compilers.close()
+        self._interpreter.close()
+
+    # -- parts, asked by a run
+
+    def compile(self, candidates: list[Program]) -> list[dict[str, tuple[KernelFacts, ...] | CompileFailure]]:
+        """For each candidate, region signature to its kernels or why they could not be compiled."""
+        found = [{r.signature: job_of(c, r) for r in c.regions} for c in candidates]
+        jobs = {job for table in found for job in table.values() if job is not None}
+        compiled = dict(zip(jobs, self._compilers.compile(list(jobs)), strict=True))
+        return [{s: compiled[job] for s, job in table.items() if job is not None} for table in found]
+
+    def check(self, program: Program, kernels: Mapping[str, tuple[KernelFacts, ...]]) -> Checked:
+        """Whether `program` is right, as far as can be told here."""
+        if program.digest not in self._checked:
+            every = [k for found in kernels.values() for k in found]
+            self._checked[program.digest] = self._interpreter.check(program, every)
+        return self._checked[program.digest]
+
+    def facts(self, region: Region) -> Facts | None:
+        """The loop nest of `region` in numbers, where the coder knows it."""
+        return self._coder.facts(region) if self._coder is not None else None
+
+
+@dataclass
+class _Run:
+    """One evaluation on its way."""
+
+    owner: EstimatingEvaluator
+    candidates: list[Program]
+    kernels: dict[int, dict[str, tuple[KernelFacts, ...]]] = field(default_factory=dict)
+    refused: dict[int, Evaluation] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def compile(self) -> None:
+        """Compile every candidate; refuse those that do not compile or do not fit the device."""
+        with self._part("compile"):
+            found = self.owner.compile(self.candidates)
+        for i, table in enumerate(found):
+            failures = [f for f in table.values() if isinstance(f, CompileFailure)]
+            self.kernels[i] = {s: k for s, k in table.items() if not isinstance(k, CompileFailure)}
+            if any(self.candidates[i].implementation(r).language == "cuda" for r in self.candidates[i].regions):
+                text = "CUDA C++ is not compiled on a machine without a GPU"
+                self.refused[i] = Evaluation(Gate.COMPILE, text, "unsupported", chosen=i)
+            elif failures:
+                kind = "unsupported" if failures[0].kind == "meta" else failures[0].kind
+                self.refused[i] = Evaluation(Gate.COMPILE, str(failures[0]), kind, chosen=i)
+            elif (too_much := refusal(self._every(i), self.owner.device)) is not None:
+                found_out = largest(self._every(i))
+                self.refused[i] = Evaluation(Gate.RESOURCES, too_much, "resources", chosen=i, resources=found_out)
+
+    def best(self) -> Evaluation:
+        """The evaluation of the fastest candidate that is right, or the refusal of what came farthest."""
+        owner, mode = self.owner, self.owner.spec.mode
+        times: dict[int, dict[str, float]] = {}
+        with self._part("time"):
+            for i, candidate in enumerate(self.candidates):
+                if i not in self.refused:
+                    times[i] = program_ms(candidate, self.kernels[i], owner.device, mode, owner.facts)
+        for i in sorted(times, key=lambda i: (sum(times[i].values()), i)):
+            with self._part("check"):
+                checked = owner.check(self.candidates[i], self.kernels[i])
+            verdict = checked.verdict
+            if verdict is None or verdict.ok:
+                return self._passed(i, times[i], checked)
+            self.refused[i] = Evaluation(
+                Gate.PROGRAM,
+                verdict.error,
+                verdict.failure,
+                chosen=i,
+                accuracy=verdict.accuracy,
+                resources=largest(self._every(i)),
+                notes=(checked.note,),
+            )
+        return self._refusal()
+
+    def _passed(self, i: int, times: dict[str, float], checked: Checked) -> Evaluation:
+        owner, program = self.owner, self.candidates[i]
+        total = sum(times.values())
+        own = sum(times[r.id] for r in program.regions if program.implementation(r).generated)
+        return Evaluation(
+            Gate.PASSED,
+            timing=Timing(total, estimated=True),
+            eager=Timing(eager_ms(program.graph, owner.device, owner.spec.mode), estimated=True),
+            chosen=i,
+            accuracy=checked.verdict.accuracy if checked.verdict is not None else None,
+            resources=largest(self._every(i)),
+            region_ms=times,
+            generated_share=own / total if total else 0.0,
+            notes=(checked.note,),
+        )
+
+    def _every(self, i: int) -> list[KernelFacts]:
+        return [k for kernels in self.kernels[i].values() for k in kernels]
+
+    def _refusal(self) -> Evaluation:
+        order = list(Gate)
+        number, worst = max(self.refused.items(), key=lambda item: (order.index(item[1].gate), -item[0]))
+        if len(self.refused) == 1:
+            return worst
+        return replace(worst, error=f"{worst.error} ({len(self.refused)} alternatives were refused)")
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+
+__all__ = ["EstimatingEvaluator"]

@@ -1,0 +1,252 @@
+"""Is a program right? Answered without a GPU: its kernels run in Triton's interpreter at a reduced size.
+
+Deals in the reduced specification, the program printed again for it, and a verdict by the same rule as on a GPU
+(`qimeng.envs.judge`). Knows nothing about compiling or timing. What the interpreter cannot show stays unchecked: races,
+reads out of bounds, the truncated accumulators of tensor cores, masks that only the full size has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from qimeng.envs.crosscompile import KernelFacts
+from qimeng.envs.forkserver import ForkServer, Process, WorkerFailed
+from qimeng.envs.interpreter import ENVIRONMENT, LACKS
+from qimeng.envs.judge import Judge, Verdict
+from qimeng.envs.reference import References, Trial
+from qimeng.envs.worker import Setup
+from qimeng.errors import CoderError
+from qimeng.graph.capture import CaptureError, capture
+from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.ops import CONVOLUTIONS, GEMMS
+from qimeng.interfaces import Coder
+from qimeng.program.program import Program, torch_implementation
+from qimeng.spec import KernelSpec
+
+PRELOAD = ("torch", "qimeng.envs.worker")
+"""What the fork server imports: not Triton, which reads the environment when it is imported."""
+
+CALL_SECONDS = 60.0
+"""After this a call counts as hung."""
+
+TRIALS = 3
+"""Draws of inputs and parameters that a program must pass, where that takes no longer than `CHECK_SECONDS`."""
+
+CHECK_SECONDS = 3.0
+"""Once a check has taken this long no further trial is started."""
+
+MOST_ELEMENTS, MOST_BLOCKS = 1 << 20, 2000
+"""Largest tensor and grid of a program that is interpreted at full size, where there is no smaller version of it."""
+
+
+@runtime_checkable
+class Reprints(Protocol):
+    """A coder that can print a program again for the same computation at other sizes."""
+
+    def reprint(self, program: Program, graph: OpGraph) -> Program:
+        """`program` for `graph`, which has the same operators at other sizes.
+
+        Raises:
+            CoderError: it cannot be done.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the interpreter says about a program.
+
+    Attributes:
+        verdict: of the judge; None where the program was not checked.
+        note: how it was checked, or why it was not, in words.
+    """
+
+    verdict: Verdict | None
+    note: str
+
+
+class Interpreter:
+    """Checks programs for one specification.
+
+    Args:
+        spec: what is computed.
+        coder: prints programs for the reduced size, where it can (`Reprints`).
+        server: starts the processes; one is started, and closed with this object, where None.
+        trials: draws of inputs and parameters that a program must pass.
+        call_s: seconds that a call may take.
+    """
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        coder: Coder | None = None,
+        server: ForkServer | None = None,
+        trials: int = TRIALS,
+        call_s: float = CALL_SECONDS,
+    ):
+        self.spec, self._coder, self._trials, self._call_s = spec, coder, trials, call_s
+        self._server, self._owns_server = server, server is None
+        self._full: _Stage | None = None
+
+    def start(self) -> ForkServer:
+        """Start the fork server, so that its imports run while something else does."""
+        if self._server is None:
+            self._server = ForkServer(PRELOAD)
+        return self._server
+
+    def close(self) -> None:
+        """End the fork server, where it is this object's own."""
+        if self._server is not None and self._owns_server:
+            self._server.close()
+            self._server = None
+
+    def check(self, program: Program, kernels: Sequence[KernelFacts] = ()) -> Checked:
+        """Run `program` on the CPU and hold it against the reference.
+
+        Args:
+            program: for the full size.
+            kernels: its compiled kernels, whose grids say whether the full size can be interpreted.
+        """
+        if program.fallback:
+            return Checked(None, "not checked: the program is the reference itself")
+        try:
+            smaller = self._reprinted(program)
+        except (CoderError, CaptureError) as error:
+            return self._at_full_size(program, kernels, str(error))
+        note = f"checked at reduced size{self._reduced.remark}"
+        lost = _generated(program) - _generated(smaller)
+        if lost > 0:
+            note += f"; {lost} of {_generated(program)} kernels have no smaller version and were not checked"
+        return self._run(self._reduced, smaller, note)
+
+    # -- parts
+
+    @cached_property
+    def _reduced(self) -> _Stage:
+        return _Stage(self.spec.reduced())
+
+    def _reprinted(self, program: Program) -> Program:
+        if self._reduced.spec is self.spec:
+            return program
+        for region in program.regions:
+            implementation = program.implementation(region)
+            if implementation.schedule is None and implementation != torch_implementation(region):
+                raise CoderError(f"region {region.label()} was not printed from a schedule")
+        if isinstance(self._coder, Reprints):
+            return self._coder.reprint(program, self._reduced.graph)
+        if _generated(program):
+            raise CoderError("the coder does not print programs for other sizes")
+        return Program.start(self._reduced.graph)
+
+    def _at_full_size(self, program: Program, kernels: Sequence[KernelFacts], reason: str) -> Checked:
+        graph = program.graph
+        largest = max((m.numel for n in graph.nodes.values() for m in n.metas if m is not None), default=0)
+        blocks = max((k.blocks for k in kernels), default=0)
+        if self.spec.dtype == "bfloat16":
+            return Checked(None, f"not checked: {reason}, and the interpreter's bf16 arithmetic is wrong")
+        if largest > MOST_ELEMENTS or blocks > MOST_BLOCKS:
+            return Checked(
+                None,
+                f"not checked: {reason}, and the full size ({largest} elements a tensor, {blocks} blocks a grid) is "
+                f"too large for the interpreter (at most {MOST_ELEMENTS} and {MOST_BLOCKS})",
+            )
+        if self._full is None:
+            self._full = _Stage(self.spec)
+        return self._run(self._full, program, "checked at full size")
+
+    def _run(self, stage: _Stage, program: Program, note: str) -> Checked:
+        judge = Judge(stage.references, lambda: self._call_s)
+        worker: Process | None = None
+        try:
+            worker = self.start().start("qimeng.envs.interpreter:main", stage.setup, environment=ENVIRONMENT)
+            worker.call("load", self._call_s, source=program.source)
+            return Checked(judge.check(worker, self._drawn(stage.references)), f"{note} in Triton's interpreter")
+        except WorkerFailed as failed:
+            if failed.kind == "error" and any(words in str(failed) for words in LACKS):
+                return Checked(None, f"not checked: Triton's interpreter lacks what it uses ({str(failed)[:200]})")
+            return Checked(Verdict(failure=failed.kind, error=str(failed)), f"{note} in Triton's interpreter")
+        finally:
+            if worker is not None:
+                worker.kill()
+
+
+    def _drawn(self, references: References) -> Iterable[Trial]:
+        """Trials while there is time, at least one."""
+        began = time.monotonic()
+        for number, trial in enumerate(references.trials(self._trials)):
+            if number and (time.monotonic() - began) * (1 + 1 / number) > CHECK_SECONDS:
+                return
+            yield trial
+
+
+class _Stage:
+    """A specification at the size at which programs are checked, with its references."""
+
+    def __init__(self, spec: KernelSpec):
+        self.remark = ""
+        self.spec = spec
+        if spec.dtype == "bfloat16":  # the interpreter's bf16 arithmetic is silently wrong
+            self.spec = spec.with_(dtype="float32")
+            self.remark = ", in float32 instead of bfloat16,"
+
+    @cached_property
+    def graph(self) -> OpGraph:
+        return capture(self.spec.module, lambda: self.spec.inputs(0))
+
+    @cached_property
+    def references(self) -> References:
+        return _CpuReferences(self.spec, self.graph, torch.device("cpu"))
+
+    @cached_property
+    def setup(self) -> Setup:
+        return Setup(self.spec.to_bytes(), self.spec.mode, "cpu")
+
+
+class _CpuReferences(References):
+    """References whose eager rounds products as a GPU's does in the specification's mode."""
+
+    def _eager(self, inputs: Sequence[Any], seed: int, mode: str | None = None) -> Any:
+        with _gpu_rounding(mode or self.spec.mode):
+            return super()._eager(inputs, seed, mode)
+
+
+@contextmanager
+def _gpu_rounding(mode: str) -> Iterator[None]:
+    """TF32 operands for the products that run in TF32 on a GPU in this mode."""
+    packets = (CONVOLUTIONS if mode != "highest" else frozenset()) | (GEMMS if mode == "high" else frozenset())
+    with _RoundsOperands(packets):
+        yield
+
+
+class _RoundsOperands(TorchDispatchMode):
+    def __init__(self, packets: frozenset[str]):
+        super().__init__()
+        self._packets = packets
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(func.overloadpacket).replace("aten.convolution_overrideable", "aten.convolution") in self._packets:
+            args = tuple(round_to_tf32(a) if isinstance(a, torch.Tensor) else a for a in args)
+        return func(*args, **(kwargs or {}))
+
+
+def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """`x` rounded to the nearest value with 10 bits of significand; other dtypes than float32 stay as they are."""
+    if x.dtype is not torch.float32:
+        return x
+    bits = x.contiguous().view(torch.int32)
+    return torch.where(x.isfinite(), ((bits + 0x1000) & -0x2000).view(torch.float32), x)
+
+
+def _generated(program: Program) -> int:
+    return sum(program.implementation(r).generated for r in program.regions)
+
+
+__all__ = ["Checked", "Interpreter", "Reprints", "round_to_tf32"]

@@ -1,0 +1,71 @@
+"""The process in which candidates run where there is no GPU: the worker, with kernels run by Triton's interpreter.
+
+Deals in what Triton's interpreter gets wrong or lacks, so that what comes out is what a GPU would give: products of
+bf16 operands, operands that tensor cores cut to TF32, autotuned kernels. Knows nothing about specifications or verdicts.
+Must be started with ``TRITON_INTERPRET=1`` in the environment, in a process that has not imported Triton.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from qimeng.envs.channel import Channel
+from qimeng.envs.worker import Setup
+from qimeng.envs.worker import main as work
+
+ENVIRONMENT = {"TRITON_INTERPRET": "1"}
+"""Environment variables with which `main` has to be started."""
+
+LACKS = ("NotImplementedError", "active drivers", "Unsupported data type", "unsupported data type", "libdevice")
+"""Words in the error of a kernel that uses what the interpreter lacks; such a kernel may be right."""
+
+_TF32_BITS = np.uint32(0xFFFFE000)
+"""What a tensor core sees of an fp32 operand: the hardware drops the low 13 bits."""
+
+
+def main(channel: Channel, setup: Setup) -> None:
+    """Mend the interpreter, then answer the judge as any worker does."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("the interpreting worker needs TRITON_INTERPRET=1 before Triton is imported")
+    mend()
+    work(channel, setup)
+
+
+def mend() -> None:
+    """Make the interpreter multiply bf16 and TF32 operands as a GPU does, and autotuners take their first choice."""
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    multiply = InterpreterBuilder.create_dot
+    tune = Autotuner.run
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
+        tf32 = str(precision).rsplit(".", 1)[-1].upper() == "TF32"
+        return multiply(self, _as_seen(a, tf32), _as_seen(b, tf32), d, precision, imprecise)
+
+    def first_only(self: Any, *args: Any, **options: Any) -> Any:
+        self.configs = self.configs[:1]
+        return tune(self, *args, **options)
+
+    InterpreterBuilder.create_dot = create_dot
+    Autotuner.run = first_only
+
+
+def _as_seen(handle: Any, tf32: bool) -> Any:
+    """A tensor as the tensor core sees it, in a form that numpy multiplies."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    dtype = handle.dtype.scalar
+    if dtype.is_bf16():
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+    if tf32 and dtype.is_fp32():
+        bits = np.ascontiguousarray(handle.data).view(np.uint32) & _TF32_BITS
+        return TensorHandle(bits.view(np.float32), tl.float32)
+    return handle
+
+
+__all__ = ["ENVIRONMENT", "LACKS", "main", "mend"]
