@@ -115,7 +115,7 @@ def measure(
         if judge is not None:
             row = replace(row, degenerate=degenerate(spec, "cuda" if target.measured else "cpu"))
             clock.lap("degenerate")
-            judge.baselines(bool(settings.compile_modes), settings.compile_modes)
+            row = _with_compiled(row, judge, settings.compile_modes)
             clock.lap("baselines")
         result = optimize(task, search, Budget(settings.seconds, settings.evaluations or Budget.evaluations))
         row = _with_result(row, result, clock.seconds)
@@ -141,6 +141,16 @@ def _with_graph(row: Row, task: Task, mode: str) -> Row:
         flops=sum(product_flops(graph, node) for node in graph.ops()),
         floor_ms=floor_ms(graph, task.context.device, mode),
     )
+
+
+def _with_compiled(row: Row, judge: TimesBaselines, modes: Sequence[str]) -> Row:
+    """Make torch.compile's programs ready; what cannot be compiled or timed costs a note, not the row."""
+    try:
+        ready = judge.baselines(bool(modes), modes)
+    except QimengError as error:
+        return replace(row, notes=(*row.notes, f"baselines: {error}"))
+    missing = [mode for mode in modes if compiled_name(mode) not in ready]
+    return replace(row, notes=(*row.notes, *(f"torch.compile {mode} cannot be timed" for mode in missing)))
 
 
 def _with_baselines(row: Row, judge: TimesBaselines, modes: Sequence[str]) -> Row:
@@ -180,6 +190,7 @@ def _with_result(row: Row, result: Result, seconds: Mapping[str, float]) -> Row:
         seconds={**seconds, **split_seconds(evaluations)},
         recipe=result.recipe.to_json(),
         source_digest=result.program.digest if result.program else "",
+        notes=(*row.notes, *result.notes),
     )
 
 

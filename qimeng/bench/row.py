@@ -131,6 +131,7 @@ class Row:
         seconds: wall seconds by part; ``"total"`` is the whole problem.
         recipe: the accepted steps as one line of JSON.
         source_digest: content hash of the final program's source.
+        notes: what a reader should know, in sentences.
         started: UTC time at which the run began, ISO 8601.
     """
 
@@ -167,6 +168,7 @@ class Row:
     seconds: Mapping[str, float] = field(default_factory=dict)
     recipe: str = ""
     source_digest: str = ""
+    notes: tuple[str, ...] = ()
     started: str = ""
 
     @property
@@ -234,6 +236,7 @@ class Row:
             settings = data["settings"]
             data["settings"] = Settings(**{**settings, "compile_modes": tuple(settings["compile_modes"])})
             data["environment"] = Environment(**data["environment"])
+            data["notes"] = tuple(data["notes"])
             data["steps"] = tuple(StepRow(**step) for step in data["steps"])
             for name in ("candidate", "eager", "compiled", "compiled_best"):
                 if data[name] is not None:
