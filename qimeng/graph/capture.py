@@ -6,14 +6,17 @@ with the graph; whether the graph is right is for `qimeng.graph.verify` to say.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree
+from torch.utils._mode_utils import no_dispatch
 
 from qimeng.errors import SpecError
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
@@ -21,7 +24,7 @@ from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
 KEPT = (
     "native_layer_norm native_group_norm _softmax _log_softmax logsumexp linalg_vector_norm gelu silu mish elu selu celu "
     "hardswish hardsigmoid hardtanh leaky_relu softplus relu relu6 sigmoid tanh log_sigmoid_forward linear addmm baddbmm "
-    "var_mean scaled_dot_product_attention"
+    "var_mean scaled_dot_product_attention lstm gru rnn_tanh rnn_relu"
 ).split()
 """Operators kept whole although the default table takes them apart (`../shared/reference/capture.md`)."""
 
@@ -34,27 +37,77 @@ def capture(make_module: Callable[[], torch.nn.Module], make_inputs: Callable[[]
     """The graph of `make_module()(*make_inputs())`.
 
     Both run under fake tensors: nothing is allocated. Python floats among the inputs become 0-dimensional tensors so
-    that the graph holds for any number; where that does not export they are specialised and guarded.
+    that the graph holds for any number; where that does not export, or a number meets no floating tensor (whose
+    dtype would then decide the result's), they are specialised and guarded.
 
     Raises:
-        CaptureError: torch.export refuses the computation; the message names the reason.
+        CaptureError: the computation does not run under fake tensors, or torch.export refuses it; the message names
+            the reason.
     """
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        module, inputs = make_module(), tuple(make_inputs())
-        for p in module.parameters():
-            p.requires_grad_(False)
+        try:
+            module, inputs = make_module(), tuple(make_inputs())
+        except Exception as error:  # user code under fake tensors raises errors of any class
+            raise CaptureError(f"cannot be made without allocating memory: {type(error).__name__}: {error}") from error
+        module.requires_grad_(False)
         leaves, in_spec = _pytree.tree_flatten((inputs, {}))
-        floats = [i for i, x in enumerate(leaves) if isinstance(x, float)]
+        _check_inputs(inputs, leaves)
+        floats = [i for i, x in enumerate(leaves) if type(x) is float]
         if floats:
             try:
                 as_tensors = list(leaves)
                 for i in floats:
                     as_tensors[i] = torch.empty((), dtype=torch.float64)
                 args, _ = _pytree.tree_unflatten(as_tensors, in_spec)
-                return _convert(_export(module, args), in_spec, leaves, set(floats))
+                graph = _convert(_export(module, args), in_spec, leaves, set(floats))
+                if _numbers_meet_floats(graph):
+                    return graph
             except CaptureError:
-                pass
+                pass  # specialised below
         return _convert(_export(module, inputs), in_spec, leaves, set())
+
+
+def _check_inputs(inputs: tuple[Any, ...], leaves: list[Any]) -> None:
+    for x in leaves:
+        if not isinstance(x, (torch.Tensor, bool, int, float, str, type(None), torch.dtype)):
+            raise CaptureError(f"an input is a {type(x).__name__}, neither a tensor nor a plain number or string")
+    _check_structure(inputs, "takes")
+
+
+def _check_structure(tree: Any, verb: str) -> None:
+    """Only tuples, lists and dicts with plain keys can be written into a standalone file."""
+    if type(tree) is dict:
+        for key, item in tree.items():
+            if type(key) not in (str, int):
+                raise CaptureError(f"the module {verb} a dict with a key of type {type(key).__name__}")
+            _check_structure(item, verb)
+    elif type(tree) in (tuple, list):
+        for item in tree:
+            _check_structure(item, verb)
+    elif _pytree.tree_structure(tree).num_children:
+        raise CaptureError(f"the module {verb} a {type(tree).__name__}; only tuples, lists and dicts are supported")
+
+
+def _numbers_meet_floats(graph: OpGraph) -> bool:
+    """Whether every operator that reads a number also reads a floating tensor, so that the dtype is the tensor's."""
+    for node in graph.ops():
+        operands = [graph.nodes[v.node] for v in node.operands()]
+        if any(o.kind == "scalar" for o in operands):
+            tensors = [graph.meta(v).dtype for v, o in zip(node.operands(), operands, strict=True) if o.kind != "scalar"]
+            if not any("float" in dtype for dtype in tensors):
+                return False
+    return not any(graph.nodes[v.node].kind == "scalar" for v in graph.results())
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Without the log of torch's part `name`: what it warns of comes as an exception too."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
@@ -62,13 +115,17 @@ def _export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
     for op in list(table):
         if isinstance(op, torch._ops.OpOverload) and op.name().split("::")[1].split(".")[0] in KEPT:
             table.pop(op)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _quiet("torch.fx.experimental.symbolic_shapes"):
         warnings.simplefilter("ignore")
         try:
             return torch.export.export(module, inputs, strict=False).run_decompositions(table)
         except Exception as error:  # torch.export raises many classes of its own, none of them public
             first = str(error).strip().splitlines() or [""]
             raise CaptureError(f"torch.export: {type(error).__name__}: {first[0][:300]}") from error
+
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_COPIES = ("aten.clone.default", "aten.lift_fresh_copy.default", "aten.detach.default", "aten.alias.default")
 
 
 def _convert(exported: Any, in_spec: Any, leaves: list[Any], floats: set[int]) -> OpGraph:
@@ -88,6 +145,8 @@ def _convert(exported: Any, in_spec: Any, leaves: list[Any], floats: set[int]) -
         elif fx.op == "call_function" and fx.target is operator.getitem:
             base, port = fx.args
             rename[fx.name] = Value(rename[base.name].node, int(port))
+        elif fx.op == "call_function" and str(fx.target) in _COPIES and nodes[rename[fx.args[0].name].node].kind == "constant":
+            rename[fx.name] = rename[fx.args[0].name]
         elif fx.op == "call_function":
             nodes[fx.name] = _operator(fx, rename)
             rename[fx.name] = Value(fx.name)
@@ -100,16 +159,19 @@ def _convert(exported: Any, in_spec: Any, leaves: list[Any], floats: set[int]) -
         if spec.kind == out_kinds.BUFFER_MUTATION:
             mutations.append((spec.target, rename[spec.arg.name]))
         elif spec.kind == out_kinds.USER_OUTPUT:
-            outputs.append(rename[spec.arg.name] if hasattr(spec.arg, "name") and spec.arg.name in rename else getattr(spec.arg, "value", None))
+            name = getattr(spec.arg, "name", None)
+            outputs.append(rename[name] if name in rename else getattr(spec.arg, "value", None))
         else:
             raise CaptureError("the computation changes its inputs")
+    out_spec = exported.call_spec.out_spec
+    _check_structure(_pytree.tree_unflatten([0] * out_spec.num_leaves, out_spec), "returns")
     scalars = {i: x for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor) and i not in floats}
     graph = OpGraph(
         nodes=nodes,
         outputs=tuple(outputs),
         mutations=tuple(mutations),
         in_spec=_pytree.treespec_dumps(in_spec),
-        out_spec=_pytree.treespec_dumps(exported.call_spec.out_spec),
+        out_spec=_pytree.treespec_dumps(out_spec),
         scalars=scalars,
         n_inputs=len(leaves),
     )
@@ -128,9 +190,18 @@ def _source(exported: Any, fx: Any, spec: Any, position: dict[str, int], floats:
             raise CaptureError(f"buffer {spec.target} is not in the state_dict (persistent=False)")
         return Node(fx.name, "buffer", spec.target, metas=metas)
     if spec.kind == kinds.CONSTANT_TENSOR:
-        raise CaptureError(f"the module holds a tensor that is no parameter or buffer ({spec.target})")
+        return Node(fx.name, "constant", "", metas=metas, literal=_number(exported.constants[spec.target], spec.target))
     index = position[fx.name]
     return Node(fx.name, "scalar" if index in floats else "input", str(index), metas=metas)
+
+
+def _number(tensor: torch.Tensor, name: str) -> Any:
+    """The number that a constant of no dimensions holds."""
+    known = getattr(tensor, "constant", None) if isinstance(tensor, FakeTensor) else tensor
+    if known is None or known.dim() or known.is_complex():
+        raise CaptureError(f"the module holds a tensor that is neither parameter nor buffer ({name}); use register_buffer")
+    with no_dispatch():
+        return known.item()
 
 
 def _operator(fx: Any, rename: dict[str, Value]) -> Node:
@@ -142,13 +213,16 @@ def _operator(fx: Any, rename: dict[str, Value]) -> Node:
             return rename[item.name]
         if isinstance(item, (list, tuple)):
             return tuple(convert(i) for i in item)
-        if isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise CaptureError("a size depends on data")
+        if isinstance(item, _SYMBOLS):
+            raise CaptureError(f"a size depends on data ({target})")
         return item
 
+    target = str(fx.target)
     value = fx.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
-    target = str(fx.target)
+    sizes = [s for v in values if isinstance(v, torch.Tensor) for s in (*v.shape, *v.stride())]
+    if any(isinstance(v, _SYMBOLS) for v in (*values, *sizes)):
+        raise CaptureError(f"a number or size depends on data ({target})")
     if target == "aten.scalar_tensor.default":
         return Node(fx.name, "constant", "", metas=(_meta(values[0]),), literal=fx.args[0])
     return Node(

@@ -193,9 +193,9 @@ def repartition(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
     sets = sorted(sets, key=lambda s: max(position[n] for n in s))
     made, given = [], set()
     results = set(graph.results())
+    needed = {v for s in sets for n in s for v in graph.nodes[n].operands() if v.node not in s}
     for s in sets:
-        order = tuple(n for n in first if n in s)
-        needed = {v for other in sets if other is not s for n in other for v in graph.nodes[n].operands() if v.node not in other}
+        order = tuple(sorted(s, key=position.__getitem__))
         outputs = tuple(
             v
             for n in order
@@ -228,24 +228,36 @@ def _operands_through(graph: OpGraph, names: set[str]) -> list[str]:
 
 
 def call_text(graph: OpGraph, node: Node, names: dict[Value, str]) -> str:
-    """The call of `node` as text, with `names` for the values it reads."""
+    """The call of `node` as text, with `names` for the values known so far.
+
+    A new tensor is made on the device of one of those, or on the default device where there is none.
+    """
 
     def text(item: Any) -> str:
         if isinstance(item, Value):
             source = graph.nodes[item.node]
             if source.kind == "constant" and source.metas[0] is not None:
-                return f"torch.scalar_tensor({_literal(source.literal)}, dtype=torch.{source.metas[0].dtype})"
+                return f"torch.scalar_tensor({literal(source.literal)}, dtype=torch.{source.metas[0].dtype})"
             return names[item]
         if isinstance(item, (tuple, list)):
             inner = ", ".join(text(i) for i in item)
             return f"[{inner}]"
-        return _literal(item)
+        return literal(item)
 
     args = [text(a) for a in node.args] + [f"{k}={text(v)}" for k, v in node.kwargs if k != "device"]
+    if "device" in dict(node.kwargs) and not node.operands():
+        beside = (name for v, name in names.items() if graph.nodes[v.node].kind not in ("scalar", "constant"))
+        anchor = next(beside, None)
+        args.append(f"device={anchor}.device" if anchor else "device=torch.get_default_device()")
     return f"torch.ops.{node.target}({', '.join(args)})"
 
 
-def _literal(item: Any) -> str:
+def literal(item: Any) -> str:
+    """A plain value as Python text that gives it back.
+
+    >>> literal(float("-inf")), literal("a"), literal(2)
+    ('float("-inf")', "'a'", '2')
+    """
     import torch
 
     if isinstance(item, float) and item != item:
@@ -259,4 +271,7 @@ def _literal(item: Any) -> str:
     return str(item) if isinstance(item, torch.dtype) else repr(item)
 
 
-__all__ = ["Region", "call_text", "make_region", "map_values", "merge", "merge_recomputing", "partition", "region_digraph", "repartition", "split"]
+__all__ = [
+    "Region", "call_text", "literal", "make_region", "map_values", "merge", "merge_recomputing", "partition",
+    "region_digraph", "repartition", "split",
+]  # fmt: skip

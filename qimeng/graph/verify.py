@@ -1,11 +1,12 @@
 """Is a captured graph the module it was captured from?
 
-Deals in running both at reduced size and comparing everything that a call returns or changes. Knows nothing about
-kernels, timing or devices other than the CPU.
+Deals in running both, at reduced size where that is the same graph, and comparing everything that a call returns or
+changes. Knows nothing about kernels or timing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,14 +15,16 @@ from torch.utils import _pytree
 from qimeng.graph.capture import CaptureError, capture
 from qimeng.graph.opgraph import OpGraph
 from qimeng.program.program import Program
-from qimeng.spec import KernelSpec
+from qimeng.spec import KernelSpec, perturb_parameters
 
-TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Differences between two orders of the same arithmetic; a graph that computes something else is far outside."""
+LARGEST = 1 << 26
+"""Elements of inputs and parameters together up to which the graph is compared at full size on the CPU."""
 
 
 def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
-    """The graph of `spec`, held against the module at reduced size before it is trusted.
+    """The graph of `spec`, held against the module before it is trusted, unless `verify` is False.
 
     Raises:
         CaptureError: the computation does not export, or the graph differs from the module; the message says how.
@@ -33,70 +36,146 @@ def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
 
 
 def verify_graph(spec: KernelSpec, graph: OpGraph) -> None:
-    """Run the graph and the module on two seeds, twice in a row each, and with Python numbers changed.
+    """Compare the program of `graph`, all on PyTorch, with the module it was captured from.
+
+    On two seeds, each called twice in a row so that state shows; the second with other parameters. Then with its
+    Python numbers changed: those that the graph holds for any value must follow, others must be refused. Compared:
+    structure, type, shape, stride, dtype, values, buffers, and that no output shares memory that the module's does
+    not. At reduced size where that has the same operators in the same order; else as a whole, on the GPU where it
+    is too large for the CPU.
 
     Raises:
-        CaptureError: the operators change with the sizes, or a result or buffer differs.
+        CaptureError: a difference, or no size at which the two can be compared; the message names it.
     """
-    small = spec.reduced()
+    small, device = spec.reduced(), "cpu"
     reduced = graph if small is spec else capture(small.module, lambda: small.inputs(0))
     if [n.target for n in reduced.ops()] != [n.target for n in graph.ops()]:
-        raise CaptureError("the operators depend on the sizes")
-    model = Program.start(reduced).load("qimeng_verify").Model()
-    module = small.module()
-    state = module.state_dict()
-    own = model.state_dict()
-    if set(own) - set(state):
-        raise CaptureError(f"the graph has parameters that the module's state_dict lacks: {sorted(set(own) - set(state))}")
-    model.load_state_dict({k: state[k] for k in own})
+        small, reduced = spec, graph
+    if small is spec and _elements(graph) > LARGEST:
+        if not torch.cuda.is_available():
+            raise CaptureError(
+                f"it has {_elements(graph)} elements and no smaller size does the same, so that the graph cannot be "
+                "checked against the module without a GPU"
+            )
+        device = "cuda"
+    module = small.module(device)
+    model = Program.start(reduced).load("qimeng_verify").Model().to(device)
     for seed in (1, 2):
-        inputs = small.inputs(seed)
-        for variant in (inputs, _numbers_changed(inputs)):
-            if variant is None:
-                continue
-            for _ in range(2):
-                _same_call(module, model, variant, spec.dtype)
+        if seed == 2:
+            perturb_parameters(module, seed)
+        _load(model, module)
+        inputs = small.inputs(seed, device)
+        for _ in range(2):
+            _compare(module, model, inputs)
+    inputs = small.inputs(3, device)
+    for changed in _other_numbers(inputs, reduced):
+        _compare(module, model, changed, may_fail=True)
+    for position, changed in _refused(inputs, reduced):
+        try:
+            _run(model, changed)
+        except ValueError:
+            continue
+        raise CaptureError(f"the graph was made for one value of input {position} but takes another")
 
 
-def _same_call(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any, ...], dtype: str) -> None:
+def _elements(graph: OpGraph) -> int:
+    return sum(n.metas[0].numel for n in graph.nodes.values() if n.kind != "op" and n.metas[0] is not None)
+
+
+def _load(model: torch.nn.Module, module: torch.nn.Module) -> None:
+    try:
+        model.load_state_dict(module.state_dict())
+    except RuntimeError as error:
+        raise CaptureError(f"the graph does not take the module's state_dict: {error}") from error
+
+
+def _run(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
     with torch.no_grad():
         torch.manual_seed(0)
-        expected = module(*inputs)
-        try:
-            torch.manual_seed(0)
-            found = model(*inputs)
-        except ValueError:
-            return  # a number that the graph was specialised on: refused, as it should be
+        return module(*inputs)
+
+
+def _compare(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any, ...], may_fail: bool = False) -> None:
+    """One call of both; where the module itself may fail on `inputs`, that settles nothing."""
+    try:
+        expected = _run(module, inputs)
+    except Exception as error:  # the user's module may raise anything
+        if may_fail:
+            return
+        raise CaptureError(f"the module fails on its own inputs: {type(error).__name__}: {error}") from error
+    try:
+        found = _run(model, inputs)
+    except Exception as error:  # a graph that does not run may fail in any operator
+        raise CaptureError(f"the graph does not run: {type(error).__name__}: {error}") from error
     wanted, tree = _pytree.tree_flatten(expected)
     got, other = _pytree.tree_flatten(found)
     if tree != other:
-        raise CaptureError("the graph returns another structure than the module")
+        raise CaptureError(f"the module returns {tree}, the graph {other}")
+    buffers = dict(model.named_buffers())
+    state = {n: b for n, b in module.named_buffers() if n in buffers}
     for i, (a, b) in enumerate(zip(wanted, got, strict=True)):
-        _same(f"output {i}", a, b, dtype)
-    buffers = dict(module.named_buffers())
-    for name, b in model.named_buffers():
-        _same(f"buffer {name}", buffers[name], b, dtype)
+        _same(f"output {i}", a, b)
+    for name, buffer in state.items():
+        _same(f"buffer {name}", buffer, buffers[name])
+    here = [*_pytree.tree_leaves(inputs), *state.values()]
+    there = [*_pytree.tree_leaves(inputs), *(buffers[n] for n in state)]
+    for i, (a, b) in enumerate(zip(wanted, got, strict=True)):
+        if _shared(b, [*there, *got[:i]]) - _shared(a, [*here, *wanted[:i]]):
+            raise CaptureError(f"output {i} shares memory with an input, buffer or other output, the module's does not")
 
 
-def _same(what: str, a: Any, b: Any, dtype: str) -> None:
-    if not isinstance(a, torch.Tensor):
-        if a != b:
+def _same(what: str, a: Any, b: Any) -> None:
+    """Refuse where `b`, from the graph, is not `a`, from the module."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        if type(a) is not type(b) or a != b:
             raise CaptureError(f"{what} is {b!r} from the graph, {a!r} from the module")
         return
-    if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
-        raise CaptureError(
-            f"{what} has shape {tuple(b.shape)}, stride {b.stride()}, {b.dtype} from the graph, "
-            f"{tuple(a.shape)}, {a.stride()}, {a.dtype} from the module"
-        )
-    limit = TOLERANCE.get(dtype, 1e-4)
-    scale = float(a.double().abs().max()) if a.numel() and a.is_floating_point() else 0.0
-    close = torch.allclose(a.double(), b.double(), rtol=limit, atol=limit * max(scale, 1e-30), equal_nan=True)
-    if not close:
-        raise CaptureError(f"{what} differs between the graph and the module (random operators, or data decides what is computed)")
+    for fact in ("shape", "dtype", "device"):
+        if getattr(a, fact) != getattr(b, fact):
+            raise CaptureError(f"{what} has {fact} {getattr(b, fact)} from the graph, {getattr(a, fact)} from the module")
+    if a.stride() != b.stride():
+        raise CaptureError(f"{what} has strides {b.stride()} from the graph, {a.stride()} from the module")
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    if not a.is_floating_point():
+        if not torch.equal(a, b):
+            raise CaptureError(f"{what} differs in {int((a != b).sum())} of {a.numel()} elements")
+        return
+    limit = TOLERANCE.get(a.dtype, 0.1)
+    x, y = a.double(), b.double()
+    finite = x[x.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    if not torch.allclose(x, y, rtol=limit, atol=limit * scale, equal_nan=True):
+        worst = float((x - y).abs().nan_to_num(torch.inf).max())
+        raise CaptureError(f"{what} differs by up to {worst:.3g} where values reach {scale:.3g}")
 
 
-def _numbers_changed(inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    flat, tree = _pytree.tree_flatten(inputs)
-    if not any(isinstance(x, float) for x in flat):
-        return None
-    return tuple(_pytree.tree_unflatten([x * 1.5 + 0.25 if isinstance(x, float) else x for x in flat], tree))
+def _shared(x: Any, others: list[Any]) -> set[int]:
+    """Positions in `others` of the tensors that share memory with `x`."""
+
+    def place(t: Any) -> int:
+        return t.untyped_storage().data_ptr() if isinstance(t, torch.Tensor) else 0
+
+    return {i for i, t in enumerate(others) if place(x) and place(t) == place(x)}
+
+
+def _other_numbers(inputs: tuple[Any, ...], graph: OpGraph) -> Iterator[tuple[Any, ...]]:
+    """The inputs with other values of the numbers that the graph holds for any value."""
+    leaves, tree = _pytree.tree_flatten(inputs)
+    free = {int(n.target) for n in graph.nodes.values() if n.kind == "scalar"}
+    if not free:
+        return
+    for change in (lambda x: x * 1.5 + 0.25, lambda x: -x, lambda x: 2):
+        yield tuple(_pytree.tree_unflatten([change(x) if i in free else x for i, x in enumerate(leaves)], tree))
+
+
+def _refused(inputs: tuple[Any, ...], graph: OpGraph) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Position and inputs, for each Python value that the graph was specialised on and another in its place."""
+    leaves, tree = _pytree.tree_flatten(inputs)
+    for i, x in graph.scalars.items():
+        other = not x if isinstance(x, bool) else x + 1 if isinstance(x, (int, float)) else 0
+        if other != x or type(other) is not type(x):
+            yield i, tuple(_pytree.tree_unflatten([other if j == i else y for j, y in enumerate(leaves)], tree))
+
+
+__all__ = ["LARGEST", "TOLERANCE", "capture_spec", "verify_graph"]

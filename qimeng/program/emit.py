@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
-from qimeng.graph.region import Region
+from qimeng.graph.region import Region, literal
 
 if TYPE_CHECKING:
     from qimeng.program.program import Implementation
@@ -88,11 +90,19 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
         elif node.kind in ("input", "scalar"):
             names[Value(node.name)] = f"a{node.target}"
             inputs.append(node)
+        elif node.kind == "constant" and node.metas[0] is not None:
+            names[Value(node.name)] = f"torch.scalar_tensor({literal(node.literal)}, dtype=torch.{node.metas[0].dtype}, device=device)"
     prepared = [
         (f"self._prepared[{i}]", region, impl) for i, (region, impl) in enumerate((r, m) for r, m in parts if m.prepare)
     ]
     by_region = {id(region): slot for slot, region, _ in prepared}
-    lines = ["", "class Model(torch.nn.Module):", "    def __init__(self, *unused):", "        super().__init__()"]
+    lines = [
+        *_structure(graph),
+        "",
+        "class Model(torch.nn.Module):",
+        "    def __init__(self, *unused):",
+        "        super().__init__()",
+    ]
     for node in state:
         meta = node.metas[0]
         assert meta is not None
@@ -113,15 +123,30 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
         for v in region.outputs:
             names[v] = f"t{len(names)}"
             targets.append(names[v])
-        lines.append(f"        {', '.join(targets)}, = {impl.entry}({', '.join(arguments)})")
+        call = f"{', '.join(targets)}, = {impl.entry}({', '.join(arguments)})"
+        if all(graph.nodes[v.node].kind == "scalar" for v in region.inputs):  # nothing says where to make its tensors
+            lines += ["        with device:", f"            {call}"]
+        else:
+            lines.append(f"        {call}")
         dead = [names[v] for v in last_use.get(k, ())]
         if dead:
             lines.append(f"        del {', '.join(dead)}")
-    for key, value in graph.mutations:
-        lines.append(f"        self{_attribute(key)}.copy_({names[value]})")
-    out = [names[o] if isinstance(o, Value) else repr(o) for o in graph.outputs]
+    lines += _mutations(graph, names)
+    out = [names[o] if isinstance(o, Value) else literal(o) for o in graph.outputs]
     lines.append(f"        return {_rebuild(graph.out_spec, out)}")
     return "\n".join(lines) + "\n"
+
+
+def _mutations(graph: OpGraph, names: dict[Value, str]) -> list[str]:
+    """Buffer updates; what still needs a buffer's old value gets a copy of it first."""
+    changed = {key for key, _ in graph.mutations}
+    lines = []
+    for value in graph.results():
+        node = graph.nodes[value.node]
+        if node.kind == "buffer" and node.target in changed:
+            lines.append(f"        old{len(lines)} = {names[value]}.clone()")
+            names[value] = f"old{len(lines) - 1}"
+    return lines + [f"        self{_attribute(key)}.copy_({names[value]})" for key, value in graph.mutations]
 
 
 def _attribute(key: str) -> str:
@@ -131,17 +156,26 @@ def _attribute(key: str) -> str:
 def _unpack(graph: OpGraph) -> list[str]:
     flat = ", ".join(f"a{i}" for i in range(graph.n_inputs))
     lines = [
-        f"leaves, spec = torch.utils._pytree.tree_flatten((args, {{}}))",
-        f"if len(leaves) != {graph.n_inputs}:",
-        f'    raise ValueError(f"made for {graph.n_inputs} inputs, got {{len(leaves)}}")',
+        f"if len(args) != {graph.n_inputs}:",
+        f'    raise ValueError(f"made for {graph.n_inputs} inputs, got {{len(args)}}")',
     ]
-    if _is_flat(graph):
+    source = "args"
+    if not _is_flat(graph):
+        source = "leaves"
         lines = [
-            f"if len(args) != {graph.n_inputs}:",
-            f'    raise ValueError(f"made for {graph.n_inputs} inputs, got {{len(args)}}")',
+            "leaves, structure = torch.utils._pytree.tree_flatten(args)",
+            "if structure != _INPUTS:",
+            '    raise ValueError(f"made for inputs of the structure {_INPUTS}, got {structure}")',
         ]
-        return lines + ([f"{flat}, = args"] if flat else [])
-    return lines + ([f"{flat}, = leaves"] if flat else [])
+    return lines + ([f"{flat}, = {source}"] if flat else [])
+
+
+def _structure(graph: OpGraph) -> list[str]:
+    """A constant that holds how nested inputs are put together; nothing for flat ones."""
+    if _is_flat(graph):
+        return []
+    whole = _rebuild(graph.in_spec, ["0"] * graph.n_inputs)
+    return ["", f"_INPUTS = torch.utils._pytree.tree_structure({whole}[0])", ""]
 
 
 def _is_flat(graph: OpGraph) -> bool:
@@ -160,6 +194,8 @@ def _guards(graph: OpGraph, inputs: list[Node]) -> list[str]:
         lines.append(f"device = self{_attribute(state[0].target)}.device")
     elif tensors:
         lines.append(f"device = a{tensors[0].target}.device if isinstance(a{tensors[0].target}, torch.Tensor) else None")
+    else:
+        lines.append("device = torch.get_default_device()")
     for node in tensors:
         meta = node.metas[0]
         assert meta is not None
@@ -170,9 +206,18 @@ def _guards(graph: OpGraph, inputs: list[Node]) -> list[str]:
             lines.append(f"if not isinstance(a{node.target}, (int, float)):")
             lines.append(f'    raise ValueError(f"input {node.target}: expected a number, got {{a{node.target}!r}}")')
     for position, value in graph.scalars.items():
-        lines.append(f"if a{position} != {value!r}:")
-        lines.append(f'    raise ValueError(f"input {position}: made for {value!r}, got {{a{position}!r}}")')
+        lines.append(f"if not ({_equals(f'a{position}', value)}):")
+        lines.append(f"    raise ValueError({f'input {position}: made for {value!r}, got '!r} + repr(a{position}))")
     return lines
+
+
+def _equals(name: str, value: Any) -> str:
+    """The text of a test that `name` holds `value` and nothing that merely compares equal."""
+    if value is None or isinstance(value, (bool, torch.dtype)):
+        return f"{name} is {literal(value)}"
+    if value != value:
+        return f"type({name}) is float and {name} != {name}"
+    return f"type({name}) is {type(value).__name__} and {name} == {literal(value)}"
 
 
 def _last_uses(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> dict[int, list[Value]]:

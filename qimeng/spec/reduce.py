@@ -21,6 +21,8 @@ from qimeng.spec.origin import ExampleOrigin, Origin, SourceOrigin
 
 ENOUGH = 1 << 16
 """No tensor of a reduced computation should have more elements than this (the Triton interpreter is slow)."""
+MOST = 1 << 22
+"""Where nothing that small runs, the smallest that does is taken, up to this many elements a tensor."""
 LIMITS = (256, 128, 64, 32, 16, 8)
 """Largest sizes tried, one after the other."""
 SMALL = 64
@@ -55,21 +57,25 @@ MOST = 1 << 21
 
 
 def reduce_origin(origin: Origin, training: bool) -> Origin:
-    """`origin` at a smaller size; itself where it is small already or no smaller size runs."""
+    """`origin` at a smaller size; itself where it is small already or no smaller size runs.
+
+    Sizes are tried under fake tensors, the largest first; what is small enough is then run for real.
+    """
     whole = _largest(origin, training, fake=True)
-    if whole is None or whole <= ENOUGH:
+    if whole is not None and whole <= ENOUGH:
         return origin
-    best: tuple[int, Origin] | None = None
-    for smaller in _candidates(origin):
-        size = _largest(smaller, training, fake=True)
-        if size is None or size >= whole or size > MOST or (best is not None and size >= best[0]):
+    smaller: list[tuple[int, Origin]] = []
+    for candidate in _candidates(origin):
+        size = _largest(candidate, training, fake=True)
+        if size is None or (whole is not None and size >= whole):
             continue
-        if _largest(smaller, training, fake=False) is None:
-            continue
-        best = (size, smaller)
-        if size <= ENOUGH:
-            break
-    return best[1] if best else origin
+        if size <= ENOUGH and _largest(candidate, training, fake=False) is not None:
+            return candidate
+        smaller.append((size, candidate))
+    for size, candidate in sorted(smaller, key=lambda pair: pair[0]):
+        if size <= MOST and _largest(candidate, training, fake=False) is not None:
+            return candidate
+    return origin
 
 
 def _candidates(origin: Origin) -> Iterator[Origin]:

@@ -94,7 +94,7 @@ class KernelSpec:
         """
         path = Path(path)
         if not path.is_file():
-            raise SpecError(f"no file {path}")
+            raise SpecError(f"no such file: {path}")
         return cls.from_source(path.read_text(), options.pop("name", path.stem), dtype=dtype, mode=mode, **options)
 
     @classmethod
