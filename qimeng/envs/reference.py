@@ -288,7 +288,7 @@ class References:
                 raise TypeError("the result is not float64")
             buffers = {k: module.state_dict()[k].clone() for k in self.mutated}
             module = self._exact_module(self.parameters.set(draw.parameter_seed))
-            _move_one_ulp(inputs, torch.finfo(getattr(torch, self.spec.dtype)).eps)
+            move_one_ulp(inputs, torch.finfo(getattr(torch, self.spec.dtype)).eps)
             torch.manual_seed(draw.seed)
             other = _tensors(module(*inputs))
         moved = [
@@ -341,7 +341,7 @@ def _to_double(inputs: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def _move_one_ulp(inputs: Sequence[Any], eps: float) -> None:
+def move_one_ulp(inputs: Sequence[Any], eps: float) -> None:
     """Multiply floating inputs by 1 + eps or 1 - eps, element by element, in place."""
     for x in _tensors(inputs):
         if x.is_floating_point() and x.numel():
@@ -366,4 +366,4 @@ def _memory(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 1 << 33
 
 
-__all__ = ["References", "Trial", "longest_reduction"]
+__all__ = ["References", "Trial", "longest_reduction", "move_one_ulp"]

@@ -18,7 +18,7 @@ from qimeng.envs.forkserver import Process
 from qimeng.envs.judge import Tally
 from qimeng.envs.modes import precision
 from qimeng.envs.outputs import describe
-from qimeng.envs.reference import References
+from qimeng.envs.reference import References, move_one_ulp
 from qimeng.envs.regions import inputs_of_region
 from qimeng.envs.worker import Draw
 from qimeng.graph.region import Region
@@ -96,7 +96,7 @@ def _in_double(function: Any, arguments: tuple[Any, ...]) -> tuple[list[torch.Te
                 return None, []
             for x, given in zip(raised, arguments, strict=True):
                 if isinstance(x, torch.Tensor) and x.is_floating_point() and given.dtype is not torch.float64:
-                    x.mul_(1 + torch.finfo(given.dtype).eps)
+                    move_one_ulp([x], torch.finfo(given.dtype).eps)
             other = _tensors(function(*raised))
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         # an operator has no float64 form, or names another dtype

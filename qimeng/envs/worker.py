@@ -130,8 +130,9 @@ class Worker:
         self.sums: list[tuple[int, int]] = []
         self.alternatives: dict[int, Callable[..., Any]] = {}
 
-    def ready(self) -> None:
-        """Nothing: an answer means that the process is up."""
+    def ready(self) -> int:
+        """The process is up; its id."""
+        return os.getpid()
 
     def load(self, source: str) -> None:
         """Make the program's model with the reference's parameters; an empty source means the reference itself."""

@@ -193,3 +193,41 @@ def test_evaluations_survive_json(evaluator, program):
 
     found = evaluator.evaluate(program)
     assert Evaluation.from_json(found.to_json()) == found
+
+
+def memory_holds(pid: int, patterns: dict[str, bytes]) -> set[str]:
+    """Which byte patterns are somewhere in the writable memory of a process."""
+    found = set()
+    try:
+        with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
+            for line in maps:
+                span, rights = line.split()[:2]
+                if "w" not in rights or "[v" in line:
+                    continue
+                start, end = (int(x, 16) for x in span.split("-"))
+                memory.seek(start)
+                content = memory.read(end - start)
+                found |= {name for name, pattern in patterns.items() if pattern in content}
+    except PermissionError:
+        pytest.skip("this system forbids reading another process's memory")
+    return found
+
+
+def test_a_worker_knows_neither_reference_values_nor_seeds_of_other_trials(evaluator, program):
+    trials = list(evaluator.references.trials(3))
+    later = trials[2]
+    patterns = {
+        "values": later.outputs[0].value.numpy().tobytes()[4096:4160],
+        "seed": later.draw.seed.to_bytes(8, "little"),
+        "seed as text": str(later.draw.seed).encode(),
+    }
+    worker = evaluator.start_worker(evaluator.folder.as_posix(), locked=False)
+    try:
+        pid = worker.answer(60)[0]
+        worker.call("load", 10, source=program.source)
+        assert evaluator.judge.check(worker, trials[:2]).ok
+        assert memory_holds(pid, patterns) == set()
+        assert evaluator.judge.check(worker, trials[2:]).ok
+        assert "seed" in memory_holds(pid, patterns), "once the trial is done, the worker was told"
+    finally:
+        worker.kill()
