@@ -36,6 +36,7 @@ def kernelbench(
     families: Annotated[str, typer.Option(help="Only these families (see `bench families`), comma-separated.")] = "",
     seconds_each: Annotated[float, typer.Option(help="Time budget of a problem.")] = 12.0,
     total_seconds: Annotated[float, typer.Option(help="Time budget of the run.")] = 3600.0,
+    overhead_seconds: Annotated[float, typer.Option(help="Beyond its budget, a problem may take this long.")] = 120.0,
     evaluations: Annotated[int, typer.Option(help="Most evaluations of a problem; 0 for the default.")] = 0,
     mode: Annotated[str, typer.Option(help="Precision mode: default, highest or high.")] = "default",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
@@ -60,7 +61,7 @@ def kernelbench(
 
     modes = tuple(filter(None, compile_modes.split(","))) if compile_baseline else ()
     settings = Settings(mode, dtype, planner, coder, search, seconds_each, evaluations, modes)
-    options = RunOptions(settings, total_seconds, jobs, retry=retry)
+    options = RunOptions(settings, total_seconds, jobs, overhead_seconds, retry)
     suite = load_kernelbench(root, level, problems)
     screen = console()
     todo = pending(suite, options, out)

@@ -23,6 +23,9 @@ import cloudpickle
 T = TypeVar("T")
 R = TypeVar("R")
 
+DISMISSAL_S = 5.0
+"""Seconds that an idle worker may take to end."""
+
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -101,7 +104,7 @@ def run_tasks(
                 yield outcome
     finally:
         for worker in workers:
-            _kill(worker)
+            _dismiss(worker)
 
 
 def _collect(worker: _Worker[T], ready: bool, now: float, limit_s: float, stop_at: float) -> Outcome[T, Any] | None:
@@ -133,6 +136,14 @@ def _start(payload: bytes) -> _Worker[Any]:
     process.start()
     there.close()
     return _Worker(process, here)
+
+
+def _dismiss(worker: _Worker[Any]) -> None:
+    """Let an idle worker end by itself, so that it ends what it started; kill one that is busy or does not."""
+    if worker.task is None:
+        worker.pipe.close()
+        worker.process.join(DISMISSAL_S)
+    _kill(worker)
 
 
 def _kill(worker: _Worker[Any]) -> None:
