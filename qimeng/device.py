@@ -7,7 +7,11 @@ Sources: NVIDIA datasheets of A100, H100, H200, L40S, RTX 4090 and B200; the CUD
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 
 from qimeng.errors import DeviceError
 
@@ -130,3 +134,17 @@ def target_device(name: str | None = None) -> Device:
     if name is not None:
         return device_named(name)
     return current_device() or DEVICES["h200"]
+
+
+@lru_cache(1)
+def driver_version() -> str:
+    """Version of the GPU's driver, as its kernel module says; ``"none"`` where there is none."""
+    for path in ("/sys/module/nvidia/version", "/sys/module/amdgpu/version"):
+        file = Path(path)
+        if file.is_file():
+            return file.read_text().strip()
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "none"
+    query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip().split("\n")[0] or "none"

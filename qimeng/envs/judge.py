@@ -7,6 +7,7 @@ the judge's own clock. Knows nothing about gates, patches or compilers.
 from __future__ import annotations
 
 import os
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ CLOCK_SHARE = 0.8
 """Least share of the judge's own time that an event time must reach."""
 CLOCK_FROM_MS = 1.0
 """Calls shorter than this are not held against the judge's clock: hand-over takes as long as they do."""
+CLOCK_SLACK_MS = 0.2
+"""What hand-over may take longer than when it was measured."""
+CLOCK_TRIES = 3
+"""Calls made before the clocks are said to differ; a busy host delays one, a cheat delays all."""
 
 
 @dataclass(frozen=True)
@@ -245,19 +250,21 @@ class Judge:
     def _check_clock(self, worker: Process, trial: Trial, device_ms: float) -> Verdict:
         """One call; what handing over takes is measured by handing the same output over again, and subtracted."""
         leaves = [leaf for leaf in self.references.facts.leaves if leaf.is_tensor]
-        worker.call("arm", self.limit_s, draw=trial.draw)
-        copies, whole = self._timed(lambda: worker.call("fire", self.limit_s, number=0), leaves)
-        _, overhead = self._timed(lambda: worker.call("again", self.limit_s, number=0), leaves)
-        outer = whole - overhead
-        wrong = next((t for c, e in zip(copies, trial.outputs, strict=True) if (t := accuracy.check(c, e)[1])), None)
-        del copies
-        worker.call("release", self.limit_s)
-        if wrong:
-            return Verdict(failure="wrong", error=f"the output that the judge copied at once is wrong: {wrong}")
-        if device_ms < CLOCK_SHARE * outer:
-            text = f"events say {device_ms:.3f} ms a call, the judge's clock says {outer:.3f} ms"
-            return Verdict(failure="clock", error=text)
-        return Verdict()
+        outer = math.inf
+        for _ in range(CLOCK_TRIES):
+            worker.call("arm", self.limit_s, draw=trial.draw)
+            copies, whole = self._timed(lambda: worker.call("fire", self.limit_s, number=0), leaves)
+            _, overhead = self._timed(lambda: worker.call("again", self.limit_s, number=0), leaves)
+            outer = min(outer, whole - overhead)
+            wrong = next((t for c, e in zip(copies, trial.outputs, strict=True) if (t := accuracy.check(c, e)[1])), None)
+            del copies
+            worker.call("release", self.limit_s)
+            if wrong:
+                return Verdict(failure="wrong", error=f"the output that the judge copied at once is wrong: {wrong}")
+            if device_ms >= CLOCK_SHARE * (outer - CLOCK_SLACK_MS):
+                return Verdict()
+        text = f"events say {device_ms:.3f} ms a call, the judge's clock says {outer:.3f} ms"
+        return Verdict(failure="clock", error=text)
 
     def _timed(
         self, call: Callable[[], tuple[Any, list[int]]], leaves: Sequence[Leaf]

@@ -21,16 +21,41 @@ SMALL_SHARE = 0.04
 COPY_FRACTION = 0.9
 """Share of the datasheet's bandwidth that a copy reaches (H200: 4.3 of 4.8 TB/s, shared baselines)."""
 
+TILE_ELEMENTS = 128 * 256
+"""Elements of a usual output tile of a matrix product."""
+
+_FP32_PRODUCT = (("precision", "fp16x3"), ("split", "more"), ("precision", "bf16x3"), ("tiling", "taller"))
 GEMM_INTENTS = {
-    "default": (("precision", "fp16x3"), ("layout", "pack"), ("split", "more"), ("precision", "bf16x6"), ("tiling", "taller"), ("tiling", "wider")),
-    "highest": (("precision", "fp16x3"), ("layout", "pack"), ("split", "more"), ("precision", "bf16x6"), ("tiling", "taller"), ("tiling", "wider")),
-    "high": (("precision", "fp16"), ("layout", "pack"), ("split", "more"), ("precision", "tf32"), ("tiling", "taller"), ("tiling", "wider")),
-    "half": (("layout", "descriptors"), ("tiling", "larger"), ("tiling", "wider"), ("pipeline", "stages"), ("split", "more"), ("tiling", "smaller")),
-}  # fmt: skip
+    "default": _FP32_PRODUCT,
+    "highest": _FP32_PRODUCT,
+    "high": (("precision", "fp16"), ("split", "more"), ("precision", "tf32"), ("tiling", "taller")),
+    "half": (
+        ("tiling", "wider"),
+        ("tiling", "larger"),
+        ("pipeline", "stages"),
+        ("split", "more"),
+        ("tiling", "smaller"),
+    ),
+}
 """What to try on a matrix product, in order, by precision mode (``half`` for fp16 and bf16 operands)."""
 
-ROW_INTENTS = (("split", "wave"), ("split", "split"), ("split", "resident"), ("tiling", "wider"), ("pipeline", "stages"), ("tiling", "taller"), ("pipeline", "warps"))
-COLUMN_INTENTS = (("split", "split"), ("split", "resident"), ("tiling", "taller"), ("tiling", "smaller"), ("pipeline", "warps"), ("split", "more"))
+ROW_INTENTS = (
+    ("split", "wave"),
+    ("split", "split"),
+    ("split", "resident"),
+    ("tiling", "wider"),
+    ("pipeline", "stages"),
+    ("tiling", "taller"),
+    ("pipeline", "warps"),
+)
+COLUMN_INTENTS = (
+    ("split", "split"),
+    ("split", "resident"),
+    ("tiling", "taller"),
+    ("tiling", "smaller"),
+    ("pipeline", "warps"),
+    ("split", "more"),
+)
 POINTWISE_INTENTS = (("vectorization", "fewer"), ("tiling", "smaller"), ("tiling", "wider"))
 """What to try on the tile family: rows contiguous in memory, columns contiguous, nothing reduced."""
 
@@ -136,13 +161,21 @@ def _by_time(o: Observation, actions: list[Action]) -> list[Action]:
     return sorted(actions, key=lambda a: -weight(a))
 
 
+def _few_tiles(region: Region, o: Observation) -> bool:
+    """True where the result has fewer tiles than the GPU has multiprocessors, so that the depth is worth sharing."""
+    product = next(n for n in region.ops if family(n) == "gemm")
+    meta = product.metas[0]
+    return meta is not None and meta.numel // TILE_ELEMENTS < o.device.sms
+
+
 def _floor_ms(region: Region, o: Observation) -> float:
     return region.bytes_moved() / (o.device.bandwidth_gbs * COPY_FRACTION * 1e6)
 
 
 def _intents(region: Region, o: Observation) -> tuple[tuple[str, str], ...]:
     if _has_product(region):
-        return GEMM_INTENTS["half" if _half(region) else o.mode]
+        intents = GEMM_INTENTS["half" if _half(region) else o.mode]
+        return intents if _few_tiles(region, o) else tuple(i for i in intents if i[0] != "split")
     schedule = o.program.schedule(region)
     if not any(family(n) == "reduction" for n in region.ops):
         return POINTWISE_INTENTS
