@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from qimeng.actions import MAX_ALTERNATIVES, Context, check_schedule, kind_named
 from qimeng.actions.graph_kinds import fused_partition, fused_region
 from qimeng.device import DEVICES, Device
-from qimeng.envs.shares import bound_ms
+from qimeng.envs.shares import bound_ms, operator_bound_ms
 from qimeng.envs.task import Task
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import VIEWS, family
-from qimeng.graph.region import Region, make_region, split
+from qimeng.graph.region import Region, split
 from qimeng.interfaces import (
     Accuracy,
     Action,
@@ -285,8 +285,8 @@ def _region_ms(program: Program, region: Region, device: Device) -> float:
     if implementation.generated:
         share = int(implementation.digest[:8], 16) / 0xFFFFFFFF
         return bound_ms(region, device) / (0.5 + 0.45 * share) + LAUNCH_MS
-    singles = [make_region(region.graph, [n.name]) for n in region.ops if n.packet not in VIEWS]
-    return sum(bound_ms(r, device) + LAUNCH_MS for r in singles)
+    heavy = (n for n in region.ops if n.packet not in VIEWS)
+    return sum(operator_bound_ms(region.graph, n, device) + LAUNCH_MS for n in heavy)
 
 
 __all__ = [

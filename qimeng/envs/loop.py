@@ -53,7 +53,8 @@ def optimize(
     if task.start.fallback:
         return finish_opaque(session)
     try:
-        session.begin()
+        if not session.begin().ok:
+            return finish_unjudged(session)
         stopped = search.run(session)
     except KeyboardInterrupt:
         stopped = "interrupted"
@@ -104,6 +105,13 @@ def finish_opaque(session: Session) -> Result:
         notes.append(f"not timed: {evaluation.error}")
         evaluation = Evaluation(Gate.PASSED)
     return _result(session, State(task.start), evaluation, "opaque", notes)
+
+
+def finish_unjudged(session: Session) -> Result:
+    """The result where not even the start program passes: the computation as it was written, and why."""
+    task, evaluation = session.task, session.begin()
+    notes = [f"nothing could be judged, so it is returned as it was written: {evaluation.error}"]
+    return _result(session, State(task.whole or task.start), evaluation, "unjudged", notes)
 
 
 def _result(session: Session, winner: State, evaluation: Evaluation, stopped: str, notes: list[str]) -> Result:

@@ -43,7 +43,8 @@ class Result:
         cached: evaluations and final verifications that the store knew already.
         seconds: wall-clock seconds of the whole optimization.
         stopped: why the search ended: ``"stop"`` (the planner), ``"steps"``, ``"evaluations"``, ``"seconds"``,
-            ``"interrupted"``, ``"opaque"`` (it could not be captured, so there was nothing to search).
+            ``"interrupted"``, ``"opaque"`` (it could not be captured, so there was nothing to search),
+            ``"unjudged"`` (not even the start program passed the judge).
         notes: what a user should know, in sentences.
         program: the program; None in a result read from disk.
         reference: makes the reference module; None in a result read from disk.
@@ -104,8 +105,8 @@ class Result:
         lines.append(f"| evaluations | {self.evaluations} ({self.cached} from the store) |")
         lines.append(f"| seconds | {self.seconds:.1f} |")
         lines.append(f"| ended by | {self.stopped} |")
-        if self.notes:
-            lines += ["", *(f"- {note}" for note in self.notes)]
+        if self.notes or final.notes:
+            lines += ["", *(f"- {note}" for note in (*self.notes, *final.notes))]
         if self.steps:
             lines += ["", "| step | action | outcome | ms |", "|---|---|---|---|"]
             lines += [f"| {i} | {s.text} | {outcome_text(s)} | {_ms(s)} |" for i, s in enumerate(self.steps, 1)]

@@ -334,7 +334,7 @@ class Session:
                 return Step(action, Evaluation(Gate.WRITE, "the coder returned an empty patch", "coder"), False)
             program = patch.apply(before.program)
             step = Step(action, None, True, patch.digest())
-            known = carried(before.program, program, before.evaluation)
+            known = carried(before.program, program, before.evaluation, self.task.context.device)
             self._advance(program, known, step, RecipeStep.of(action, patch, ms=known.ms if known else None), False)
             return step
         note = f"{_text(action, before.program)}: {patch.note}" if patch.note else _text(action, before.program)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from qimeng.actions import action_text
 from qimeng.device import Device
+from qimeng.graph.opgraph import Node, OpGraph
 from qimeng.graph.ops import VIEWS, family, flops
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Evaluation
@@ -26,12 +27,20 @@ def bound_ms(region: Region, device: Device) -> float:
     Products of fp32 operands count at the fp32 rate, half types at the tensor cores' (datasheet peaks).
     """
     moved = region.bytes_moved() / (device.bandwidth_gbs * 1e6)
-    work = 0.0
-    for node in region.ops:
-        meta = next((m for m in node.metas if m is not None), None)
-        dtype = meta.dtype if meta is not None and family(node) == "gemm" else "float32"
-        work += flops(region.graph, node) / (device.peak_tflops(dtype) * 1e9)
-    return max(moved, work)
+    return max(moved, sum(_work_ms(region.graph, node, device) for node in region.ops))
+
+
+def operator_bound_ms(graph: OpGraph, node: Node, device: Device) -> float:
+    """The same for one operator that runs by itself."""
+    metas = [*(graph.meta(v) for v in node.operands()), *(m for m in node.metas if m is not None)]
+    moved = sum(m.bytes for m in metas) / (device.bandwidth_gbs * 1e6)
+    return max(moved, _work_ms(graph, node, device))
+
+
+def _work_ms(graph: OpGraph, node: Node, device: Device) -> float:
+    meta = next((m for m in node.metas if m is not None), None)
+    dtype = meta.dtype if meta is not None and family(node) == "gemm" else "float32"
+    return flops(graph, node) / (device.peak_tflops(dtype) * 1e9)
 
 
 def region_times(program: Program, evaluation: Evaluation | None, device: Device) -> dict[str, float]:
@@ -42,10 +51,10 @@ def region_times(program: Program, evaluation: Evaluation | None, device: Device
     return {r.id: bound_ms(r, device) for r in program.regions}
 
 
-def carried(before: Program, after: Program, evaluation: Evaluation | None) -> Evaluation | None:
+def carried(before: Program, after: Program, evaluation: Evaluation | None, device: Device) -> Evaluation | None:
     """What `evaluation` of `before` says about `after`, which computes the same on another partition.
 
-    The time of a region is shared out over its operators by the bytes they yield and summed again. Where a generated
+    The time of a region is shared out over its operators by their roofline bounds and summed again. Where a generated
     kernel was dropped the whole program's time is no longer known, and `timing` is None.
     """
     if evaluation is None:
@@ -53,7 +62,7 @@ def carried(before: Program, after: Program, evaluation: Evaluation | None) -> E
     by_node: dict[str, float] = {}
     for region in before.regions:
         ms = evaluation.region_ms.get(region.id)
-        weights = {n.name: _bytes(region, n.name) for n in region.ops if n.packet not in VIEWS}
+        weights = {n.name: operator_bound_ms(region.graph, n, device) for n in region.ops if n.packet not in VIEWS}
         total = sum(weights.values())
         if ms is None or not total:
             continue
@@ -83,7 +92,3 @@ def order_actions(
         return action.kind != "stop", -touched, action_text(action, program)
 
     return tuple(sorted(actions, key=key))
-
-
-def _bytes(region: Region, name: str) -> int:
-    return sum(m.bytes for m in region.graph.nodes[name].metas if m is not None)

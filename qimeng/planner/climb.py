@@ -1,4 +1,4 @@
-"""Hill climbing: greedy search that takes back a tuning step that made the program slower.
+"""Hill climbing: greedy search that takes back a tuning step that made the program no faster.
 
 Deals in one trajectory. Knows nothing about branches.
 """
@@ -11,7 +11,7 @@ from qimeng.planner.search import Search
 
 
 class HillClimb(Search):
-    """Observe, choose, step; a slower schedule is taken back, so that the next choice builds on the faster one.
+    """Observe, choose, step; a schedule that gains nothing is taken back: the next choice builds on the faster one.
 
     Only steps that replace the generated kernel of a region by another are taken back. A lowering or a fusion may slow
     a program down before its tuning pays, so those stand, as in the greedy search.
@@ -29,13 +29,13 @@ class HillClimb(Search):
         while (reason := session.exhausted()) is None:
             before = session.state
             session.step(self.planner.choose(session.observe()))
-            if _slower(before, session.state) and _retuned(before, session.state):
+            if _gains_nothing(before, session.state) and _retuned(before, session.state):
                 session.return_to(before)
         return reason
 
 
-def _slower(before: State, after: State) -> bool:
-    return before.ms is not None and after.ms is not None and after.ms > before.ms
+def _gains_nothing(before: State, after: State) -> bool:
+    return before.ms is not None and after.ms is not None and after.ms >= before.ms
 
 
 def _retuned(before: State, after: State) -> bool:

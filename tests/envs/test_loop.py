@@ -306,6 +306,14 @@ def test_where_even_the_start_is_slower_the_reference_is_returned(graph: OpGraph
     assert any("returned as it was written" in note for note in result.notes)
 
 
+def test_what_cannot_be_judged_is_returned_as_it_was_written(graph: OpGraph) -> None:
+    whole = Program(OpGraph({}, ()), (), {}, "# as written")
+    task = replace(fake_task(graph, FakeEvaluator(wrong=lambda p: "differs from run to run")), whole=whole)
+    result = optimize(task, scripted("lowering"))
+    assert (result.stopped, result.source, result.speedup) == ("unjudged", "# as written", None)
+    assert not result.evaluation.ok and "differs from run to run" in result.report()
+
+
 # ---- interruption and progress
 
 
