@@ -34,7 +34,7 @@ from qimeng.spec import KernelSpec
 PRELOAD = ("torch", "qimeng.envs.worker")
 """What the fork server imports: not Triton, which reads the environment when it is imported."""
 
-CALL_SECONDS = 60.0
+CALL_SECONDS = 30.0
 """After this a call counts as hung."""
 
 TRIALS = 3
@@ -117,25 +117,32 @@ class Interpreter:
         """
         if program.fallback:
             return Checked(None, "not checked: the program is the reference itself")
+        stage = self._reduced
         try:
-            smaller = self._reprinted(program)
+            smaller = program if stage.spec is self.spec else self._reprinted(program)
         except (CoderError, CaptureError) as error:
             return self._at_full_size(program, kernels, str(error))
-        note = f"checked at reduced size{self._reduced.remark}"
+        if smaller is program:
+            return self._at_full_size(program, kernels, "the computation has no smaller version")
+        if stage.largest > MOST_ELEMENTS:
+            return Checked(None, f"not checked: the smallest version has tensors of {stage.largest} elements")
+        note = f"checked {stage.remark}"
         lost = _generated(program) - _generated(smaller)
         if lost > 0:
-            note += f"; {lost} of {_generated(program)} kernels have no smaller version and were not checked"
-        return self._run(self._reduced, smaller, note)
+            note += f"; {lost} of {_generated(program)} kernels have no such version and were not checked"
+        return self._run(stage, smaller, note)
 
     # -- parts
 
     @cached_property
     def _reduced(self) -> _Stage:
-        return _Stage(self.spec.reduced())
+        small = self.spec.reduced()
+        remark = "at full size" if small is self.spec else "at reduced size"
+        if small.dtype == "bfloat16":  # the interpreter's bf16 arithmetic is silently wrong
+            return _Stage(small.with_(dtype="float32"), f"{remark} in float32 instead of bfloat16")
+        return _Stage(small, remark)
 
     def _reprinted(self, program: Program) -> Program:
-        if self._reduced.spec is self.spec:
-            return program
         for region in program.regions:
             implementation = program.implementation(region)
             if implementation.schedule is None and implementation != torch_implementation(region):
@@ -147,8 +154,7 @@ class Interpreter:
         return Program.start(self._reduced.graph)
 
     def _at_full_size(self, program: Program, kernels: Sequence[KernelFacts], reason: str) -> Checked:
-        graph = program.graph
-        largest = max((m.numel for n in graph.nodes.values() for m in n.metas if m is not None), default=0)
+        largest = largest_tensor(program.graph)
         blocks = max((k.blocks for k in kernels), default=0)
         if self.spec.dtype == "bfloat16":
             return Checked(None, f"not checked: {reason}, and the interpreter's bf16 arithmetic is wrong")
@@ -159,8 +165,8 @@ class Interpreter:
                 f"too large for the interpreter (at most {MOST_ELEMENTS} and {MOST_BLOCKS})",
             )
         if self._full is None:
-            self._full = _Stage(self.spec)
-        return self._run(self._full, program, "checked at full size")
+            self._full = self._reduced if self._reduced.spec is self.spec else _Stage(self.spec, "at full size")
+        return self._run(self._full, program, f"checked {self._full.remark}")
 
     def _run(self, stage: _Stage, program: Program, note: str) -> Checked:
         judge = Judge(stage.references, lambda: self._call_s)
@@ -179,27 +185,33 @@ class Interpreter:
 
 
     def _drawn(self, references: References) -> Iterable[Trial]:
-        """Trials while there is time, at least one."""
+        """Trials while there is time, at least one; one with changed parameters first, since it shows more."""
+        trials = sorted(references.trials(self._trials), key=lambda t: t.draw.parameter_seed is None)
         began = time.monotonic()
-        for number, trial in enumerate(references.trials(self._trials)):
+        for number, trial in enumerate(trials):
             if number and (time.monotonic() - began) * (1 + 1 / number) > CHECK_SECONDS:
                 return
             yield trial
 
 
 class _Stage:
-    """A specification at the size at which programs are checked, with its references."""
+    """A specification at the size at which programs are checked, with its references.
 
-    def __init__(self, spec: KernelSpec):
-        self.remark = ""
-        self.spec = spec
-        if spec.dtype == "bfloat16":  # the interpreter's bf16 arithmetic is silently wrong
-            self.spec = spec.with_(dtype="float32")
-            self.remark = ", in float32 instead of bfloat16,"
+    Args:
+        spec: the specification.
+        remark: how it differs from the one that is optimized, in words.
+    """
+
+    def __init__(self, spec: KernelSpec, remark: str):
+        self.spec, self.remark = spec, remark
 
     @cached_property
     def graph(self) -> OpGraph:
         return capture(self.spec.module, lambda: self.spec.inputs(0))
+
+    @property
+    def largest(self) -> int:
+        return largest_tensor(self.graph)
 
     @cached_property
     def references(self) -> References:
@@ -243,6 +255,11 @@ def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
         return x
     bits = x.contiguous().view(torch.int32)
     return torch.where(x.isfinite(), ((bits + 0x1000) & -0x2000).view(torch.float32), x)
+
+
+def largest_tensor(graph: OpGraph) -> int:
+    """Elements of the largest tensor of `graph`."""
+    return max((m.numel for node in graph.nodes.values() for m in node.metas if m is not None), default=0)
 
 
 def _generated(program: Program) -> int:

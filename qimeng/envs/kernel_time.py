@@ -108,7 +108,7 @@ def region_ms(
             ms = _product_ms(kernel, region, work, hot, implementation.schedule, facts, device)
         else:
             ms = _moving_ms(kernel, hot, implementation.schedule, facts, device)
-        total += kernel.launches * max(LAUNCH_MS, ms)
+        total += kernel.launches * (LAUNCH_MS + ms)
     return total
 
 

@@ -41,7 +41,7 @@ L2_USABLE = 0.5
 """Share of the L2 cache that a producer's output may fill to be still there when the next kernel reads it."""
 
 LAUNCH_MS = 0.003
-"""A kernel in a stream of kernels takes at least this long."""
+"""What a kernel in a stream of kernels takes beside its work."""
 
 _READS = {
     "aten._softmax": 3,
@@ -109,7 +109,7 @@ def node_ms(graph: OpGraph, node: Node, device: Device, mode: str = "default") -
     work = product_flops(graph, node)
     if work:
         rate = product_tflops(graph, node, device, mode) * 1e9
-        return max(LAUNCH_MS, read + written / PRODUCT_WRITE_SHARE + work / rate)
+        return LAUNCH_MS + read + written / PRODUCT_WRITE_SHARE + work / rate
     memory = read + written / COPY_SHARE
     if node.packet in _READS and operands:
         size = graph.meta(operands[0]).bytes / (bandwidth * COPY_SHARE)
@@ -120,7 +120,7 @@ def node_ms(graph: OpGraph, node: Node, device: Device, mode: str = "default") -
     if node.packet in _BLOCK_SHARES and operands:
         rows = graph.meta(operands[0]).numel / max(_row(graph, node), 1)
         share = min(share, rows * _BLOCK_SHARES[node.packet])
-    return max(LAUNCH_MS, memory / share)
+    return LAUNCH_MS + memory / share
 
 
 def floor_ms(graph: OpGraph, device: Device, mode: str = "default") -> float:
