@@ -69,11 +69,13 @@ class Compiled:
     Attributes:
         kernels: those that were compiled; empty where compiling ahead did not work and is left to the first launch.
         error: why it cannot be compiled at all.
+        failure: class of that: ``"compile"``, or what became of the process.
         seconds: wall seconds it took.
     """
 
     kernels: tuple[Kernel, ...] = ()
     error: str | None = None
+    failure: str = "compile"
     seconds: float = 0.0
 
 
@@ -114,20 +116,23 @@ def compile_ahead(
         ready = {fd for fd, _ in poll.poll(max(first - time.monotonic(), 0) * 1000)}
         for number, (process, deadline) in list(running.items()):
             if {process.channel_fd, process.status_fd} & ready or time.monotonic() >= deadline:
-                results[number] = _finish(process, deadline)
+                results[number] = _finish(process, deadline, timeout_s)
                 del running[number]
     return [r for r in results if r is not None]
 
 
-def _finish(process: Process, deadline: float) -> Compiled:
+def _finish(process: Process, deadline: float, timeout_s: float) -> Compiled:
     try:
         data, _ = process.answer(max(deadline - time.monotonic(), 0.0))
         kernels = tuple(Kernel(**k) for k in data["kernels"])
-        return Compiled(kernels, data["error"], data["seconds"])
+        return Compiled(kernels, data["error"], seconds=data["seconds"])
     except WorkerFailed as failed:
-        return Compiled(error=f"the compiler {failed}")
+        if failed.kind == "timeout":
+            return Compiled(error=f"not compiled within {timeout_s:g} s", failure="timeout")
+        kind = "compile" if failed.kind == "error" else failed.kind
+        return Compiled(error=f"while it was compiled: {failed}", failure=kind)
     except (TypeError, KeyError) as error:
-        return Compiled(error=f"the compiling process sent no result: {error}")
+        return Compiled(error=f"the compiling process sent no result: {error}", failure="protocol")
     finally:
         process.kill()
 

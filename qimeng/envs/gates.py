@@ -122,10 +122,10 @@ class Run:
             known.update(zip(jobs, results, strict=True))
         for i, keys in wanted.items():
             results = [known[key] for key in keys]
-            failed = next((r.error for r in results if r.error), None)
+            failed = next((r for r in results if r.error), None)
             too_much = next((t for r in results if (t := over_limit(r, self.owner.device))), None)
-            if failed:
-                self.refused[i] = Refusal(Gate.COMPILE, "compile", failed)
+            if failed is not None:
+                self.refused[i] = Refusal(Gate.COMPILE, failed.failure, failed.error or "")
             elif too_much:
                 self.refused[i] = Refusal(Gate.RESOURCES, "resources", too_much)
             self.resources[i] = resources_of(results)

@@ -7,7 +7,6 @@ the judge's own clock. Knows nothing about gates, patches or compilers.
 from __future__ import annotations
 
 import os
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,8 +28,6 @@ CLOCK_FROM_MS = 1.0
 """Calls shorter than this are not held against the judge's clock: hand-over takes as long as they do."""
 CLOCK_SLACK_MS = 0.2
 """What hand-over may take longer than when it was measured."""
-CLOCK_TRIES = 3
-"""Calls made before the clocks are said to differ; a busy host delays one, a cheat delays all."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +143,8 @@ class Judge:
     def check_clock(self, worker: Process, trials: Iterable[Trial], device_ms: float) -> Verdict:
         """Hold an event time against the judge's own clock, which stops after its copy of the output.
 
+        A busy host delays one call, a cheat delays all.
+
         Args:
             worker: with the program loaded.
             trials: one call for each, until one agrees; the outputs are checked as well.
@@ -157,6 +156,7 @@ class Judge:
             if verdict.failure != "clock":
                 break
         return verdict
+
     def compare(
         self,
         answer: tuple[Any, list[int]],
@@ -249,38 +249,38 @@ class Judge:
 
     def _check_clock(self, worker: Process, trial: Trial, device_ms: float) -> Verdict:
         """One call; what handing over takes is measured by handing the same output over again, and subtracted."""
-        leaves = [leaf for leaf in self.references.facts.leaves if leaf.is_tensor]
-        outer = math.inf
-        for _ in range(CLOCK_TRIES):
-            worker.call("arm", self.limit_s, draw=trial.draw)
-            copies, whole = self._timed(lambda: worker.call("fire", self.limit_s, number=0), leaves)
-            _, overhead = self._timed(lambda: worker.call("again", self.limit_s, number=0), leaves)
-            outer = min(outer, whole - overhead)
-            wrong = next((t for c, e in zip(copies, trial.outputs, strict=True) if (t := accuracy.check(c, e)[1])), None)
-            del copies
-            worker.call("release", self.limit_s)
-            if wrong:
-                return Verdict(failure="wrong", error=f"the output that the judge copied at once is wrong: {wrong}")
-            if device_ms >= CLOCK_SHARE * (outer - CLOCK_SLACK_MS):
-                return Verdict()
-        text = f"events say {device_ms:.3f} ms a call, the judge's clock says {outer:.3f} ms"
-        return Verdict(failure="clock", error=text)
+        copies = [torch.zeros_like(e.value) for e in trial.outputs]
+        worker.call("arm", self.limit_s, draw=trial.draw)
+        whole = self._timed(lambda: worker.call("fire", self.limit_s, number=0), copies)
+        wrong = next((t for c, e in zip(copies, trial.outputs, strict=True) if (t := accuracy.check(c, e)[1])), None)
+        outer = whole - min(self._timed(lambda: worker.call("again", self.limit_s, number=0), copies) for _ in range(2))
+        worker.call("release", self.limit_s)
+        if wrong:
+            return Verdict(failure="wrong", error=f"the output that the judge copied at once is wrong: {wrong}")
+        if device_ms < CLOCK_SHARE * (outer - CLOCK_SLACK_MS):
+            text = f"events say {device_ms:.3f} ms a call, the judge's clock says {outer:.3f} ms"
+            return Verdict(failure="clock", error=text)
+        return Verdict()
 
-    def _timed(
-        self, call: Callable[[], tuple[Any, list[int]]], leaves: Sequence[Leaf]
-    ) -> tuple[list[torch.Tensor], float]:
-        """The judge's copies of what `call` hands over, and milliseconds until they were there."""
+    def _timed(self, call: Callable[[], tuple[Any, list[int]]], copies: Sequence[torch.Tensor]) -> float:
+        """Copy what `call` hands over; milliseconds until the copies were there."""
+        leaves = [leaf for leaf in self.references.facts.leaves if leaf.is_tensor]
+        self._synchronize()
         began = time.perf_counter()
         data, files = call()
         try:
-            copies = [x.clone() for x in take(data["tensors"], files, leaves)]
+            for copy, x in zip(copies, take(data["tensors"], files, leaves), strict=True):
+                copy.copy_(x)
         except (Malformed, KeyError, TypeError) as error:
             raise WorkerFailed("protocol", f"the answer makes no sense: {error}") from error
         finally:
             _close(files)
+        self._synchronize()
+        return (time.perf_counter() - began) * 1e3
+
+    def _synchronize(self) -> None:
         if self.references.device.type == "cuda":
             torch.cuda.synchronize(self.references.device)
-        return copies, (time.perf_counter() - began) * 1e3
 
 
 def _leaf_of(tensor: torch.Tensor) -> Leaf:

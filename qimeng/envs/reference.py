@@ -345,12 +345,18 @@ def move_one_ulp(inputs: Sequence[Any], eps: float) -> None:
     """Multiply floating inputs by 1 + eps or 1 - eps, element by element, in place."""
     for x in _tensors(inputs):
         if x.is_floating_point() and x.numel():
-            flat = x.view(-1) if x.is_contiguous() else x.unsqueeze(0)
-            for start in range(0, flat.shape[0], accuracy.BLOCK):
+            if not x.is_contiguous():
+                x.mul_(1 + eps * _signs(x.shape, x))
+                continue
+            flat = x.view(-1)
+            signs = _signs((min(flat.numel(), accuracy.BLOCK),), x)
+            for start in range(0, flat.numel(), accuracy.BLOCK):
                 part = flat[start : start + accuracy.BLOCK]
-                part *= (
-                    1 + eps * (torch.randint(0, 2, part.shape, device=part.device, dtype=torch.int8) * 2.0 - 1).double()
-                )
+                part.addcmul_(part, signs[: part.numel()], value=eps)
+
+
+def _signs(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    return torch.randint(0, 2, tuple(shape), device=like.device, dtype=torch.int8).to(like.dtype).mul_(2).sub_(1)
 
 
 def _aliases(x: torch.Tensor, inputs: Sequence[Any]) -> bool:

@@ -188,10 +188,10 @@ class Worker:
         self._collect()
 
     def arm(self, draw: Draw) -> None:
-        """Make inputs ready for `fire`, and warm up on others."""
+        """Make inputs ready for `fire`; a call on others leaves behind the memory that the call will need."""
         self._set_parameters(draw.parameter_seed)
-        self.model(*self._inputs(Draw(draw.seed ^ 1, draw.distribution)))
         self.armed = self._inputs(draw)
+        self.model(*self._inputs(Draw(draw.seed ^ 1, draw.distribution)))
         self.stopwatch.synchronize()
 
     def fire(self, number: int) -> Answer:
