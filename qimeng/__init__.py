@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qimeng.api import plan_and_code
     from qimeng.device import DEVICES, Device
-    from qimeng.envs.loop import optimize
     from qimeng.envs.result import Result
-    from qimeng.envs.session import Budget, Progress, Session
+    from qimeng.envs.session import Progress
     from qimeng.errors import (
         CoderError,
         DeviceError,
@@ -33,7 +32,6 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Action": "qimeng.interfaces",
-    "Budget": "qimeng.envs.session",
     "Coder": "qimeng.interfaces",
     "CoderError": "qimeng.errors",
     "DEVICES": "qimeng.device",
@@ -53,11 +51,9 @@ _HOME = {
     "ReplayError": "qimeng.errors",
     "Request": "qimeng.interfaces",
     "Result": "qimeng.envs.result",
-    "Session": "qimeng.envs.session",
     "SpecError": "qimeng.errors",
     "Store": "qimeng.store",
     "StoreError": "qimeng.errors",
-    "optimize": "qimeng.envs.loop",
     "plan_and_code": "qimeng.api",
 }
 
@@ -77,7 +73,6 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Action",
-    "Budget",
     "Coder",
     "CoderError",
     "DEVICES",
@@ -97,11 +92,9 @@ __all__ = [
     "ReplayError",
     "Request",
     "Result",
-    "Session",
     "SpecError",
     "Store",
     "StoreError",
     "__version__",
-    "optimize",
     "plan_and_code",
 ]

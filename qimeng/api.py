@@ -5,6 +5,7 @@ Deals in defaults. Knows nothing about how any part works.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ def plan_and_code(
     Args:
         spec: a `KernelSpec`, an `nn.Module`, a function, or the path of a KernelBench-style file.
         inputs: example inputs, where `spec` is a module or a function.
-        seconds: wall-clock budget.
+        seconds: wall-clock budget, capture and final verification included.
         evaluations: most programs sent to the judge before the final verification.
         planner: ``"heuristic"``, ``"random"``, or a `Planner`.
         coder: ``"template"``, or a `Coder`.
@@ -70,11 +71,11 @@ def plan_and_code(
         DeviceError: an unknown device.
         ValueError: an unknown planner, coder or search.
     """
-    chosen = make_search(search, planner)
+    began, chosen = time.monotonic(), make_search(search, planner)
     opened = Store(store) if isinstance(store, str | Path) else store
     task = make_task(spec, inputs, coder=coder, evaluator=evaluator, device=device, mode=mode, store=opened)
     try:
-        return optimize(task, chosen, Budget(seconds, evaluations), opened, on_step)
+        return optimize(task, chosen, Budget(seconds, evaluations), opened, on_step, began=began)
     finally:
         if evaluator is None:
             task.evaluator.close()

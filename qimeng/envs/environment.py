@@ -99,7 +99,8 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
     `tasks`: a `Task` or several; `reward`: a `Reward`; `max_steps`: longest episode; `repairs`: times that a refused
     patch is repaired; `store`: where every attempt is recorded; `render_mode`: ``"ansi"`` or None.
 
-    With a replaying evaluator (`qimeng.envs.replay`) it is deterministic. `fork()` gives an equal, independent copy;
+    Each episode judges anew what no store knows: give `make_task` a store, so that a program is judged once. With a
+    replaying evaluator (`qimeng.envs.replay`) it is deterministic. `fork()` gives an equal, independent copy;
     `state` is one line of JSON that holds the recipe of the present program.
 
     ## References

@@ -36,6 +36,7 @@ def optimize(
     store: Store | None = None,
     on_step: Callable[[Progress], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    began: float | None = None,
 ) -> Result:
     """Improve `task.start` step by step and return the best program that passes the final verification.
 
@@ -48,8 +49,9 @@ def optimize(
         store: where every attempt is recorded.
         on_step: told what is going on.
         clock: seconds, monotonic.
+        began: the clock's time when the budget's seconds began; now by default.
     """
-    session = Session(task, budget, store, on_step, clock)
+    session = Session(task, budget, store, on_step, clock, began)
     if task.start.fallback:
         return finish_opaque(session)
     try:

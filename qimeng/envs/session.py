@@ -167,6 +167,7 @@ class Session:
         store: where every attempt is recorded; None records nothing.
         on_step: told what is going on.
         clock: seconds, monotonic.
+        began: the clock's time when the budget's seconds began; now by default.
 
     Attributes:
         state: where this branch stands.
@@ -181,9 +182,10 @@ class Session:
         store: Store | None = None,
         on_step: Callable[[Progress], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        began: float | None = None,
     ):
         self.task, self.store, self.on_step = task, store, on_step
-        self.ledger = Ledger(budget or Budget(), clock, clock())
+        self.ledger = Ledger(budget or Budget(), clock, clock() if began is None else began)
         self.state = State(task.start)
         self.cut = 0
         self._legal: dict[tuple[object, ...], tuple[Action, ...]] = {}

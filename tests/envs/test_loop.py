@@ -219,6 +219,13 @@ def test_seconds_end_the_search_and_leave_time_to_verify(graph: OpGraph) -> None
     assert result.seconds == pytest.approx(20, abs=2)
 
 
+def test_the_seconds_may_have_begun_before(graph: OpGraph) -> None:
+    clock = FakeClock()
+    clock.now = 100.0
+    session = Session(fake_task(graph), Budget(seconds=60), clock=clock, began=30.0)
+    assert session.ledger.seconds_left == -10 and session.exhausted() == "seconds"
+
+
 def test_the_same_question_is_asked_once(graph: OpGraph) -> None:
     class Listening(FakeEvaluator):
         asked: list[str] = []
