@@ -42,7 +42,7 @@ def optimize(
     evaluations: Annotated[int, typer.Option(help="Most programs sent to the judge.")] = 40,
     planner: Annotated[str, typer.Option(help="Who chooses: heuristic or random.")] = "heuristic",
     coder: Annotated[str, typer.Option(help="Who writes: template.")] = "template",
-    search: Annotated[str, typer.Option(help="How steps are searched: greedy or beam.")] = "greedy",
+    search: Annotated[str, typer.Option(help="How steps are searched: greedy, climb or beam.")] = "greedy",
     device: Annotated[
         str, typer.Option(help="Name of a device (`qimeng devices`); this machine's GPU by default.")
     ] = "",
