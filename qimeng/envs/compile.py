@@ -24,6 +24,7 @@ from qimeng.envs.channel import Channel
 from qimeng.envs.forkserver import ForkServer, Process, WorkerFailed
 from qimeng.envs.kernels import implementation_source, load_kernels
 from qimeng.envs.service import Refused, explain, serve
+from qimeng.envs.triton_cache import NO_LINK, adopt_shared_cache, warm_up
 from qimeng.graph.opgraph import Meta
 from qimeng.graph.region import Region
 from qimeng.interfaces import Resources
@@ -170,22 +171,9 @@ def over_limit(result: Compiled, device: Device) -> str | None:
 # -- in the compiling process
 
 
-def warm_up() -> None:
-    """Do once, before forking, what every compilation needs: hash Triton's own files, ask ptxas for its version.
-
-    An operator on a tensor without data makes PyTorch import sympy, which takes longer than compiling a kernel.
-    """
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler.compiler import make_backend
-    from triton.runtime.cache import triton_key
-
-    torch.empty_like(torch.empty(1, device="meta"))
-    triton_key()
-    make_backend(GPUTarget("cuda", 90, 32)).hash()
-
-
 def main(channel: Channel, device: Device) -> None:
     """Answer one command, `build`."""
+    adopt_shared_cache()
     serve(channel, {"build": lambda job: _build(job, device)})
 
 
@@ -290,12 +278,11 @@ class _NoDriver:
 
 def _build_launcher(kernel: Any) -> None:
     """Compile the C stub that launches the kernel; without a CUDA driver it cannot be linked and is left out."""
-    try:
-        from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
+    from triton.backends.nvidia.driver import CudaLauncher
 
-        CudaUtils()
+    try:
         CudaLauncher(kernel.src, kernel.metadata)
-    except (AssertionError, OSError, ImportError, RuntimeError, subprocess.CalledProcessError, AttributeError):
+    except NO_LINK:
         return
 
 
@@ -331,4 +318,4 @@ def _from_binary(kernel: Any) -> tuple[int | None, int | None]:
     return numbers["REG"], max(numbers.get("STACK", 0), numbers.get("LOCAL", 0))
 
 
-__all__ = ["Compiled", "Job", "Kernel", "compile_ahead", "job_of", "over_limit", "resources_of"]
+__all__ = ["Compiled", "Job", "Kernel", "compile_ahead", "job_of", "over_limit", "resources_of", "warm_up"]

@@ -32,7 +32,7 @@ from typing import Any
 from qimeng.envs.channel import MAX_REPLY, Channel, Closed, Late, Malformed, pack, unpack, unpack_reply
 from qimeng.errors import QimengError
 
-PRELOAD = ("torch", "qimeng.envs.worker", "qimeng.envs.compile:warm_up")
+PRELOAD = ("torch", "qimeng.envs.worker", "qimeng.envs.compile", "qimeng.envs.triton_cache:warm_up")
 """Modules that the server imports before it forks; after a colon, a function that it calls."""
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_", "LD_LIBRARY", "CUDA", "NVIDIA", "TORCH", "PYTORCH", "TRITON", "OMP_", "TZ")
 """Prefixes of the environment variables that processes get; all else (tokens, keys) stays with the judge."""
@@ -138,11 +138,17 @@ class Process:
         size = os.fstat(self._log_fd).st_size
         return os.pread(self._log_fd, limit, max(size - limit, 0)).decode(errors="replace")
 
-    def kill(self) -> None:
-        """End it and all its descendants, and remove its folder; harmless when it has ended."""
+    def kill(self, wait: bool = True) -> None:
+        """End it and all its descendants, and remove its folder; harmless when it has ended.
+
+        Args:
+            wait: whether to wait for its end, which takes as long as giving its memory back; else call `kill` again.
+        """
         if self._status_fd < 0:
             return
         self._server.kill(self._token)
+        if not wait:
+            return
         if self._ended is None:
             select.select([self._status_fd], [], [], 10.0)
             self._read_status()

@@ -197,9 +197,9 @@ class Run:
         return self.worker
 
     def drop_worker(self) -> None:
-        """End the worker."""
+        """End the worker; the evaluator waits for its end before the next one gets to work."""
         if self.worker is not None:
-            self.worker.kill()
+            self.owner.let_go(self.worker)
             self.worker = None
 
     # -- parts

@@ -34,7 +34,8 @@ from qimeng.interfaces import Evaluation, Evaluator, Gate, Patch, Timing
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
 
-SEARCH = Effort()
+SEARCH = Effort(min_ms=20.0)
+"""Effort of timing a program during a search."""
 FINAL = Effort(min_ms=3.0, min_calls=5, limit_s=0.15, warmup=2)
 """Effort of one round of the final timing; candidate and baselines take turns."""
 FINAL_ROUNDS = 5
@@ -99,6 +100,7 @@ class GpuEvaluator(Evaluator):
         self._cache = self._new_cache()
         self._known: dict[tuple[str, str], Compiled] = {}
         self._spare: Process | None = None
+        self._ending: list[Process] = []
         self._spare_cache = ""
         self._prefetch(self._cache)
         with self._alone():
@@ -152,6 +154,8 @@ class GpuEvaluator(Evaluator):
     def close(self) -> None:
         """End the processes of this evaluator and remove its folder."""
         self._drop_spare()
+        while self._ending:
+            self._ending.pop().kill()
         self.baselines_process.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock is not None:
@@ -169,6 +173,11 @@ class GpuEvaluator(Evaluator):
         worker = self.server.start("qimeng.envs.worker:main", setup, environment={"TRITON_CACHE_DIR": cache})
         worker.send("ready")
         return worker
+
+    def let_go(self, worker: Process) -> None:
+        """End a worker without waiting for its end."""
+        worker.kill(wait=False)
+        self._ending.append(worker)
 
     # -- parts
 
@@ -197,6 +206,7 @@ class GpuEvaluator(Evaluator):
         finally:
             run.drop_worker()
             self._prefetch(self._cache)
+            self.references.tidy()
 
     def _told(self, run: Run, found: Evaluation) -> Evaluation:
         return replace(found, configurations=len(run.candidates), seconds=dict(run.clock.seconds))
@@ -228,6 +238,8 @@ class GpuEvaluator(Evaluator):
         worker, self._spare = self._spare, None
         assert worker is not None
         worker.answer(START_S)
+        while self._ending:
+            self._ending.pop().kill()
         return worker
 
     def _prefetch(self, cache: str) -> None:

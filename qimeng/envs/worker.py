@@ -26,6 +26,7 @@ from qimeng.envs.modes import set_mode
 from qimeng.envs.regions import inputs_of_region, time_regions
 from qimeng.envs.service import Answer, Refused, serve
 from qimeng.envs.timing import DeviceLock, Effort, Samples, Stopwatch
+from qimeng.envs.triton_cache import adopt_shared_cache
 from qimeng.program.program import Implementation
 from qimeng.spec import KernelSpec, perturb_parameters
 
@@ -65,6 +66,7 @@ class Draw:
 def main(channel: Channel, setup: Setup) -> None:
     """Open the device, then answer the judge."""
     set_mode(setup.mode)
+    adopt_shared_cache()
     device = torch.device(setup.device)
     with alone_on(setup.lock):
         open_device(device)

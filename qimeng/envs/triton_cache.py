@@ -1,0 +1,60 @@
+"""What every process that compiles or launches Triton kernels needs, done once in the server that it is forked from.
+
+Deals in Triton's own files: hashes of them, its C module for talking to CUDA, cache folders. Knows nothing about
+kernels.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import torch
+
+NO_LINK = (AssertionError, OSError, ImportError, RuntimeError, subprocess.CalledProcessError, AttributeError)
+"""What Triton raises where its C code cannot be compiled or linked, as on a machine without a CUDA driver."""
+
+_SHARED: list[str] = []
+"""Triton's cache folder of the server: its C module is in it, and no kernel."""
+
+
+def warm_up() -> None:
+    """Hash Triton's own files, ask ptxas for its version, build the C module; for a server, before it forks.
+
+    An operator on a tensor without data makes PyTorch import sympy, which takes longer than compiling a kernel.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.cache import triton_key
+
+    torch.empty_like(torch.empty(1, device="meta"))
+    triton_key()
+    make_backend(GPUTarget("cuda", 90, 32)).hash()
+    _SHARED.append(os.path.join(os.getcwd(), "triton"))
+    before = os.environ.get("TRITON_CACHE_DIR")
+    os.environ["TRITON_CACHE_DIR"] = _SHARED[0]
+    _build_c_module()
+    if before is None:
+        del os.environ["TRITON_CACHE_DIR"]
+    else:
+        os.environ["TRITON_CACHE_DIR"] = before
+
+
+def adopt_shared_cache() -> None:
+    """Put what the server has built into this process's own cache folder, if that is empty."""
+    own = os.environ.get("TRITON_CACHE_DIR", "")
+    if own and _SHARED and os.path.isdir(_SHARED[0]) and not os.listdir(own):
+        shutil.copytree(_SHARED[0], own, dirs_exist_ok=True)
+
+
+def _build_c_module() -> None:
+    from triton.backends.nvidia.driver import CudaUtils
+
+    try:
+        CudaUtils()
+    except NO_LINK:
+        return
+
+
+__all__ = ["NO_LINK", "adopt_shared_cache", "warm_up"]
