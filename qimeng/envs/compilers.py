@@ -25,7 +25,7 @@ from qimeng.program.program import Program
 COMPILE_SECONDS = 60.0
 """After this a compilation counts as hung."""
 
-PRELOAD = ("torch", "triton", "triton.compiler", "triton.backends.nvidia.compiler", "qimeng.envs.warm_triton", __name__)
+PRELOAD = ("torch", __name__, "qimeng.envs.crosscompile:warm_up")
 """What a fork server should have imported for a compilation to start at once."""
 
 
@@ -45,18 +45,21 @@ def jobs_of(program: Program) -> tuple[KernelJob, ...]:
     return tuple(dict.fromkeys(j for j in found if j is not None))
 
 
-def compile_program(program: Program, device: Device, cache_dir: str | None = None) -> Compiled:
+def compile_program(
+    program: Program, device: Device, cache_dir: str | None = None, server: ForkServer | None = None
+) -> Compiled:
     """Compile all kernels of `program` for `device`, each implementation in a process of its own.
 
     Args:
         program: whose kernels.
         device: what to compile for.
         cache_dir: Triton's cache folder; None for its own default.
+        server: a warm fork server (see `PRELOAD`); one is started for the call where None.
 
     Raises:
         CompileFailure: what went wrong, and where.
     """
-    with Compilers(device, cache_dir) as compilers:
+    with Compilers(device, cache_dir, server=server) as compilers:
         found = compilers.compile(jobs_of(program))
     for result in found:
         if isinstance(result, CompileFailure):

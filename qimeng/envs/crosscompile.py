@@ -112,6 +112,22 @@ class KernelJob:
     prepare_inputs: tuple[int, ...] = ()
 
 
+def warm_up() -> None:
+    """Do once, in the server before it forks, what every compilation needs.
+
+    Triton's cache keys hold a hash of its own binaries (about a second) and the version of ptxas; the first operator on
+    a tensor without data imports sympy.
+    """
+    import torch
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.cache import triton_key
+
+    torch.empty_like(torch.empty(1, device="meta"))
+    triton_key()
+    make_backend(GPUTarget("cuda", 90, 32)).hash()
+
+
 def compile_here(job: KernelJob, device: Device) -> Compiled:
     """Compile all kernels that `job` launches, in this process, which stands for `device` from then on.
 
@@ -329,4 +345,4 @@ def _registers(compiled: Any) -> tuple[int | None, int | None]:
     return (int(found[1]), int(found[2]) + int(found[3])) if found else (None, None)
 
 
-__all__ = ["CompileFailure", "Compiled", "KernelFacts", "KernelJob", "compile_here", "dot_types"]
+__all__ = ["CompileFailure", "Compiled", "KernelFacts", "KernelJob", "compile_here", "dot_types", "warm_up"]

@@ -11,14 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from qimeng.device import DEVICES
-from qimeng.envs.compilers import PRELOAD, Compilers
+from qimeng.envs.compilers import PRELOAD, Compilers, compile_program
 from qimeng.envs.crosscompile import CompileFailure, KernelFacts, KernelJob, dot_types
 from qimeng.envs.forkserver import ForkServer
 from qimeng.envs.kernels import HEADER
 from qimeng.envs.resources import largest, refusal
+from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import Meta
+from qimeng.program.program import Implementation, Program
+from qimeng.spec.origin import FunctionModule
 
 H200 = DEVICES["h200"]
 
@@ -170,6 +174,23 @@ def test_a_later_launch_finds_the_binary(server: ForkServer, tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [True, False], "10^6 and 16 are multiples of 16 and share a kernel, 17 does not"
+
+
+def test_the_kernels_of_a_program(server: ForkServer, tmp_path: Path) -> None:
+    """Equal regions are one implementation, compiled once; what runs on PyTorch has no kernels."""
+    shapes = (torch.empty(64, 64, dtype=torch.float32, device="meta"),)
+    graph = capture(lambda: FunctionModule(lambda x: torch.relu(torch.relu(x) @ x)), lambda: shapes)
+    program = Program.start(graph)
+    assert compile_program(program, H200, str(tmp_path), server) == ()
+    first = program.regions[0]
+    scaled = Implementation("triton", ADD.removeprefix(HEADER).replace("add(x, scale)", "add(x, scale=2.0)"), "add")
+    program = program.with_implementation(first.id, scaled)
+    assert program.implementation(program.regions[2]).generated, "the other relu is equal"
+    facts = compile_program(program, H200, str(tmp_path), server)
+    assert [(k.name, k.grid) for k in facts] == [("add_kernel", (4, 1, 1))]
+    broken = Implementation("triton", scaled.source.replace("tl.program_id(0)", "tl.program(0)"), "add")
+    with pytest.raises(CompileFailure, match="add_kernel"):
+        compile_program(program.with_implementation(first.id, broken), H200, str(tmp_path), server)
 
 
 KERNEL = KernelFacts("k", False, (1, 1, 1), 1, 4, 128, 3, 1024, 64, 0, 0)

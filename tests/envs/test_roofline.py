@@ -18,7 +18,7 @@ from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Facts
 from qimeng.program.program import Implementation, Program
 from qimeng.program.schedule import Schedule
-from qimeng.spec.spec import FunctionModule
+from qimeng.spec.origin import FunctionModule
 
 H200, A100 = DEVICES["h200"], DEVICES["a100"]
 
