@@ -75,6 +75,7 @@ class Run:
         refused: number of a candidate to why it does not go on.
         resources: number of a candidate to what its kernels need.
         times: number of a candidate to milliseconds of the region alone.
+        gate: the gate that the program at hand has reached.
     """
 
     owner: GpuEvaluator
@@ -87,6 +88,7 @@ class Run:
     refused: dict[int, Refusal] = field(default_factory=dict)
     resources: dict[int, Resources] = field(default_factory=dict)
     times: dict[int, float] = field(default_factory=dict)
+    gate: Gate = Gate.WRITE
 
     def __post_init__(self) -> None:
         """Apply the patch, once for each alternative."""
@@ -163,11 +165,12 @@ class Run:
             close = self.times.get(i, 0.0) <= self.times.get(order[0], 0.0) * (1 + CLOSE)
             if best is not None and (place >= FINALISTS or not close):
                 break
+            self.gate = Gate.PROGRAM
             try:
                 found = self._whole(i, rounds)
             except WorkerFailed as failed:
                 self.drop_worker()
-                self.refused[i] = Refusal(Gate.PROGRAM, failed.kind, str(failed))
+                self.refused[i] = Refusal(self.gate, failed.kind, str(failed))
                 continue
             if found is not None and (best is None or (found.ms or 0) < (best.ms or 0)):
                 best = found
@@ -263,6 +266,7 @@ class Run:
         if verdict.failure is not None:
             self.refused[i] = Refusal(Gate.PROGRAM, verdict.failure, verdict.error or "")
             return None
+        self.gate = Gate.TIMING
         with self.clock.part("time"):
             samples, eager = rounds(worker)
             timing = samples.timing()
@@ -293,7 +297,7 @@ class Run:
             return Refusal(Gate.TIMING, "too-fast", text)
         if timing.device_ms < CLOCK_FROM_MS:
             return None
-        verdict = owner.judge.check_clock(worker, owner.references.trials(3), timing.device_ms)
+        verdict = owner.judge.check_clock(worker, owner.references.fresh(3), timing.device_ms)
         if verdict.failure is not None:
             return Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
         return None

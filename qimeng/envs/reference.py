@@ -122,13 +122,20 @@ class References:
         names = [d for d in self.distributions[1:] if d not in self.dropped]
         self._choose.shuffle(names)
         kinds = [("given", False), ("given", True)] + [(name, True) for name in names] + [("given", True)] * count
-        done = 0
+        given: list[Trial] = []
         for distribution, perturbed in kinds:
-            if done == count:
+            if len(given) == count:
                 return
-            trial = self._draw(distribution, perturbed and self.has_state)
+            trial = self._draw(distribution, perturbed and self.has_state, given)
             if trial is not None:
-                done += 1
+                given.append(trial)
+                yield trial
+
+    def fresh(self, count: int) -> Iterable[Trial]:
+        """New trials on inputs as given, which no process has seen."""
+        for _ in range(count):
+            trial = self.make(self._new_draw("given", self.has_state))
+            if trial is not None:
                 yield trial
 
     def every_distribution(self) -> Iterable[Trial]:
@@ -195,11 +202,14 @@ class References:
             self.kind = "eager-highest"
         self.tidy()
 
-    def _draw(self, distribution: str, perturbed: bool) -> Trial | None:
+    def _draw(self, distribution: str, perturbed: bool, given: Sequence[Trial]) -> Trial | None:
+        """A trial of this kind from the pool, or a new one; none of `given`, which this candidate gets already."""
         fitting = [
             t
             for t in self._pool
-            if t.draw.distribution == distribution and (t.draw.parameter_seed is not None) == perturbed
+            if t.draw.distribution == distribution
+            and (t.draw.parameter_seed is not None) == perturbed
+            and not any(t is g for g in given)
         ]
         if len(fitting) >= 2 or (fitting and self._choose.random() < 0.5):
             trial = self._choose.choice(fitting)

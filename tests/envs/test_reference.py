@@ -43,6 +43,13 @@ def test_trials_start_with_the_specs_own_parameters_and_vary_from_there():
     assert len(list(refs.every_distribution())) == 6
 
 
+def test_one_candidate_never_gets_the_same_trial_twice():
+    refs = of_function(torch.sin, torch.rand(4, 8))
+    for _ in range(20):
+        seeds = [t.draw.seed for t in refs.trials(4)]
+        assert len(set(seeds)) == 4
+
+
 def test_the_pool_is_renewed():
     refs = references(torch.nn.Linear(8, 8), torch.randn(4, 8))
     seeds = {t.draw.seed for _ in range(40) for t in refs.trials(1)}
