@@ -195,6 +195,23 @@ def test_evaluations_survive_json(evaluator, program):
     assert Evaluation.from_json(found.to_json()) == found
 
 
+def test_event_times_are_held_against_the_judges_own_clock(evaluator, program):
+    slow = in_torch("time.sleep(0.05); return (a[0].clamp(min=0),)")
+    worker = evaluator.start_worker(evaluator.folder.as_posix(), locked=False)
+    try:
+        worker.answer(60)
+        worker.call("load", 10, source=program.with_implementation(relu(program), slow).source)
+        honest = evaluator.judge.check_clock(worker, evaluator.references.fresh(3), device_ms=50.0)
+        assert honest.ok, honest
+        told = evaluator.judge.check_clock(worker, evaluator.references.fresh(2), device_ms=2.0)
+        assert told.failure == "clock" and "2.000 ms" in (told.error or "")
+        wrong = in_torch("return (a[0] + 1,)")
+        worker.call("load", 10, source=program.with_implementation(relu(program), wrong).source)
+        assert evaluator.judge.check_clock(worker, evaluator.references.fresh(1), device_ms=50.0).failure == "wrong"
+    finally:
+        worker.kill()
+
+
 def memory_holds(pid: int, patterns: dict[str, bytes]) -> set[str]:
     """Which byte patterns are somewhere in the writable memory of a process."""
     found = set()
