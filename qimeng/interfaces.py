@@ -370,11 +370,24 @@ class Evaluator(ABC):
         """Verify `program` again, as a whole and in a fresh process; by default the same as `evaluate`."""
         return self.evaluate(program)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (most evaluators hold nothing)
         """Give back processes and memory."""
 
 
 __all__ = [
-    "Accuracy", "Action", "Coder", "Evaluation", "Evaluator", "Facts", "Gate", "Observation", "Patch", "Planner", "Request",
-    "Resources", "Sequence", "Step", "Timing",
+    "Accuracy",
+    "Action",
+    "Coder",
+    "Evaluation",
+    "Evaluator",
+    "Facts",
+    "Gate",
+    "Observation",
+    "Patch",
+    "Planner",
+    "Request",
+    "Resources",
+    "Sequence",
+    "Step",
+    "Timing",
 ]

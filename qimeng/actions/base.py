@@ -106,7 +106,8 @@ def check_schedule(region: Region, schedule: Schedule, context: Context) -> str 
     elements = schedule.block_p * schedule.block_r if schedule.family == "tile" else schedule.block_m * schedule.block_n
     per_thread = elements // (schedule.warps * device.warp_size)
     if per_thread > 256:
-        return f"a tile of {elements} elements is {per_thread} a thread at {schedule.warps} warps; a thread has 255 registers"
+        held = f"a tile of {elements} elements is {per_thread} a thread at {schedule.warps} warps"
+        return f"{held}; a thread has 255 registers"
     return None
 
 

@@ -42,7 +42,11 @@ class Tiling(ScheduleKind):
                 "taller": [s.but(block_m=s.block_m * 2)],
                 "wider": [s.but(block_n=s.block_n * 2)],
                 "deeper": [s.but(block_k=s.block_k * 2), s.but(block_k=s.block_k * 2, stages=max(2, s.stages - 1))],
-                "smaller": [s.but(block_m=s.block_m // 2), s.but(block_n=s.block_n // 2), s.but(block_k=s.block_k // 2)],
+                "smaller": [
+                    s.but(block_m=s.block_m // 2),
+                    s.but(block_n=s.block_n // 2),
+                    s.but(block_k=s.block_k // 2),
+                ],
                 "larger": [s.but(block_m=s.block_m * 2, block_n=s.block_n * 2, warps=min(8, s.warps * 2))],
             }[param]
             grow += [c.but(warps=w) for c in list(grow) for w in (4, 8) if w != c.warps]
@@ -52,17 +56,19 @@ class Tiling(ScheduleKind):
             if param not in ("taller", "smaller"):
                 return ()
             heights = [s.block_p * 2, s.block_p * 4] if param == "taller" else [s.block_p // 2, s.block_p // 4]
-            found = [s.but(block_p=p, warps=w) for p in heights for w in (4, 8, 16) if 1 <= p <= max(_power(facts.rows), 1)]
+            found = [
+                s.but(block_p=p, warps=w) for p in heights for w in (4, 8, 16) if 1 <= p <= max(_power(facts.rows), 1)
+            ]
             return _variants(s, found)
-        sizes = {
+        table: dict[str, list[tuple[float, float]]] = {
             "taller": [(2, 1), (4, 1), (2, 0.5)],
             "wider": [(1, 2), (1, 4), (0.5, 2)],
             "deeper": [],
             "smaller": [(0.5, 1), (1, 0.5), (0.5, 0.5)],
             "larger": [(2, 2), (1, 8)],
-        }[param]
+        }
         found = []
-        for p, r in sizes:
+        for p, r in table[param]:
             height, width = int(s.block_p * p), int(s.block_r * r)
             if 1 <= height <= _power(facts.rows) and 1 <= width <= 32768 and width <= 2 * _power(facts.columns):
                 found += [s.but(block_p=height, block_r=width, warps=w) for w in (4, 8, 16)]
@@ -129,7 +135,9 @@ class Precision(ScheduleKind):
         if facts.dtype != "float32":
             raise IllegalAction(f"precision is a choice for float32 operands, these are {facts.dtype}")
         if action.param in ("tf32", "fp16") and context.mode != "high":
-            raise IllegalAction(f"{action.param} keeps 11 bits of 24; mode {context.mode!r} asks for fp32 (mode 'high' allows it)")
+            raise IllegalAction(
+                f"{action.param} keeps 11 bits of 24; mode {context.mode!r} asks for fp32 (mode 'high' allows it)"
+            )
         if context.device.tf32_tflops <= context.device.fp32_tflops and action.param != "ieee":
             raise IllegalAction(f"{context.device.name} has no faster rate for {action.param}")
         super().check(program, action, context)
@@ -140,8 +148,9 @@ class Precision(ScheduleKind):
 
 
 class Layout(ScheduleKind):
-    """Change how operands lie in memory: parameters packed once in the form the main loop wants, or read through
-    tensor descriptors (the GPU's tile copy engine).
+    """Change how operands lie in memory or how they are read.
+
+    Parameters are packed once in the form that the main loop wants; tensor descriptors are the GPU's tile copy engine.
 
     args: ``pack`` (parameters packed in `prepare`), ``unpack``, ``descriptors``, ``pointers``.
     rewrite: ``load(w + n * K + k)`` -> ``load(packed_w[tile])``
@@ -210,13 +219,21 @@ def _resident(s: Schedule, facts: Facts, device: Device, column: bool) -> list[S
 
 
 def _loop(s: Schedule, facts: Facts, device: Device, column: bool) -> list[Schedule]:
-    shapes = [(128, 32, 8), (64, 32, 4), (256, 16, 8)] if column else [(1, 4096, 8), (1, 2048, 4), (1, 8192, 8), (1, 8192, 16)]
+    shapes = (
+        [(128, 32, 8), (64, 32, 4), (256, 16, 8)]
+        if column
+        else [(1, 4096, 8), (1, 2048, 4), (1, 8192, 8), (1, 8192, 16)]
+    )
     return [s.but(form="loop", block_p=p, block_r=r, warps=w, splits=1, stages=n) for n in (1, 3) for p, r, w in shapes]
 
 
 def _split(s: Schedule, facts: Facts, device: Device, column: bool) -> list[Schedule]:
     """Measured on H200: columns in tiles of 32 x 128 with 4 shares; long rows in grid strides of 4096."""
-    shapes = [(128, 32, 8), (64, 32, 4), (256, 16, 8), (128, 16, 8)] if column else [(1, 4096, 8), (1, 2048, 4), (1, 8192, 8)]
+    shapes = (
+        [(128, 32, 8), (64, 32, 4), (256, 16, 8), (128, 16, 8)]
+        if column
+        else [(1, 4096, 8), (1, 2048, 4), (1, 8192, 8)]
+    )
     found = []
     for p, r, w in shapes:
         programs = max(1, facts.rows // p)

@@ -9,18 +9,21 @@ from __future__ import annotations
 from qimeng.graph.opgraph import Node, OpGraph
 
 VIEWS = frozenset(
-    "aten.view aten._unsafe_view aten.reshape aten.permute aten.transpose aten.t aten.unsqueeze aten.squeeze aten.expand "
-    "aten.alias aten.detach aten.select aten.slice aten.diagonal aten.unfold aten.as_strided aten.view_as_real".split()
+    "aten.view aten._unsafe_view aten.reshape aten.permute aten.transpose aten.t aten.unsqueeze aten.squeeze "
+    "aten.expand aten.alias aten.detach aten.select aten.slice aten.diagonal aten.unfold aten.as_strided "
+    "aten.view_as_real".split()
 )
 """Operators that only change how memory is read; free on PyTorch."""
 
 RESHAPES = frozenset(
-    "aten.view aten._unsafe_view aten.reshape aten.permute aten.transpose aten.t aten.unsqueeze aten.squeeze aten.expand "
-    "aten.alias aten.detach".split()
+    "aten.view aten._unsafe_view aten.reshape aten.permute aten.transpose aten.t aten.unsqueeze aten.squeeze "
+    "aten.expand aten.alias aten.detach".split()
 )
 """Views that keep every element, so that a kernel can follow them in the middle of a region."""
 
-GEMMS = frozenset("aten.mm aten.bmm aten.addmm aten.baddbmm aten.linear aten.matmul aten.mv aten.dot aten.addmv".split())
+GEMMS = frozenset(
+    "aten.mm aten.bmm aten.addmm aten.baddbmm aten.linear aten.matmul aten.mv aten.dot aten.addmv".split()
+)
 
 REDUCTIONS = frozenset(
     "aten.sum aten.mean aten.amax aten.amin aten.max aten.min aten.prod aten.var aten.var_mean aten.std aten.argmax "
@@ -33,9 +36,11 @@ REDUCTIONS = frozenset(
 POINTWISE = frozenset(
     ("aten." + name)
     for name in (
-        "add sub rsub mul div pow neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan tanh sinh "
-        "cosh asin acos atan atan2 sigmoid relu relu6 leaky_relu elu selu celu gelu silu mish hardsigmoid hardswish "
-        "hardtanh softplus softsign log_sigmoid_forward threshold clamp clamp_min clamp_max maximum minimum fmod remainder where eq ne lt le gt ge "
+        "add sub rsub mul div pow neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan "
+        "tanh sinh cosh asin acos atan atan2 sigmoid relu relu6 leaky_relu elu selu celu gelu silu "
+        "mish hardsigmoid hardswish hardtanh softplus softsign log_sigmoid_forward threshold clamp "
+        "clamp_min clamp_max maximum "
+        "minimum fmod remainder where eq ne lt le gt ge "
         "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor sign floor ceil "
         "round trunc erf erfc isnan isinf square clone _to_copy copy scalar_tensor full full_like zeros_like ones_like "
         "lift_fresh_copy tril triu arange fill masked_fill addcmul addcdiv lerp hypot frac sgn signbit "

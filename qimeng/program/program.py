@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import ModuleType
-from typing import Any
 
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import Region, partition
@@ -101,7 +100,9 @@ class Program:
     def with_regions(self, regions: tuple[Region, ...]) -> Program:
         """The same computation, partitioned otherwise; implementations stay where the region is still there."""
         keep = {r.signature for r in regions}
-        return replace(self, regions=regions, implementations={s: i for s, i in self.implementations.items() if s in keep})
+        return replace(
+            self, regions=regions, implementations={s: i for s, i in self.implementations.items() if s in keep}
+        )
 
     def with_implementation(self, region_id: str, implementation: Implementation) -> Program:
         """The program with `implementation` for the region called `region_id` and all equal ones."""
@@ -143,7 +144,7 @@ def load_source(source: str, name: str = "qimeng_program", folder: str | None = 
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module

@@ -29,7 +29,8 @@ class Schedule:
         warps: warps a program.
         stages: depth of software pipelining.
         precision: how a dot is computed: ``"ieee"``, ``"tf32"``, ``"tf32x3"``, ``"bf16x3"``, ``"bf16x6"``,
-            ``"fp16x3"`` (two scaled half planes, three products), ``"fp16"`` (one scaled half plane: TF32's significand).
+            ``"fp16x3"`` (two scaled half planes, three products), ``"fp16"`` (one scaled half plane: TF32's
+            significand).
         cat: the products of planes run end to end along K with one dot a step, rather than several dots a step
             (gemm family; schemes of two or more planes).
         promote: depth after which a fresh accumulator is started and the old one added in fp32, since tensor cores
@@ -64,7 +65,11 @@ class Schedule:
 
     def __str__(self) -> str:
         default = Schedule()
-        shown = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != getattr(default, f.name)]
+        shown = [
+            f"{f.name}={getattr(self, f.name)}"
+            for f in fields(self)
+            if getattr(self, f.name) != getattr(default, f.name)
+        ]
         return f"{self.family}({', '.join(s for s in shown if not s.startswith('family'))})"
 
 

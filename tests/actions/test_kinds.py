@@ -127,7 +127,9 @@ def test_limits_come_with_their_numbers(context: Context) -> None:
     assert schedule is not None
     big = schedule.but(block_m=256, block_n=256, block_k=256, stages=5, precision="fp16x3")
     assert "B of shared memory, h200 allows 232448 B a block" in str(check_schedule(region, big, context))
-    assert "a thread has 255 registers" in str(check_schedule(region, schedule.but(block_m=256, block_n=256, stages=2), context))
+    assert "a thread has 255 registers" in str(
+        check_schedule(region, schedule.but(block_m=256, block_n=256, stages=2), context)
+    )
     assert "a block has at most 1024" in str(check_schedule(region, schedule.but(warps=64), context))
 
 

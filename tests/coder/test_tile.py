@@ -103,8 +103,10 @@ def _rows() -> Iterator[dict[str, Any]]:
                     float((a.double() - b.double()).abs().max() / (b.double().abs().max() + 1e-30))
                     for a, b in zip(found, expected, strict=True)
                 )
-                row["layout"] = all(a.shape == b.shape and a.stride() == b.stride() for a, b in zip(found, expected, strict=True))
-            except Exception:  # a row must come back whatever a kernel does
+                row["layout"] = all(
+                    a.shape == b.shape and a.stride() == b.stride() for a, b in zip(found, expected, strict=True)
+                )
+            except Exception:  # noqa: BLE001  a row must come back whatever a kernel does
                 row["raised"] = traceback.format_exc()[-1500:]
             yield row
 

@@ -48,16 +48,32 @@ class Accumulator:
     @property
     def neutral(self) -> str:
         """What a position outside the tensor counts as."""
-        low, high = ('float("-inf")', 'float("inf")') if self.floating else ("-9223372036854775808", "9223372036854775807")
+        low, high = (
+            ('float("-inf")', 'float("inf")') if self.floating else ("-9223372036854775808", "9223372036854775807")
+        )
         if not self.floating and self.dtype == "tl.int32":
             low, high = "-2147483648", "2147483647"
-        return {"sum": "0", "prod": "1", "max": low, "argmax": low, "min": high, "argmin": high, "sumexp": low, "welford": "0"}[self.kind]
+        return {
+            "sum": "0",
+            "prod": "1",
+            "max": low,
+            "argmax": low,
+            "min": high,
+            "argmin": high,
+            "sumexp": low,
+            "welford": "0",
+        }[self.kind]
 
     def start(self) -> list[str]:
         """Lines before the loop."""
         n, zeros = self.name, f"tl.zeros([PB, RB], {self.dtype})"
         if self.kind == "welford":
-            return [f"{n}_c = {zeros}", f"{n}_s = {zeros}", f"{n}_q = {zeros}", f"{n}_n = tl.zeros([PB, RB], tl.float32)"]
+            return [
+                f"{n}_c = {zeros}",
+                f"{n}_s = {zeros}",
+                f"{n}_q = {zeros}",
+                f"{n}_n = tl.zeros([PB, RB], tl.float32)",
+            ]
         if self.kind == "sumexp":
             return [f"{n}_m = tl.full([PB, RB], {LOWEST}, tl.float32)", f"{n}_s = {zeros}"]
         full = f"tl.full([PB, RB], {self.neutral}, {self.dtype})"
@@ -95,7 +111,12 @@ class Accumulator:
                 f"{n}_i = tl.where({n}_w, tl.broadcast_to({index}, [PB, RB]).to(tl.int64), {n}_i)",
             ]
         nan = ", propagate_nan=tl.PropagateNan.ALL" if self.floating else ""
-        step = {"sum": f"{n}_a + {n}_x", "prod": f"{n}_a * {n}_x", "max": f"tl.maximum({n}_a, {n}_x{nan})", "min": f"tl.minimum({n}_a, {n}_x{nan})"}
+        step = {
+            "sum": f"{n}_a + {n}_x",
+            "prod": f"{n}_a * {n}_x",
+            "max": f"tl.maximum({n}_a, {n}_x{nan})",
+            "min": f"tl.minimum({n}_a, {n}_x{nan})",
+        }
         return [*lines, f"{n}_a = {step[self.kind]}"]
 
     def collapse(self) -> list[str]:
@@ -142,7 +163,7 @@ class Accumulator:
         return [f"{n}_t = tl.where({mask}, {parts[0]}, {self.neutral})", *self._fold(f"{n}_t")]
 
     def whole(self, x: str, masked: str, count: str, index: str) -> list[str]:
-        """Lines that reduce a tile at once into `parts`; `count` is the text of how many of its positions are inside."""
+        """Lines that reduce a tile at once into `parts`; `count` is how many of its positions are inside, as text."""
         n = self.name
         if self.kind == "welford":
             inside = f"tl.where({masked}, {n}_x, 0.0)" if masked else f"{n}_x"

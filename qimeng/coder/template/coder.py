@@ -85,7 +85,9 @@ class TemplateCoder(Coder):
             return Patch(regions=regions, note=f"{fused.label()} as one region")
         return self._lower(regions, fused, request, regions)
 
-    def _lower(self, regions: Sequence[Region], region: Region, request: Request, new: tuple[Region, ...] | None) -> Patch:
+    def _lower(
+        self, regions: Sequence[Region], region: Region, request: Request, new: tuple[Region, ...] | None
+    ) -> Patch:
         schedule = default_schedule(analyse(region), request.device, request.mode)
         return Patch(new, region.id, (self.print(region, schedule),), f"{region.label()} as {schedule}")
 
@@ -111,7 +113,9 @@ class TemplateCoder(Coder):
             raise IllegalAction(f"{request.action}: {reason if fitting else 'no configuration fits the device'}")
         present = request.program.implementation(region)
         printed = [*printed[: MAX_ALTERNATIVES - 1], present]
-        return Patch(None, region.id, tuple(printed), f"{request.action.kind} {request.action.param}: {printed[0].schedule}")
+        return Patch(
+            None, region.id, tuple(printed), f"{request.action.kind} {request.action.param}: {printed[0].schedule}"
+        )
 
     def print(self, region: Region, schedule: Schedule) -> Implementation:
         """The implementation of `region` under `schedule`."""

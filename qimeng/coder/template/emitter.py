@@ -172,13 +172,22 @@ class Emitter:
         expr, _, _, dtype = self.nest.outputs[number]
         strides = self.nest.output_strides(number)
         held = {a for d in expr.dims for a in d}
-        once = [f"({w.name} == 0)" for w in self.walks if w.atoms and not (set(w.atoms) & held) and ("r" in sides or not w.column)]
+        once = [
+            f"({w.name} == 0)"
+            for w in self.walks
+            if w.atoms and not (set(w.atoms) & held) and ("r" in sides or not w.column)
+        ]
         mask = self.mask(sides, once)
         text = value if value is not None else self.value(expr)
         if expr.op == "const" or self.side(expr) == "":
-            text = f"({text} + tl.zeros([1, 1], {ops.TRITON_DTYPE[ops.compute_dtype(dtype)]}))" if dtype != "bool" else text
+            text = (
+                f"({text} + tl.zeros([1, 1], {ops.TRITON_DTYPE[ops.compute_dtype(dtype)]}))"
+                if dtype != "bool"
+                else text
+            )
         arguments = f", mask={mask}" if mask else ""
-        self.lines.append(f"tl.store(y{number}_ptr + {self.offset(strides, sides)}, ({text}).to({_store_dtype(dtype)}){arguments}{hint})")
+        place = f"y{number}_ptr + {self.offset(strides, sides)}"
+        self.lines.append(f"tl.store({place}, ({text}).to({_store_dtype(dtype)}){arguments}{hint})")
 
 
 def _store_dtype(dtype: str) -> str:

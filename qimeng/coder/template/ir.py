@@ -141,7 +141,9 @@ class Nest:
         """Strides by axis, and bytes, of every tensor read or written."""
         from qimeng.graph.opgraph import itemsize
 
-        found = [(self.load_strides(e), e.dtype) for e in self.exprs if e.op == "load" and not self.sources[e.param].scalar]
+        found = [
+            (self.load_strides(e), e.dtype) for e in self.exprs if e.op == "load" and not self.sources[e.param].scalar
+        ]
         found += [(self.output_strides(i), o[3]) for i, o in enumerate(self.outputs)]
         return [(s, self.axes.extent(s) * itemsize(d)) for s, d in found]
 
@@ -167,7 +169,7 @@ def coalesce(nest: Nest, atoms: Sequence[int], tables: Sequence[dict[int, int]] 
     for atom in atoms:
         if groups:
             outer, size = groups[-1][-1], nest.axes.size(atom)
-            if all(t.get(outer, 0) == t.get(atom, 0) * size for t in tables) and (outer in used) == (atom in used) == False:  # noqa: E712
+            if not {outer, atom} & used and all(t.get(outer, 0) == t.get(atom, 0) * size for t in tables):
                 groups[-1].append(atom)
                 continue
         groups.append([atom])

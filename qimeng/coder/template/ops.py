@@ -18,7 +18,8 @@ SIMPLE: dict[str, str] = {
     "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "imaximum": "tl.maximum({0}, {1})", "iminimum": "tl.minimum({0}, {1})",
-    "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
+    "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
     "where": "tl.where({0}, {1}, {2})", "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}",
     "not": "{0} == 0", "isnan": "{0} != {0}", "isinf": "tl.abs({0}) == float('inf')",
     "sign": "({0} > 0).to({0}.dtype) - ({0} < 0).to({0}.dtype)", "square": "{0} * {0}",
@@ -31,15 +32,19 @@ def _tanh(t: str, x: str) -> list[str]:
     return [
         f"{t}_e = tl.exp(-2.0 * tl.abs({x}))",
         f"{t}_q = {x} * {x}",
-        f"{t}_s = {x} * (1.0 + {t}_q * (-0.3333333333 + {t}_q * (0.1333333333 + {t}_q * (-0.0539682540 + {t}_q * 0.0218694885))))",
+        f"{t}_h = 0.1333333333 + {t}_q * (-0.0539682540 + {t}_q * 0.0218694885)",
+        f"{t}_s = {x} * (1.0 + {t}_q * (-0.3333333333 + {t}_q * {t}_h))",
         f"{t}_b = (1.0 - {t}_e) / (1.0 + {t}_e)",
         f"{t} = tl.where(tl.abs({x}) < 0.2, {t}_s, tl.where({x} < 0, -{t}_b, {t}_b))",
     ]
 
 
 def _expm1(t: str, x: str) -> list[str]:
-    series = f"{x} * (1.0 + {x} * (0.5 + {x} * (0.1666666667 + {x} * (0.0416666667 + {x} * (0.0083333333 + {x} * 0.0013888889)))))"
-    return [f"{t} = tl.where(tl.abs({x}) < 0.25, {series}, tl.exp({x}) - 1.0)"]
+    return [
+        f"{t}_h = 0.0416666667 + {x} * (0.0083333333 + {x} * 0.0013888889)",
+        f"{t}_s = {x} * (1.0 + {x} * (0.5 + {x} * (0.1666666667 + {x} * {t}_h)))",
+        f"{t} = tl.where(tl.abs({x}) < 0.25, {t}_s, tl.exp({x}) - 1.0)",
+    ]
 
 
 def _log1p(t: str, x: str) -> list[str]:
@@ -47,7 +52,8 @@ def _log1p(t: str, x: str) -> list[str]:
         f"{t}_u = 1.0 + {x}",
         f"{t}_d = {t}_u - 1.0",
         f"{t}_l = tl.log({t}_u)",
-        f"{t} = tl.where({t}_d == 0.0, {x}, tl.where({t}_u > 1.0e7, {t}_l, {t}_l * ({x} / tl.where({t}_d == 0.0, 1.0, {t}_d))))",
+        f"{t}_r = {t}_l * ({x} / tl.where({t}_d == 0.0, 1.0, {t}_d))",
+        f"{t} = tl.where({t}_d == 0.0, {x}, tl.where({t}_u > 1.0e7, {t}_l, {t}_r))",
     ]
 
 
@@ -69,7 +75,8 @@ def known(op: str) -> bool:
 
 TRITON_DTYPE = {
     "float32": "tl.float32", "float64": "tl.float64", "float16": "tl.float16", "bfloat16": "tl.bfloat16",
-    "int64": "tl.int64", "int32": "tl.int32", "int16": "tl.int16", "int8": "tl.int8", "uint8": "tl.uint8", "bool": "tl.int1",
+    "int64": "tl.int64", "int32": "tl.int32", "int16": "tl.int16", "int8": "tl.int8", "uint8": "tl.uint8",
+    "bool": "tl.int1",
 }  # fmt: skip
 """PyTorch dtype name to Triton's."""
 

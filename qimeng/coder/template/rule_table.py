@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.ir import Expr
@@ -16,14 +16,15 @@ from qimeng.coder.template.ops import is_float
 from qimeng.coder.template.rules import Builder
 
 Rule = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., Any])
 RULES: dict[str, Rule] = {}
 """Operator packet (``"aten.add"``) to its rule."""
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str) -> Callable[[F], F]:
     """Enter a function in `RULES` under each of `names`."""
 
-    def enter(function: Rule) -> Rule:
+    def enter(function: F) -> F:
         for name in names:
             RULES[f"aten.{name}"] = function
         return function
@@ -79,7 +80,13 @@ for _name in (
     RULES[f"aten.{_name}"] = _unary(_name)
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     RULES[f"aten.{_name}"] = _compare(_name)
-for _name, _op in (("logical_and", "and"), ("logical_or", "or"), ("logical_xor", "xor"), ("bitwise_and", "and"), ("bitwise_or", "or")):
+for _name, _op in (
+    ("logical_and", "and"),
+    ("logical_or", "or"),
+    ("logical_xor", "xor"),
+    ("bitwise_and", "and"),
+    ("bitwise_or", "or"),
+):
     RULES[f"aten.{_name}"] = (lambda op: lambda b, node, x, y: b.pw(op, x, y, dtype=_out(node)))(_op)
 
 
@@ -92,7 +99,8 @@ def _div(b: Builder, node: Any, x: Any, y: Any, rounding_mode: Any = None) -> Ex
 
 @rule("rsub")
 def _rsub(b: Builder, node: Any, x: Expr, y: Any, alpha: Any = 1) -> Expr:
-    return RULES["aten.sub"](b, node, y, x if alpha == 1 else b.pw("mul", x, alpha))
+    result: Expr = RULES["aten.sub"](b, node, y, x if alpha == 1 else b.pw("mul", x, alpha))
+    return result
 
 
 @rule("pow")
@@ -148,7 +156,7 @@ def _extreme(b: Builder, node: Any, x: Expr, y: Any) -> Expr:
 
 
 @rule("clamp", "clamp_min", "clamp_max", "hardtanh")
-def _clamp(b: Builder, node: Any, x: Expr, low: Any = None, high: Any = None, min: Any = None, max: Any = None) -> Expr:  # noqa: A002
+def _clamp(b: Builder, node: Any, x: Expr, low: Any = None, high: Any = None, min: Any = None, max: Any = None) -> Expr:
     low, high = min if low is None else low, max if high is None else high
     if node.packet == "aten.clamp_max":
         low, high = None, low
@@ -376,7 +384,9 @@ def _var(b: Builder, node: Any, x: Expr, dims: Any = None, correction: Any = Non
 
 
 @rule("linalg_vector_norm")
-def _vector_norm(b: Builder, node: Any, x: Expr, ord: Any = 2, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> Expr:  # noqa: A002
+def _vector_norm(
+    b: Builder, node: Any, x: Expr, ord: Any = 2, dims: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Expr:
     if ord == 2:
         return b.pw("sqrt", b.reduce("sum", b.pw("mul", x, x), _dims(dims), keepdim, "float32"), dtype=_out(node))
     if ord == 1:
@@ -403,7 +413,18 @@ def _logsumexp(b: Builder, node: Any, x: Expr, dims: Any, keepdim: bool = False)
     top = b.reduce("max", x, _dims(dims), True)
     finite = b.pw("where", b.pw("isinf", top, dtype="bool"), 0.0, top)
     total = b.reduce("sum", b.pw("exp", b.pw("sub", x, finite)), _dims(dims), keepdim)
-    low = finite if keepdim else b.redim(finite, [d for i, d in enumerate(finite.dims) if i not in {k % len(x.dims) for k in _dims(dims) or range(len(x.dims))}])
+    low = (
+        finite
+        if keepdim
+        else b.redim(
+            finite,
+            [
+                d
+                for i, d in enumerate(finite.dims)
+                if i not in {k % len(x.dims) for k in _dims(dims) or range(len(x.dims))}
+            ],
+        )
+    )
     return b.pw("add", b.pw("log", total), low, dtype=_out(node))
 
 
@@ -422,14 +443,18 @@ def _normalize(b: Builder, x: Expr, dims: Sequence[int], eps: float) -> tuple[Ex
 
 
 @rule("native_layer_norm")
-def _layer_norm(b: Builder, node: Any, x: Expr, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> tuple[Expr, ...]:
+def _layer_norm(
+    b: Builder, node: Any, x: Expr, shape: Sequence[int], weight: Any, bias: Any, eps: float
+) -> tuple[Expr, ...]:
     dims = list(range(len(x.dims) - len(shape), len(x.dims)))
     y, mean, rstd, _, _ = _normalize(b, x, dims, eps)
     return b.cast(_affine(b, y, weight, bias), _out(node)), mean, rstd
 
 
 @rule("native_group_norm")
-def _group_norm(b: Builder, node: Any, x: Expr, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, eps: float) -> tuple[Expr, ...]:
+def _group_norm(
+    b: Builder, node: Any, x: Expr, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, eps: float
+) -> tuple[Expr, ...]:
     grouped = b.reshape(x, (n, groups, c // groups, hw))
     y, mean, rstd, _, _ = _normalize(b, grouped, [2, 3], eps)
     params = [None if p is None else b.reshape(p, (1, groups, c // groups, 1)) for p in (weight, bias)]
@@ -438,12 +463,17 @@ def _group_norm(b: Builder, node: Any, x: Expr, weight: Any, bias: Any, n: int, 
     return b.cast(out, _out(node)), flat[0], flat[1]
 
 
-@rule("_native_batch_norm_legit", "_native_batch_norm_legit_functional", "native_batch_norm", "_native_batch_norm_legit_no_training")
+@rule(
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional",
+    "native_batch_norm",
+    "_native_batch_norm_legit_no_training",
+)
 def _batch_norm(b: Builder, node: Any, x: Expr, weight: Any, bias: Any, *rest: Any) -> tuple[Any, ...]:
-    rest = list(rest)
-    running_mean, running_var = (rest.pop(0), rest.pop(0)) if not node.target.endswith("no_stats") else (None, None)
-    training = rest.pop(0) if node.packet != "aten._native_batch_norm_legit_no_training" else False
-    momentum, eps = rest
+    left = list(rest)
+    running_mean, running_var = (left.pop(0), left.pop(0)) if not node.target.endswith("no_stats") else (None, None)
+    training = left.pop(0) if node.packet != "aten._native_batch_norm_legit_no_training" else False
+    momentum, eps = left
     rank = len(x.dims)
 
     def column(v: Any) -> Any:
@@ -456,7 +486,7 @@ def _batch_norm(b: Builder, node: Any, x: Expr, weight: Any, bias: Any, *rest: A
     y, mean, rstd, var, n = _normalize(b, x, [0, *range(2, rank)], eps)
     out = b.cast(_affine(b, y, column(weight), column(bias)), _out(node))
     flat_mean, flat_rstd, flat_var = (b.redim(s, [s.dims[1]]) for s in (mean, rstd, var))
-    if running_mean is None:
+    if running_mean is None or running_var is None:
         return out, flat_mean, flat_rstd
     keep, gain = 1.0 - float(momentum), float(momentum)
     new_mean = b.pw("add", b.pw("mul", running_mean, keep), b.pw("mul", flat_mean, gain))
@@ -467,7 +497,7 @@ def _batch_norm(b: Builder, node: Any, x: Expr, weight: Any, bias: Any, *rest: A
 
 @rule("gather")
 def _gather(b: Builder, node: Any, x: Expr, dim: int, index: Expr, sparse_grad: bool = False) -> Expr:
-    """out = sum over j of (j == index) * x[j]; only for one index a row (as cross-entropy needs)."""
+    """Out = sum over j of (j == index) * x[j]; only for one index a row (as cross-entropy needs)."""
     at = dim % len(x.dims)
     if index.dims[at]:
         raise Unsupported("gather of several elements a row")

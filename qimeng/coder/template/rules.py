@@ -66,7 +66,9 @@ class Builder:
         return tuple(out)
 
     # -- reductions
-    def reduce(self, kind: str, x: Expr, dims: Sequence[int] | None, keepdim: bool = False, dtype: str | None = None) -> Expr:
+    def reduce(
+        self, kind: str, x: Expr, dims: Sequence[int] | None, keepdim: bool = False, dtype: str | None = None
+    ) -> Expr:
         """Reduce `x` over dimensions `dims` (all where None or empty)."""
         rank = len(x.dims)
         chosen = sorted({d % rank for d in dims}) if dims and rank else list(range(rank))
@@ -212,7 +214,10 @@ def build_nest(rule_table: dict[str, Callable[..., Any]], region: Any, sources: 
     for node in region.ops:
         if all(Value(node.name, p) in sources for p in range(len(node.metas))):
             continue
-        if any(v not in held and v not in sources and region.graph.nodes[v.node].kind != "constant" for v in node.operands()):
+        if any(
+            v not in held and v not in sources and region.graph.nodes[v.node].kind != "constant"
+            for v in node.operands()
+        ):
             continue  # a view on the way to one that is loaded
         if node.packet not in rule_table:
             raise Unsupported(f"no template for {node.packet}")
@@ -224,12 +229,14 @@ def build_nest(rule_table: dict[str, Callable[..., Any]], region: Any, sources: 
             if e is not None and port < len(node.metas) and node.metas[port] is not None:
                 held[Value(node.name, port)] = e
     for v in region.outputs:
-        meta = region.graph.meta(v)
-        e = value(v)
-        if len(e.dims) < len(meta.shape) or any(not d and s > 1 for d, s in zip(e.dims, meta.shape, strict=False)):
-            lead = [()] * (len(meta.shape) - len(e.dims))
-            dims = [d or b.axes.new(s) for d, s in zip([*lead, *e.dims], meta.shape, strict=True)]
-            e = b.redim(e, dims)
-        b.nest.outputs.append((e, meta.shape, meta.stride, meta.dtype))
+        _add_output(b, value(v), region.graph.meta(v))
     b.nest.finish()
     return b.nest
+
+
+def _add_output(b: Builder, e: Expr, meta: Any) -> None:
+    """Store `e` as a tensor of `meta`, over axes of its own where the value is broadcast."""
+    if len(e.dims) < len(meta.shape) or any(not d and s > 1 for d, s in zip(e.dims, meta.shape, strict=False)):
+        lead = [()] * (len(meta.shape) - len(e.dims))
+        e = b.redim(e, [d or b.axes.new(s) for d, s in zip([*lead, *e.dims], meta.shape, strict=True)])
+    b.nest.outputs.append((e, meta.shape, meta.stride, meta.dtype))

@@ -22,14 +22,16 @@ from qimeng.coder.template.tile_plan import Group, TilePlan, power_of_two
 from qimeng.program.program import Implementation
 from qimeng.program.schedule import Schedule
 
-PRODUCT = '''
+PRODUCT = """
 @triton.jit
 def _product(a, b):
     return a * b
-'''
+"""
 
 
-def print_tile(nest: Nest, loads: Loads, plan: TilePlan, schedule: Schedule, prefix: str, inputs: int) -> Implementation:
+def print_tile(
+    nest: Nest, loads: Loads, plan: TilePlan, schedule: Schedule, prefix: str, inputs: int
+) -> Implementation:
     """The implementation of `nest` under `schedule`.
 
     Args:
@@ -62,7 +64,7 @@ class _Printer:
         self.col_outer, self.col_inner = _cut(self.plan.columns, self.RB)
         if s.form == "resident":
             self.col_outer, self.col_inner = (), self.plan.columns
-            if self.RB < self.plan.column_count:
+            if self.plan.column_count > self.RB:
                 raise Unsupported(f"a resident row needs block_r >= {self.plan.column_count}, got {self.RB}")
         self.row_blocks = -(-_extent(self.row_inner) // self.PB)
         self.col_blocks = -(-_extent(self.col_inner) // self.RB)
@@ -131,7 +133,12 @@ class _Printer:
         lines = [f"block = ({block}).to(tl.int64)" if self.wide else f"block = {block}"]
         walks = _decompose(lines, self.row_outer, f"block // {self.row_blocks}", "a", "")
         start = f"(block % {self.row_blocks}) * PB" if self.row_outer else "block * PB"
-        lines += [f"p_base = {start}", "p_lane = tl.arange(0, PB)[:, None]", "p = p_base + p_lane", "p_zero = p_lane * 0"]
+        lines += [
+            f"p_base = {start}",
+            "p_lane = tl.arange(0, PB)[:, None]",
+            "p = p_base + p_lane",
+            "p_zero = p_lane * 0",
+        ]
         if _extent(self.row_inner) % self.PB:
             lines.append(f"p_mask = p < {_extent(self.row_inner)}")
         walks += _decompose(lines, self.row_inner, "p", "p", "p")
@@ -143,7 +150,12 @@ class _Printer:
         walks = _decompose(lines, self.col_outer, f"({step}) // {self.col_blocks}", "b", "")
         number = f"({step}) % {self.col_blocks}" if self.col_outer else step
         start = f"(block * 0 + {number}) * RB" if self.wide else f"({number}) * RB"
-        lines += [f"r_base = {start}", "r_lane = tl.arange(0, RB)[None, :]", "r = r_base + r_lane", "r_zero = r_lane * 0"]
+        lines += [
+            f"r_base = {start}",
+            "r_lane = tl.arange(0, RB)[None, :]",
+            "r = r_base + r_lane",
+            "r_zero = r_lane * 0",
+        ]
         if _extent(self.col_inner) % self.RB:
             lines.append(f"r_mask = r < {_extent(self.col_inner)}")
         walks += _decompose(lines, self.col_inner, "r", "r", "r")
@@ -284,7 +296,8 @@ class _Printer:
         total = self.plan.row_count
         mask = ", mask=p_mask" if _extent(self.row_inner) % self.PB else ""
         for kind, name in self._components(accs):
-            lines.append(f"tl.store(w{level}{kind}_ptr + ({self._slot(accs, name)} * {total} + row) * {splits} + split, {name}{mask})")
+            place = f"w{level}{kind}_ptr + ({self._slot(accs, name)} * {total} + row) * {splits} + split"
+            lines.append(f"tl.store({place}, {name}{mask})")
         return lines
 
     def _components(self, accs: list[tuple[Expr, Accumulator]]) -> list[tuple[str, str]]:
@@ -318,7 +331,8 @@ class _Printer:
             for kind, name in self._components([(e, acc)]):
                 slot = self._slot(accs, name)
                 names.append(f"{name}_parts")
-                lines.append(f"{name}_parts = tl.load(w{level}{kind}_ptr + ({slot} * {total} + row) * {splits} + slots, mask={guard}, other=0)")
+                place = f"w{level}{kind}_ptr + ({slot} * {total} + row) * {splits} + slots"
+                lines.append(f"{name}_parts = tl.load({place}, mask={guard}, other=0)")
             lines += acc.merge(names, mask)
             self._define(em, e, acc)
         return lines
@@ -332,7 +346,9 @@ class _Printer:
             for kind, dtype in (("f", self._float_dtype(accs)), ("i", "int64")):
                 if kind in kinds:
                     size = kinds.count(kind) * self.plan.row_count * splits
-                    self.launches.append(f"w{level}{kind}_ptr = torch.empty({size}, dtype=torch.{dtype}, device=DEVICE)")
+                    self.launches.append(
+                        f"w{level}{kind}_ptr = torch.empty({size}, dtype=torch.{dtype}, device=DEVICE)"
+                    )
                     names.append(f"w{level}{kind}_ptr")
         return names
 

@@ -99,7 +99,9 @@ def default_schedule(plan: TilePlan, device: Device) -> Schedule:
     rows, columns = plan.row_count, plan.column_count
     if plan.passes == 0:
         width = min(power_of_two(columns), 1024)
-        return Schedule("tile", "split", block_p=max(1, min(1024 // width, power_of_two(rows))), block_r=width, warps=4, stages=1)
+        return Schedule(
+            "tile", "split", block_p=max(1, min(1024 // width, power_of_two(rows))), block_r=width, warps=4, stages=1
+        )
     if plan.contiguous == "p":
         height = min(power_of_two(plan.rows[-1][1]), 128)
         if plan.full and power_of_two(columns) * height <= RESIDENT_ELEMENTS // 2:
@@ -107,13 +109,24 @@ def default_schedule(plan: TilePlan, device: Device) -> Schedule:
         deep = min(32, power_of_two(columns))
         programs = -(-rows // height)
         splits = _splits(programs, -(-columns // deep), device)
-        return Schedule("tile", "split" if splits > 1 else "loop", block_p=height, block_r=deep, splits=splits, warps=8, stages=1)
+        return Schedule(
+            "tile", "split" if splits > 1 else "loop", block_p=height, block_r=deep, splits=splits, warps=8, stages=1
+        )
     if power_of_two(columns) <= RESIDENT_ELEMENTS:
         width = power_of_two(columns)
-        return Schedule("tile", "resident", block_p=max(1, min(2048 // width, power_of_two(rows))), block_r=width, warps=_warps(width), stages=1)
+        return Schedule(
+            "tile",
+            "resident",
+            block_p=max(1, min(2048 // width, power_of_two(rows))),
+            block_r=width,
+            warps=_warps(width),
+            stages=1,
+        )
     width = 4096
     splits = _splits(rows, -(-columns // width), device)
-    return Schedule("tile", "split" if splits > 1 else "loop", block_p=1, block_r=width, splits=splits, warps=8, stages=1)
+    return Schedule(
+        "tile", "split" if splits > 1 else "loop", block_p=1, block_r=width, splits=splits, warps=8, stages=1
+    )
 
 
 def _warps(elements: int) -> int:
