@@ -82,7 +82,7 @@ class GpuEvaluator(Evaluator):
         server: ForkServer | None = None,
         clock: Callable[[], float] = now_seconds,
     ):
-        self.spec = spec.with_(domains=spec.domains)  # inferred once, here, and not in every worker
+        self.spec = spec
         self.graph, self.clock, self.timeout_s, self.trials = graph, clock, timeout_s, trials
         self.torch_device = torch.device(torch_device, 0) if torch_device == "cuda" else torch.device(torch_device)
         self.device = device or target_device()
@@ -93,9 +93,8 @@ class GpuEvaluator(Evaluator):
         self.folder = Path(tempfile.mkdtemp(prefix="qimeng_judge_"))
         cuda = self.torch_device.type == "cuda"
         self._lock = DeviceLock(lock_path(self.torch_device)) if cuda else None
-        self._setup = Setup(
-            self.spec.to_bytes(), spec.mode, str(self.torch_device), self._lock.path if self._lock else ""
-        )
+        spec.domains  # noqa: B018  inferred once, here, to travel with the spec: a worker would take half a second
+        self._setup = Setup(spec.to_bytes(), spec.mode, str(self.torch_device), self._lock.path if self._lock else "")
         self.baselines_process = Baselines(self.server, self._setup, self.draw_seed, timeout_s)
         self._cache = self._new_cache()
         self._known: dict[tuple[str, str], Compiled] = {}
@@ -104,7 +103,7 @@ class GpuEvaluator(Evaluator):
         self._spare_cache = ""
         self._prefetch(self._cache)
         with self._alone():
-            self.references = References(self.spec, graph, self.torch_device, self.draw_seed)
+            self.references = References(spec, graph, self.torch_device, self.draw_seed)
         self.judge = Judge(self.references, lambda: self.limit_s)
         self.least_ms = least_ms(graph, self.device) if graph is not None and graph.nodes else 0.0
 
@@ -157,6 +156,7 @@ class GpuEvaluator(Evaluator):
         while self._ending:
             self._ending.pop().kill()
         self.baselines_process.close()
+        self.references.release()
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()

@@ -6,6 +6,7 @@ the judge's own clock. Knows nothing about gates, patches or compilers.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,8 @@ CLOCK_FROM_MS = 1.0
 """Calls shorter than this are not held against the judge's clock: hand-over takes as long as they do."""
 CLOCK_SLACK_MS = 0.2
 """What hand-over may take longer than when it was measured."""
+CLOCK_BATCH_MS, CLOCK_CALLS = 10.0, 8
+"""Calls that the judge's clock times together: for this long, at most so many, so that hand-over counts for little."""
 
 
 @dataclass(frozen=True)
@@ -248,12 +251,14 @@ class Judge:
         return None if found.error is None else f"a second call changed what the first one returned: {found.error}"
 
     def _check_clock(self, worker: Process, trial: Trial, device_ms: float) -> Verdict:
-        """One call; what handing over takes is measured by handing the same output over again, and subtracted."""
+        """A few calls; what handing over takes is measured by handing the same output over again, and subtracted."""
         copies = [torch.zeros_like(e.value) for e in trial.outputs]
+        calls = max(1, min(math.ceil(CLOCK_BATCH_MS / device_ms), CLOCK_CALLS))
         worker.call("arm", self.limit_s, draw=trial.draw)
-        whole = self._timed(lambda: worker.call("fire", self.limit_s, number=0), copies)
+        whole = self._timed(lambda: worker.call("fire", self.limit_s, number=0, calls=calls), copies)
         wrong = next((t for c, e in zip(copies, trial.outputs, strict=True) if (t := accuracy.check(c, e)[1])), None)
-        outer = whole - min(self._timed(lambda: worker.call("again", self.limit_s, number=0), copies) for _ in range(2))
+        overhead = min(self._timed(lambda: worker.call("again", self.limit_s, number=0), copies) for _ in range(2))
+        outer = (whole - overhead) / calls
         worker.call("release", self.limit_s)
         if wrong:
             return Verdict(failure="wrong", error=f"the output that the judge copied at once is wrong: {wrong}")

@@ -176,6 +176,12 @@ class References:
         floor = accuracy.floor(eager.best.dtype, self.longest_reduction, Error())
         return accuracy.measure(exact.chosen, exact.best).max <= Expected(exact.best, error, floor).budget.max
 
+    def release(self) -> None:
+        """Give the memory of the pool and of the float64 module back."""
+        self._pool.clear()
+        self.exact = None
+        self.tidy()
+
     # -- parts
 
     def _look(self) -> None:
@@ -267,10 +273,10 @@ class References:
         value = exact.to(eager.dtype)
         if not accuracy.is_float(eager):
             return Expected(value, eager=None if torch.equal(value, eager) else eager), 0.0
-        share = accuracy.not_finite_share(value, eager)
-        kept = eager if share else None
         tolerances = self.spec.tolerances
         floor = accuracy.floor(eager.dtype, self.longest_reduction, moved, tolerances.floor_ulp)
+        share = accuracy.not_finite_share(value, eager)
+        kept = eager if share else None
         return Expected(value, accuracy.measure(eager, value, kept), floor, kept, tolerances), share
 
     def _exact(self, draw: Draw) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:

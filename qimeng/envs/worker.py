@@ -129,7 +129,7 @@ class Worker:
         self.kept: dict[int, list[torch.Tensor]] = {}
         self.armed: tuple[Any, ...] = ()
         self.arguments: tuple[Any, ...] = ()
-        self.sums: list[tuple[int, int]] = []
+        self.sums: list[int] = []
         self.alternatives: dict[int, Callable[..., Any]] = {}
 
     def ready(self) -> int:
@@ -196,11 +196,12 @@ class Worker:
         self.model(*self._inputs(Draw(draw.seed ^ 1, draw.distribution)))
         self.stopwatch.synchronize()
 
-    def fire(self, number: int) -> Answer:
-        """Call the model on the inputs made ready and hand its outputs over at once."""
-        tensors = [x for x in _pytree.tree_leaves(self.model(*self.armed)) if isinstance(x, torch.Tensor)]
+    def fire(self, number: int, calls: int) -> Answer:
+        """Call the model on the inputs made ready and hand the last call's outputs over at once."""
+        for _ in range(calls):
+            output = self.model(*self.armed)
         self.stopwatch.synchronize()
-        self.kept[number] = tensors
+        self.kept[number] = [x for x in _pytree.tree_leaves(output) if isinstance(x, torch.Tensor)]
         return self.again(number)
 
     def time(self, seeds: Sequence[int], effort: Effort) -> dict[str, Any]:

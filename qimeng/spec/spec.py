@@ -6,6 +6,7 @@ Knows nothing about graphs, kernels or how results are judged.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree
 
 from qimeng.errors import SpecError
@@ -86,7 +88,9 @@ class KernelSpec:
     # ---- making one
 
     @classmethod
-    def from_file(cls, path: str | Path, *, dtype: str | None = None, mode: str | None = None, **options: Any) -> KernelSpec:
+    def from_file(
+        cls, path: str | Path, *, dtype: str | None = None, mode: str | None = None, **options: Any
+    ) -> KernelSpec:
         """The computation of a KernelBench-style file: `Model`, `get_inputs`, `get_init_inputs`.
 
         Raises:
@@ -114,7 +118,7 @@ class KernelSpec:
             SpecError: the text does not load, or lacks one of the names.
         """
         origin = SourceOrigin(text, name)
-        origin.namespace  # noqa: B018  executes the text, so that a bad one is refused here
+        origin.load()
         return cls(name, origin, dtype or "float32", mode or "default", declared=tuple(domains), **options)
 
     @classmethod
@@ -135,7 +139,14 @@ class KernelSpec:
         origin = examples(module, example_inputs, shrinkable=isinstance(module, FunctionModule))
         native = str(origin.native).removeprefix("torch.")
         options.setdefault("training", module.training)
-        return cls(name or type(module).__name__, origin, dtype or native, mode or "default", declared=tuple(domains), **options)
+        return cls(
+            name or type(module).__name__,
+            origin,
+            dtype or native,
+            mode or "default",
+            declared=tuple(domains),
+            **options,
+        )
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], example_inputs: tuple[Any, ...], **options: Any) -> KernelSpec:
@@ -234,8 +245,9 @@ class KernelSpec:
         if isinstance(self.origin, ExampleOrigin):
             inferred = tuple(leaf.domain for leaf in self.origin.leaves)
         else:
-            origin = self.reduced().origin
-            seen = [[infer_domain(x) for x in _pytree.tree_leaves(origin.inputs(seed, "cpu"))] for seed in (1, 2)]
+            small = self.reduced()
+            with contextlib.nullcontext() if small.is_small else FakeTensorMode():
+                seen = [[infer_domain(x) for x in _pytree.tree_leaves(small.origin.inputs(n, "cpu"))] for n in (1, 2)]
             inferred = tuple(a if a == b else "real" for a, b in zip(*seen, strict=True))
         if self.declared and len(self.declared) != len(inferred):
             raise SpecError(f"{self.name}: {len(self.declared)} domains declared for {len(inferred)} flattened inputs")
@@ -254,8 +266,17 @@ class KernelSpec:
         origin = reduce_origin(self.origin, self.training)
         return self if origin is self.origin else replace(self, origin=origin)
 
+    @cached_property
+    def is_small(self) -> bool:
+        """Whether a run on the CPU takes seconds at most."""
+        from qimeng.spec.reduce import RUNNABLE, elements
+
+        return elements(self.origin, self.training) <= RUNNABLE
+
     def check(self) -> None:
-        """Run the computation once, at reduced size, and refuse what cannot be optimized.
+        """Run the computation once and refuse what cannot be optimized.
+
+        It runs at reduced size; where that is still large, without values.
 
         Raises:
             SpecError: it fails on its own inputs, changes its inputs, or returns no tensor.
@@ -277,7 +298,10 @@ class KernelSpec:
         return hash(self.digest)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {n: getattr(self, n) for n in self.__dataclass_fields__}
+        state = {n: getattr(self, n) for n in self.__dataclass_fields__}
+        if "domains" in self.__dict__:  # inferring them again would cost every worker half a second
+            state["domains"] = self.domains
+        return state
 
     def to_bytes(self) -> bytes:
         """Itself as bytes, for another process; classes and functions of the user's own code travel by value."""
