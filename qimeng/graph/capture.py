@@ -7,6 +7,7 @@ with the graph; whether the graph is right is for `qimeng.graph.verify` to say.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import operator
 import warnings
@@ -22,9 +23,9 @@ from qimeng.errors import SpecError
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
 
 KEPT = (
-    "native_layer_norm native_group_norm _softmax _log_softmax logsumexp linalg_vector_norm gelu silu mish elu selu celu "
-    "hardswish hardsigmoid hardtanh leaky_relu softplus relu relu6 sigmoid tanh log_sigmoid_forward linear addmm baddbmm "
-    "var_mean scaled_dot_product_attention lstm gru rnn_tanh rnn_relu"
+    "native_layer_norm native_group_norm _softmax _log_softmax logsumexp linalg_vector_norm var_mean gelu silu mish "
+    "elu selu celu hardswish hardsigmoid hardtanh leaky_relu softplus relu relu6 sigmoid tanh log_sigmoid_forward "
+    "linear addmm baddbmm scaled_dot_product_attention lstm gru rnn_tanh rnn_relu"
 ).split()
 """Operators kept whole although the default table takes them apart (`../shared/reference/capture.md`)."""
 
@@ -93,7 +94,9 @@ def _numbers_meet_floats(graph: OpGraph) -> bool:
     for node in graph.ops():
         operands = [graph.nodes[v.node] for v in node.operands()]
         if any(o.kind == "scalar" for o in operands):
-            tensors = [graph.meta(v).dtype for v, o in zip(node.operands(), operands, strict=True) if o.kind != "scalar"]
+            tensors = [
+                graph.meta(v).dtype for v, o in zip(node.operands(), operands, strict=True) if o.kind != "scalar"
+            ]
             if not any("float" in dtype for dtype in tensors):
                 return False
     return not any(graph.nodes[v.node].kind == "scalar" for v in graph.results())
@@ -101,11 +104,12 @@ def _numbers_meet_floats(graph: OpGraph) -> bool:
 
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Without the log of torch's part `name`: what it warns of comes as an exception too."""
+    """Without what torch logs (in its part `name`) and prints on a failed export, since that raises as well."""
     logger = logging.getLogger(name)
     before, logger.disabled = logger.disabled, True
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         logger.disabled = before
 
@@ -145,7 +149,11 @@ def _convert(exported: Any, in_spec: Any, leaves: list[Any], floats: set[int]) -
         elif fx.op == "call_function" and fx.target is operator.getitem:
             base, port = fx.args
             rename[fx.name] = Value(rename[base.name].node, int(port))
-        elif fx.op == "call_function" and str(fx.target) in _COPIES and nodes[rename[fx.args[0].name].node].kind == "constant":
+        elif (
+            fx.op == "call_function"
+            and str(fx.target) in _COPIES
+            and nodes[rename[fx.args[0].name].node].kind == "constant"
+        ):
             rename[fx.name] = rename[fx.args[0].name]
         elif fx.op == "call_function":
             nodes[fx.name] = _operator(fx, rename)
@@ -199,7 +207,9 @@ def _number(tensor: torch.Tensor, name: str) -> Any:
     """The number that a constant of no dimensions holds."""
     known = getattr(tensor, "constant", None) if isinstance(tensor, FakeTensor) else tensor
     if known is None or known.dim() or known.is_complex():
-        raise CaptureError(f"the module holds a tensor that is neither parameter nor buffer ({name}); use register_buffer")
+        raise CaptureError(
+            f"the module holds a tensor that is neither parameter nor buffer ({name}); use register_buffer"
+        )
     with no_dispatch():
         return known.item()
 
@@ -245,5 +255,9 @@ def _prune(graph: OpGraph) -> OpGraph:
     for node in reversed(graph.nodes.values()):
         if node.name in needed:
             needed.update(v.node for v in node.operands())
-    kept = {n.name: n for n in graph.nodes.values() if n.name in needed or n.kind in ("input", "parameter", "buffer", "scalar")}
+    kept = {
+        n.name: n
+        for n in graph.nodes.values()
+        if n.name in needed or n.kind in ("input", "parameter", "buffer", "scalar")
+    }
     return OpGraph(kept, graph.outputs, graph.mutations, graph.in_spec, graph.out_spec, graph.scalars, graph.n_inputs)

@@ -41,7 +41,8 @@ class Region:
     @cached_property
     def inputs(self) -> tuple[Value, ...]:
         """Values that the region reads from outside, in order of first use."""
-        inside, seen = set(self.nodes), {}
+        inside: set[str] = set(self.nodes)
+        seen: dict[Value, None] = {}
         for name in self.nodes:
             for value in self.graph.nodes[name].operands():
                 if value.node not in inside and self.graph.nodes[value.node].kind != "constant":
@@ -191,7 +192,8 @@ def repartition(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
     first = list(graph.nodes)
     position = {n: i for i, n in enumerate(first)}
     sets = sorted(sets, key=lambda s: max(position[n] for n in s))
-    made, given = [], set()
+    made: list[Region] = []
+    given: set[Value] = set()
     results = set(graph.results())
     needed = {v for s in sets for n in s for v in graph.nodes[n].operands() if v.node not in s}
     for s in sets:

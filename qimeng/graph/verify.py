@@ -16,11 +16,10 @@ from qimeng.graph.capture import CaptureError, capture
 from qimeng.graph.opgraph import OpGraph
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec, perturb_parameters
+from qimeng.spec.reduce import RUNNABLE
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Differences between two orders of the same arithmetic; a graph that computes something else is far outside."""
-LARGEST = 1 << 26
-"""Elements of inputs and parameters together up to which the graph is compared at full size on the CPU."""
 
 
 def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
@@ -51,7 +50,7 @@ def verify_graph(spec: KernelSpec, graph: OpGraph) -> None:
     reduced = graph if small is spec else capture(small.module, lambda: small.inputs(0))
     if [n.target for n in reduced.ops()] != [n.target for n in graph.ops()]:
         small, reduced = spec, graph
-    if small is spec and _elements(graph) > LARGEST:
+    if small is spec and _elements(graph) > RUNNABLE:
         if not torch.cuda.is_available():
             raise CaptureError(
                 f"it has {_elements(graph)} elements and no smaller size does the same, so that the graph cannot be "
@@ -79,7 +78,7 @@ def verify_graph(spec: KernelSpec, graph: OpGraph) -> None:
 
 
 def _elements(graph: OpGraph) -> int:
-    return sum(n.metas[0].numel for n in graph.nodes.values() if n.kind != "op" and n.metas[0] is not None)
+    return sum(m.numel for n in graph.nodes.values() for m in n.metas if m is not None)
 
 
 def _load(model: torch.nn.Module, module: torch.nn.Module) -> None:
@@ -132,7 +131,9 @@ def _same(what: str, a: Any, b: Any) -> None:
         return
     for fact in ("shape", "dtype", "device"):
         if getattr(a, fact) != getattr(b, fact):
-            raise CaptureError(f"{what} has {fact} {getattr(b, fact)} from the graph, {getattr(a, fact)} from the module")
+            raise CaptureError(
+                f"{what} has {fact} {getattr(b, fact)} from the graph, {getattr(a, fact)} from the module"
+            )
     if a.stride() != b.stride():
         raise CaptureError(f"{what} has strides {b.stride()} from the graph, {a.stride()} from the module")
     if a.is_complex():
@@ -178,4 +179,4 @@ def _refused(inputs: tuple[Any, ...], graph: OpGraph) -> Iterator[tuple[int, tup
             yield i, tuple(_pytree.tree_unflatten([other if j == i else y for j, y in enumerate(leaves)], tree))
 
 
-__all__ = ["LARGEST", "TOLERANCE", "capture_spec", "verify_graph"]
+__all__ = ["TOLERANCE", "capture_spec", "verify_graph"]

@@ -91,7 +91,9 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
             names[Value(node.name)] = f"a{node.target}"
             inputs.append(node)
         elif node.kind == "constant" and node.metas[0] is not None:
-            names[Value(node.name)] = f"torch.scalar_tensor({literal(node.literal)}, dtype=torch.{node.metas[0].dtype}, device=device)"
+            names[Value(node.name)] = (
+                f"torch.scalar_tensor({literal(node.literal)}, dtype=torch.{node.metas[0].dtype}, device=device)"
+            )
     prepared = [
         (f"self._prepared[{i}]", region, impl) for i, (region, impl) in enumerate((r, m) for r, m in parts if m.prepare)
     ]
@@ -140,7 +142,7 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
 def _mutations(graph: OpGraph, names: dict[Value, str]) -> list[str]:
     """Buffer updates; what still needs a buffer's old value gets a copy of it first."""
     changed = {key for key, _ in graph.mutations}
-    lines = []
+    lines: list[str] = []
     for value in graph.results():
         node = graph.nodes[value.node]
         if node.kind == "buffer" and node.target in changed:
@@ -193,7 +195,9 @@ def _guards(graph: OpGraph, inputs: list[Node]) -> list[str]:
     if state:
         lines.append(f"device = self{_attribute(state[0].target)}.device")
     elif tensors:
-        lines.append(f"device = a{tensors[0].target}.device if isinstance(a{tensors[0].target}, torch.Tensor) else None")
+        lines.append(
+            f"device = a{tensors[0].target}.device if isinstance(a{tensors[0].target}, torch.Tensor) else None"
+        )
     else:
         lines.append("device = torch.get_default_device()")
     for node in tensors:

@@ -4,4 +4,14 @@ from qimeng.spec.distributions import DISTRIBUTIONS, applies, perturb_parameters
 from qimeng.spec.leaf import DOMAINS, infer_domain
 from qimeng.spec.spec import DTYPES, MODES, KernelSpec, Tolerances
 
-__all__ = ["DISTRIBUTIONS", "DOMAINS", "DTYPES", "MODES", "KernelSpec", "Tolerances", "applies", "infer_domain", "perturb_parameters"]
+__all__ = [
+    "DISTRIBUTIONS",
+    "DOMAINS",
+    "DTYPES",
+    "MODES",
+    "KernelSpec",
+    "Tolerances",
+    "applies",
+    "infer_domain",
+    "perturb_parameters",
+]

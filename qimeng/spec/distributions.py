@@ -57,7 +57,9 @@ def perturb_parameters(module: torch.nn.Module, seed: int) -> None:
     """
 
     def noise(like: torch.Tensor) -> torch.Tensor:
-        draw = torch.empty(like.shape, dtype=torch.float32, device=like.device).normal_(generator=generators[like.device])
+        draw = torch.empty(like.shape, dtype=torch.float32, device=like.device).normal_(
+            generator=generators[like.device]
+        )
         return draw.to(like.dtype)
 
     generators: dict[torch.device, torch.Generator] = {}

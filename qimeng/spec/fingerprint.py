@@ -95,10 +95,9 @@ def _function(function: FunctionType, seen: dict[int, int]) -> str:
 
 def _empty(cell: Any) -> bool:
     try:
-        cell.cell_contents
+        return cell.cell_contents is cell  # never true; reading is what may fail
     except ValueError:  # a cell not yet filled
         return True
-    return False
 
 
 def _codes(code: CodeType) -> list[CodeType]:

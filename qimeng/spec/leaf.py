@@ -6,9 +6,11 @@ Deals in shapes, strides, dtypes, value ranges and domains. Knows nothing about 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 DOMAINS = ("real", "positive", "probability", "sign", "index", "mask", "scalar")
 """What values an input may take: any number; above zero; rows in [0, 1] that sum to 1; -1 or 1; an integer in a range;
@@ -48,21 +50,25 @@ class Leaf:
         """What `example` shows."""
         if not isinstance(example, torch.Tensor):
             return cls("scalar", value=example)
-        layout = {"shape": tuple(example.shape), "stride": tuple(example.stride()), "dtype": example.dtype}
+        like = partial(cls, shape=tuple(example.shape), stride=tuple(example.stride()), dtype=example.dtype)
         seen = sample(example)
+        if seen.dtype.itemsize == 1 and seen.is_floating_point():
+            seen = seen.float()  # 8-bit floats have no arithmetic of their own
         if seen.numel() == 0:
-            return cls("real" if example.is_floating_point() else "index", **layout)
+            return like("real" if example.is_floating_point() else "index")
+        if example.is_complex():
+            return like("real", low=-1.0, std=float(seen.abs().std()) if seen.numel() > 1 else 1.0)
         domain = infer_domain(example)
         if domain in ("mask", "sign"):
             low, high = float(seen.min()), float(seen.max())
-            return cls(domain, low=low, high=high, mean=float((seen == seen.max()).double().mean()), **layout)
+            return like(domain, low=low, high=high, mean=float((seen == seen.max()).double().mean()))
         if domain == "index":
-            return cls(domain, low=int(example.min()), high=int(example.max()), **layout)
+            return like(domain, low=int(example.min()), high=int(example.max()))
         finite = seen[seen.isfinite()].double()
         if finite.numel() == 0:
-            return cls(domain, **layout)
+            return like(domain)
         std = float(finite.std()) if finite.numel() > 1 else 0.0
-        return cls(domain, low=float(finite.min()), high=float(finite.max()), mean=float(finite.mean()), std=std, **layout)
+        return like(domain, low=float(finite.min()), high=float(finite.max()), mean=float(finite.mean()), std=std)
 
     @property
     def layout(self) -> str:
@@ -86,20 +92,25 @@ class Leaf:
             return self.value
         out = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
         once = unexpanded(out)
+        wide = (
+            torch.float32 if self.domain in ("mask", "sign", "probability") or self.dtype.itemsize == 1 else self.dtype
+        )
         if self.domain == "index":
             once.random_(int(self.low), int(self.high) + 1, generator=generator)
-        elif self.domain in ("mask", "sign"):
-            share = torch.empty(once.shape, device=device).uniform_(generator=generator)
-            once.copy_(torch.where(share < self.mean, self.high, self.low))
+            return out
+        x = once if wide is self.dtype else torch.empty(once.shape, dtype=wide, device=device)
+        if self.domain in ("mask", "sign"):
+            x = torch.where(x.uniform_(generator=generator) < self.mean, self.high, self.low)
         elif self.domain == "probability":
-            share = torch.empty(once.shape, device=device).normal_(generator=generator)
-            once.copy_(share.softmax(-1))
+            x = x.normal_(generator=generator).softmax(-1)
         elif self.low == self.high:
-            once.fill_(self.low)
+            x.fill_(self.low)
         elif self.low >= 0:
-            once.uniform_(self.low, self.high, generator=generator)
+            x.uniform_(self.low, self.high, generator=generator)
         else:
-            once.normal_(self.mean, self.std, generator=generator)
+            x.normal_(self.mean, self.std, generator=generator)
+        if x is not once:
+            once.copy_(x)
         return out
 
 
@@ -136,7 +147,9 @@ def infer_domain(x: Any) -> str:
         return "mask"
     if not x.is_floating_point():
         return "real" if x.is_complex() else "index"
-    seen = sample(x)
+    if isinstance(x, FakeTensor):
+        return "real"  # there are no values to look at
+    seen = sample(x).float() if x.dtype.itemsize == 1 else sample(x)
     if seen.numel() < 2:
         return "real"
     low, high = seen.min(), seen.max()
@@ -148,5 +161,5 @@ def infer_domain(x: Any) -> str:
         rows = seen.double().sum(-1)
         if bool(((rows - 1).abs() < seen.shape[-1] ** 0.5 * torch.finfo(x.dtype).eps * 4).all()):
             return "probability"
-    positive = float(low) > 20 * float(high) / seen.numel()  # n uniform draws have their minimum near maximum / n
-    return "positive" if positive and float(low) < float(high) else "real"
+    clear = max(0.02, 20 / seen.numel()) * float(high)  # n uniform draws have their minimum near maximum / n
+    return "positive" if clear < float(low) < float(high) else "real"

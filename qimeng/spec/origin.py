@@ -77,6 +77,14 @@ class SourceOrigin(Origin):
         """KernelBench files are written in PyTorch's default dtype."""
         return torch.float32
 
+    def load(self) -> None:
+        """Execute the file now rather than at its first use, so that a bad one is refused.
+
+        Raises:
+            SpecError: as `namespace`.
+        """
+        _ = self.namespace
+
     @cached_property
     def namespace(self) -> ModuleType:
         """The executed file.
@@ -133,7 +141,8 @@ class SourceOrigin(Origin):
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
             if isinstance(body, list) and len(body) > 1 and isinstance(body[0], ast.Expr):
-                if isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
+                first = body[0].value
+                if isinstance(first, ast.Constant) and isinstance(first.value, str):
                     del body[0]
         return ast.unparse(tree)
 
@@ -168,7 +177,11 @@ class ExampleOrigin(Origin):
             for t in _tensors(self.held):
                 new = t.detach().to(device, copy=True)
                 memo[id(t)] = torch.nn.Parameter(new, requires_grad=False) if isinstance(t, torch.nn.Parameter) else new
-        return copy.deepcopy(self.held, memo)
+        try:
+            return copy.deepcopy(self.held, memo)
+        except Exception as error:  # copying calls the user's own code, which may raise anything
+            name = type(self.held).__name__
+            raise SpecError(f"{name}: the module cannot be copied: {type(error).__name__}: {error}") from error
 
     def inputs(self, seed: int, device: str) -> tuple[Any, ...]:
         """Inputs of the examples' shapes, strides and dtypes with values drawn afresh."""
@@ -233,7 +246,10 @@ def cast(module: torch.nn.Module, dtype: torch.dtype, only: torch.dtype | None =
                 continue
             if id(t) not in done:
                 new = t.detach().to(dtype)
-                done[id(t)] = t, torch.nn.Parameter(new, requires_grad=False) if isinstance(t, torch.nn.Parameter) else new
+                done[id(t)] = (
+                    t,
+                    torch.nn.Parameter(new, requires_grad=False) if isinstance(t, torch.nn.Parameter) else new,
+                )
             setattr(part, name, done[id(t)][1])
 
 

@@ -7,7 +7,9 @@ sure that the smaller one does the same.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+import contextlib
+import operator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +23,11 @@ from qimeng.spec.origin import ExampleOrigin, Origin, SourceOrigin
 
 ENOUGH = 1 << 16
 """No tensor of a reduced computation should have more elements than this (the Triton interpreter is slow)."""
-MOST = 1 << 22
-"""Where nothing that small runs, the smallest that does is taken, up to this many elements a tensor."""
+MOST = 1 << 21
+"""Where nothing that small runs, the smallest that does is taken, with up to this many elements in a tensor that is
+no parameter; a larger one is not worth running on a CPU."""
+RUNNABLE = 1 << 27
+"""Elements of all tensors together up to which a run on the CPU takes seconds at most."""
 LIMITS = (256, 128, 64, 32, 16, 8)
 """Largest sizes tried, one after the other."""
 SMALL = 64
@@ -52,28 +57,26 @@ def shrink(sizes: Iterable[int], limit: int) -> dict[int, int]:
         table[size] = small
     return table
 
-MOST = 1 << 21
-"""Largest tensor, in elements, of a reduced computation; a larger one is not worth running on a CPU."""
-
 
 def reduce_origin(origin: Origin, training: bool) -> Origin:
     """`origin` at a smaller size; itself where it is small already or no smaller size runs.
 
     Sizes are tried under fake tensors, the largest first; what is small enough is then run for real.
     """
-    whole = _largest(origin, training, fake=True)
-    if whole is not None and whole <= ENOUGH:
+    whole = _size(origin, training, fake=True)
+    if whole is not None and whole.largest <= ENOUGH:
         return origin
     smaller: list[tuple[int, Origin]] = []
     for candidate in _candidates(origin):
-        size = _largest(candidate, training, fake=True)
-        if size is None or (whole is not None and size >= whole):
+        size = _size(candidate, training, fake=True)
+        if size is None or (whole is not None and size.total >= whole.total):
             continue
-        if size <= ENOUGH and _largest(candidate, training, fake=False) is not None:
+        if size.largest <= ENOUGH and _size(candidate, training, fake=False) is not None:
             return candidate
-        smaller.append((size, candidate))
-    for size, candidate in sorted(smaller, key=lambda pair: pair[0]):
-        if size <= MOST and _largest(candidate, training, fake=False) is not None:
+        if size.moving <= MOST and size.total <= RUNNABLE:
+            smaller.append((size.total, candidate))
+    for _, candidate in sorted(smaller, key=lambda pair: pair[0]):
+        if _size(candidate, training, fake=False) is not None:
             return candidate
     return origin
 
@@ -85,57 +88,67 @@ def _candidates(origin: Origin) -> Iterator[Origin]:
         yield from _smaller_examples(origin)
 
 
-# ---- files: rewrite the sizes at the top of the file
-
-
-@dataclass(frozen=True)
-class _Constant:
-    """A module-level assignment of an int or of several: its place in the file and its values."""
-
-    place: int
-    values: tuple[int, ...]
-    many: str  # "", "(" or "["
+# ---- files: rewrite the sizes outside the module
 
 
 def _smaller_sources(origin: SourceOrigin) -> Iterator[SourceOrigin]:
-    tree = ast.parse(origin.text)
-    constants = list(_constants(tree, origin))
-    if not constants:
-        return
-    everything = [v for c in constants for v in c.values]
+    sizes = _rewritten(origin.text, {})[1]
     for limit in LIMITS:
-        table = shrink([v for v in everything if v > min(limit, SMALL)], limit)
-        yield replace(origin, text=_rewrite(tree, constants, table))
-    for skipped in sorted(constants, key=lambda c: max(c.values)):
+        table = shrink([s for s in sizes if s > min(limit, SMALL)], limit)
+        yield replace(origin, text=_rewritten(origin.text, table)[0])
+    for factor in (2, 4, 8, 16, 32, 64):
+        table = {s: s // factor for s in sizes if s % factor == 0 and s // factor >= LIMITS[-1]}
+        yield replace(origin, text=_rewritten(origin.text, table)[0])
+    for kept in sorted({s for s in sizes if s > LIMITS[-1]}):
         for limit in LIMITS[2:]:
-            rest = [c for c in constants if c is not skipped]
-            table = shrink([v for c in rest for v in c.values if v > limit], limit)
-            yield replace(origin, text=_rewrite(tree, rest, table))
+            table = shrink([s for s in sizes if s > limit and s != kept], limit)
+            yield replace(origin, text=_rewritten(origin.text, table)[0])
 
 
-def _constants(tree: ast.Module, origin: SourceOrigin) -> Iterator[_Constant]:
-    """Assignments whose right side names nothing: sizes derived from others follow by themselves."""
-    for place, node in enumerate(tree.body):
-        if not (isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)):
-            continue
-        if any(isinstance(n, (ast.Name, ast.Call, ast.Attribute)) for n in ast.walk(node.value)):
-            continue
-        value = getattr(origin.namespace, node.targets[0].id)
-        if type(value) is int and value > LIMITS[-1]:
-            yield _Constant(place, (value,), "")
-        elif type(value) in (tuple, list) and value and all(type(v) is int for v in value):
-            yield _Constant(place, tuple(value), "(" if type(value) is tuple else "[")
+def _rewritten(text: str, table: dict[int, int]) -> tuple[str, list[int]]:
+    """The file with its sizes changed by `table`, and the sizes that stand in it.
+
+    Sizes are integers, or sums and products of integers, in assignments at the top of the file and in the two
+    functions that make inputs; what is derived from names follows by itself, and the module is left alone.
+    """
+    tree, rewrite = ast.parse(text), _Sizes(table)
+    for node in tree.body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            node.value = rewrite.visit(node.value)
+        elif isinstance(node, ast.FunctionDef) and node.name in ("get_inputs", "get_init_inputs"):
+            node.body = [rewrite.visit(statement) for statement in node.body]
+    return ast.unparse(ast.fix_missing_locations(tree)) + "\n", rewrite.seen
 
 
-def _rewrite(tree: ast.Module, constants: Iterable[_Constant], table: dict[int, int]) -> str:
-    new = ast.parse(ast.unparse(tree))
-    for c in constants:
-        values = [table.get(v, v) for v in c.values]
-        node = new.body[c.place]
-        assert isinstance(node, ast.Assign)
-        text = {"": repr(values[0]), "(": repr(tuple(values)), "[": repr(values)}[c.many]
-        node.value = ast.parse(text, mode="eval").body
-    return ast.unparse(new) + "\n"
+class _Sizes(ast.NodeTransformer):
+    def __init__(self, table: dict[int, int]):
+        self.table, self.seen = table, list[int]()
+
+    def visit(self, node: ast.AST) -> Any:
+        value = _integer(node)
+        if value is None:
+            return self.generic_visit(node)
+        self.seen.append(value)
+        return ast.Constant(self.table.get(value, value))
+
+
+def _integer(node: ast.AST) -> int | None:
+    """The value of an expression of integers alone."""
+    if isinstance(node, ast.Constant):
+        return node.value if type(node.value) is int else None
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        left, right = _integer(node.left), _integer(node.right)
+        if left is not None and right is not None and not (isinstance(node.op, ast.FloorDiv) and right == 0):
+            return _ARITHMETIC[type(node.op)](left, right)
+    return None
+
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
 
 
 # ---- examples: change the inputs' shapes
@@ -149,12 +162,17 @@ def _smaller_examples(origin: ExampleOrigin) -> Iterator[ExampleOrigin]:
         sizes = [s for leaf in tensors for s in leaf.shape]
         for limit in LIMITS:
             table = shrink([s for s in sizes if s > min(limit, SMALL)], limit)
-            yield replace(origin, leaves=tuple(_resized(leaf, [table.get(s, s) for s in leaf.shape], table) for leaf in origin.leaves))
+            yield replace(
+                origin,
+                leaves=tuple(_resized(leaf, [table.get(s, s) for s in leaf.shape], table) for leaf in origin.leaves),
+            )
     batch = tensors[0].shape[0]
     for size in (64, 16, 8, 2):
         if size < batch:
             leaves = [
-                _resized(leaf, [size, *leaf.shape[1:]], {}) if leaf.dtype is not None and leaf.shape[:1] == (batch,) else leaf
+                _resized(leaf, [size, *leaf.shape[1:]], {})
+                if leaf.dtype is not None and leaf.shape[:1] == (batch,)
+                else leaf
                 for leaf in origin.leaves
             ]
             yield replace(origin, leaves=tuple(leaves))
@@ -169,34 +187,57 @@ def _resized(leaf: Leaf, shape: list[int], table: dict[int, int]) -> Leaf:
     return new
 
 
+def elements(origin: Origin, training: bool) -> int:
+    """Elements of all tensors of a run together, inputs and parameters included; 0 where that cannot be told."""
+    size = _size(origin, training, fake=True)
+    return size.total if size else 0
+
+
 # ---- does it run, and how large is it
 
 
-class _Watch(TorchDispatchMode):
-    """Remembers the largest tensor that any operator yields."""
+@dataclass
+class _Size:
+    """Elements of the tensors of a run: of the largest, of the largest that is no parameter, of all together."""
 
-    largest = 0
+    largest: int = 0
+    moving: int = 0
+    total: int = 0
+
+    def add(self, tree: Any, held: bool = False) -> None:
+        """Count the tensors of `tree`; `held` where they are parameters or buffers."""
+        for t in _pytree.tree_leaves(tree):
+            if isinstance(t, torch.Tensor):
+                self.largest = max(self.largest, t.numel())
+                self.moving = max(self.moving, 0 if held else t.numel())
+                self.total += t.numel()
+
+
+class _Watch(TorchDispatchMode):
+    """Counts every tensor that an operator yields."""
+
+    def __init__(self, size: _Size):
+        super().__init__()
+        self.size = size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for t in _pytree.tree_leaves(out):
-            if isinstance(t, torch.Tensor):
-                self.largest = max(self.largest, t.numel())
+        self.size.add(out)
         return out
 
 
-def _largest(origin: Origin, training: bool, fake: bool) -> int | None:
-    """Elements of the largest tensor of a run, inputs and parameters included; None where it does not run."""
-    import contextlib
-
+def _size(origin: Origin, training: bool, fake: bool) -> _Size | None:
+    """How large a run is; None where it does not run."""
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
+    size = _Size()
     try:
         with mode, torch.no_grad():
             module = origin.module(0, "cpu").train(training)
             inputs = origin.inputs(0, "cpu")
-            held = [*module.parameters(), *module.buffers(), *_pytree.tree_leaves(inputs)]
-            with _Watch() as watch:
+            size.add(inputs)
+            size.add([*module.parameters(), *module.buffers()], held=True)
+            with _Watch(size):
                 module(*inputs)
-        return max([watch.largest, *(t.numel() for t in held if isinstance(t, torch.Tensor))])
-    except Exception:  # a size that the user's code refuses, in whatever way, is no candidate
+    except Exception:  # noqa: BLE001  a size that the user's code refuses, in whatever way, is no candidate
         return None
+    return size
