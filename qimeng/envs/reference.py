@@ -28,8 +28,8 @@ from qimeng.spec import DISTRIBUTIONS, KernelSpec, applies
 
 NOT_FINITE_LIMIT = 0.01
 """Largest share of values that are not finite; a distribution above it is dropped."""
-POOL_SHARE = 0.25
-"""Share of the device's memory that the pool may hold."""
+POOL_SHARE = 0.1
+"""Share of the device's memory that the pool may hold; several judges may share a device."""
 USES = 4
 """Times a trial is used before it is replaced by a new one."""
 

@@ -128,6 +128,7 @@ class Worker:
         self.model: torch.nn.Module = self.parameters.module
         self.kept: dict[int, list[torch.Tensor]] = {}
         self.armed: tuple[Any, ...] = ()
+        self.armed_seed = 0
         self.arguments: tuple[Any, ...] = ()
         self.sums: list[int] = []
         self.alternatives: dict[int, Callable[..., Any]] = {}
@@ -192,13 +193,14 @@ class Worker:
     def arm(self, draw: Draw) -> None:
         """Make inputs ready for `fire`; a call on others leaves behind the memory that the call will need."""
         self._set_parameters(draw.parameter_seed)
-        self.armed = self._inputs(draw)
+        self.armed, self.armed_seed = self._inputs(draw), draw.seed
         self.model(*self._inputs(Draw(draw.seed ^ 1, draw.distribution)))
         self.stopwatch.synchronize()
 
     def fire(self, number: int, calls: int) -> Answer:
         """Call the model on the inputs made ready and hand the last call's outputs over at once."""
         for _ in range(calls):
+            torch.manual_seed(self.armed_seed)
             output = self.model(*self.armed)
         self.stopwatch.synchronize()
         self.kept[number] = [x for x in _pytree.tree_leaves(output) if isinstance(x, torch.Tensor)]

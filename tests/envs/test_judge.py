@@ -212,6 +212,25 @@ def test_event_times_are_held_against_the_judges_own_clock(evaluator, program):
         worker.kill()
 
 
+def test_random_operators_are_judged_with_their_seed():
+    spec = KernelSpec.from_module(
+        torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout(0.5)), (torch.rand(8, 16),)
+    )
+    graph = capture_spec(spec.with_(training=True))
+    judge = GpuEvaluator(spec.with_(training=True), graph, torch_device="cpu", timeout_s=3.0)
+    try:
+        start = Program.start(graph)
+        found = judge.evaluate(start)
+        assert found.ok and found.accuracy is not None and found.accuracy.reference == "eager-highest", found.error
+        worker = judge.start_worker(judge.folder.as_posix(), locked=False)
+        worker.answer(60)
+        worker.call("load", 10, source=start.source)
+        assert judge.judge.check_clock(worker, judge.references.fresh(1), device_ms=50.0).ok
+        worker.kill()
+    finally:
+        judge.close()
+
+
 def memory_holds(pid: int, patterns: dict[str, bytes]) -> set[str]:
     """Which byte patterns are somewhere in the writable memory of a process."""
     found = set()
