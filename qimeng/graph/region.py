@@ -184,28 +184,32 @@ def region_digraph(regions: Iterable[Region]) -> nx.DiGraph:
 def repartition(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
     """The regions of `sets` of nodes in topological order, each value yielded by one of them.
 
-    A view or recomputed node sits in several regions; of those, only the first yields it to others.
+    A view or recomputed node sits in several regions; of those, only the first yields it to others. A region that
+    nothing reads, since all who did compute it again, is left out.
 
     Raises:
         IllegalAction: the regions would form a cycle.
     """
-    first = list(graph.nodes)
-    position = {n: i for i, n in enumerate(first)}
-    sets = sorted(sets, key=lambda s: max(position[n] for n in s))
-    made: list[Region] = []
-    given: set[Value] = set()
+    position = {n: i for i, n in enumerate(graph.nodes)}
+    sets = sorted({frozenset(s): s for s in sets}.values(), key=lambda s: max(position[n] for n in s))
     results = set(graph.results())
-    needed = {v for s in sets for n in s for v in graph.nodes[n].operands() if v.node not in s}
-    for s in sets:
-        order = tuple(sorted(s, key=position.__getitem__))
-        outputs = tuple(
-            v
-            for n in order
-            for v in (Value(n, p) for p in range(len(graph.nodes[n].metas)))
-            if v not in given and (v in results or v in needed)
-        )
-        given.update(outputs)
-        made.append(Region(graph, order, outputs))
+    while True:
+        needed = {v for s in sets for n in s for v in graph.nodes[n].operands() if v.node not in s}
+        made: list[Region] = []
+        given: set[Value] = set()
+        for s in sets:
+            order = tuple(sorted(s, key=position.__getitem__))
+            outputs = tuple(
+                v
+                for n in order
+                for v in (Value(n, p) for p in range(len(graph.nodes[n].metas)))
+                if v not in given and (v in results or v in needed)
+            )
+            given.update(outputs)
+            made.append(Region(graph, order, outputs))
+        if all(r.outputs for r in made):
+            break
+        sets = [set(r.nodes) for r in made if r.outputs]
     g = region_digraph(made)
     if not nx.is_directed_acyclic_graph(g):
         cycle = " -> ".join(a for a, _ in nx.find_cycle(g))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+from collections.abc import Callable
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -19,42 +20,56 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 def fingerprint(thing: Any) -> str:
     """Text that is equal for things that compute the same, and stable from process to process.
 
-    Code of installed libraries is named, not read.
+    Code of installed libraries is named, not read. What turns up again (a shared layer, a tied weight) is given by
+    the number of its first appearance.
     """
-    seen: dict[int, int] = {}
-    return _text(thing, seen)
+    return _text(thing, {}, frozenset())
 
 
-def _text(thing: Any, seen: dict[int, int]) -> str:
+Seen = dict[int, tuple[int, Any]]
+"""Identity to number and object; the object is held so that its identity is not used again."""
+
+
+def _text(thing: Any, seen: Seen, inside: frozenset[int]) -> str:
+    """`inside` holds the identities of the containers being written, which may contain themselves."""
     if isinstance(thing, _PLAIN):
         return repr(thing)
-    if isinstance(thing, torch.Tensor):
-        return f"tensor{tuple(thing.shape)}{thing.dtype}"
-    if id(thing) in seen:
-        return f"#{seen[id(thing)]}"
-    seen[id(thing)] = len(seen)
-    if isinstance(thing, (tuple, list)):
-        return f"[{','.join(_text(t, seen) for t in thing)}]"
-    if isinstance(thing, (set, frozenset)):
-        return f"{{{','.join(sorted(_text(t, seen) for t in thing))}}}"
-    if isinstance(thing, dict):
-        return f"{{{','.join(f'{_text(k, seen)}:{_text(v, seen)}' for k, v in thing.items())}}}"
-    if isinstance(thing, functools.partial):
-        return f"partial({_text(thing.func, seen)},{_text(thing.args, seen)},{_text(thing.keywords, seen)})"
-    if isinstance(thing, MethodType):
-        return f"method({_text(thing.__func__, seen)},{_text(thing.__self__, seen)})"
-    if isinstance(thing, FunctionType):
-        return _function(thing, seen)
-    if isinstance(thing, type):
-        return _class(thing, seen)
+    if isinstance(thing, (tuple, list, set, frozenset, dict)):
+        if id(thing) in inside:
+            return "..."
+        inside |= {id(thing)}
+        if isinstance(thing, dict):
+            return f"{{{','.join(f'{_text(k, seen, inside)}:{_text(v, seen, inside)}' for k, v in thing.items())}}}"
+        items = [_text(t, seen, inside) for t in thing]
+        return f"[{','.join(sorted(items) if isinstance(thing, (set, frozenset)) else items)}]"
     if isinstance(thing, ModuleType):
         return f"module {thing.__name__}"
+    if id(thing) in seen:
+        return f"#{seen[id(thing)][0]}"
+    seen[id(thing)] = len(seen), thing
+    return _object(thing, seen, inside)
+
+
+def _object(thing: Any, seen: Seen, inside: frozenset[int]) -> str:
+    def text(part: Any) -> str:
+        return _text(part, seen, inside)
+
+    if isinstance(thing, torch.Tensor):
+        return f"tensor{tuple(thing.shape)}{thing.dtype}"
+    if isinstance(thing, functools.partial):
+        return f"partial({text(thing.func)},{text(thing.args)},{text(thing.keywords)})"
+    if isinstance(thing, MethodType):
+        return f"method({text(thing.__func__)},{text(thing.__self__)})"
+    if isinstance(thing, FunctionType):
+        return _function(thing, text)
+    if isinstance(thing, type):
+        return _class(thing, text)
     if isinstance(thing, torch.nn.Module):
-        return f"{_text(type(thing), seen)}{_text(_attributes(thing), seen)}"
+        return f"{text(type(thing))}{text(_attributes(thing))}"
     name = getattr(thing, "__qualname__", None)
     if name:  # built-in functions, operators of torch
         return f"{getattr(thing, '__module__', '')}.{name}"
-    return f"{_text(type(thing), seen)}{_text(getattr(thing, '__dict__', {}), seen)}"
+    return f"{text(type(thing))}{text(getattr(thing, '__dict__', {}))}"
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, Any]:
@@ -63,34 +78,46 @@ def _attributes(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _installed(thing: Any) -> bool:
-    path = getattr(inspect.getmodule(thing), "__file__", None) or ""
-    return "site-packages" in path or "dist-packages" in path or "/lib/python3" in path
+    """Code of libraries, this one included, whose versions are recorded elsewhere."""
+    home = inspect.getmodule(thing)
+    path = getattr(home, "__file__", None) or ""
+    own = getattr(home, "__name__", "").split(".")[0] == "qimeng"
+    return own or "site-packages" in path or "dist-packages" in path or "/lib/python3" in path
 
 
-def _class(cls: type, seen: dict[int, int]) -> str:
+def _class(cls: type, text: Callable[[Any], str]) -> str:
     name = f"{cls.__module__}.{cls.__qualname__}"
     if cls.__module__ == "builtins" or _installed(cls):
         return name
-    skip = ("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__firstlineno__", "__annotations__")
+    skip = (
+        "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__firstlineno__",
+        "__static_attributes__",
+    )  # fmt: skip
     body = {k: v for k, v in sorted(vars(cls).items()) if k not in skip}
-    return f"class({_text(list(cls.__bases__), seen)},{_text(body, seen)})"
+    return f"class({text(list(cls.__bases__))},{text(body)})"
 
 
-def _function(function: FunctionType, seen: dict[int, int]) -> str:
+def _function(function: FunctionType, text: Callable[[Any], str]) -> str:
     if _installed(function):
         return f"{function.__module__}.{function.__qualname__}"
+    codes = _codes(function.__code__)
     cells = [c.cell_contents for c in function.__closure__ or () if not _empty(c)]
-    names = {
-        i.argval for code in _codes(function.__code__) for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"
-    }
+    names = {i.argval for code in codes for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
     read = {n: function.__globals__[n] for n in sorted(names) if n in function.__globals__}
-    code = ";".join(
-        f"{i.opname} {'' if isinstance(i.argval, CodeType) else i.argrepr.split(' at 0x')[0]}"
-        for c in _codes(function.__code__)
-        for i in dis.get_instructions(c)
-        if i.opname not in ("RESUME", "CACHE", "NOP")
-    )
-    return f"def({code},{_text(function.__defaults__, seen)},{_text(cells, seen)},{_text(read, seen)})"
+    lines = [
+        _line(i) for code in codes for i in dis.get_instructions(code) if i.opname not in ("RESUME", "CACHE", "NOP")
+    ]
+    defaults = [function.__defaults__, function.__kwdefaults__]
+    return f"def({';'.join(lines)},{text(defaults)},{text(cells)},{text(read)})"
+
+
+def _line(instruction: dis.Instruction) -> str:
+    value = instruction.argval
+    if isinstance(value, CodeType):
+        return instruction.opname
+    if isinstance(value, frozenset):
+        return f"{instruction.opname} {sorted(map(repr, value))}"
+    return f"{instruction.opname} {instruction.argrepr}"
 
 
 def _empty(cell: Any) -> bool:

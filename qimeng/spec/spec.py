@@ -246,7 +246,7 @@ class KernelSpec:
             inferred = tuple(leaf.domain for leaf in self.origin.leaves)
         else:
             small = self.reduced()
-            with contextlib.nullcontext() if small.is_small else FakeTensorMode():
+            with contextlib.nullcontext() if small.is_small else FakeTensorMode(allow_non_fake_inputs=True):
                 seen = [[infer_domain(x) for x in _pytree.tree_leaves(small.origin.inputs(n, "cpu"))] for n in (1, 2)]
             inferred = tuple(a if a == b else "real" for a, b in zip(*seen, strict=True))
         if self.declared and len(self.declared) != len(inferred):

@@ -1,0 +1,150 @@
+"""Values of inputs and parameters: domains, distributions, redrawing, perturbing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qimeng.errors import SpecError
+from qimeng.spec import DISTRIBUTIONS, KernelSpec, applies, infer_domain, perturb_parameters
+from qimeng.spec.distributions import redistribute
+from qimeng.spec.leaf import Leaf, sample, unexpanded
+
+EXAMPLES = {
+    "uniform": (torch.rand(64, 64), "real"),
+    "normal": (torch.randn(64, 64), "real"),
+    "shifted": (torch.rand(64, 64) + 0.5, "positive"),
+    "rows": (torch.rand(64, 64).softmax(-1), "probability"),
+    "signs": (torch.randint(0, 2, (64, 64)) * 2.0 - 1, "sign"),
+    "mask": (torch.rand(64, 64) < 0.25, "mask"),
+    "float_mask": (torch.where(torch.rand(64, 64) < 0.25, 0.0, -torch.inf), "mask"),
+    "index": (torch.randint(5, 9, (64,)), "index"),
+    "ones": (torch.ones(8), "real"),
+    "number": (2.5, "scalar"),
+    "empty": (torch.rand(0, 4), "real"),
+    "complex": (torch.randn(4, dtype=torch.complex64), "real"),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_inferred_domain_holds_after_redrawing(name: str) -> None:
+    example, domain = EXAMPLES[name]
+    assert infer_domain(example) == domain
+    drawn = Leaf.of(example).draw(torch.Generator().manual_seed(3), "cpu")
+    assert infer_domain(drawn) == domain
+    if isinstance(example, torch.Tensor):
+        assert (drawn.shape, drawn.stride(), drawn.dtype) == (example.shape, example.stride(), example.dtype)
+        if drawn.numel() and not drawn.is_complex():
+            assert float(drawn.max()) <= max(float(example.max()), 6.0) and not drawn.isnan().any()
+        assert name in ("ones", "empty") or not torch.equal(drawn, example)
+
+
+def test_values_drawn_are_like_the_example() -> None:
+    generator = torch.Generator().manual_seed(0)
+    index = Leaf.of(torch.tensor([3, 7])).draw(generator, "cpu")
+    assert int(index.min()) >= 3 and int(index.max()) <= 7
+    mask = Leaf.of(torch.rand(100, 100) < 0.1).draw(generator, "cpu")
+    assert 0.05 < float(mask.float().mean()) < 0.15
+    normal = Leaf.of(torch.randn(100, 100) * 5 + 2).draw(generator, "cpu")
+    assert abs(float(normal.mean()) - 2) < 0.5 and abs(float(normal.std()) - 5) < 0.5
+    assert torch.equal(Leaf.of(torch.full((3,), 1e-5)).draw(generator, "cpu"), torch.full((3,), 1e-5))
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        torch.randn(6, 4).t(),
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(1, 5).expand(3, 5),
+        torch.randn(4, 8)[:, ::2],
+        torch.randn(3, 1, 2).transpose(0, 1),
+        torch.tensor(1.5),
+    ],
+    ids=lambda x: str(x.stride()),
+)
+def test_strides_stay(example: torch.Tensor) -> None:
+    generator = torch.Generator().manual_seed(0)
+    leaf = Leaf.of(example)
+    assert leaf.draw(generator, "cpu").stride() == example.stride()
+    for distribution in DISTRIBUTIONS:
+        assert redistribute(example, "real", distribution, 0).stride() == example.stride()
+    doubled = leaf.with_shape(tuple(2 * s for s in example.shape)).draw(generator, "cpu")
+    order = [sorted(range(x.dim()), key=lambda d: (x.stride(d), -d)) for x in (example, doubled)]
+    assert order[0] == order[1] or 1 in example.shape or 0 in example.stride()
+
+
+def test_distributions_stay_in_the_domain() -> None:
+    allowed = {
+        "real": set(DISTRIBUTIONS),
+        "positive": {"given", "x3", "x0.01"},
+        "sign": {"given", "negated"},
+        **{d: {"given"} for d in ("probability", "index", "mask", "scalar")},
+    }
+    for domain, names in allowed.items():
+        assert {n for n in DISTRIBUTIONS if applies(n, domain)} | {"given"} == names
+    x = torch.rand(200, 200)
+    found = {d: redistribute(x, "real", d, 1) for d in DISTRIBUTIONS}
+    assert found["given"] is x
+    assert torch.allclose(found["x3"], 3 * x) and torch.allclose(found["x0.01"], 0.01 * x)
+    assert torch.equal(found["negated"], -x)
+    assert abs(float(found["normal"].mean())) < 0.05 and abs(float(found["normal"].std()) - 1) < 0.05
+    index = torch.arange(4)
+    assert redistribute(index, "real", "x3", 1) is index, "only floating inputs change"
+    with pytest.raises(SpecError, match="unknown distribution 'cauchy'; known: given"):
+        applies("cauchy", "real")
+
+
+def test_spec_inputs_in_every_distribution() -> None:
+    examples = (torch.randn(8, 8), torch.rand(8, 80) + 0.5, torch.tensor([1, 2]), torch.rand(8, 8).softmax(-1), 1.5)
+    spec = KernelSpec.of(
+        lambda *a: a[0], examples, dtype="bf16", domains=("real", "positive", "index", "probability", "scalar")
+    )
+    given, again = spec.inputs(5), spec.inputs(5)
+    for a, b in zip(given[:4], again[:4], strict=True):
+        assert torch.equal(a, b)
+    changed = {
+        d: [not torch.equal(a, b) for a, b in zip(spec.inputs(5, "cpu", d)[:4], given, strict=False)]
+        for d in DISTRIBUTIONS
+    }
+    assert changed == {
+        "given": [False] * 4,
+        "normal": [True, False, False, False],
+        "x3": [True, True, False, False],
+        "x0.01": [True, True, False, False],
+        "negated": [True, False, False, False],
+    }
+    assert all(x.dtype is torch.bfloat16 for i, x in enumerate(spec.inputs(5, "cpu", "normal")[:4]) if i != 2)
+
+
+def test_declared_domains_win_over_inferred_ones() -> None:
+    spec = KernelSpec.of(torch.log, (torch.rand(8),), domains=("positive",))
+    assert spec.domains == ("positive",) and torch.equal(spec.inputs(0, "cpu", "negated")[0], spec.inputs(0)[0])
+
+
+def test_samples_are_small_and_whole_rows() -> None:
+    x = torch.zeros(1).expand(1 << 20, 1 << 12)
+    assert unexpanded(x).numel() == 1 and sample(x).numel() == 1
+    y = torch.empty(4096, 2048)
+    assert sample(y).shape[-1] == 2048 and sample(y).numel() <= 1 << 20
+    assert sample(torch.empty(1 << 22)).numel() <= 1 << 20
+
+
+def test_perturbed_parameters() -> None:
+    def make() -> torch.nn.Module:
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64))
+        module.register_buffer("mask", torch.ones(64))
+        return module
+
+    module, before = make(), make().state_dict()
+    perturb_parameters(module, 1)
+    after = module.state_dict()
+    same = {k for k in before if torch.equal(before[k], after[k])}
+    assert same == {"mask", "1.num_batches_tracked"}
+    assert bool((after["1.running_var"] > 0).all())
+    assert 0 < float((after["0.weight"] - before["0.weight"]).abs().mean()) < 0.2
+    other, again = make(), make()
+    perturb_parameters(other, 2)
+    perturb_parameters(again, 1)
+    assert torch.equal(again.state_dict()["0.weight"], after["0.weight"])
+    assert not torch.equal(other.state_dict()["0.weight"], after["0.weight"])

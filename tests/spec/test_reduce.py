@@ -1,0 +1,94 @@
+"""Smaller versions of the same computation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils import _pytree
+
+from qimeng.spec import KernelSpec
+from qimeng.spec.reduce import ENOUGH, shrink
+
+
+def shapes(spec: KernelSpec) -> list[tuple[int, ...]]:
+    return [tuple(x.shape) for x in _pytree.tree_leaves(spec.reduced().inputs(0)) if isinstance(x, torch.Tensor)]
+
+
+def source(sizes: str, init: str, forward: str, inputs: str, arguments: str = "[]") -> KernelSpec:
+    return KernelSpec.from_source(
+        f"import torch\n{sizes}\n\n\nclass Model(torch.nn.Module):\n"
+        f"    def __init__(self, *a):\n        super().__init__()\n        {init}\n\n"
+        f"    def forward(self, *x):\n        return {forward}\n\n\n"
+        f"def get_inputs():\n    return {inputs}\n\n\ndef get_init_inputs():\n    return {arguments}\n"
+    )
+
+
+@pytest.mark.parametrize("limit", [8, 16, 64, 256])
+def test_shrunk_sizes(limit: int) -> None:
+    sizes = [8192, 4096, 4095, 1000, 512, 96, 64, 7]
+    table = shrink(sizes, limit)
+    assert all(table[s] <= max(limit, s if s <= limit else limit) for s in sizes)
+    assert table[4095] % 2 == 1 and table[7] == 7
+    assert all(table[a] % table[b] == 0 for a, b in [(8192, 512), (4096, 64)] if table[b] <= table[a])
+    assert len(set(table.values())) >= min(len(sizes), 4)
+
+
+def test_files_by_their_constants() -> None:
+    mm = source("N = 2048 * 4\nM, K = 1024, 4095", "pass", "x[0] @ x[1]", "[torch.rand(N, K), torch.rand(K, M)]")
+    (n, k), (k2, m) = shapes(mm)
+    assert k == k2 and k % 2 == 1 and n % 2 == 0 and max(n * k, k * m, n * m) <= ENOUGH and n != m
+    assert min(n, k, m) >= 32, "still several tiles"
+    assert mm.reduced().reduced() is mm.reduced()
+    assert mm.reduced().name == mm.name and mm.reduced().digest != mm.digest
+
+
+def test_files_with_sizes_in_tuples_functions_and_classes() -> None:
+    norm = source(
+        "shape = (64, 512, 256)\nbatch: int = 128",
+        "self.n = torch.nn.LayerNorm(a[0])",
+        "self.n(x[0])",
+        "[torch.rand(batch, *shape)]",
+        "[shape]",
+    )
+    assert len(shapes(norm)[0]) == 4 and shapes(norm)[0][0] >= 8
+    inline = source("", "self.m = torch.nn.Linear(512, 256)", "self.m(x[0])", "[torch.rand(65536, 512)]")
+    ((rows, inner),) = shapes(inline)
+    assert inner == 512 and rows < 1024, "sizes inside the class stay, and with them those that must fit"
+
+
+def test_files_whose_sizes_must_keep_their_proportion() -> None:
+    spec = source(
+        "channels = 64\nwidth = 32\nbatch = 512",
+        "self.n = torch.nn.LayerNorm(channels)",
+        "self.n(torch.cat([x[0], x[0]], -1))",
+        "[torch.rand(batch, channels, width)]",
+    )
+    ((_, channels, width),) = shapes(spec)
+    assert channels == 2 * width < 64
+
+
+def test_files_that_cannot_be_smaller_stay() -> None:
+    spec = source("N = 1024", "pass", "x[0].reshape(1024, 1024)", "[torch.rand(N, N)]")
+    assert spec.reduced() is spec
+    small = source("N = 128", "pass", "x[0] + 1", "[torch.rand(N, N)]")
+    assert small.reduced() is small, "small already"
+
+
+def test_functions_by_equal_sizes() -> None:
+    spec = KernelSpec.of(
+        lambda a, b, i: (a @ b)[i], (torch.rand(512, 1024), torch.rand(1024, 511), torch.tensor([0, 500]))
+    )
+    (m, k), (k2, n), (i,) = shapes(spec)
+    assert k == k2 and n % 2 == 1 and i == 2 and max(m * k, k * n) <= ENOUGH
+    spec.check()
+    transposed = KernelSpec.of(torch.relu, (torch.rand(1024, 2048).t(),)).reduced().inputs(0)[0]
+    assert not transposed.is_contiguous() and transposed.t().is_contiguous()
+
+
+def test_modules_by_their_batch() -> None:
+    spec = KernelSpec.of(torch.nn.Linear(512, 64), (torch.rand(4096, 512),))
+    assert shapes(spec) == [(64, 512)]
+    heavy = KernelSpec.of(torch.nn.Linear(512, 512), (torch.rand(4096, 512),))
+    assert shapes(heavy)[0][0] < 4096, "large weights stay, the batch does not"
+    fixed = KernelSpec.of(torch.nn.Flatten(0), (torch.rand(8, 4),))
+    assert fixed.reduced() is fixed

@@ -1,0 +1,226 @@
+"""Ways into a spec, what it makes, what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from qimeng.errors import SpecError
+from qimeng.spec import KernelSpec
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"spec_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+problems = _load("problems")
+PROBLEM: str = problems.PROBLEM
+
+
+def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x.relu() * factor
+
+
+@pytest.fixture(scope="module")
+def spec() -> KernelSpec:
+    return KernelSpec.from_source(PROBLEM, "shifted")
+
+
+def test_every_way_in(spec: KernelSpec, tmp_path: Path) -> None:
+    file = tmp_path / "shifted.py"
+    file.write_text(PROBLEM)
+    for path in (file, str(file)):
+        assert KernelSpec.of(path) == spec and KernelSpec.of(path).name == "shifted"
+    assert KernelSpec.of(PROBLEM) == spec and spec.source == PROBLEM
+    assert KernelSpec.of(spec) is spec
+    assert KernelSpec.of(spec, mode="high", dtype=None).mode == "high"
+    linear = torch.nn.Linear(4, 3).eval()
+    assert not KernelSpec.of(linear, (torch.rand(2, 4),)).training
+    assert spec.training
+    assert KernelSpec.of(scaled, (torch.rand(3), 2.0)).name == "scaled"
+
+
+def test_weights_come_from_the_seed_and_inputs_from_theirs(spec: KernelSpec) -> None:
+    small = spec.reduced()
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    first, second = small.module(), small.with_(seed=1).module()
+    assert torch.equal(first.map.weight, small.module().map.weight)
+    assert not torch.equal(first.map.weight, second.map.weight)
+    x, shift = small.inputs(3)
+    assert shift == 0.5 and torch.equal(x, small.inputs(3)[0]) and not torch.equal(x, small.inputs(4)[0])
+    assert torch.equal(torch.get_rng_state(), state), "making things leaves torch's generator alone"
+    assert not any(p.requires_grad for p in first.parameters()) and first.training
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bf16"])
+def test_half_types_cast_floats_only(spec: KernelSpec, dtype: str) -> None:
+    half = spec.with_(dtype=dtype).reduced()
+    module, (x, shift) = half.module(), half.inputs(0)
+    want = torch.float16 if dtype == "float16" else torch.bfloat16
+    assert x.dtype is want and module.map.weight.dtype is want and type(shift) is float
+    assert module.norm.num_batches_tracked.dtype is torch.int64
+    wide, (y, _) = half.module(dtype=torch.float64), half.inputs(0, dtype=torch.float64)
+    assert torch.equal(wide.map.weight, module.map.weight.double()), "the reference has the rounded weights"
+    assert torch.equal(y, x.double())
+
+
+def test_dtype_of_a_module_is_the_one_it_has() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4).half(), torch.nn.LayerNorm(4))
+    spec = KernelSpec.from_module(module[:1], (torch.rand(2, 4).half(),))
+    assert spec.dtype == "float16"
+    ids = KernelSpec.from_module(torch.nn.Embedding(9, 4), (torch.tensor([1, 8]),), dtype="bf16")
+    assert ids.inputs(0)[0].dtype is torch.int64 and ids.module().weight.dtype is torch.bfloat16
+
+
+def test_a_module_is_copied_with_its_weights_and_ties() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.LSTM(4, 4))
+    module[1].weight = module[0].weight
+    copy = KernelSpec.from_module(module, (torch.rand(2, 4),), dtype="bf16").module()
+    assert copy[0].weight is copy[1].weight and copy[0].weight is not module[0].weight
+    assert torch.equal(copy[0].weight, module[0].weight.bfloat16())
+    assert module[0].weight.requires_grad and module[0].weight.dtype is torch.float32, (
+        "the user's module stays as it is"
+    )
+    assert all(w.dtype is torch.bfloat16 for w in copy[2]._flat_weights)
+
+
+def test_nested_inputs_and_scalars() -> None:
+    examples = ((torch.rand(4, 5), torch.arange(6)), {"a": torch.rand(5), "b": True})
+    spec = KernelSpec.of(problems.Nested(), examples)
+    (x, index), table = spec.inputs(0)
+    assert x.shape == (4, 5) and index.dtype is torch.int64 and table["b"] is True
+    assert spec.domains == ("real", "index", "real", "scalar")
+    spec.check()
+
+
+def test_digest_is_about_what_is_computed(spec: KernelSpec) -> None:
+    same = KernelSpec.from_source(
+        PROBLEM.replace("# odd on purpose", "# a comment").replace("What is", "Which is"), "x"
+    )
+    assert same == spec and hash(same) == hash(spec)
+    others = [
+        spec.with_(dtype="bf16"),
+        spec.with_(mode="high"),
+        spec.with_(training=False),
+        spec.with_(domains=("positive", "scalar")),
+        KernelSpec.from_source(PROBLEM.replace("+ shift", "- shift")),
+        KernelSpec.from_source(PROBLEM.replace("4095", "4097")),
+    ]
+    assert len({s.digest for s in (spec, *others)}) == 7
+
+
+def test_digest_of_modules_and_functions() -> None:
+    x = (torch.rand(4, 4),)
+
+    def of(thing: object, inputs: tuple[object, ...] = x) -> str:
+        return KernelSpec.of(thing, inputs).digest
+
+    def adder(n: int) -> object:
+        return lambda x: x + n
+
+    assert of(torch.nn.Linear(4, 3)) == of(torch.nn.Linear(4, 3)), "weights' values do not count"
+    assert of(adder(1)) == of(adder(1)) != of(adder(2)), "what a function closes over does"
+    assert len({of(torch.nn.GELU()), of(torch.nn.GELU(approximate="tanh")), of(torch.nn.ReLU())}) == 3
+    assert of(torch.nn.ReLU()) != of(torch.nn.ReLU(), (torch.rand(4, 5),))
+    assert of(scaled, (x[0], 2.0)) != of(scaled, (x[0], 3.0))
+
+
+def test_specs_travel_to_a_process_that_cannot_import_their_code(spec: KernelSpec, tmp_path: Path) -> None:
+    examples = ((torch.rand(4, 5), torch.arange(6)), {"a": torch.rand(5), "b": True})
+    specs = [spec, KernelSpec.of(problems.Nested(), examples), KernelSpec.of(lambda x: x + 1, (torch.rand(3),))]
+    for i, s in enumerate(specs):
+        (tmp_path / str(i)).write_bytes(s.to_bytes())
+        assert KernelSpec.from_bytes(s.to_bytes()) == s
+    code = (
+        "import pathlib, sys\nfrom qimeng.spec import KernelSpec\n"
+        f"for i in range({len(specs)}):\n"
+        f"    s = KernelSpec.from_bytes((pathlib.Path({str(tmp_path)!r}) / str(i)).read_bytes())\n"
+        "    s.check()\n    print(s.digest)\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=root)
+    assert done.stdout.split() == [s.digest for s in specs], done.stderr
+
+
+# ---- refusals: one clear error each
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\n", "must define Model, get_inputs, get_init_inputs; missing: Model, get_inputs, get_init_inputs"),
+        (PROBLEM.replace("def get_init_inputs", "def other"), "missing: get_init_inputs"),
+        ("def (:\n", "does not load: SyntaxError"),
+        ("import no_such_package_at_all\n", "does not load: ModuleNotFoundError"),
+    ],
+)
+def test_bad_files(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        KernelSpec.from_source(text, "bad")
+
+
+@pytest.mark.parametrize(
+    ("forward", "inputs", "message"),
+    [
+        ("return x @ others[0]", "[torch.rand(4, 5), torch.rand(4, 5)]", r"float32\[4, 5\], float32\[4, 5\].*must fit"),
+        ("raise KeyError('mine')", "[torch.rand(4)]", "fails on its own inputs .*KeyError: 'mine'"),
+        ("return x.add_(1)", "[torch.rand(4)]", r"changes its input 0; make it work on a copy \(x.clone\(\)\)"),
+        ("x.data[0] = 7; return x + 1", "[torch.rand(4)]", "changes its input 0"),
+        ("return 3", "[torch.rand(4)]", "returns no tensor, but int"),
+        ("return x", "torch.rand(4)", "must return a list of inputs, got Tensor"),
+        ("return x", "[1 / 0]", r"get_inputs\(\) raises ZeroDivisionError"),
+        ("return x", "[]", "fails on its own inputs .no inputs.: TypeError"),
+    ],
+)
+def test_bad_computations(forward: str, inputs: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        KernelSpec.from_source(problems.problem(forward, inputs)).check()
+
+
+def test_bad_constructor() -> None:
+    with pytest.raises(SpecError, match=r"Model\(\*get_init_inputs\(\)\) raises ValueError: no"):
+        KernelSpec.from_source(problems.problem("return x", "[]", init="raise ValueError('no')")).check()
+
+
+def test_bad_options(spec: KernelSpec) -> None:
+    lock = threading.Lock()
+    refusals = {
+        "no such file: /no/such.py": lambda: KernelSpec.of("/no/such.py"),
+        "example inputs are needed": lambda: KernelSpec.of(torch.nn.ReLU()),
+        "not from int": lambda: KernelSpec.of(3),
+        "must be a tuple of positional inputs": lambda: KernelSpec.of(torch.nn.ReLU(), torch.rand(3)),
+        "unknown dtype 'int8'": lambda: spec.with_(dtype="int8"),
+        "unknown precision mode 'fast'": lambda: spec.with_(mode="fast"),
+        "unknown input domain 'big'": lambda: spec.with_(domains=("big", "scalar")),
+        "3 domains declared for 2": lambda: spec.with_(domains=("real",) * 3).check(),
+        "a spec has no colour": lambda: spec.with_(colour="red"),
+        "takes a torch.nn.Module": lambda: KernelSpec.from_module(scaled, (torch.rand(3),)),
+        "cannot travel": lambda: KernelSpec.of(lambda x: (lock, x), (torch.rand(3),)).to_bytes(),
+    }
+    for message, act in refusals.items():
+        with pytest.raises(SpecError, match=message):
+            act()
+
+
+def test_large_specs_are_checked_without_values() -> None:
+    text = problems.problem("return x.exp()", "[torch.rand(1 << 34) for _ in range(unreducible)]", "unreducible = 1")
+    text = text.replace("1 << 34", "int('17179869184')")
+    huge = KernelSpec.from_source(text)
+    assert huge.reduced() is huge and not huge.is_small
+    huge.check()
+    with pytest.raises(SpecError, match="changes its input 0"):
+        KernelSpec.from_source(text.replace("x.exp()", "x.exp_()")).check()
+    assert huge.domains == ("real",)
