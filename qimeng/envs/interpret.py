@@ -183,7 +183,6 @@ class Interpreter:
             if worker is not None:
                 worker.kill()
 
-
     def _drawn(self, references: References) -> Iterable[Trial]:
         """Trials while there is time, at least one; one with changed parameters first, since it shows more."""
         trials = sorted(references.trials(self._trials), key=lambda t: t.draw.parameter_seed is None)

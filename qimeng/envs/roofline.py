@@ -231,5 +231,11 @@ def _operand_dtype(graph: OpGraph, node: Node) -> str:
 
 
 __all__ = [
-    "best_tflops", "eager_ms", "floor_ms", "node_ms", "product_flops", "product_tflops", "source_bytes",
+    "best_tflops",
+    "eager_ms",
+    "floor_ms",
+    "node_ms",
+    "product_flops",
+    "product_tflops",
+    "source_bytes",
 ]

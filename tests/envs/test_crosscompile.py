@@ -28,7 +28,7 @@ H200 = DEVICES["h200"]
 
 ADD = (
     HEADER
-    + '''
+    + """
 @triton.jit
 def add_kernel(x, y, scale, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -40,12 +40,12 @@ def add(x, scale):
     add_kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, scale, x.numel(), BLOCK=1024, num_warps=8)
     add_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, scale, x.numel(), BLOCK=1024, num_warps=8)
     return (y + 1,)
-'''
+"""
 )
 
 DOT = (
     HEADER
-    + '''
+    + """
 @triton.autotune(configs=[triton.Config({"BK": 32}, num_stages=s) for s in (2, 3)], key=[])
 @triton.jit
 def dot_kernel(a, b, c, K: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
@@ -76,7 +76,7 @@ def dot(a, b, packed):
     c = torch.empty((64, 64), dtype=torch.float32, device=a.device)
     dot_kernel[(1,)](a, TensorDescriptor.from_tensor(packed, [32, 64]), c, K=a.shape[1], BM=64)
     return (c,)
-'''
+"""
 )
 
 
@@ -140,7 +140,7 @@ def test_failures_are_typed(server: ForkServer, tmp_path: Path) -> None:
     assert "power of 2" in str(first) and "add_kernel, line 2" in str(first)
 
 
-LAUNCH = '''
+LAUNCH = """
 import json, sys, torch
 from triton import knobs
 import triton
@@ -156,7 +156,7 @@ assert x.data_ptr() % 16 == 0
 for scale, n in ((2.5, x.numel()), (7.0, 16), (2.5, 17)):
     module.add_kernel.warmup(x, y, scale, n, BLOCK=1024, num_warps=8, grid=(1,))
 print(json.dumps(hits))
-'''
+"""
 
 
 def test_a_later_launch_finds_the_binary(server: ForkServer, tmp_path: Path) -> None:

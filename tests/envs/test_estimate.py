@@ -22,7 +22,7 @@ H200 = DEVICES["h200"]
 CODER = TemplateCoder()
 Made = tuple[EstimatingEvaluator, Program]
 
-SCALE = '''
+SCALE = """
 @triton.jit
 def {name}_kernel(x, y, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -33,9 +33,9 @@ def {name}(x):
     y = torch.empty_like(x)
     {name}_kernel[({grid},)](x, y, x.numel(), BLOCK=256, num_warps={warps})
     return (y,)
-'''
+"""
 
-PRODUCT = '''
+PRODUCT = """
 @triton.jit
 def {name}_kernel(x, w, y, K, N: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
     m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, N)
@@ -51,10 +51,10 @@ def {name}(x, w):
     y = torch.empty((x.shape[0], w.shape[1]), dtype=torch.float32, device=x.device)
     {name}_kernel[(x.shape[0] // {rows},)](x, w, y, x.shape[1], N=w.shape[1], BM={rows}, BK=32, num_stages={stages})
     return (y,)
-'''
+"""
 
 
-LINEAR = '''
+LINEAR = """
 import torch
 
 rows = 4096
@@ -76,7 +76,7 @@ def get_inputs():
 
 def get_init_inputs():
     return [columns]
-'''
+"""
 THRICE, ALL = "tl.load(x + at, at < n) * 3", "triton.cdiv(x.numel(), 256)"
 
 
