@@ -19,7 +19,8 @@ class Model(nn.Module):
         return torch.softmax(x * torch.sigmoid(self.gate) * self.scale, dim=-1)
 
 
-ROWS, WIDTH = 2048, 1024
+ROWS = 2048
+WIDTH = 1024
 
 
 def get_inputs() -> list[torch.Tensor]:

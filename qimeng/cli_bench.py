@@ -53,11 +53,13 @@ def kernelbench(
     out: Annotated[Path, typer.Option(help="File of rows; a run goes on where it ended.")] = Path("rows.jsonl"),
 ) -> None:
     """Run KernelBench problems and store a row each."""
+    from qimeng.bench.footprint import fitting
     from qimeng.bench.harness import RunOptions, pending, run_suite
     from qimeng.bench.measure import measure
     from qimeng.bench.row import Settings, read_rows
     from qimeng.bench.suite import load_kernelbench
     from qimeng.bench.summary import summarize
+    from qimeng.envs.setup import make_device
 
     modes = tuple(filter(None, compile_modes.split(","))) if compile_baseline else ()
     settings = Settings(mode, dtype, planner, coder, search, seconds_each, evaluations, modes)
@@ -67,7 +69,11 @@ def kernelbench(
     todo = pending(suite, options, out)
     screen.print(f"{len(suite)} problems, {len(suite) - len(todo)} of them stored in {out} already")
     work = partial(measure, settings=settings, families=tuple(filter(None, families.split(","))), device=device or None)
-    rows = run_suite(suite, work, options, out, on_row=lambda row: screen.print(row_line(row), markup=False))
+    target = make_device(device or None)
+    fits = fitting(target.memory_bytes, dtype) if target.measured else (lambda problem, running: True)
+    rows = run_suite(
+        suite, work, options, out, on_row=lambda row: screen.print(row_line(row), markup=False), may_start=fits
+    )
     left = len(pending(suite, options, out)) if out.exists() else len(suite)
     screen.print(f"{len(rows)} rows stored, {left} problems left")
     if rows:

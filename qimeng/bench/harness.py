@@ -8,7 +8,7 @@ next one with the same settings goes on where it ended.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,7 @@ def run_suite(
     out: Path,
     on_start: Callable[[Problem], None] = lambda problem: None,
     on_row: Callable[[Row], None] = lambda row: None,
+    may_start: Callable[[Problem, Sequence[Problem]], bool] = lambda problem, running: True,
 ) -> tuple[Row, ...]:
     """Run what is not in `out` yet and append each row as soon as it is there.
 
@@ -57,24 +58,23 @@ def run_suite(
         out: file of rows, one line of JSON each; made if it is not there.
         on_start: called when a problem is started.
         on_row: called when its row is stored.
+        may_start: whether a problem may run beside those that run (see `qimeng.bench.footprint`).
 
     Returns:
         The new rows, in the order they were finished.
     """
-    start = time.monotonic()
-    end = start + options.total_seconds
-    todo = pending(problems, options, out)
-
-    def tasks() -> Iterator[Problem]:
-        for problem in todo:
-            if time.monotonic() + options.settings.seconds > end:
-                return
-            on_start(problem)
-            yield problem
-
-    limit = options.settings.seconds + options.overhead_seconds
-    rows = []
-    for outcome in run_tasks(tasks(), work, options.jobs, limit, end + options.overhead_seconds):
+    end, rows = time.monotonic() + options.total_seconds, []
+    outcomes = run_tasks(
+        pending(problems, options, out),
+        work,
+        options.jobs,
+        limit_s=options.settings.seconds + options.overhead_seconds,
+        stop_at=end + options.overhead_seconds,
+        start_before=end - options.settings.seconds,
+        may_start=may_start,
+        on_start=on_start,
+    )
+    for outcome in outcomes:
         if outcome.interrupted:
             continue
         row = outcome.result

@@ -7,12 +7,13 @@ a failure in words. Knows nothing about what a task is.
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -55,37 +56,44 @@ class _Worker(Generic[T]):
 
 
 def run_tasks(
-    tasks: Iterator[T],
+    tasks: Iterable[T],
     work: Callable[[T], R],
     jobs: int,
     limit_s: float,
     stop_at: float,
+    start_before: float = math.inf,
+    may_start: Callable[[T, Sequence[T]], bool] = lambda task, running: True,
+    on_start: Callable[[T], None] = lambda task: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Outcome[T, R]]:
     """Run `work` on each task, `jobs` at once, and yield the outcomes as they come.
 
     Args:
-        tasks: asked for the next one only when a worker is free, so that it may stop early.
+        tasks: what to do; of those that may start, the first one is next.
         work: pickled by cloudpickle; imports it needs happen in the worker.
         jobs: number of processes; each works on many tasks, one after another.
         limit_s: seconds that one task may take before its worker is killed with all its children.
         stop_at: the clock's time at which what still runs is cut off.
+        start_before: the clock's time after which none is started.
+        may_start: whether a task may run beside those that run; asked again when one of them ends.
+        on_start: called when a task is started.
         clock: seconds that only move forward.
     """
-    payload = cloudpickle.dumps(work)
+    payload, waiting = cloudpickle.dumps(work), list(tasks)
     workers: list[_Worker[T]] = []
-    exhausted = False
     try:
         while True:
-            while not exhausted and sum(w.task is not None for w in workers) < jobs:
-                task = next(tasks, None)
+            while clock() < start_before:
+                running = [w.task for w in workers if w.task is not None]
+                task = next((t for t in waiting if may_start(t, running)), None) if len(running) < jobs else None
                 if task is None:
-                    exhausted = True
                     break
+                waiting.remove(task)
                 worker = next((w for w in workers if w.task is None), None)
                 if worker is None:
                     worker = _start(payload)
                     workers.append(worker)
+                on_start(task)
                 worker.task, worker.deadline = task, clock() + limit_s
                 worker.pipe.send_bytes(cloudpickle.dumps(task))
             busy = [w for w in workers if w.task is not None]

@@ -145,15 +145,26 @@ def group_of(row: Row) -> str:
 
 
 def summarize(rows: Iterable[Row]) -> tuple[Summary, ...]:
-    """One summary for each settings label, device and kind of time, in order of first appearance."""
+    """One summary for each settings label, device and kind of time, in order of first appearance.
+
+    A row without a device is a failure whose process died before it could say; it counts in the first run with the same
+    settings.
+    """
     parts: dict[tuple[str, str, bool], list[Row]] = {}
+    homeless = []
     for row in rows:
-        parts.setdefault((row.settings.label, row.environment.device, _is_estimate(row)), []).append(row)
+        if row.environment.device:
+            parts.setdefault((row.settings.label, row.environment.device, _is_estimate(row)), []).append(row)
+        else:
+            homeless.append(row)
+    for row in homeless:
+        home = next((key for key in parts if key[0] == row.settings.label), (row.settings.label, "", False))
+        parts.setdefault(home, []).append(row)
     return tuple(_summarize(label, estimated, part) for (label, _, estimated), part in parts.items())
 
 
 def _is_estimate(row: Row) -> bool:
-    return row.estimated or (row.candidate is None and not row.environment.driver)
+    return row.estimated or not row.environment.driver
 
 
 def _summarize(label: str, estimated: bool, rows: Sequence[Row]) -> Summary:
@@ -166,7 +177,7 @@ def _summarize(label: str, estimated: bool, rows: Sequence[Row]) -> Summary:
     memory = {r.id: r.memory_ratio for r in right if r.memory_ratio is not None}
     return Summary(
         settings=label,
-        environment="; ".join(dict.fromkeys(_environment(r) for r in rows)),
+        environment="; ".join(dict.fromkeys(_environment(r) for r in rows if r.environment.device)),
         estimated=estimated,
         problems=len(rows),
         fast={"fast_0": len(right) / len(rows), **_fast(rows, lambda r: r.speedup)},

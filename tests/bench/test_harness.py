@@ -2,6 +2,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import cloudpickle
@@ -91,6 +92,25 @@ def test_what_the_end_of_the_run_cuts_off_leaves_no_row() -> None:
 def test_what_hangs_is_ended() -> None:
     outcomes = list(run_tasks(iter([100.0]), time.sleep, jobs=1, limit_s=1.0, stop_at=time.monotonic() + 60))
     assert [(o.failure, o.interrupted) for o in outcomes] == [("took longer than 1 s", False)]
+
+
+def test_what_does_not_fit_beside_others_waits() -> None:
+    started: list[tuple[float, int]] = []
+    running: list[int] = []
+
+    def may_start(size: int, beside: Sequence[int]) -> bool:
+        running.append(size + sum(beside))
+        return not beside or size + sum(beside) <= 10
+
+    def on_start(size: int) -> None:
+        started.append((time.monotonic(), size))
+
+    sizes = [4, 9, 5, 20, 1]
+    outcomes = list(
+        run_tasks(sizes, lambda size: size, 3, 60, time.monotonic() + 60, may_start=may_start, on_start=on_start)
+    )
+    assert sorted(o.result for o in outcomes) == sorted(sizes)
+    assert [size for _, size in started][:3] == [4, 5, 1]
 
 
 def test_children_of_a_worker_die_with_it(tmp_path: Path) -> None:
