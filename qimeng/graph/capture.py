@@ -34,12 +34,19 @@ class CaptureError(SpecError):
     """The computation cannot be written as one static graph; it stays one PyTorch region."""
 
 
-def capture(make_module: Callable[[], torch.nn.Module], make_inputs: Callable[[], tuple[Any, ...]]) -> OpGraph:
+def capture(
+    make_module: Callable[[], torch.nn.Module], make_inputs: Callable[[], tuple[Any, ...]], specialise: bool = False
+) -> OpGraph:
     """The graph of `make_module()(*make_inputs())`.
 
     Both run under fake tensors: nothing is allocated. Python floats among the inputs become 0-dimensional tensors so
-    that the graph holds for any number; where that does not export, or a number meets no floating tensor (whose
-    dtype would then decide the result's), they are specialised and guarded.
+    that the graph holds for any number; where that does not export, or a number does not meet a floating tensor in
+    plain arithmetic (its dtype would then decide the result's), they are specialised and guarded.
+
+    Args:
+        make_module: makes the module.
+        make_inputs: makes its positional inputs.
+        specialise: specialise all numbers.
 
     Raises:
         CaptureError: the computation does not run under fake tensors, or torch.export refuses it; the message names
@@ -53,7 +60,7 @@ def capture(make_module: Callable[[], torch.nn.Module], make_inputs: Callable[[]
         module.requires_grad_(False)
         leaves, in_spec = _pytree.tree_flatten((inputs, {}))
         _check_inputs(inputs, leaves)
-        floats = [i for i, x in enumerate(leaves) if type(x) is float]
+        floats = [] if specialise else [i for i, x in enumerate(leaves) if type(x) is float]
         if floats:
             try:
                 as_tensors = list(leaves)
@@ -61,7 +68,7 @@ def capture(make_module: Callable[[], torch.nn.Module], make_inputs: Callable[[]
                     as_tensors[i] = torch.empty((), dtype=torch.float64)
                 args, _ = _pytree.tree_unflatten(as_tensors, in_spec)
                 graph = _convert(_export(module, args), in_spec, leaves, set(floats))
-                if _numbers_meet_floats(graph):
+                if _numbers_in_plain_arithmetic(graph):
                     return graph
             except CaptureError:
                 pass  # specialised below
@@ -89,15 +96,19 @@ def _check_structure(tree: Any, verb: str) -> None:
         raise CaptureError(f"the module {verb} a {type(tree).__name__}; only tuples, lists and dicts are supported")
 
 
-def _numbers_meet_floats(graph: OpGraph) -> bool:
-    """Whether every operator that reads a number also reads a floating tensor, so that the dtype is the tensor's."""
+def _numbers_in_plain_arithmetic(graph: OpGraph) -> bool:
+    """Whether each number only goes into operators of two tensors of which the other is floating.
+
+    There a Python number may stand for a tensor, on any device, and the other's dtype is the result's.
+    """
     for node in graph.ops():
         operands = [graph.nodes[v.node] for v in node.operands()]
         if any(o.kind == "scalar" for o in operands):
-            tensors = [
-                graph.meta(v).dtype for v, o in zip(node.operands(), operands, strict=True) if o.kind != "scalar"
-            ]
-            if not any("float" in dtype for dtype in tensors):
+            packet, overload = node.target.removeprefix("aten.").rsplit(".", 1)
+            schema = getattr(getattr(torch.ops.aten, packet), overload)._schema
+            kinds = [str(a.type) for a in schema.arguments if "Tensor" in str(a.type)]
+            others = [graph.meta(v).dtype for v, o in zip(node.operands(), operands, strict=True) if o.kind != "scalar"]
+            if kinds != ["Tensor", "Tensor"] or not any("float" in dtype for dtype in others):
                 return False
     return not any(graph.nodes[v.node].kind == "scalar" for v in graph.results())
 

@@ -25,13 +25,31 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torc
 def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
     """The graph of `spec`, held against the module before it is trusted, unless `verify` is False.
 
+    Where that fails with Python numbers left free, they are specialised.
+
     Raises:
         CaptureError: the computation does not export, or the graph differs from the module; the message says how.
     """
-    graph = capture(spec.module, lambda: spec.inputs(0))
-    if verify:
+    graph = _capture(spec)
+    if not verify:
+        return graph
+    try:
+        verify_graph(spec, graph)
+    except CaptureError:
+        if not _free(graph):
+            raise
+        graph = _capture(spec, specialise=True)
         verify_graph(spec, graph)
     return graph
+
+
+def _capture(spec: KernelSpec, specialise: bool = False) -> OpGraph:
+    return capture(spec.module, lambda: spec.inputs(0), specialise)
+
+
+def _free(graph: OpGraph) -> set[int]:
+    """Positions of the numbers that the graph holds for any value."""
+    return {int(n.target) for n in graph.nodes.values() if n.kind == "scalar"}
 
 
 def verify_graph(spec: KernelSpec, graph: OpGraph) -> None:
@@ -47,7 +65,7 @@ def verify_graph(spec: KernelSpec, graph: OpGraph) -> None:
         CaptureError: a difference, or no size at which the two can be compared; the message names it.
     """
     small, device = spec.reduced(), "cpu"
-    reduced = graph if small is spec else capture(small.module, lambda: small.inputs(0))
+    reduced = graph if small is spec else _capture(small, specialise=not _free(graph))
     if [n.target for n in reduced.ops()] != [n.target for n in graph.ops()]:
         small, reduced = spec, graph
     if small is spec and _elements(graph) > RUNNABLE:
@@ -163,7 +181,7 @@ def _shared(x: Any, others: list[Any]) -> set[int]:
 def _other_numbers(inputs: tuple[Any, ...], graph: OpGraph) -> Iterator[tuple[Any, ...]]:
     """The inputs with other values of the numbers that the graph holds for any value."""
     leaves, tree = _pytree.tree_flatten(inputs)
-    free = {int(n.target) for n in graph.nodes.values() if n.kind == "scalar"}
+    free = _free(graph)
     if not free:
         return
     for change in (lambda x: x * 1.5 + 0.25, lambda x: -x, lambda x: 2):

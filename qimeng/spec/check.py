@@ -9,10 +9,11 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree
 
 from qimeng.errors import SpecError
+from qimeng.spec.reduce import NEEDS_VALUES
 
 if TYPE_CHECKING:
     from qimeng.spec.spec import KernelSpec
@@ -50,8 +51,8 @@ def _check_run(spec: KernelSpec, values: bool) -> None:
         before = [(x.clone(), x._version) if isinstance(x, torch.Tensor) else (x, 0) for x in leaves]
         try:
             outputs = module(*inputs)
-        except DataDependentOutputException:
-            return  # it runs on real values only, of which there are too many here
+        except NEEDS_VALUES:
+            return  # it runs on real values only
         except Exception as error:  # whatever the user's module raises is reported as it is
             raise SpecError(
                 f"{spec.name}: the module fails on its own inputs ({shapes(inputs)}): {type(error).__name__}: {error}. "

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree
+from torch.utils._mode_utils import no_dispatch
 
 from qimeng.errors import SpecError
 from qimeng.spec.fingerprint import fingerprint
@@ -175,7 +176,7 @@ class ExampleOrigin(Origin):
         memo: dict[int, Any] = {}
         with torch.no_grad():
             for t in _tensors(self.held):
-                new = t.detach().to(device, copy=True)
+                new = _copied(t, device)
                 memo[id(t)] = torch.nn.Parameter(new, requires_grad=False) if isinstance(t, torch.nn.Parameter) else new
         try:
             return copy.deepcopy(self.held, memo)
@@ -251,6 +252,15 @@ def cast(module: torch.nn.Module, dtype: torch.dtype, only: torch.dtype | None =
                     torch.nn.Parameter(new, requires_grad=False) if isinstance(t, torch.nn.Parameter) else new,
                 )
             setattr(part, name, done[id(t)][1])
+
+
+def _copied(t: torch.Tensor, device: str) -> torch.Tensor:
+    """A copy on `device`; the value of a plain number stays known under fake tensors."""
+    if t.dim() or isinstance(t, torch.nn.Parameter) or t.is_meta:
+        return t.detach().to(device, copy=True)
+    with no_dispatch():
+        value = t.item()
+    return torch.tensor(value, dtype=t.dtype, device=device)
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:

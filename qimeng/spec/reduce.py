@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,6 +38,14 @@ LIMITS = (256, 128, 64, 32, 16, 8)
 """Largest sizes tried, one after the other."""
 SMALL = 64
 """Sizes up to this stay as they are, where that is small enough."""
+
+NEEDS_VALUES = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+"""What fake tensors raise where they, and not the computation, are at their end."""
 
 
 def shrink(sizes: Iterable[int], limit: int) -> dict[int, int]:
@@ -238,6 +252,8 @@ def _size(origin: Origin, training: bool, fake: bool) -> _Size | None:
             size.add([*module.parameters(), *module.buffers()], held=True)
             with _Watch(size):
                 module(*inputs)
+    except NEEDS_VALUES:
+        return size  # as far as it got: whether it runs shows when it runs for real
     except Exception:  # noqa: BLE001  a size that the user's code refuses, in whatever way, is no candidate
         return None
     return size

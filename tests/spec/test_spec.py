@@ -190,6 +190,21 @@ def test_bad_computations(forward: str, inputs: str, message: str) -> None:
         KernelSpec.from_source(problems.problem(forward, inputs)).check()
 
 
+def test_computations_that_need_values_are_checked_at_reduced_size() -> None:
+    for forward in ("return x * 2 if x.sum() > 0 else x", "return x[x > 0.5]", "return x * x.max().item()"):
+        spec = KernelSpec.from_source(problems.problem(forward, "[torch.rand(N, N)]", "N = 4096"))
+        spec.check()
+        assert spec.reduced().inputs(0)[0].numel() <= 1 << 16
+
+
+def test_sizes_that_fit_only_when_reduced_are_refused() -> None:
+    spec = KernelSpec.from_source(
+        problems.problem("return x @ others[0]", "[torch.rand(4096, 1 << 8), torch.rand(300, 7)]")
+    )
+    with pytest.raises(SpecError, match="must fit"):
+        spec.check()
+
+
 def test_bad_constructor() -> None:
     with pytest.raises(SpecError, match=r"Model\(\*get_init_inputs\(\)\) raises ValueError: no"):
         KernelSpec.from_source(problems.problem("return x", "[]", init="raise ValueError('no')")).check()

@@ -1,0 +1,328 @@
+"""Capture, and the comparison with the module that makes it trusted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qimeng.graph.capture import CaptureError, capture
+from qimeng.graph.opgraph import OpGraph, Value
+from qimeng.graph.verify import capture_spec, verify_graph
+from qimeng.program.opaque import opaque_program
+from qimeng.program.program import Program, load_source
+from qimeng.spec import KernelSpec
+
+X = torch.rand(8, 6)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def ops(graph: OpGraph) -> list[str]:
+    return [n.packet.removeprefix("aten.") for n in graph.ops()]
+
+
+def function(f: Callable[..., Any], *inputs: Any, **options: Any) -> OpGraph:
+    return capture_spec(KernelSpec.of(f, inputs, **options))
+
+
+class Stateful(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.zeros(6))
+        self.register_buffer("b", torch.ones(6))
+        self.calls = 0
+
+
+class Swap(Stateful):
+    def forward(self, x: torch.Tensor) -> Any:
+        old = self.a.clone()
+        self.a.copy_(self.b)
+        self.b.copy_(old + x.sum(0))
+        return x + self.a
+
+
+class Returned(Stateful):
+    def forward(self, x: torch.Tensor) -> Any:
+        self.a.add_(x.sum(0))
+        return self.a * 1
+
+
+class Counting(Stateful):
+    def forward(self, x: torch.Tensor) -> Any:
+        self.calls += 1
+        return x * self.calls
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.unused = torch.nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.second(self.first(x))
+
+
+class Plain(torch.nn.Module):
+    """Holds a number in a tensor that is neither parameter nor buffer."""
+
+    def __init__(self, value: float | list[float] = 2.5) -> None:
+        super().__init__()
+        self.factor = torch.tensor(value)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * self.factor + torch.tensor(1.5)
+
+
+class Cached(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(6.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x + self.table
+
+
+# ---- what is captured
+
+MODULES = {
+    "linear": (torch.nn.Linear(6, 5), (X,)),
+    "batch_norm": (torch.nn.BatchNorm1d(6), (X,)),
+    "batch_norm_eval": (torch.nn.BatchNorm1d(6).eval(), (X,)),
+    "instance_norm": (torch.nn.InstanceNorm1d(3, track_running_stats=True), (torch.rand(4, 3, 8),)),
+    "no_parameters": (torch.nn.GELU(), (X,)),
+    "swap": (Swap(), (X,)),
+    "returned_buffer": (Returned(), (X,)),
+    "tied": (Tied(), (X,)),
+    "number": (Plain(), (X,)),
+    "convolution": (torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.MaxPool2d(2)), (torch.rand(2, 3, 8, 8),)),
+    "lstm": (torch.nn.LSTM(6, 4), (torch.rand(3, 2, 6),)),
+    "dropout": (torch.nn.Dropout(0.5), (X,)),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules(name: str) -> None:
+    module, inputs = MODULES[name]
+    graph = capture_spec(KernelSpec.of(module, inputs))
+    if name == "lstm":
+        assert "lstm" in ops(graph), "composites stay whole"
+    standalone = Program.start(graph).load().Model()
+    standalone.load_state_dict(module.state_dict())
+
+
+def test_functions_with_every_kind_of_input_and_output() -> None:
+    def f(pair: Any, table: Any, flip: bool, shift: float, dim: int, nothing: None) -> Any:
+        x = -pair[0] if flip else pair[0]
+        return {"a": x.sum(dim) + shift, "b": [pair[1].argsort(), (table["z"] > 0.5, 7, nothing)]}, pair[0]
+
+    graph = function(f, (X, torch.rand(6)), {"z": X}, True, 0.5, 1, None)
+    assert graph.scalars == {3: True, 5: 1, 6: None}
+    model = Program.start(graph).load().Model()
+    first, out = model((X, torch.rand(6)), {"z": X}, True, 4.0, 1, None)
+    assert torch.equal(first["a"], -X.sum(1) + 4.0) and out is X
+    assert first["b"][0].dtype is torch.int64 and first["b"][1][1:] == (7, None)
+    for wrong in [((X, X[0]), {"y": X}, True, 0.5, 1, None), ([X, X[0]], {"z": X}, True, 0.5, 1, None), (X, X[0])]:
+        with pytest.raises(ValueError, match="structure"):
+            model(*wrong)
+    for position, value in ((2, 1), (3, "a"), (4, 0), (4, True), (5, 0)):
+        inputs: list[Any] = [(X, X[0]), {"z": X}, True, 0.5, 1, None]
+        inputs[position] = value
+        with pytest.raises(ValueError, match=r"^input \d: (made for|expected a number)"):
+            model(*inputs)
+    with pytest.raises(ValueError, match=r"made for shape \(8, 6\)"):
+        model((X.t(), X[0]), {"z": X}, True, 0.5, 1, None)
+
+
+def test_numbers_are_kept_free_where_a_tensor_decides_the_dtype() -> None:
+    free = function(lambda x, s: x * s + s, X, 2.0)
+    assert not free.scalars and [n.target for n in free.nodes.values() if n.kind == "scalar"] == ["1"]
+    for f, x in (
+        (lambda x, s: x * s**0.5, X),  # a Python number made from it
+        (lambda x, s: x * 2 if s > 0 else x, X),
+        (lambda x, s: x * s, torch.arange(9)),  # the number makes the result floating
+        (lambda x, s: (x, s), X),
+        (lambda x, s: torch.lerp(x, x + 1, s), X),
+    ):
+        assert function(f, x, 2.0).scalars == {1: 2.0}
+    assert function(lambda x, s: x.clamp(max=s), X, float("inf")).scalars == {1: float("inf")}
+
+
+def test_no_inputs_and_constant_outputs() -> None:
+    graph = function(lambda: (torch.ones(3), 5))
+    assert torch.equal(Program.start(graph).load().Model()()[0], torch.ones(3))
+    out = Program.start(function(lambda x: (torch.tensor(1.5), x), X)).load().Model()(X)
+    assert out[0].item() == 1.5 and out[1] is X
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_other_dtypes(dtype: str) -> None:
+    graph = capture_spec(
+        KernelSpec.of(torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Softmax(-1)), (X,), dtype=dtype)
+    )
+    assert {m.dtype for n in graph.nodes.values() for m in n.metas if m} == {dtype}
+
+
+def test_mutations_are_outputs() -> None:
+    graph = capture_spec(KernelSpec.of(torch.nn.BatchNorm1d(6), (X,)))
+    assert [k for k, _ in graph.mutations] == ["running_mean", "running_var", "num_batches_tracked"]
+    assert len(graph.results()) == 4
+
+
+def test_random_operators_agree_when_seeded() -> None:
+    assert "rand" in ops(function(lambda x: x + torch.rand(8, 6), X))
+
+
+# ---- what is not
+
+
+@pytest.mark.parametrize(
+    ("thing", "reason"),
+    [
+        (lambda x: x * 2 if x.sum() > 0 else x, "torch.export"),
+        (lambda x: x * x.max().item(), "depends on data|torch.export"),
+        (lambda x: x[x > 0.5], "depends on data|torch.export"),
+        (lambda x: torch.topk(x, 2), "returns a topk; only tuples, lists and dicts"),
+        (Counting(), "output 0 differs by up to"),
+        (Cached(), r"table is not in the state_dict \(persistent=False\)"),
+        (Plain([1.0, 2, 3, 4, 5, 6]), "neither parameter nor buffer .factor.; use register_buffer"),
+    ],
+    ids=["branch", "item", "mask", "namedtuple", "counter", "not_persistent", "plain_tensor"],
+)
+def test_reasons(thing: Any, reason: str) -> None:
+    spec = KernelSpec.of(thing, (X,))
+    with pytest.raises(CaptureError, match=reason):
+        capture_spec(spec)
+    spec.check()
+
+
+def test_inputs_that_no_file_can_check() -> None:
+    with pytest.raises(CaptureError, match="an input is a PosixPath"):
+        capture(torch.nn.Identity, lambda: (Path("x"),))
+    with pytest.raises(CaptureError, match="takes a dict with a key of type tuple"):
+        capture(torch.nn.Identity, lambda: ({(1, 2): X},))
+
+
+def test_capture_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    function(lambda x, s: x * 2 if s > 0 else x, X, 2.0)
+    assert capfd.readouterr() == ("", "")
+
+
+# ---- a wrong graph is found out
+
+
+def _changed(graph: OpGraph, packet: str, **changes: Any) -> OpGraph:
+    nodes = {k: replace(n, **changes) if n.packet == packet else n for k, n in graph.nodes.items()}
+    return replace(graph, nodes=nodes)
+
+
+def test_verification_finds_every_kind_of_difference() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU())
+    spec = KernelSpec.of(module, (torch.rand(6, 6),))
+    graph = capture_spec(spec)
+    relu = next(n for n in graph.ops() if n.packet == "aten.relu")
+    before = relu.operands()[0]
+    wrong = {
+        "output 0 differs by up to": _changed(graph, "aten.relu", target="aten.neg.default"),
+        "output 0 has shape": _changed(graph, "aten.relu", target="aten.sum.dim_IntList", args=(before, (0,))),
+        "output 0 has dtype": _changed(graph, "aten.relu", target="aten.gt.Scalar", args=(before, 0)),
+        "output 0 has strides": _changed(graph, "aten.relu", target="aten.t.default", args=(before,)),
+        "does not run": _changed(graph, "aten.relu", args=(before, 3)),
+        "buffer 1.running_mean differs": replace(
+            graph, mutations=tuple((k, Value("b_1_running_mean") if "mean" in k else v) for k, v in graph.mutations)
+        ),
+        "the module returns": replace(
+            graph, outputs=(*graph.outputs, 3), out_spec=function(lambda x: (x, 3), X).out_spec
+        ),
+        "does not take the module's state_dict": replace(
+            graph, nodes={k: replace(n, target="other") if n.target == "0.bias" else n for k, n in graph.nodes.items()}
+        ),
+    }
+    for message, bad in wrong.items():
+        with pytest.raises(CaptureError, match=message):
+            verify_graph(spec, bad)
+
+
+def test_verification_finds_shared_memory_and_free_numbers() -> None:
+    spec = KernelSpec.of(lambda x: x.clone(), (X,))
+    graph = capture_spec(spec)
+    with pytest.raises(CaptureError, match="output 0 shares memory"):
+        verify_graph(spec, replace(graph, outputs=(Value("args_0"),)))
+    power = KernelSpec.of(lambda x, n: x**n, (X, 2))
+    special = capture_spec(power)
+    assert special.scalars == {1: 2}
+    number = next(
+        n for n in capture_spec(KernelSpec.of(lambda x, s: x * s, (X, 2.0))).nodes.values() if n.kind == "scalar"
+    )
+    unguarded = replace(special, scalars={}, nodes={**special.nodes, number.name: number})
+    with pytest.raises(CaptureError, match="output 0 differs"):
+        verify_graph(power, unguarded)
+
+
+# ---- large ones, and the file of a computation that stays as it is
+
+
+def test_16_gib_are_captured_quickly_and_in_little_memory() -> None:
+    code = """if True:
+        import resource, time, torch
+        from qimeng.graph.verify import capture_spec
+        from qimeng.spec import KernelSpec
+        text = '''
+        import torch
+        rows, columns = 1 << 14, 262144
+        class Model(torch.nn.Module):
+            def __init__(self, n):
+                super().__init__()
+                self.norm = torch.nn.LayerNorm(n)
+            def forward(self, x):
+                return self.norm(x).relu()
+        def get_inputs():
+            return [torch.rand(16384, columns)]
+        def get_init_inputs():
+            return [columns]
+        '''
+        import textwrap
+        capture_spec(KernelSpec.of(torch.relu, (torch.rand(2),)))
+        start = time.perf_counter()
+        spec = KernelSpec.from_source(textwrap.dedent(text))
+        graph = capture_spec(spec)
+        seconds = time.perf_counter() - start
+        assert graph.meta(graph.outputs[0]).bytes == 16 << 30
+        print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+    """
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    seconds, gib = map(float, done.stdout.split())
+    assert gib < 1.0
+    assert seconds < 10, "about a second on a machine at rest"
+
+
+def test_opaque_program_of_a_file_stands_alone(tmp_path: Path) -> None:
+    text = (
+        "import torch\nN = 4\n\nclass Model(torch.nn.Module):\n    def __init__(self, n):\n"
+        "        super(Model, self).__init__()\n        self.m = torch.nn.Linear(n, n)  # Model\n\n"
+        "    def forward(self, x):\n        return self.m(x) if x.sum() > 0 else x\n\n"
+        "def get_inputs():\n    return [torch.rand(2, N)]\n\ndef get_init_inputs():\n    return [N]\n"
+    )
+    spec = KernelSpec.from_source(text, dtype="bf16", training=False)
+    program = opaque_program(spec)
+    assert program.fallback == program.source and "# Model" in program.source and not program.regions
+    model, module = load_source(program.source, folder=str(tmp_path)).Model(), spec.module()
+    model.load_state_dict(module.state_dict())
+    assert not model.training and torch.equal(model(*spec.inputs(0)), module(*spec.inputs(0)))
+
+
+def test_opaque_program_of_live_code_imports_it(tmp_path: Path) -> None:
+    linear = opaque_program(KernelSpec.of(torch.nn.Linear(3, 3), (torch.rand(2, 3),)))
+    assert "from torch.nn.modules.linear import Linear\n\nModel = Linear" in linear.source
+    softmax = load_source(opaque_program(KernelSpec.of(torch.special.expit, (X,))).source, folder=str(tmp_path)).Model()
+    with pytest.raises(ImportError, match="cannot be imported"):
+        load_source(opaque_program(KernelSpec.of(lambda x: x, (X,))).source, folder=str(tmp_path)).Model()
+    assert isinstance(softmax, object)
