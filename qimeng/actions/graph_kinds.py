@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from qimeng.actions.base import Context, Kind, find_region, register
 from qimeng.errors import IllegalAction
 from qimeng.graph.ops import VIEWS, family
-from qimeng.graph.region import Region, merge, merge_recomputing, region_digraph
+from qimeng.graph.region import Region, merge, merge_recomputing
 from qimeng.interfaces import Action
 from qimeng.program.program import Program
 
@@ -63,7 +63,7 @@ class Fusion(Kind):
 
     def proposals(self, program: Program, context: Context) -> Iterator[Action]:
         """Each edge between regions; recompute only where the producer has other readers."""
-        graph = region_digraph(program.regions)
+        graph = program.fusions.digraph
         for producer, consumer in graph.edges:
             yield Action(self.name, (producer, consumer))
             if graph.out_degree(producer) > 1:
@@ -83,18 +83,23 @@ def fused_partition(program: Program, action: Action) -> tuple[Region, ...]:
     Raises:
         IllegalAction: no such edge, or a cycle.
     """
-    producer, consumer = find_region(program, action), find_region(program, action, 1)
-    if not region_digraph(program.regions).has_edge(producer.id, consumer.id):
-        raise IllegalAction(f"{consumer.id} does not read {producer.id}")
+    fused_region(program, action)
+    producer, consumer = action.regions[:2]
     if action.param == "recompute":
-        return merge_recomputing(program.regions, producer.id, consumer.id)
-    return merge(program.regions, (producer.id, consumer.id))
+        return merge_recomputing(program.regions, producer, consumer)
+    return merge(program.regions, (producer, consumer))
 
 
 def fused_region(program: Program, action: Action) -> Region:
-    """The region that a fusion makes."""
-    wanted = {n for i in (0, 1) for n in find_region(program, action, i).nodes}
-    return next(r for r in fused_partition(program, action) if set(r.nodes) == wanted)
+    """The region that a fusion makes.
+
+    Raises:
+        IllegalAction: no such edge, or a cycle.
+    """
+    producer, consumer = find_region(program, action), find_region(program, action, 1)
+    if action.param == "recompute":
+        return program.fusions.merged_recomputing(producer.id, consumer.id)
+    return program.fusions.merged(producer.id, consumer.id)
 
 
 class Unfuse(Kind):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import ModuleType
 
+from qimeng.graph.fusion import Fusions
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import Region, partition
 from qimeng.program.emit import emit_program
@@ -84,10 +85,19 @@ class Program:
         Raises:
             KeyError: no such region in this program.
         """
-        for r in self.regions:
-            if r.id == region_id:
-                return r
-        raise KeyError(f"no region {region_id}; this program has {[r.id for r in self.regions]}")
+        try:
+            return self._by_id[region_id]
+        except KeyError:
+            raise KeyError(f"no region {region_id}; this program has {list(self._by_id)}") from None
+
+    @cached_property
+    def _by_id(self) -> dict[str, Region]:
+        return {r.id: r for r in self.regions}
+
+    @cached_property
+    def fusions(self) -> Fusions:
+        """Which regions may become one."""
+        return Fusions(self.regions)
 
     def implementation(self, region: Region) -> Implementation:
         """What computes `region`."""
@@ -95,7 +105,8 @@ class Program:
 
     def schedule(self, region: Region) -> Schedule | None:
         """The template's schedule of `region`; None on PyTorch or where another coder wrote it."""
-        return self.implementation(region).schedule
+        implementation = self.implementations.get(region.signature)
+        return implementation.schedule if implementation is not None else None
 
     def with_regions(self, regions: tuple[Region, ...]) -> Program:
         """The same computation, partitioned otherwise; implementations stay where the region is still there."""
