@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from qimeng.envs.ranking import beats, refusal
 from qimeng.envs.replay import CachingEvaluator
 from qimeng.envs.result import Result
 from qimeng.envs.session import Budget, Progress, Session, State
@@ -67,8 +68,9 @@ def finish(session: Session, stopped: str) -> Result:
     """Verify the best program in a fresh process and make the result.
 
     The candidates are the start program and those of the best one's path that beat the candidate before by twice the
-    spread, so that noise adds no step. The last is verified; where it fails, or is timed slower than the candidate
-    before it, that one is next. The start program runs on PyTorch and is returned if nothing else passes.
+    uncertainty (see `qimeng.envs.ranking`), so that noise adds no step. The last is verified; where it fails, or is
+    timed slower than the candidate before it, that one is next. The start program runs on PyTorch and is returned if
+    nothing else passes.
     """
     task, ledger = session.task, session.ledger
     best = ledger.best or session.state
@@ -78,10 +80,10 @@ def finish(session: Session, stopped: str) -> Result:
     try:
         for number in range(len(candidates) - 1, -1, -1):
             winner = candidates[number]
-            parent_ms = candidates[number - 1].ms if number else None
+            parent = candidates[number - 1] if number else None
             session.tell("final", f"verify the program of {len(winner.recipe())} steps in a fresh process")
-            evaluation = task.evaluator.final(winner.program, parent_ms)
-            problem = refusal(evaluation, parent_ms)
+            evaluation = task.evaluator.final(winner.program, parent.ms if parent else None)
+            problem = refusal(evaluation, parent.evaluation if parent else None)
             if problem is None or number == 0:
                 break
             notes.append(f"the program of {len(winner.recipe())} steps is not returned: {problem}")
@@ -141,41 +143,10 @@ def _result(session: Session, winner: State, evaluation: Evaluation, stopped: st
 
 
 def established(best: State) -> tuple[State, ...]:
-    """The judged states on the way to `best`, each faster than the one before by twice the larger spread."""
+    """The judged states on the way to `best`, each better than the one before beyond the noise."""
     timed = [s for s in best.path() if s.judged and s.evaluation is not None and s.evaluation.ok]
     kept = list(best.path()[:1])
     for state in timed:
-        if state is not kept[0] and _beats(state.evaluation, kept[-1].evaluation):
+        if state is not kept[0] and beats(state.evaluation, kept[-1].evaluation):
             kept.append(state)
     return tuple(kept)
-
-
-def refusal(evaluation: Evaluation, parent_ms: float | None) -> str | None:
-    """Why a finally verified program is not returned, or None.
-
-    Args:
-        evaluation: of the final verification.
-        parent_ms: device milliseconds of the program returned in its place; None for the start program.
-    """
-    if not evaluation.ok:
-        return f"gate {evaluation.gate.value}: {evaluation.error}"
-    if evaluation.timing is None or parent_ms is None:
-        return None
-    margin = 2 * evaluation.timing.spread
-    if evaluation.timing.device_ms > parent_ms * (1 - margin):
-        return (
-            f"{evaluation.timing.device_ms:.4g} ms when timed again does not beat {parent_ms:.4g} ms "
-            f"by twice the spread ({margin:.1%})"
-        )
-    if evaluation.speedup is not None and evaluation.speedup < 1:
-        return f"{evaluation.speedup:.3f} x PyTorch eager when timed again"
-    return None
-
-
-def _beats(new: Evaluation | None, old: Evaluation | None) -> bool:
-    if new is None or new.timing is None:
-        return False
-    if old is None or old.timing is None:
-        return True
-    margin = 2 * max(new.timing.spread, old.timing.spread)
-    return new.timing.device_ms < old.timing.device_ms * (1 - margin)

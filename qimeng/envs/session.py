@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from qimeng.actions import action_text, check_action, legal_actions
+from qimeng.envs.ranking import preferred
 from qimeng.envs.replay import subject_of
 from qimeng.envs.shares import MAX_ACTIONS, carried, dropped_kernels, order_actions
 from qimeng.envs.task import Task
@@ -133,7 +134,7 @@ class Ledger:
         known: evaluations of this search by what was judged; asking again is free.
         refused: program digest to the actions refused there.
         attempts: every step over all branches, in order.
-        best: fastest judged state.
+        best: the judged state to prefer so far (see `qimeng.envs.ranking`).
         start: evaluation of the start program.
     """
 
@@ -356,7 +357,7 @@ class Session:
         history = (*self.state.history, step)
         self.state = State(program, evaluation, self.state, record, history, masked, judged)
         best = self.ledger.best
-        if judged and self.state.ms is not None and (best is None or best.ms is None or self.state.ms < best.ms):
+        if judged and evaluation is not None and preferred(evaluation, best.evaluation if best else None):
             self.ledger.best = self.state
 
     def _roll_back(self, step: Step) -> None:

@@ -81,7 +81,7 @@ class HeuristicPlanner(Planner):
         )
 
     def _fusion(self, o: Observation) -> Action | None:
-        """A fusion that keeps data in registers; products on half operands are left to the library at first."""
+        """A fusion that keeps data in registers; products that the library is fast at are left to it at first."""
         tried = _tried(o)
         for action in o.actions:
             if action.kind != "fusion" or action.param or action in tried:
@@ -97,7 +97,9 @@ class HeuristicPlanner(Planner):
         waiting = [a for a in o.actions if a.kind == "lowering" and a not in tried]
         tiles = [a for a in waiting if not _has_product(o.program.region(a.regions[0]))]
         products = [a for a in waiting if a not in tiles]
-        return next(iter(_by_time(o, products)), None) or next(iter(_by_time(o, tiles)), None)
+        later = any(_library_first(o, [o.program.region(a.regions[0])]) for a in products)
+        order = (tiles, products) if later else (products, tiles)
+        return next((a for group in order for a in _by_time(o, group)), None)
 
     def _late_fusion(self, o: Observation) -> Action | None:
         tried = _tried(o)
@@ -148,7 +150,8 @@ def _half(region: Region) -> bool:
 
 
 def _library_first(o: Observation, regions: Iterable[Region]) -> bool:
-    return any(_half(r) for r in regions)
+    """Whether the library's product runs on the tensor cores, so that a generated one may not be faster."""
+    return o.mode == "high" or any(_half(r) for r in regions)
 
 
 def _by_time(o: Observation, actions: list[Action]) -> list[Action]:

@@ -1,0 +1,76 @@
+"""Which of two judged programs is the better one, and which gains are real.
+
+Deals in times, their uncertainty, and the share of the GPU time that generated kernels take. Knows nothing about
+searches or about how times are taken.
+"""
+
+from __future__ import annotations
+
+from qimeng.interfaces import Evaluation
+
+TIE = 0.01
+"""Programs within this share of each other's time are equally fast; a generated kernel is then preferred to PyTorch's,
+because it can be read, changed and fused further."""
+SMALLEST_GAIN = 0.005
+"""A smaller gain is no gain: the same program timed in two processes differs by as much."""
+
+
+def generated(evaluation: Evaluation) -> bool:
+    """Whether generated kernels take at least half of the GPU time."""
+    return (evaluation.generated_share or 0.0) >= 0.5
+
+
+def preferred(new: Evaluation, old: Evaluation | None) -> bool:
+    """Whether `new` takes the place of `old` as the best program so far: faster, or as fast and generated."""
+    if new.timing is None:
+        return False
+    if old is None or old.timing is None:
+        return True
+    return new.timing.device_ms < old.timing.device_ms * (1 + _allowance(new, old))
+
+
+def beats(new: Evaluation | None, old: Evaluation | None) -> bool:
+    """Whether `new` is better than `old` beyond what noise explains (twice the uncertainty of the times)."""
+    if new is None or new.timing is None:
+        return False
+    if old is None or old.timing is None:
+        return True
+    allowance = _allowance(new, old)
+    if allowance <= 0:
+        allowance = min(allowance, -margin(new, old))
+    return new.timing.device_ms < old.timing.device_ms * (1 + allowance)
+
+
+def margin(new: Evaluation, old: Evaluation | None = None) -> float:
+    """The least gain that is not noise, as a share: twice the larger uncertainty, at least `SMALLEST_GAIN`."""
+    known = [e.timing.uncertainty for e in (new, old) if e is not None and e.timing is not None]
+    return max(SMALLEST_GAIN, 2 * max(known, default=0.0))
+
+
+def refusal(final: Evaluation, parent: Evaluation | None) -> str | None:
+    """Why a finally verified program is not returned, or None.
+
+    Args:
+        final: of the final verification, in turns with eager.
+        parent: what is known of the program returned in its place; None for the start program.
+    """
+    if not final.ok:
+        return f"gate {final.gate.value}: {final.error}"
+    if final.timing is None or parent is None or parent.timing is None:
+        return None
+    if not beats(final, parent):
+        return (
+            f"{final.timing.device_ms:.4g} ms when timed again does not beat {parent.timing.device_ms:.4g} ms "
+            f"by twice the uncertainty ({margin(final):.1%})"
+        )
+    if final.speedup is not None and final.speedup < 1 - TIE:
+        return f"{final.speedup:.3f} x PyTorch eager when timed again"
+    return None
+
+
+def _allowance(new: Evaluation, old: Evaluation) -> float:
+    """By what share `new` may be slower (positive) or must be faster (negative) to be preferred."""
+    return TIE * (generated(new) - generated(old))
+
+
+__all__ = ["TIE", "beats", "generated", "margin", "preferred", "refusal"]
