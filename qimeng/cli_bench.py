@@ -48,31 +48,44 @@ def kernelbench(
     compile_modes: Annotated[
         str, typer.Option(help="Its modes, the one to compare with first.")
     ] = "default,reduce-overhead",
-    jobs: Annotated[int, typer.Option(help="Problems worked on at once.")] = 1,
+    gpus: Annotated[int, typer.Option(help="GPUs to use; 0 for all that are visible.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Problems worked on at once, on each GPU.")] = 1,
     retry: Annotated[bool, typer.Option(help="Run stored failures again.")] = False,
     out: Annotated[Path, typer.Option(help="File of rows; a run goes on where it ended.")] = Path("rows.jsonl"),
 ) -> None:
     """Run KernelBench problems and store a row each."""
-    from qimeng.bench.footprint import fitting
+    from qimeng.bench.gpus import gpu_places, visible_gpus
     from qimeng.bench.harness import RunOptions, pending, run_suite
     from qimeng.bench.measure import measure
     from qimeng.bench.row import Settings, read_rows
     from qimeng.bench.suite import load_kernelbench
     from qimeng.bench.summary import summarize
+    from qimeng.bench.survey import survey
     from qimeng.envs.setup import make_device
 
     modes = tuple(filter(None, compile_modes.split(","))) if compile_baseline else ()
     settings = Settings(mode, dtype, planner, coder, search, seconds_each, evaluations, modes)
-    options = RunOptions(settings, total_seconds, jobs, overhead_seconds, retry)
+    target = make_device(device or None)
+    options = RunOptions(
+        settings,
+        total_seconds,
+        gpu_places(gpus, jobs, visible_gpus() if target.measured else ()),
+        target.memory_bytes if target.measured else 0,
+        tuple(filter(None, families.split(","))),
+        overhead_seconds,
+        retry,
+    )
     suite = load_kernelbench(root, level, problems)
     screen = console()
     todo = pending(suite, options, out)
     screen.print(f"{len(suite)} problems, {len(suite) - len(todo)} of them stored in {out} already")
-    work = partial(measure, settings=settings, families=tuple(filter(None, families.split(","))), device=device or None)
-    target = make_device(device or None)
-    fits = fitting(target.memory_bytes, dtype) if target.measured else (lambda problem, running: True)
     rows = run_suite(
-        suite, work, options, out, on_row=lambda row: screen.print(row_line(row), markup=False), may_start=fits
+        suite,
+        partial(measure, settings=settings, device=device or None),
+        options,
+        out,
+        look=partial(survey, dtype=dtype, modes=len(modes) if target.measured else 0),
+        on_row=lambda row: screen.print(row_line(row), markup=False),
     )
     left = len(pending(suite, options, out)) if out.exists() else len(suite)
     screen.print(f"{len(rows)} rows stored, {left} problems left")
@@ -84,12 +97,12 @@ def kernelbench(
 @app.command()
 def families(root: Root, level: int = 1, problems: Problems = "", as_json: Json = False) -> None:
     """Say to which family each problem belongs, from its captured graph."""
-    from qimeng.bench.measure import classification
     from qimeng.bench.suite import format_selection, load_kernelbench
+    from qimeng.bench.survey import survey
 
     found: dict[str, list[int]] = {}
     for problem in load_kernelbench(root, level, problems):
-        known = classification(problem)
+        known = survey(problem).found
         words = "not captured" if known is None else known.family
         if known is not None:
             words += (f", collapsed ({known.collapsed})" if known.collapsed else "") + (

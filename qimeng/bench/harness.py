@@ -8,16 +8,20 @@ next one with the same settings goes on where it ended.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qimeng.bench.pool import run_tasks
+from qimeng.bench.pool import Place, Pool
 from qimeng.bench.row import Row, Settings, append_row, blank_row, read_rows, row_key
 from qimeng.bench.suite import Problem
+from qimeng.bench.survey import Facts, fitting
 
-Work = Callable[[Problem], Row | None]
-"""Measures one problem; None where the problem is not of the families asked for."""
+Work = Callable[[Problem], Row]
+"""Measures one problem."""
+
+SURVEY_S = 60.0
+"""Seconds that looking at one problem may take."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +31,18 @@ class RunOptions:
     Attributes:
         settings: what each problem is run with, stored in its row.
         total_seconds: no problem is started that could not use its whole budget before this many seconds.
-        jobs: problems worked on at once; their phases on the GPU wait for each other.
-        overhead_seconds: what a problem may take beyond its budget (start, baselines, final verification) before it
-            is given up as hanging.
+        places: where problems are worked on, a GPU each, and how many at once; their phases on one GPU take turns.
+        memory_bytes: memory of each GPU; 0 where there is none.
+        families: only problems of these families; empty for all.
+        overhead_seconds: what a problem may take beyond its budget (start, baselines) before it is given up as hanging.
         retry: run problems again whose stored row is a failure.
     """
 
     settings: Settings
     total_seconds: float = 3600.0
-    jobs: int = 1
+    places: tuple[Place, ...] = (Place(),)
+    memory_bytes: int = 0
+    families: tuple[str, ...] = ()
     overhead_seconds: float = 120.0
     retry: bool = False
 
@@ -45,46 +52,61 @@ def run_suite(
     work: Work,
     options: RunOptions,
     out: Path,
-    on_start: Callable[[Problem], None] = lambda problem: None,
+    look: Callable[[Problem], Facts] | None = None,
+    on_start: Callable[[Problem, Place], None] = lambda problem, place: None,
     on_row: Callable[[Row], None] = lambda row: None,
-    may_start: Callable[[Problem, Sequence[Problem]], bool] = lambda problem, running: True,
 ) -> tuple[Row, ...]:
     """Run what is not in `out` yet and append each row as soon as it is there.
 
     Args:
-        problems: what to run, in this order.
+        problems: what to run; those that take the most memory are started first, since they fit in the fewest places.
         work: measures one problem, in a worker process.
         options: settings and budget.
         out: file of rows, one line of JSON each; made if it is not there.
+        look: says what is known of a problem before it runs (see `qimeng.bench.survey`), in a worker process as well,
+            which warms it up; without it no problem is left out and none waits for memory.
         on_start: called when a problem is started.
         on_row: called when its row is stored.
-        may_start: whether a problem may run beside those that run (see `qimeng.bench.footprint`).
 
     Returns:
         The new rows, in the order they were finished.
     """
     end, rows = time.monotonic() + options.total_seconds, []
-    outcomes = run_tasks(
-        pending(problems, options, out),
-        work,
-        options.jobs,
-        limit_s=options.settings.seconds + options.overhead_seconds,
-        stop_at=end + options.overhead_seconds,
-        start_before=end - options.settings.seconds,
-        may_start=may_start,
-        on_start=on_start,
-    )
-    for outcome in outcomes:
-        if outcome.interrupted:
-            continue
-        row = outcome.result
-        if outcome.failure is not None:
-            row = blank_row(outcome.task, options.settings, error=outcome.failure)
-        if row is not None:
+    todo = pending(problems, options, out)
+    with Pool(options.places) as pool:
+        known = _looked_at(pool, todo, look, end) if look is not None else {}
+        todo = [p for p in todo if _wanted(known.get(p, Facts()), options.families)]
+        todo.sort(key=lambda p: -known.get(p, Facts()).memory_bytes)
+        outcomes = pool.run(
+            todo,
+            work,
+            limit_s=options.settings.seconds + options.overhead_seconds,
+            stop_at=end + options.overhead_seconds,
+            start_before=end - options.settings.seconds,
+            may_start=fitting(options.memory_bytes, known) if options.memory_bytes else lambda problem, running: True,
+            on_start=on_start,
+        )
+        for outcome in outcomes:
+            if outcome.interrupted:
+                continue
+            row = outcome.result
+            if row is None:
+                row = blank_row(outcome.task, options.settings, error=outcome.failure)
             append_row(out, row)
             rows.append(row)
             on_row(row)
     return tuple(rows)
+
+
+def _looked_at(
+    pool: Pool, problems: Sequence[Problem], look: Callable[[Problem], Facts], end: float
+) -> Mapping[Problem, Facts]:
+    outcomes = pool.run(problems, look, SURVEY_S, stop_at=end)
+    return {o.task: o.result for o in outcomes if o.result is not None}
+
+
+def _wanted(facts: Facts, families: Sequence[str]) -> bool:
+    return not families or (facts.found is not None and facts.found.family in families)
 
 
 def pending(problems: Sequence[Problem], options: RunOptions, out: Path) -> list[Problem]:

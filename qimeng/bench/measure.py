@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from qimeng.bench.degenerate import degenerate
 from qimeng.bench.environment import environment
-from qimeng.bench.families import Classification, classify
+from qimeng.bench.families import classify
 from qimeng.bench.row import Row, Settings, StepRow, blank_row
 from qimeng.bench.suite import Problem
 from qimeng.envs.baseline import compiled_name
@@ -25,7 +25,6 @@ from qimeng.envs.session import Attempt, Budget
 from qimeng.envs.setup import make_device, make_task
 from qimeng.envs.task import Task
 from qimeng.errors import QimengError
-from qimeng.graph.capture import CaptureError, capture
 from qimeng.interfaces import Evaluation, Step, Timing
 from qimeng.planner import make_search
 from qimeng.spec import KernelSpec
@@ -66,28 +65,13 @@ class Lap:
         self._since = now
 
 
-def classification(problem: Problem) -> Classification | None:
-    """The family of a problem, from its graph; None where it cannot be captured."""
-    spec = KernelSpec.from_file(problem.path)
-    try:
-        return classify(capture(spec.module, lambda: spec.inputs(0)))
-    except CaptureError:
-        return None
-
-
-def measure(
-    problem: Problem, settings: Settings, families: tuple[str, ...] = (), device: str | None = None
-) -> Row | None:
+def measure(problem: Problem, settings: Settings, device: str | None = None) -> Row:
     """Optimize one problem and return its row; a failure of the library or of the problem is a row with the error.
 
     Args:
         problem: what to optimize.
         settings: how.
-        families: only these; empty for all.
         device: name of a device to estimate for, where there is no GPU.
-
-    Returns:
-        The row; None where the problem is of another family.
 
     Raises:
         DeviceError: an unknown device.
@@ -99,10 +83,6 @@ def measure(
         problem, settings, environment=environment(target), started=datetime.now(UTC).isoformat(timespec="seconds")
     )
     try:
-        if families:
-            found = classification(problem)
-            if found is None or found.family not in families:
-                return None
         spec = KernelSpec.from_file(problem.path, dtype=settings.dtype, mode=settings.mode)
         task = make_task(spec, coder=settings.coder, device=target)
     except QimengError as error:

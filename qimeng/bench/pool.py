@@ -1,7 +1,7 @@
 """Tasks in worker processes, so that no task can take the run down.
 
-Deals in processes, pipes and time limits: a worker that crashes, hangs or is killed costs one task, which comes back as
-a failure in words. Knows nothing about what a task is.
+Deals in processes, pipes, places and time limits: a worker that crashes, hangs or is killed costs one task, which comes
+back as a failure in words. Knows nothing about what a task is.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import cloudpickle
@@ -27,7 +28,25 @@ R = TypeVar("R")
 DISMISSAL_S = 5.0
 """Seconds that an idle worker may take to end."""
 
+PATIENCE = 12
+"""A task that fits nowhere may be overtaken so often; then a place is kept free for it."""
+
 _SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where workers run, a GPU for example.
+
+    Attributes:
+        name: what people call it.
+        slots: tasks at once.
+        environment: variables of its workers, set before they import anything.
+    """
+
+    name: str = ""
+    slots: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,76 +67,153 @@ class Outcome(Generic[T, R]):
 
 
 @dataclass
-class _Worker(Generic[T]):
+class _Worker:
     process: SpawnProcess
     pipe: Connection
-    task: T | None = None
+    place: Place
+    task: Any = None
     deadline: float = 0.0
 
 
-def run_tasks(
-    tasks: Iterable[T],
-    work: Callable[[T], R],
-    jobs: int,
-    limit_s: float,
-    stop_at: float,
-    start_before: float = math.inf,
-    may_start: Callable[[T, Sequence[T]], bool] = lambda task, running: True,
-    on_start: Callable[[T], None] = lambda task: None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Outcome[T, R]]:
-    """Run `work` on each task, `jobs` at once, and yield the outcomes as they come.
+class Pool:
+    """Worker processes at some places; each works on many tasks, one after another. Close it when done.
 
     Args:
-        tasks: what to do; of those that may start, the first one is next.
-        work: pickled by cloudpickle; imports it needs happen in the worker.
-        jobs: number of processes; each works on many tasks, one after another.
-        limit_s: seconds that one task may take before its worker is killed with all its children.
-        stop_at: the clock's time at which what still runs is cut off.
-        start_before: the clock's time after which none is started.
-        may_start: whether a task may run beside those that run; asked again when one of them ends.
-        on_start: called when a task is started.
+        places: where workers run; they are started when the first task needs them.
         clock: seconds that only move forward.
     """
-    payload, waiting = cloudpickle.dumps(work), list(tasks)
-    workers: list[_Worker[T]] = []
-    try:
-        while True:
-            while clock() < start_before:
-                running = [w.task for w in workers if w.task is not None]
-                task = next((t for t in waiting if may_start(t, running)), None) if len(running) < jobs else None
-                if task is None:
-                    break
-                waiting.remove(task)
-                worker = next((w for w in workers if w.task is None), None)
-                if worker is None:
-                    worker = _start(payload)
-                    workers.append(worker)
-                on_start(task)
-                worker.task, worker.deadline = task, clock() + limit_s
-                worker.pipe.send_bytes(cloudpickle.dumps(task))
-            busy = [w for w in workers if w.task is not None]
-            if not busy:
-                return
-            until = min([stop_at, *(w.deadline for w in busy)])
-            ready = wait([w.pipe for w in busy], timeout=max(0.0, until - clock()))
-            for worker in busy:
-                outcome = _collect(worker, worker.pipe in ready, clock(), limit_s, stop_at)
-                if outcome is None:
-                    continue
-                worker.task = None
-                if outcome.failure is not None:
-                    _kill(worker)
-                    workers.remove(worker)
-                yield outcome
-    finally:
-        for worker in workers:
+
+    def __init__(self, places: Sequence[Place] = (Place(),), clock: Callable[[], float] = time.monotonic):
+        self.places, self._clock = tuple(places), clock
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers, busy ones at once."""
+        for worker in self._workers:
+            if worker.task is None:
+                worker.pipe.close()
+        for worker in self._workers:
             _dismiss(worker)
+        self._workers.clear()
+
+    def run(
+        self,
+        tasks: Iterable[T],
+        work: Callable[[T], R],
+        limit_s: float,
+        stop_at: float = math.inf,
+        start_before: float = math.inf,
+        may_start: Callable[[T, Sequence[T]], bool] = lambda task, running: True,
+        on_start: Callable[[T, Place], None] = lambda task, place: None,
+    ) -> Iterator[Outcome[T, R]]:
+        """Run `work` on each task and yield the outcomes as they come; what still runs when this is closed is ended.
+
+        The first task that may start somewhere is next, at the place where the fewest run. One that has been overtaken
+        `PATIENCE` times keeps the place where the fewest run for itself, while others go on elsewhere.
+
+        Args:
+            tasks: what to do.
+            work: pickled by cloudpickle; imports it needs happen in the worker.
+            limit_s: seconds that one task may take before its worker is killed with all its children.
+            stop_at: the clock's time at which what still runs is cut off.
+            start_before: the clock's time after which none is started.
+            may_start: whether a task may run at a place beside those that run there; asked again when one of them ends.
+            on_start: called when a task is started.
+        """
+        queue, clock = _Queue(tasks, may_start), self._clock
+        try:
+            while True:
+                while clock() < start_before:
+                    chosen = queue.take([(place, self._running(place)) for place in self.places])
+                    if chosen is None:
+                        break
+                    task, place = chosen
+                    on_start(task, place)
+                    worker = self._idle(place)
+                    worker.task, worker.deadline = task, clock() + limit_s
+                    with contextlib.suppress(OSError):  # a worker that is gone is found by its closed pipe
+                        worker.pipe.send_bytes(cloudpickle.dumps((work, task)))
+                busy = [w for w in self._workers if w.task is not None]
+                if not busy:
+                    return
+                until = min([stop_at, *(w.deadline for w in busy)])
+                ready = wait([w.pipe for w in busy], timeout=max(0.0, until - clock()) if until < math.inf else None)
+                for worker in busy:
+                    outcome = _collect(worker, worker.pipe in ready, clock(), limit_s, stop_at)
+                    if outcome is None:
+                        continue
+                    worker.task = None
+                    if outcome.failure is not None:
+                        self._end(worker)
+                    yield outcome
+        finally:
+            for worker in [w for w in self._workers if w.task is not None]:
+                self._end(worker)
+
+    def _running(self, place: Place) -> list[Any]:
+        return [w.task for w in self._workers if w.place is place and w.task is not None]
+
+    def _idle(self, place: Place) -> _Worker:
+        """A worker at `place` with nothing to do; a new one where there is none."""
+        for worker in self._workers:
+            if worker.place is place and worker.task is None:
+                return worker
+        self._workers.append(_start(place))
+        return self._workers[-1]
+
+    def _end(self, worker: _Worker) -> None:
+        _kill(worker)
+        self._workers.remove(worker)
 
 
-def _collect(worker: _Worker[T], ready: bool, now: float, limit_s: float, stop_at: float) -> Outcome[T, Any] | None:
+@dataclass(eq=False)
+class _Waiting(Generic[T]):
+    """A task, and how often another was started before it."""
+
+    task: T
+    overtaken: int = 0
+
+
+class _Queue(Generic[T]):
+    """Tasks that wait, in order."""
+
+    def __init__(self, tasks: Iterable[T], may_start: Callable[[T, Sequence[T]], bool]):
+        self._waiting, self._may_start = [_Waiting(task) for task in tasks], may_start
+
+    def take(self, running: Sequence[tuple[Place, Sequence[T]]]) -> tuple[T, Place] | None:
+        """The next task and its place; None where none may start now.
+
+        Args:
+            running: the tasks that run at each place.
+        """
+        places = sorted(running, key=lambda pair: len(pair[1]))
+        passed: list[_Waiting[T]] = []
+        for waiting in self._waiting:
+            free = [(place, beside) for place, beside in places if len(beside) < place.slots]
+            if not free:
+                return None
+            place = next((place for place, beside in free if self._may_start(waiting.task, beside)), None)
+            if place is not None:
+                self._waiting.remove(waiting)
+                for other in passed:
+                    other.overtaken += 1
+                return waiting.task, place
+            if waiting.overtaken >= PATIENCE:
+                places = places[1:]
+            passed.append(waiting)
+        return None
+
+
+def _collect(worker: _Worker, ready: bool, now: float, limit_s: float, stop_at: float) -> Outcome[Any, Any] | None:
     """The outcome of the worker's task, or None while it runs."""
-    assert worker.task is not None
     if ready:
         try:
             result, failure = cloudpickle.loads(worker.pipe.recv_bytes())
@@ -138,23 +234,38 @@ def _collect(worker: _Worker[T], ready: bool, now: float, limit_s: float, stop_a
     return None
 
 
-def _start(payload: bytes) -> _Worker[Any]:
+def _start(place: Place) -> _Worker:
     here, there = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_serve, args=(there, payload))
-    process.start()
+    process = _SPAWN.Process(target=_serve, args=(there,))
+    with _variables(place.environment):
+        process.start()
     there.close()
-    return _Worker(process, here)
+    return _Worker(process, here, place)
 
 
-def _dismiss(worker: _Worker[Any]) -> None:
-    """Let an idle worker end by itself, so that it ends what it started; kill one that is busy or does not."""
+@contextlib.contextmanager
+def _variables(environment: Mapping[str, str]) -> Iterator[None]:
+    """Have these variables in the block, for a process started in it to inherit."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _dismiss(worker: _Worker) -> None:
+    """Let an idle worker, whose pipe is closed, end what it started and itself; kill one that is busy or does not."""
     if worker.task is None:
-        worker.pipe.close()
         worker.process.join(DISMISSAL_S)
     _kill(worker)
 
 
-def _kill(worker: _Worker[Any]) -> None:
+def _kill(worker: _Worker) -> None:
     """End the worker and whatever it started; it leads a process group of its own."""
     assert worker.process.pid
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -164,13 +275,12 @@ def _kill(worker: _Worker[Any]) -> None:
     worker.pipe.close()
 
 
-def _serve(pipe: Connection, payload: bytes) -> None:
-    """A worker's life: read a task, work, send result and failure, until the other end closes."""
+def _serve(pipe: Connection) -> None:
+    """A worker's life: read work and a task, do it, send result and failure, until the other end closes."""
     os.setsid()
-    work = cloudpickle.loads(payload)
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            task = cloudpickle.loads(pipe.recv_bytes())
+            work, task = cloudpickle.loads(pipe.recv_bytes())
             try:
                 answer: tuple[Any, str | None] = (work(task), None)
             except Exception as error:  # noqa: BLE001 - whatever the work raises is the task's outcome

@@ -2,16 +2,20 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
 
+from qimeng.bench.families import Classification
 from qimeng.bench.harness import RunOptions, pending, run_suite
-from qimeng.bench.pool import run_tasks
+from qimeng.bench.pool import PATIENCE, Outcome, Place, Pool
 from qimeng.bench.row import Row, Settings, blank_row, read_rows
 from qimeng.bench.suite import Problem, load_kernelbench
+from qimeng.bench.survey import Facts
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -20,38 +24,39 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 def problems(tmp_path: Path) -> tuple[Problem, ...]:
     folder = tmp_path / "KernelBench" / "level1"
     folder.mkdir(parents=True)
-    for number, behaviour in enumerate(["fine", "raise", "exit", "kill", "skip", "fine"], 1):
+    for number, behaviour in enumerate(["fine", "raise", "exit", "kill", "fine"], 1):
         (folder / f"{number}_{behaviour}.py").write_text(f"# {number}\n")
     return load_kernelbench(tmp_path, 1)
 
 
-def work(problem: Problem) -> Row | None:
+def work(problem: Problem) -> Row:
     if problem.name == "raise":
         raise ValueError("out of ideas")
     if problem.name == "exit":
         os._exit(3)
     if problem.name == "kill":
         os.kill(os.getpid(), 9)
-    return None if problem.name == "skip" else blank_row(problem, Settings(), right=True)
+    return blank_row(problem, Settings(), right=True)
 
 
-def options(**changes: float) -> RunOptions:
-    return RunOptions(Settings(seconds=1.0), overhead_seconds=60.0, jobs=2, **changes)  # type: ignore[arg-type]
+def options(**changes: object) -> RunOptions:
+    made = RunOptions(Settings(seconds=1.0), overhead_seconds=60.0, places=(Place(slots=2),))
+    return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def test_every_failure_is_a_row_and_costs_one_problem(problems: tuple[Problem, ...], tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     started: list[str] = []
-    rows = run_suite(problems, work, options(), out, on_start=lambda p: started.append(p.id))
+    rows = run_suite(problems, work, options(), out, on_start=lambda p, place: started.append(p.id))
     assert {r.number: r.error for r in rows} == {
         1: None,
         2: "ValueError: out of ideas",
         3: "the worker process died: exit code 3",
         4: "the worker process died: signal 9 (SIGKILL)",
-        6: None,
+        5: None,
     }
     assert read_rows(out) == rows
-    assert len(started) == 6
+    assert len(started) == 5
 
 
 def test_a_run_goes_on_where_it_ended(problems: tuple[Problem, ...], tmp_path: Path) -> None:
@@ -60,12 +65,12 @@ def test_a_run_goes_on_where_it_ended(problems: tuple[Problem, ...], tmp_path: P
     settings = Settings(seconds=1.0)
     first = run_suite(quick[:2], lambda p: work_with(p, settings), options(), out)
     assert [r.number for r in first] and {r.number for r in first} == {1, 2}
-    assert [p.number for p in pending(quick, options(), out)] == [6]
-    assert [p.number for p in pending(quick, options(retry=True), out)] == [2, 6]
+    assert [p.number for p in pending(quick, options(), out)] == [5]
+    assert [p.number for p in pending(quick, options(retry=True), out)] == [2, 5]
     assert len(pending(quick, RunOptions(Settings(seconds=1.0, mode="high")), out)) == 3
     quick[0].path.write_text("# changed\n")
-    changed = load_kernelbench(tmp_path, 1, "1,2,6")
-    assert [p.number for p in pending(changed, options(), out)] == [1, 6]
+    changed = load_kernelbench(tmp_path, 1, "1,2,5")
+    assert [p.number for p in pending(changed, options(), out)] == [1, 5]
 
 
 def work_with(problem: Problem, settings: Settings) -> Row:
@@ -77,40 +82,100 @@ def work_with(problem: Problem, settings: Settings) -> Row:
 def test_nothing_starts_that_could_not_use_its_budget(problems: tuple[Problem, ...], tmp_path: Path) -> None:
     started: list[str] = []
     rows = run_suite(
-        problems, work, options(total_seconds=0.5), tmp_path / "rows.jsonl", on_start=lambda p: started.append(p.id)
+        problems,
+        work,
+        options(total_seconds=0.5),
+        tmp_path / "rows.jsonl",
+        on_start=lambda p, place: started.append(p.id),
     )
     assert rows == () and started == []
 
 
+def run(tasks: Sequence[Any], work: Callable[[Any], Any], slots: int = 1, **limits: Any) -> list[Outcome[Any, Any]]:
+    with Pool((Place(slots=slots),)) as pool:
+        return list(pool.run(tasks, work, limits.pop("limit_s", 60.0), **limits))
+
+
 def test_what_the_end_of_the_run_cuts_off_leaves_no_row() -> None:
     start = time.monotonic()
-    outcomes = list(run_tasks(iter([100.0]), time.sleep, jobs=1, limit_s=60, stop_at=start + 1.0))
+    outcomes = run([100.0], time.sleep, stop_at=start + 1.0)
     assert [(o.interrupted, o.result) for o in outcomes] == [(True, None)]
     assert time.monotonic() - start < 10
 
 
 def test_what_hangs_is_ended() -> None:
-    outcomes = list(run_tasks(iter([100.0]), time.sleep, jobs=1, limit_s=1.0, stop_at=time.monotonic() + 60))
+    outcomes = run([100.0], time.sleep, limit_s=1.0)
     assert [(o.failure, o.interrupted) for o in outcomes] == [("took longer than 1 s", False)]
 
 
 def test_what_does_not_fit_beside_others_waits() -> None:
-    started: list[tuple[float, int]] = []
-    running: list[int] = []
-
-    def may_start(size: int, beside: Sequence[int]) -> bool:
-        running.append(size + sum(beside))
-        return not beside or size + sum(beside) <= 10
-
-    def on_start(size: int) -> None:
-        started.append((time.monotonic(), size))
-
+    started: list[int] = []
     sizes = [4, 9, 5, 20, 1]
-    outcomes = list(
-        run_tasks(sizes, lambda size: size, 3, 60, time.monotonic() + 60, may_start=may_start, on_start=on_start)
+    outcomes = run(
+        sizes,
+        lambda size: size,
+        slots=3,
+        may_start=lambda size, beside: not beside or size + sum(beside) <= 10,
+        on_start=lambda size, place: started.append(size),
     )
     assert sorted(o.result for o in outcomes) == sorted(sizes)
-    assert [size for _, size in started][:3] == [4, 5, 1]
+    assert started[:3] == [4, 5, 1]
+
+
+def seen(name: str) -> tuple[str, int, bool]:
+    return os.environ["PLACE"], os.getpid(), "PLACE" in os.environ
+
+
+def test_each_place_has_workers_of_its_own_environment_which_stay() -> None:
+    places = tuple(Place(f"gpu {n}", 2, {"PLACE": str(n)}) for n in range(2))
+    at: dict[str, str] = {}
+    with Pool(places) as pool:
+        first = list(pool.run(list("abcd"), seen, 60.0, on_start=lambda t, p: at.update({t: p.environment["PLACE"]})))
+        second = list(pool.run(list("abcd"), seen, 60.0))
+    assert "PLACE" not in os.environ
+    assert {o.task: o.result[0] for o in first if o.result} == at
+    assert sorted(at.values()) == ["0", "0", "1", "1"]
+    processes = [{o.result[1] for o in outcomes if o.result} for outcomes in (first, second)]
+    assert processes[0] == processes[1] and len(processes[0]) == 4
+
+
+def test_a_large_task_waits_for_an_empty_place_while_small_ones_go_on_elsewhere() -> None:
+    order: list[tuple[int, str]] = []
+    tasks = [10, 10, 10] + [n % 3 + 1 for n in range(3 * PATIENCE)]
+    places = (Place("a", 2), Place("b", 2))
+    with Pool(places) as pool:
+        outcomes = list(
+            pool.run(
+                tasks,
+                lambda size: time.sleep(0.02 * size),
+                60.0,
+                may_start=lambda size, beside: not beside or size + sum(beside) <= 11,
+                on_start=lambda size, place: order.append((size, place.name)),
+            )
+        )
+    assert len(outcomes) == len(tasks)
+    assert order[:2] == [(10, "a"), (10, "b")]
+    third = max(i for i, (size, _) in enumerate(order) if size == 10)
+    assert 2 <= third < len(order) - 1
+
+
+def test_what_takes_most_memory_starts_first_and_other_families_are_left_out(
+    problems: tuple[Problem, ...], tmp_path: Path
+) -> None:
+    started: list[int] = []
+
+    def look(problem: Problem) -> Facts:
+        if problem.name == "kill":
+            os.kill(os.getpid(), 9)
+        family = "gemm" if problem.name == "exit" else "pointwise"
+        return Facts(Classification(family), problem.number << 20)
+
+    chosen = options(memory_bytes=1 << 30, families=("pointwise",), places=(Place(slots=1),))
+    rows = run_suite(
+        problems, work, chosen, tmp_path / "rows.jsonl", look, on_start=lambda p, place: started.append(p.number)
+    )
+    assert started == [5, 2, 1]
+    assert {r.number for r in rows} == {1, 2, 5}
 
 
 def test_children_of_a_worker_die_with_it(tmp_path: Path) -> None:
@@ -123,7 +188,7 @@ def test_children_of_a_worker_die_with_it(tmp_path: Path) -> None:
         Path(name).write_text(str(child.pid))
         os.kill(os.getpid(), 9)
 
-    list(run_tasks(iter([str(pid_file)]), with_child, jobs=1, limit_s=60, stop_at=time.monotonic() + 60))
+    run([str(pid_file)], with_child)
     state = Path(f"/proc/{pid_file.read_text()}/stat")
     end = time.monotonic() + 10
     with contextlib.suppress(FileNotFoundError):

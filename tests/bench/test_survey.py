@@ -1,0 +1,54 @@
+from pathlib import Path
+
+from qimeng.bench.suite import Problem
+from qimeng.bench.survey import CONTEXTS, COPIES, MODE_CONTEXT, MODE_COPIES, Facts, fitting, survey
+
+TEXT = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1 << 15, 1 << 15, bias=False)
+    def forward(self, x):
+        return self.layer(x)
+def get_inputs():
+    return [torch.rand(1 << 14, 1 << 15)]
+def get_init_inputs():
+    return []
+"""
+
+
+def problem(folder: Path, number: int, text: str = TEXT) -> Problem:
+    path = folder / f"{number}_Problem.py"
+    path.write_text(text)
+    return Problem(1, number, "Problem", path)
+
+
+def test_memory_is_planned_from_the_graph_alone(tmp_path: Path) -> None:
+    large = problem(tmp_path, 1)
+    held = 4 * ((1 << 29) + (1 << 30) + (1 << 29))
+    assert survey(large).memory_bytes == COPIES * held + CONTEXTS
+    assert survey(large, "bfloat16").memory_bytes == COPIES * held // 2 + CONTEXTS
+    modes = survey(large, modes=2).memory_bytes
+    assert modes == (COPIES + 2 * MODE_COPIES) * held + CONTEXTS + 2 * MODE_CONTEXT
+    assert survey(problem(tmp_path, 4, "nothing here\n")) == Facts()
+
+
+def test_large_problems_do_not_run_beside_each_other(tmp_path: Path) -> None:
+    large, twin, unknown = (problem(tmp_path, n) for n in (1, 2, 4))
+    small = problem(tmp_path, 3)
+    known = {
+        large: Facts(memory_bytes=50 << 30),
+        twin: Facts(memory_bytes=50 << 30),
+        small: Facts(memory_bytes=1 << 30),
+    }
+    may_start = fitting(80 << 30, known)
+    assert may_start(large, []) and may_start(small, [large]) and may_start(unknown, [large])
+    assert not may_start(twin, [large])
+    assert fitting(40 << 30, known)(large, [])
+
+
+def test_the_family_is_known_without_memory(tmp_path: Path) -> None:
+    text = TEXT.replace("self.layer(x)", "torch.relu(x)").replace("1 << 14, 1 << 15", "1 << 20, 1 << 15")
+    found = survey(problem(tmp_path, 1, text)).found
+    assert found is not None and found.family == "pointwise"
