@@ -1,45 +1,28 @@
-"""Compiles the kernels of an implementation for a named device, on a machine that need not have one.
+"""Compiles the kernels of an implementation for a named device, in this process, which need not have one.
 
 Deals in Triton's own launcher under a driver that only says which device it stands for: tensors are on `meta`, launches
 compile and are written down, nothing runs. Arguments are specialised as in a real launch, and the cache's keys are the
 real ones, so a process with the device finds the binaries ready. Knows nothing about what kernels compute or how fast
-they are. `compile_here` changes Triton's global state: it is called in a process of its own (`qimeng.envs.compilers`).
+they are. `compile_here` changes Triton's global state for good: it is called in a process of its own, which
+`qimeng.envs.compile` starts.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from qimeng.device import Device
-from qimeng.envs.kernels import load_kernels
-from qimeng.errors import QimengError
+from qimeng.envs.kernels import implementation_source, load_kernels
+from qimeng.envs.triton_cache import NO_LINK
 from qimeng.graph.opgraph import Meta
-
-if TYPE_CHECKING:
-    import torch
-
-
-class CompileFailure(QimengError):
-    """An implementation of which some kernel could not be compiled.
-
-    Attributes:
-        kind: ``"compile"`` (the compiler refuses a kernel), ``"error"`` (the Python code around it raised),
-            ``"meta"`` (it needs a tensor's values or a real GPU, so it cannot be compiled ahead), ``"timeout"`` or
-            ``"crash"`` (the compiler died).
-        kernel: the kernel, where one was being compiled.
-        line: line within that kernel; None where unknown.
-    """
-
-    def __init__(self, kind: str, message: str, kernel: str = "", line: int | None = None):
-        super().__init__(message)
-        self.kind, self.kernel, self.line = kind, kernel, line
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return CompileFailure, (self.kind, str(self), self.kernel, self.line)
+from qimeng.program.program import Implementation
 
 
 @dataclass(frozen=True)
@@ -90,74 +73,83 @@ class KernelFacts:
         return cls(**{**data, **tuples})
 
 
-Compiled = tuple[KernelFacts, ...]
-
-
 @dataclass(frozen=True)
-class KernelJob:
-    """What is compiled: one implementation and the tensors it is called with.
+class Compiled:
+    """What came of compiling one implementation.
 
     Attributes:
-        source: Python text.
-        entry: the function to call.
-        inputs: a `Meta` for each tensor, a number for each number.
-        prepare: the function that prepares buffers; empty where none are.
-        prepare_inputs: positions of the inputs that it takes.
+        kernels: those that were compiled, in the order of their launches, up to where it failed.
+        error: why not all of them were; None where they were.
+        failure: class of that: ``"compile"`` (the text does not load, or the compiler refuses a kernel), ``"error"``
+            (the Python code around the kernels raised), ``"meta"`` (that code needs a tensor's values or a real GPU),
+            or what became of the process (``"timeout"``, ``"crash"``, ``"memory"`` …).
+        kernel: the kernel that the compiler refuses.
+        line: line within that kernel; None where unknown.
+        seconds: wall seconds it took.
     """
 
-    source: str
-    entry: str
-    inputs: tuple[Meta | float, ...]
-    prepare: str = ""
-    prepare_inputs: tuple[int, ...] = ()
+    kernels: tuple[KernelFacts, ...] = ()
+    error: str | None = None
+    failure: str | None = None
+    kernel: str = ""
+    line: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def host(self) -> bool:
+        """True where the code around the kernels stopped: in a real launch, with real tensors, it may not."""
+        return self.failure in ("error", "meta")
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Compiled:
+        """The object that `asdict` and JSON made plain data of."""
+        return cls(**{**data, "kernels": tuple(KernelFacts.from_data(k) for k in data["kernels"])})
 
 
-def warm_up() -> None:
-    """Do once, in the server before it forks, what every compilation needs.
+def compile_here(
+    implementation: Implementation, inputs: Sequence[Meta | None], device: Device, folder: str | None = None
+) -> Compiled:
+    """Compile all kernels that `implementation` launches; this process stands for `device` from then on.
 
-    Triton's cache keys hold a hash of its own binaries (about a second) and the version of ptxas; the first operator on
-    a tensor without data imports sympy.
+    Args:
+        implementation: whose kernels.
+        inputs: shape, strides and dtype of each input; None for a Python number.
+        device: what to compile for.
+        folder: where to write the text; a new temporary folder by default.
     """
-    import torch
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler.compiler import make_backend
-    from triton.runtime.cache import triton_key
-
-    torch.empty_like(torch.empty(1, device="meta"))
-    triton_key()
-    make_backend(GPUTarget("cuda", 90, 32)).hash()
-
-
-def compile_here(job: KernelJob, device: Device) -> Compiled:
-    """Compile all kernels that `job` launches, in this process, which stands for `device` from then on.
-
-    Raises:
-        CompileFailure: what went wrong, and where.
-    """
-    import torch
-
+    began = time.perf_counter()
     recorder = _Recorder(device)
+    found = Compiled()
     try:
-        module = load_kernels(job.source)
-        inputs = [_meta_tensor(x) if isinstance(x, Meta) else x for x in job.inputs]
-        with torch.no_grad(), recorder:
-            buffers: tuple[Any, ...] = ()
-            if job.prepare:
+        module = load_kernels(implementation_source(implementation), folder)
+        entry = getattr(module, implementation.entry)
+    except Exception as error:  # noqa: BLE001  the text may raise anything
+        return Compiled(error=f"the source does not load: {_short(error)}", failure="compile")
+    try:
+        arguments = [0.5 if x is None else _without_data(x) for x in inputs]
+        with torch.no_grad():
+            buffers: Sequence[Any] = ()
+            if implementation.prepare:
                 recorder.prepares = True
-                buffers = getattr(module, job.prepare)(*(inputs[i] for i in job.prepare_inputs))
+                chosen = [arguments[i] for i in implementation.prepare_inputs]
+                buffers = getattr(module, implementation.prepare)(*chosen)
                 recorder.prepares = False
-            getattr(module, job.entry)(*inputs, *buffers)
-    except CompileFailure:
-        raise
-    except Exception as error:  # the code around the kernels may raise anything
-        kind = "meta" if _needs_values(error) else "error"
-        raise CompileFailure(kind, f"{type(error).__name__}: {error}"[:2000]) from error
-    return recorder.facts()
+            entry(*arguments, *buffers)
+    except Exception as error:  # noqa: BLE001  so may the code around the kernels
+        kernel = recorder.refused(error)
+        if kernel is not None:
+            message, line = _explain(kernel, error)
+            found = Compiled(error=message, failure="compile", kernel=kernel, line=line)
+        else:
+            found = Compiled(error=_short(error), failure="meta" if _needs_values(error) else "error")
+    return replace(found, kernels=recorder.facts(), seconds=time.perf_counter() - began)
 
 
-def _meta_tensor(meta: Meta) -> torch.Tensor:
-    import torch
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:2000]
 
+
+def _without_data(meta: Meta) -> torch.Tensor:
     return torch.empty_strided(meta.shape, meta.stride, dtype=getattr(torch, meta.dtype), device="meta")
 
 
@@ -168,85 +160,94 @@ def _needs_values(error: Exception) -> bool:
     return isinstance(error, NotImplementedError) or any(words in str(error) for words in _NEEDS_VALUES)
 
 
-class _FakeDriver:
-    """Stands for a device as far as Triton's launcher asks before it compiles."""
+class NoDriver:
+    """Triton's view of a device that is not there: all that its launcher asks before it compiles."""
 
     def __init__(self, device: Device):
         from triton.backends.compiler import GPUTarget
 
-        self._target = GPUTarget(device.backend, device.arch, device.warp_size)
-        self.utils = _FakeUtils(device)
+        self._target, self._device = GPUTarget(device.backend, device.arch, device.warp_size), device
+        self.utils = self
 
     def get_current_target(self) -> Any:
+        """The target that is compiled for."""
         return self._target
 
     def get_current_device(self) -> int:
+        """There is one."""
         return 0
 
+    def set_current_device(self, device: int) -> None:
+        """There is one."""
+
     def get_current_stream(self, device: int) -> int:
+        """The default stream."""
         return 0
 
     def get_active_torch_device(self) -> torch.device:
-        import torch
-
+        """Where tensors have no data."""
         return torch.device("meta")
 
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        """The device's row, in Triton's words."""
+        return {
+            "max_shared_mem": self._device.shared_per_block,
+            "multiprocessor_count": self._device.sms,
+            "max_num_regs": self._device.registers_per_sm,
+            "warpSize": self._device.warp_size,
+        }
+
     def get_benchmarker(self) -> Callable[..., list[float]]:
-        def compile_only(call: Callable[[], Any], quantiles: Sequence[float] = (0.5,), **unused: Any) -> list[float]:
+        """For autotuners: every configuration is compiled and takes as long as every other."""
+
+        def compile_only(call: Callable[[], Any], quantiles: Sequence[float] = (), **unused: Any) -> list[float]:
             call()
-            return [1.0] * len(quantiles)
+            return [1.0] * max(len(quantiles), 1)
 
         return compile_only
 
+    def get_empty_cache_for_benchmark(self) -> None:
+        """Nothing is timed."""
 
-class _FakeUtils:
-    def __init__(self, device: Device):
-        self._device = device
-
-    def get_device_properties(self, index: int) -> dict[str, int]:
-        d = self._device
-        return {
-            "max_shared_mem": d.shared_per_block,
-            "max_num_regs": d.registers_per_sm,
-            "multiprocessor_count": d.sms,
-            "warpSize": d.warp_size,
-        }
+    def clear_cache(self, cache: Any) -> None:
+        """Nothing is timed."""
 
 
 class _Recorder:
-    """Turns launches into compilations while entered, and keeps what was compiled."""
+    """Turns every launch in this process into a compilation for `device`, and keeps what was compiled."""
 
     def __init__(self, device: Device):
-        self.device = device
-        self.prepares = False
-        self._found: list[tuple[KernelFacts, Any]] = []
-
-    def __enter__(self) -> None:
         import triton
         from triton.runtime.jit import JITFunction
 
-        triton.runtime.driver.set_active(_FakeDriver(self.device))
+        self.device, self.prepares = device, False
+        self._found: list[tuple[KernelFacts, Any]] = []
+        self._refused: tuple[str, Exception] | None = None
+        triton.runtime.driver.set_active(NoDriver(device))
         launch = JITFunction.run
 
         def run(kernel: Any, *args: Any, grid: Any, warmup: bool = True, **options: Any) -> Any:
             try:
                 compiled = launch(kernel, *args, grid=grid, warmup=True, **options)
+            except Exception as error:  # the compiler's errors are of many classes; an autotuner may expect some
+                self._refused = kernel.__name__, error
+                raise
+            if compiled is not None:
+                if all(compiled is not known for _, known in self._found):
+                    _build_launcher(compiled, device)
                 binder = kernel.device_caches[0][-1]
                 bound = binder(*args, **options)[0]
-            except Exception as error:  # the compiler's errors are of many classes
-                raise _failure(kernel.__name__, error) from error
-            self._add(compiled, tuple(grid(bound)) if callable(grid) else tuple(grid), bound.values())
+                self._add(compiled, tuple(grid(bound)) if callable(grid) else tuple(grid), bound.values())
             return compiled
 
-        self._launch = launch
         JITFunction.run = run
 
-    def __exit__(self, *unused: object) -> None:
-        from triton.runtime.jit import JITFunction
+    def refused(self, error: Exception) -> str | None:
+        """The kernel whose compilation raised `error`; None where that comes from the code around the kernels."""
+        kernel, raised = self._refused or ("", None)
+        return kernel if raised is error else None
 
-        JITFunction.run = self._launch
-
-    def facts(self) -> Compiled:
+    def facts(self) -> tuple[KernelFacts, ...]:
         """What was launched, in order; equal launches that follow each other are counted together."""
         sizes: dict[str, tuple[int | None, int | None]] = {}
         out: list[KernelFacts] = []
@@ -283,7 +284,8 @@ class _Recorder:
         self._found.append((facts, compiled))
 
 
-def _failure(kernel: str, error: Exception) -> CompileFailure:
+def _explain(kernel: str, error: Exception) -> tuple[str, int | None]:
+    """What the compiler refuses in `kernel`, in words, and the line."""
     chain: list[BaseException] = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
@@ -292,7 +294,19 @@ def _failure(kernel: str, error: Exception) -> CompileFailure:
     text = f"{where}: {type(chain[-1]).__name__}: {chain[-1]}"
     if len(chain) > 1 and lines:
         text += f"\n{next(e for e in reversed(chain) if hasattr(e, 'node'))}"
-    return CompileFailure("compile", text[:2000], kernel, lines[-1] if lines else None)
+    return text[:2000], lines[-1] if lines else None
+
+
+def _build_launcher(kernel: Any, device: Device) -> None:
+    """Compile the C stub that launches the kernel; without a CUDA driver it cannot be linked and is left out."""
+    if device.backend != "cuda":
+        return
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    try:
+        CudaLauncher(kernel.src, kernel.metadata)
+    except NO_LINK:
+        return
 
 
 _DOTS = (
@@ -316,8 +330,6 @@ def dot_types(assembly: str) -> tuple[str, ...]:
 
 
 def _tensor_bytes(arguments: Iterable[Any]) -> int:
-    import torch
-
     storages: dict[int, tuple[int, dict[tuple[int, int], int]]] = {}
     for a in arguments:
         t = getattr(a, "base", a) if not isinstance(a, torch.Tensor) else a
@@ -329,7 +341,7 @@ def _tensor_bytes(arguments: Iterable[Any]) -> int:
 
 
 def _registers(compiled: Any) -> tuple[int | None, int | None]:
-    """Registers and spilled bytes a thread, from the binary (`cuobjdump`) or AMD's assembly text."""
+    """Registers a thread and bytes of stack and local memory, from the binary (`cuobjdump`) or AMD's assembly text."""
     from triton import knobs
 
     if text := compiled.asm.get("amdgcn"):
@@ -338,11 +350,13 @@ def _registers(compiled: Any) -> tuple[int | None, int | None]:
     path = next((p for name, p in compiled.metadata_group.items() if name.endswith(".cubin")), None)
     if path is None:
         return None, None
-    done = subprocess.run(
-        [knobs.nvidia.cuobjdump.path, "-res-usage", str(path)], capture_output=True, text=True, timeout=20, check=False
-    )
+    try:
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, RuntimeError, subprocess.TimeoutExpired, AttributeError):  # no such tool
+        return None, None
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", done.stdout + done.stderr)
     return (int(found[1]), int(found[2]) + int(found[3])) if found else (None, None)
 
 
-__all__ = ["CompileFailure", "Compiled", "KernelFacts", "KernelJob", "compile_here", "dot_types", "warm_up"]
+__all__ = ["Compiled", "KernelFacts", "NoDriver", "compile_here", "dot_types"]

@@ -10,13 +10,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from qimeng.device import Device
-from qimeng.envs.compilers import Compilers, job_of
-from qimeng.envs.crosscompile import CompileFailure, KernelFacts
+from qimeng.envs.compile import Compilers
+from qimeng.envs.crosscompile import Compiled, KernelFacts
+from qimeng.envs.forkserver import ForkServer
 from qimeng.envs.interpret import Checked, Interpreter
 from qimeng.envs.kernel_time import program_ms
-from qimeng.envs.resources import largest, refusal
+from qimeng.envs.resources import largest, refusal, too_many_spills
 from qimeng.envs.roofline import eager_ms
 from qimeng.graph.region import Region
 from qimeng.interfaces import Coder, Evaluation, Evaluator, Facts, Gate, Patch, Timing
@@ -53,11 +55,13 @@ class EstimatingEvaluator(Evaluator):
         processes: int | None = None,
     ):
         self.spec, self.device, self._coder = spec, device, coder
-        self._compilers = Compilers(device, cache_dir, processes)
+        if cache_dir is not None:
+            Path(cache_dir).mkdir(parents=True, exist_ok=True)
+        self._server = ForkServer()
+        self._compilers = Compilers(self._server, device, cache_dir, processes)
         self._interpreter = Interpreter(spec, coder)
         self._checked: dict[str, Checked] = {}
         self._interpreter.start()
-        self._compilers.start()
 
     def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
         """Judge `program` with `patch` applied (the best of its alternatives), or `program` itself."""
@@ -72,17 +76,14 @@ class EstimatingEvaluator(Evaluator):
 
     def close(self) -> None:
         """End the compiling and interpreting processes."""
-        self._compilers.close()
+        self._server.close()
         self._interpreter.close()
 
     # -- parts, asked by a run
 
-    def compile(self, candidates: list[Program]) -> list[dict[str, tuple[KernelFacts, ...] | CompileFailure]]:
-        """For each candidate, region signature to its kernels or why they could not be compiled."""
-        found = [{r.signature: job_of(c, r) for r in c.regions} for c in candidates]
-        jobs = {job for table in found for job in table.values() if job is not None}
-        compiled = dict(zip(jobs, self._compilers.compile(list(jobs)), strict=True))
-        return [{s: compiled[job] for s, job in table.items() if job is not None} for table in found]
+    def compile(self, candidates: list[Program]) -> list[dict[str, Compiled]]:
+        """For each candidate, region signature to what came of compiling it."""
+        return self._compilers.programs(candidates)
 
     def check(self, program: Program, kernels: Mapping[str, tuple[KernelFacts, ...]]) -> Checked:
         """Whether `program` is right, as far as can be told here."""
@@ -111,17 +112,17 @@ class _Run:
         with self._part("compile"):
             found = self.owner.compile(self.candidates)
         for i, table in enumerate(found):
-            failures = [f for f in table.values() if isinstance(f, CompileFailure)]
-            self.kernels[i] = {s: k for s, k in table.items() if not isinstance(k, CompileFailure)}
+            failed = next((c for c in table.values() if c.error), None)
+            self.kernels[i] = {s: c.kernels for s, c in table.items()}
             if any(self.candidates[i].implementation(r).language == "cuda" for r in self.candidates[i].regions):
                 text = "CUDA C++ is not compiled on a machine without a GPU"
                 self.refused[i] = Evaluation(Gate.COMPILE, text, "unsupported", chosen=i)
-            elif failures:
-                kind = "unsupported" if failures[0].kind == "meta" else failures[0].kind
-                self.refused[i] = Evaluation(Gate.COMPILE, str(failures[0]), kind, chosen=i)
-            elif (too_much := refusal(self._every(i), self.owner.device)) is not None:
-                found_out = largest(self._every(i))
-                self.refused[i] = Evaluation(Gate.RESOURCES, too_much, "resources", chosen=i, resources=found_out)
+            elif failed is not None:
+                kind = "unsupported" if failed.failure == "meta" else failed.failure
+                self.refused[i] = Evaluation(Gate.COMPILE, failed.error, kind, chosen=i)
+            elif too_much := refusal(self._every(i), self.owner.device) or too_many_spills(self._every(i)):
+                needed = largest(self._every(i))
+                self.refused[i] = Evaluation(Gate.RESOURCES, too_much, "resources", chosen=i, resources=needed)
 
     def best(self) -> Evaluation:
         """The evaluation of the fastest candidate that is right, or the refusal of what came farthest."""

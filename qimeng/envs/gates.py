@@ -10,15 +10,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
 
-from qimeng.envs.compile import Compiled, Job, compile_ahead, job_of, over_limit, resources_of
+from qimeng.envs.compile import Compilers
 from qimeng.envs.forkserver import START_S, Process, WorkerFailed
 from qimeng.envs.judge import CLOCK_FROM_MS
 from qimeng.envs.least_time import SHARE
 from qimeng.envs.reference import Trial
 from qimeng.envs.region_reference import RegionReference
+from qimeng.envs.resources import largest, refusal
 from qimeng.envs.timing import Effort, Samples
 from qimeng.interfaces import Evaluation, Gate, Patch, Resources, Timing
 from qimeng.program.program import Program, torch_implementation
@@ -35,20 +37,24 @@ PROFILE_ROUNDS = 3
 
 
 class Clock:
-    """Wall seconds by part."""
+    """Wall seconds by part; what is spent in a part inside another one counts for the inner one only."""
 
     def __init__(self, now: Callable[[], float]):
         self.now = now
         self.seconds: dict[str, float] = {}
+        self._inner = 0.0
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Add the time of the block to `name`."""
-        began = self.now()
+        began, before = self.now(), self._inner
+        self._inner = 0.0
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + self.now() - began
+            passed = self.now() - began
+            self.seconds[name] = self.seconds.get(name, 0.0) + passed - self._inner
+            self._inner = before + passed
 
 
 @dataclass(frozen=True)
@@ -100,37 +106,20 @@ class Run:
 
     # -- gates, in order
 
-    def compile(self, known: dict[tuple[str, str], Compiled]) -> None:
-        """Compile what is generated and not yet in the cache; refuse what fails or does not fit the device.
+    def compile(self, compilers: Compilers) -> None:
+        """Compile what is generated into the cache; refuse what fails or does not fit the device.
 
-        Args:
-            known: (region signature, implementation digest) to what came of compiling it into this cache.
+        Where only the code around the kernels stopped for want of real tensors, the first launch has the last word.
         """
-        jobs: dict[tuple[str, str], Job] = {}
-        wanted: dict[int, list[tuple[str, str]]] = {}
-        for i, candidate in enumerate(self.candidates):
-            for region in candidate.regions:
-                implementation = candidate.implementation(region)
-                if implementation.generated:
-                    key = (region.signature, implementation.digest)
-                    wanted.setdefault(i, []).append(key)
-                    if key not in known:
-                        jobs.setdefault(key, job_of(region, implementation))
-        if jobs:
-            owner = self.owner
-            results = compile_ahead(
-                owner.server, list(jobs.values()), owner.device, self.cache, owner.compile_threads, owner.timeout_s
-            )
-            known.update(zip(jobs, results, strict=True))
-        for i, keys in wanted.items():
-            results = [known[key] for key in keys]
-            failed = next((r for r in results if r.error), None)
-            too_much = next((t for r in results if (t := over_limit(r, self.owner.device))), None)
+        for i, table in enumerate(compilers.programs(self.candidates)):
+            kernels = [k for found in table.values() for k in found.kernels]
+            failed = next((found for found in table.values() if found.error and not found.host), None)
             if failed is not None:
-                self.refused[i] = Refusal(Gate.COMPILE, failed.failure, failed.error or "")
-            elif too_much:
+                self.refused[i] = Refusal(Gate.COMPILE, failed.failure or "compile", failed.error or "")
+            elif too_much := refusal(kernels, self.owner.device):
                 self.refused[i] = Refusal(Gate.RESOURCES, "resources", too_much)
-            self.resources[i] = resources_of(results)
+            if table:
+                self.resources[i] = largest(kernels)
 
     def regions(self) -> list[int]:
         """Check and time the alternatives of the patch's target alone; those that go on, fastest first."""
@@ -141,12 +130,12 @@ class Run:
         plain = torch_implementation(target).source
         if len(left) == 1 and self.patch.alternatives[left[0]].source == plain:
             return left
-        reference = RegionReference(self.owner.references, self.candidates[0], target, str(self.owner.folder))
-        with self.clock.part("check"):
+        with self.owner.turn("check", self.clock):
+            reference = RegionReference(self.owner.references, self.candidates[0], target, str(self.owner.folder))
             left = [i for i in left if self._region_is_right(reference, i)]
         if len(left) < 2:
             return left
-        with self.clock.part("time"):
+        with self.owner.turn("time", self.clock, alone=True):
             self.times = {i: t for i in left if (t := self._time_alternative(reference, i)) is not None}
         return sorted(self.times, key=lambda i: self.times[i])
 
@@ -195,7 +184,7 @@ class Run:
         """A worker that is ready; a new one where the last one is gone."""
         if self.worker is None or not self.worker.alive:
             with self.clock.part("start"):
-                self.worker = self.owner.start_worker(self.cache, locked=True)
+                self.worker = self.owner.start_worker(self.cache)
                 self.worker.answer(START_S)
         return self.worker
 
@@ -259,18 +248,21 @@ class Run:
     def _whole(self, i: int, rounds: Callable[[Process], tuple[Samples, Samples]]) -> Evaluation | None:
         owner, candidate = self.owner, self.candidates[i]
         worker = self.running()
-        with self.clock.part("check"):
+        with owner.turn("check", self.clock):
             worker.call("forget_alternatives", owner.limit_s)
             worker.call("load", owner.limit_s, source="" if candidate.fallback else candidate.source)
             verdict = owner.judge.check(worker, self.trials())
-        if verdict.failure is not None:
-            self.refused[i] = Refusal(Gate.PROGRAM, verdict.failure, verdict.error or "")
-            return None
-        self.gate = Gate.TIMING
-        with self.clock.part("time"):
+            if verdict.failure is not None:
+                self.refused[i] = Refusal(Gate.PROGRAM, verdict.failure, verdict.error or "")
+                return None
+            self.gate = Gate.TIMING
+            peak_bytes = worker.call("peak", owner.limit_s, seed=owner.draw_seed())[0]
+            eager_peak_bytes = owner.baselines_process.peak()
+            unseen = list(owner.references.fresh(1)) if self._is_slow() else []
+        with owner.turn("time", self.clock, alone=True):
             samples, eager = rounds(worker)
             timing = samples.timing()
-            problem = self._implausible(worker, timing)
+            problem = self._implausible(worker, timing, unseen)
             if problem is not None:
                 self.refused[i] = problem
                 return None
@@ -281,12 +273,17 @@ class Run:
                 chosen=i if self.patch is not None else 0,
                 accuracy=verdict.accuracy,
                 resources=self.resources.get(i),
-                peak_bytes=worker.call("peak", owner.limit_s, seed=owner.draw_seed())[0],
-                eager_peak_bytes=owner.baselines_process.peak(),
+                peak_bytes=peak_bytes,
+                eager_peak_bytes=eager_peak_bytes,
             )
             return self._profiled(worker, candidate, found)
 
-    def _implausible(self, worker: Process, timing: Timing) -> Refusal | None:
+    def _is_slow(self) -> bool:
+        """Whether the judge's own clock may be asked: eager is not over in an instant, so the candidate may not be."""
+        eager_ms = self.owner.baselines_process.eager_ms
+        return self.owner.torch_device.type == "cuda" and (eager_ms is None or eager_ms >= CLOCK_FROM_MS)
+
+    def _implausible(self, worker: Process, timing: Timing, unseen: Sequence[Trial]) -> Refusal | None:
         """Why the times cannot be believed; on the CPU, where they serve tests only, they are not doubted."""
         owner = self.owner
         if owner.torch_device.type != "cuda":
@@ -299,7 +296,8 @@ class Run:
             return Refusal(Gate.TIMING, "too-fast", text)
         if timing.device_ms < CLOCK_FROM_MS:
             return None
-        verdict = owner.judge.check_clock(worker, owner.references.fresh(3), timing.device_ms)
+        trials = chain(unseen, owner.references.fresh(2))
+        verdict = owner.judge.check_clock(worker, trials, timing.device_ms)
         if verdict.failure is not None:
             return Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
         return None

@@ -7,11 +7,10 @@ are in `qimeng.envs.gates`. Knows nothing about actions, coders or planners.
 from __future__ import annotations
 
 import atexit
-import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -20,14 +19,16 @@ from pathlib import Path
 import torch
 
 from qimeng.device import Device, target_device
-from qimeng.envs.baseline import EAGER, Baselines, compiled_name
-from qimeng.envs.compile import Compiled
+from qimeng.envs.baseline import EAGER, Baseline
+from qimeng.envs.compile import Compilers
+from qimeng.envs.device_lock import DeviceLock, lock_path
 from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.gates import Clock, Run, now_seconds
 from qimeng.envs.judge import Judge
 from qimeng.envs.least_time import least_ms
 from qimeng.envs.reference import References
-from qimeng.envs.timing import DeviceLock, Effort, Samples, lock_path
+from qimeng.envs.timing import Effort, Samples
+from qimeng.envs.torch_compile import TorchCompile, compiled_name
 from qimeng.envs.worker import Setup
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Evaluation, Evaluator, Gate, Patch, Timing
@@ -53,7 +54,7 @@ class GpuEvaluator(Evaluator):
         device: the table row that kernels are compiled for and times are held against; by default that of this machine.
         torch_device: PyTorch's name of the device that programs run on. ``"cpu"`` runs programs on PyTorch only, with
             wall-clock times: for tests of the judge itself.
-        compile_threads: kernels compiled at a time; by default one a core.
+        compile_threads: kernels compiled at a time; by default as many as PyTorch uses threads on the CPU.
         timeout_s: seconds that a call of a candidate, or compiling one implementation, may take.
         trials: draws of inputs and parameters that a program must pass.
         server: starts the processes; by default one that all evaluators of this process share.
@@ -63,7 +64,9 @@ class GpuEvaluator(Evaluator):
         version: part of the key under which evaluations are stored.
         estimated: False: times are measured.
         references: what is right.
-        turns: times of the last final verification: ``"candidate"`` and every baseline that was ready, in turns.
+        compiled: torch.compile's programs, which the final verification times where they were begun.
+        turns: times of the last final verification: ``"candidate"``, ``"eager"`` and torch.compile's modes, in turns.
+        opening: where the wall seconds of making this went.
     """
 
     version = 1
@@ -86,7 +89,7 @@ class GpuEvaluator(Evaluator):
         self.graph, self.clock, self.timeout_s, self.trials = graph, clock, timeout_s, trials
         self.torch_device = torch.device(torch_device, 0) if torch_device == "cuda" else torch.device(torch_device)
         self.device = device or target_device()
-        self.compile_threads = compile_threads or os.cpu_count() or 1
+        self.compile_threads = compile_threads or torch.get_num_threads()
         self.server = server or shared_server()
         self.turns: dict[str, Timing] = {}
         self.draw_seed = partial(random.SystemRandom().getrandbits, 62)
@@ -94,15 +97,18 @@ class GpuEvaluator(Evaluator):
         cuda = self.torch_device.type == "cuda"
         self._lock = DeviceLock(lock_path(self.torch_device)) if cuda else None
         spec.domains  # noqa: B018  inferred once, here, to travel with the spec: a worker would take half a second
-        self._setup = Setup(spec.to_bytes(), spec.mode, str(self.torch_device), self._lock.path if self._lock else "")
-        self.baselines_process = Baselines(self.server, self._setup, self.draw_seed, timeout_s)
+        self._setup = Setup(spec.to_bytes(), spec.mode, str(self.torch_device))
+        self.baselines_process = Baseline(self.server, self._setup, self.draw_seed, timeout_s)
+        path = self._lock.path if self._lock else ""
+        self.compiled = TorchCompile(self._setup, self.draw_seed, timeout_s, self.compile_threads, path)
         self._cache = self._new_cache()
-        self._known: dict[tuple[str, str], Compiled] = {}
+        self._compilers = self._compile_into(self._cache)
         self._spare: Process | None = None
         self._ending: list[Process] = []
         self._spare_cache = ""
         self._prefetch(self._cache)
-        with self._alone():
+        self.opening = Clock(clock)
+        with self.turn("reference", self.opening):
             self.references = References(spec, graph, self.torch_device, self.draw_seed)
         self.judge = Judge(self.references, lambda: self.limit_s)
         self.least_ms = least_ms(graph, self.device) if graph is not None and graph.nodes else 0.0
@@ -117,60 +123,50 @@ class GpuEvaluator(Evaluator):
         """Judge `program` with the best of the patch's alternatives: the gates in order, the first refusal ends it."""
         clock = Clock(self.clock)
         run = Run(self, program, patch, self._cache, lambda: self.references.trials(self.trials), clock)
-        return self._through_gates(run, self._known, self._search_rounds)
+        return self._through_gates(run, self._compilers, self._search_rounds)
 
     def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
-        """Judge `program` once more: in a fresh process, compiled anew, on every distribution, in turns with eager.
+        """Judge `program` once more: in a fresh process, compiled anew, on every distribution, in turns with baselines.
 
         Args:
             program: the program.
             parent_ms: device milliseconds of the program that it should beat; a close result is measured for longer.
         """
         clock = Clock(self.clock)
+        with clock.part("baselines"):
+            self.compiled.wait()
         cache = self._new_cache()
         run = Run(self, program, None, cache, self.references.every_distribution, clock)
         try:
-            return self._through_gates(run, {}, lambda worker: self._final_rounds(worker, parent_ms))
+            return self._through_gates(
+                run, self._compile_into(cache), lambda w: self._final_rounds(w, parent_ms, clock)
+            )
         finally:
             shutil.rmtree(cache, ignore_errors=True)
 
-    def baselines(self, compile: bool = True, modes: Sequence[str] = ("default",)) -> dict[str, Timing]:
-        """Times of PyTorch eager and of torch.compile, measured in turns in a process without candidate code.
-
-        Args:
-            compile: whether torch.compile is timed.
-            modes: its modes; ``"default"`` is called ``"compile"`` in the result, others ``"compile-…"``. A mode that
-                fails is left out; `baselines_process.failed` says why.
-        """
-        names = [EAGER] + [compiled_name(m) for m in modes if compile and self.baselines_process.compile(m)]
-        with self._alone():
-            found: dict[str, Samples] = {}
-            for _ in range(FINAL_ROUNDS):
-                for name in names:
-                    _add(found, name, self.baselines_process.time(name, FINAL))
-        return {name: samples.timing() for name, samples in found.items()}
-
     def close(self) -> None:
         """End the processes of this evaluator and remove its folder."""
-        self._drop_spare()
+        if self._spare is not None:
+            self._ending.append(self._spare)
+            self._spare = None
+        for process in self._ending:
+            process.kill(wait=False)
+        self.compiled.close()
+        self.baselines_process.close()
         while self._ending:
             self._ending.pop().kill()
-        self.baselines_process.close()
         self.references.release()
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
-    def start_worker(self, cache: str, locked: bool) -> Process:
-        """A fresh worker that answers once it is ready.
+    def start_worker(self, cache: str) -> Process:
+        """A fresh worker, with Triton's cache in folder `cache`, that answers once it is ready.
 
-        Args:
-            cache: Triton's cache folder.
-            locked: whether the judge holds the device's lock for it.
+        It opens the device while others may be timed: for a few milliseconds, which medians do not see.
         """
-        setup = replace(self._setup, lock="") if locked else self._setup
-        worker = self.server.start("qimeng.envs.worker:main", setup, environment={"TRITON_CACHE_DIR": cache})
+        worker = self.server.start("qimeng.envs.worker:main", self._setup, environment={"TRITON_CACHE_DIR": cache})
         worker.send("ready")
         return worker
 
@@ -179,28 +175,40 @@ class GpuEvaluator(Evaluator):
         worker.kill(wait=False)
         self._ending.append(worker)
 
+    @contextmanager
+    def turn(self, part: str, clock: Clock, alone: bool = False) -> Iterator[None]:
+        """Have the device in the block, whose seconds count as `part`; those before it count as ``"wait"``.
+
+        Args:
+            part: what the block is about.
+            clock: of the evaluation.
+            alone: True to measure; else beside others who do not measure.
+        """
+        with ExitStack() as stack:
+            if self._lock is not None:
+                with clock.part("wait"):
+                    stack.enter_context(self._lock.alone() if alone else self._lock.beside())
+            with clock.part(part):
+                yield
+
     # -- parts
 
     def _through_gates(
-        self, run: Run, known: dict[tuple[str, str], Compiled], rounds: Callable[[Process], tuple[Samples, Samples]]
+        self, run: Run, compilers: Compilers, rounds: Callable[[Process], tuple[Samples, Samples]]
     ) -> Evaluation:
         clock = run.clock
         try:
             self._prefetch(run.cache)
             with clock.part("compile"):
                 self.baselines_process.start()
-                run.compile(known)
+                run.compile(compilers)
             if len(run.refused) == len(run.candidates):
                 return self._told(run, run.refusal())
             with clock.part("start"):
                 run.worker = self._take_worker()
                 self.baselines_process.wait()
-            with ExitStack() as stack:
-                with clock.part("wait"):
-                    stack.enter_context(self._alone())
-                order = run.regions()
-                found = run.whole(order, rounds) if order else run.refusal()
-            return self._told(run, found)
+            order = run.regions()
+            return self._told(run, run.whole(order, rounds) if order else run.refusal())
         except WorkerFailed as failed:
             return self._told(run, Evaluation(Gate.PROGRAM, f"the judge could not go on: {failed}", failed.kind))
         finally:
@@ -215,18 +223,28 @@ class GpuEvaluator(Evaluator):
         eager = self.baselines_process.eager(SEARCH)
         return self._time(worker, SEARCH), eager
 
-    def _final_rounds(self, worker: Process, parent_ms: float | None) -> tuple[Samples, Samples]:
+    def _final_rounds(self, worker: Process, parent_ms: float | None, clock: Clock) -> tuple[Samples, Samples]:
         found: dict[str, Samples] = {}
         for number in range(2 * FINAL_ROUNDS):
-            for name in self.baselines_process.ready:
-                _add(found, name, self.baselines_process.time(name, FINAL))
-            _add(found, "", self._time(worker, FINAL))
-            timing = found[""].timing()
+            _add(found, EAGER, self.baselines_process.time(FINAL))
+            with clock.part("baselines"):
+                self._time_compiled(found)
+            _add(found, "candidate", self._time(worker, FINAL))
+            timing = found["candidate"].timing()
             close = parent_ms is not None and abs(timing.device_ms / parent_ms - 1) < 4 * timing.spread
             if number + 1 >= FINAL_ROUNDS and not close:
                 break
-        self.turns = {name or "candidate": samples.timing() for name, samples in found.items()}
-        return found[""], found[EAGER]
+        self.turns = {name: samples.timing() for name, samples in found.items()}
+        return found["candidate"], found[EAGER]
+
+    def _time_compiled(self, found: dict[str, Samples]) -> None:
+        """Time each mode of torch.compile once; one that fails is given up."""
+        for mode in tuple(self.compiled.ready):
+            try:
+                _add(found, compiled_name(mode), self.compiled.time(mode, FINAL))
+            except WorkerFailed as failed:
+                self.compiled.give_up(mode, str(failed))
+                found.pop(compiled_name(mode), None)
 
     def _time(self, worker: Process, effort: Effort) -> Samples:
         seeds = [self.draw_seed() for _ in range(3)]
@@ -247,24 +265,18 @@ class GpuEvaluator(Evaluator):
         if self._spare is not None and (self._spare_cache != cache or not self._spare.alive):
             self._drop_spare()
         if self._spare is None:
-            self._spare, self._spare_cache = self.start_worker(cache, locked=False), cache
+            self._spare, self._spare_cache = self.start_worker(cache), cache
 
     def _drop_spare(self) -> None:
         if self._spare is not None:
             self._spare.kill()
             self._spare = None
 
+    def _compile_into(self, cache: str) -> Compilers:
+        return Compilers(self.server, self.device, cache, self.compile_threads, self.timeout_s)
+
     def _new_cache(self) -> str:
         return tempfile.mkdtemp(prefix="triton_", dir=self.folder)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the device's lock in the block."""
-        if self._lock is None:
-            yield
-        else:
-            with self._lock.held():
-                yield
 
 
 def _add(table: dict[str, Samples], name: str, samples: Samples) -> None:

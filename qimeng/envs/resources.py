@@ -35,6 +35,12 @@ def refusal(kernels: Iterable[KernelFacts], device: Device) -> str | None:
                 f"kernel {k.name} needs {k.registers} registers a thread x {k.threads} threads, {label} has "
                 f"{device.registers_per_sm} an SM; fewer warps need less"
             )
+    return None
+
+
+def too_many_spills(kernels: Iterable[KernelFacts]) -> str | None:
+    """Which kernel spills more registers than the analytic model can make a time of, with the numbers, or None."""
+    for k in kernels:
         if k.spills is not None and k.spills > MAX_SPILLS:
             return (
                 f"kernel {k.name} spills {k.spills} B of registers a thread (at most {MAX_SPILLS} B are worth timing); "
@@ -59,4 +65,4 @@ def largest(kernels: Iterable[KernelFacts]) -> Resources:
     )
 
 
-__all__ = ["MAX_SPILLS", "MAX_THREADS", "largest", "refusal"]
+__all__ = ["MAX_SPILLS", "MAX_THREADS", "largest", "refusal", "too_many_spills"]

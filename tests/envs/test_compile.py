@@ -1,16 +1,20 @@
-"""Compiling ahead for a GPU that is not there."""
+"""Compiling ahead, each implementation in a process of its own: in order, once, into the cache, failures told apart."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from qimeng.device import DEVICES
-from qimeng.envs.compile import Compiled, Job, Kernel, compile_ahead, over_limit, resources_of
+from qimeng.envs.compile import Compilers, Job
+from qimeng.envs.crosscompile import Compiled
 from qimeng.envs.forkserver import ForkServer
+from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import Meta
-from qimeng.program.program import Implementation
+from qimeng.program.program import Implementation, Program
+from qimeng.spec.origin import FunctionModule
 
 H200 = DEVICES["h200"]
 TEXT = """
@@ -40,7 +44,7 @@ def server() -> Iterator[ForkServer]:
 
 
 def build(server: ForkServer, tmp_path, *jobs: Job) -> list[Compiled]:
-    return compile_ahead(server, jobs, H200, str(tmp_path), 2, 120.0)
+    return Compilers(server, H200, str(tmp_path), 2, 120.0).compile(jobs)
 
 
 def test_kernels_are_compiled_in_parallel_in_order_and_once(server, tmp_path):
@@ -70,17 +74,37 @@ def test_errors_of_the_compiler_are_told_and_host_code_is_left_to_the_launch(ser
         Job(Implementation("triton", "def f(:", "f"), ()),
         Job(Implementation("triton", "def f(x):\n    return (torch.empty(5, device='cuda'),)\n", "f"), job().inputs),
     )
-    assert "power of 2" in (wrong.error or "")
-    assert "SyntaxError" in (syntax.error or "")
-    assert host.error is None and not host.kernels
+    assert "power of 2" in (wrong.error or "") and wrong.failure == "compile"
+    assert "SyntaxError" in (syntax.error or "") and syntax.failure == "compile"
+    assert host.host and not host.kernels and not wrong.host and not syntax.host
 
 
-def test_limits_of_the_device_carry_the_numbers():
-    big = Compiled((Kernel("k", 4, 262144, 64, 0),))
-    assert "262144 B of shared memory, h200 allows 232448 B" in (over_limit(big, H200) or "")
-    assert "threads" in (over_limit(Compiled((Kernel("k", 64, 0),)), H200) or "")
-    assert "registers" in (over_limit(Compiled((Kernel("k", 16, 0, 255),)), H200) or "")
-    fits = Compiled((Kernel("a", 4, 100, 32, 0), Kernel("b", 8, 50, 64, 16)))
-    assert over_limit(fits, H200) is None
-    found = resources_of([fits])
-    assert (found.registers, found.spills, found.shared_bytes, found.kernels) == (64, 16, 100, 2)
+def test_configurations_that_an_autotuner_can_do_without_are_left_out(server, tmp_path):
+    """Triton's autotuner goes on where the compiler runs out of resources in one configuration; so does this."""
+    body = "tl.static_assert(B < 1024); v = tl.load(x + i, i < n)"
+    tuned = job(body=body).implementation.source.replace(
+        "@triton.jit", "@triton.autotune([triton.Config({'B': b}) for b in (256, 2048)], key=[])\n@triton.jit"
+    )
+    source = tuned.replace(", B=256)", ")")
+    (found,) = build(server, tmp_path, Job(Implementation("triton", source, "double"), job().inputs))
+    assert found.error is None and len(found.kernels) == 1, found
+
+
+def test_equal_regions_are_compiled_once_and_remembered(server, tmp_path):
+    """What runs on PyTorch has no kernels."""
+    shapes = (torch.empty(64, 64, device="meta"),)
+    graph = capture(lambda: FunctionModule(lambda x: torch.relu(torch.relu(x) @ x)), lambda: shapes)
+    program = Program.start(graph)
+    compilers = Compilers(server, H200, str(tmp_path), 2)
+    assert compilers.programs([program]) == [{}]
+    first = program.regions[0]
+    program = program.with_implementation(first.id, job().implementation)
+    assert program.implementation(program.regions[2]).generated, "the other relu is equal"
+    (found,) = compilers.programs([program])
+    assert list(found) == [first.signature]
+    assert [(k.name, k.grid) for k in found[first.signature].kernels] == [("kernel_double", (16, 1, 1))]
+    (again,) = compilers.programs([program])
+    assert again[first.signature] is found[first.signature]
+    broken = Implementation("triton", job(body="v = nothing").implementation.source, "double")
+    (refused,) = compilers.programs([program.with_implementation(first.id, broken)])
+    assert "kernel_double" in (refused[first.signature].error or "")
