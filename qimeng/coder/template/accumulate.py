@@ -75,7 +75,7 @@ class Accumulator:
                 f"{n}_n = tl.zeros([PB, RB], tl.float32)",
             ]
         if self.kind == "sumexp":
-            return [f"{n}_m = tl.full([PB, RB], {LOWEST}, tl.float32)", f"{n}_s = {zeros}"]
+            return [f"{n}_m = tl.full([PB, RB], {LOWEST}, {self.dtype})", f"{n}_s = {zeros}"]
         full = f"tl.full([PB, RB], {self.neutral}, {self.dtype})"
         if self.kind in ("argmax", "argmin"):
             return [f"{n}_v = {full}", f"{n}_i = tl.zeros([PB, RB], tl.int64)"]
@@ -104,9 +104,10 @@ class Accumulator:
             ]
         if self.kind in ("argmax", "argmin"):
             sign = ">" if self.kind == "argmax" else "<"
+            nan = f" | (({n}_x != {n}_x) & ({n}_v == {n}_v))" if self.floating else ""
             return [
                 *lines,
-                f"{n}_w = ({n}_x {sign} {n}_v)",
+                f"{n}_w = ({n}_x {sign} {n}_v){nan}",
                 f"{n}_v = tl.where({n}_w, {n}_x, {n}_v)",
                 f"{n}_i = tl.where({n}_w, tl.broadcast_to({index}, [PB, RB]).to(tl.int64), {n}_i)",
             ]
@@ -198,8 +199,14 @@ class Accumulator:
         return [f"{n} = tl.where(tl.max(({lanes} != {lanes}).to(tl.int32), axis=1)[:, None] > 0, float('nan'), {fold})"]
 
     def _pick(self, values: str, positions: str) -> list[str]:
+        """The first of the best positions; NaN is better than any number, as in PyTorch."""
         n, fold = self.name, "max" if self.kind == "argmax" else "min"
-        return [
-            f"{n}_best = tl.{fold}({values}, axis=1)[:, None]",
-            f"{n}_at = tl.min(tl.where({values} == {n}_best, {positions}, 9223372036854775807), axis=1)[:, None]",
-        ]
+        lines = [f"{n}_best = tl.{fold}({values}, axis=1)[:, None]", f"{n}_hit = {values} == {n}_best"]
+        if self.floating:
+            lines += [
+                f"{n}_odd = {values} != {values}",
+                f"{n}_any = tl.max({n}_odd.to(tl.int32), axis=1)[:, None] > 0",
+                f"{n}_best = tl.where({n}_any, float('nan'), {n}_best)",
+                f"{n}_hit = tl.where({n}_any, {n}_odd, {n}_hit)",
+            ]
+        return [*lines, f"{n}_at = tl.min(tl.where({n}_hit, {positions}, 9223372036854775807), axis=1)[:, None]"]

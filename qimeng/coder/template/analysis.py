@@ -77,7 +77,11 @@ def _analyse(key: _Key) -> Analysis | Unsupported:
                 raise Unsupported("an empty tensor")
             if meta.dtype.startswith("complex"):
                 raise Unsupported("complex numbers")
+        if all(region.graph.nodes[v.node].kind == "scalar" for v in region.inputs):
+            raise Unsupported("no tensor goes in, so that nothing says on which device to compute")
         nest, loads = nest_of(region)
+        if any(s.scalar for s in nest.sources) and any(e.dtype == "float64" for e in nest.exprs):
+            raise Unsupported("a Python number in float64 arithmetic: kernels take numbers as float32")
         if nest.dot is not None:
             gemm = plan_gemm(region, nest, loads)
             return Analysis(region, nest, loads, gemm, _gemm_facts(gemm))

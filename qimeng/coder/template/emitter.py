@@ -120,11 +120,15 @@ class Emitter:
             return self.value(e.args[0])
         if e.op == "cast":
             return self._cast(e)
+        if e.op == "round":
+            target = self.fresh()
+            self.lines.append(f"{target} = ({self.value(e.args[0])}).to({ops.TRITON_DTYPE[e.dtype]}).to(tl.float32)")
+            return target
         if e.op in ("reduce", "part", "dot"):
             raise AssertionError(f"{e.op} must be defined by the template before it is used")
         args = [self.value(a) if isinstance(a, Expr) else literal(a, self._partner(e)) for a in e.args]
         target = self.fresh()
-        self.lines += ops.write(e.op, target, args)
+        self.lines += ops.write(e.op, target, args, e.dtype)
         return target
 
     def _partner(self, e: Expr) -> str:

@@ -200,7 +200,7 @@ def _is_held(region: Region, loads: Loads, number: int) -> bool:
     """True where source `number` is a parameter or buffer, or a view of one."""
     value = next(v for v, s in loads.values.items() if s.number == number)
     node = region.graph.nodes[value.node]
-    while node.kind == "op":
+    while node.kind == "op" and node.operands():
         node = region.graph.nodes[node.operands()[0].node]
     return node.kind in ("parameter", "buffer")
 

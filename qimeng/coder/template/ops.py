@@ -20,6 +20,7 @@ SIMPLE: dict[str, str] = {
     "imaximum": "tl.maximum({0}, {1})", "iminimum": "tl.minimum({0}, {1})",
     "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}",
     "ge": "{0} >= {1}",
+    "idiv": "{0} // {1}", "imod": "{0} % {1}",
     "where": "tl.where({0}, {1}, {2})", "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}",
     "not": "{0} == 0", "isnan": "{0} != {0}", "isinf": "tl.abs({0}) == float('inf')",
     "sign": "({0} > 0).to({0}.dtype) - ({0} < 0).to({0}.dtype)", "square": "{0} * {0}",
@@ -57,12 +58,40 @@ def _log1p(t: str, x: str) -> list[str]:
     ]
 
 
+def _expm1_double(t: str, x: str) -> list[str]:
+    return [
+        f"{t}_u = tl.exp({x})",
+        f"{t}_l = tl.log(tl.where({t}_u == 0.0, 1.0, {t}_u))",
+        f"{t}_k = ({t}_u - 1.0) * {x} / tl.where({t}_l == 0.0, 1.0, {t}_l)",
+        f"{t} = tl.where({t}_u == 1.0, {x}, tl.where(tl.abs({x}) < 1.0, {t}_k, {t}_u - 1.0))",
+    ]
+
+
+def _tanh_double(t: str, x: str) -> list[str]:
+    return [
+        f"{t}_a = -2.0 * tl.abs({x})",
+        *_expm1_double(f"{t}_m", f"{t}_a"),
+        f"{t}_b = -{t}_m / ({t}_m + 2.0)",
+        f"{t} = tl.where({x} < 0, -{t}_b, {t}_b)",
+    ]
+
+
 LONG: dict[str, Callable[[str, str], list[str]]] = {"tanh": _tanh, "expm1": _expm1, "log1p": _log1p}
 """Operators that take several lines: (result name, operand name) to lines."""
 
+DOUBLE: dict[str, Callable[[str, str], list[str]]] = {
+    "sqrt": lambda t, x: [f"{t} = tl.sqrt({x})"],
+    "rsqrt": lambda t, x: [f"{t} = 1.0 / tl.sqrt({x})"],
+    "expm1": _expm1_double,
+    "tanh": _tanh_double,
+}
+"""What is written otherwise in fp64: there is no `sqrt_rn`, and series of fp32 are too short (Kahan's expm1)."""
 
-def write(op: str, target: str, args: list[str]) -> list[str]:
-    """Lines that leave `op(*args)` in `target`."""
+
+def write(op: str, target: str, args: list[str], dtype: str = "float32") -> list[str]:
+    """Lines that leave `op(*args)`, of `dtype`, in `target`."""
+    if dtype == "float64" and op in DOUBLE:
+        return DOUBLE[op](target, args[0])
     if op in LONG:
         return LONG[op](target, args[0])
     return [f"{target} = {SIMPLE[op].format(*args)}"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from qimeng.coder.template.axes import Axes, Dim, Unsupported
 from qimeng.coder.template.ir import Expr, Nest, Source
-from qimeng.coder.template.ops import is_float
+from qimeng.coder.template.ops import compute_dtype, is_float
 
 Number = int | float | bool
 Operand = Expr | Number
@@ -82,9 +82,9 @@ class Builder:
                 return online
         return self.nest.add(Expr("reduce", (x,), left, dtype or x.dtype, kind, reduced))
 
-    def part(self, pair: Expr, name: str, dtype: str = "float32") -> Expr:
+    def part(self, pair: Expr, name: str) -> Expr:
         """One member of a reduction that keeps several values (``welford``: mean, m2; ``sumexp``: max, sum)."""
-        return self.nest.add(Expr("part", (pair,), pair.dims, dtype, name))
+        return self.nest.add(Expr("part", (pair,), pair.dims, pair.dtype, name))
 
     def count(self, x: Expr, dims: Sequence[int] | None) -> int:
         """How many elements `reduce(…, x, dims)` takes together."""
@@ -94,7 +94,7 @@ class Builder:
 
     def moments(self, x: Expr, dims: Sequence[int] | None, keepdim: bool) -> tuple[Expr, Expr, int]:
         """Mean, sum of squared deviations, and count."""
-        pair = self.reduce("welford", x, dims, keepdim, "float32")
+        pair = self.reduce("welford", x, dims, keepdim, compute_dtype(x.dtype))
         return self.part(pair, "mean"), self.part(pair, "m2"), self.count(x, dims)
 
     def _reduced_nothing(self, kind: str, x: Expr, left: tuple[Dim, ...], dtype: str | None) -> Expr:
@@ -116,12 +116,13 @@ class Builder:
         top = _find(m, lambda e: e.op == "reduce" and e.param == "max" and e.args[0] is v)
         if top is None or self.axes.resolve(top.reduced) != self.axes.resolve(reduced):
             return None
-        pair = Expr("reduce", (v,), top.dims, "float32", "sumexp", top.reduced)
+        d = compute_dtype(v.dtype)
+        pair = Expr("reduce", (v,), top.dims, d, "sumexp", top.reduced)
         self.nest.exprs.insert(self.nest.exprs.index(top), pair)
         top.op, top.args, top.param, top.reduced = "part", (pair,), "max", ()
-        flat = self.nest.add(Expr("part", (pair,), left, "float32", "sum"))
-        low = self.nest.add(Expr("identity", (m,), left, "float32"))
-        high = self.nest.add(Expr("part", (pair,), left, "float32", "max"))
+        flat = self.nest.add(Expr("part", (pair,), left, d, "sum"))
+        low = self.nest.add(Expr("identity", (m,), left, d))
+        high = self.nest.add(Expr("part", (pair,), left, d, "max"))
         return self.pw("mul", flat, self.pw("exp", self.pw("sub", high, low)))
 
     # -- products
@@ -135,7 +136,9 @@ class Builder:
         if not a.dims[-2] or not b.dims[-1] or not a.dims[-1]:
             left = self.nest.add(Expr("identity", (a,), (*a.dims, ()), a.dtype))
             right = self.nest.add(Expr("identity", (b,), (*b.dims[:-2], (), *b.dims[-2:]), b.dtype))
-            return self.reduce("sum", self.pw("mul", left, right, dtype="float32"), [len(left.dims) - 2], dtype=dtype)
+            return self.reduce(
+                "sum", self.pw("mul", left, right, dtype=compute_dtype(dtype)), [len(left.dims) - 2], dtype=dtype
+            )
         batch = self.broadcast([a.dims[:-2], b.dims[:-2]])
         return self.nest.add(Expr("dot", (a, b), (*batch, a.dims[-2], b.dims[-1]), dtype, reduced=a.dims[-1]))
 

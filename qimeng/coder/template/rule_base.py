@@ -1,0 +1,78 @@
+"""What every rule is written with: the table it enters, the dtype it aims at, and operands in that dtype.
+
+Deals in names and dtypes. Knows nothing about what any operator computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from qimeng.coder.template.ir import Expr
+from qimeng.coder.template.ops import compute_dtype, is_float
+from qimeng.coder.template.rules import Builder
+
+Rule = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., Any])
+RULES: dict[str, Rule] = {}
+"""Operator packet (``"aten.add"``) to its rule."""
+
+SMALL = ("bool", "int8", "uint8", "int16")
+"""Integers that reductions take as int32."""
+
+
+def rule(*names: str) -> Callable[[F], F]:
+    """Enter a function in `RULES` under each of `names`."""
+
+    def enter(function: F) -> F:
+        for name in names:
+            RULES[f"aten.{name}"] = function
+        return function
+
+    return enter
+
+
+def out_dtype(node: Any) -> str:
+    """The dtype of the operator's (first) result."""
+    return str(node.metas[0].dtype)
+
+
+def operand(b: Builder, x: Any, dtype: str) -> Any:
+    """`x`, a tensor or a number, in the dtype that arithmetic towards `dtype` is done in.
+
+    >>> operand(Builder(), 2, "float16"), operand(Builder(), 300, "uint8"), operand(Builder(), 2, "bool")
+    (2.0, 44, True)
+    """
+    if isinstance(x, Expr):
+        want = compute_dtype(dtype)
+        return x if compute_dtype(x.dtype) == want else b.cast(x, want)
+    if is_float(dtype):
+        return float(x)
+    if dtype == "bool":
+        return bool(x)
+    bits = getattr(torch, dtype).itemsize * 8
+    wrapped = int(x) & ((1 << bits) - 1)
+    signed = dtype != "uint8" and wrapped >> (bits - 1)
+    return wrapped - (1 << bits) if signed else wrapped
+
+
+def common_dtype(*operands: Any) -> str:
+    """The dtype in which tensors and numbers are compared; integers of 8 and 16 bits as int32 beside a number."""
+    tensors = [getattr(torch, x.dtype) for x in operands if isinstance(x, Expr)]
+    dtype = tensors[0]
+    for other in tensors[1:]:
+        dtype = torch.promote_types(dtype, other)
+    numbers = [x for x in operands if not isinstance(x, Expr)]
+    if not dtype.is_floating_point and any(isinstance(x, float) for x in numbers):
+        dtype = torch.float32
+    name = str(dtype).removeprefix("torch.")
+    return "int32" if name in SMALL and any(type(x) is int for x in numbers) else name
+
+
+def dims_of(dims: Any) -> list[int] | None:
+    """A dimension or a list of them as a list; None stays."""
+    if dims is None:
+        return None
+    return [dims] if isinstance(dims, int) else list(dims)

@@ -1,0 +1,155 @@
+"""Pointwise computations: broadcasting, dtypes, masks, strides."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tests.suite.problem import BF16, FP16, FP64, INT8, INT32, INT64, UINT8, Table, normal
+
+problem = Table()
+
+
+@problem("three broadcasts", normal((7, 1, 13), (11, 1), (5, 1, 1, 1)))
+def three_broadcasts(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return torch.sigmoid(x * y) + z
+
+
+@problem("transposed and strided", lambda: (torch.randn(37, 23).T, torch.randn(46, 74)[::2, ::2]))
+def transposed_and_strided(x: Tensor, y: Tensor) -> Tensor:
+    return x.abs().sqrt() - y
+
+
+@problem("expanded inputs", lambda: (torch.randn(1, 17).expand(19, 17), torch.randn(19, 1).expand(19, 17)))
+def expanded_inputs(x: Tensor, y: Tensor) -> Tensor:
+    return x * y + x
+
+
+@problem("a tensor and its transpose", normal((29, 29)))
+def symmetric(x: Tensor) -> Tensor:
+    return 0.5 * (x + x.T)
+
+
+@problem("prime size", normal((10007,), (1,)))
+def prime_size(x: Tensor, y: Tensor) -> Tensor:
+    return torch.clamp(x * y, -0.5, 1.5).exp()
+
+
+@problem("zero dimensions", lambda: (torch.randn(()), torch.randn(()), torch.randn(5)))
+def zero_dimensions(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    return x * y - 1, x + z
+
+
+@problem("numbers", lambda: (torch.randn(33, 7), 0.3, 2, True))
+def numbers(x: Tensor, scale: float, power: int, flag: bool) -> Tensor:
+    y = x * scale + scale
+    return y**power if flag else y
+
+
+@problem("integers", lambda: (torch.randint(-9, 9, (31, 5)), torch.randint(1, 7, (5,), dtype=INT32)))
+def integers(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return x * y + 3, x.clamp(-2, 5), torch.maximum(x, y), x / y, x.abs(), torch.relu(x), x.sign(), -y
+
+
+@problem("integer division", lambda: (torch.randint(-99, 99, (31, 5)), torch.randint(1, 7, (5,))))
+def integer_division(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x // y, x % y, torch.div(x, y, rounding_mode="trunc")
+
+
+@problem("bytes", lambda: (torch.randint(0, 255, (9, 13), dtype=UINT8), torch.randint(-99, 99, (13,), dtype=INT8)))
+def bytes_of_images(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return x.float() / 255 - 0.5, x + 100, y * 3, x > 7, x - y
+
+
+@problem("booleans", lambda: (torch.rand(9, 31) > 0.5, torch.rand(31) > 0.3, torch.randn(9, 31)))
+def booleans(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    return x & ~y, x | (z > 0), x ^ y, x + y, x * z, torch.logical_and(z, y), torch.logical_not(z), x.float() - 1
+
+
+@problem("masks", lambda: (torch.randn(6, 21, 21), torch.rand(21, 21) > 0.3, torch.randn(21)))
+def masks(x: Tensor, mask: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.where(mask & (x > -1), x, other)
+    return y, x.masked_fill(~mask, float("-inf"))
+
+
+@problem("half types", lambda: (torch.randn(15, 33).half(), torch.randn(33).bfloat16(), torch.randn(15, 1)))
+def half_types(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    return x * 2 + x, x + z, y * y, x * y
+
+
+@problem("bfloat16 activations", normal((12, 65), dtype=BF16))
+def bfloat16_activations(x: Tensor) -> Tensor:
+    return functional.gelu(x) * torch.sigmoid(x) + functional.silu(x)
+
+
+@problem("float16 activations", normal((12, 65), dtype=FP16))
+def float16_activations(x: Tensor) -> Tensor:
+    return functional.elu(x) + functional.leaky_relu(x, 0.2) + functional.hardswish(x)
+
+
+@problem("double activations", normal((12, 65), dtype=FP64))
+def double_activations(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.tanh(x), functional.softplus(x), torch.expm1(x) * 3.3, functional.gelu(x), torch.log1p(x.abs())
+
+
+@problem("double and others", lambda: (torch.randn(9, 7).double(), torch.randn(7), torch.randint(0, 9, (9, 1)), 0.1))
+def double_and_others(x: Tensor, y: Tensor, n: Tensor, scale: float) -> Tensor:
+    return (x + y) / (n + 1) * scale + 0.7
+
+
+@problem("rounded on the way", normal((8, 40)))
+def rounded_on_the_way(x: Tensor) -> Tensor:
+    return x.half().float() * 3 + x.to(torch.bfloat16).to(torch.float32)
+
+
+@problem("rounding", lambda: (torch.randn(8, 40) * 5,))
+def rounding(x: Tensor) -> tuple[Tensor, ...]:
+    return x.floor(), x.ceil(), x.round(), x.trunc(), x.int(), x - x.floor(), torch.fmod(x, 2), torch.remainder(x, 2)
+
+
+@problem("powers", lambda: (torch.rand(8, 40) + 0.5, torch.randn(40)))
+def powers(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return x**-2, x**1.7, x**0.5, x**y, 2**y, torch.rsqrt(x), x.square(), x**0
+
+
+@problem("special functions", lambda: (torch.randn(8, 40),))
+def special_functions(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.erf(x), torch.sin(x) * torch.cos(x), torch.tan(x), torch.atan(x), torch.lerp(x, -x, 0.3), x.sinh()
+
+
+@problem("clamp by tensors", lambda: (torch.randn(9, 14), torch.randn(14) - 1, torch.randint(0, 3, (9, 1))))
+def clamp_by_tensors(x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.clamp(x, low, low + high), torch.clamp(high, min=0.5)
+
+
+@problem("not finite", lambda: (torch.tensor([[1.0, float("inf"), float("nan"), -2.0, float("-inf"), 0.0, 3.0]]),))
+def not_finite(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.nan_to_num(x), x.isnan(), x.isinf(), torch.relu(x), x.clamp(-1, 1), torch.maximum(x, -x), x.isfinite()
+
+
+@problem("made inside", normal((9, 14)), stays=())
+def made_inside(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    ramp = torch.arange(14, device=x.device)
+    causal = torch.ones(9, 14, dtype=torch.bool, device=x.device).tril()
+    return x * ramp, torch.where(causal, x, 0.0), torch.zeros_like(x) + torch.full((14,), 2.5)
+
+
+@problem("ramp with a start", normal((9, 14)))
+def ramp_with_a_start(x: Tensor) -> Tensor:
+    return x + torch.arange(1, 29, 2) + torch.linspace(0, 1, 14)
+
+
+@problem("long types", lambda: (torch.randint(0, 1 << 40, (17,), dtype=INT64),))
+def long_types(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x + 1, x * 2 - 5, x.double() * 0.5
+
+
+@problem("one element", normal((1, 1, 1)))
+def one_element(x: Tensor) -> Tensor:
+    return functional.mish(x) + 1
+
+
+@problem("nothing", lambda: (torch.randn(0, 5), torch.randn(5)), stays=("add", "relu"))
+def nothing(x: Tensor, y: Tensor) -> Tensor:
+    return torch.relu(x + y)

@@ -1,0 +1,206 @@
+"""Puts problems of the suite through capture, verification and the template coder, kernels in Triton's interpreter.
+
+A script: ``TRITON_INTERPRET=1 python -m tests.suite.run [--steps N --seed S] [names]`` prints a JSON row a problem.
+Each region of the starting program is lowered and held against its PyTorch text in float64; with ``--steps`` the rest
+of a random trajectory of legal actions follows, where every alternative of every patch is checked so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from qimeng.actions import Context, legal_actions
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.device import device_named
+from qimeng.envs import accuracy
+from qimeng.envs.interpreter import mend
+from qimeng.envs.kernels import implementation_source
+from qimeng.envs.reference import move_one_ulp
+from qimeng.graph.capture import CaptureError
+from qimeng.graph.opgraph import OpGraph, Value
+from qimeng.graph.region import Region, make_region
+from qimeng.graph.verify import capture_spec
+from qimeng.interfaces import Action, Request
+from qimeng.program.program import Implementation, Program, load_source
+from qimeng.spec import KernelSpec
+from tests.suite.problem import Problem, problems
+
+DEVICE = device_named("h200")
+MOST_PROGRAMS = 3000
+"""Largest grid times trips that is worth interpreting."""
+
+
+class Wrong(Exception):
+    """A kernel that does not compute what its region says."""
+
+
+def spec_of(problem: Problem) -> KernelSpec:
+    """The spec as a user makes it."""
+    return KernelSpec.of(problem.make(), problem.examples(), **problem.options)
+
+
+def run(problem: Problem, steps: int, seed: int) -> dict[str, Any]:
+    """What came of one problem: regions lowered and left, with reasons, and what was wrong."""
+    began = time.perf_counter()
+    row: dict[str, Any] = {"problem": problem.name, "lowered": 0, "left": {}, "wrong": [], "whole": "", "actions": 0}
+    spec = spec_of(problem)
+    spec.check()
+    try:
+        graph = capture_spec(spec)
+    except CaptureError as error:
+        return {**row, "whole": str(error), "seconds": round(time.perf_counter() - began, 2)}
+    values = evaluate(graph, spec)
+    program, coder = Program.start(graph), TemplateCoder()
+    for region in program.regions:
+        if program.implementation(region).generated:
+            continue  # equal to one that was lowered
+        reason = coder.can_implement(region)
+        if reason is not None:
+            row["left"][region.label()] = reason
+            continue
+        program = step(program, Action("lowering", (region.id,)), coder, values, row, None)
+        row["lowered"] += 1
+    choose = random.Random(f"{problem.name} {seed}")
+    for _ in range(steps):
+        legal = [a for a in legal_actions(program, Context(DEVICE, coder)) if a.kind != "stop"]
+        if not legal:
+            break
+        kind = choose.choice(sorted({a.kind for a in legal}))
+        action = choose.choice([a for a in legal if a.kind == kind])
+        program = step(program, action, coder, values, row, choose)
+        row["actions"] += 1
+    return {**row, "seconds": round(time.perf_counter() - began, 2)}
+
+
+def step(
+    program: Program,
+    action: Action,
+    coder: TemplateCoder,
+    values: dict[Value, Any],
+    row: dict[str, Any],
+    choose: random.Random | None,
+) -> Program:
+    """`program` after `action`, with each alternative of the patch checked; unchanged where the first is wrong."""
+    try:
+        patch = coder.write(Request(program, action, DEVICE))
+        after = patch.apply(program, choose.randrange(max(1, len(patch.alternatives))) if choose else 0)
+        if patch.target is not None:
+            region = after.region(patch.target)
+            for implementation in patch.alternatives:
+                check(region, implementation, values)
+        return after
+    except Exception as error:  # noqa: BLE001 - whatever a kernel does, the row must come back
+        where = "".join(traceback.format_exception(error)[-3:])
+        text = str(error) if isinstance(error, Wrong) else where
+        row["wrong"].append(f"{action.kind} {action.param} {program.region(action.regions[0]).label()}: {text}")
+        return program
+
+
+def evaluate(graph: OpGraph, spec: KernelSpec) -> dict[Value, Any]:
+    """Every value of the graph in an eager run, operator by operator."""
+    module, inputs = spec.module(), spec.inputs(5)
+    state, leaves = module.state_dict(keep_vars=True), _pytree.tree_leaves(inputs)
+    values: dict[Value, Any] = {}
+    for node in graph.nodes.values():
+        if node.kind in ("parameter", "buffer"):
+            values[Value(node.name)] = state[node.target].clone()
+        elif node.kind in ("input", "scalar"):
+            values[Value(node.name)] = leaves[int(node.target)]
+        elif node.kind == "op":
+            region = make_region(graph, [node.name])
+            found = function_of(region)(*[values[v] for v in region.inputs])
+            values.update(zip(region.outputs, found, strict=True))
+    return values
+
+
+def function_of(region: Region) -> Any:
+    """The region's PyTorch text as a function."""
+    space: dict[str, Any] = {"torch": torch}
+    exec(region.function(), space)
+    return space["region"]
+
+
+def check(region: Region, implementation: Implementation, values: dict[Value, Any]) -> None:
+    """Hold `implementation` against the text of `region`.
+
+    Raises:
+        Wrong: it differs; the message says how.
+    """
+    arguments = [values[v] for v in region.inputs]
+    given = [x.clone() if isinstance(x, torch.Tensor) else x for x in arguments]
+    loaded = load_source(implementation_source(implementation), "suite")
+    buffers = ()
+    if implementation.prepare:
+        buffers = getattr(loaded, implementation.prepare)(*[arguments[i] for i in implementation.prepare_inputs])
+    found = getattr(loaded, implementation.entry)(*arguments, *buffers)
+    function = function_of(region)
+    eager, exact, moved = function(*arguments), *in_double(function, arguments)
+    for x, before in zip(arguments, given, strict=True):
+        if isinstance(x, torch.Tensor) and not accuracy.same(x, before):
+            raise Wrong("an input was changed")
+    for i, (y, e, r, m) in enumerate(zip(found, eager, exact or eager, moved or eager, strict=True)):
+        where = f"output {i} under {implementation.schedule}"
+        if (y.shape, y.dtype, y.stride()) != (e.shape, e.dtype, e.stride()):
+            raise Wrong(f"{where} is {y.shape} {y.stride()} {y.dtype}, not {e.shape} {e.stride()} {e.dtype}")
+        if not accuracy.is_float(e):
+            if not torch.equal(y, e):
+                raise Wrong(
+                    f"{where}: {int((y != e).sum())} of {y.numel()} differ, {y.flatten()[:3]} {e.flatten()[:3]}"
+                )
+            continue
+        longest = max((x.numel() for x in arguments if isinstance(x, torch.Tensor)), default=1)
+        low = accuracy.floor(e.dtype, longest, accuracy.measure(m.to(r.dtype), r))
+        error, own = accuracy.measure(y, r, e), accuracy.measure(e, r)
+        limit = max(low.max, 4 * own.max if own.max < 1 else 0.0)
+        if not error.max <= limit:
+            raise Wrong(f"{where}: error {error.max:.3g}, allowed {limit:.3g}; {y.flatten()[:4]} for {r.flatten()[:4]}")
+
+
+def is_floating(x: Any) -> bool:
+    """Whether `x` is a floating tensor."""
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+def in_double(function: Any, arguments: Sequence[Any]) -> tuple[Any, Any]:
+    """The outputs in float64, and the same from inputs moved by one ulp; None twice where float64 does not run."""
+    raised = [x.clone().double() if is_floating(x) else x for x in arguments]
+    try:
+        exact = [x.clone() for x in function(*raised)]
+        for x, given in zip(raised, arguments, strict=True):
+            if is_floating(x):
+                move_one_ulp([x], torch.finfo(given.dtype).eps)
+        return exact, [x.clone() for x in function(*raised)]
+    except (RuntimeError, TypeError):
+        return None, None
+
+
+def main() -> None:
+    """Run the problems named on the command line, or all."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("names", nargs="*")
+    chosen = parser.parse_args()
+    mend()
+    torch.set_num_threads(1)
+    for problem in problems():
+        if not chosen.names or problem.name in chosen.names:
+            try:
+                row = run(problem, chosen.steps, chosen.seed)
+            except Exception as error:  # noqa: BLE001 - the other problems must still be seen
+                row = {"problem": problem.name, "raised": "".join(traceback.format_exception(error)[-4:])}
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()
