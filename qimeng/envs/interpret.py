@@ -21,6 +21,7 @@ from qimeng.envs.crosscompile import KernelFacts
 from qimeng.envs.forkserver import ForkServer, Process, WorkerFailed
 from qimeng.envs.interpreter import ENVIRONMENT, LACKS
 from qimeng.envs.judge import Judge, Verdict
+from qimeng.envs.modes import precision
 from qimeng.envs.reference import References, Trial
 from qimeng.envs.worker import Setup
 from qimeng.errors import CoderError
@@ -214,26 +215,18 @@ class _Stage:
 
     @cached_property
     def references(self) -> References:
-        return _CpuReferences(self.spec, self.graph, torch.device("cpu"))
+        return References(self.spec, self.graph, torch.device("cpu"), arithmetic=gpu_arithmetic)
 
     @cached_property
     def setup(self) -> Setup:
         return Setup(self.spec.to_bytes(), self.spec.mode, "cpu")
 
 
-class _CpuReferences(References):
-    """References whose eager rounds products as a GPU's does in the specification's mode."""
-
-    def _eager(self, inputs: Sequence[Any], seed: int, mode: str | None = None) -> Any:
-        with _gpu_rounding(mode or self.spec.mode):
-            return super()._eager(inputs, seed, mode)
-
-
 @contextmanager
-def _gpu_rounding(mode: str) -> Iterator[None]:
-    """TF32 operands for the products that run in TF32 on a GPU in this mode."""
+def gpu_arithmetic(mode: str) -> Iterator[None]:
+    """Eager on the CPU with a GPU's precision: TF32 operands for the products that run in TF32 there in this mode."""
     packets = (CONVOLUTIONS if mode != "highest" else frozenset()) | (GEMMS if mode == "high" else frozenset())
-    with _RoundsOperands(packets):
+    with precision(mode), _RoundsOperands(packets):
         yield
 
 
@@ -265,4 +258,4 @@ def _generated(program: Program) -> int:
     return sum(program.implementation(r).generated for r in program.regions)
 
 
-__all__ = ["Checked", "Interpreter", "Reprints", "round_to_tf32"]
+__all__ = ["Checked", "Interpreter", "Reprints", "gpu_arithmetic", "round_to_tf32"]

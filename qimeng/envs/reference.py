@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +75,8 @@ class References:
         graph: its graph, for the longest reduction; None where it has none.
         device: where everything is computed.
         draw_seed: source of secret seeds.
+        arithmetic: the context in which eager runs in a precision mode: PyTorch's flags, or what stands for them where
+            eager runs on another machine than the one that is meant.
 
     Attributes:
         kind: ``"float64"``, or ``"eager-highest"`` where float64 does not run or random operators are part of it.
@@ -89,8 +92,9 @@ class References:
         graph: OpGraph | None,
         device: torch.device,
         draw_seed: Callable[[], int] = lambda: random.SystemRandom().getrandbits(62),
+        arithmetic: Callable[[str], AbstractContextManager[None]] = precision,
     ):
-        self.spec, self.device, self.draw_seed = spec, device, draw_seed
+        self.spec, self.device, self.draw_seed, self.arithmetic = spec, device, draw_seed, arithmetic
         self.kind = "float64"
         self.facts = Facts("", ())
         self.dropped: set[str] = set()
@@ -168,7 +172,7 @@ class References:
         module = self._exact_module(state)
         with torch.no_grad():
             exact = selected_values(module, exact_inputs, number, actual)
-            with precision(self.spec.mode):
+            with self.arithmetic(self.spec.mode):
                 eager = selected_values(self.parameters.module, inputs, number, actual)
         if exact is None or eager is None:
             return False
@@ -238,7 +242,7 @@ class References:
 
     def _eager(self, inputs: Sequence[Any], seed: int, mode: str | None = None) -> Any:
         torch.manual_seed(seed)
-        with torch.no_grad(), precision(mode or self.spec.mode):
+        with torch.no_grad(), self.arithmetic(mode or self.spec.mode):
             return self.parameters.module(*inputs)
 
     def _make(self, draw: Draw) -> Trial | None:

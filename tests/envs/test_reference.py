@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
 from qimeng.envs import accuracy
+from qimeng.envs.interpret import gpu_arithmetic
 from qimeng.envs.reference import References, longest_reduction
 from qimeng.graph.verify import capture_spec
 from qimeng.spec import KernelSpec
@@ -136,3 +139,29 @@ def test_what_one_ulp_of_the_inputs_changes_is_allowed():
 def test_longest_reduction(function, shapes, longest):
     spec = KernelSpec.from_function(function, tuple(torch.randn(s) for s in shapes))
     assert longest_reduction(capture_spec(spec)) == longest
+
+
+@pytest.mark.parametrize(("mode", "low", "high"), [("default", 0.0, 1e-5), ("high", 1e-4, 1e-2)])
+def test_eager_on_the_cpu_can_be_given_a_gpus_precision(mode: str, low: float, high: float):
+    spec = KernelSpec.from_function(torch.matmul, (torch.randn(64, 128), torch.randn(128, 32)), mode=mode)
+    (trial,) = References(spec, None, CPU, arithmetic=gpu_arithmetic).trials(1)
+    assert low < trial.outputs[0].error.max < high
+
+
+def test_every_run_of_eager_is_in_the_arithmetic_given():
+    modes = []
+
+    def noted(mode: str):
+        modes.append(mode)
+        return contextlib.nullcontext()
+
+    def best(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x @ y).max(-1)[1]
+
+    spec = KernelSpec.from_function(best, (torch.randn(64, 8), torch.randn(8, 32)), mode="high")
+    refs = References(spec, None, CPU, arithmetic=noted)
+    count = len(modes)
+    (trial,) = refs.trials(1)
+    assert count >= 2 and modes[count:] == ["high"]
+    refs.accepts_selection(trial, 0, trial.outputs[0].value)
+    assert modes[count:] == ["high", "high"]
