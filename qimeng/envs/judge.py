@@ -251,14 +251,20 @@ class Judge:
         return None if found.error is None else f"a second call changed what the first one returned: {found.error}"
 
     def _check_clock(self, worker: Process, trial: Trial, device_ms: float) -> Verdict:
-        """A few calls; what handing over takes is measured by handing the same output over again, and subtracted."""
+        """A few calls; what handing over takes is measured by handing the same output over again, and subtracted.
+
+        On a GPU the memory that outputs are handed over in is mapped before the clock starts, and zeroed.
+        """
         copies = [torch.zeros_like(e.value) for e in trial.outputs]
         calls = max(1, min(math.ceil(CLOCK_BATCH_MS / device_ms), CLOCK_CALLS))
-        worker.call("arm", self.limit_s, draw=trial.draw)
-        whole = self._timed(lambda: worker.call("fire", self.limit_s, number=0, calls=calls), copies)
+        trays = self._taken(worker.call("arm", self.limit_s, draw=trial.draw))
+        for tray in trays:
+            tray.zero_()
+        whole = self._timed(lambda: worker.call("fire", self.limit_s, calls=calls), trays, copies)
         wrong = next((t for c, e in zip(copies, trial.outputs, strict=True) if (t := accuracy.check(c, e)[1])), None)
-        overhead = min(self._timed(lambda: worker.call("again", self.limit_s, number=0), copies) for _ in range(2))
-        outer = (whole - overhead) / calls
+        again = [self._timed(lambda: worker.call("fire", self.limit_s, calls=0), trays, copies) for _ in range(2)]
+        outer = (whole - min(again)) / calls
+        del trays
         worker.call("release", self.limit_s)
         if wrong:
             return Verdict(failure="wrong", error=f"the output that the judge copied at once is wrong: {wrong}")
@@ -267,21 +273,30 @@ class Judge:
             return Verdict(failure="clock", error=text)
         return Verdict()
 
-    def _timed(self, call: Callable[[], tuple[Any, list[int]]], copies: Sequence[torch.Tensor]) -> float:
-        """Copy what `call` hands over; milliseconds until the copies were there."""
-        leaves = [leaf for leaf in self.references.facts.leaves if leaf.is_tensor]
+    def _timed(
+        self, call: Callable[[], tuple[Any, list[int]]], trays: list[torch.Tensor], copies: Sequence[torch.Tensor]
+    ) -> float:
+        """Copy what `call` puts on the trays; milliseconds until the copies were there."""
         self._synchronize()
         began = time.perf_counter()
-        data, files = call()
+        answer = call()
+        if self.references.device.type != "cuda":
+            trays = self._taken(answer)
+        for copy, x in zip(copies, trays, strict=True):
+            copy.copy_(x)
+        self._synchronize()
+        return (time.perf_counter() - began) * 1e3
+
+    def _taken(self, answer: tuple[Any, list[int]]) -> list[torch.Tensor]:
+        """The tensors that a worker hands over, shaped like eager's outputs."""
+        data, files = answer
+        leaves = [leaf for leaf in self.references.facts.leaves if leaf.is_tensor]
         try:
-            for copy, x in zip(copies, take(data["tensors"], files, leaves), strict=True):
-                copy.copy_(x)
+            return take(data["tensors"], files, leaves)
         except (Malformed, KeyError, TypeError) as error:
             raise WorkerFailed("protocol", f"the answer makes no sense: {error}") from error
         finally:
             _close(files)
-        self._synchronize()
-        return (time.perf_counter() - began) * 1e3
 
     def _synchronize(self) -> None:
         if self.references.device.type == "cuda":

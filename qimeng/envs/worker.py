@@ -135,6 +135,8 @@ class Worker:
         self.kept: dict[int, list[torch.Tensor]] = {}
         self.armed: tuple[Any, ...] = ()
         self.armed_seed = 0
+        self.fired: list[torch.Tensor] = []
+        self.trays: list[torch.Tensor] = []
         self.arguments: tuple[Any, ...] = ()
         self.sums: list[int] = []
         self.alternatives: dict[int, Callable[..., Any]] = {}
@@ -193,24 +195,37 @@ class Worker:
     def release(self) -> None:
         """Give up the kept outputs."""
         self.kept.clear()
-        self.armed = ()
+        self.armed, self.fired, self.trays = (), [], []
         self._collect()
 
-    def arm(self, draw: Draw) -> None:
-        """Make inputs ready for `fire`; a call on others leaves behind the memory that the call will need."""
+    def arm(self, draw: Draw) -> Answer:
+        """Make inputs ready for `fire`, and hand over the trays that it will put its outputs on.
+
+        A call on other inputs leaves behind the memory that the call will need.
+        """
         self._set_parameters(draw.parameter_seed)
         self.armed, self.armed_seed = self._inputs(draw), draw.seed
-        self.model(*self._inputs(Draw(draw.seed ^ 1, draw.distribution)))
+        self.fired = _leaves(self.model(*self._inputs(Draw(draw.seed ^ 1, draw.distribution))))
+        self.trays = [torch.empty_like(x) for x in self.fired]
         self.stopwatch.synchronize()
+        handed, files = outputs.hand_over(self.trays)
+        return Answer({"tensors": handed}, tuple(files))
 
-    def fire(self, number: int, calls: int) -> Answer:
-        """Call the model on the inputs made ready and hand the last call's outputs over at once."""
+    def fire(self, calls: int) -> Answer:
+        """Call the model on the inputs made ready and put the last call's outputs on the trays.
+
+        With no call the same outputs are put there again. On the CPU there is no shared memory: they are handed over.
+        """
         for _ in range(calls):
             torch.manual_seed(self.armed_seed)
-            output = self.model(*self.armed)
+            self.fired = _leaves(self.model(*self.armed))
+        if self.device.type != "cuda":
+            handed, files = outputs.hand_over(self.fired)
+            return Answer({"tensors": handed}, tuple(files))
+        for tray, x in zip(self.trays, self.fired, strict=True):
+            tray.copy_(x)
         self.stopwatch.synchronize()
-        self.kept[number] = [x for x in _pytree.tree_leaves(output) if isinstance(x, torch.Tensor)]
-        return self.again(number)
+        return Answer({}, ())
 
     def time(self, seeds: Sequence[int], effort: Effort) -> dict[str, Any]:
         """Times of calls on as-given inputs from `seeds`."""
@@ -361,7 +376,11 @@ def _samples(samples: Samples) -> dict[str, Any]:
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [x for x in _pytree.tree_leaves(list(tree)) if isinstance(x, torch.Tensor)]
+    return _leaves(list(tree))
+
+
+def _leaves(tree: Any) -> list[torch.Tensor]:
+    return [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
 __all__ = ["Draw", "Parameters", "Setup", "Worker", "alone_on", "main", "open_device", "poison"]
