@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from qimeng.cli_console import console
+from qimeng.errors import QimengError
 
 if TYPE_CHECKING:
     from qimeng.bench.row import Row
@@ -34,7 +35,7 @@ def kernelbench(
     level: Annotated[int, typer.Option(help="KernelBench's level, 1 to 4.")] = 1,
     problems: Problems = "",
     families: Annotated[str, typer.Option(help="Only these families (see `bench families`), comma-separated.")] = "",
-    seconds_each: Annotated[float, typer.Option(help="Time budget of a problem.")] = 12.0,
+    seconds_each: Annotated[float, typer.Option(help="Time budget of a problem, baselines not counted.")] = 35.0,
     total_seconds: Annotated[float, typer.Option(help="Time budget of the run.")] = 3600.0,
     overhead_seconds: Annotated[float, typer.Option(help="Beyond its budget, a problem may take this long.")] = 120.0,
     evaluations: Annotated[int, typer.Option(help="Most evaluations of a problem; 0 for the default.")] = 0,
@@ -45,9 +46,8 @@ def kernelbench(
     search: Annotated[str, typer.Option(help="Name of the search.")] = "greedy",
     device: Annotated[str, typer.Option(help="Without a GPU: device to estimate times for.")] = "",
     compile_baseline: Annotated[bool, typer.Option(help="Measure torch.compile as well.")] = True,
-    compile_modes: Annotated[
-        str, typer.Option(help="Its modes, the one to compare with first.")
-    ] = "default,reduce-overhead",
+    compile_modes: Annotated[str, typer.Option(help="Its modes, the one to compare with first.")] = "default",
+    compile_seconds: Annotated[float, typer.Option(help="Most seconds that one of them may take to compile.")] = 60.0,
     gpus: Annotated[int, typer.Option(help="GPUs to use; 0 for all that are visible.")] = 0,
     jobs: Annotated[int, typer.Option(help="Problems worked on at once, on each GPU.")] = 1,
     retry: Annotated[bool, typer.Option(help="Run stored failures again.")] = False,
@@ -61,10 +61,18 @@ def kernelbench(
     from qimeng.bench.suite import load_kernelbench
     from qimeng.bench.summary import summarize
     from qimeng.bench.survey import survey
-    from qimeng.envs.setup import make_device
+    from qimeng.envs.setup import make_coder, make_device
+    from qimeng.envs.torch_compile import check_modes
+    from qimeng.planner import make_search
 
     modes = tuple(filter(None, compile_modes.split(","))) if compile_baseline else ()
-    settings = Settings(mode, dtype, planner, coder, search, seconds_each, evaluations, modes)
+    try:
+        make_search(search, planner)
+        make_coder(coder)
+        check_modes(modes)
+    except ValueError as error:
+        raise QimengError(str(error)) from None
+    settings = Settings(mode, dtype, planner, coder, search, seconds_each, evaluations, modes, compile_seconds)
     target = make_device(device or None)
     options = RunOptions(
         settings,

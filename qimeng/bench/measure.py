@@ -12,57 +12,51 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol, runtime_checkable
 
-from qimeng.bench.degenerate import degenerate
 from qimeng.bench.environment import environment
 from qimeng.bench.families import classify
 from qimeng.bench.row import Row, Settings, StepRow, blank_row
 from qimeng.bench.suite import Problem
-from qimeng.envs.baseline import compiled_name
 from qimeng.envs.loop import optimize
 from qimeng.envs.result import Result
 from qimeng.envs.roofline import floor_ms, product_flops
 from qimeng.envs.session import Attempt, Budget
 from qimeng.envs.setup import make_device, make_task
 from qimeng.envs.task import Task
+from qimeng.envs.torch_compile import compiled_name
 from qimeng.errors import QimengError
 from qimeng.interfaces import Evaluation, Step, Timing
 from qimeng.planner import make_search
 from qimeng.spec import KernelSpec
+
+FINAL_S = 6.0
+"""Seconds of a problem's budget kept for what the final verification takes longer than an evaluation: a cold compiler
+cache, every distribution, five rounds of timing."""
 
 
 class Knows(Protocol):
     """What a judge that measures knows about the reference."""
 
     eager_agrees: bool | None
+    degenerate: str
+
+
+class Compiles(Protocol):
+    """Makes torch.compile's programs ready in the background."""
+
+    failed: Mapping[str, str]
+
+    def begin(self, modes: Sequence[str], limit_s: float) -> None:
+        """Begin with `modes`, each for at most `limit_s` seconds; `failed` has those that cannot be timed."""
 
 
 @runtime_checkable
 class TimesBaselines(Protocol):
-    """A judge that times PyTorch's own programs in turns with the candidate."""
+    """A judge that times PyTorch's own programs in turns with the candidate, in the final verification."""
 
     references: Knows
+    compiled: Compiles
     turns: Mapping[str, Timing]
-
-    def baselines(self, compile: bool, modes: Sequence[str]) -> Mapping[str, Timing]:
-        """Make torch.compile's programs ready in `modes` and time them; `turns` has them after a final verification."""
-
-
-class Lap:
-    """Seconds by part, one after another.
-
-    Args:
-        since: the monotonic clock at the start of the first part.
-    """
-
-    def __init__(self, since: float):
-        self.seconds: dict[str, float] = {}
-        self._since = since
-
-    def lap(self, part: str) -> None:
-        """What has passed since the last call was spent on `part`."""
-        now = time.monotonic()
-        self.seconds[part] = round(now - self._since, 3)
-        self._since = now
+    spent: Mapping[str, float]
 
 
 def measure(problem: Problem, settings: Settings, device: str | None = None) -> Row:
@@ -89,16 +83,18 @@ def measure(problem: Problem, settings: Settings, device: str | None = None) -> 
         return _timed(replace(row, error=f"{type(error).__name__}: {error}"), began)
     try:
         row = _with_graph(row, task, settings.mode)
-        clock = Lap(began)
-        clock.lap("capture")
         judge = task.evaluator if isinstance(task.evaluator, TimesBaselines) else None
+        capture = time.monotonic() - began - (sum(judge.spent.values()) if judge else 0.0)
         if judge is not None:
-            row = replace(row, degenerate=degenerate(spec, "cuda" if target.measured else "cpu"))
-            clock.lap("degenerate")
-            row = _with_compiled(row, judge, settings.compile_modes)
-            clock.lap("baselines")
-        result = optimize(task, search, Budget(settings.seconds, settings.evaluations or Budget.evaluations))
-        row = _with_result(row, result, clock.seconds)
+            row = replace(row, degenerate=judge.references.degenerate, eager_unstable=not judge.references.eager_agrees)
+            judge.compiled.begin(settings.compile_modes, settings.compile_seconds)
+        budget = Budget(
+            max(settings.seconds - FINAL_S, settings.seconds / 2), settings.evaluations or Budget.evaluations
+        )
+        result = optimize(task, search, budget, began=began)
+        wall = time.monotonic() - began
+        seconds = split(wall, capture, judge.spent if judge is not None else seconds_of(result))
+        row = replace(_with_result(row, result), seconds=seconds)
         if judge is not None:
             row = _with_baselines(row, judge, settings.compile_modes)
     except QimengError as error:
@@ -123,34 +119,24 @@ def _with_graph(row: Row, task: Task, mode: str) -> Row:
     )
 
 
-def _with_compiled(row: Row, judge: TimesBaselines, modes: Sequence[str]) -> Row:
-    """Make torch.compile's programs ready; what cannot be compiled or timed costs a note, not the row."""
-    try:
-        ready = judge.baselines(bool(modes), modes)
-    except QimengError as error:
-        return replace(row, notes=(*row.notes, f"baselines: {error}"))
-    missing = [mode for mode in modes if compiled_name(mode) not in ready]
-    return replace(row, notes=(*row.notes, *(f"torch.compile {mode} cannot be timed" for mode in missing)))
-
-
 def _with_baselines(row: Row, judge: TimesBaselines, modes: Sequence[str]) -> Row:
-    """torch.compile's times, from the turns of the final verification."""
+    """torch.compile's times, from the turns of the final verification, and why there are none in some modes."""
     turns = {mode: judge.turns.get(compiled_name(mode)) for mode in modes}
     timed = {mode: timing for mode, timing in turns.items() if timing is not None}
     best = min(timed, key=lambda mode: timed[mode].device_ms, default="")
-    agrees = judge.references.eager_agrees
+    missing = {mode: judge.compiled.failed.get(mode, "no final verification") for mode in modes if mode not in timed}
     return replace(
         row,
         compiled=turns[modes[0]] if modes else None,
+        compiled_modes=timed,
         compiled_best=timed.get(best),
         compiled_best_mode=best,
-        eager_unstable=None if agrees is None else not agrees,
+        notes=(*row.notes, *(f"torch.compile {mode} is not timed: {why[:300]}" for mode, why in missing.items())),
     )
 
 
-def _with_result(row: Row, result: Result, seconds: Mapping[str, float]) -> Row:
+def _with_result(row: Row, result: Result) -> Row:
     final = result.evaluation
-    evaluations = [result.start, *(s.evaluation for s in result.steps if s.evaluation is not None), final]
     accuracy = final.accuracy
     return replace(
         row,
@@ -165,9 +151,8 @@ def _with_result(row: Row, result: Result, seconds: Mapping[str, float]) -> Row:
         eager_peak_bytes=final.eager_peak_bytes,
         prepare_ms=final.prepare_ms,
         evaluations=result.evaluations,
-        configurations=sum(e.configurations for e in evaluations),
+        configurations=sum(e.configurations for e in evaluations_of(result)),
         steps=step_rows(result.steps),
-        seconds={**seconds, **split_seconds(evaluations)},
         recipe=result.recipe.to_json(),
         source_digest=result.program.digest if result.program else "",
         notes=(*row.notes, *result.notes),
@@ -195,13 +180,35 @@ def step_rows(steps: Iterable[Step]) -> tuple[StepRow, ...]:
     return tuple(rows)
 
 
-def split_seconds(evaluations: Iterable[Evaluation]) -> dict[str, float]:
-    """Wall seconds of the judge by part, summed over `evaluations`."""
+def evaluations_of(result: Result) -> list[Evaluation]:
+    """Everything that was judged on the way to `result`."""
+    return [result.start, *(s.evaluation for s in result.steps if s.evaluation is not None), result.evaluation]
+
+
+def seconds_of(result: Result) -> dict[str, float]:
+    """Wall seconds by part, summed over the evaluations of `result`, for judges that do not sum them up themselves."""
     total: dict[str, float] = {}
-    for evaluation in evaluations:
+    for evaluation in evaluations_of(result):
         for part, seconds in evaluation.seconds.items():
-            total[part] = round(total.get(part, 0.0) + seconds, 3)
+            total[part] = total.get(part, 0.0) + seconds
     return total
+
+
+def split(wall: float, capture: float, judged: Mapping[str, float]) -> dict[str, float]:
+    """How the seconds of a problem split (see `Row.seconds`).
+
+    Args:
+        wall: seconds from the file to the verified result.
+        capture: those until the judge was made.
+        judged: those of the judge, by part.
+
+    >>> split(10.0, 2.0, {"check": 3.0, "baselines": 1.0})
+    {'capture': 2.0, 'check': 3.0, 'baselines': 1.0, 'rest': 4.0, 'optimize': 9.0}
+    """
+    parts = {"capture": capture, **judged}
+    parts["rest"] = wall - sum(parts.values())
+    parts["optimize"] = wall - judged.get("baselines", 0.0)
+    return {part: round(seconds, 3) for part, seconds in parts.items()}
 
 
 def _timed(row: Row, began: float) -> Row:

@@ -31,9 +31,10 @@ class Settings:
         planner: name of the planner.
         coder: name of the coder.
         search: name of the search.
-        seconds: time budget of a problem, baselines and final verification not counted.
+        seconds: wall-clock budget of a problem: capture, search and final verification; baselines not counted.
         evaluations: most evaluations of a problem; 0 for the default.
         compile_modes: modes of torch.compile that are measured as well; the first of them is "torch.compile" in tables.
+        compile_seconds: most seconds that torch.compile may take in one mode; it works while the search does.
     """
 
     mode: str = "default"
@@ -41,9 +42,10 @@ class Settings:
     planner: str = "heuristic"
     coder: str = "template"
     search: str = "greedy"
-    seconds: float = 12.0
+    seconds: float = 35.0
     evaluations: int = 0
     compile_modes: tuple[str, ...] = ("default",)
+    compile_seconds: float = 60.0
 
     @property
     def label(self) -> str:
@@ -116,8 +118,9 @@ class Row:
         error: why there is no result, in words; None when there is one.
         candidate: times of the final program.
         eager: times of PyTorch eager in the same mode, measured in turns with the candidate.
-        compiled: times of torch.compile.
-        compiled_best: times of the fastest mode of torch.compile.
+        compiled: times of torch.compile in the first mode asked for.
+        compiled_modes: mode of torch.compile to its times, for those that could be timed; notes say why others not.
+        compiled_best: times of the fastest of them.
         compiled_best_mode: its name.
         generated_share: share of the device time in generated kernels, 0 to 1.
         flops: floating-point operations of the matrix products.
@@ -128,7 +131,10 @@ class Row:
         evaluations: programs sent to the judge.
         configurations: configurations tried in them.
         steps: the trajectory.
-        seconds: wall seconds by part; ``"total"`` is the whole problem.
+        seconds: wall seconds by part: ``"capture"``, ``"reference"`` (eager's first runs), ``"wait"`` (for the GPU),
+            ``"compile"``, ``"start"`` (of workers), ``"check"``, ``"time"``, ``"baselines"`` (waiting for
+            torch.compile, and timing it), ``"rest"`` (planner, coder and all else). ``"optimize"`` is the wall time
+            from the file to the verified result without ``"baselines"``; ``"total"`` is all of it.
         recipe: the accepted steps as one line of JSON.
         source_digest: content hash of the final program's source.
         notes: what a reader should know, in sentences.
@@ -154,6 +160,7 @@ class Row:
     candidate: Timing | None = None
     eager: Timing | None = None
     compiled: Timing | None = None
+    compiled_modes: Mapping[str, Timing] = field(default_factory=dict)
     compiled_best: Timing | None = None
     compiled_best_mode: str = ""
     generated_share: float | None = None
@@ -241,6 +248,8 @@ class Row:
             for name in ("candidate", "eager", "compiled", "compiled_best"):
                 if data[name] is not None:
                     data[name] = Timing(**data[name])
+            modes = data.get("compiled_modes", {})  # rows of November 2026 have the first and the best only
+            data["compiled_modes"] = {mode: Timing(**timing) for mode, timing in modes.items()}
             return cls(**data)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RowError(f"not a row: {text[:80]!r} ({type(error).__name__}: {error})") from error

@@ -1,25 +1,23 @@
-"""PyTorch's own times: eager and torch.compile, in a process that never sees a candidate.
+"""PyTorch's own times: eager, in a process that never sees a candidate.
 
-Deals in one specification, timed on request. The judge's side is `Baselines`, the process's side `main`. Knows nothing
-about programs or verdicts.
+Deals in one specification, timed on request. The judge's side is `Baseline`, the process's side `main`, which serves
+torch.compile as well (see `qimeng.envs.torch_compile`). Knows nothing about programs or verdicts.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from qimeng.envs.channel import Channel
-from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed
+from qimeng.envs.forkserver import START_S, ForkServer, Process
 from qimeng.envs.modes import set_mode
 from qimeng.envs.service import serve
 from qimeng.envs.timing import Effort, Samples, Stopwatch
-from qimeng.envs.worker import Setup, alone_on, open_device
+from qimeng.envs.worker import Setup, open_device
 from qimeng.spec import KernelSpec
 
 EAGER = "eager"
@@ -27,51 +25,30 @@ STALE_S = 60.0
 """Seconds after which eager is timed again during a search."""
 
 
-def compiled_name(mode: str) -> str:
-    """The baseline's name for torch.compile in `mode`.
-
-    >>> compiled_name("default"), compiled_name("reduce-overhead")
-    ('compile', 'compile-reduce-overhead')
-    """
-    return "compile" if mode == "default" else f"compile-{mode}"
-
-
-class Baselines:
-    """The baseline process of one specification.
+class Baseline:
+    """The process in which eager runs.
 
     Args:
         server: starts the process.
         setup: the specification, the mode and the device.
         draw_seed: source of the inputs' seeds.
-        timeout_s: seconds that one request may take; compiling may take five times as long.
-
-    Attributes:
-        ready: names of the baselines that can be timed.
-        failed: names of those that cannot be, with the reason.
+        timeout_s: seconds that one request may take.
     """
 
     def __init__(self, server: ForkServer, setup: Setup, draw_seed: Callable[[], int], timeout_s: float):
         self._server, self._setup, self._draw_seed, self._timeout_s = server, setup, draw_seed, timeout_s
         self._process: Process | None = None
+        self._ready = False
         self._eager: Samples | None = None
         self._eager_at = 0.0
         self._peak: int | None = None
-        self.ready: list[str] = []
-        self.failed: dict[str, str] = {}
         self.start()
 
-    def start(self, locked: bool = False) -> None:
-        """Start the process unless it runs; it becomes ready by itself.
-
-        Args:
-            locked: whether the judge holds the device's lock for it.
-        """
+    def start(self) -> None:
+        """Start the process unless it runs; it becomes ready by itself."""
         if self._process is None or not self._process.alive:
-            setup = replace(self._setup, lock="") if locked else self._setup
-            folder = {"TORCHINDUCTOR_CACHE_DIR": str(Path(self._server.folder) / "inductor")}
-            self._process = self._server.start("qimeng.envs.baseline:main", setup, environment=folder)
+            self._process, self._ready = self._server.start("qimeng.envs.baseline:main", self._setup), False
             self._process.send("ready")
-            self.ready = []
 
     def wait(self) -> None:
         """Wait until the process is ready.
@@ -79,41 +56,21 @@ class Baselines:
         Raises:
             WorkerFailed: it cannot be started.
         """
-        if not self.ready:
+        if not self._ready:
             assert self._process is not None
             self._process.answer(START_S)
-            self.ready = [EAGER]
+            self._ready = True
 
-    def compile(self, mode: str = "default") -> bool:
-        """Make torch.compile in `mode` ready; False where it fails (see `failed`)."""
-        name = compiled_name(mode)
-        self.start()
-        self.wait()
-        assert self._process is not None
-        if name not in self.ready and name not in self.failed:
-            try:
-                self._process.call("compile", 5 * self._timeout_s, name=name, mode=mode, seed=self._draw_seed())
-                self.ready.append(name)
-            except WorkerFailed as error:
-                self.failed[name] = str(error)
-        return name in self.ready
-
-    def time(self, name: str, effort: Effort) -> Samples:
-        """Times of one baseline on fresh inputs; the judge holds the device's lock."""
-        self.start(locked=True)
-        self.wait()
-        assert self._process is not None
-        seeds = [self._draw_seed() for _ in range(3)]
-        data, _ = self._process.call("time", self._timeout_s, name=name, seeds=seeds, effort=effort)
-        samples = Samples(tuple(data["device_ms"]), tuple(data["wall_ms"]))
-        if name == EAGER:
-            self._eager, self._eager_at = samples, time.monotonic()
-        return samples
+    def time(self, effort: Effort) -> Samples:
+        """Times on fresh inputs; the judge is alone on the device."""
+        process = self._running()
+        self._eager, self._eager_at = ask_times(process, self._draw_seed, self._timeout_s, effort), time.monotonic()
+        return self._eager
 
     def eager(self, effort: Effort) -> Samples:
-        """Eager's times, measured again where the last ones are older than `STALE_S`."""
+        """The last times, measured again where they are older than `STALE_S`."""
         if self._eager is None or time.monotonic() - self._eager_at > STALE_S:
-            return self.time(EAGER, effort)
+            return self.time(effort)
         return self._eager
 
     @property
@@ -124,10 +81,7 @@ class Baselines:
     def peak(self) -> int | None:
         """Bytes that a call of eager holds at most beyond inputs and parameters; None on the CPU."""
         if self._peak is None:
-            self.start(locked=True)
-            self.wait()
-            assert self._process is not None
-            self._peak = self._process.call("peak", self._timeout_s, seed=self._draw_seed())[0]
+            self._peak = self._running().call("peak", self._timeout_s, seed=self._draw_seed())[0]
         return self._peak
 
     def close(self) -> None:
@@ -135,18 +89,30 @@ class Baselines:
         if self._process is not None:
             self._process.kill()
 
+    def _running(self) -> Process:
+        self.start()
+        self.wait()
+        assert self._process is not None
+        return self._process
 
-# -- in the baseline process
+
+def ask_times(process: Process, draw_seed: Callable[[], int], timeout_s: float, effort: Effort) -> Samples:
+    """Times of the process's program on inputs from three fresh seeds."""
+    seeds = [draw_seed() for _ in range(3)]
+    data, _ = process.call("time", timeout_s, seeds=seeds, effort=effort)
+    return Samples(tuple(data["device_ms"]), tuple(data["wall_ms"]))
+
+
+# -- in the process
 
 
 def main(channel: Channel, setup: Setup) -> None:
     """Answer `ready`, `compile`, `time` and `peak`."""
     set_mode(setup.mode)
     device = torch.device(setup.device)
-    with alone_on(setup.lock):
-        open_device(device)
-        bench = _Bench(KernelSpec.from_bytes(setup.spec), device)
-        bench.stopwatch.synchronize()
+    open_device(device)
+    bench = _Bench(KernelSpec.from_bytes(setup.spec), device)
+    bench.stopwatch.synchronize()
     commands: dict[str, Callable[..., Any]] = {
         "ready": lambda: None,
         "compile": bench.compile,
@@ -162,18 +128,17 @@ class _Bench:
         self.spec, self.device = spec, device
         self.stopwatch = Stopwatch(device)
         self.module = spec.module(str(device))
-        self.calls: dict[str, Callable[..., Any]] = {EAGER: self.module}
+        self.call: Callable[..., Any] = self.module
 
-    def compile(self, name: str, mode: str, seed: int) -> None:
-        call = torch.compile(self.module, mode=None if mode == "default" else mode)
-        inputs = self._inputs(seed)
-        for _ in range(3):  # CUDA graphs are recorded in the second or third call
-            call(*inputs)
-        self.calls[name] = call
+    def compile(self, mode: str, seed: int, threads: int, lock: str) -> None:
+        """Time what torch.compile makes of the module in `mode` from now on."""
+        from qimeng.envs.torch_compile import compile_module
+
+        self.call = compile_module(self.module, mode, self._inputs(seed), threads, lock)
         self._tidy()
 
-    def time(self, name: str, seeds: Sequence[int], effort: Effort) -> dict[str, Any]:
-        samples = self.stopwatch.measure(self.calls[name], self._inputs, seeds, effort)
+    def time(self, seeds: Sequence[int], effort: Effort) -> dict[str, Any]:
+        samples = self.stopwatch.measure(self.call, self._inputs, seeds, effort)
         self._tidy()
         return {"device_ms": samples.device_ms, "wall_ms": samples.wall_ms}
 
@@ -200,4 +165,4 @@ class _Bench:
             torch.cuda.empty_cache()
 
 
-__all__ = ["EAGER", "Baselines", "compiled_name", "main"]
+__all__ = ["EAGER", "Baseline", "ask_times", "main"]

@@ -66,7 +66,7 @@ class GpuEvaluator(Evaluator):
         references: what is right.
         compiled: torch.compile's programs, which the final verification times where they were begun.
         turns: times of the last final verification: ``"candidate"``, ``"eager"`` and torch.compile's modes, in turns.
-        opening: where the wall seconds of making this went.
+        spent: wall seconds by part, from the making of this on, over all evaluations.
     """
 
     version = 1
@@ -107,9 +107,10 @@ class GpuEvaluator(Evaluator):
         self._ending: list[Process] = []
         self._spare_cache = ""
         self._prefetch(self._cache)
-        self.opening = Clock(clock)
-        with self.turn("reference", self.opening):
+        opening = Clock(clock)
+        with self.turn("reference", opening):
             self.references = References(spec, graph, self.torch_device, self.draw_seed)
+        self.spent = dict(opening.seconds)
         self.judge = Judge(self.references, lambda: self.limit_s)
         self.least_ms = least_ms(graph, self.device) if graph is not None and graph.nodes else 0.0
 
@@ -210,13 +211,15 @@ class GpuEvaluator(Evaluator):
             order = run.regions()
             return self._told(run, run.whole(order, rounds) if order else run.refusal())
         except WorkerFailed as failed:
-            return self._told(run, Evaluation(Gate.PROGRAM, f"the judge could not go on: {failed}", failed.kind))
+            return self._told(run, Evaluation(Gate.PROGRAM, f"the judge could not go on: {failed}", "judge"))
         finally:
             run.drop_worker()
             self._prefetch(self._cache)
             self.references.tidy()
 
     def _told(self, run: Run, found: Evaluation) -> Evaluation:
+        for part, seconds in run.clock.seconds.items():
+            self.spent[part] = self.spent.get(part, 0.0) + seconds
         return replace(found, configurations=len(run.candidates), seconds=dict(run.clock.seconds))
 
     def _search_rounds(self, worker: Process) -> tuple[Samples, Samples]:

@@ -19,6 +19,7 @@ from torch.utils import _pytree
 
 from qimeng.envs import accuracy
 from qimeng.envs.accuracy import Error, Expected
+from qimeng.envs.degenerate import degenerate
 from qimeng.envs.modes import precision
 from qimeng.envs.outputs import Facts, describe
 from qimeng.envs.selection import selected_values
@@ -84,6 +85,8 @@ class References:
         dropped: distributions that are not used, since over 1 % of the values are not finite.
         distributions: those that change some input, ``"given"`` first.
         eager_agrees: whether eager run twice passes KernelBench's own rule; None before the first trial.
+        exact_agrees: whether the float64 result itself passes that rule against eager; None where it was not checked.
+        degenerate: why the result can be guessed (see `qimeng.envs.degenerate`), or an empty string.
     """
 
     def __init__(
@@ -100,6 +103,8 @@ class References:
         self.dropped: set[str] = set()
         self.mutated: tuple[str, ...] = ()
         self.eager_agrees: bool | None = None
+        self.exact_agrees: bool | None = None
+        self.degenerate = ""
         self.longest_reduction = longest_reduction(graph) if graph is not None and graph.nodes else 0
         self.parameters = Parameters(spec, device)
         self.exact: torch.nn.Module | None = None
@@ -210,7 +215,15 @@ class References:
             self.longest_reduction = max(int(math.sqrt(max((x.numel() for x in _tensors(inputs)), default=1))), 1)
         if any(accuracy.is_float(a) and accuracy.measure(b, a).max > 1e-3 for a, b in zip(tensors, other, strict=True)):
             self.kind = "eager-highest"
+        del second, other
+        self.degenerate = degenerate(tensors, self._other_outputs if _tensors(inputs) else None)
         self.tidy()
+
+    def _other_outputs(self) -> list[torch.Tensor]:
+        """What eager makes of other inputs."""
+        draw = self._new_draw("given", False)
+        self.parameters.set(None)
+        return _tensors(self._eager(self.inputs(draw), draw.seed))
 
     def _draw(self, distribution: str, perturbed: bool, given: Sequence[Trial]) -> Trial | None:
         """A trial of this kind from the pool, or a new one; none of `given`, which this candidate gets already."""
@@ -264,6 +277,12 @@ class References:
             if draw.distribution != "given":
                 return None
         plain = draw.distribution == "given" and draw.parameter_seed is None
+        if plain and self.kind == "float64":
+            tolerance = self.spec.tolerances.kernelbench
+            agree = all(
+                accuracy.kernelbench_close(o.value, t, tolerance) for o, t in zip(outputs, tensors, strict=True)
+            )
+            self.exact_agrees = agree and self.exact_agrees is not False
         return Trial(draw, outputs, buffers, tensors if plain else [])
 
     def expect(self, eager: torch.Tensor, exact: torch.Tensor, moved: Error) -> tuple[Expected, float]:

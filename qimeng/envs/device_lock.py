@@ -1,0 +1,71 @@
+"""Turns on one device, among all evaluators of this machine: alone to measure, beside others to check.
+
+Deals in lock files. Knows nothing about what is done meanwhile.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class DeviceLock:
+    """A pair of lock files for one device.
+
+    Who is alone on the device disturbs nobody and is not disturbed: times are taken so. Who is beside others runs
+    programs whose time does not matter. Turns are given in the order in which they are asked for: who waits holds the
+    gate, so that many who check cannot keep one who measures waiting for good. The system gives the locks of a process
+    back when it dies.
+
+    Args:
+        path: of the lock file; made, with another for the gate, where it is not there.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._turn = os.open(path, flags, 0o666)
+        self._gate = os.open(f"{path}.gate", flags, 0o666)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be alone on the device in the block; wait for it first."""
+        with self._held(fcntl.LOCK_EX):
+            yield
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Be on the device in the block beside others who check; wait until nobody is alone on it."""
+        with self._held(fcntl.LOCK_SH):
+            yield
+
+    @contextmanager
+    def _held(self, kind: int) -> Iterator[None]:
+        fcntl.flock(self._gate, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._turn, kind)
+        finally:
+            fcntl.flock(self._gate, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close the files."""
+        os.close(self._turn)
+        os.close(self._gate)
+
+
+def lock_path(device: torch.device) -> str:
+    """The lock file of a GPU, the same for every evaluator of this machine, whatever number it sees the GPU under."""
+    name = torch.cuda.get_device_properties(device).uuid
+    return os.path.join(tempfile.gettempdir(), f"qimeng-{name}-{os.getuid()}.lock")
+
+
+__all__ = ["DeviceLock", "lock_path"]

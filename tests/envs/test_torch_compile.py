@@ -1,0 +1,118 @@
+"""torch.compile beside the search: in the background, each mode in a process of its own, a slow one is cut off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from qimeng.envs.channel import Channel
+from qimeng.envs.device_lock import DeviceLock
+from qimeng.envs.forkserver import ForkServer
+from qimeng.envs.service import serve
+from qimeng.envs.timing import Effort
+from qimeng.envs.torch_compile import TorchCompile, _measure_alone, check_modes, compile_module
+from qimeng.envs.worker import Setup
+
+SETUP = Setup(b"", "default", "cpu")
+PRELOAD = ("tests.envs.test_torch_compile",)
+
+
+def stand_in(channel: Channel, setup: Setup) -> None:
+    """In place of the compiling process: two modes never end, one fails, one dies when it is timed."""
+    state: dict[str, str] = {}
+
+    def compile(mode: str, seed: int, threads: int, lock: str) -> None:
+        state["mode"] = mode
+        if mode == "max-autotune":
+            time.sleep(60)
+        if mode == "reduce-overhead":
+            raise ValueError("no graph")
+
+    def timed(seeds: list[int], effort: Effort) -> dict[str, list[float]]:
+        return {"device_ms": [float(len(seeds))], "wall_ms": [4.0]}
+
+    serve(channel, {"ready": lambda: None, "compile": compile, "time": timed})
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[TorchCompile]:
+    server = ForkServer(PRELOAD)
+    start = server.start
+
+    def fake_start(target, setup, environment):  # type: ignore[no-untyped-def]
+        assert target == "qimeng.envs.baseline:main" and "TORCHINDUCTOR_CACHE_DIR" in environment
+        return start("tests.envs.test_torch_compile:stand_in", setup, environment=environment)
+
+    monkeypatch.setattr(server, "start", fake_start)
+    monkeypatch.setattr("qimeng.envs.torch_compile.compile_server", lambda: server)
+    made = TorchCompile(SETUP, lambda: 7, 30.0, 2, "")
+    yield made
+    made.close()
+    server.close()
+
+
+def test_modes_are_made_ready_in_the_background_and_a_slow_one_is_cut_off(compiled: TorchCompile) -> None:
+    began = time.monotonic()
+    compiled.begin(("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"), limit_s=1.0)
+    assert time.monotonic() - began < 0.5
+    compiled.wait()
+    assert compiled.ready == ["default", "max-autotune-no-cudagraphs"]
+    assert "no graph" in compiled.failed["reduce-overhead"]
+    assert compiled.failed["max-autotune"] == "cut off: not compiled within 1 s"
+    assert compiled.time("default", Effort()).device_ms == (3.0,)
+    compiled.give_up("default", "it broke")
+    assert compiled.ready == ["max-autotune-no-cudagraphs"] and compiled.failed["default"] == "it broke"
+
+
+def test_what_still_compiles_is_given_up_when_it_is_closed(compiled: TorchCompile) -> None:
+    compiled.begin(("max-autotune", "default"), limit_s=60.0)
+    time.sleep(0.5)
+    began = time.monotonic()
+    compiled.close()
+    assert time.monotonic() - began < 20 and compiled.ready == []
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no mode fastest; known: default, reduce-overhead"):
+        check_modes(("default", "fastest"))
+
+
+def test_the_compiler_measures_alone_on_the_device(tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    from torch._inductor.runtime import benchmarking, triton_heuristics
+
+    turns: list[str] = []
+
+    class Lock:
+        def alone(self):  # type: ignore[no-untyped-def]
+            turns.append("alone")
+            return DeviceLock(str(tmp_path / "lock")).alone()
+
+    monkeypatch.setattr(benchmarking, "benchmarker", benchmarking.Benchmarker())
+    monkeypatch.setattr(
+        triton_heuristics.CachingAutotuner,
+        "benchmark_all_configs",
+        lambda self: [benchmarking.benchmarker.benchmark_cpu(lambda: None) for _ in range(2)],
+    )
+    monkeypatch.setattr(
+        benchmarking.Benchmarker, "benchmark_gpu", lambda self, call: benchmarking.benchmarker.benchmark(call)
+    )
+    monkeypatch.setattr(benchmarking.Benchmarker, "benchmark", lambda self, call: call())
+    _measure_alone(Lock())  # type: ignore[arg-type]
+    benchmarking.benchmarker.benchmark(lambda: None)
+    assert turns == ["alone"]
+    assert benchmarking.benchmarker.benchmark_gpu(lambda: 3) == 3
+    assert turns == ["alone"] * 2
+    triton_heuristics.CachingAutotuner.benchmark_all_configs(None)  # type: ignore[arg-type]
+    assert turns == ["alone"] * 3
+
+
+@pytest.mark.slow
+def test_a_module_is_compiled_for_real() -> None:
+    module = torch.nn.Linear(8, 8)
+    x = torch.rand(4, 8)
+    with torch.no_grad():
+        call = compile_module(module, "default", (x,), 1, "")
+        torch.testing.assert_close(call(x), module(x))
