@@ -6,11 +6,8 @@ fresh inputs each time. Knows nothing about what is called or whether it is righ
 
 from __future__ import annotations
 
-import fcntl
 import gc
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -175,31 +172,4 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class DeviceLock:
-    """A lock file for one device: who holds it is alone on the device, among all evaluators of this machine."""
-
-    def __init__(self, path: str):
-        self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the lock in the block; wait for it first."""
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
-
-
-def lock_path(device: torch.device) -> str:
-    """The lock file of a GPU, the same for every evaluator of this machine."""
-    name = torch.cuda.get_device_properties(device).uuid
-    return os.path.join(tempfile.gettempdir(), f"qimeng-{name}-{os.getuid()}.lock")
-
-
-__all__ = ["DeviceLock", "Effort", "Samples", "Stopwatch", "lock_path", "spread"]
+__all__ = ["Effort", "Samples", "Stopwatch", "spread"]

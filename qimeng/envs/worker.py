@@ -9,8 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -25,7 +24,7 @@ from qimeng.envs.kernels import implementation_source, load_kernels
 from qimeng.envs.modes import set_mode
 from qimeng.envs.regions import inputs_of_region, time_regions
 from qimeng.envs.service import Answer, Refused, serve
-from qimeng.envs.timing import DeviceLock, Effort, Samples, Stopwatch
+from qimeng.envs.timing import Effort, Samples, Stopwatch
 from qimeng.envs.triton_cache import adopt_shared_cache
 from qimeng.program.program import Implementation
 from qimeng.spec import KernelSpec, perturb_parameters
@@ -39,13 +38,11 @@ class Setup:
         spec: the specification's bytes.
         mode: precision mode.
         device: PyTorch's name of the device.
-        lock: path of the device's lock file, held while the device is opened; empty where the judge holds it.
     """
 
     spec: bytes
     mode: str
     device: str
-    lock: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,24 +65,11 @@ def main(channel: Channel, setup: Setup) -> None:
     set_mode(setup.mode)
     adopt_shared_cache()
     device = torch.device(setup.device)
-    with alone_on(setup.lock):
-        open_device(device)
-        worker = Worker(KernelSpec.from_bytes(setup.spec), device)
-        worker.stopwatch.synchronize()
+    open_device(device)
+    worker = Worker(KernelSpec.from_bytes(setup.spec), device)
+    worker.stopwatch.synchronize()
     with torch.no_grad():
         serve(channel, {name: getattr(worker, name) for name in COMMANDS})
-
-
-@contextmanager
-def alone_on(lock: str) -> Iterator[None]:
-    """Hold the device's lock file in the block; nothing where `lock` is empty."""
-    if not lock:
-        yield
-        return
-    held = DeviceLock(lock)
-    with held.held():
-        yield
-    held.close()
 
 
 def open_device(device: torch.device) -> None:
@@ -383,4 +367,4 @@ def _leaves(tree: Any) -> list[torch.Tensor]:
     return [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
-__all__ = ["Draw", "Parameters", "Setup", "Worker", "alone_on", "main", "open_device", "poison"]
+__all__ = ["Draw", "Parameters", "Setup", "Worker", "main", "open_device", "poison"]
