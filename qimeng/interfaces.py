@@ -120,6 +120,10 @@ class Resources:
     kernels: int = 0
 
 
+LASTING = frozenset("illegal coder compile resources unsupported meta error wrong illegal-access too-fast".split())
+"""Classes of failure that say something about the program; all others may be an accident of a busy machine."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What the evaluator found out about one program.
@@ -127,8 +131,9 @@ class Evaluation:
     Attributes:
         gate: the last gate reached; `Gate.PASSED` when all were passed.
         error: why the gate refused it, in words that help repair; None when it passed.
-        failure: class of the failure: ``"wrong"``, ``"crash"``, ``"timeout"``, ``"memory"``, ``"compile"``,
-            ``"resources"``, ``"slow"`` …; None when it passed.
+        failure: class of the failure: one of `LASTING` (``"wrong"``, ``"compile"``, ``"resources"`` …), or
+            ``"crash"``, ``"timeout"``, ``"memory"``, ``"judge"`` (the judge itself could not go on) …; None when it
+            passed.
         timing: the candidate's times.
         eager: PyTorch's times on the same inputs, in the same mode.
         chosen: index of the alternative of the patch that was kept.
@@ -165,6 +170,11 @@ class Evaluation:
     def ok(self) -> bool:
         """True when the program is right and was timed."""
         return self.gate is Gate.PASSED
+
+    @property
+    def lasting(self) -> bool:
+        """True where judging the program again would find the same (times aside); see `LASTING`."""
+        return self.ok or self.failure in LASTING
 
     @property
     def ms(self) -> float | None:
@@ -384,6 +394,7 @@ class Evaluator(ABC):
 
 
 __all__ = [
+    "LASTING",
     "Accuracy",
     "Action",
     "Coder",

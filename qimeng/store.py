@@ -25,6 +25,9 @@ from qimeng.recipe import PatchRecord, action_from_data
 
 SCHEMA_VERSION = 1
 
+ACCIDENT = "accident"
+"""Purpose under which failures are kept that may not be the program's: they are on record, and answer no question."""
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS specs (digest TEXT PRIMARY KEY, name TEXT NOT NULL, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS programs (digest TEXT PRIMARY KEY, body TEXT NOT NULL, source TEXT NOT NULL);
@@ -153,11 +156,16 @@ class Store:
     ) -> str:
         """Keep what was found out about `subject` and return the evaluation's digest.
 
+        A failure that may be an accident of the moment (`Evaluation.lasting`) is kept as one, whatever the purpose, so
+        that `subject` is judged again when it is next asked for.
+
         Raises:
             StoreError: an estimated time under measured conditions, or the other way round.
         """
         if evaluation.timing is not None and evaluation.timing.estimated != conditions.estimated:
             raise StoreError("estimated and measured times are never stored under the same conditions")
+        if not evaluation.lasting:
+            purpose = ACCIDENT
         digest = evaluation_key(conditions, subject, purpose)
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
@@ -286,4 +294,4 @@ def _make_tables(db: sqlite3.Connection, path: str) -> None:
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-__all__ = ["SCHEMA_VERSION", "Conditions", "Store", "StoredStep", "content_hash", "evaluation_key"]
+__all__ = ["ACCIDENT", "SCHEMA_VERSION", "Conditions", "Store", "StoredStep", "content_hash", "evaluation_key"]

@@ -16,7 +16,7 @@ from qimeng.envs.result import Result
 from qimeng.envs.session import Budget
 from qimeng.errors import CoderError, StoreError
 from qimeng.graph.opgraph import OpGraph
-from qimeng.interfaces import Action, Evaluation, Evaluator, Gate, Patch, Request, Timing
+from qimeng.interfaces import LASTING, Action, Evaluation, Evaluator, Gate, Patch, Request, Timing
 from qimeng.planner.beam import BeamSearch
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.random import RandomPlanner
@@ -162,6 +162,46 @@ def test_a_sweep_is_known_as_its_chosen_program_too(graph: OpGraph) -> None:
     found = cached.evaluate(lowered, patch)
     again = cached.evaluate(patch.apply(lowered, found.chosen))
     assert cached.hits == 1 and again == replace(found, chosen=0)
+
+
+class Unlucky(FakeEvaluator):
+    """Out of time at the first try of each program, as on a busy machine."""
+
+    def __init__(self, failure: str = "timeout"):
+        super().__init__()
+        self.failure, self.met = failure, set[str]()
+
+    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        found, subject = super().evaluate(program, patch), subject_of(program, patch)
+        if subject in self.met:
+            return found
+        self.met.add(subject)
+        return Evaluation(Gate.PROGRAM, "no luck", self.failure)
+
+
+@pytest.mark.parametrize("failure", ["timeout", "memory", "crash", "exit", "protocol", "clock", "judge"])
+def test_an_accident_is_on_record_and_judged_again(graph: OpGraph, failure: str) -> None:
+    store, task, evaluator = Store(), fake_task(graph), Unlucky(failure)
+    cached = CachingEvaluator(evaluator, store, task.conditions)
+    first = cached.evaluate(task.start)
+    assert first.failure == failure and not first.lasting
+    assert [(e[1], e[3]) for e in store.evaluations()] == [("accident", first)]
+    replay = ReplayEvaluator(store, task.conditions)
+    assert replay.evaluate(task.start) == first, "nothing better is stored"
+    second = cached.evaluate(task.start)
+    assert second.ok and cached.hits == 0 and len(evaluator.calls) == 2
+    assert cached.evaluate(task.start) == second and cached.hits == 1
+    assert {e[1] for e in store.evaluations()} == {"accident", "step"}
+    assert ReplayEvaluator(store, task.conditions).evaluate(task.start) == second
+    assert cached.final(task.start).ok
+
+
+@pytest.mark.parametrize("failure", sorted(LASTING))
+def test_what_the_program_itself_is_to_blame_for_is_never_judged_again(graph: OpGraph, failure: str) -> None:
+    store, task, evaluator = Store(), fake_task(graph), Unlucky(failure)
+    cached = CachingEvaluator(evaluator, store, task.conditions)
+    assert cached.evaluate(task.start) == cached.evaluate(task.start)
+    assert cached.hits == 1 and len(evaluator.calls) == 1
 
 
 def test_every_attempt_is_in_the_tree(graph: OpGraph) -> None:

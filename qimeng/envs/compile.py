@@ -22,6 +22,7 @@ from qimeng.envs.service import serve
 from qimeng.envs.triton_cache import adopt_shared_cache
 from qimeng.graph.opgraph import Meta
 from qimeng.graph.region import Region
+from qimeng.interfaces import LASTING
 from qimeng.program.program import Implementation, Program
 
 COMPILE_SECONDS = 60.0
@@ -49,7 +50,7 @@ def job_of(region: Region, implementation: Implementation) -> Job:
 
 
 class Compilers:
-    """Compiles what is generated in programs for one device; remembers what came of it.
+    """Compiles what is generated in programs for one device; remembers what came of it, accidents aside.
 
     Args:
         server: starts the processes.
@@ -84,8 +85,10 @@ class Compilers:
                     tables[-1][region.signature] = key
                     if key not in self._known:
                         jobs.setdefault(key, job_of(region, implementation))
-        self._known.update(zip(jobs, self.compile(list(jobs.values())), strict=True))
-        return [{signature: self._known[key] for signature, key in table.items()} for table in tables]
+        made = dict(zip(jobs, self.compile(list(jobs.values())), strict=True))
+        found = self._known | made
+        self._known |= {key: c for key, c in made.items() if c.failure is None or c.failure in LASTING}
+        return [{signature: found[key] for signature, key in table.items()} for table in tables]
 
     def compile(self, jobs: Sequence[Job]) -> list[Compiled]:
         """Compile `jobs`, each in a process of its own; results in the order of the jobs."""

@@ -170,7 +170,9 @@ class _Run:
 
     def _refusal(self) -> Evaluation:
         order = list(Gate)
-        number, worst = max(self.refused.items(), key=lambda item: (order.index(item[1].gate), -item[0]))
+        _, worst = max(
+            self.refused.items(), key=lambda item: (not item[1].lasting, order.index(item[1].gate), -item[0])
+        )
         if len(self.refused) == 1:
             return worst
         return replace(worst, error=f"{worst.error} ({len(self.refused)} alternatives were refused)")

@@ -22,7 +22,7 @@ from qimeng.envs.reference import Trial
 from qimeng.envs.region_reference import RegionReference
 from qimeng.envs.resources import largest, refusal
 from qimeng.envs.timing import Effort, Samples
-from qimeng.interfaces import Evaluation, Gate, Patch, Resources, Timing
+from qimeng.interfaces import LASTING, Evaluation, Gate, Patch, Resources, Timing
 from qimeng.program.program import Program, torch_implementation
 
 if TYPE_CHECKING:
@@ -166,9 +166,16 @@ class Run:
         return best or self.refusal()
 
     def refusal(self) -> Evaluation:
-        """The evaluation where nothing passed: the refusal of what came farthest."""
+        """The evaluation where nothing passed: the refusal of what came farthest.
+
+        Where an alternative may have been the victim of an accident, that is what is said, since it leaves the question
+        open.
+        """
         order = list(Gate)
-        number, worst = max(self.refused.items(), key=lambda item: (order.index(item[1].gate), -item[0]))
+        number, worst = max(
+            self.refused.items(),
+            key=lambda item: (item[1].failure not in LASTING, order.index(item[1].gate), -item[0]),
+        )
         more = f" ({len(self.refused)} alternatives were refused)" if len(self.refused) > 1 else ""
         return Evaluation(
             worst.gate,

@@ -14,7 +14,7 @@ from qimeng.graph.region import Region
 from qimeng.interfaces import Coder, Evaluation, Evaluator, Facts, Gate, Patch, Request
 from qimeng.program.program import Program
 from qimeng.program.schedule import Schedule
-from qimeng.store import Conditions, Store, content_hash
+from qimeng.store import ACCIDENT, Conditions, Store, content_hash
 
 FINAL = "final"
 
@@ -29,6 +29,9 @@ def subject_of(program: Program, patch: Patch | None) -> str:
 
 class CachingEvaluator(Evaluator):
     """Asks the store first; what had to be judged is in the store, durably, before it is returned.
+
+    A failure that may be an accident (out of time, out of memory, a process that died) is recorded there, but not taken
+    for an answer: the program is judged again.
 
     Args:
         evaluator: judges what the store does not know.
@@ -75,7 +78,8 @@ class CachingEvaluator(Evaluator):
 class ReplayEvaluator(Evaluator):
     """Answers only what is stored, so that the same question always has the same answer.
 
-    What is not stored comes back as a failure of class ``"unknown"``: the action is refused, never guessed.
+    What is not stored comes back as a failure of class ``"unknown"``: the action is refused, never guessed. An accident
+    is an answer here, where nothing better is stored.
 
     Args:
         source: a store, or a mapping from what was judged (`subject_of`) to its evaluation.
@@ -87,7 +91,8 @@ class ReplayEvaluator(Evaluator):
             if conditions is None:
                 raise ValueError("a store holds evaluations of many conditions; say which")
             found = [e for e in source.evaluations() if e[0] == conditions]
-            self._known = {s: e for _, purpose, s, e in found if purpose != FINAL}
+            self._known = {s: e for _, purpose, s, e in found if purpose == ACCIDENT}
+            self._known |= {s: e for _, purpose, s, e in found if purpose not in (ACCIDENT, FINAL)}
             self._final = {s: e for _, purpose, s, e in found if purpose == FINAL}
         else:
             self._known, self._final = dict(source), {}

@@ -108,3 +108,19 @@ def test_equal_regions_are_compiled_once_and_remembered(server, tmp_path):
     broken = Implementation("triton", job(body="v = nothing").implementation.source, "double")
     (refused,) = compilers.programs([program.with_implementation(first.id, broken)])
     assert "kernel_double" in (refused[first.signature].error or "")
+
+
+def test_a_compilation_that_ran_out_of_time_is_tried_again(server, tmp_path):
+    graph = capture(lambda: FunctionModule(torch.relu), lambda: (torch.empty(64, 64, device="meta"),))
+    program = Program.start(graph)
+    # the text hangs while a file is missing
+    flag = tmp_path / "free"
+    text = job(after=f"\nimport os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.05)\n")
+    program = program.with_implementation(program.regions[0].id, text.implementation)
+    compilers = Compilers(server, H200, str(tmp_path), 2, timeout_s=3.0)
+    (first,) = compilers.programs([program])
+    assert [c.failure for c in first.values()] == ["timeout"]
+    flag.touch()
+    compilers.timeout_s = 60.0
+    (second,) = compilers.programs([program])
+    assert [c.error for c in second.values()] == [None]

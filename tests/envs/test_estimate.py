@@ -165,6 +165,15 @@ def test_failures_are_typed(tripled: Made, change: dict[str, Any], gate: Gate, f
     assert words in (found.error or "") and found.timing is None
 
 
+def test_an_accident_among_the_alternatives_leaves_the_question_open(tripled: Made) -> None:
+    """The one that is wrong came farther, but the other may be right."""
+    evaluator, program = tripled
+    wrong = scale("wrong", "tl.load(x + at, at < n) * 2")
+    found = evaluator.evaluate(program, put(program, wrong, scale("died", grid="__import__('os').abort()")))
+    assert (found.failure, found.lasting, found.chosen) == ("crash", False, 1)
+    assert "2 alternatives were refused" in (found.error or "")
+
+
 def test_the_next_candidate_is_judged_as_if_nothing_had_happened(tripled: Made) -> None:
     evaluator, program = tripled
     check_estimated(evaluator.evaluate(program, put(program, scale("after"))))
