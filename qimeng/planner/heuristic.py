@@ -12,14 +12,17 @@ from qimeng.graph.ops import family
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Observation, Planner
 
-NEAR_ROOFLINE = 0.93
-"""A region whose least memory traffic takes this share of its time is left alone."""
+NEAR_ROOFLINE = 0.98
+"""A region whose least memory traffic, at the rates below, takes this share of its time is left alone."""
+
+READ_FRACTION, COPY_FRACTION = 0.94, 0.88
+"""Share of the datasheet's bandwidth that reading reaches, and reading and writing (H200: 4.5 and 4.2 of 4.8 TB/s)."""
 
 SMALL_SHARE = 0.04
 """Regions below this share of the program's time are not tuned."""
 
-COPY_FRACTION = 0.9
-"""Share of the datasheet's bandwidth that a copy reaches (H200: 4.3 of 4.8 TB/s, shared baselines)."""
+HOPELESS = 1.5
+"""A kernel that takes this many times what PyTorch took is not tuned but given up."""
 
 TILE_ELEMENTS = 128 * 256
 """Elements of a usual output tile of a matrix product."""
@@ -117,12 +120,17 @@ class HeuristicPlanner(Planner):
                 break
             if not _has_product(region) and ms and _floor_ms(region, o) / ms > NEAR_ROOFLINE:
                 continue
-            if self._stuck(region, o):
-                continue
-            for kind, param in _intents(region, o):
+            back = next((a for kind in ("library", "unfuse") if (a := Action(kind, (region.id,))) in offered), None)
+            on_torch = None if _has_product(region) else _torch_ms(region, o)
+            if back is not None and on_torch is not None and ms > HOPELESS * on_torch:
+                return back
+            intents = () if self._stuck(region, o) else _intents(region, o)
+            for kind, param in intents:
                 action = Action(kind, (region.id,), param)
                 if action in offered and action not in tried:
                     return action
+            if back is not None and on_torch is not None and ms * NEAR_ROOFLINE > on_torch:
+                return back
         return None
 
     def _stuck(self, region: Region, o: Observation) -> bool:
@@ -172,7 +180,23 @@ def _few_tiles(region: Region, o: Observation) -> bool:
 
 
 def _floor_ms(region: Region, o: Observation) -> float:
-    return region.bytes_moved() / (o.device.bandwidth_gbs * COPY_FRACTION * 1e6)
+    """Milliseconds that moving the region's bytes once takes at the rate that such traffic reaches."""
+    moved, written = region.bytes_moved(), sum(region.graph.meta(v).bytes for v in region.outputs)
+    fraction = COPY_FRACTION if written > moved / 4 else READ_FRACTION
+    return moved / (o.device.bandwidth_gbs * fraction * 1e6)
+
+
+def _torch_ms(region: Region, o: Observation) -> float | None:
+    """What PyTorch took for a region that was lowered: its kernel's time less what the lowering cost the program."""
+    before = o.eager_ms
+    for step in o.history:
+        found = step.evaluation
+        if not step.accepted or found is None or found.ms is None:
+            continue
+        if step.action == Action("lowering", (region.id,)) and before is not None and region.id in found.region_ms:
+            return found.region_ms[region.id] - (found.ms - before)
+        before = found.ms
+    return None
 
 
 def _intents(region: Region, o: Observation) -> tuple[tuple[str, str], ...]:

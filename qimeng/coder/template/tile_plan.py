@@ -48,17 +48,25 @@ class TilePlan:
         return prod(e for _, e in self.columns)
 
 
+MOST_REPEATS = 4
+"""A reduction may be computed so many times over where its result is broadcast along axes that it does not have."""
+
+
 def plan_tile(nest: Nest) -> TilePlan:
     """The plan for `nest`.
 
     Raises:
-        Unsupported: a matrix product, or reductions over different axes.
+        Unsupported: a matrix product, reductions over different axes, or one whose result is broadcast so that it would
+            be computed many times over.
     """
     if nest.dot is not None:
         raise Unsupported("a matrix product is not in the tile family")
     for e in nest.reductions():
         if frozenset(e.reduced) != nest.reduced:
             raise Unsupported("reductions over different axes in one region")
+        repeats = nest.axes.extent(nest.kept - e.depends)
+        if repeats > MOST_REPEATS:
+            raise Unsupported(f"a reduction would be computed {repeats} times over, as its result is broadcast")
     rows = _groups(nest, nest.kept)
     columns = _groups(nest, nest.reduced)
     accesses = sorted(nest.accesses(), key=lambda a: -a[1])
