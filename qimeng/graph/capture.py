@@ -6,11 +6,13 @@ with the graph; whether the graph is right is for `qimeng.graph.verify` to say.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import logging
 import operator
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,25 +36,36 @@ class CaptureError(SpecError):
     """The computation cannot be written as one static graph; it stays one PyTorch region."""
 
 
+class ValuesNeeded(CaptureError):
+    """The module holds a tensor outside its state_dict, whose values the program must carry."""
+
+
 def capture(
-    make_module: Callable[[], torch.nn.Module], make_inputs: Callable[[], tuple[Any, ...]], specialise: bool = False
+    make_module: Callable[[], torch.nn.Module],
+    make_inputs: Callable[[], tuple[Any, ...]],
+    specialise: bool = False,
+    values: bool = False,
 ) -> OpGraph:
     """The graph of `make_module()(*make_inputs())`.
 
-    Both run under fake tensors: nothing is allocated. Python floats among the inputs become 0-dimensional tensors so
-    that the graph holds for any number; where that does not export, or a number does not meet a floating tensor in
-    plain arithmetic (its dtype would then decide the result's), they are specialised and guarded.
+    Both run under fake tensors, so that nothing is allocated, unless `values` is set. Python floats among the inputs
+    become 0-dimensional tensors so that the graph holds for any number; where that does not export, or a number does
+    not meet a floating tensor in plain arithmetic (its dtype would then decide the result's), they are specialised and
+    guarded.
 
     Args:
         make_module: makes the module.
         make_inputs: makes its positional inputs.
         specialise: specialise all numbers.
+        values: make module and inputs in memory, which tensors need that are not in the state_dict.
 
     Raises:
+        ValuesNeeded: there are such tensors and `values` is not set.
         CaptureError: the computation does not run under fake tensors, or torch.export refuses it; the message names
             the reason.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    mode = contextlib.nullcontext() if values else FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, torch.no_grad():
         try:
             module, inputs = make_module(), tuple(make_inputs())
         except Exception as error:  # user code under fake tensors raises errors of any class
@@ -158,12 +171,14 @@ def _convert(exported: Any, in_spec: Any, leaves: list[Any], floats: set[int]) -
                 nodes[fx.name] = node
                 rename[fx.name] = Value(fx.name)
         elif fx.op == "call_function" and fx.target is operator.getitem:
-            base, port = fx.args
-            rename[fx.name] = Value(rename[base.name].node, int(port))
+            piece = _piece(fx, rename)
+            if piece is not None:
+                nodes[fx.name] = piece
+            rename[fx.name] = Value(fx.name) if piece is not None else Value(rename[fx.args[0].name].node, fx.args[1])
         elif (
             fx.op == "call_function"
             and str(fx.target) in _COPIES
-            and nodes[rename[fx.args[0].name].node].kind == "constant"
+            and nodes[rename[fx.args[0].name].node].literal is not None
         ):
             rename[fx.name] = rename[fx.args[0].name]
         elif fx.op == "call_function":
@@ -205,11 +220,13 @@ def _source(exported: Any, fx: Any, spec: Any, position: dict[str, int], floats:
     if spec.kind == kinds.PARAMETER:
         return Node(fx.name, "parameter", spec.target, metas=metas)
     if spec.kind == kinds.BUFFER:
-        if not spec.persistent:
-            raise CaptureError(f"buffer {spec.target} is not in the state_dict (persistent=False)")
-        return Node(fx.name, "buffer", spec.target, metas=metas)
+        held = None if spec.persistent else _bytes(exported.constants[spec.target], spec.target)
+        return Node(fx.name, "buffer", spec.target, metas=metas, literal=held)
     if spec.kind == kinds.CONSTANT_TENSOR:
-        return Node(fx.name, "constant", "", metas=metas, literal=_number(exported.constants[spec.target], spec.target))
+        held = exported.constants[spec.target]
+        if held.dim():
+            return Node(fx.name, "buffer", spec.target, metas=metas, literal=_bytes(held, spec.target))
+        return Node(fx.name, "constant", "", metas=metas, literal=_number(held, spec.target))
     index = position[fx.name]
     return Node(fx.name, "scalar" if index in floats else "input", str(index), metas=metas)
 
@@ -217,12 +234,48 @@ def _source(exported: Any, fx: Any, spec: Any, position: dict[str, int], floats:
 def _number(tensor: torch.Tensor, name: str) -> Any:
     """The number that a constant of no dimensions holds."""
     known = getattr(tensor, "constant", None) if isinstance(tensor, FakeTensor) else tensor
-    if known is None or known.dim() or known.is_complex():
-        raise CaptureError(
-            f"the module holds a tensor that is neither parameter nor buffer ({name}); use register_buffer"
-        )
+    if known is None:
+        raise ValuesNeeded(f"the module holds a tensor that is neither parameter nor buffer ({name})")
+    if known.is_complex():
+        raise CaptureError(f"the module holds a complex number ({name})")
     with no_dispatch():
         return known.item()
+
+
+MOST_BYTES = 1 << 20
+"""Largest tensor that a program carries in its text."""
+
+
+def _bytes(tensor: torch.Tensor, name: str) -> str:
+    """The contents of a tensor that is not in the state_dict, as text (zlib, base64)."""
+    size = tensor.numel() * tensor.element_size()
+    if size > MOST_BYTES:
+        raise CaptureError(
+            f"tensor {name} of {size} B is not in the state_dict, and a program carries at most {MOST_BYTES} B of "
+            "such; make it a persistent buffer"
+        )
+    if isinstance(tensor, FakeTensor):
+        raise ValuesNeeded(f"tensor {name} is not in the state_dict; make it a persistent buffer")
+    with no_dispatch():
+        plain = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
+        return base64.b64encode(zlib.compress(bytes(plain.tolist()), 9)).decode()
+
+
+def _piece(fx: Any, rename: dict[str, Value]) -> Node | None:
+    """One result of a split as a view of what is split; None for the result of another operator."""
+    base, port = fx.args
+    target = str(base.target)
+    if target == "aten.unbind.int":
+        dim = base.args[1] if len(base.args) > 1 else 0
+        view, args = "aten.select.int", (dim, port)
+    elif target in ("aten.split_with_sizes.default", "aten.split.Tensor"):
+        dim = base.args[2] if len(base.args) > 2 else 0
+        sizes = [int(v.shape[dim]) for v in base.meta["val"]]
+        view, args = "aten.slice.Tensor", (dim, sum(sizes[:port]), sum(sizes[: port + 1]))
+    else:
+        return None
+    whole = rename[base.args[0].name]
+    return Node(fx.name, "op", view, args=(whole, *args), metas=(_meta(fx.meta["val"]),))
 
 
 def _operator(fx: Any, rename: dict[str, Value]) -> Node:

@@ -61,7 +61,7 @@ class Node:
         args: positional arguments, with `Value` where a tensor comes in.
         kwargs: keyword arguments, likewise.
         metas: one `Meta` per port; None for a port that nothing reads.
-        literal: the number a constant holds.
+        literal: the number a constant holds; the contents of a buffer that is not in the state_dict (zlib, base64).
     """
 
     name: str

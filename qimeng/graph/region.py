@@ -16,7 +16,7 @@ import networkx as nx
 
 from qimeng.errors import IllegalAction
 from qimeng.graph.opgraph import Node, OpGraph, Value, map_values
-from qimeng.graph.ops import VIEWS
+from qimeng.graph.ops import RESHAPES, VIEWS
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,8 @@ def make_region(graph: OpGraph, names: Iterable[str]) -> Region:
 def partition(graph: OpGraph) -> tuple[Region, ...]:
     """One region an operator, in topological order.
 
-    A view is computed by each operator that reads it (it is free), or by its producer where it is a result.
+    A view is computed by each operator that reads it (it is free), or by its producer where it is a result; a view of
+    only some elements, which no kernel can yield, is then a region of its own.
     """
     results = {v.node for v in graph.results()}
     members: dict[str, set[str]] = {n.name: {n.name} for n in graph.ops() if n.packet not in VIEWS}
@@ -123,7 +124,8 @@ def partition(graph: OpGraph) -> tuple[Region, ...]:
         if node.packet in VIEWS and node.name in results:
             chain = _view_chain(graph, node.name)
             root = graph.nodes[chain[-1]].operands()[0].node
-            home = root if root in members else node.name
+            whole = all(graph.nodes[n].packet in RESHAPES for n in chain)
+            home = root if root in members and whole else node.name
             members.setdefault(home, {node.name}).update(chain)
     for name in list(members):
         for operand in _operands_through(graph, members[name]):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from qimeng.graph.capture import CaptureError, capture
+from qimeng.graph.capture import CaptureError, ValuesNeeded, capture
 from qimeng.graph.opgraph import OpGraph
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec, perturb_parameters
@@ -44,7 +44,13 @@ def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
 
 
 def _capture(spec: KernelSpec, specialise: bool = False) -> OpGraph:
-    return capture(spec.module, lambda: spec.inputs(0), specialise)
+    """The graph; module and inputs are made in memory only where tensors outside the state_dict ask for it."""
+    try:
+        return capture(spec.module, lambda: spec.inputs(0), specialise)
+    except ValuesNeeded:
+        if not spec.is_small:
+            raise
+        return capture(spec.module, lambda: spec.inputs(0), specialise, values=True)
 
 
 def _free(graph: OpGraph) -> set[int]:

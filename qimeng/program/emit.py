@@ -6,6 +6,7 @@ inputs and a straight-line forward. Knows nothing about what the regions compute
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,19 @@ class _Prepared:
 
 '''
 
+CARRY = '''
+def _carry(module, key, shape, dtype, text):
+    """Add a buffer that is not in the state_dict, with its contents."""
+    import base64
+    import zlib
+
+    _declare(module, key, shape, dtype, False)
+    path, _, last = key.rpartition(".")
+    data = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=dtype)
+    module.get_submodule(path).register_buffer(last, data.reshape(shape), persistent=False)
+
+'''
+
 
 def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> str:
     """The file for `parts`, regions with their implementations in topological order."""
@@ -77,7 +91,9 @@ def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]])
     for region, impl in parts:
         sections.setdefault(impl.entry, f"# ---- {region.label()}\n{impl.source.strip()}\n")
     header = HEADER.format(triton="import triton\nimport triton.language as tl" if uses_triton else "")
-    return header.replace("\n\n\n\n", "\n\n\n") + "\n\n".join(sections.values()) + "\n" + RUNTIME + _model(graph, parts)
+    carry = CARRY if any(n.kind == "buffer" and n.literal is not None for n in graph.nodes.values()) else ""
+    body = "\n\n".join(sections.values()) + "\n" + RUNTIME + carry
+    return header.replace("\n\n\n\n", "\n\n\n") + body + _model(graph, parts)
 
 
 def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> str:
@@ -108,9 +124,11 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
     for node in state:
         meta = node.metas[0]
         assert meta is not None
-        lines.append(
-            f"        _declare(self, {node.target!r}, {meta.shape}, torch.{meta.dtype}, {node.kind == 'parameter'})"
-        )
+        what = f"self, {node.target!r}, {meta.shape}, torch.{meta.dtype}"
+        if node.literal is not None:
+            lines.append(f"        _carry({what}, {node.literal!r})")
+        else:
+            lines.append(f"        _declare({what}, {node.kind == 'parameter'})")
     lines.append(f"        self._prepared = [{', '.join(f'_Prepared({impl.prepare})' for _, _, impl in prepared)}]")
     lines += ["", "    def forward(self, *args):"]
     lines += [f"        {line}" for line in _unpack(graph)]
@@ -152,7 +170,18 @@ def _mutations(graph: OpGraph, names: dict[Value, str]) -> list[str]:
 
 
 def _attribute(key: str) -> str:
-    return "".join(f".{part}" if part.isidentifier() else f"._modules[{part!r}]" for part in key.split("."))
+    """What follows ``self`` to reach a parameter or buffer, whose parts need not be Python names.
+
+    >>> _attribute("layer.weight"), _attribute("layers.0.weight"), _attribute("scales.0")
+    ('.layer.weight', ".layers._modules['0'].weight", ".scales.__getattr__('0')")
+    """
+    *path, last = key.split(".")
+    steps = [f".{part}" if _plain(part) else f"._modules[{part!r}]" for part in path]
+    return "".join(steps) + (f".{last}" if _plain(last) else f".__getattr__({last!r})")
+
+
+def _plain(part: str) -> bool:
+    return part.isidentifier() and not keyword.iskeyword(part)
 
 
 def _unpack(graph: OpGraph) -> list[str]:

@@ -73,7 +73,7 @@ class Tied(torch.nn.Module):
 class Plain(torch.nn.Module):
     """Holds a number in a tensor that is neither parameter nor buffer."""
 
-    def __init__(self, value: float | list[float] = 2.5) -> None:
+    def __init__(self, value: Any = 2.5) -> None:
         super().__init__()
         self.factor = torch.tensor(value)
 
@@ -191,16 +191,23 @@ def test_random_operators_agree_when_seeded() -> None:
         (lambda x: x[x > 0.5], "depends on data|torch.export"),
         (lambda x: torch.topk(x, 2), "returns a topk; only tuples, lists and dicts"),
         (Counting(), "output 0 differs by up to"),
-        (Cached(), r"table is not in the state_dict \(persistent=False\)"),
-        (Plain([1.0, 2, 3, 4, 5, 6]), "neither parameter nor buffer .factor.; use register_buffer"),
+        (Plain([[[0.0] * 6]] * 50_000), "tensor factor of 1200000 B is not in the state_dict"),
     ],
-    ids=["branch", "item", "mask", "namedtuple", "counter", "not_persistent", "plain_tensor"],
+    ids=["branch", "item", "mask", "namedtuple", "counter", "large_tensor"],
 )
 def test_reasons(thing: Any, reason: str) -> None:
     spec = KernelSpec.of(thing, (X,))
     with pytest.raises(CaptureError, match=reason):
         capture_spec(spec)
     spec.check()
+
+
+@pytest.mark.parametrize("thing", [Cached(), Plain([1.0, 2, 3, 4, 5, 6])], ids=["not_persistent", "plain_tensor"])
+def test_tensors_outside_the_state_dict_are_carried(thing: Any) -> None:
+    program = Program.start(capture_spec(KernelSpec.of(thing, (X,))))
+    model = program.load().Model()
+    assert not model.state_dict()
+    assert torch.equal(model(X), thing(X))
 
 
 def test_inputs_that_no_file_can_check() -> None:

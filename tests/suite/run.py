@@ -107,8 +107,10 @@ def step(
 
 def evaluate(graph: OpGraph, spec: KernelSpec) -> dict[Value, Any]:
     """Every value of the graph in an eager run, operator by operator."""
-    module, inputs = spec.module(), spec.inputs(5)
-    state, leaves = module.state_dict(keep_vars=True), _pytree.tree_leaves(inputs)
+    inputs, model = spec.inputs(5), Program.start(graph).load("suite_start").Model()
+    model.load_state_dict(spec.module().state_dict())
+    state = dict(model.named_parameters()) | dict(model.named_buffers())
+    leaves = _pytree.tree_leaves(inputs)
     values: dict[Value, Any] = {}
     for node in graph.nodes.values():
         if node.kind in ("parameter", "buffer"):

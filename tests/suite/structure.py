@@ -17,13 +17,13 @@ def views_in_between(x: Tensor) -> Tensor:
     return y.permute(2, 0, 1).flatten(1) * 2 + 1
 
 
-@problem("pieces", normal((4, 6, 10), (4, 2, 10)), stays=("cat", "stack"))
+@problem("pieces", normal((4, 6, 10), (4, 2, 10)), stays=("cat",))
 def pieces(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     a, b, c = x.chunk(3, dim=1)
     return torch.cat([a * b, y.tanh()], 1), torch.stack([c.exp(), y], -1)
 
 
-@problem("slices and flips", normal((9, 12)), stays=("flip", "roll"))
+@problem("slices and flips", normal((9, 12)), stays=("view", "flip", "arange", "index_select"))
 def slices_and_flips(x: Tensor) -> tuple[Tensor, ...]:
     return x[1:, :-1] - x[:-1, 1:], x[:, 3], x[..., None, ::3] * 2, x.flip(0) + 1, x.roll(1, 0) * x, x.unfold(1, 4, 2)
 
@@ -98,7 +98,7 @@ class UnusedParts(nn.Module):
         return self.noise(self.used(x)).mul_(2).add_(1)
 
 
-@problem("tied layers", normal((6, 8)))
+@problem("tied layers", normal((6, 8)), whole="torch.export")
 class TiedLayers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class LayersInLists(nn.Module):
         return self.by_name["out-put"](x)
 
 
-@problem("looked up", lambda: (torch.randint(0, 11, (4, 6)),), stays=("embedding",))
+@problem("looked up", lambda: (torch.randint(0, 11, (4, 6)),), stays=("embedding", "arange"))
 class LookedUp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class LookedUp(nn.Module):
         return self.norm(self.tokens(n) + self.places(torch.arange(6, device=n.device)))
 
 
-@problem("looks at values", normal((6, 5)), whole="")
+@problem("looks at values", normal((6, 5)))
 def looks_at_values(x: Tensor) -> Tensor:
     return x * 2 if x.shape[0] > 3 else x - 1
 

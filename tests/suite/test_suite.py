@@ -1,0 +1,62 @@
+"""Every problem of the suite is captured, verified, lowered and right, and what stays on PyTorch is what is said here.
+
+The interpreter must be chosen before triton is imported, so the problems run in one process of their own
+(`tests.suite.run`); the compiler sees the same kernels in this one, under ``--slow``, since it takes its time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.suite.problem import Problem, problems
+
+ROOT = Path(__file__).parents[2]
+Row = dict[str, Any]
+
+
+def rows_of(*arguments: str) -> dict[str, Row]:
+    """The rows that `tests.suite.run` prints, by problem."""
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.suite.run", *arguments]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {row["problem"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def lowered() -> dict[str, Row]:
+    return rows_of()
+
+
+def each(function: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.parametrize("problem", problems(), ids=lambda p: p.name)(function)
+
+
+@each
+def test_captured_lowered_and_right(lowered: dict[str, Row], problem: Problem) -> None:
+    row = lowered[problem.name]
+    assert "raised" not in row, row
+    assert not row["wrong"], "\n".join(row["wrong"])
+    if problem.whole:
+        assert problem.whole in row["whole"]
+        return
+    assert not row["whole"], row["whole"]
+    assert set(row["left"]) == set(problem.stays), row["left"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1600)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_trajectories_are_right(seed: int) -> None:
+    rows = rows_of("--steps", "8", "--seed", str(seed))
+    assert sum(row.get("actions", 0) for row in rows.values()) > 400
+    wrong = {name: row.get("raised") or row["wrong"] for name, row in rows.items() if row.get("raised") or row["wrong"]}
+    assert not wrong, json.dumps(wrong, indent=1)
