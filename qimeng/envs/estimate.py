@@ -18,6 +18,7 @@ from qimeng.envs.crosscompile import Compiled, KernelFacts
 from qimeng.envs.forkserver import ForkServer
 from qimeng.envs.interpret import Checked, Interpreter
 from qimeng.envs.kernel_time import program_ms
+from qimeng.envs.least_time import above_peak
 from qimeng.envs.resources import largest, refusal, too_many_spills
 from qimeng.envs.roofline import eager_ms
 from qimeng.graph.region import Region
@@ -153,6 +154,7 @@ class _Run:
         owner, program = self.owner, self.candidates[i]
         total = sum(times.values())
         own = sum(times[r.id] for r in program.regions if program.implementation(r).generated)
+        remark = above_peak(program.graph, total, owner.device, owner.spec.mode)
         return Evaluation(
             Gate.PASSED,
             timing=Timing(total, estimated=True),
@@ -162,7 +164,7 @@ class _Run:
             resources=largest(self._every(i)),
             region_ms=times,
             generated_share=own / total if total else 0.0,
-            notes=(checked.note,),
+            notes=(checked.note,) if remark is None else (checked.note, remark),
         )
 
     def _every(self, i: int) -> list[KernelFacts]:

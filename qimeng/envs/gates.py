@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from qimeng.envs.compile import Compilers
 from qimeng.envs.forkserver import START_S, Process, WorkerFailed
 from qimeng.envs.judge import CLOCK_FROM_MS
-from qimeng.envs.least_time import SHARE
+from qimeng.envs.least_time import SHARE, above_peak
 from qimeng.envs.reference import Trial
 from qimeng.envs.region_reference import RegionReference
 from qimeng.envs.resources import largest, refusal
@@ -282,6 +282,7 @@ class Run:
                 resources=self.resources.get(i),
                 peak_bytes=peak_bytes,
                 eager_peak_bytes=eager_peak_bytes,
+                notes=self._remarks(timing),
             )
             return self._profiled(worker, candidate, found)
 
@@ -308,6 +309,14 @@ class Run:
         if verdict.failure is not None:
             return Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
         return None
+
+    def _remarks(self, timing: Timing) -> tuple[str, ...]:
+        """What is to be said about times that are believed."""
+        owner = self.owner
+        if owner.graph is None:
+            return ()
+        note = above_peak(owner.graph, timing.device_ms, owner.device, owner.spec.mode)
+        return () if note is None else (note,)
 
     def _profiled(self, worker: Process, candidate: Program, found: Evaluation) -> Evaluation:
         owner = self.owner

@@ -1,13 +1,15 @@
-"""The least time that a call can take, whatever it does: bytes that must be read and written over the bandwidth.
+"""Times that cannot be, and times that need a word.
 
-Deals in a graph's inputs and outputs and a device's datasheet. A bound that only a mistake or a cheat goes below, so it
-counts what must certainly be moved and nothing else. Knows nothing about measurements.
+Deals in a graph and a device's datasheet. Below the time that the bytes take only a mistake or a cheat goes, so it
+counts what must certainly be moved and nothing else. Below the time that the arithmetic takes goes algebra as well,
+which is said and not refused. Knows nothing about measurements.
 """
 
 from __future__ import annotations
 
 from qimeng.device import Device
-from qimeng.graph.opgraph import OpGraph, Value, itemsize
+from qimeng.envs.roofline import best_tflops, operand_dtype, product_flops
+from qimeng.graph.opgraph import Node, OpGraph, Value, itemsize
 from qimeng.graph.ops import RESHAPES, family
 
 SHARE = 0.95
@@ -29,6 +31,35 @@ def least_ms(graph: OpGraph, device: Device) -> float:
     written = sum(_bytes(graph, v) for v in graph.results() if graph.nodes[v.node].kind == "op")
     moved = read + max(written - device.l2_bytes, 0)
     return moved / device.bandwidth_gbs / 1e6
+
+
+def above_peak(graph: OpGraph, ms: float, device: Device, mode: str) -> str | None:
+    """A sentence where `ms` is less than the products of `graph` take on the tensor cores at their peak; else None.
+
+    Args:
+        graph: the computation as it was captured.
+        ms: device milliseconds of a call.
+        device: the device.
+        mode: precision mode: fp32 operands take at least three products of half-precision planes outside ``"high"``,
+            but for convolutions in mode ``"default"``, which may use TF32.
+    """
+    work = [(product_flops(graph, node) / 1e9, _peak_tflops(graph, node, device, mode)) for node in graph.ops()]
+    at_peak_ms = sum(flop / rate for flop, rate in work)
+    if ms >= at_peak_ms:
+        return None
+    total = sum(flop for flop, _ in work)
+    return (
+        f"above the tensor cores' peak: the products as written are {total / ms:.4g} TFLOP/s at {ms:.4g} ms, "
+        f"{device.name} reaches {total / at_peak_ms:.4g} in mode {mode}; less was computed than was written"
+    )
+
+
+def _peak_tflops(graph: OpGraph, node: Node, device: Device, mode: str) -> float:
+    dtype = operand_dtype(graph, node)
+    if dtype != "float32" or mode == "high":
+        return device.half_tflops
+    rate = best_tflops(dtype, device, mode)
+    return max(rate, device.tf32_tflops) if family(node) == "convolution" and mode == "default" else rate
 
 
 def _read_whole(graph: OpGraph) -> list[Value]:
@@ -62,4 +93,4 @@ def _bytes(graph: OpGraph, value: Value) -> int:
     return count * itemsize(meta.dtype)
 
 
-__all__ = ["SHARE", "least_ms"]
+__all__ = ["SHARE", "above_peak", "least_ms"]

@@ -133,7 +133,7 @@ def floor_ms(graph: OpGraph, device: Device, mode: str = "default") -> float:
     moved = sum(graph.meta(v).bytes for v in (*(v for v in read if v in used), *graph.results()))
     work = 0.0
     for node in graph.ops():
-        work += product_flops(graph, node) / (best_tflops(_operand_dtype(graph, node), device, mode) * 1e9)
+        work += product_flops(graph, node) / (best_tflops(operand_dtype(graph, node), device, mode) * 1e9)
     return max(moved / (device.bandwidth_gbs * READ_SHARE * 1e6), work)
 
 
@@ -169,7 +169,7 @@ def product_flops(graph: OpGraph, node: Node) -> int:
 
 def product_tflops(graph: OpGraph, node: Node, device: Device, mode: str) -> float:
     """The rate that PyTorch's libraries reach on a large product like `node` in `mode`, in TFLOP/s."""
-    dtype = _operand_dtype(graph, node)
+    dtype = operand_dtype(graph, node)
     convolution = family(node) == "convolution"
     if dtype in ("float16", "bfloat16"):
         rate = device.half_tflops * HALF_SHARE
@@ -226,7 +226,8 @@ def _stays_in_cache(graph: OpGraph, node: Node, device: Device) -> bool:
     return not batch_norm and row * 2 * device.sms <= L2_USABLE * device.l2_bytes
 
 
-def _operand_dtype(graph: OpGraph, node: Node) -> str:
+def operand_dtype(graph: OpGraph, node: Node) -> str:
+    """Dtype of the first operand; ``"float32"`` where there is none."""
     return next((graph.meta(v).dtype for v in node.operands()), "float32")
 
 
@@ -235,6 +236,7 @@ __all__ = [
     "eager_ms",
     "floor_ms",
     "node_ms",
+    "operand_dtype",
     "product_flops",
     "product_tflops",
     "source_bytes",

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.timing import Samples
 from qimeng.graph.verify import capture_spec
-from qimeng.interfaces import Gate, Patch
+from qimeng.interfaces import Evaluation, Gate, Patch
 from qimeng.program.program import Implementation, Program, torch_implementation
 from qimeng.spec import KernelSpec
 
@@ -154,6 +155,15 @@ def test_the_start_program_passes_with_figures(evaluator, program):
     assert {"compile", "start", "check", "time"} <= set(found.seconds)
 
 
+def test_a_time_above_the_tensor_cores_peak_is_flagged_and_not_refused(evaluator, program, monkeypatch):
+    assert evaluator.evaluate(program).notes == ()
+    fast = Samples((1e-9,) * 10, (1e-9,) * 10)  # 1.6 MFLOP in a picosecond
+    monkeypatch.setattr(evaluator, "_search_rounds", lambda worker: (fast, fast))
+    found = evaluator.evaluate(program)
+    assert found.ok and len(found.notes) == 1 and "above the tensor cores' peak" in found.notes[0]
+    assert Evaluation.from_json(found.to_json()) == found
+
+
 def test_final_uses_every_distribution_and_takes_turns_with_eager(evaluator, program):
     found = evaluator.final(program, parent_ms=1000.0)
     assert found.ok and found.accuracy is not None and found.accuracy.trials == 6, found.error
@@ -189,8 +199,6 @@ def test_a_patch_of_the_graph_alone_is_judged_as_a_whole(evaluator, program):
 
 
 def test_evaluations_survive_json(evaluator, program):
-    from qimeng.interfaces import Evaluation
-
     found = evaluator.evaluate(program)
     assert Evaluation.from_json(found.to_json()) == found
 
