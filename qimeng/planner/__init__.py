@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 PLANNERS = {
     "heuristic": "qimeng.planner.heuristic:HeuristicPlanner",
+    "lower-only": "qimeng.planner.sweep:LowerOnlyPlanner",
     "random": "qimeng.planner.random:RandomPlanner",
+    "sweep": "qimeng.planner.sweep:SweepPlanner",
 }
 """Name to where the class is; each is made without arguments."""
 
