@@ -56,7 +56,7 @@ def kernelbench(
     """Run KernelBench problems and store a row each."""
     from qimeng.bench.gpus import gpu_places, visible_gpus
     from qimeng.bench.harness import RunOptions, pending, run_suite
-    from qimeng.bench.measure import measure
+    from qimeng.bench.measure import measure, prepare
     from qimeng.bench.row import Settings, read_rows
     from qimeng.bench.suite import load_kernelbench
     from qimeng.bench.summary import summarize
@@ -92,7 +92,7 @@ def kernelbench(
         partial(measure, settings=settings, device=device or None),
         options,
         out,
-        look=partial(survey, dtype=dtype, modes=len(modes) if target.measured else 0),
+        look=partial(prepare, dtype=dtype, modes=len(modes)) if target.measured else partial(survey, dtype=dtype),
         on_row=lambda row: screen.print(row_line(row), markup=False),
     )
     left = len(pending(suite, options, out)) if out.exists() else len(suite)

@@ -16,13 +16,15 @@ from qimeng.bench.environment import environment
 from qimeng.bench.families import classify
 from qimeng.bench.row import Row, Settings, StepRow, blank_row
 from qimeng.bench.suite import Problem
+from qimeng.bench.survey import Facts, survey
+from qimeng.envs.gpu import shared_server
 from qimeng.envs.loop import optimize
 from qimeng.envs.result import Result
 from qimeng.envs.roofline import floor_ms, product_flops
 from qimeng.envs.session import Attempt, Budget
 from qimeng.envs.setup import make_device, make_task
 from qimeng.envs.task import Task
-from qimeng.envs.torch_compile import compiled_name
+from qimeng.envs.torch_compile import compile_server, compiled_name
 from qimeng.errors import QimengError
 from qimeng.interfaces import Evaluation, Step, Timing
 from qimeng.planner import make_search
@@ -57,6 +59,20 @@ class TimesBaselines(Protocol):
     compiled: Compiles
     turns: Mapping[str, Timing]
     spent: Mapping[str, float]
+
+
+def prepare(problem: Problem, dtype: str = "float32", modes: int = 0) -> Facts:
+    """What `survey` says of `problem`, in a process that will measure on a GPU.
+
+    The servers that `measure` will need load meanwhile, so that the seconds of the first problem are those of any.
+    """
+    import torch
+
+    shared_server()
+    if modes:
+        compile_server()
+    torch.ones(1, device="cuda").add_(1)
+    return survey(problem, dtype, modes)
 
 
 def measure(problem: Problem, settings: Settings, device: str | None = None) -> Row:
