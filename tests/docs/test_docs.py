@@ -1,0 +1,129 @@
+"""The documents tell the truth: their blocks run, the commands and files they name are there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from qimeng.actions import unregister
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md"])
+EXTENDING = ROOT / "docs" / "extending.md"
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+def blocks(path: Path, language: str, section: str = "") -> list[str]:
+    text = path.read_text()
+    if section:
+        text = next(s for s in re.split(r"^## ", text, flags=re.MULTILINE) if s.startswith(section + "\n"))
+    return [body for name, body in _BLOCK.findall(text) if name == language]
+
+
+def sections(path: Path) -> list[str]:
+    return [s for s in re.findall(r"^## (.*)$", path.read_text(), re.MULTILINE) if blocks(path, "python", s)]
+
+
+SLOW = {"A coder", "A device", "In Python"}
+
+
+def cases(path: Path) -> list[object]:
+    return [pytest.param(s, marks=[pytest.mark.slow] if s in SLOW else []) for s in sections(path)]
+
+
+@pytest.mark.parametrize("section", cases(EXTENDING))
+def test_every_block_of_extending_runs(section: str) -> None:
+    names: dict[str, object] = {"__name__": "document"}
+    try:
+        for number, block in enumerate(blocks(EXTENDING, "python", section)):
+            exec(compile(block, f"extending.md, {section} [{number}]", "exec"), names)
+    finally:
+        unregister("double_rows")
+
+
+@pytest.mark.slow
+def test_the_block_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = blocks(ROOT / "README.md", "python", "In Python")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block.replace("4096", "128").replace("1024", "64"), "README.md", "exec"), {"__name__": "document"})
+    assert (tmp_path / "runs" / "gate" / "program.py").exists()
+
+
+def test_an_installed_package_adds_its_kind(tmp_path: Path) -> None:
+    """The document's file and entry point, laid out as pip would install them: the command line lists the kind."""
+    module = next(b for b in blocks(EXTENDING, "python") if b.startswith("# file: double_rows.py"))
+    (tmp_path / "double_rows.py").write_text(module)
+    (text,) = blocks(EXTENDING, "toml")
+    ((group, entries),) = tomllib.loads(text)["project"]["entry-points"].items()
+    installed = tmp_path / "double_rows-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: double-rows\nVersion: 1.0\n")
+    lines = [f"[{group}]", *(f"{name} = {where}" for name, where in entries.items())]
+    (installed / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    code = "import sys; sys.path[:0] = sys.argv[1:]; from qimeng.cli import main; main(['actions', '--json'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT), str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"double_rows"' in done.stdout and "Give each program twice the rows." in done.stdout
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_what_a_document_links_to_is_there(path: Path) -> None:
+    text = _BLOCK.sub("", path.read_text())
+    assert not [link for link in _LINK.findall(text) if not (path.parent / link).exists()]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_paths_that_a_document_names_are_there(path: Path) -> None:
+    """Backquoted paths of this repository, and dotted names of the package."""
+    text = _BLOCK.sub("", path.read_text())
+    paths = re.findall(r"`((?:qimeng|tests|docs|examples|notebooks|benchmarks)/[\w./-]*)`", text)
+    assert not [p for p in paths if p.endswith(("/", ".py", ".md")) and not (ROOT / p).exists()]
+    for name in re.findall(r"`(qimeng(?:\.\w+)+)`", text):
+        assert _exists(name), name
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_commands_that_a_document_names_exist(path: Path) -> None:
+    text = path.read_text()
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"^make (\w+)|`make (\w+)`", text, re.MULTILINE)) <= {
+        pair for t in targets for pair in ((t, ""), ("", t))
+    }
+    from qimeng.cli import app
+
+    for line in re.findall(r"(?:^|`)qimeng ((?:[a-z].*?))(?:$|`)", text, re.MULTILINE):
+        words = line.partition("#")[0].split()
+        command = get_command(app)
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+        assert not getattr(command, "commands", {}), f"qimeng {line}: no such command"
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {w for w in words if w.startswith("--")} <= known, f"qimeng {line}: no such option"
+
+
+def _exists(name: str) -> bool:
+    import importlib
+
+    module, rest = name, []
+    while module:
+        try:
+            found: object = importlib.import_module(module)
+        except ImportError:
+            module, _, last = module.rpartition(".")
+            rest.insert(0, last)
+            continue
+        for attribute in rest:
+            if not hasattr(found, attribute):
+                return False
+            found = getattr(found, attribute)
+        return True
+    return False
