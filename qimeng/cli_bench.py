@@ -176,7 +176,7 @@ def row_line(row: Row) -> str:
 
 def print_summary(summary: Summary, screen: Console) -> None:
     """The figures of one run as tables."""
-    from qimeng.bench.tables import number, percent
+    from qimeng.bench.tables import exceptions_of, number, percent
 
     screen.print(f"\n{summary.settings} on {summary.environment}" + (" — ESTIMATED times" if summary.estimated else ""))
     shares = [*summary.fast.items(), *((f"{name} over torch.compile", v) for name, v in summary.fast_compile.items())]
@@ -188,17 +188,26 @@ def print_summary(summary: Summary, screen: Console) -> None:
     table.add_row("peak memory over eager's, median", number(summary.median_memory_ratio))
     if summary.slowest:
         table.add_row("slowest against eager", f"{summary.slowest[1]:.2f} ({summary.slowest[0]})")
+    table.add_row("share of the roofline, median", percent(summary.roofline_fraction))
     table.add_row(
-        "seconds, evaluations (medians)",
+        "seconds without baselines, evaluations (medians)",
         f"{number(summary.median_seconds, 1)}, {number(summary.median_evaluations, 0)}",
     )
+    for part, seconds in summary.seconds_split.items():
+        table.add_row(f"  seconds: {part}", number(seconds, 1))
+    for mode, mean in summary.compile_modes.items():
+        table.add_row(f"torch.compile {mode} over eager", number(mean))
     screen.print(table)
-    table = Table(
-        "group", "problems", "over eager", "compile over eager", "over compile", "over its best", "of the roofline"
-    )
+    heads = ["eager", "compile over eager", "its best over eager", "compile", "its best"]
+    table = Table("over …", "problems", *heads)
     for g in summary.groups:
-        means = (g.over_eager, g.compile_over_eager, g.over_compile, g.over_compile_best)
-        table.add_row(g.group, f"{g.timed}/{g.problems}", *map(number, means), percent(g.roofline_fraction))
+        compiled = (g.compile_over_eager, g.compile_best_over_eager, g.over_compile, g.over_compile_best)
+        table.add_row(g.group, f"{g.timed}/{g.problems}", *map(number, (g.over_eager, *compiled)))
+    screen.print(table)
+    table = Table("group", "of the roofline", "half generated", "seconds", "evaluations")
+    for g in summary.groups:
+        medians = (number(g.median_seconds, 1), number(g.median_evaluations, 0))
+        table.add_row(g.group, percent(g.roofline_fraction), percent(g.half_generated), *medians)
     screen.print(table)
     if summary.kinds:
         table = Table("kind", "steps", "right", "faster", "median gain", "best")
@@ -207,16 +216,6 @@ def print_summary(summary: Summary, screen: Console) -> None:
                 k.kind, str(k.tried), percent(k.accepted), percent(k.gained), number(k.median_gain), number(k.best_gain)
             )
         screen.print(table)
-    lists = {
-        "wrong": summary.wrong,
-        "fail KernelBench's rule": summary.kernelbench_wrong,
-        "eager run twice fails it": summary.eager_unstable,
-        "below 0.98 of eager": summary.too_slow,
-        "above 1.1 x eager's memory": summary.memory_heavy,
-        "degenerate": summary.degenerate,
-    }
-    for name, ids in lists.items():
-        if ids:
-            screen.print(f"{name}: {', '.join(ids)}")
-    for name, error in summary.failed.items():
-        screen.print(f"failed {name}: {error}", markup=False)
+    for what, which in exceptions_of(summary).items():
+        for text in which if what == "not right" else [", ".join(which)]:
+            screen.print(f"{what}: {text}", markup=False)

@@ -129,7 +129,7 @@ def test_a_summary_for_machines_and_for_people(tmp_path: Path, capsys: pytest.Ca
     assert found["groups"][0]["over_eager"] == pytest.approx(8**0.5)
     assert run("bench", "summary", rows) == 0
     text = capsys.readouterr().out
-    assert "pointwise and reduction" in text and "failed 1/3: broke" in text
+    assert "pointwise and reduction" in text and "not right: 1/3: broke" in text
 
 
 def test_tables_are_written_into_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +149,10 @@ def test_tables_are_written_into_documents(tmp_path: Path, capsys: pytest.Captur
         (("bench", "summary", "/no/such/file"), "cannot read /no/such/file"),
         (("bench", "families", "--root", "/nowhere"), "no KernelBench level 1 under /nowhere"),
         (("optimize", "/no/such.py"), "/no/such.py"),
-        (("optimize", "x.py", "--planner", "oracle"), "unknown planner 'oracle'; known: heuristic, random"),
+        (
+            ("optimize", "x.py", "--planner", "oracle"),
+            "unknown planner 'oracle'; known: heuristic, lower-only, random, sweep",
+        ),
         (("optimize", "x.py", "--coder", "monkey"), "unknown coder 'monkey'"),
         (("optimize", "x.py", "--device", "abacus"), "unknown device 'abacus'"),
         (("show", "/no/such/folder"), "holds no result"),

@@ -50,7 +50,8 @@ class Settings:
     @property
     def label(self) -> str:
         """The settings that a reader compares by, in a few words."""
-        return f"{self.planner}, {self.coder}, {self.search}; mode {self.mode}, {self.dtype}"
+        most = f", {self.evaluations} evaluations" if self.evaluations else ""
+        return f"{self.planner}, {self.coder}, {self.search}; mode {self.mode}, {self.dtype}; {self.seconds:g} s{most}"
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,18 @@ class Row:
         return f"{self.level}/{self.number}"
 
     @property
+    def problem(self) -> tuple[int, int, str]:
+        """What was computed: level, number, content."""
+        return self.level, self.number, self.digest
+
+    @property
+    def optimize_seconds(self) -> float | None:
+        """Wall seconds without baselines; None where nothing is known of them."""
+        if "optimize" in self.seconds or "total" not in self.seconds:
+            return self.seconds.get("optimize")
+        return self.seconds["total"] - self.seconds.get("baselines", 0.0)  # rows of November 2026
+
+    @property
     def key(self) -> str:
         """Problem and settings: a later row with the same key replaces an earlier one."""
         return row_key(self.level, self.number, self.digest, self.settings)
@@ -202,6 +215,15 @@ class Row:
     def compile_speedup(self) -> float | None:
         """torch.compile's speedup over eager: what the candidate is held against."""
         return _ratio(self.eager, self.compiled)
+
+    @property
+    def compile_best_speedup(self) -> float | None:
+        """The speedup over eager of torch.compile's fastest mode."""
+        return _ratio(self.eager, self.compiled_best)
+
+    def over_eager_in(self, mode: str) -> float | None:
+        """The speedup over eager of torch.compile in `mode`; None where it was not timed."""
+        return _ratio(self.eager, self.compiled_modes.get(mode))
 
     @property
     def over_compile(self) -> float | None:

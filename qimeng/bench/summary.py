@@ -17,7 +17,7 @@ THRESHOLDS = (1.0, 1.2, 2.0)
 """The p of KernelBench's fast_p; fast_0 is the share of right results."""
 
 RIGHT_MARGIN = 0.98
-"""A result slower than this times eager is listed."""
+"""A result below this speedup over eager is listed."""
 
 MEMORY_MARGIN = 1.1
 """A result that needs more than this times eager's peak memory is listed."""
@@ -33,10 +33,15 @@ class GroupSummary:
         timed: rows that are right and have both times; the means are over these.
         over_eager: geometric mean of eager's time over ours.
         compile_over_eager: the same for torch.compile, over the rows where it was timed.
+        compile_best_over_eager: the same for its fastest mode.
         over_compile: geometric mean of torch.compile's time over ours.
         over_compile_best: the same against torch.compile's fastest mode.
         roofline_over_eager: the geometric mean that a program at the roofline would have.
         roofline_fraction: median of the bound over our time.
+        half_generated: share of all its problems with a right result that spends at least half of its GPU time in
+            generated kernels.
+        median_seconds: median wall seconds of a problem, baselines not counted.
+        median_evaluations: median number of evaluations of a problem.
     """
 
     group: str
@@ -44,10 +49,14 @@ class GroupSummary:
     timed: int
     over_eager: float | None
     compile_over_eager: float | None
+    compile_best_over_eager: float | None
     over_compile: float | None
     over_compile_best: float | None
     roofline_over_eager: float | None
     roofline_fraction: float | None
+    half_generated: float | None
+    median_seconds: float | None
+    median_evaluations: float | None
 
 
 @dataclass(frozen=True)
@@ -73,10 +82,13 @@ class KindSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of one run: rows with equal settings.
+    """The figures of one run: rows with equal settings, one for each problem.
 
     Attributes:
-        settings: planner, coder, search, mode and dtype.
+        settings: planner, coder, search, mode, dtype and budget in words.
+        planner: name of the planner.
+        mode: precision mode.
+        dtype: of inputs and parameters.
         environment: device and versions, each combination once.
         estimated: True where the times are an analytic model's.
         problems: number of rows.
@@ -85,6 +97,7 @@ class Summary:
         fast_compile: the same against torch.compile, for p of 1 and above, over the rows where it was timed.
         kernelbench_right: share that passes KernelBench's own rule, of those where it was checked.
         groups: speed by group.
+        compile_modes: mode of torch.compile to its geometric mean over eager, over the rows where it was timed.
         half_generated: share of all problems with a right result that spends at least half of its GPU time in
             generated kernels.
         median_generated: median share of GPU time in generated kernels, over the right results.
@@ -92,18 +105,22 @@ class Summary:
         too_slow: problems below `RIGHT_MARGIN` of eager.
         memory_heavy: problems with more than `MEMORY_MARGIN` of eager's peak memory, and the ratio.
         median_memory_ratio: median of peak memory over eager's.
-        failed: problem to its error, for those without a result.
-        wrong: problems whose result did not pass our rule.
+        roofline_fraction: median of the roofline's bound over our time.
+        failed: problem to the reason why there is no right result.
         kernelbench_wrong: problems that pass our rule and not KernelBench's.
         eager_unstable: problems on which eager run twice fails KernelBench's rule.
         degenerate: problem to the reason why a constant passes.
+        random: problems with random operators, which stay on PyTorch.
         kinds: what each kind of action did.
-        median_seconds: median wall seconds of a problem.
+        median_seconds: median wall seconds of a problem, baselines not counted.
         median_evaluations: median number of evaluations of a problem.
         seconds_split: part of the work to its median seconds.
     """
 
     settings: str
+    planner: str
+    mode: str
+    dtype: str
     environment: str
     estimated: bool
     problems: int
@@ -111,17 +128,19 @@ class Summary:
     fast_compile: dict[str, float]
     kernelbench_right: float | None
     groups: tuple[GroupSummary, ...]
+    compile_modes: dict[str, float]
     half_generated: float | None
     median_generated: float | None
     slowest: tuple[str, float] | None
     too_slow: tuple[str, ...]
     memory_heavy: dict[str, float]
     median_memory_ratio: float | None
+    roofline_fraction: float | None
     failed: dict[str, str]
-    wrong: tuple[str, ...]
     kernelbench_wrong: tuple[str, ...]
     eager_unstable: tuple[str, ...]
     degenerate: dict[str, str]
+    random: tuple[str, ...]
     kinds: tuple[KindSummary, ...]
     median_seconds: float | None
     median_evaluations: float | None
@@ -145,22 +164,29 @@ def group_of(row: Row) -> str:
 
 
 def summarize(rows: Iterable[Row]) -> tuple[Summary, ...]:
-    """One summary for each settings label, device and kind of time, in order of first appearance.
+    """One summary for each run (see `runs`), in order of first appearance."""
+    return tuple(_summarize(label, estimated, part) for (label, _, estimated), part in runs(rows).items())
+
+
+def runs(rows: Iterable[Row]) -> dict[tuple[str, str, bool], tuple[Row, ...]]:
+    """Rows by settings' label, device and kind of time, in order of first appearance; the last one of each problem.
 
     A row without a device is a failure whose process died before it could say; it counts in the first run with the same
-    settings.
+    settings, where that has no other row of the problem.
     """
-    parts: dict[tuple[str, str, bool], list[Row]] = {}
+    parts: dict[tuple[str, str, bool], dict[tuple[int, int, str], Row]] = {}
     homeless = []
     for row in rows:
         if row.environment.device:
-            parts.setdefault((row.settings.label, row.environment.device, _is_estimate(row)), []).append(row)
+            part = parts.setdefault((row.settings.label, row.environment.device, _is_estimate(row)), {})
+            part.pop(row.problem, None)
+            part[row.problem] = row
         else:
             homeless.append(row)
     for row in homeless:
         home = next((key for key in parts if key[0] == row.settings.label), (row.settings.label, "", False))
-        parts.setdefault(home, []).append(row)
-    return tuple(_summarize(label, estimated, part) for (label, _, estimated), part in parts.items())
+        parts.setdefault(home, {}).setdefault(row.problem, row)
+    return {key: tuple(part.values()) for key, part in parts.items()}
 
 
 def _is_estimate(row: Row) -> bool:
@@ -177,6 +203,9 @@ def _summarize(label: str, estimated: bool, rows: Sequence[Row]) -> Summary:
     memory = {r.id: r.memory_ratio for r in right if r.memory_ratio is not None}
     return Summary(
         settings=label,
+        planner=rows[0].settings.planner,
+        mode=rows[0].settings.mode,
+        dtype=rows[0].settings.dtype,
         environment="; ".join(dict.fromkeys(_environment(r) for r in rows if r.environment.device)),
         estimated=estimated,
         problems=len(rows),
@@ -184,19 +213,21 @@ def _summarize(label: str, estimated: bool, rows: Sequence[Row]) -> Summary:
         fast_compile=_fast([r for r in rows if r.compiled is not None], lambda r: r.over_compile),
         kernelbench_right=_share(checked, lambda r: bool(r.kernelbench)),
         groups=tuple(_group(name, [r for r in rows if group_of(r) == name]) for name in names),
-        half_generated=sum(s >= 0.5 for s in shares) / len(rows) if shares else None,
+        compile_modes=_compile_modes(right),
+        half_generated=_half_generated(rows),
         median_generated=_median(shares),
         slowest=(slowest, speeds[slowest]) if slowest is not None else None,
         too_slow=tuple(name for name, s in speeds.items() if s < RIGHT_MARGIN),
         memory_heavy={name: ratio for name, ratio in memory.items() if ratio > MEMORY_MARGIN},
         median_memory_ratio=_median(memory.values()),
-        failed={r.id: r.error for r in rows if r.error is not None},
-        wrong=tuple(r.id for r in rows if r.right is False),
+        roofline_fraction=_median(r.roofline_fraction for r in right),
+        failed={r.id: r.error or "not right" for r in rows if not r.right},
         kernelbench_wrong=tuple(r.id for r in right if r.kernelbench is False),
         eager_unstable=tuple(r.id for r in rows if r.eager_unstable),
         degenerate={r.id: r.degenerate for r in rows if r.degenerate},
+        random=tuple(r.id for r in rows if r.random),
         kinds=_kinds(rows),
-        median_seconds=_median(r.seconds["total"] for r in rows if "total" in r.seconds),
+        median_seconds=_median(r.optimize_seconds for r in rows),
         median_evaluations=_median(r.evaluations for r in rows if r.error is None),
         seconds_split=_split(rows),
     )
@@ -215,11 +246,26 @@ def _group(name: str, rows: Sequence[Row]) -> GroupSummary:
         timed=len(timed),
         over_eager=geometric_mean(r.speedup for r in timed),
         compile_over_eager=geometric_mean(r.compile_speedup for r in timed),
+        compile_best_over_eager=geometric_mean(r.compile_best_speedup for r in timed),
         over_compile=geometric_mean(r.over_compile for r in timed),
         over_compile_best=geometric_mean(r.over_compile_best for r in timed),
         roofline_over_eager=geometric_mean(floors),
         roofline_fraction=_median(r.roofline_fraction for r in timed),
+        half_generated=_half_generated(rows),
+        median_seconds=_median(r.optimize_seconds for r in rows),
+        median_evaluations=_median(r.evaluations for r in rows if r.error is None),
     )
+
+
+def _half_generated(rows: Sequence[Row]) -> float | None:
+    shares = [r.generated_share for r in rows if r.right and r.generated_share is not None]
+    return sum(share >= 0.5 for share in shares) / len(rows) if shares else None
+
+
+def _compile_modes(rows: Sequence[Row]) -> dict[str, float]:
+    modes = dict.fromkeys(mode for r in rows for mode in r.compiled_modes)
+    means = {mode: geometric_mean(r.over_eager_in(mode) for r in rows) for mode in modes}
+    return {mode: mean for mode, mean in means.items() if mean is not None}
 
 
 def _fast(rows: Sequence[Row], speed: Callable[[Row], float | None]) -> dict[str, float]:
@@ -251,7 +297,7 @@ def _kinds(rows: Sequence[Row]) -> tuple[KindSummary, ...]:
 
 
 def _split(rows: Sequence[Row]) -> dict[str, float]:
-    parts = dict.fromkeys(part for r in rows for part in r.seconds if part != "total")
+    parts = dict.fromkeys(part for r in rows for part in r.seconds if part not in ("total", "optimize"))
     medians = {part: _median(r.seconds.get(part, 0.0) for r in rows if r.seconds) for part in parts}
     return {part: value for part, value in medians.items() if value is not None}
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from qimeng.bench.comparison import compare
 from qimeng.bench.row import Row, RowError, read_rows
 from qimeng.bench.suite import format_selection
 from qimeng.bench.summary import Summary, group_of, summarize
@@ -45,9 +46,11 @@ def figures(rows: Sequence[Row]) -> str:
         ("fast_1 / fast_1.2 / fast_2", lambda s: _fast(s.fast)),
         ("the same against torch.compile", lambda s: _fast(s.fast_compile)),
         ("at least half of the GPU time generated", lambda s: percent(s.half_generated)),
+        ("share of the roofline, median", lambda s: percent(s.roofline_fraction)),
         ("slowest against eager", lambda s: f"{s.slowest[1]:.2f} ({s.slowest[0]})" if s.slowest else "–"),
         ("peak memory over eager's, median", lambda s: number(s.median_memory_ratio)),
-        ("seconds a problem, median", lambda s: number(s.median_seconds, 1)),
+        ("seconds a problem without baselines, median", lambda s: number(s.median_seconds, 1)),
+        ("their parts, medians", lambda s: ", ".join(f"{k} {number(v, 1)}" for k, v in s.seconds_split.items())),
         ("evaluations a problem, median", lambda s: number(s.median_evaluations, 0)),
     ]
     table = [["", *(s.settings for s in summaries)]]
@@ -57,13 +60,16 @@ def figures(rows: Sequence[Row]) -> str:
 
 def speed(rows: Sequence[Row]) -> str:
     """Geometric means by group, one line a group and run."""
-    head = ["run", "group", "problems", "over eager", "torch.compile over eager", "over torch.compile"]
-    table = [[*head, "over its best mode", "roofline over eager", "share of the roofline (median)"]]
+    head = ["run", "group", "problems", "over eager", "torch.compile over eager", "its best mode over eager"]
+    head += ["over torch.compile", "over its best mode", "roofline over eager", "share of the roofline (median)"]
+    table = [[*head, "half of the GPU time generated"]]
     for s in summarize(rows):
         for g in s.groups:
-            means = (g.over_eager, g.compile_over_eager, g.over_compile, g.over_compile_best, g.roofline_over_eager)
+            compiled = (g.compile_over_eager, g.compile_best_over_eager, g.over_compile, g.over_compile_best)
+            shares = (g.roofline_fraction, g.half_generated)
             count = str(g.problems) if g.timed == g.problems else f"{g.timed} of {g.problems}"
-            table.append([s.settings, g.group, count, *map(number, means), percent(g.roofline_fraction)])
+            means = (g.over_eager, *compiled, g.roofline_over_eager)
+            table.append([s.settings, g.group, count, *map(number, means), *map(percent, shares)])
     return markdown(table)
 
 
@@ -75,6 +81,39 @@ def kinds(rows: Sequence[Row]) -> str:
             shares = [percent(k.accepted), percent(k.gained)]
             table.append([s.settings, k.kind, str(k.tried), *shares, number(k.median_gain), number(k.best_gain)])
     return markdown(table)
+
+
+def comparison(rows: Sequence[Row]) -> str:
+    """Runs side by side over the problems that all of them have, one line a group and run."""
+    head = ["group", "run", "problems", "right", "over eager", "half of the GPU time generated"]
+    table = [[*head, "evaluations (median)", "seconds (median)"]]
+    for c in compare(rows):
+        count = str(c.problems) if c.timed == c.problems else f"{c.problems}, {c.timed} timed in all"
+        figures = [percent(c.right), number(c.over_eager), percent(c.half_generated)]
+        table.append([c.group, c.run, count, *figures, number(c.median_evaluations, 0), number(c.median_seconds, 1)])
+    return markdown(table)
+
+
+def exceptions(rows: Sequence[Row]) -> str:
+    """Problems that a reader should know of, by what is odd about them."""
+    table = [["run", "what", "problems"]]
+    for s in summarize(rows):
+        table += [[s.settings, what, "; ".join(which)] for what, which in exceptions_of(s).items()]
+    return markdown(table)
+
+
+def exceptions_of(summary: Summary) -> dict[str, list[str]]:
+    """What is odd to the problems it is odd about, each with a word on why; nothing that no problem is."""
+    found = {
+        "not right": [f"{name}: {why[:120]}" for name, why in summary.failed.items()],
+        "right, but not by KernelBench's rule": list(summary.kernelbench_wrong),
+        "eager run twice fails KernelBench's rule": list(summary.eager_unstable),
+        "degenerate": [f"{name}: {why}" for name, why in summary.degenerate.items()],
+        "random operators": list(summary.random),
+        "below 0.98 of eager": list(summary.too_slow),
+        "above 1.1 x eager's memory": [f"{name} ({ratio:.2f} x)" for name, ratio in summary.memory_heavy.items()],
+    }
+    return {what: which for what, which in found.items() if which}
 
 
 def problems(rows: Sequence[Row]) -> str:
@@ -112,6 +151,8 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "figures": figures,
     "speed": speed,
     "kinds": kinds,
+    "comparison": comparison,
+    "exceptions": exceptions,
     "problems": problems,
     "selection": selection,
 }

@@ -1,11 +1,14 @@
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from qimeng.bench.row import RowError, Settings, StepRow, append_row, read_rows
+from qimeng.bench.row import Row, RowError, Settings, StepRow, append_row, read_rows
 from qimeng.bench.summary import group_of, summarize
+from qimeng.bench.tables import exceptions_of
 from qimeng.interfaces import Timing
-from tests.bench.rows import row
+from tests.bench.rows import HERE, row
 
 
 def test_a_row_survives_the_round_trip(tmp_path: Path) -> None:
@@ -57,10 +60,13 @@ def test_figures_by_hand() -> None:
     assert s.too_slow == ("1/3",)
     assert s.memory_heavy == {"1/3": 1.5}
     assert s.failed == {"1/4": "broke"}
+    assert s.roofline_fraction == pytest.approx(0.5)
     assert (s.median_seconds, s.median_evaluations) == (10.0, 4.0)
     assert s.seconds_split == {"compile": 4.0, "time": 2.0}
     (g,) = s.groups
     assert (g.group, g.problems, g.timed) == ("pointwise and reduction", 4, 3)
+    assert (g.half_generated, g.median_seconds, g.median_evaluations) == (0.5, 10.0, 4.0)
+    assert g.compile_best_over_eager == pytest.approx(2.5)
     assert g.over_eager == pytest.approx((2 * 4 * 2 / 2.2) ** (1 / 3))
     assert g.compile_over_eager == pytest.approx(2)
     assert g.over_compile == pytest.approx((1 * 2 / 2.2) ** (1 / 3))
@@ -106,3 +112,61 @@ def test_groups() -> None:
     assert group_of(row(1, 1.0, family="gemm", collapsed="triangular output")) == "gemm, collapsed"
     assert group_of(row(1, 1.0, family="gemm", random=True)) == "random operators"
     assert group_of(row(1, None, family="")) == "not captured"
+
+
+def test_modes_and_dtypes_of_one_file_are_summed_up_apart() -> None:
+    rows = [
+        row(n, 1.0, settings=Settings(mode=mode, dtype=dtype))
+        for n, mode, dtype in (
+            (1, "default", "float32"),
+            (1, "high", "float32"),
+            (1, "default", "bfloat16"),
+            (2, "default", "bfloat16"),
+        )
+    ]
+    found = [(s.mode, s.dtype, s.problems) for s in summarize(rows)]
+    assert found == [("default", "float32", 1), ("high", "float32", 1), ("default", "bfloat16", 2)]
+
+
+def test_a_problem_counts_once_in_a_run() -> None:
+    nowhere = replace(HERE, device="", driver="")
+    modes = Settings(compile_modes=("default", "max-autotune"))
+    again = row(1, 0.5, settings=modes, compiled_modes={"default": Timing(1.0), "max-autotune": Timing(0.5)})
+    rows = [row(1, 1.0), row(2, None, environment=nowhere), again, row(1, None, environment=nowhere)]
+    (s,) = summarize(rows)
+    assert s.problems == 2 and s.failed == {"1/2": "broke"}
+    assert s.groups[0].over_eager == pytest.approx(4)
+    assert s.compile_modes == {"default": pytest.approx(2), "max-autotune": pytest.approx(4)}
+
+
+def test_problems_that_a_reader_should_know_of() -> None:
+    rows = [
+        row(1, 1.0, random=True),
+        row(2, 2.2, kernelbench=False, eager_unstable=True),
+        row(3, None, degenerate="zeros pass"),
+        row(4, 1.0, peak_bytes=150),
+        row(5, 1.0, right=False, error="gate program: wrong"),
+    ]
+    (s,) = summarize(rows)
+    assert exceptions_of(s) == {
+        "not right": ["1/3: broke", "1/5: gate program: wrong"],
+        "right, but not by KernelBench's rule": ["1/2"],
+        "eager run twice fails KernelBench's rule": ["1/2"],
+        "degenerate": ["1/3: zeros pass"],
+        "random operators": ["1/1"],
+        "below 0.98 of eager": ["1/2"],
+        "above 1.1 x eager's memory": ["1/4 (1.50 x)"],
+    }
+
+
+def test_seconds_are_those_without_baselines_where_a_row_tells() -> None:
+    rows = [row(1, 1.0, seconds={"total": 40.0, "optimize": 20.0, "baselines": 20.0, "check": 3.0})]
+    (s,) = summarize(rows)
+    assert s.median_seconds == 20.0
+    assert s.seconds_split == {"baselines": 20.0, "check": 3.0}
+
+
+def test_rows_written_before_all_modes_were_recorded_can_be_read() -> None:
+    data = json.loads(row(1, 1.0).to_json())
+    del data["compiled_modes"], data["settings"]["compile_seconds"]
+    assert Row.from_json(json.dumps(data)) == row(1, 1.0)
