@@ -265,17 +265,18 @@ def _piece(fx: Any, rename: dict[str, Value]) -> Node | None:
     """One result of a split as a view of what is split; None for the result of another operator."""
     base, port = fx.args
     target = str(base.target)
+    where: tuple[int, ...]
     if target == "aten.unbind.int":
         dim = base.args[1] if len(base.args) > 1 else 0
-        view, args = "aten.select.int", (dim, port)
+        view, where = "aten.select.int", (port,)
     elif target in ("aten.split_with_sizes.default", "aten.split.Tensor"):
         dim = base.args[2] if len(base.args) > 2 else 0
         sizes = [int(v.shape[dim]) for v in base.meta["val"]]
-        view, args = "aten.slice.Tensor", (dim, sum(sizes[:port]), sum(sizes[: port + 1]))
+        view, where = "aten.slice.Tensor", (sum(sizes[:port]), sum(sizes[: port + 1]))
     else:
         return None
     whole = rename[base.args[0].name]
-    return Node(fx.name, "op", view, args=(whole, *args), metas=(_meta(fx.meta["val"]),))
+    return Node(fx.name, "op", view, args=(whole, dim, *where), metas=(_meta(fx.meta["val"]),))
 
 
 def _operator(fx: Any, rename: dict[str, Value]) -> Node:
