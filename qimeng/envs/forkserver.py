@@ -1,35 +1,29 @@
 """Fresh processes in milliseconds: a server that has torch and triton loaded and forks on request.
 
-Deals in processes: starting them, hearing how they ended, ending them with everything they started. The server never
-touches CUDA, so its children may; each is a session of its own, and what it leaves behind is killed when it ends. When
-the judge goes, so does the server, and with it every child. Knows nothing about what a process computes; the seat of
-the sandbox is `enter_sandbox`.
+Deals in processes as the judge sees them: starting them, asking them, hearing how they ended, ending them with
+everything they started. Knows nothing about what a process computes, or about forking: `qimeng.envs.fork_loop` runs in
+the server.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
-import importlib
 import itertools
 import os
 import select
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qimeng.envs.channel import MAX_REPLY, Channel, Closed, Late, Malformed, pack, unpack, unpack_reply
+from qimeng.envs.channel import MAX_REPLY, Channel, Closed, Late, Malformed, pack, unpack_reply
+from qimeng.envs.fork_loop import STATUS
 from qimeng.errors import QimengError
 
 PRELOAD = ("torch", "qimeng.envs.worker", "qimeng.envs.compile", "qimeng.envs.triton_cache:warm_up")
@@ -39,9 +33,6 @@ _PASSED_ON = ("PATH", "HOME", "LANG", "LC_", "LD_LIBRARY", "CUDA", "NVIDIA", "TO
 
 START_S = 120.0
 """Seconds that a process may take until it is ready; the first waits for the server's imports as well."""
-
-_STATUS = struct.Struct("<i")
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class WorkerFailed(QimengError):
@@ -166,8 +157,8 @@ class Process:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _read_status(self) -> None:
-        raw = os.read(self._status_fd, _STATUS.size)
-        status = _STATUS.unpack(raw)[0] if len(raw) == _STATUS.size else None
+        raw = os.read(self._status_fd, STATUS.size)
+        status = STATUS.unpack(raw)[0] if len(raw) == STATUS.size else None
         if status is None:
             self._ended = "the fork server is gone"
         elif status < 0:
@@ -210,7 +201,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         environment = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (str(_root()), *sys.path) if p)
-        code = f"from qimeng.envs.forkserver import run_server; run_server({theirs.fileno()}, {tuple(preload)!r})"
+        code = f"from qimeng.envs.fork_loop import run_server; run_server({theirs.fileno()}, {tuple(preload)!r})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
@@ -275,200 +266,6 @@ class ForkServer:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def enter_sandbox() -> None:
-    """Give up what a candidate has no need of, once and for good; called in each process before foreign code runs.
-
-    The layers (network, file system, system calls, limits) have their place here; at present a process can only not
-    gain rights that it does not have.
-    """
-    _prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
-
-
-def run_server(fd: int, preload: Sequence[str]) -> None:
-    """The server's main loop; runs in a process of its own until the judge closes `fd`."""
-    control = Channel(socket.socket(fileno=fd))
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    for name in preload:
-        module, _, function = name.partition(":")
-        loaded = importlib.import_module(module)
-        if function:
-            getattr(loaded, function)()
-    warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-    gc.collect()
-    gc.freeze()
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    os.set_blocking(wake_read, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_write)
-    children: dict[int, tuple[int, int]] = {}  # pid -> token, status descriptor
-    while True:
-        poll = select.poll()
-        poll.register(control.socket, select.POLLIN)
-        poll.register(wake_read, select.POLLIN)
-        ready = {f for f, _ in poll.poll()}
-        if wake_read in ready:
-            os.read(wake_read, 4096)
-            _reap(children)
-        if control.socket.fileno() not in ready:
-            continue
-        try:
-            body, files = control.receive()
-        except Closed:
-            _kill_all(children)
-            return
-        message = unpack(body)
-        if message[0] == "kill":
-            for pid in [p for p, (token, _) in children.items() if token == message[1]]:
-                _kill_tree(pid)
-            continue
-        _fork(control, (wake_read, wake_write), children, message, files)
-
-
-def _fork(
-    control: Channel, wake: tuple[int, int], children: dict[int, tuple[int, int]], message: Any, files: list[int]
-) -> None:
-    _, token, target, arguments, environment, folder = message
-    sock, status, log = files
-    server = os.getpid()
-    try:
-        pid = os.fork()
-    except OSError:
-        os.write(status, _STATUS.pack(-1))
-        pid = -1
-    if pid == 0:
-        for other in (control.socket.fileno(), *wake, status, *(s for _, s in children.values())):
-            os.close(other)
-        _child(server, sock, log, target, arguments, environment, folder)
-    os.close(sock)
-    os.close(log)
-    if pid < 0:
-        os.close(status)
-    else:
-        children[pid] = (token, status)
-
-
-def _child(
-    server: int, sock: int, log: int, target: str, arguments: bytes, environment: dict[str, str], folder: str
-) -> None:
-    """Run `target` and end; never returns."""
-    code = 1
-    try:
-        os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != server:  # the server died before the line above
-            os._exit(1)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.dup2(log, 2)
-        os.dup2(log, 1)
-        os.close(log)
-        os.chdir(folder)
-        tempfile.tempdir = folder  # `tempfile` has cached the server's folder
-        os.environ.update(TMPDIR=folder, **environment)
-        module, _, function = target.partition(":")
-        enter_sandbox()
-        getattr(importlib.import_module(module), function)(Channel(socket.socket(fileno=sock)), *unpack(arguments))
-        code = 0
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # noqa: BLE001  whatever it was is written down, and ends here, not in the server's loop
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code & 0xFF)
-
-
-def _reap(children: dict[int, tuple[int, int]]) -> None:
-    ended = False
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            break
-        if pid == 0:
-            break
-        if pid not in children:
-            continue
-        ended = True
-        _, fd = children.pop(pid)
-        _signal_group(pid)
-        with contextlib.suppress(BrokenPipeError):  # the judge no longer asks
-            os.write(fd, _STATUS.pack(status))
-        os.close(fd)
-    if ended:
-        _kill_orphans(children)
-
-
-def _kill_tree(pid: int) -> None:
-    """Kill `pid`, its group and its descendants, children first seen last killed so that none can be missed."""
-    table = _parents()
-    below = [pid]
-    for p in below:
-        below += [c for c, parent in table.items() if parent == p]
-    _signal_group(pid)
-    for p in below:
-        _signal(p)
-
-
-def _kill_orphans(children: Mapping[int, Any]) -> None:
-    """Kill what ended processes left behind: as subreaper, the server is their parent now."""
-    own = os.getpid()
-    for _ in range(100):
-        orphans = [p for p, parent in _parents().items() if parent == own and p not in children]
-        if not orphans:
-            return
-        for p in orphans:
-            _kill_tree(p)
-            try:
-                os.waitpid(p, 0)
-            except ChildProcessError:
-                continue
-
-
-def _kill_all(children: dict[int, tuple[int, int]]) -> None:
-    for pid in list(children):
-        _kill_tree(pid)
-        try:
-            os.waitpid(pid, 0)
-        except ChildProcessError:
-            continue
-    _kill_orphans({})
-
-
-def _parents() -> dict[int, int]:
-    table = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                stat = Path("/proc", entry, "stat").read_text(errors="replace")
-            except OSError:  # it has ended meanwhile
-                continue
-            table[int(entry)] = int(stat.rpartition(")")[2].split()[1])
-    return table
-
-
-def _signal(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _signal_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
 def _root() -> Path:
     import qimeng
 
@@ -476,4 +273,4 @@ def _root() -> Path:
     return Path(qimeng.__file__).resolve().parent.parent
 
 
-__all__ = ["START_S", "ForkServer", "Process", "WorkerFailed", "enter_sandbox"]
+__all__ = ["START_S", "ForkServer", "Process", "WorkerFailed"]
