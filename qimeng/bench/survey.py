@@ -20,6 +20,10 @@ COPIES = 6
 """Times that inputs, parameters and outputs are held at once: by the judge (in float64 too), eager, the worker.
 Measured: about 80 GiB in three processes for inputs of 6 GiB and outputs of 6 GiB."""
 
+POOL_TRIALS, POOL_BYTES = 8, 14 << 30
+"""Trials whose outputs the judge keeps for the next candidate, and the most bytes that these take (see
+`qimeng.envs.reference.POOL_SHARE`; of an H200)."""
+
 MODE_COPIES = 1
 """Times more for each mode of torch.compile, which has a process of its own (CUDA graphs keep inputs and outputs)."""
 
@@ -56,14 +60,16 @@ def survey(problem: Problem, dtype: str = "float32", modes: int = 0) -> Facts:
         graph = capture(spec.module, lambda: spec.inputs(0))
     except (SpecError, CaptureError):
         return Facts()
-    held = (COPIES + MODE_COPIES * modes) * _held_bytes(graph)
-    return Facts(classify(graph), held + CONTEXTS + MODE_CONTEXT * modes)
+    outputs = sum(graph.meta(v).bytes for v in graph.results())
+    copies = (COPIES + MODE_COPIES * modes) * (_input_bytes(graph) + outputs)
+    pool = min(POOL_TRIALS * outputs, POOL_BYTES)
+    return Facts(classify(graph), copies + pool + CONTEXTS + MODE_CONTEXT * modes)
 
 
-def _held_bytes(graph: OpGraph) -> int:
-    """Bytes of inputs, parameters, buffers and outputs."""
+def _input_bytes(graph: OpGraph) -> int:
+    """Bytes of inputs, parameters and buffers."""
     held = [Value(n.name) for n in graph.nodes.values() if n.kind in ("input", "parameter", "buffer")]
-    return sum(graph.meta(v).bytes for v in (*held, *graph.results()))
+    return sum(graph.meta(v).bytes for v in held)
 
 
 def fitting(memory_bytes: int, known: Mapping[Problem, Facts]) -> Callable[[Problem, Sequence[Problem]], bool]:

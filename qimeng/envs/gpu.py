@@ -108,8 +108,12 @@ class GpuEvaluator(Evaluator):
         self._spare_cache = ""
         self._prefetch(self._cache)
         opening = Clock(clock)
-        with self.turn("reference", opening):
-            self.references = References(spec, graph, self.torch_device, self.draw_seed)
+        try:
+            with self.turn("reference", opening):
+                self.references = References(spec, graph, self.torch_device, self.draw_seed)
+        except BaseException:
+            self._end()
+            raise
         self.spent = dict(opening.seconds)
         self.judge = Judge(self.references, lambda: self.limit_s)
         self.least_ms = least_ms(graph, self.device) if graph is not None and graph.nodes else 0.0
@@ -146,7 +150,11 @@ class GpuEvaluator(Evaluator):
             shutil.rmtree(cache, ignore_errors=True)
 
     def close(self) -> None:
-        """End the processes of this evaluator and remove its folder."""
+        """End the processes of this evaluator, remove its folder, give its memory back."""
+        self._end()
+        self.references.release()
+
+    def _end(self) -> None:
         if self._spare is not None:
             self._ending.append(self._spare)
             self._spare = None
@@ -156,7 +164,6 @@ class GpuEvaluator(Evaluator):
         self.baselines_process.close()
         while self._ending:
             self._ending.pop().kill()
-        self.references.release()
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()

@@ -1,7 +1,17 @@
 from pathlib import Path
 
 from qimeng.bench.suite import Problem
-from qimeng.bench.survey import CONTEXTS, COPIES, MODE_CONTEXT, MODE_COPIES, Facts, fitting, survey
+from qimeng.bench.survey import (
+    CONTEXTS,
+    COPIES,
+    MODE_CONTEXT,
+    MODE_COPIES,
+    POOL_BYTES,
+    POOL_TRIALS,
+    Facts,
+    fitting,
+    survey,
+)
 
 TEXT = """
 import torch
@@ -26,11 +36,12 @@ def problem(folder: Path, number: int, text: str = TEXT) -> Problem:
 
 def test_memory_is_planned_from_the_graph_alone(tmp_path: Path) -> None:
     large = problem(tmp_path, 1)
-    held = 4 * ((1 << 29) + (1 << 30) + (1 << 29))
-    assert survey(large).memory_bytes == COPIES * held + CONTEXTS
-    assert survey(large, "bfloat16").memory_bytes == COPIES * held // 2 + CONTEXTS
-    modes = survey(large, modes=2).memory_bytes
-    assert modes == (COPIES + 2 * MODE_COPIES) * held + CONTEXTS + 2 * MODE_CONTEXT
+    output = 4 << 29
+    held = 4 * ((1 << 29) + (1 << 30)) + output
+    assert survey(large).memory_bytes == COPIES * held + POOL_BYTES + CONTEXTS
+    assert survey(large, "bfloat16").memory_bytes == COPIES * held // 2 + POOL_TRIALS * output // 2 + CONTEXTS
+    modes = survey(large, modes=2).memory_bytes - survey(large).memory_bytes
+    assert modes == 2 * (MODE_COPIES * held + MODE_CONTEXT)
     assert survey(problem(tmp_path, 4, "nothing here\n")) == Facts()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.gpu import GpuEvaluator, shared_server
 from qimeng.envs.timing import Samples
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Evaluation, Gate, Patch
@@ -275,3 +275,18 @@ def test_a_worker_knows_neither_reference_values_nor_seeds_of_other_trials(evalu
         assert "seed" in memory_holds(pid, patterns), "once the trial is done, the worker was told"
     finally:
         worker.kill()
+
+
+def test_what_cannot_be_referenced_leaves_no_process_behind(monkeypatch):
+    spec = KernelSpec.from_module(Net(), (torch.randn(128, 64),))
+    started = []
+    start = shared_server().start
+    monkeypatch.setattr(shared_server(), "start", lambda *a, **k: started.append(start(*a, **k)) or started[-1])
+
+    def fails(*arguments):
+        raise MemoryError("too large")
+
+    monkeypatch.setattr("qimeng.envs.gpu.References", fails)
+    with pytest.raises(MemoryError):
+        GpuEvaluator(spec, None, torch_device="cpu")
+    assert len(started) == 2 and not any(process.alive for process in started)
