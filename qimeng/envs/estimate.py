@@ -14,9 +14,10 @@ from pathlib import Path
 
 from qimeng.device import Device
 from qimeng.envs.compile import Compilers
-from qimeng.envs.crosscompile import Compiled, KernelFacts
+from qimeng.envs.crosscompile import Compiled
 from qimeng.envs.forkserver import ForkServer
 from qimeng.envs.interpret import Checked, Interpreter
+from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.kernel_time import program_ms
 from qimeng.envs.least_time import above_peak
 from qimeng.envs.resources import largest, refusal, too_many_spills

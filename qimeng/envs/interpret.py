@@ -17,10 +17,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qimeng.envs.crosscompile import KernelFacts
 from qimeng.envs.forkserver import ForkServer, Process, WorkerFailed
 from qimeng.envs.interpreter import ENVIRONMENT, LACKS
 from qimeng.envs.judge import Judge, Verdict
+from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.modes import precision
 from qimeng.envs.reference import References, Trial
 from qimeng.envs.worker import Setup

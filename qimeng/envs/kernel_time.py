@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from qimeng.device import Device
-from qimeng.envs.crosscompile import KernelFacts
+from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.roofline import (
     COPY_SHARE,
     L2_SPEEDUP,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from qimeng.device import Device
-from qimeng.envs.crosscompile import KernelFacts
+from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.interfaces import Resources
 
 MAX_THREADS = 1024

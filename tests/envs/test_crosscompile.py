@@ -14,8 +14,8 @@ import pytest
 
 from qimeng.device import DEVICES
 from qimeng.envs.compile import Compilers, Job
-from qimeng.envs.crosscompile import KernelFacts, dot_types
 from qimeng.envs.forkserver import ForkServer
+from qimeng.envs.kernel_facts import KernelFacts, dot_types
 from qimeng.envs.kernels import HEADER
 from qimeng.envs.resources import largest, refusal, too_many_spills
 from qimeng.graph.opgraph import Meta
@@ -142,7 +142,7 @@ LAUNCH = """
 import json, sys, torch
 from triton import knobs
 import triton
-from qimeng.envs.crosscompile import NoDriver
+from qimeng.envs.no_driver import NoDriver
 from qimeng.envs.kernels import load_kernels
 from qimeng.device import DEVICES
 triton.runtime.driver.set_active(NoDriver(DEVICES["h200"]))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qimeng.device import DEVICES
-from qimeng.envs.crosscompile import KernelFacts
+from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.kernel_time import program_ms, region_ms, resident_blocks, tile_share
 from qimeng.envs.roofline import LAUNCH_MS, eager_ms, floor_ms, product_flops
 from qimeng.graph.capture import capture
