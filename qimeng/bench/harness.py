@@ -34,7 +34,8 @@ class RunOptions:
         places: where problems are worked on, a GPU each, and how many at once; their phases on one GPU take turns.
         memory_bytes: memory of each GPU; 0 where there is none.
         families: only problems of these families; empty for all.
-        overhead_seconds: what a problem may take beyond its budget (start, baselines) before it is given up as hanging.
+        overhead_seconds: what a problem may take beyond its budget and torch.compile's before it is given up as
+            hanging, and what the run may take beyond its own.
         retry: run problems again whose stored row is a failure.
     """
 
@@ -45,6 +46,12 @@ class RunOptions:
     families: tuple[str, ...] = ()
     overhead_seconds: float = 120.0
     retry: bool = False
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds after which a problem is given up as hanging."""
+        settings = self.settings
+        return settings.seconds + len(settings.compile_modes) * settings.compile_seconds + self.overhead_seconds
 
 
 def run_suite(
@@ -80,7 +87,7 @@ def run_suite(
         outcomes = pool.run(
             todo,
             work,
-            limit_s=options.settings.seconds + options.overhead_seconds,
+            limit_s=options.limit_s,
             stop_at=end + options.overhead_seconds,
             start_before=end - options.settings.seconds,
             may_start=fitting(options.memory_bytes, known) if options.memory_bytes else lambda problem, running: True,

@@ -102,7 +102,10 @@ def measure(problem: Problem, settings: Settings, device: str | None = None) -> 
         judge = task.evaluator if isinstance(task.evaluator, TimesBaselines) else None
         capture = time.monotonic() - began - (sum(judge.spent.values()) if judge else 0.0)
         if judge is not None:
-            row = replace(row, degenerate=judge.references.degenerate, eager_unstable=not judge.references.eager_agrees)
+            agrees = judge.references.eager_agrees
+            row = replace(
+                row, degenerate=judge.references.degenerate, eager_unstable=None if agrees is None else not agrees
+            )
             judge.compiled.begin(settings.compile_modes, settings.compile_seconds)
         budget = Budget(
             max(settings.seconds - FINAL_S, settings.seconds / 2), settings.evaluations or Budget.evaluations

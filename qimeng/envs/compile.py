@@ -136,7 +136,8 @@ def _finish(process: Process, deadline: float, timeout_s: float) -> Compiled:
 
 
 def main(channel: Channel, device: Device) -> None:
-    """Answer one command, `build`."""
+    """Answer one command, `build`; give way to processes that launch what is timed meanwhile."""
+    os.nice(10)
     adopt_shared_cache()
     serve(channel, {"build": lambda job: asdict(compile_here(job.implementation, job.inputs, device, os.getcwd()))})
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from qimeng.envs.device_lock import DeviceLock
+from qimeng.envs.gates import Clock
 from qimeng.envs.gpu import GpuEvaluator, shared_server
 from qimeng.envs.timing import Samples
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Evaluation, Gate, Patch
 from qimeng.program.program import Implementation, Program, torch_implementation
 from qimeng.spec import KernelSpec
+from qimeng.testing import FakeClock
 
 
 class Net(torch.nn.Module):
@@ -290,3 +294,42 @@ def test_what_cannot_be_referenced_leaves_no_process_behind(monkeypatch):
     with pytest.raises(MemoryError):
         GpuEvaluator(spec, None, torch_device="cpu")
     assert len(started) == 2 and not any(process.alive for process in started)
+
+
+def test_checks_share_the_device_and_times_are_taken_alone(evaluator, program, tmp_path, monkeypatch):
+    turns = []
+
+    class Watched(DeviceLock):
+        def alone(self):
+            turns.append("alone")
+            return super().alone()
+
+        def beside(self):
+            turns.append("beside")
+            return super().beside()
+
+    lock = Watched(str(tmp_path / "lock"))
+    monkeypatch.setattr(evaluator, "_lock", lock)
+    found = evaluator.evaluate(
+        program, Patch(target=relu(program), alternatives=(RIGHT, in_torch("return (a[0].relu(),)")))
+    )
+    assert found.ok and found.seconds["wait"] >= 0, found.error
+    assert turns[:4] == ["beside", "alone", "beside", "alone"]  # alternatives, then the whole program
+    other = DeviceLock(str(tmp_path / "lock"))
+    checking = threading.Thread(target=evaluator.final, args=(program,))
+    with other.alone():
+        checking.start()
+        checking.join(1.0)
+        assert checking.is_alive()
+    checking.join(60.0)
+    assert not checking.is_alive() and evaluator.turns["candidate"].calls >= 25
+    lock.close()
+
+
+def test_seconds_of_a_part_inside_another_count_once():
+    clock = Clock(FakeClock(1.0))
+    with clock.part("time"), clock.part("baselines"):
+        pass
+    with clock.part("time"):
+        pass
+    assert clock.seconds == {"baselines": 1.0, "time": 3.0}
