@@ -22,9 +22,9 @@ from qimeng.actions import Context, legal_actions
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.envs import accuracy
+from qimeng.envs.double import move_one_ulp
 from qimeng.envs.interpreter import mend
 from qimeng.envs.kernels import implementation_source
-from qimeng.envs.reference import move_one_ulp
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.region import Region, make_region
@@ -35,8 +35,8 @@ from qimeng.spec import KernelSpec
 from tests.suite.problem import Problem, problems
 
 DEVICE = device_named("h200")
-MOST_PROGRAMS = 3000
-"""Largest grid times trips that is worth interpreting."""
+LOOSE = {"bf16x3": 2e-4}
+"""Error of a precision that the judge may refuse: two planes of bf16 keep 16 bits of 24."""
 
 
 class Wrong(Exception):
@@ -74,7 +74,8 @@ def run(problem: Problem, steps: int, seed: int) -> dict[str, Any]:
         legal = [a for a in legal_actions(program, Context(DEVICE, coder)) if a.kind != "stop"]
         if not legal:
             break
-        kind = choose.choice(sorted({a.kind for a in legal}))
+        every = sorted({a.kind for a in legal})
+        kind = "fusion" if "fusion" in every and choose.random() < 0.5 else choose.choice(every)
         action = choose.choice([a for a in legal if a.kind == kind])
         program = step(program, action, coder, values, row, choose)
         row["actions"] += 1
@@ -162,7 +163,7 @@ def check(region: Region, implementation: Implementation, values: dict[Value, An
         longest = max((x.numel() for x in arguments if isinstance(x, torch.Tensor)), default=1)
         low = accuracy.floor(e.dtype, longest, accuracy.measure(m.to(r.dtype), r))
         error, own = accuracy.measure(y, r, e), accuracy.measure(e, r)
-        limit = max(low.max, 4 * own.max if own.max < 1 else 0.0)
+        limit = max(low.max, 4 * own.max if own.max < 1 else 0.0, LOOSE.get(implementation.schedule.precision, 0.0))
         if not error.max <= limit:
             raise Wrong(f"{where}: error {error.max:.3g}, allowed {limit:.3g}; {y.flatten()[:4]} for {r.flatten()[:4]}")
 
