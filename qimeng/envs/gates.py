@@ -18,10 +18,10 @@ from qimeng.envs.compile import Compilers
 from qimeng.envs.forkserver import START_S, Process, WorkerFailed
 from qimeng.envs.judge import CLOCK_FROM_MS
 from qimeng.envs.least_time import SHARE, above_peak
-from qimeng.envs.reference import Trial
 from qimeng.envs.region_reference import RegionReference
 from qimeng.envs.resources import largest, refusal
 from qimeng.envs.timing import Effort, Samples
+from qimeng.envs.trials import Trial
 from qimeng.interfaces import LASTING, Evaluation, Gate, Patch, Resources, Timing
 from qimeng.program.program import Program, torch_implementation
 

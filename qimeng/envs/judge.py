@@ -20,7 +20,8 @@ from qimeng.envs.accuracy import Error, Expected
 from qimeng.envs.channel import Malformed
 from qimeng.envs.forkserver import Process, WorkerFailed
 from qimeng.envs.outputs import Facts, Leaf, difference, facts_from_json, facts_to_json, take
-from qimeng.envs.reference import References, Trial
+from qimeng.envs.reference import References
+from qimeng.envs.trials import Trial
 from qimeng.interfaces import Accuracy
 
 CLOCK_SHARE = 0.8

@@ -1,8 +1,8 @@
 """What is right: float64 results, eager's own error, and the budget that follows from it.
 
-Deals in one specification: makes trials (inputs and parameters from secret seeds, with what the outputs should be) and
-keeps a pool of them. Lives with the judge; nothing in here goes to a worker but the seeds of the trial at hand. Knows
-nothing about candidates.
+Deals in one specification: makes trials (inputs and parameters from secret seeds, with what the outputs should be).
+Lives with the judge; nothing in here goes to a worker but the seeds of the trial at hand. Knows nothing about
+candidates.
 """
 
 from __future__ import annotations
@@ -11,61 +11,27 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from qimeng.envs import accuracy
 from qimeng.envs.accuracy import Error, Expected
 from qimeng.envs.degenerate import degenerate
+from qimeng.envs.double import aliases, move_one_ulp, tensors_in, to_double
 from qimeng.envs.modes import precision
 from qimeng.envs.outputs import Facts, describe
 from qimeng.envs.selection import selected_values
+from qimeng.envs.trials import Trial, TrialPool
 from qimeng.envs.worker import Draw, Parameters
 from qimeng.graph.opgraph import OpGraph
-from qimeng.graph.ops import family
+from qimeng.graph.ops import longest_reduction
 from qimeng.spec import DISTRIBUTIONS, KernelSpec, applies
 
 NOT_FINITE_LIMIT = 0.01
 """Largest share of values that are not finite; a distribution above it is dropped."""
 POOL_SHARE = 0.1
 """Share of the device's memory that the pool may hold; several judges may share a device."""
-USES = 4
-"""Times a trial is used before it is replaced by a new one."""
-
-
-@dataclass
-class Trial:
-    """One draw of inputs and parameters, and what comes of it.
-
-    Attributes:
-        draw: the seeds.
-        outputs: for each tensor that the spec returns.
-        buffers: for each buffer that a call changes, by its key.
-        eager: eager's outputs, where KernelBench's own rule is checked; else empty.
-        uses: how often it was drawn from the pool.
-    """
-
-    draw: Draw
-    outputs: list[Expected]
-    buffers: dict[str, Expected]
-    eager: list[torch.Tensor] = field(default_factory=list)
-    uses: int = 0
-
-    @property
-    def expected(self) -> list[Expected]:
-        """Outputs, then buffers, in the order in which a worker hands them over."""
-        return [*self.outputs, *self.buffers.values()]
-
-    @property
-    def bytes(self) -> int:
-        """Device memory that it holds."""
-        tensors = (
-            [e.value for e in self.expected] + [e.eager for e in self.expected if e.eager is not None] + self.eager
-        )
-        return sum(t.nbytes for t in tensors)
 
 
 class References:
@@ -108,9 +74,7 @@ class References:
         self.longest_reduction = longest_reduction(graph) if graph is not None and graph.nodes else 0
         self.parameters = Parameters(spec, device)
         self.exact: torch.nn.Module | None = None
-        self._pool: list[Trial] = []
-        self._choose = random.SystemRandom()
-        self._capacity = POOL_SHARE * (_memory(device))
+        self._pool = TrialPool(POOL_SHARE * _memory(device))
         self.distributions = tuple(
             d for d in DISTRIBUTIONS if d == "given" or any(applies(d, domain) for domain in spec.domains)
         )
@@ -129,7 +93,7 @@ class References:
     def trials(self, count: int) -> Iterable[Trial]:
         """Trials one after the other: as given with the spec's parameters, as given with others, then other inputs."""
         names = [d for d in self.distributions[1:] if d not in self.dropped]
-        self._choose.shuffle(names)
+        random.SystemRandom().shuffle(names)
         kinds = [("given", False), ("given", True)] + [(name, True) for name in names] + [("given", True)] * count
         given: list[Trial] = []
         for distribution, perturbed in kinds:
@@ -173,7 +137,7 @@ class References:
         """
         state = self.parameters.set(trial.draw.parameter_seed)
         inputs = self.inputs(trial.draw)
-        exact_inputs = _to_double(inputs)
+        exact_inputs = to_double(inputs)
         module = self._exact_module(state)
         with torch.no_grad():
             exact = selected_values(module, exact_inputs, number, actual)
@@ -199,7 +163,7 @@ class References:
         inputs = self.inputs(draw)
         before = {k: v.clone() for k, v in self.parameters.set(None).items()}
         first = self._eager(inputs, draw.seed)
-        held = {f"input {i}": x for i, x in enumerate(_tensors(inputs))}
+        held = {f"input {i}": x for i, x in enumerate(tensors_in(inputs))}
         held |= {f"parameter {k}": v for k, v in self.parameters.module.state_dict().items()}
         self.facts, tensors = describe(first, held)
         self.mutated = tuple(
@@ -207,44 +171,32 @@ class References:
         )
         del before
         self.parameters.set(None)
-        second = _tensors(self._eager(inputs, draw.seed))
+        second = tensors_in(self._eager(inputs, draw.seed))
         self.eager_agrees = all(accuracy.kernelbench_close(a, b) for a, b in zip(second, tensors, strict=True))
         self.parameters.set(None)
-        other = _tensors(self._eager(inputs, draw.seed + 1))
+        other = tensors_in(self._eager(inputs, draw.seed + 1))
         if not self.longest_reduction:
-            self.longest_reduction = max(int(math.sqrt(max((x.numel() for x in _tensors(inputs)), default=1))), 1)
+            self.longest_reduction = max(int(math.sqrt(max((x.numel() for x in tensors_in(inputs)), default=1))), 1)
         if any(accuracy.is_float(a) and accuracy.measure(b, a).max > 1e-3 for a, b in zip(tensors, other, strict=True)):
             self.kind = "eager-highest"
         del second, other
-        self.degenerate = degenerate(tensors, self._other_outputs if _tensors(inputs) else None)
+        self.degenerate = degenerate(tensors, self._other_outputs if tensors_in(inputs) else None)
         self.tidy()
 
     def _other_outputs(self) -> list[torch.Tensor]:
         """What eager makes of other inputs."""
         draw = self._new_draw("given", False)
         self.parameters.set(None)
-        return _tensors(self._eager(self.inputs(draw), draw.seed))
+        return tensors_in(self._eager(self.inputs(draw), draw.seed))
 
     def _draw(self, distribution: str, perturbed: bool, given: Sequence[Trial]) -> Trial | None:
         """A trial of this kind from the pool, or a new one; none of `given`, which this candidate gets already."""
-        fitting = [
-            t
-            for t in self._pool
-            if t.draw.distribution == distribution
-            and (t.draw.parameter_seed is not None) == perturbed
-            and not any(t is g for g in given)
-        ]
-        if len(fitting) >= 2 or (fitting and self._choose.random() < 0.5):
-            trial = self._choose.choice(fitting)
-            trial.uses += 1
-            if trial.uses >= USES:
-                self._pool.remove(trial)
-            return trial
-        made = self.make(self._new_draw(distribution, perturbed))
-        if made is not None and made.bytes + sum(t.bytes for t in self._pool) <= self._capacity:
-            made.uses = 1
-            self._pool.append(made)
-        return made
+        trial = self._pool.take(distribution, perturbed, given)
+        if trial is None:
+            trial = self.make(self._new_draw(distribution, perturbed))
+            if trial is not None:
+                self._pool.keep(trial)
+        return trial
 
     def _new_draw(self, distribution: str, perturbed: bool) -> Draw:
         return Draw(self.draw_seed(), distribution, self.draw_seed() if perturbed else None)
@@ -262,7 +214,7 @@ class References:
         exact, exact_buffers, moved = self._exact(draw)
         state = self.parameters.set(draw.parameter_seed)
         output = self._eager(self.inputs(draw), draw.seed)
-        tensors = _tensors(output)
+        tensors = tensors_in(output)
         outputs, buffers, shares = [], {}, [0.0]
         for number, tensor in enumerate(tensors):
             expected, share = self.expect(tensor, exact[number], moved[number])
@@ -313,23 +265,23 @@ class References:
                 self.exact = None
                 self.tidy()
         self.parameters.set(draw.parameter_seed)
-        output = _tensors(self._eager(self.inputs(draw), draw.seed, "highest"))
+        output = tensors_in(self._eager(self.inputs(draw), draw.seed, "highest"))
         state = self.parameters.module.state_dict()
         return output, {k: state[k].clone() for k in self.mutated}, [Error()] * len(output)
 
     def _in_double(self, draw: Draw) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
-        inputs = _to_double(self.inputs(draw))
+        inputs = to_double(self.inputs(draw))
         module = self._exact_module(self.parameters.set(draw.parameter_seed))
         with torch.no_grad():
             torch.manual_seed(draw.seed)
-            exact = [x.clone() if _aliases(x, inputs) else x for x in _tensors(module(*inputs))]
+            exact = [x.clone() if aliases(x, inputs) else x for x in tensors_in(module(*inputs))]
             if any(x.is_floating_point() and x.dtype is not torch.float64 for x in exact):
                 raise TypeError("the result is not float64")
             buffers = {k: module.state_dict()[k].clone() for k in self.mutated}
             module = self._exact_module(self.parameters.set(draw.parameter_seed))
             move_one_ulp(inputs, torch.finfo(getattr(torch, self.spec.dtype)).eps)
             torch.manual_seed(draw.seed)
-            other = _tensors(module(*inputs))
+            other = tensors_in(module(*inputs))
         moved = [
             accuracy.measure(b, a, b) if accuracy.is_float(a) else Error() for a, b in zip(exact, other, strict=True)
         ]
@@ -349,66 +301,8 @@ class References:
                 torch.cuda.empty_cache()
 
 
-def longest_reduction(graph: OpGraph) -> int:
-    """Most terms that one element of the result adds up: the largest over the graph's operators."""
-    longest = 1
-    for node in graph.ops():
-        metas = [graph.meta(v) for v in node.operands() if graph.nodes[v.node].metas]
-        out = max((m.numel for m in node.metas if m is not None), default=1)
-        if not metas or not out:
-            continue
-        kind = family(node)
-        if kind == "gemm":
-            longest = max(longest, *(m.shape[-1] for m in metas if m.shape), 1)
-        elif kind in ("reduction", "convolution", "other"):
-            rows = min((m.numel for m in node.metas if m is not None and m.numel), default=1)
-            largest = max(metas, key=lambda m: m.numel)
-            if rows == largest.numel:  # softmax, scans: as many results as terms, each a reduction over a dimension
-                longest = max(longest, *largest.shape)
-            longest = max(longest, largest.numel // max(rows, 1))
-    return longest
-
-
-def _to_double(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    double = {torch.complex64: torch.complex128}
-    return tuple(
-        _pytree.tree_map_only(
-            torch.Tensor,
-            lambda x: x.to(double.get(x.dtype, torch.float64)) if accuracy.is_float(x) else x,
-            list(inputs),
-        )
-    )
-
-
-def move_one_ulp(inputs: Sequence[Any], eps: float) -> None:
-    """Multiply floating inputs by 1 + eps or 1 - eps, element by element, in place."""
-    for x in _tensors(inputs):
-        if x.is_floating_point() and x.numel():
-            if not x.is_contiguous():
-                x.mul_(1 + eps * _signs(x.shape, x))
-                continue
-            flat = x.view(-1)
-            signs = _signs((min(flat.numel(), accuracy.BLOCK),), x)
-            for start in range(0, flat.numel(), accuracy.BLOCK):
-                part = flat[start : start + accuracy.BLOCK]
-                part.addcmul_(part, signs[: part.numel()], value=eps)
-
-
-def _signs(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    return torch.randint(0, 2, tuple(shape), device=like.device, dtype=torch.int8).to(like.dtype).mul_(2).sub_(1)
-
-
-def _aliases(x: torch.Tensor, inputs: Sequence[Any]) -> bool:
-    memory = x.untyped_storage().data_ptr()
-    return any(memory == y.untyped_storage().data_ptr() for y in _tensors(inputs))
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
-
-
 def _memory(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 1 << 33
 
 
-__all__ = ["References", "Trial", "longest_reduction", "move_one_ulp"]
+__all__ = ["NOT_FINITE_LIMIT", "POOL_SHARE", "References"]

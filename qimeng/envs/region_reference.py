@@ -10,15 +10,15 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from qimeng.envs import accuracy
 from qimeng.envs.accuracy import Error
+from qimeng.envs.double import move_one_ulp, tensors_in
 from qimeng.envs.forkserver import Process
 from qimeng.envs.judge import Tally
 from qimeng.envs.modes import precision
 from qimeng.envs.outputs import describe
-from qimeng.envs.reference import References, move_one_ulp
+from qimeng.envs.reference import References
 from qimeng.envs.regions import inputs_of_region
 from qimeng.envs.worker import Draw
 from qimeng.graph.region import Region
@@ -76,12 +76,12 @@ class RegionReference:
             entry = torch_implementation(self.region).entry
             function = getattr(module, entry)
             output = function(*arguments)
-        held = {f"input {i}": x for i, x in enumerate(_tensors(arguments))}
+        held = {f"input {i}": x for i, x in enumerate(tensors_in(arguments))}
         self.facts, eager = describe(output, held)
         values, moved = _in_double(function, arguments)
         if values is None:
             with torch.no_grad(), precision("highest"):
-                values, moved = _tensors(function(*arguments)), [Error()] * len(eager)
+                values, moved = tensors_in(function(*arguments)), [Error()] * len(eager)
         self.expected = [references.expect(e, v, m)[0] for e, v, m in zip(eager, values, moved, strict=True)]
         references.tidy()
 
@@ -91,23 +91,19 @@ def _in_double(function: Any, arguments: tuple[Any, ...]) -> tuple[list[torch.Te
     raised = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments]
     try:
         with torch.no_grad():
-            exact = [x.clone() for x in _tensors(function(*raised))]
+            exact = [x.clone() for x in tensors_in(function(*raised))]
             if any(x.is_floating_point() and x.dtype is not torch.float64 for x in exact):
                 return None, []
             for x, given in zip(raised, arguments, strict=True):
                 if isinstance(x, torch.Tensor) and x.is_floating_point() and given.dtype is not torch.float64:
                     move_one_ulp([x], torch.finfo(given.dtype).eps)
-            other = _tensors(function(*raised))
+            other = tensors_in(function(*raised))
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         # an operator has no float64 form, or names another dtype
         return None, []
     return exact, [
         accuracy.measure(b, a, b) if accuracy.is_float(a) else Error() for a, b in zip(exact, other, strict=True)
     ]
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [x for x in _pytree.tree_leaves(list(tree)) if isinstance(x, torch.Tensor)]
 
 
 __all__ = ["RegionReference"]

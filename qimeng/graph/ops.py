@@ -89,3 +89,23 @@ def flops(graph: OpGraph, node: Node) -> int:
         k = graph.meta(matrix[0]).shape[-1] if matrix else 1
         return 2 * out * k
     return 0 if family(node) == "view" else out
+
+
+def longest_reduction(graph: OpGraph) -> int:
+    """Most terms that one element of the result adds up: the largest over the graph's operators."""
+    longest = 1
+    for node in graph.ops():
+        metas = [graph.meta(v) for v in node.operands() if graph.nodes[v.node].metas]
+        out = max((m.numel for m in node.metas if m is not None), default=1)
+        if not metas or not out:
+            continue
+        kind = family(node)
+        if kind == "gemm":
+            longest = max(longest, *(m.shape[-1] for m in metas if m.shape), 1)
+        elif kind in ("reduction", "convolution", "other"):
+            rows = min((m.numel for m in node.metas if m is not None and m.numel), default=1)
+            largest = max(metas, key=lambda m: m.numel)
+            if rows == largest.numel:  # softmax, scans: as many results as terms, each a reduction over a dimension
+                longest = max(longest, *largest.shape)
+            longest = max(longest, largest.numel // max(rows, 1))
+    return longest

@@ -9,7 +9,8 @@ import torch
 
 from qimeng.envs import accuracy
 from qimeng.envs.interpret import gpu_arithmetic
-from qimeng.envs.reference import References, longest_reduction
+from qimeng.envs.reference import References
+from qimeng.graph.ops import longest_reduction
 from qimeng.graph.verify import capture_spec
 from qimeng.spec import KernelSpec
 

@@ -1,0 +1,58 @@
+"""Inputs in float64, and how they are moved by one ulp.
+
+Deals in trees of tensors. Knows nothing about specifications or budgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from qimeng.envs import accuracy
+
+
+def to_double(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """`inputs` with every floating tensor in float64 and every complex one in complex128."""
+    double = {torch.complex64: torch.complex128}
+    return tuple(
+        _pytree.tree_map_only(
+            torch.Tensor,
+            lambda x: x.to(double.get(x.dtype, torch.float64)) if accuracy.is_float(x) else x,
+            list(inputs),
+        )
+    )
+
+
+def move_one_ulp(inputs: Sequence[Any], eps: float) -> None:
+    """Multiply floating inputs by 1 + eps or 1 - eps, element by element, in place."""
+    for x in tensors_in(inputs):
+        if x.is_floating_point() and x.numel():
+            if not x.is_contiguous():
+                x.mul_(1 + eps * _signs(x.shape, x))
+                continue
+            flat = x.view(-1)
+            signs = _signs((min(flat.numel(), accuracy.BLOCK),), x)
+            for start in range(0, flat.numel(), accuracy.BLOCK):
+                part = flat[start : start + accuracy.BLOCK]
+                part.addcmul_(part, signs[: part.numel()], value=eps)
+
+
+def _signs(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    return torch.randint(0, 2, tuple(shape), device=like.device, dtype=torch.int8).to(like.dtype).mul_(2).sub_(1)
+
+
+def aliases(x: torch.Tensor, inputs: Sequence[Any]) -> bool:
+    """Whether `x` shares memory with one of the tensors in `inputs`."""
+    memory = x.untyped_storage().data_ptr()
+    return any(memory == y.untyped_storage().data_ptr() for y in tensors_in(inputs))
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Every tensor in a pytree, in order."""
+    return [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
+__all__ = ["aliases", "move_one_ulp", "tensors_in", "to_double"]

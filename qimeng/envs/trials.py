@@ -1,0 +1,93 @@
+"""Trials: what one draw of inputs and parameters should give, and a pool that keeps some for later candidates.
+
+Deals in draws and expected tensors. Knows nothing about how they are computed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from qimeng.envs.accuracy import Expected
+from qimeng.envs.worker import Draw
+
+USES = 4
+"""Times a trial is used before it is replaced by a new one."""
+
+
+@dataclass
+class Trial:
+    """One draw of inputs and parameters, and what comes of it.
+
+    Attributes:
+        draw: the seeds.
+        outputs: for each tensor that the spec returns.
+        buffers: for each buffer that a call changes, by its key.
+        eager: eager's outputs, where KernelBench's own rule is checked; else empty.
+        uses: how often it was drawn from the pool.
+    """
+
+    draw: Draw
+    outputs: list[Expected]
+    buffers: dict[str, Expected]
+    eager: list[torch.Tensor] = field(default_factory=list)
+    uses: int = 0
+
+    @property
+    def expected(self) -> list[Expected]:
+        """Outputs, then buffers, in the order in which a worker hands them over."""
+        return [*self.outputs, *self.buffers.values()]
+
+    @property
+    def bytes(self) -> int:
+        """Device memory that it holds."""
+        tensors = (
+            [e.value for e in self.expected] + [e.eager for e in self.expected if e.eager is not None] + self.eager
+        )
+        return sum(t.nbytes for t in tensors)
+
+
+class TrialPool:
+    """Trials that were made for one candidate and serve a few others, drawn at random.
+
+    Args:
+        capacity: bytes of device memory that it may hold.
+    """
+
+    def __init__(self, capacity: float):
+        self._capacity = capacity
+        self._trials: list[Trial] = []
+        self._choose = random.SystemRandom()
+
+    def take(self, distribution: str, perturbed: bool, given: Sequence[Trial]) -> Trial | None:
+        """A trial of this kind that is none of `given`; None where a new one is due."""
+        fitting = [
+            t
+            for t in self._trials
+            if t.draw.distribution == distribution
+            and (t.draw.parameter_seed is not None) == perturbed
+            and not any(t is g for g in given)
+        ]
+        if not fitting or (len(fitting) < 2 and self._choose.random() >= 0.5):
+            return None
+        trial = self._choose.choice(fitting)
+        trial.uses += 1
+        if trial.uses >= USES:
+            self._trials.remove(trial)
+        return trial
+
+    def keep(self, trial: Trial) -> None:
+        """Keep a trial that was just made and used, if it fits."""
+        if trial.bytes + sum(t.bytes for t in self._trials) <= self._capacity:
+            trial.uses = 1
+            self._trials.append(trial)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._trials.clear()
+
+
+__all__ = ["USES", "Trial", "TrialPool"]
