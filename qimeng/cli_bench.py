@@ -32,8 +32,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 @app.command()
 def kernelbench(
     root: Root,
-    level: Annotated[int, typer.Option(help="KernelBench's level, 1 to 4.")] = 1,
-    problems: Problems = "",
+    level: Annotated[str, typer.Option(help="KernelBench's levels, such as 1 or 1,2.")] = "1",
+    problems: Annotated[
+        str, typer.Option(help="Numbers and ranges, 1,2,5-9, or each level's own, 1/1,2;2/12; all by default.")
+    ] = "",
     families: Annotated[str, typer.Option(help="Only these families (see `bench families`), comma-separated.")] = "",
     seconds_each: Annotated[float, typer.Option(help="Time budget of a problem, baselines not counted.")] = 35.0,
     total_seconds: Annotated[float, typer.Option(help="Time budget of the run.")] = 3600.0,
@@ -58,7 +60,7 @@ def kernelbench(
     from qimeng.bench.harness import RunOptions, pending, run_suite
     from qimeng.bench.measure import measure, prepare
     from qimeng.bench.row import Settings, read_rows
-    from qimeng.bench.suite import load_kernelbench
+    from qimeng.bench.suite import load_levels
     from qimeng.bench.summary import summarize
     from qimeng.bench.survey import survey
     from qimeng.envs.setup import make_coder, make_device
@@ -83,7 +85,7 @@ def kernelbench(
         overhead_seconds,
         retry,
     )
-    suite = load_kernelbench(root, level, problems)
+    suite = load_levels(root, level, problems)
     screen = console()
     todo = pending(suite, options, out)
     screen.print(f"{len(suite)} problems, {len(suite) - len(todo)} of them stored in {out} already")
@@ -96,7 +98,7 @@ def kernelbench(
         on_row=lambda row: screen.print(row_line(row), markup=False),
     )
     left = len(pending(suite, options, out)) if out.exists() else len(suite)
-    screen.print(f"{len(rows)} rows stored, {left} problems left")
+    screen.print(f"{len(rows)} rows stored, {left} problems without a row (other families included)")
     if rows:
         for summary in summarize(r for r in read_rows(out) if r.settings == settings):
             print_summary(summary, screen)

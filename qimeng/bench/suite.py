@@ -75,6 +75,29 @@ def load_kernelbench(root: Path | str, level: int, selection: str = "") -> tuple
     return tuple(found[n] for n in wanted)
 
 
+def load_levels(root: Path | str, levels: str, selection: str = "") -> tuple[Problem, ...]:
+    """The problems of several levels.
+
+    Args:
+        root: as for `load_kernelbench`.
+        levels: numbers, ``"1,2"``.
+        selection: numbers and ranges, the same for each level, or each level's own: ``"1/1,2,5-9;2/12"``.
+
+    Raises:
+        SuiteError: as for `load_kernelbench`; or a selection for a level that is not asked for.
+    """
+    wanted, own = parse_selection(levels), {}
+    for part in filter(None, (p.strip() for p in selection.split(";"))):
+        level, slash, numbers = part.partition("/")
+        if not slash:
+            own.update(dict.fromkeys(wanted, part))
+        elif parse_selection(level)[:1] and int(level) in wanted:
+            own[int(level)] = numbers
+        else:
+            raise SuiteError(f"the selection {part!r} is of a level that is not asked for ({levels})")
+    return tuple(p for level in (sorted(own) or wanted) for p in load_kernelbench(root, level, own.get(level, "")))
+
+
 def parse_selection(text: str) -> list[int]:
     """Numbers in ascending order, each once.
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from qimeng.bench.suite import SuiteError, format_selection, load_kernelbench, parse_selection
+from qimeng.bench.suite import SuiteError, format_selection, load_kernelbench, load_levels, parse_selection
 
 
 @pytest.fixture
@@ -35,3 +35,23 @@ def test_a_selection_picks_numbers(checkout: Path) -> None:
 @pytest.mark.parametrize("text", ["1", "1,2", "1-3", "1,3,5-9,11,12"])
 def test_selections_survive_the_round_trip(text: str) -> None:
     assert format_selection(parse_selection(text)) == text
+
+
+def test_several_levels_each_with_a_selection_of_its_own(checkout: Path) -> None:
+    second = checkout / "KernelBench" / "level2"
+    second.mkdir()
+    for name in ("1_Uno", "3_Tre"):
+        (second / f"{name}.py").write_text(f"# {name}\n")
+
+    def ids(levels: str, selection: str = "") -> list[str]:
+        return [p.id for p in load_levels(checkout, levels, selection)]
+
+    assert ids("1,2") == ["1/1", "1/2", "1/10", "2/1", "2/3"]
+    assert ids("1,2", "1") == ["1/1", "2/1"]
+    assert ids("1,2", "1/2,10; 2/3") == ["1/2", "1/10", "2/3"]
+    assert ids("1,2", "2/3") == ["2/3"]
+    assert ids("2") == ["2/1", "2/3"]
+    with pytest.raises(SuiteError, match=r"'2/3' is of a level that is not asked for \(1\)"):
+        load_levels(checkout, "1", "2/3")
+    with pytest.raises(SuiteError, match="cannot read 'x'"):
+        load_levels(checkout, "1", "x/3")
