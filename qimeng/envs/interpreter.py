@@ -1,8 +1,9 @@
 """The process in which candidates run where there is no GPU: the worker, with kernels run by Triton's interpreter.
 
-Deals in what Triton's interpreter gets wrong or lacks, so that what comes out is what a GPU would give: products of
-bf16 operands, operands that tensor cores cut to TF32, autotuned kernels. Knows nothing about specifications or
-verdicts. Must be started with ``TRITON_INTERPRET=1`` in the environment, in a process that has not imported Triton.
+Deals in what Triton's interpreter gets wrong or lacks, so that what comes out is what a GPU would give: rounding to
+bf16, products of bf16 operands, operands that tensor cores cut to TF32, autotuned kernels. Knows nothing about
+specifications or verdicts. Must be started with ``TRITON_INTERPRET=1`` in the environment, in a process
+that has not imported Triton.
 """
 
 from __future__ import annotations
@@ -35,22 +36,26 @@ def main(channel: Channel, setup: Setup) -> None:
 
 
 def mend() -> None:
-    """Make the interpreter multiply bf16 and TF32 operands as a GPU does, and autotuners take their first choice."""
+    """Round to bf16, multiply bf16 and TF32 operands as a GPU does; autotuners take their first choice."""
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.interpreter import InterpreterBuilder
 
-    multiply = InterpreterBuilder.create_dot
+    multiply, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
     tune = Autotuner.run
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
         tf32 = str(precision).rsplit(".", 1)[-1].upper() == "TF32"
         return multiply(self, _as_seen(a, tf32), _as_seen(b, tf32), d, precision, imprecise)
 
+    def cast_impl(self: Any, source: Any, target: Any) -> Any:
+        to_bf16 = source.dtype.scalar.is_fp32() and target.scalar.is_bf16()
+        return _rounded(source) if to_bf16 else cast(self, source, target)
+
     def first_only(self: Any, *args: Any, **options: Any) -> Any:
         self.configs = self.configs[:1]
         return tune(self, *args, **options)
 
-    InterpreterBuilder.create_dot = create_dot
+    InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl
     Autotuner.run = first_only
 
 
@@ -66,6 +71,17 @@ def _as_seen(handle: Any, tf32: bool) -> Any:
         bits = np.ascontiguousarray(handle.data).view(np.uint32) & _TF32_BITS
         return TensorHandle(bits.view(np.float32), tl.float32)
     return handle
+
+
+def _rounded(handle: Any) -> Any:
+    """fp32 as bf16, to nearest even as a GPU rounds; the interpreter truncates."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    bits = np.ascontiguousarray(handle.data).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    rounded = np.where(np.isnan(handle.data), np.uint32(0x7FC0), rounded)
+    return TensorHandle(rounded.astype(np.uint16), tl.bfloat16)
 
 
 __all__ = ["ENVIRONMENT", "LACKS", "main", "mend"]

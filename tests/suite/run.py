@@ -146,6 +146,7 @@ def check(region: Region, implementation: Implementation, values: dict[Value, An
         buffers = getattr(loaded, implementation.prepare)(*[arguments[i] for i in implementation.prepare_inputs])
     found = getattr(loaded, implementation.entry)(*arguments, *buffers)
     function = function_of(region)
+    precision = implementation.schedule.precision if implementation.schedule else ""
     eager, exact, moved = function(*arguments), *in_double(function, arguments)
     for x, before in zip(arguments, given, strict=True):
         if isinstance(x, torch.Tensor) and not accuracy.same(x, before):
@@ -163,7 +164,7 @@ def check(region: Region, implementation: Implementation, values: dict[Value, An
         longest = max((x.numel() for x in arguments if isinstance(x, torch.Tensor)), default=1)
         low = accuracy.floor(e.dtype, longest, accuracy.measure(m.to(r.dtype), r))
         error, own = accuracy.measure(y, r, e), accuracy.measure(e, r)
-        limit = max(low.max, 4 * own.max if own.max < 1 else 0.0, LOOSE.get(implementation.schedule.precision, 0.0))
+        limit = max(low.max, 4 * own.max if own.max < 1 else 0.0, LOOSE.get(precision, 0.0))
         if not error.max <= limit:
             raise Wrong(f"{where}: error {error.max:.3g}, allowed {limit:.3g}; {y.flatten()[:4]} for {r.flatten()[:4]}")
 
