@@ -7,6 +7,8 @@ arithmetic. Knows nothing about loops, launches or schedules: the templates deci
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -47,6 +49,7 @@ class Emitter:
         wide: use 64-bit offsets.
         masks: side to the name of its mask, where that side can overhang.
         lines: what was printed, without indentation.
+        letter: how temporaries begin; two branches of an `if` must not share names.
     """
 
     nest: Nest
@@ -56,6 +59,7 @@ class Emitter:
     lines: list[str] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     load_hint: str = ""
+    letter: str = "v"
     _count: int = 0
 
     def side(self, e: Expr) -> str:
@@ -71,7 +75,7 @@ class Emitter:
     def fresh(self) -> str:
         """A new temporary's name."""
         self._count += 1
-        return f"v{self._count}"
+        return f"{self.letter}{self._count}"
 
     def offset(self, strides: dict[int, int], pad: str = "") -> str:
         """The offset of an access as text; `pad` names sides that it must have even without a stride."""
@@ -192,6 +196,23 @@ class Emitter:
         arguments = f", mask={mask}" if mask else ""
         place = f"y{number}_ptr + {self.offset(strides, sides)}"
         self.lines.append(f"tl.store({place}, ({text}).to({_store_dtype(dtype)}){arguments}{hint})")
+
+
+def without_unused(lines: list[str]) -> list[str]:
+    """The lines of a kernel without assignments that nothing reads.
+
+    >>> without_unused(["a = 1", "b = a", "c = 2", "tl.store(p, c)"])
+    ['c = 2', 'tl.store(p, c)']
+    """
+    while True:
+        words = Counter(word for line in lines for word in set(re.findall(r"[A-Za-z_]\w*", line)))
+        kept = [x for x in lines if not (m := _ASSIGNED.match(x)) or words[m[1]] > 1 or "atomic" in x]
+        if len(kept) == len(lines):
+            return kept
+        lines = kept
+
+
+_ASSIGNED = re.compile(r"\s*(\w+) = ")
 
 
 def _store_dtype(dtype: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from qimeng.coder.template.emitter import Emitter, Walk
 from qimeng.coder.template.gemm_plan import Atoms, GemmPlan, Side, reach
 from qimeng.coder.template.gemm_scheme import is_packed, scheme_of
-from qimeng.coder.template.ir import Nest, coalesce
+from qimeng.coder.template.ir import Nest, coalesce, is_wide
 from qimeng.coder.template.ops import TRITON_DTYPE
 from qimeng.graph.opgraph import itemsize
 from qimeng.program.schedule import Schedule
@@ -24,11 +24,6 @@ Tables = Sequence[dict[int, int]]
 def round_up(x: int, m: int) -> int:
     """`x` rounded up to a multiple of `m`."""
     return -(-x // m) * m
-
-
-def is_wide(nest: Nest, tables: Tables) -> bool:
-    """True where offsets pass 31 bits."""
-    return any(sum((nest.axes.size(a) - 1) * abs(s) for a, s in t.items()) >= (1 << 31) - (1 << 25) for t in tables)
 
 
 def spread(
@@ -303,7 +298,6 @@ __all__ = [
     "Pointers",
     "Tensor",
     "operand",
-    "is_wide",
     "round_up",
     "sources_of",
     "spread",

@@ -176,6 +176,11 @@ def coalesce(nest: Nest, atoms: Sequence[int], tables: Sequence[dict[int, int]] 
     return groups
 
 
+def is_wide(nest: Nest, tables: Sequence[dict[int, int]]) -> bool:
+    """True where offsets pass 31 bits; a strided view may lie far apart although it is small."""
+    return any(sum((nest.axes.size(a) - 1) * abs(s) for a, s in t.items()) >= (1 << 31) - (1 << 25) for t in tables)
+
+
 def by_stride(nest: Nest, atoms: frozenset[int]) -> list[int]:
     """`atoms` ordered outermost first by their stride in the largest tensors."""
     accesses = sorted(nest.accesses(), key=lambda a: -a[1])

@@ -15,8 +15,8 @@ from math import prod
 from qimeng.coder.template import ops
 from qimeng.coder.template.accumulate import Accumulator
 from qimeng.coder.template.axes import Unsupported
-from qimeng.coder.template.emitter import Emitter, Walk
-from qimeng.coder.template.ir import Expr, Nest
+from qimeng.coder.template.emitter import Emitter, Walk, without_unused
+from qimeng.coder.template.ir import Expr, Nest, is_wide
 from qimeng.coder.template.sources import Loads
 from qimeng.coder.template.tile_plan import Group, TilePlan, power_of_two
 from qimeng.program.program import Implementation
@@ -70,8 +70,7 @@ class _Printer:
         self.col_blocks = -(-_extent(self.col_inner) // self.RB)
         self.programs = self.row_blocks * _extent(self.row_outer)
         self.steps = self.col_blocks * _extent(self.col_outer)
-        largest = max((self.nest.axes.extent(s) for s, _ in self.nest.accesses()), default=0)
-        self.wide = largest >= (1 << 31) - (1 << 20)
+        self.wide = is_wide(self.nest, [s for s, _ in self.nest.accesses()])
         self.row_outputs = [i for i, (e, *_) in enumerate(self.nest.outputs) if not self._changes_along_columns(e)]
         self.full_outputs = [i for i in range(len(self.nest.outputs)) if i not in self.row_outputs]
 
@@ -124,7 +123,7 @@ class _Printer:
     def _kernel(self, name: str, body: list[str], extra: list[str], grid: str) -> None:
         params, args = self._parameters(extra)
         head = f"@triton.jit\ndef {self.prefix}_{name}({', '.join(params)}, PB: tl.constexpr, RB: tl.constexpr):\n"
-        self.kernels.append(head + "\n".join(f"    {line}" for line in body) + "\n")
+        self.kernels.append(head + "\n".join(f"    {line}" for line in without_unused(body)) + "\n")
         options = f"PB={self.PB}, RB={self.RB}, num_warps={self.schedule.warps}"
         self.launches.append(f"{self.prefix}_{name}[({grid},)]({', '.join(args)}, {options})")
 
