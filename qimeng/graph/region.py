@@ -49,15 +49,19 @@ class Region:
                     seen[value] = None
         return tuple(seen)
 
-    @property
+    @cached_property
     def ops(self) -> tuple[Node, ...]:
         """The operator nodes."""
         return tuple(self.graph.nodes[n] for n in self.nodes)
 
     def function(self, name: str = "region") -> str:
         """The region as the text of a PyTorch function of its inputs that returns a tuple of its outputs."""
+        return f"def {name}{self._after_name}"
+
+    @cached_property
+    def _after_name(self) -> str:
         names: dict[Value, str] = {v: f"x{i}" for i, v in enumerate(self.inputs)}
-        lines = [f"def {name}({', '.join(names.values())}):"]
+        lines = [f"({', '.join(names.values())}):"]
         count = 0
         for node in self.ops:
             call = call_text(self.graph, node, names)
@@ -146,7 +150,7 @@ def merge(regions: tuple[Region, ...], ids: Iterable[str]) -> tuple[Region, ...]
         raise IllegalAction(f"fusion needs two or more regions of this program, got {sorted(wanted)}")
     graph = chosen[0].graph
     sets = [set(r.nodes) for r in regions if r.id not in wanted]
-    return repartition(graph, [*sets, set().union(*(r.nodes for r in chosen))])
+    return repartition(graph, [*sets, set().union(*(r.nodes for r in chosen))], regions)
 
 
 def merge_recomputing(regions: tuple[Region, ...], producer: str, consumer: str) -> tuple[Region, ...]:
@@ -157,7 +161,7 @@ def merge_recomputing(regions: tuple[Region, ...], producer: str, consumer: str)
     """
     by_id = {r.id: r for r in regions}
     both = set(by_id[producer].nodes) | set(by_id[consumer].nodes)
-    return repartition(by_id[producer].graph, [set(r.nodes) for r in regions if r.id != consumer] + [both])
+    return repartition(by_id[producer].graph, [set(r.nodes) for r in regions if r.id != consumer] + [both], regions)
 
 
 def split(regions: tuple[Region, ...], region_id: str) -> tuple[Region, ...]:
@@ -165,7 +169,7 @@ def split(regions: tuple[Region, ...], region_id: str) -> tuple[Region, ...]:
     target = next(r for r in regions if r.id == region_id)
     inside = set(target.nodes)
     singles = [set(r.nodes) for r in partition(target.graph) if set(r.nodes) <= inside]
-    return repartition(target.graph, [set(r.nodes) for r in regions if r.id != region_id] + singles)
+    return repartition(target.graph, [set(r.nodes) for r in regions if r.id != region_id] + singles, regions)
 
 
 def region_digraph(regions: Iterable[Region]) -> nx.DiGraph:
@@ -183,11 +187,16 @@ def region_digraph(regions: Iterable[Region]) -> nx.DiGraph:
     return g
 
 
-def repartition(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
+def repartition(graph: OpGraph, sets: list[set[str]], known: Iterable[Region] = ()) -> tuple[Region, ...]:
     """The regions of `sets` of nodes in topological order, each value yielded by one of them.
 
     A view or recomputed node sits in several regions; of those, only the first yields it to others. A region that
     nothing reads, since all who did compute it again, is left out.
+
+    Args:
+        graph: what is partitioned.
+        sets: names of the nodes of each region.
+        known: regions of this graph that are used again where they are the same, with all that they have worked out.
 
     Raises:
         IllegalAction: the regions would form a cycle.
@@ -195,6 +204,7 @@ def repartition(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
     position = {n: i for i, n in enumerate(graph.nodes)}
     sets = sorted({frozenset(s): s for s in sets}.values(), key=lambda s: max(position[n] for n in s))
     results = set(graph.results())
+    before = {r: r for r in known}
     while True:
         needed = {v for s in sets for n in s for v in graph.nodes[n].operands() if v.node not in s}
         made: list[Region] = []
@@ -208,7 +218,8 @@ def repartition(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
                 if v not in given and (v in results or v in needed)
             )
             given.update(outputs)
-            made.append(Region(graph, order, outputs))
+            region = Region(graph, order, outputs)
+            made.append(before.get(region, region))
         if all(r.outputs for r in made):
             break
         sets = [set(r.nodes) for r in made if r.outputs]

@@ -129,6 +129,14 @@ def test_names_do_not_depend_on_the_position(graph: OpGraph) -> None:
     assert fused == merge(regions, [regions[1].id, regions[0].id])
 
 
+def test_a_change_keeps_the_regions_that_it_does_not_touch(graph: OpGraph) -> None:
+    """The objects themselves, with the text and signature that they have worked out."""
+    regions = partition(graph)
+    fused = merge(regions, [regions[0].id, regions[1].id])
+    for new in (fused, merge_recomputing(regions, regions[0].id, regions[1].id), split(fused, fused[0].id)):
+        assert sum(any(r is old for old in (*regions, *fused)) for r in new) >= len(regions) - 2
+
+
 def test_fusion_that_makes_a_cycle_is_refused(graph: OpGraph) -> None:
     by_label = {r.label(): r.id for r in partition(graph)}
     with pytest.raises(IllegalAction, match=r"would have a cycle \(r\w+ -> r\w+\)"):
