@@ -6,13 +6,12 @@ about how kernels are compiled, interpreted or modelled: it asks those who do.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from qimeng.device import Device
+from qimeng.envs.clock import Clock
 from qimeng.envs.compile import Compilers
 from qimeng.envs.crosscompile import Compiled
 from qimeng.envs.forkserver import ForkServer
@@ -74,7 +73,7 @@ class EstimatingEvaluator(Evaluator):
             return Evaluation(Gate.TIMING, text, "unsupported")
         run.compile()
         found = run.best()
-        return replace(found, configurations=count, seconds=run.seconds)
+        return replace(found, configurations=count, seconds=run.clock.seconds)
 
     def close(self) -> None:
         """End the compiling and interpreting processes."""
@@ -107,11 +106,11 @@ class _Run:
     candidates: list[Program]
     kernels: dict[int, dict[str, tuple[KernelFacts, ...]]] = field(default_factory=dict)
     refused: dict[int, Evaluation] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
 
     def compile(self) -> None:
         """Compile every candidate; refuse those that do not compile or do not fit the device."""
-        with self._part("compile"):
+        with self.clock.part("compile"):
             found = self.owner.compile(self.candidates)
         for i, table in enumerate(found):
             failed = next((c for c in table.values() if c.error), None)
@@ -130,12 +129,12 @@ class _Run:
         """The evaluation of the fastest candidate that is right, or the refusal of what came farthest."""
         owner, mode = self.owner, self.owner.spec.mode
         times: dict[int, dict[str, float]] = {}
-        with self._part("time"):
+        with self.clock.part("time"):
             for i, candidate in enumerate(self.candidates):
                 if i not in self.refused:
                     times[i] = program_ms(candidate, self.kernels[i], owner.device, mode, owner.facts)
         for i in sorted(times, key=lambda i: (sum(times[i].values()), i)):
-            with self._part("check"):
+            with self.clock.part("check"):
                 checked = owner.check(self.candidates[i], self.kernels[i])
             verdict = checked.verdict
             if verdict is None or verdict.ok:
@@ -179,14 +178,6 @@ class _Run:
         if len(self.refused) == 1:
             return worst
         return replace(worst, error=f"{worst.error} ({len(self.refused)} alternatives were refused)")
-
-    @contextmanager
-    def _part(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
 
 __all__ = ["EstimatingEvaluator"]

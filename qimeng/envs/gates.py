@@ -6,14 +6,13 @@ kernels are compiled, outputs compared or times taken: it asks those who do.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
 
+from qimeng.envs.clock import Clock
 from qimeng.envs.compile import Compilers
 from qimeng.envs.forkserver import START_S, Process, WorkerFailed
 from qimeng.envs.judge import CLOCK_FROM_MS
@@ -34,27 +33,6 @@ CLOSE = 0.03
 """Alternatives within this share of the fastest go on as well, up to `FINALISTS`."""
 FINALISTS = 2
 PROFILE_ROUNDS = 3
-
-
-class Clock:
-    """Wall seconds by part; what is spent in a part inside another one counts for the inner one only."""
-
-    def __init__(self, now: Callable[[], float]):
-        self.now = now
-        self.seconds: dict[str, float] = {}
-        self._inner = 0.0
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Add the time of the block to `name`."""
-        began, before = self.now(), self._inner
-        self._inner = 0.0
-        try:
-            yield
-        finally:
-            passed = self.now() - began
-            self.seconds[name] = self.seconds.get(name, 0.0) + passed - self._inner
-            self._inner = before + passed
 
 
 @dataclass(frozen=True)
@@ -335,13 +313,8 @@ class Run:
         return replace(found, region_ms=shares, generated_share=own / total if total else None)
 
 
-def now_seconds() -> float:
-    """Wall seconds."""
-    return time.perf_counter()
-
-
 def _floats(items: Sequence[float]) -> list[float]:
     return [float(x) for x in items]
 
 
-__all__ = ["Clock", "Refusal", "Run", "now_seconds"]
+__all__ = ["Refusal", "Run"]

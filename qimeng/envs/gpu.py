@@ -20,10 +20,11 @@ import torch
 
 from qimeng.device import Device, target_device
 from qimeng.envs.baseline import EAGER, Baseline
+from qimeng.envs.clock import Clock, now_seconds
 from qimeng.envs.compile import Compilers
 from qimeng.envs.device_lock import DeviceLock, lock_path
 from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed
-from qimeng.envs.gates import Clock, Run, now_seconds
+from qimeng.envs.gates import Run
 from qimeng.envs.judge import Judge
 from qimeng.envs.least_time import least_ms
 from qimeng.envs.reference import References

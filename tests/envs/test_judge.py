@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from qimeng.envs.clock import Clock
 from qimeng.envs.device_lock import DeviceLock
-from qimeng.envs.gates import Clock
 from qimeng.envs.gpu import GpuEvaluator, shared_server
 from qimeng.envs.timing import Samples
 from qimeng.graph.verify import capture_spec
