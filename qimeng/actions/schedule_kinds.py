@@ -107,7 +107,7 @@ class Pipeline(ScheduleKind):
         s = schedule
         if param == "warps":
             return _variants(s, [s.but(warps=w) for w in (2, 4, 8, 16)])
-        if s.family == "tile" and (s.form in ("resident", "wave") or facts.passes == 0):
+        if s.family == "tile" and (s.form in ("resident", "wave", "cooperative") or facts.passes == 0):
             return ()
         return _variants(s, [s.but(stages=n) for n in (1, 2, 3, 4, 5) if s.family == "tile" or n > 1])
 
@@ -175,13 +175,14 @@ class Split(ScheduleKind):
     """Share one reduction among several programs, or change how a row's passes are arranged.
 
     args: ``resident`` (a row in registers), ``loop`` (one program a row, several passes), ``split`` (several programs
-    a row, one launch a pass), ``wave`` (the same in one launch, the second pass while the row is in L2); for products
-    ``more`` and ``fewer`` programs along K.
+    a row, one launch a pass), ``wave`` (the same in one launch, the second pass while the row is in L2),
+    ``cooperative`` (one launch, a row in the registers of a group of programs); for products ``more`` and ``fewer``
+    programs along K.
     rewrite: ``for k in K: acc += …`` -> ``for k in K / s: part[s] += …; acc = sum(part)``
     """
 
     name = "split"
-    options = ("resident", "loop", "split", "wave", "more", "fewer")
+    options = ("resident", "loop", "split", "wave", "cooperative", "more", "fewer")
 
     def rewrite(self, schedule: Schedule, facts: Facts, device: Device, param: str) -> tuple[Schedule, ...]:
         """A change of form with block sizes that suit it, or twice / half the splits."""
@@ -255,7 +256,22 @@ def _wave(s: Schedule, facts: Facts, device: Device, column: bool) -> list[Sched
     return [s.but(form="wave", block_p=1, block_r=r, warps=w, lag=lag, splits=1, stages=1) for r, w, lag in shapes]
 
 
-_FORMS = {"resident": _resident, "loop": _loop, "split": _split, "wave": _wave}
+def _cooperative(s: Schedule, facts: Facts, device: Device, column: bool) -> list[Schedule]:
+    """Tiles of 16 to 64 elements a thread; a row must fit the registers of all multiprocessors together."""
+    if facts.passes != 1 or not facts.full_outputs or column or facts.columns < 8192:
+        return []
+    shapes = (
+        (8192, 8, 2), (16384, 16, 1), (8192, 8, 3), (16384, 8, 2), (4096, 4, 6), (16384, 16, 2), (4096, 4, 4),
+        (8192, 8, 4),
+    )  # fmt: skip
+    return [
+        s.but(form="cooperative", block_p=1, block_r=r, warps=w, per_sm=n, splits=1, stages=1)
+        for r, w, n in shapes
+        if r < facts.columns <= r * device.sms * n
+    ]
+
+
+_FORMS = {"resident": _resident, "loop": _loop, "split": _split, "wave": _wave, "cooperative": _cooperative}
 
 
 class Vectorization(ScheduleKind):

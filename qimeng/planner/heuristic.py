@@ -43,6 +43,7 @@ GEMM_INTENTS = {
 """What to try on a matrix product, in order, by precision mode (``half`` for fp16 and bf16 operands)."""
 
 ROW_INTENTS = (
+    ("split", "cooperative"),
     ("split", "wave"),
     ("split", "split"),
     ("split", "resident"),

@@ -22,6 +22,7 @@ class Schedule:
         block_r: elements of the reduced axes a step (tile family).
         splits: programs that share one reduction (split-K in the gemm family).
         lag: rows that the first pass of the wave form runs ahead.
+        per_sm: programs that run on a multiprocessor at the same time (cooperative form).
         block_m: rows of the output tile (gemm family).
         block_n: columns of the output tile (gemm family).
         block_k: depth of one step (gemm family).
@@ -46,6 +47,7 @@ class Schedule:
     block_r: int = 1024
     splits: int = 1
     lag: int = 1
+    per_sm: int = 1
     block_m: int = 128
     block_n: int = 128
     block_k: int = 64

@@ -22,16 +22,19 @@ class Accumulator:
         name: prefix of its variables.
         dtype: Triton dtype of the running value (``"tl.float32"``).
         floating: whether it is a float (NaN then propagates through max and min).
+        single: a program has one row, and results are scalars: Triton would give [1, 1] tensors a layout of their own
+            and convert whole tiles to it where they are broadcast.
     """
 
     kind: str
     name: str
     dtype: str = "tl.float32"
     floating: bool = True
+    single: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the [PB, 1] results, in the order in which a workspace holds them."""
+        """Names of the [PB, 1] results (scalars for a single row), in the order in which a workspace holds them."""
         n = self.name
         return {
             "sumexp": (f"{n}_max", f"{n}_sum"),
@@ -122,6 +125,26 @@ class Accumulator:
 
     def collapse(self) -> list[str]:
         """Lines after the loop: the lanes become [PB, 1] results named `parts`."""
+        return self._shaped(self._collapse())
+
+    def merge(self, parts: list[str], mask: str) -> list[str]:
+        """Lines that combine partial results, [PB, SP] tensors named `parts`, into the names of `self.parts`."""
+        return self._shaped(self._merge(parts, mask))
+
+    def whole(self, x: str, masked: str, count: str, index: str) -> list[str]:
+        """Lines that reduce a tile at once into `parts`; `count` is how many of its positions are inside, as text."""
+        return self._shaped(self._whole(x, masked, count, index))
+
+    def _shaped(self, lines: list[str]) -> list[str]:
+        """`lines` with reductions over the whole tile where it is a single row."""
+        if not self.single:
+            return lines
+        return [
+            line.replace(", axis=1)[:, None]", ")").replace(", 1, _product)[:, None]", ", None, _product)")
+            for line in lines
+        ]
+
+    def _collapse(self) -> list[str]:
         n = self.name
         if self.kind == "welford":
             return [
@@ -141,8 +164,7 @@ class Accumulator:
             return self._pick(f"{n}_v", f"{n}_i")
         return self._fold(f"{n}_a")
 
-    def merge(self, parts: list[str], mask: str) -> list[str]:
-        """Lines that combine partial results, [PB, SP] tensors named `parts`, into the names of `self.parts`."""
+    def _merge(self, parts: list[str], mask: str) -> list[str]:
         n = self.name
         if self.kind == "welford":
             mean, m2, count = parts
@@ -163,14 +185,13 @@ class Accumulator:
             return [f"{n}_t = tl.where({mask}, {parts[0]}, {self.neutral})", *self._pick(f"{n}_t", parts[1])]
         return [f"{n}_t = tl.where({mask}, {parts[0]}, {self.neutral})", *self._fold(f"{n}_t")]
 
-    def whole(self, x: str, masked: str, count: str, index: str) -> list[str]:
-        """Lines that reduce a tile at once into `parts`; `count` is how many of its positions are inside, as text."""
+    def _whole(self, x: str, masked: str, count: str, index: str) -> list[str]:
         n = self.name
         if self.kind == "welford":
             inside = f"tl.where({masked}, {n}_x, 0.0)" if masked else f"{n}_x"
             return [
                 f"{n}_x = tl.broadcast_to({x}, [PB, RB])",
-                f"{n}_count = tl.full([PB, 1], {count}, tl.float32)",
+                f"{n}_count = {count} * 1.0" if self.single else f"{n}_count = tl.full([PB, 1], {count}, tl.float32)",
                 f"{n}_mean = tl.sum({inside}, axis=1)[:, None] / {n}_count",
                 f"{n}_d = {n}_x - {n}_mean" if not masked else f"{n}_d = tl.where({masked}, {n}_x - {n}_mean, 0.0)",
                 f"{n}_m2 = tl.sum({n}_d * {n}_d, axis=1)[:, None]",

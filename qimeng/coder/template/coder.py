@@ -154,11 +154,15 @@ class TemplateCoder(Coder):
 
 
 def _shrink(schedule: Schedule, facts: Facts) -> Schedule:
-    """`schedule` with row and column blocks no larger than a smaller problem needs."""
+    """`schedule` with row and column blocks no larger than a smaller problem needs.
+
+    A cooperative row becomes one program's: others that run at the same time cannot be relied on in an interpreter.
+    """
     if schedule.family != "tile":
         return schedule
     columns = 1 << max(facts.columns - 1, 0).bit_length()
-    width = max(columns, 1) if schedule.form == "resident" else min(schedule.block_r, max(columns // 2, 8))
+    whole = schedule.form in ("resident", "cooperative")
+    width = max(columns, 1) if whole else min(schedule.block_r, max(columns // 2, 8))
     rows = 1 << max(facts.rows - 1, 0).bit_length()
     return schedule.but(block_r=width, block_p=min(schedule.block_p, max(rows // 2, 1)))
 

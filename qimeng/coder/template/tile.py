@@ -1,10 +1,10 @@
 """The tile family as Triton source: pointwise, reductions, softmax-like programs and normalizations.
 
-A program owns a block of rows ([PB, 1]) and walks their columns in steps ([1, RB]). Four forms (see `Schedule.form`):
+A program owns a block of rows ([PB, 1]) and walks their columns in steps ([1, RB]). Forms (see `Schedule.form`):
 ``resident`` keeps a whole row in registers; ``loop`` passes over it once a level of reductions and once more for the
-outputs; ``split`` does the same with several programs a row and one launch a pass; ``wave`` is ``split`` in one launch,
-where programs take tickets and those of the last pass wait until their row's partial results are there, while the
-row's data is still in L2. Deals in kernel text. Knows nothing about which schedule is good.
+outputs; ``split`` does the same with several programs a row and one launch a pass; ``wave`` and ``cooperative`` share a
+row in one launch (`qimeng.coder.template.tile_shared`). Deals in kernel text. Knows nothing about which schedule is
+good.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from qimeng.coder.template.emitter import Emitter, Walk, without_unused
 from qimeng.coder.template.ir import Expr, Nest, is_wide
 from qimeng.coder.template.sources import Loads
 from qimeng.coder.template.tile_plan import Group, TilePlan, power_of_two
+from qimeng.coder.template.tile_shared import print_shared_row
 from qimeng.program.program import Implementation
 from qimeng.program.schedule import Schedule
 
@@ -42,18 +43,28 @@ def print_tile(
         prefix: beginning of every top-level name.
         inputs: number of the region's inputs.
     """
-    printer = _Printer(nest, loads, plan, schedule, prefix)
+    printer = Printer(nest, loads, plan, schedule, prefix)
     source = printer.print(inputs)
     return Implementation("triton", source, f"{prefix}_run", schedule=schedule)
 
 
 @dataclass
-class _Printer:
+class Printer:
+    """Prints one nest under one schedule: kernels, and the entry function that launches them.
+
+    Attributes:
+        nest, loads, plan, schedule, prefix: as `print_tile` takes them.
+        helpers: functions that the kernels or the entry function call.
+        kernels: source of each kernel.
+        launches: lines of the entry function after its outputs are allocated; ``DEVICE`` stands for the device.
+    """
+
     nest: Nest
     loads: Loads
     plan: TilePlan
     schedule: Schedule
     prefix: str
+    helpers: list[str] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
     launches: list[str] = field(default_factory=list)
 
@@ -66,10 +77,10 @@ class _Printer:
             self.col_outer, self.col_inner = (), self.plan.columns
             if self.plan.column_count > self.RB:
                 raise Unsupported(f"a resident row needs block_r >= {self.plan.column_count}, got {self.RB}")
-        self.row_blocks = -(-_extent(self.row_inner) // self.PB)
-        self.col_blocks = -(-_extent(self.col_inner) // self.RB)
-        self.programs = self.row_blocks * _extent(self.row_outer)
-        self.steps = self.col_blocks * _extent(self.col_outer)
+        self.row_blocks = -(-extent_of(self.row_inner) // self.PB)
+        self.col_blocks = -(-extent_of(self.col_inner) // self.RB)
+        self.programs = self.row_blocks * extent_of(self.row_outer)
+        self.steps = self.col_blocks * extent_of(self.col_outer)
         self.wide = is_wide(self.nest, [s for s, _ in self.nest.accesses()])
         self.row_outputs = [i for i, (e, *_) in enumerate(self.nest.outputs) if not self._changes_along_columns(e)]
         self.full_outputs = [i for i in range(len(self.nest.outputs)) if i not in self.row_outputs]
@@ -81,17 +92,19 @@ class _Printer:
     # -- the whole file
 
     def print(self, inputs: int) -> str:
+        """The source: helpers, kernels, entry function."""
         form = self.schedule.form
         if form in ("resident", "loop"):
             self._single()
         elif self.plan.passes == 0:
             self._pointwise()
-        elif form == "wave":
-            self._wave()
+        elif form in ("wave", "cooperative"):
+            print_shared_row(self)
         else:
             self._split()
-        helpers = PRODUCT if any(e.param == "prod" for e in self.nest.reductions()) else ""
-        return helpers + "\n".join(self.kernels) + "\n" + self._run(inputs)
+        if any(e.param == "prod" for e in self.nest.reductions()):
+            self.helpers.append(PRODUCT)
+        return "".join(self.helpers) + "\n".join(self.kernels) + "\n" + self._run(inputs)
 
     def _run(self, inputs: int) -> str:
         first = next((f"x{i}" for i, _ in enumerate(range(inputs))), None)
@@ -106,7 +119,7 @@ class _Printer:
 
     # -- pieces shared by the forms
 
-    def _parameters(self, extra: list[str]) -> tuple[list[str], list[str]]:
+    def parameters(self, extra: list[str]) -> tuple[list[str], list[str]]:
         """Kernel parameters and call arguments for every tensor."""
         used = {e.param for e in self.nest.exprs if e.op == "load"}
         params, args = [], []
@@ -120,14 +133,15 @@ class _Printer:
             args.append(f"y{i}")
         return params + extra, args + extra
 
-    def _kernel(self, name: str, body: list[str], extra: list[str], grid: str) -> None:
-        params, args = self._parameters(extra)
+    def kernel(self, name: str, body: list[str], extra: list[str], grid: str, more: str = "") -> None:
+        """Add a kernel and its launch; `more` are launch options."""
+        params, args = self.parameters(extra)
         head = f"@triton.jit\ndef {self.prefix}_{name}({', '.join(params)}, PB: tl.constexpr, RB: tl.constexpr):\n"
         self.kernels.append(head + "\n".join(f"    {line}" for line in without_unused(body)) + "\n")
-        options = f"PB={self.PB}, RB={self.RB}, num_warps={self.schedule.warps}"
+        options = f"PB={self.PB}, RB={self.RB}, num_warps={self.schedule.warps}{more}"
         self.launches.append(f"{self.prefix}_{name}[({grid},)]({', '.join(args)}, {options})")
 
-    def _rows(self, block: str) -> tuple[list[str], list[Walk]]:
+    def rows(self, block: str) -> tuple[list[str], list[Walk]]:
         """Lines that set the row variables from the row-block number, and their walks."""
         lines = [f"block = ({block}).to(tl.int64)" if self.wide else f"block = {block}"]
         walks = _decompose(lines, self.row_outer, f"block // {self.row_blocks}", "a", "")
@@ -138,12 +152,12 @@ class _Printer:
             "p = p_base + p_lane",
             "p_zero = p_lane * 0",
         ]
-        if _extent(self.row_inner) % self.PB:
-            lines.append(f"p_mask = p < {_extent(self.row_inner)}")
+        if extent_of(self.row_inner) % self.PB:
+            lines.append(f"p_mask = p < {extent_of(self.row_inner)}")
         walks += _decompose(lines, self.row_inner, "p", "p", "p")
         return lines, walks
 
-    def _columns(self, step: str) -> tuple[list[str], list[Walk]]:
+    def columns(self, step: str) -> tuple[list[str], list[Walk]]:
         """Lines that set the column variables from the step number, and their walks."""
         lines: list[str] = []
         walks = _decompose(lines, self.col_outer, f"({step}) // {self.col_blocks}", "b", "")
@@ -155,35 +169,39 @@ class _Printer:
             "r = r_base + r_lane",
             "r_zero = r_lane * 0",
         ]
-        if _extent(self.col_inner) % self.RB:
-            lines.append(f"r_mask = r < {_extent(self.col_inner)}")
+        if extent_of(self.col_inner) % self.RB:
+            lines.append(f"r_mask = r < {extent_of(self.col_inner)}")
         walks += _decompose(lines, self.col_inner, "r", "r", "r")
         return lines, [replace(w, column=True) for w in walks]
 
-    def _emitter(self, walks: list[Walk]) -> Emitter:
+    def emitter(self, walks: list[Walk]) -> Emitter:
+        """An emitter with the masks that overhanging blocks need."""
         masks = {}
-        if _extent(self.row_inner) % self.PB:
+        if extent_of(self.row_inner) % self.PB:
             masks["p"] = "p_mask"
-        if _extent(self.col_inner) % self.RB:
+        if extent_of(self.col_inner) % self.RB:
             masks["r"] = "r_mask"
         return Emitter(self.nest, walks, self.wide, masks)
 
-    def _accumulators(self, level: int) -> list[tuple[Expr, Accumulator]]:
+    def accumulators(self, level: int) -> list[tuple[Expr, Accumulator]]:
+        """The reductions of pass `level` with their running values."""
         found = []
         for i, e in enumerate(self.nest.reductions(level)):
             dtype = ops.compute_dtype(e.args[0].dtype if e.param not in ("sum", "prod") else e.dtype)
             dtype = "int32" if dtype == "bool" else dtype
-            found.append((e, Accumulator(e.param, f"s{level}_{i}", ops.TRITON_DTYPE[dtype], ops.is_float(dtype))))
+            name, single = f"s{level}_{i}", self.PB == 1
+            found.append((e, Accumulator(e.param, name, ops.TRITON_DTYPE[dtype], ops.is_float(dtype), single)))
         return found
 
-    def _define(self, em: Emitter, e: Expr, acc: Accumulator) -> None:
+    def define(self, em: Emitter, e: Expr, acc: Accumulator) -> None:
         """Make the results of a finished reduction known to the emitter."""
         em.define(e, acc.result)
         for part in self.nest.exprs:
             if part.op == "part" and part.args[0] is e:
                 em.define(part, f"{acc.name}_{part.param}")
 
-    def _index(self, em: Emitter, e: Expr) -> str:
+    def index(self, em: Emitter, e: Expr) -> str:
+        """Position along the reduced axes, as argmax and argmin count it."""
         if e.param not in ("argmax", "argmin"):
             return "r"
         steps, size = {}, 1
@@ -192,7 +210,8 @@ class _Printer:
             size *= self.nest.axes.size(atom)
         return f"({em.offset(steps)})"
 
-    def _flush(self, em: Emitter) -> list[str]:
+    def flush(self, em: Emitter) -> list[str]:
+        """The lines printed so far, taken from the emitter."""
         lines, em.lines = em.lines, []
         return lines
 
@@ -218,82 +237,83 @@ class _Printer:
 
     def _reduce_pass(self, em: Emitter, level: int, columns: list[str], low: str, high: str) -> list[str]:
         """One pass over the columns that finishes the reductions of `level`."""
-        accs = self._accumulators(level)
+        accs = self.accumulators(level)
         for e, _ in accs:
             self._hoist(em, e.args[0])
-        lines = self._flush(em)
+        lines = self.flush(em)
         outside = dict(em.names)
         for _, acc in accs:
             lines += acc.start()
         for e, acc in accs:
             x = em.value(e.args[0])
-            em.lines += acc.take(x, em.masks.get("r", ""), self._index(em, e))
-        lines += self._loop(em, columns, self._flush(em), low, high)
+            em.lines += acc.take(x, em.masks.get("r", ""), self.index(em, e))
+        lines += self._loop(em, columns, self.flush(em), low, high)
         em.names = outside
         for e, acc in accs:
             lines += acc.collapse()
-            self._define(em, e, acc)
+            self.define(em, e, acc)
         return lines
 
-    def _store_rows(self, em: Emitter) -> list[str]:
+    def store_rows(self, em: Emitter) -> list[str]:
+        """Store the outputs that do not change along the columns."""
         for i in self.row_outputs:
             em.store(i, sides="p")
-        return self._flush(em)
+        return self.flush(em)
 
     # -- the forms
 
     def _single(self) -> None:
         """`resident` and `loop`: one program does all of its rows."""
-        rows, row_walks = self._rows("tl.program_id(0)")
+        rows, row_walks = self.rows("tl.program_id(0)")
         resident = self.schedule.form == "resident"
-        columns, col_walks = self._columns("0" if resident else "t")
-        em = self._emitter(row_walks + col_walks)
+        columns, col_walks = self.columns("0" if resident else "t")
+        em = self.emitter(row_walks + col_walks)
         body = list(rows)
         if resident:
             body += columns
             for level in range(1, self.plan.passes + 1):
-                for e, acc in self._accumulators(level):
+                for e, acc in self.accumulators(level):
                     x = em.value(e.args[0])
-                    em.lines += acc.whole(x, em.masks.get("r", ""), str(self.plan.column_count), self._index(em, e))
-                    self._define(em, e, acc)
+                    em.lines += acc.whole(x, em.masks.get("r", ""), str(self.plan.column_count), self.index(em, e))
+                    self.define(em, e, acc)
             for i in self.row_outputs:
                 em.store(i, sides="p")
             for i in self.full_outputs:
                 em.store(i)
-            body += self._flush(em)
+            body += self.flush(em)
         else:
             for level in range(1, self.plan.passes + 1):
                 body += self._reduce_pass(em, level, columns, "0", str(self.steps))
-            body += self._store_rows(em)
+            body += self.store_rows(em)
             body += self._output_pass(em, columns, "0", str(self.steps))
-        self._kernel("rows", body, [], str(self.programs))
+        self.kernel("rows", body, [], str(self.programs))
 
     def _output_pass(self, em: Emitter, columns: list[str], low: str, high: str, hint: str = "") -> list[str]:
         if not self.full_outputs:
             return []
         for i in self.full_outputs:
             self._hoist(em, self.nest.outputs[i][0])
-        lines = self._flush(em)
+        lines = self.flush(em)
         for i in self.full_outputs:
             em.store(i, hint=hint)
-        return lines + self._loop(em, columns, self._flush(em), low, high)
+        return lines + self._loop(em, columns, self.flush(em), low, high)
 
     def _pointwise(self) -> None:
         """No reductions: a program a tile."""
-        rows, row_walks = self._rows(f"pid // {self.steps}")
-        columns, col_walks = self._columns(f"pid % {self.steps}")
-        em = self._emitter(row_walks + col_walks)
+        rows, row_walks = self.rows(f"pid // {self.steps}")
+        columns, col_walks = self.columns(f"pid % {self.steps}")
+        em = self.emitter(row_walks + col_walks)
         for i in range(len(self.nest.outputs)):
             em.store(i)
         wide = ".to(tl.int64)" if self.wide else ""
-        body = [f"pid = tl.program_id(0){wide}", *rows, *columns, *self._flush(em)]
-        self._kernel("tiles", body, [], str(self.programs * self.steps))
+        body = [f"pid = tl.program_id(0){wide}", *rows, *columns, *self.flush(em)]
+        self.kernel("tiles", body, [], str(self.programs * self.steps))
 
-    def _partial_stores(self, accs: list[tuple[Expr, Accumulator]], level: int, splits: int) -> list[str]:
+    def partial_stores(self, accs: list[tuple[Expr, Accumulator]], level: int, splits: int) -> list[str]:
         """Store each partial result at [component, row, split]."""
         lines = [f"row = {self._row_number()}"]
         total = self.plan.row_count
-        mask = ", mask=p_mask" if _extent(self.row_inner) % self.PB else ""
+        mask = ", mask=p_mask" if extent_of(self.row_inner) % self.PB else ""
         for kind, name in self._components(accs):
             place = f"w{level}{kind}_ptr + ({self._slot(accs, name)} * {total} + row) * {splits} + split"
             lines.append(f"tl.store({place}, {name}{mask})")
@@ -314,17 +334,17 @@ class _Printer:
         return [n for k, n in kinds if k == kind].index(name)
 
     def _row_number(self) -> str:
-        inner = _extent(self.row_inner)
+        inner = extent_of(self.row_inner)
         return f"(block // {self.row_blocks}) * {inner} + p" if self.row_outer else "p"
 
-    def _partial_loads(self, em: Emitter, level: int, splits: int) -> list[str]:
+    def partial_loads(self, em: Emitter, level: int, splits: int) -> list[str]:
         """Combine the partial results of `level` and make them known."""
-        accs = self._accumulators(level)
+        accs = self.accumulators(level)
         wide = power_of_two(splits)
         total = self.plan.row_count
         lines = [f"row = {self._row_number()}", f"slots = tl.arange(0, {wide})[None, :]"]
         mask = f"(slots < {splits})" if wide != splits else "(slots >= 0)"
-        guard = f"{mask} & p_mask" if _extent(self.row_inner) % self.PB else mask
+        guard = f"{mask} & p_mask" if extent_of(self.row_inner) % self.PB else mask
         for e, acc in accs:
             names = []
             for kind, name in self._components([(e, acc)]):
@@ -333,14 +353,18 @@ class _Printer:
                 place = f"w{level}{kind}_ptr + ({slot} * {total} + row) * {splits} + slots"
                 lines.append(f"{name}_parts = tl.load({place}, mask={guard}, other=0)")
             lines += acc.merge(names, mask)
-            self._define(em, e, acc)
+            self.define(em, e, acc)
         return lines
 
-    def _workspaces(self, splits: int) -> list[str]:
+    def inside(self, split: str) -> str:
+        """How many columns of step `split` exist."""
+        return f"tl.minimum({extent_of(self.col_inner)} - ({split} % {self.col_blocks}) * RB, RB)"
+
+    def workspaces(self, splits: int) -> list[str]:
         """Allocate the workspaces in the entry function; returns their parameter names."""
         names = []
         for level in range(1, self.plan.passes + 1):
-            accs = self._accumulators(level)
+            accs = self.accumulators(level)
             kinds = [k for k, _ in self._components(accs)]
             for kind, dtype in (("f", self._float_dtype(accs)), ("i", "int64")):
                 if kind in kinds:
@@ -359,83 +383,36 @@ class _Printer:
         splits = max(1, min(self.schedule.splits, self.steps))
         share = -(-self.steps // splits)
         splits = -(-self.steps // share)
-        names = self._workspaces(splits)
+        names = self.workspaces(splits)
         low, high = f"split * {share}", f"tl.minimum(split * {share} + {share}, {self.steps})"
         for level in range(1, self.plan.passes + 1):
-            rows, row_walks = self._rows(f"pid // {splits}")
-            columns, col_walks = self._columns("t")
-            em = self._emitter(row_walks + col_walks)
+            rows, row_walks = self.rows(f"pid // {splits}")
+            columns, col_walks = self.columns("t")
+            em = self.emitter(row_walks + col_walks)
             body = ["pid = tl.program_id(0)", f"split = pid % {splits}", *rows]
             for earlier in range(1, level):
-                body += self._partial_loads(em, earlier, splits)
+                body += self.partial_loads(em, earlier, splits)
             body += self._reduce_pass(em, level, columns, low, high)
-            body += self._partial_stores(self._accumulators(level), level, splits)
-            self._kernel(f"pass{level}", body, names, str(self.programs * splits))
+            body += self.partial_stores(self.accumulators(level), level, splits)
+            self.kernel(f"pass{level}", body, names, str(self.programs * splits))
         if self.row_outputs:
-            rows, row_walks = self._rows("tl.program_id(0)")
-            _, col_walks = self._columns("0")
-            em = self._emitter(row_walks + col_walks)
+            rows, row_walks = self.rows("tl.program_id(0)")
+            _, col_walks = self.columns("0")
+            em = self.emitter(row_walks + col_walks)
             body = list(rows)
             for level in range(1, self.plan.passes + 1):
-                body += self._partial_loads(em, level, splits)
-            body += self._store_rows(em)
-            self._kernel("finish", body, names, str(self.programs))
+                body += self.partial_loads(em, level, splits)
+            body += self.store_rows(em)
+            self.kernel("finish", body, names, str(self.programs))
         if self.full_outputs:
-            rows, row_walks = self._rows(f"pid // {splits}")
-            columns, col_walks = self._columns("t")
-            em = self._emitter(row_walks + col_walks)
+            rows, row_walks = self.rows(f"pid // {splits}")
+            columns, col_walks = self.columns("t")
+            em = self.emitter(row_walks + col_walks)
             body = ["pid = tl.program_id(0)", f"split = pid % {splits}", *rows]
             for level in range(1, self.plan.passes + 1):
-                body += self._partial_loads(em, level, splits)
+                body += self.partial_loads(em, level, splits)
             body += self._output_pass(em, columns, low, high)
-            self._kernel("outputs", body, names, str(self.programs * splits))
-
-    def _wave(self) -> None:
-        """One launch: even tickets take statistics of a tile, odd ones write the tile `lag` tiles behind."""
-        if self.plan.passes != 1 or not self.full_outputs:
-            raise Unsupported("the wave form is for one pass of reductions with outputs along the row")
-        splits, tiles = self.steps, self.programs * self.steps
-        lag = min(splits - 1 + max(self.schedule.lag, 1), tiles)
-        names = self._workspaces(splits)
-        self.launches.append(f"flags_ptr = torch.zeros({self.programs + 1}, dtype=torch.int32, device=DEVICE)")
-        accs = self._accumulators(1)
-        first_rows, row_walks = self._rows(f"tile // {splits}")
-        first_columns, col_walks = self._columns(f"tile % {splits}")
-        em = self._emitter(row_walks + col_walks)
-        em.load_hint = ', eviction_policy="evict_last"'
-        for e, acc in accs:
-            x = em.value(e.args[0])
-            em.lines += acc.whole(x, em.masks.get("r", ""), "inside", self._index(em, e))
-        inside = f"tl.minimum({_extent(self.col_inner)} - (tile % {self.col_blocks}) * RB, RB)"
-        statistics = [*first_rows, *first_columns, f"inside = {inside}", *self._flush(em), f"split = tile % {splits}"]
-        statistics += self._partial_stores(accs, 1, splits)
-        statistics += ["tl.debug_barrier()", f'tl.atomic_add(flags_ptr + 1 + tile // {splits}, 1, sem="release")']
-        em = self._emitter(row_walks + col_walks)
-        em.load_hint = ', eviction_policy="evict_first"'
-        wait = [
-            f'done = tl.atomic_add(flags_ptr + 1 + tile // {splits}, 0, sem="acquire")',
-            f"while done < {splits}:",
-            f'    done = tl.atomic_add(flags_ptr + 1 + tile // {splits}, 0, sem="acquire")',
-            "tl.debug_barrier()",
-        ]
-        outputs = [*first_rows, *first_columns, *wait, *self._partial_loads(em, 1, splits)]
-        for i in self.row_outputs:
-            em.store(i, sides="p")
-        for i in self.full_outputs:
-            em.store(i, hint=', eviction_policy="evict_first"')
-        outputs += self._flush(em)
-        body = [
-            "ticket = tl.atomic_add(flags_ptr, 1)",
-            "tile = ticket // 2",
-            "if ticket % 2 == 0:",
-            f"    if tile < {tiles}:",
-            *[f"        {line}" for line in statistics],
-            "else:",
-            f"    tile = tile - {lag}",
-            "    if tile >= 0:",
-            *[f"        {line}" for line in outputs],
-        ]
-        self._kernel("wave", body, [*names, "flags_ptr"], str(2 * (tiles + lag)))
+            self.kernel("outputs", body, names, str(self.programs * splits))
 
 
 def _cut(groups: tuple[Group, ...], block: int) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
@@ -448,7 +425,8 @@ def _cut(groups: tuple[Group, ...], block: int) -> tuple[tuple[Group, ...], tupl
     return groups[:cut], groups[cut:]
 
 
-def _extent(groups: tuple[Group, ...]) -> int:
+def extent_of(groups: tuple[Group, ...]) -> int:
+    """Number of positions that `groups` walk."""
     return prod(e for _, e in groups)
 
 

@@ -1,0 +1,129 @@
+"""Forms of the tile family in which several programs share a row in one launch.
+
+``wave``: programs take tickets; even ones take the statistics of a tile, odd ones write a tile that lies behind, once
+all statistics of its row are there, while the row's data is still in L2. ``cooperative``: a group of programs keeps a
+row in registers, each its part, and exchanges statistics; the row is read once. All programs of such a launch run at
+the same time, which CUDA guarantees (or refuses) for a cooperative launch, so that none waits for one that cannot
+start. Deals in kernel text. Knows nothing about which schedule is good.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qimeng.coder.template.axes import Unsupported
+
+if TYPE_CHECKING:
+    from qimeng.coder.template.emitter import Emitter
+    from qimeng.coder.template.tile import Printer
+
+REGISTERS = 65536
+"""32-bit registers of a multiprocessor (every CUDA GPU since compute capability 3.7)."""
+
+PROCESSORS = """
+def _processors(device):
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+"""
+"""Number of multiprocessors; 1 where there are none (Triton's interpreter)."""
+
+
+def print_shared_row(printer: Printer) -> None:
+    """Print the kernel of a ``wave`` or ``cooperative`` schedule, and its launch.
+
+    Raises:
+        Unsupported: more than one pass of reductions, or no output along the row.
+    """
+    form = printer.schedule.form
+    if printer.plan.passes != 1 or not printer.full_outputs:
+        raise Unsupported(f"the {form} form is for one pass of reductions with outputs along the row")
+    if form == "wave":
+        _wave(printer)
+    else:
+        _cooperative(printer)
+
+
+def _wave(p: Printer) -> None:
+    """One launch: even tickets take statistics of a tile, odd ones write the tile `lag` tiles behind."""
+    splits, tiles = p.steps, p.programs * p.steps
+    lag = min(splits - 1 + max(p.schedule.lag, 1), tiles)
+    names = p.workspaces(splits)
+    p.launches.append(f"flags_ptr = torch.zeros({p.programs + 1}, dtype=torch.int32, device=DEVICE)")
+    first_rows, row_walks = p.rows(f"tile // {splits}")
+    first_columns, col_walks = p.columns(f"tile % {splits}")
+    em = p.emitter(row_walks + col_walks)
+    em.load_hint = ', eviction_policy="evict_last"'
+    statistics = [*first_rows, *first_columns, f"split = tile % {splits}", *_statistics(p, em, splits)]
+    statistics += _publish(f"tile // {splits}")
+    em = p.emitter(row_walks + col_walks)
+    em.load_hint, em.letter = ', eviction_policy="evict_first"', "u"
+    outputs = [*first_rows, *first_columns, *_await(f"tile // {splits}", splits), *p.partial_loads(em, 1, splits)]
+    outputs += _stores(p, em)
+    body = [
+        "ticket = tl.atomic_add(flags_ptr, 1)",
+        "tile = ticket // 2",
+        "if ticket % 2 == 0:",
+        f"    if tile < {tiles}:",
+        *[f"        {line}" for line in statistics],
+        "else:",
+        f"    tile = tile - {lag}",
+        "    if tile >= 0:",
+        *[f"        {line}" for line in outputs],
+    ]
+    p.kernel("wave", body, [*names, "flags_ptr"], str(2 * (tiles + lag)))
+
+
+def _cooperative(p: Printer) -> None:
+    """One launch of as many groups as fit the device at once; each group takes rows in turn."""
+    splits = p.steps
+    names = p.workspaces(splits)
+    p.helpers.append(PROCESSORS)
+    fit = f"{p.schedule.per_sm} * _processors(DEVICE) // {splits}"
+    p.launches.append(f"groups = max(1, min({p.programs}, {fit}))")
+    p.launches.append(f"flags_ptr = torch.zeros({p.programs + 1}, dtype=torch.int32, device=DEVICE)")
+    rows, row_walks = p.rows("row_block")
+    columns, col_walks = p.columns("split")
+    em = p.emitter(row_walks + col_walks)
+    em.load_hint = ', eviction_policy="evict_first"'
+    each = [*rows, *columns, *_statistics(p, em, splits), *_publish("row_block")]
+    each += [*_await("row_block", splits), *p.partial_loads(em, 1, splits), *_stores(p, em)]
+    body = [
+        "pid = tl.program_id(0)",
+        f"split = pid % {splits}",
+        f"for row_block in tl.range(pid // {splits}, {p.programs}, groups):",
+        *[f"    {line}" for line in each],
+    ]
+    fitting = REGISTERS // (32 * p.schedule.warps * p.schedule.per_sm) // 8 * 8
+    together = "" if splits == 1 else f", maxnreg={min(fitting, 248)}, launch_cooperative_grid=True"
+    p.kernel("group", body, [*names, "flags_ptr", "groups"], f"groups * {splits}", together)
+
+
+def _statistics(p: Printer, em: Emitter, splits: int) -> list[str]:
+    """Reduce the tile at hand and store the partial results."""
+    accumulators = p.accumulators(1)
+    for e, acc in accumulators:
+        x = em.value(e.args[0])
+        em.lines += acc.whole(x, em.masks.get("r", ""), "inside", p.index(em, e))
+    return [f"inside = {p.inside('split')}", *p.flush(em), *p.partial_stores(accumulators, 1, splits)]
+
+
+def _publish(row: str) -> list[str]:
+    """Say that this program's partial results of `row` are stored."""
+    return ["tl.debug_barrier()", f'tl.atomic_add(flags_ptr + 1 + {row}, 1, sem="release")']
+
+
+def _await(row: str, splits: int) -> list[str]:
+    """Wait until all partial results of `row` are stored."""
+    ask = f'tl.atomic_add(flags_ptr + 1 + {row}, 0, sem="acquire")'
+    return [f"done = {ask}", f"while done < {splits}:", f"    done = {ask}", "tl.debug_barrier()"]
+
+
+def _stores(p: Printer, em: Emitter) -> list[str]:
+    """Store every output of the tile at hand."""
+    for i in p.row_outputs:
+        em.store(i, sides="p")
+    for i in p.full_outputs:
+        em.store(i, hint=', eviction_policy="evict_first"')
+    return p.flush(em)
+
+
+__all__ = ["print_shared_row"]
