@@ -39,6 +39,7 @@ class Knows(Protocol):
     """What a judge that measures knows about the reference."""
 
     eager_agrees: bool | None
+    exact_agrees: bool | None
     degenerate: str
 
 
@@ -102,10 +103,6 @@ def measure(problem: Problem, settings: Settings, device: str | None = None) -> 
         judge = task.evaluator if isinstance(task.evaluator, TimesBaselines) else None
         capture = time.monotonic() - began - (sum(judge.spent.values()) if judge else 0.0)
         if judge is not None:
-            agrees = judge.references.eager_agrees
-            row = replace(
-                row, degenerate=judge.references.degenerate, eager_unstable=None if agrees is None else not agrees
-            )
             judge.compiled.begin(settings.compile_modes, settings.compile_seconds)
         budget = Budget(
             max(settings.seconds - FINAL_S, settings.seconds / 2), settings.evaluations or Budget.evaluations
@@ -116,11 +113,22 @@ def measure(problem: Problem, settings: Settings, device: str | None = None) -> 
         row = replace(_with_result(row, result), seconds=seconds)
         if judge is not None:
             row = _with_baselines(row, judge, settings.compile_modes)
+            known = judge.references
+            row = replace(
+                row,
+                degenerate=known.degenerate,
+                eager_unstable=_denied(known.eager_agrees),
+                exact_fails=_denied(known.exact_agrees),
+            )
     except QimengError as error:
         row = replace(row, error=f"{type(error).__name__}: {error}")
     finally:
         task.evaluator.close()
     return _timed(row, began)
+
+
+def _denied(agrees: bool | None) -> bool | None:
+    return None if agrees is None else not agrees
 
 
 def _with_graph(row: Row, task: Task, mode: str) -> Row:

@@ -113,6 +113,7 @@ class Row:
         captured: False where the computation stays one PyTorch region.
         degenerate: why zeros or a constant pass as the result, or empty.
         eager_unstable: whether eager run twice fails KernelBench's own rule; None where not checked.
+        exact_fails: whether the float64 result itself fails that rule against eager; None where not checked.
         right: whether the result passed our rule in the final verification; None where it never got there.
         kernelbench: whether it passed KernelBench's rule (allclose against eager).
         reference: what it was checked against: ``"float64"`` or ``"eager-highest"``.
@@ -154,6 +155,7 @@ class Row:
     captured: bool = True
     degenerate: str = ""
     eager_unstable: bool | None = None
+    exact_fails: bool | None = None
     right: bool | None = None
     kernelbench: bool | None = None
     reference: str = ""

@@ -109,6 +109,7 @@ class Summary:
         failed: problem to the reason why there is no right result.
         kernelbench_wrong: problems that pass our rule and not KernelBench's.
         eager_unstable: problems on which eager run twice fails KernelBench's rule.
+        exact_fails: problems on which the float64 result itself fails that rule.
         degenerate: problem to the reason why a constant passes.
         random: problems with random operators, which stay on PyTorch.
         kinds: what each kind of action did.
@@ -139,6 +140,7 @@ class Summary:
     failed: dict[str, str]
     kernelbench_wrong: tuple[str, ...]
     eager_unstable: tuple[str, ...]
+    exact_fails: tuple[str, ...]
     degenerate: dict[str, str]
     random: tuple[str, ...]
     kinds: tuple[KindSummary, ...]
@@ -224,6 +226,7 @@ def _summarize(label: str, estimated: bool, rows: Sequence[Row]) -> Summary:
         failed={r.id: r.error or "not right" for r in rows if not r.right},
         kernelbench_wrong=tuple(r.id for r in right if r.kernelbench is False),
         eager_unstable=tuple(r.id for r in rows if r.eager_unstable),
+        exact_fails=tuple(r.id for r in rows if r.exact_fails),
         degenerate={r.id: r.degenerate for r in rows if r.degenerate},
         random=tuple(r.id for r in rows if r.random),
         kinds=_kinds(rows),
