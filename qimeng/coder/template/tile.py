@@ -9,6 +9,7 @@ good.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -134,10 +135,14 @@ class Printer:
         return params + extra, args + extra
 
     def kernel(self, name: str, body: list[str], extra: list[str], grid: str, more: str = "") -> None:
-        """Add a kernel and its launch; `more` are launch options."""
-        params, args = self.parameters(extra)
+        """Add a kernel and its launch, with the parameters that it uses; `more` are launch options."""
+        lines = without_unused(body)
+        words = set(re.findall(r"\w+", "\n".join(lines)))
+        params, args = zip(
+            *[pair for pair in zip(*self.parameters(extra), strict=True) if pair[0] in words], strict=True
+        )
         head = f"@triton.jit\ndef {self.prefix}_{name}({', '.join(params)}, PB: tl.constexpr, RB: tl.constexpr):\n"
-        self.kernels.append(head + "\n".join(f"    {line}" for line in without_unused(body)) + "\n")
+        self.kernels.append(head + "\n".join(f"    {line}" for line in lines) + "\n")
         options = f"PB={self.PB}, RB={self.RB}, num_warps={self.schedule.warps}{more}"
         self.launches.append(f"{self.prefix}_{name}[({grid},)]({', '.join(args)}, {options})")
 
