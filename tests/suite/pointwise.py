@@ -157,3 +157,15 @@ def one_element(x: Tensor) -> Tensor:
 @problem("nothing", lambda: (torch.randn(0, 5), torch.randn(5)), stays=("add", "relu"))
 def nothing(x: Tensor, y: Tensor) -> Tensor:
     return torch.relu(x + y)
+
+
+@problem("constants computed with", normal((5, 7)))
+def constants_computed_with(x: Tensor) -> tuple[Tensor, ...]:
+    two = torch.full_like(x, 2.7)
+    return two.int() + x, two.exp() + x, torch.ones_like(x).bool().sum(1), (two * 3).sqrt().sum(0) * x.sum(0)
+
+
+@problem("quantised", normal((5, 8)))
+def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
+    scale = x.abs().amax(1, keepdim=True) / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale

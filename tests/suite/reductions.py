@@ -26,11 +26,6 @@ def positions(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
     return x.argmax(0), x.argmin(1, keepdim=True), x.argmax(), n.max(1)[0], torch.min(x, dim=-1).indices
 
 
-@problem("positions without a number", lambda: (torch.tensor([[1.0, float("nan"), 5.0], [float("-inf")] * 3]),))
-def positions_without_a_number(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return x.argmax(1), x.max(1)[0], x.argmin(1)
-
-
 @problem("integer reductions", lambda: (torch.randint(-50, 50, (9, 33)), torch.randint(-9, 9, (9, 33), dtype=INT8)))
 def integer_reductions(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return x.sum(1), y.sum(0), y.amax(1), y.amin(), x.prod(1), y.argmax(1), (x % 3 == 0).sum(1), y.max(1)[0]
@@ -250,3 +245,15 @@ def standardised(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 @problem("counting", lambda: (torch.randint(0, 5, (40, 3), dtype=INT64),), stays=("arange",))
 def counting(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x[:, :, None] == torch.arange(5)).sum((0, 1)), torch.count_nonzero(x, dim=0)
+
+
+@problem("of expanded inputs", normal((5, 7)))
+def of_expanded_inputs(x: Tensor) -> tuple[Tensor, ...]:
+    wide = x[:, None].expand(5, 6, 7)
+    return wide.sum(1), wide.softmax(1), wide.mean((0, 1)), wide.amax(1), wide.logsumexp((1, 2)), wide.argmax(1)
+
+
+@problem("not a number among them", normal((13, 17)))
+def not_a_number_among_them(x: Tensor) -> tuple[Tensor, ...]:
+    y, z = torch.where(x > 1, float("nan"), x), torch.where(x > 0, x, float("-inf"))
+    return y.argmax(1), y.max(1)[0], y.amin(0), z.softmax(1), torch.where(x > 9, x, float("-inf")).logsumexp(1)

@@ -16,6 +16,14 @@ from typing import Any
 
 import pytest
 
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.device import device_named
+from qimeng.envs.compile import Compilers
+from qimeng.envs.forkserver import ForkServer
+from qimeng.graph.verify import capture_spec
+from qimeng.interfaces import Action, Request
+from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
 from tests.suite.problem import Problem, problems
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +58,30 @@ def test_captured_lowered_and_right(lowered: dict[str, Row], problem: Problem) -
         return
     assert not row["whole"], row["whole"]
     assert set(row["left"]) == set(problem.stays), row["left"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1600)
+def test_every_kernel_compiles_for_a_device(tmp_path: Path) -> None:
+    programs = {p.name: lowered_program(p) for p in problems() if not p.whole}
+    server = ForkServer()
+    try:
+        found = Compilers(server, device_named("h200"), str(tmp_path)).programs(list(programs.values()))
+    finally:
+        server.close()
+    failed = {name: c.error for name, t in zip(programs, found, strict=True) for c in t.values() if c.failure}
+    assert sum(map(len, found)) > 500 and not failed, json.dumps(failed, indent=1)
+
+
+def lowered_program(problem: Problem) -> Program:
+    """The starting program with each region lowered that can be."""
+    spec = KernelSpec.of(problem.make(), problem.examples(), **problem.options)
+    program, coder = Program.start(capture_spec(spec, verify=False)), TemplateCoder()
+    for region in program.regions:
+        if not program.implementation(region).generated and coder.can_implement(region) is None:
+            patch = coder.write(Request(program, Action("lowering", (region.id,)), device_named("h200")))
+            program = patch.apply(program)
+    return program
 
 
 @pytest.mark.slow

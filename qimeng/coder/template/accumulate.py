@@ -8,6 +8,7 @@ lane's first element and Chan's formula (Chan, Golub, LeVeque 1983); sum-of-expo
 
 from __future__ import annotations
 
+import keyword
 from dataclasses import dataclass
 
 LOWEST = "-3.4028234e38"
@@ -87,7 +88,7 @@ class Accumulator:
     def take(self, x: str, masked: str, index: str) -> list[str]:
         """Lines in the loop: take the tile `x`; `masked` is the mask of the r side or empty; `index` positions."""
         n = self.name
-        lines = [f"{n}_x = tl.broadcast_to({x}, [PB, RB])"]
+        lines = [f"{n}_x = {self._tile(x)}"]
         if self.kind == "welford":
             valid = f"tl.broadcast_to({masked}, [PB, RB])" if masked else ""
             first = f"({n}_n == 0.0)" + (f" & {valid}" if valid else "")
@@ -190,14 +191,14 @@ class Accumulator:
         if self.kind == "welford":
             inside = f"tl.where({masked}, {n}_x, 0.0)" if masked else f"{n}_x"
             return [
-                f"{n}_x = tl.broadcast_to({x}, [PB, RB])",
+                f"{n}_x = {self._tile(x)}",
                 f"{n}_count = {count} * 1.0" if self.single else f"{n}_count = tl.full([PB, 1], {count}, tl.float32)",
                 f"{n}_mean = tl.sum({inside}, axis=1)[:, None] / {n}_count",
                 f"{n}_d = {n}_x - {n}_mean" if not masked else f"{n}_d = tl.where({masked}, {n}_x - {n}_mean, 0.0)",
                 f"{n}_m2 = tl.sum({n}_d * {n}_d, axis=1)[:, None]",
             ]
         fill = f"tl.where({masked}, {n}_x, {self.neutral})" if masked else f"{n}_x"
-        lines = [f"{n}_x = tl.broadcast_to({x}, [PB, RB])", f"{n}_x = {fill}"]
+        lines = [f"{n}_x = {self._tile(x)}", f"{n}_x = {fill}"]
         if self.kind == "sumexp":
             return [
                 *lines,
@@ -207,6 +208,11 @@ class Accumulator:
         if self.kind in ("argmax", "argmin"):
             return [*lines, *self._pick(f"{n}_x", f"tl.broadcast_to({index}, [PB, RB]).to(tl.int64)")]
         return [*lines, *self._fold(f"{n}_x")]
+
+    def _tile(self, x: str) -> str:
+        """The value `x`, a variable or a number, as a whole tile."""
+        variable = x.isidentifier() and not keyword.iskeyword(x)
+        return f"tl.broadcast_to({x}, [PB, RB])" if variable else f"tl.full([PB, RB], {x}, {self.dtype})"
 
     def _fold(self, lanes: str) -> list[str]:
         n = self.name

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from qimeng.coder.template import ops
-from qimeng.coder.template.ir import Expr, Nest
+from qimeng.coder.template.ir import Expr, Nest, constant
 
 
 @dataclass
@@ -131,6 +131,11 @@ class Emitter:
         if e.op in ("reduce", "part", "dot"):
             raise AssertionError(f"{e.op} must be defined by the template before it is used")
         args = [self.value(a) if isinstance(a, Expr) else literal(a, self._partner(e)) for a in e.args]
+        if all(
+            not isinstance(a, Expr) or constant(a) is not None for a in e.args
+        ):  # functions take tensors, not numbers
+            dtype = ops.TRITON_DTYPE[ops.compute_dtype(self._partner(e))]
+            args = [f"tl.full([1, 1], {a}, {dtype})" for a in args]
         target = self.fresh()
         self.lines += ops.write(e.op, target, args, e.dtype)
         return target
@@ -187,12 +192,11 @@ class Emitter:
         ]
         mask = self.mask(sides, once)
         text = value if value is not None else self.value(expr)
-        if expr.op == "const" or self.side(expr) == "":
-            text = (
-                f"({text} + tl.zeros([1, 1], {ops.TRITON_DTYPE[ops.compute_dtype(dtype)]}))"
-                if dtype != "bool"
-                else text
-            )
+        held_in = ops.TRITON_DTYPE[ops.compute_dtype(dtype)]
+        if constant(expr) is not None:
+            text = f"tl.full([1, 1], {text}, {held_in})"
+        elif self.side(expr) == "" and dtype != "bool":
+            text = f"({text} + tl.zeros([1, 1], {held_in}))"
         arguments = f", mask={mask}" if mask else ""
         place = f"y{number}_ptr + {self.offset(strides, sides)}"
         self.lines.append(f"tl.store({place}, ({text}).to({_store_dtype(dtype)}){arguments}{hint})")

@@ -44,6 +44,13 @@ class Expr:
         return (a for a in self.args if isinstance(a, Expr))
 
 
+def constant(e: Expr) -> Expr | None:
+    """The constant that `e` is, under whatever dimensions; None for anything that is computed or loaded."""
+    while e.op == "identity":
+        e = e.args[0]
+    return e if e.op == "const" else None
+
+
 @dataclass(eq=False)
 class Source:
     """An input tensor as memory: strides by dimension."""

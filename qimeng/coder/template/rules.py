@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qimeng.coder.template.axes import Axes, Dim, Unsupported
-from qimeng.coder.template.ir import Expr, Nest, Source
+from qimeng.coder.template.ir import Expr, Nest, Source, constant
 from qimeng.coder.template.ops import compute_dtype, is_float
 
 Number = int | float | bool
@@ -52,7 +52,13 @@ class Builder:
 
     def cast(self, x: Expr, dtype: str) -> Expr:
         """`x` in another dtype."""
-        return x if x.dtype == dtype else self.nest.add(Expr("cast", (x,), x.dims, dtype))
+        if x.dtype == dtype:
+            return x
+        known = constant(x)
+        if known is not None and math.isfinite(known.param):
+            value = bool(known.param) if dtype == "bool" else known.param if is_float(dtype) else int(known.param)
+            return self.redim(self.const(value, dtype), x.dims)
+        return self.nest.add(Expr("cast", (x,), x.dims, dtype))
 
     def broadcast(self, shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
         """The common dimensions of tensors that meet in one operator."""
