@@ -6,7 +6,6 @@ torch.compile as well (see `qimeng.envs.torch_compile`). Knows nothing about pro
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,8 +20,6 @@ from qimeng.envs.worker import Setup, open_device
 from qimeng.spec import KernelSpec
 
 EAGER = "eager"
-STALE_S = 60.0
-"""Seconds after which eager is timed again during a search."""
 
 
 class Baseline:
@@ -40,7 +37,6 @@ class Baseline:
         self._process: Process | None = None
         self._ready = False
         self._eager: Samples | None = None
-        self._eager_at = 0.0
         self._peak: int | None = None
         self.start()
 
@@ -63,14 +59,7 @@ class Baseline:
 
     def time(self, effort: Effort) -> Samples:
         """Times on fresh inputs; the judge is alone on the device."""
-        process = self._running()
-        self._eager, self._eager_at = ask_times(process, self._draw_seed, self._timeout_s, effort), time.monotonic()
-        return self._eager
-
-    def eager(self, effort: Effort) -> Samples:
-        """The last times, measured again where they are older than `STALE_S`."""
-        if self._eager is None or time.monotonic() - self._eager_at > STALE_S:
-            return self.time(effort)
+        self._eager = ask_times(self._running(), self._draw_seed, self._timeout_s, effort)
         return self._eager
 
     @property

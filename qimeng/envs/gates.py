@@ -17,6 +17,7 @@ from qimeng.envs.compile import Compilers
 from qimeng.envs.forkserver import START_S, Process, WorkerFailed
 from qimeng.envs.judge import CLOCK_FROM_MS
 from qimeng.envs.least_time import SHARE, above_peak
+from qimeng.envs.ranking import preferred
 from qimeng.envs.region_reference import RegionReference
 from qimeng.envs.resources import largest, refusal
 from qimeng.envs.timing import Effort, Samples
@@ -139,7 +140,7 @@ class Run:
                 self.drop_worker()
                 self.refused[i] = Refusal(self.gate, failed.kind, str(failed))
                 continue
-            if found is not None and (best is None or (found.ms or 0) < (best.ms or 0)):
+            if found is not None and preferred(found, best):
                 best = found
         return best or self.refusal()
 

@@ -231,7 +231,7 @@ class GpuEvaluator(Evaluator):
         return replace(found, configurations=len(run.candidates), seconds=dict(run.clock.seconds))
 
     def _search_rounds(self, worker: Process) -> tuple[Samples, Samples]:
-        eager = self.baselines_process.eager(SEARCH)
+        eager = self.baselines_process.time(FINAL)
         return self._time(worker, SEARCH), eager
 
     def _final_rounds(self, worker: Process, parent_ms: float | None, clock: Clock) -> tuple[Samples, Samples]:

@@ -212,8 +212,14 @@ class Worker:
         return Answer({}, ())
 
     def time(self, seeds: Sequence[int], effort: Effort) -> dict[str, Any]:
-        """Times of calls on as-given inputs from `seeds`."""
-        return _samples(self.stopwatch.measure(self.model, lambda s: self._inputs(Draw(s)), seeds, effort))
+        """Times of calls on as-given inputs from `seeds`.
+
+        The memory is given back, as the baselines do, so that whoever is timed next gets the same.
+        """
+        samples = self.stopwatch.measure(self.model, lambda s: self._inputs(Draw(s)), seeds, effort)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return _samples(samples)
 
     def peak(self, seed: int) -> int | None:
         """Most bytes that a call holds beyond inputs and parameters (prepared buffers count); None on the CPU."""

@@ -21,8 +21,9 @@ READ_FRACTION, COPY_FRACTION = 0.94, 0.88
 SMALL_SHARE = 0.04
 """Regions below this share of the program's time are not tuned."""
 
-HOPELESS = 1.5
-"""A kernel that takes this many times what PyTorch took is not tuned but given up."""
+HOPELESS, SLOWER = 1.5, 1.05
+"""A kernel that takes this many times what PyTorch took is not tuned but given up; one that is this much slower is
+given up once it is tuned."""
 
 TILE_ELEMENTS = 128 * 256
 """Elements of a usual output tile of a matrix product."""
@@ -130,7 +131,7 @@ class HeuristicPlanner(Planner):
                 action = Action(kind, (region.id,), param)
                 if action in offered and action not in tried:
                     return action
-            if back is not None and on_torch is not None and ms * NEAR_ROOFLINE > on_torch:
+            if back is not None and on_torch is not None and ms > SLOWER * on_torch:
                 return back
         return None
 

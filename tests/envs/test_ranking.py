@@ -46,10 +46,17 @@ def test_a_gain_must_be_twice_the_uncertainty() -> None:
     assert not beats(judged(9.96), parent)  # less than the smallest gain
 
 
+def test_times_count_as_shares_of_eagers() -> None:
+    slow_memory = judged(10.5, eager=11.2)  # everything takes 12 % longer
+    assert preferred(slow_memory, judged(10.0, eager=10.0))
+    assert beats(slow_memory, judged(10.0, eager=10.0))
+    assert not preferred(judged(9.9, eager=9.0), judged(10.0, eager=10.0))
+
+
 def test_the_final_verification_may_refuse() -> None:
     assert refusal(judged(9.0), judged(10.0)) is None
-    assert "does not beat" in (refusal(judged(9.99), judged(10.0)) or "")
+    assert "does not beat 10 ms (1.000 x eager)" in (refusal(judged(9.99), judged(10.0)) or "")
     assert refusal(judged(10.05), judged(10.0, share=0.0)) is None
-    assert "x PyTorch eager" in (refusal(judged(9.0, eager=8.0), judged(10.0)) or "")
+    assert "0.889 x PyTorch eager" in (refusal(judged(9.0, eager=8.0), judged(11.0, eager=8.0)) or "")
     assert "gate program: 3 of 4 wrong" in (refusal(Evaluation(Gate.PROGRAM, "3 of 4 wrong"), None) or "")
     assert refusal(judged(20.0), None) is None  # the start program is what is left
