@@ -257,16 +257,16 @@ def _wave(s: Schedule, facts: Facts, device: Device, column: bool) -> list[Sched
 
 
 def _cooperative(s: Schedule, facts: Facts, device: Device, column: bool) -> list[Schedule]:
-    """Tiles of 16 to 64 elements a thread; a row must fit the registers of all multiprocessors together."""
+    """Tiles of 16 to 32 elements a thread, with the next row's or not; a row must fit all multiprocessors."""
     if facts.passes != 1 or not facts.full_outputs or column or facts.columns < 8192:
         return []
     shapes = (
-        (8192, 8, 2), (16384, 16, 1), (8192, 8, 3), (16384, 8, 2), (4096, 4, 6), (16384, 16, 2), (4096, 4, 4),
-        (8192, 8, 4),
+        (8192, 8, 2, 2), (16384, 16, 1, 2), (4096, 4, 4, 2), (4096, 8, 4, 2), (8192, 8, 3, 1), (4096, 4, 6, 1),
+        (2048, 4, 8, 2), (16384, 8, 2, 1),
     )  # fmt: skip
     return [
-        s.but(form="cooperative", block_p=1, block_r=r, warps=w, per_sm=n, splits=1, stages=1)
-        for r, w, n in shapes
+        s.but(form="cooperative", block_p=1, block_r=r, warps=w, per_sm=n, splits=1, stages=stages)
+        for r, w, n, stages in shapes
         if r < facts.columns <= r * device.sms * n
     ]
 

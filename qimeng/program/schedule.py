@@ -28,7 +28,7 @@ class Schedule:
         block_k: depth of one step (gemm family).
         group_m: rows of tiles visited together, for reuse in L2; 1 is plain row order (gemm family).
         warps: warps a program.
-        stages: depth of software pipelining.
+        stages: depth of software pipelining; 2 loads the next row ahead (cooperative form).
         precision: how a dot is computed: ``"ieee"``, ``"tf32"``, ``"tf32x3"``, ``"bf16x3"``, ``"bf16x6"``,
             ``"fp16x3"`` (two scaled half planes, three products), ``"fp16"`` (one scaled half plane: TF32's
             significand).

@@ -94,7 +94,7 @@ def _rows() -> Iterator[dict[str, Any]]:
         if plan.passes == 1 and plan.full:
             schedules.append(base.but(form="wave", block_p=2, block_r=32, lag=3))
             # the interpreter runs programs one after the other: a group of one
-            schedules.append(base.but(form="cooperative", block_p=2, block_r=width))
+            schedules += [base.but(form="cooperative", block_p=2, block_r=width, stages=n) for n in (1, 2)]
         expected = function(*(x.double() for x in inputs))
         expected = expected if isinstance(expected, tuple) else (expected,)
         for schedule in schedules:

@@ -73,22 +73,42 @@ def _wave(p: Printer) -> None:
 
 
 def _cooperative(p: Printer) -> None:
-    """One launch of as many groups as fit the device at once; each group takes rows in turn."""
-    splits = p.steps
+    """One launch of as many groups as fit the device at once; each group takes rows in turn.
+
+    What does not change from row to row is loaded once. With two stages the tiles of the group's next row are loaded
+    before this one's statistics are waited for.
+    """
+    splits, ahead = p.steps, p.schedule.stages > 1
     names = p.workspaces(splits)
     p.helpers.append(PROCESSORS)
     fit = f"{p.schedule.per_sm} * _processors(DEVICE) // {splits}"
     p.launches.append(f"groups = max(1, min({p.programs}, {fit}))")
     p.launches.append(f"flags_ptr = torch.zeros({p.programs + 1}, dtype=torch.int32, device=DEVICE)")
-    rows, row_walks = p.rows("row_block")
+    first_rows, row_walks = p.rows(f"pid // {splits}")
+    rows, next_rows = p.rows("row_block")[0], p.rows(f"tl.minimum(row_block + groups, {p.programs - 1})")[0]
     columns, col_walks = p.columns("split")
-    em = p.emitter(row_walks + col_walks)
-    em.load_hint = ', eviction_policy="evict_first"'
-    each = [*rows, *columns, *_statistics(p, em, splits), *_publish("row_block")]
+    em, following = p.emitter(row_walks + col_walks), p.emitter(row_walks + col_walks)
+    em.load_hint = following.load_hint = ', eviction_policy="evict_first"'
+    following.letter = "n"
+    tiles = [e for e in p.nest.exprs if e.op == "load" and not p.nest.sources[e.param].scalar and "r" in em.side(e)]
+    moving = [e for e in tiles if e.depends & {a for w in row_walks for a in w.atoms}]
+    for e in tiles if ahead else [e for e in tiles if e not in moving]:
+        em.value(e)
+    before = p.flush(em)
+    each = [*rows, *_statistics(p, em, splits), *_publish("row_block")]
+    if ahead:
+        for e in moving:
+            following.value(e)
+        each += [*next_rows, *p.flush(following), *rows]
     each += [*_await("row_block", splits), *p.partial_loads(em, 1, splits), *_stores(p, em)]
+    if ahead:
+        each += [f"{em.value(e)} = {following.value(e)}" for e in moving]
     body = [
         "pid = tl.program_id(0)",
         f"split = pid % {splits}",
+        *first_rows,
+        *columns,
+        *before,
         f"for row_block in tl.range(pid // {splits}, {p.programs}, groups):",
         *[f"    {line}" for line in each],
     ]
