@@ -1,0 +1,126 @@
+"""The layers together: which of them a process enters, in which order, and what it is told of each.
+
+Deals in names of layers. Each is entered where this machine has it and is otherwise skipped and said, so that the same
+code runs anywhere; what was entered stands in the result. Knows nothing about how a layer works.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from qimeng.envs.sandbox import landlock, limits, network, places, privileges, seccomp, surroundings
+from qimeng.envs.sandbox.layer import Unavailable
+
+LAYERS = (
+    "environment", "files", "network", "limits", "capabilities", "no_new_privs", "landlock", "seccomp",
+)  # fmt: skip
+"""Every layer, in the order in which they are entered: what a later one forbids, an earlier one may need."""
+
+LEVELS: dict[str, tuple[str, ...]] = {"full": LAYERS, "basic": ("no_new_privs",), "off": ()}
+"""What can be asked for, and its layers."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of the layers.
+
+    Attributes:
+        entered: name of a layer to a few words about it.
+        skipped: name of a layer that this machine lacks to the reason.
+    """
+
+    entered: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        parts = [f"{name} ({text})" for name, text in self.entered.items()]
+        parts += [f"no {name} ({text})" for name, text in self.skipped.items()]
+        return "; ".join(parts) or "none"
+
+
+_HERE = [Report()]
+
+
+def entered_here() -> Report:
+    """What came of the layers in this process."""
+    return _HERE[0]
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """What a process gives up before foreign code runs in it.
+
+    Attributes:
+        level: ``"full"`` (every layer), ``"basic"`` (no new privileges) or ``"off"``.
+    """
+
+    level: str = "basic"
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown level."""
+        if self.level not in LEVELS:
+            raise ValueError(f"no sandbox {self.level!r}; there are {', '.join(LEVELS)}")
+
+    def enter(
+        self,
+        folder: str,
+        writable: Sequence[str] = (),
+        readable: Sequence[str] = (),
+        variables: Collection[str] = (),
+        files: Collection[int] = (),
+    ) -> Report:
+        """Enter the layers, for good; in a process of its own that has one thread.
+
+        Args:
+            folder: its scratch folder.
+            writable: other folders that it may write (a compiler's cache).
+            readable: folders that it may read, besides those where programs live.
+            variables: environment variables to keep, besides the usual ones.
+            files: open files to keep, besides the three standard ones.
+        """
+        may_read = [*places.readable(), *readable]
+        may_write = [folder, *writable, *places.shared_memory()]
+        ways: dict[str, Callable[[], str]] = {
+            "environment": lambda: surroundings.clean_environment(folder, variables),
+            "files": lambda: surroundings.close_files(files),
+            "network": network.enter,
+            "limits": limits.enter,
+            "capabilities": privileges.drop_capabilities,
+            "no_new_privs": privileges.no_new_privileges,
+            "landlock": lambda: landlock.enter(may_read, may_write, places.devices()),
+            "seccomp": seccomp.enter,
+        }
+        entered, skipped = {}, {}
+        for name in LEVELS[self.level]:
+            try:
+                entered[name] = ways[name]()
+            except (Unavailable, OSError, ValueError) as error:
+                skipped[name] = str(error)
+        _HERE[:] = [Report(entered, skipped)]
+        return _HERE[0]
+
+    def layers_available(self) -> Report:
+        """Which layers this machine has: a process of its own enters them and says what came of it.
+
+        Raises:
+            RuntimeError: the process ended without a report.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "qimeng.envs.sandbox", self.level, folder]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if done.returncode != 0:
+            raise RuntimeError(f"a process in the sandbox ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+        return Report(**json.loads(done.stdout))
+
+
+def main(level: str, folder: str) -> None:
+    """Enter the sandbox with `folder` as scratch, and print the report as JSON."""
+    print(json.dumps(asdict(Sandbox(level).enter(folder))))
+
+
+__all__ = ["LAYERS", "LEVELS", "Report", "Sandbox", "entered_here", "main"]

@@ -1,0 +1,119 @@
+"""Which system calls a process may make: all that computing, compiling and CUDA need, none that reach further.
+
+Deals in a small program for the kernel's filter (classic BPF), which it checks at every call. A refused call fails with
+an error, so that libraries that only try go on. Knows nothing about files, which are landlock's. Source: seccomp(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import struct
+from dataclasses import dataclass
+
+from qimeng.envs.sandbox.layer import machine, prctl
+from qimeng.envs.sandbox.syscalls import AUDIT, NUMBERS
+
+REFUSED = (
+    # other processes' memory, files and tracing
+    "ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd "
+    # the kernel: programs in it, counters, faults, keys, modules, itself
+    "bpf perf_event_open userfaultfd keyctl add_key request_key init_module finit_module delete_module kexec_load "
+    "kexec_file_load reboot syslog lookup_dcookie fanotify_init migrate_pages "
+    # file systems and namespaces
+    "mount umount2 pivot_root chroot move_mount open_tree fsopen fsconfig fsmount fspick mount_setattr unshare setns "
+    "open_by_handle_at quotactl quotactl_fd acct swapon swapoff "
+    # the machine's names, clocks and ports
+    "sethostname setdomainname settimeofday clock_settime clock_adjtime adjtimex iopl ioperm modify_ldt uselib vhangup "
+    "nfsservctl "
+    # leaving the process group, which is killed as a whole
+    "setsid setpgid "
+    # memory and queues that outlive a process; sockets of others
+    "shmget semget msgget mq_open connect"
+).split()
+"""Fail with EPERM."""
+
+ABSENT = "io_uring_setup io_uring_enter io_uring_register clone3".split()
+"""Fail with ENOSYS, as on an older kernel: a filter cannot see what they ask for."""
+
+ONLY_SELF = {
+    "prlimit64": 0,
+    "setpriority": 1,
+    "sched_setaffinity": 0,
+    "sched_setscheduler": 0,
+    "sched_setparam": 0,
+    "sched_setattr": 0,
+    "ioprio_set": 1,
+}
+"""Number of the argument that names a process: only 0, the caller, is allowed."""
+
+_NEW_NAMESPACES = 0x7E020000
+"""Flags of clone that ask for a namespace of any kind."""
+_AF_UNIX = 1
+_X32 = 0x40000000
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; little-endian: low words come first
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction; the jumps count instructions to leave out."""
+
+    code: int
+    value: int
+    if_true: int = 0
+    if_false: int = 0
+
+    def pack(self) -> bytes:
+        """As the kernel's struct sock_filter."""
+        return struct.pack("=HBBI", self.code, self.if_true, self.if_false, self.value)
+
+
+def program(architecture: str) -> list[Instruction]:
+    """The filter for `architecture` (a key of `syscalls.NUMBERS`)."""
+    numbers = NUMBERS[architecture]
+    denied, absent = (Instruction(_RETURN, _ERROR | number) for number in (errno.EPERM, errno.ENOSYS))
+    allowed = Instruction(_RETURN, _ALLOW)
+    out = [
+        Instruction(_LOAD, _ARCHITECTURE),
+        Instruction(_EQUAL, AUDIT[architecture], 1, 0),
+        Instruction(_RETURN, _KILL),  # the 32-bit entry into the kernel has other numbers
+        Instruction(_LOAD, _NUMBER),
+    ]
+    if architecture == "x86_64":
+        out += [Instruction(_AT_LEAST, _X32, 0, 1), absent]
+    for names, answer in ((REFUSED, denied), (ABSENT, absent)):
+        for name in names:
+            if name in numbers:
+                out += [Instruction(_EQUAL, numbers[name], 0, 1), answer]
+    for name, argument in ONLY_SELF.items():
+        out += [*_argument(numbers[name], argument), Instruction(_EQUAL, 0, 0, 1), allowed, denied]
+    out += [*_argument(numbers["socket"], 0), Instruction(_EQUAL, _AF_UNIX, 0, 1), allowed, denied]
+    out += [*_argument(numbers["clone"], 0), Instruction(_ANY_BIT, _NEW_NAMESPACES, 0, 1), denied, allowed]
+    return [*out, allowed]
+
+
+def _argument(number: int, argument: int) -> list[Instruction]:
+    """For system call `number` load an argument and go on with the next three instructions; else leave them out."""
+    return [Instruction(_EQUAL, number, 0, 4), Instruction(_LOAD, _ARGUMENTS + 8 * argument)]
+
+
+def enter() -> str:
+    """Put the filter in force, for this process and its children, for good.
+
+    Raises:
+        Unavailable: the kernel has no filters, or the architecture is unknown.
+    """
+    instructions = program(machine())
+    body = ctypes.create_string_buffer(b"".join(i.pack() for i in instructions))
+    pointer_at = struct.calcsize("P")
+    header = ctypes.create_string_buffer(struct.pack("H", len(instructions)).ljust(pointer_at, b"\0"), 2 * pointer_at)
+    struct.pack_into("P", header, pointer_at, ctypes.addressof(body))
+    prctl(38, 1)  # PR_SET_NO_NEW_PRIVS, without which only root may
+    prctl(22, 2, ctypes.addressof(header))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    return f"{len(REFUSED)} system calls refused, sockets of the machine only"
+
+
+__all__ = ["ABSENT", "ONLY_SELF", "REFUSED", "Instruction", "enter", "program"]

@@ -1,0 +1,59 @@
+"""What a process finds around itself: its folder, its environment, its open files.
+
+Deals in making all of these its own, so that nothing is inherited but what it is given and no cache is shared unless
+it is named. Knows nothing about rights: a process could leave its folder, were it not for the other layers.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection
+
+SETTINGS = (
+    "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV",
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "CUDA_MODULE_LOADING",
+    "CUDA_LAUNCH_BLOCKING", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "OMP_NUM_THREADS", "TRITON_PTXAS_PATH",
+    "TRITON_LIBCUDA_PATH", "TRITON_INTERPRET", "TRITON_CACHE_DIR", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF",
+)  # fmt: skip
+"""Environment variables that stay; all else goes."""
+
+OWN_FOLDERS = (
+    "HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "CUDA_CACHE_PATH", "TRITON_HOME", "TORCH_HOME",
+    "TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR",
+)  # fmt: skip
+"""Environment variables that name the process's own folder."""
+
+
+def settle(folder: str) -> None:
+    """Work, and keep temporary files, in `folder`."""
+    os.chdir(folder)
+    tempfile.tempdir = folder  # Triton writes through `tempfile`, which has cached the parent's folder
+    os.environ["TMPDIR"] = folder
+
+
+def clean_environment(folder: str, keep: Collection[str] = ()) -> str:
+    """Keep the `SETTINGS` and the variables in `keep`, drop all others; home and caches are in `folder`.
+
+    Triton's cache as well, unless it is set.
+    """
+    settle(folder)
+    for name in [n for n in os.environ if n not in SETTINGS and n not in keep]:
+        del os.environ[name]
+    os.environ.update(dict.fromkeys(OWN_FOLDERS, folder))
+    os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(folder, "triton"))
+    return "own folder, home and caches"
+
+
+def close_files(keep: Collection[int]) -> str:
+    """Close every open file but standard input, output and error, and those in `keep`."""
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd > 2 and fd not in keep:
+            try:
+                os.close(fd)
+            except OSError:  # the listing's own
+                continue
+    return "none inherited"
+
+
+__all__ = ["OWN_FOLDERS", "SETTINGS", "clean_environment", "close_files", "settle"]
