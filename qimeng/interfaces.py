@@ -147,6 +147,7 @@ class Evaluation:
         configurations: number of configurations tried in this evaluation.
         seconds: wall seconds by part: ``compile``, ``check``, ``time``, ``start``.
         notes: what else is to be said, in words: how a program was checked without a GPU, or that it was not.
+        sandbox: layers of the sandbox that the candidate ran in (`qimeng.envs.sandbox.LAYERS`).
     """
 
     gate: Gate
@@ -165,6 +166,7 @@ class Evaluation:
     configurations: int = 1
     seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    sandbox: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -199,7 +201,7 @@ class Evaluation:
         """The object that `to_json` wrote."""
         data: dict[str, Any] = json.loads(text)
         data["gate"] = Gate(data["gate"])
-        data["notes"] = tuple(data.get("notes", ()))
+        data["notes"], data["sandbox"] = tuple(data.get("notes", ())), tuple(data.get("sandbox", ()))
         for key, kind in (("timing", Timing), ("eager", Timing), ("resources", Resources)):
             if data[key] is not None:
                 data[key] = kind(**data[key])

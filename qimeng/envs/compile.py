@@ -58,6 +58,7 @@ class Compilers:
         cache: Triton's cache folder, which exists; None for its own default.
         threads: processes at a time; the number of cores by default.
         timeout_s: seconds that one job may take.
+        sandbox: level of the processes' sandbox; see `ForkServer.start`.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class Compilers:
         cache: str | None = None,
         threads: int | None = None,
         timeout_s: float = COMPILE_SECONDS,
+        sandbox: str = "basic",
     ):
+        self.sandbox = sandbox
         self.server, self.device, self.cache, self.timeout_s = server, device, cache, timeout_s
         self.threads = threads or os.cpu_count() or 1
         self._known: dict[tuple[str, str], Compiled] = {}
@@ -99,7 +102,9 @@ class Compilers:
         while waiting or running:
             while waiting and len(running) < self.threads:
                 number = waiting.pop(0)
-                process = self.server.start("qimeng.envs.compile:main", self.device, environment=environment)
+                process = self.server.start(
+                    "qimeng.envs.compile:main", self.device, environment=environment, sandbox=self.sandbox
+                )
                 process.send("build", job=jobs[number])
                 running[number] = (process, time.monotonic() + self.timeout_s)
             first = min(deadline for _, deadline in running.values())

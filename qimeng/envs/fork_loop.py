@@ -2,7 +2,7 @@
 
 Deals in process ids. The server never touches CUDA, so its children may; each is a session of its own, and what it
 leaves behind is killed when it ends. When the judge goes, so does the server, and with it every child. Knows nothing
-about what a process computes; the seat of the sandbox is `enter_sandbox`.
+about what a process computes, or what the layers of a sandbox forbid.
 """
 
 from __future__ import annotations
@@ -17,27 +17,51 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qimeng.envs.channel import Channel, Closed, unpack
+from qimeng.envs.sandbox import Report, Sandbox
+from qimeng.envs.sandbox.surroundings import settle
 
 STATUS = struct.Struct("<i")
 """What is written to a process's status descriptor when it has ended: the status of `waitpid`, or -1 for no process."""
 
+SHARED = "shared"
+"""Folder in the server's own that its processes may read and not write: what it has built for all."""
+
+PROCESSES = 256
+"""Most processes that one in a full sandbox may be, its children included; with more it is killed."""
+_COUNT_EVERY_MS = 250
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def enter_sandbox() -> None:
+@dataclass(frozen=True)
+class Child:
+    """A process of the server: the judge's name for it, where its end is written, whether its children are counted."""
+
+    token: int
+    status: int
+    counted: bool
+
+
+def enter_sandbox(level: str, folder: str, channel: int, environment: Mapping[str, str]) -> Report:
     """Give up what a candidate has no need of, once and for good; called in each process before foreign code runs.
 
-    The layers (network, file system, system calls, limits) have their place here; at present a process can only not
-    gain rights that it does not have.
+    Args:
+        level: of `Sandbox`.
+        folder: the process's own.
+        channel: the open file by which it speaks with the judge.
+        environment: variables that it was given; of folders named in them it may write that of Triton's cache.
     """
-    _prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+    writable = [environment[name] for name in ("TRITON_CACHE_DIR",) if name in environment]
+    shared = os.path.join(os.path.dirname(folder), SHARED)
+    return Sandbox(level).enter(folder, writable, [shared], environment, [channel])
 
 
 def run_server(fd: int, preload: Sequence[str]) -> None:
@@ -57,12 +81,14 @@ def run_server(fd: int, preload: Sequence[str]) -> None:
     os.set_blocking(wake_read, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
-    children: dict[int, tuple[int, int]] = {}  # pid -> token, status descriptor
+    children: dict[int, Child] = {}  # by process id
     while True:
         poll = select.poll()
         poll.register(control.socket, select.POLLIN)
         poll.register(wake_read, select.POLLIN)
-        ready = {f for f, _ in poll.poll()}
+        counted = [pid for pid, child in children.items() if child.counted]
+        ready = {f for f, _ in poll.poll(_COUNT_EVERY_MS if counted else None)}
+        _kill_crowds(counted)
         if wake_read in ready:
             os.read(wake_read, 4096)
             _reap(children)
@@ -75,16 +101,14 @@ def run_server(fd: int, preload: Sequence[str]) -> None:
             return
         message = unpack(body)
         if message[0] == "kill":
-            for pid in [p for p, (token, _) in children.items() if token == message[1]]:
+            for pid in [p for p, child in children.items() if child.token == message[1]]:
                 _kill_tree(pid)
             continue
         _fork(control, (wake_read, wake_write), children, message, files)
 
 
-def _fork(
-    control: Channel, wake: tuple[int, int], children: dict[int, tuple[int, int]], message: Any, files: list[int]
-) -> None:
-    _, token, target, arguments, environment, folder = message
+def _fork(control: Channel, wake: tuple[int, int], children: dict[int, Child], message: Any, files: list[int]) -> None:
+    _, token, target, arguments, environment, folder, level = message
     sock, status, log = files
     server = os.getpid()
     try:
@@ -93,19 +117,26 @@ def _fork(
         os.write(status, STATUS.pack(-1))
         pid = -1
     if pid == 0:
-        for other in (control.socket.fileno(), *wake, status, *(s for _, s in children.values())):
+        for other in (control.socket.fileno(), *wake, status, *(child.status for child in children.values())):
             os.close(other)
-        _child(server, sock, log, target, arguments, environment, folder)
+        _child(server, sock, log, target, arguments, environment, folder, level)
     os.close(sock)
     os.close(log)
     if pid < 0:
         os.close(status)
     else:
-        children[pid] = (token, status)
+        children[pid] = Child(token, status, level == "full")
 
 
 def _child(
-    server: int, sock: int, log: int, target: str, arguments: bytes, environment: dict[str, str], folder: str
+    server: int,
+    sock: int,
+    log: int,
+    target: str,
+    arguments: bytes,
+    environment: dict[str, str],
+    folder: str,
+    level: str,
 ) -> None:
     """Run `target` and end; never returns."""
     code = 1
@@ -119,11 +150,10 @@ def _child(
         os.dup2(log, 2)
         os.dup2(log, 1)
         os.close(log)
-        os.chdir(folder)
-        tempfile.tempdir = folder  # `tempfile` has cached the server's folder
-        os.environ.update(TMPDIR=folder, **environment)
+        settle(folder)
+        os.environ.update(environment)
         module, _, function = target.partition(":")
-        enter_sandbox()
+        enter_sandbox(level, folder, sock, environment)
         getattr(importlib.import_module(module), function)(Channel(socket.socket(fileno=sock)), *unpack(arguments))
         code = 0
     except SystemExit as error:
@@ -138,7 +168,7 @@ def _child(
         os._exit(code & 0xFF)
 
 
-def _reap(children: dict[int, tuple[int, int]]) -> None:
+def _reap(children: dict[int, Child]) -> None:
     ended = False
     while True:
         try:
@@ -150,7 +180,7 @@ def _reap(children: dict[int, tuple[int, int]]) -> None:
         if pid not in children:
             continue
         ended = True
-        _, fd = children.pop(pid)
+        fd = children.pop(pid).status
         _signal_group(pid)
         with contextlib.suppress(BrokenPipeError):  # the judge no longer asks
             os.write(fd, STATUS.pack(status))
@@ -185,7 +215,17 @@ def _kill_orphans(children: Mapping[int, Any]) -> None:
                 continue
 
 
-def _kill_all(children: dict[int, tuple[int, int]]) -> None:
+def _kill_crowds(counted: Sequence[int]) -> None:
+    """Kill those of the processes `counted` that have become too many."""
+    if not counted:
+        return
+    groups = Counter(group for _, group in _table().values())
+    for pid in counted:
+        if groups[pid] > PROCESSES:
+            _kill_tree(pid)
+
+
+def _kill_all(children: dict[int, Child]) -> None:
     for pid in list(children):
         _kill_tree(pid)
         try:
@@ -196,6 +236,11 @@ def _kill_all(children: dict[int, tuple[int, int]]) -> None:
 
 
 def _parents() -> dict[int, int]:
+    return {pid: parent for pid, (parent, _) in _table().items()}
+
+
+def _table() -> dict[int, tuple[int, int]]:
+    """Process id to those of its parent and its group."""
     table = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -203,7 +248,8 @@ def _parents() -> dict[int, int]:
                 stat = Path("/proc", entry, "stat").read_text(errors="replace")
             except OSError:  # it has ended meanwhile
                 continue
-            table[int(entry)] = int(stat.rpartition(")")[2].split()[1])
+            parent, group = stat.rpartition(")")[2].split()[1:3]
+            table[int(entry)] = int(parent), int(group)
     return table
 
 
@@ -225,4 +271,4 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-__all__ = ["STATUS", "enter_sandbox", "run_server"]
+__all__ = ["PROCESSES", "SHARED", "STATUS", "enter_sandbox", "run_server"]

@@ -24,6 +24,7 @@ from typing import Any
 
 from qimeng.envs.channel import MAX_REPLY, Channel, Closed, Late, Malformed, pack, unpack_reply
 from qimeng.envs.fork_loop import STATUS
+from qimeng.envs.sandbox import Sandbox
 from qimeng.errors import QimengError
 
 PRELOAD = ("torch", "qimeng.envs.worker", "qimeng.envs.compile", "qimeng.envs.triton_cache:warm_up")
@@ -216,18 +217,31 @@ class ForkServer:
         self._lock = threading.Lock()
         self._processes: dict[int, Process] = {}
 
-    def start(self, target: str, *arguments: Any, environment: Mapping[str, str] | None = None) -> Process:
+    def start(
+        self,
+        target: str,
+        *arguments: Any,
+        environment: Mapping[str, str] | None = None,
+        sandbox: str = "basic",
+    ) -> Process:
         """A fresh process that runs `target` (``"package.module:function"``) as ``function(channel, *arguments)``.
 
         Its working folder, `tempfile` folder and home of caches is a scratch folder of its own.
+
+        Args:
+            target: what it runs.
+            arguments: for it.
+            environment: variables that it gets.
+            sandbox: level of `qimeng.envs.sandbox.Sandbox`: ``"full"`` for a process in which foreign code runs.
         """
+        level = Sandbox(sandbox).level
         token = next(self._tokens)
         folder = self.folder / f"p{token}"
         folder.mkdir(parents=True)
         ours, theirs = socket.socketpair()
         status_read, status_write = os.pipe()
         log = os.memfd_create("log")
-        message = ("start", token, target, pack(arguments), dict(environment or {}), str(folder))
+        message = ("start", token, target, pack(arguments), dict(environment or {}), str(folder), level)
         try:
             with self._lock:
                 self._channel.send(pack(message), [theirs.fileno(), status_write, log])

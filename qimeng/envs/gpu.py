@@ -59,6 +59,8 @@ class GpuEvaluator(Evaluator):
         timeout_s: seconds that a call of a candidate, or compiling one implementation, may take.
         trials: draws of inputs and parameters that a program must pass.
         server: starts the processes; by default one that all evaluators of this process share.
+        sandbox: what workers and compiling processes give up before candidates run in them: ``"full"`` (every layer
+            that the machine has), ``"basic"`` (no new privileges) or ``"off"``; see `qimeng.envs.sandbox`.
         clock: wall seconds, for `Evaluation.seconds`.
 
     Attributes:
@@ -84,6 +86,7 @@ class GpuEvaluator(Evaluator):
         timeout_s: float = 60.0,
         trials: int = 3,
         server: ForkServer | None = None,
+        sandbox: str = "basic",
         clock: Callable[[], float] = now_seconds,
     ):
         self.spec = spec
@@ -92,6 +95,8 @@ class GpuEvaluator(Evaluator):
         self.device = device or target_device()
         self.compile_threads = compile_threads or torch.get_num_threads()
         self.server = server or shared_server()
+        self.sandbox = sandbox
+        self._layers: tuple[str, ...] = ()
         self.turns: dict[str, Timing] = {}
         self.draw_seed = partial(random.SystemRandom().getrandbits, 62)
         self.folder = Path(tempfile.mkdtemp(prefix="qimeng_judge_"))
@@ -175,7 +180,12 @@ class GpuEvaluator(Evaluator):
 
         It opens the device while others may be timed: for a few milliseconds, which medians do not see.
         """
-        worker = self.server.start("qimeng.envs.worker:main", self._setup, environment={"TRITON_CACHE_DIR": cache})
+        worker = self.server.start(
+            "qimeng.envs.worker:main",
+            self._setup,
+            environment={"TRITON_CACHE_DIR": cache},
+            sandbox=self.sandbox,
+        )
         worker.send("ready")
         return worker
 
@@ -228,7 +238,7 @@ class GpuEvaluator(Evaluator):
     def _told(self, run: Run, found: Evaluation) -> Evaluation:
         for part, seconds in run.clock.seconds.items():
             self.spent[part] = self.spent.get(part, 0.0) + seconds
-        return replace(found, configurations=len(run.candidates), seconds=dict(run.clock.seconds))
+        return replace(found, configurations=len(run.candidates), seconds=dict(run.clock.seconds), sandbox=self._layers)
 
     def _search_rounds(self, worker: Process) -> tuple[Samples, Samples]:
         eager = self.baselines_process.time(FINAL)
@@ -266,7 +276,7 @@ class GpuEvaluator(Evaluator):
         """The worker started last, once it is ready."""
         worker, self._spare = self._spare, None
         assert worker is not None
-        worker.answer(START_S)
+        self._layers = tuple(str(name) for name in worker.answer(START_S)[0]["sandbox"])
         while self._ending:
             self._ending.pop().kill()
         return worker
@@ -284,7 +294,7 @@ class GpuEvaluator(Evaluator):
             self._spare = None
 
     def _compile_into(self, cache: str) -> Compilers:
-        return Compilers(self.server, self.device, cache, self.compile_threads, self.timeout_s)
+        return Compilers(self.server, self.device, cache, self.compile_threads, self.timeout_s, self.sandbox)
 
     def _new_cache(self) -> str:
         return tempfile.mkdtemp(prefix="triton_", dir=self.folder)

@@ -12,6 +12,8 @@ import subprocess
 
 import torch
 
+from qimeng.envs.fork_loop import SHARED
+
 NO_LINK = (AssertionError, OSError, ImportError, RuntimeError, subprocess.CalledProcessError, AttributeError)
 """What Triton raises where its C code cannot be compiled or linked, as on a machine without a CUDA driver."""
 
@@ -31,7 +33,7 @@ def warm_up() -> None:
     torch.empty_like(torch.empty(1, device="meta"))
     triton_key()
     make_backend(GPUTarget("cuda", 90, 32)).hash()
-    _SHARED.append(os.path.join(os.getcwd(), "triton"))
+    _SHARED.append(os.path.join(os.getcwd(), SHARED, "triton"))
     before = os.environ.get("TRITON_CACHE_DIR")
     os.environ["TRITON_CACHE_DIR"] = _SHARED[0]
     _build_c_module()

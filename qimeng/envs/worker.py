@@ -23,6 +23,7 @@ from qimeng.envs.channel import Channel
 from qimeng.envs.kernels import implementation_source, load_kernels
 from qimeng.envs.modes import set_mode
 from qimeng.envs.regions import inputs_of_region, time_regions
+from qimeng.envs.sandbox import entered_here
 from qimeng.envs.service import Answer, Refused, serve
 from qimeng.envs.timing import Effort, Samples, Stopwatch
 from qimeng.envs.triton_cache import adopt_shared_cache
@@ -125,9 +126,9 @@ class Worker:
         self.sums: list[int] = []
         self.alternatives: dict[int, Callable[..., Any]] = {}
 
-    def ready(self) -> int:
-        """The process is up; its id."""
-        return os.getpid()
+    def ready(self) -> dict[str, Any]:
+        """The process is up: its id, and the layers of the sandbox that it is in; foreign code has not run yet."""
+        return {"pid": os.getpid(), "sandbox": list(entered_here().entered)}
 
     def load(self, source: str) -> None:
         """Make the program's model with the reference's parameters; an empty source means the reference itself."""

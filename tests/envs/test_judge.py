@@ -271,7 +271,7 @@ def test_a_worker_knows_neither_reference_values_nor_seeds_of_other_trials(evalu
     }
     worker = evaluator.start_worker(evaluator.folder.as_posix())
     try:
-        pid = worker.answer(60)[0]
+        pid = worker.answer(60)[0]["pid"]
         worker.call("load", 10, source=program.source)
         assert evaluator.judge.check(worker, trials[:2]).ok
         assert memory_holds(pid, patterns) == set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from qimeng.envs.sandbox.layer import LIBC, Unavailable, checked
+from qimeng.envs.sandbox.layer import LIBC, Unavailable, checked, prctl
 
 _NEWUSER, _NEWNET = 0x10000000, 0x40000000
 
@@ -26,6 +26,7 @@ def enter() -> str:
     except Unavailable:
         user, group = os.geteuid(), os.getegid()
         checked(LIBC.unshare(_NEWUSER | _NEWNET), "user and network namespaces")
+    prctl(4, 1)  # PR_SET_DUMPABLE, without which the files below are root's
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         Path("/proc/self", name).write_text(text)
     return "empty network namespace, in a user namespace"

@@ -83,7 +83,8 @@ class Sandbox:
             variables: environment variables to keep, besides the usual ones.
             files: open files to keep, besides the three standard ones.
         """
-        may_read = [*places.readable(), *readable]
+        layers = LEVELS[self.level]
+        may_read = [*places.readable(), *readable] if "landlock" in layers else []
         may_write = [folder, *writable, *places.shared_memory()]
         ways: dict[str, Callable[[], str]] = {
             "environment": lambda: surroundings.clean_environment(folder, variables),
@@ -96,7 +97,7 @@ class Sandbox:
             "seccomp": seccomp.enter,
         }
         entered, skipped = {}, {}
-        for name in LEVELS[self.level]:
+        for name in layers:
             try:
                 entered[name] = ways[name]()
             except (Unavailable, OSError, ValueError) as error:
