@@ -1,7 +1,7 @@
 """What works on this machine.
 
-Deals in versions and in one small kernel that is compiled, interpreted and, with a GPU, run. Knows nothing about
-programs or benchmarks.
+Deals in versions, in the layers of the sandbox, and in one small kernel that is compiled, interpreted and, with a GPU,
+run, without a sandbox and in a full one. Knows nothing about programs or benchmarks.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from qimeng.device import DEVICES, current_device
+from qimeng.device import DEVICES, current_device, driver_version
+from qimeng.envs.sandbox import Sandbox
 
 PACKAGES = (
     "torch triton numpy networkx gymnasium stable-baselines3 sb3-contrib transformers peft safetensors typer rich"
@@ -72,11 +75,16 @@ def checks() -> tuple[Check, ...]:
         found.append(Check("GPU", None, "none: times are estimated, and say so"))
     else:
         found.append(Check("GPU", True, f"{here.name}, {here.sms} SMs, {here.memory_bytes >> 30} GiB"))
+        found.append(Check("GPU driver", True, driver_version()))
     archs = sorted({str(device.arch) for device in DEVICES.values() if device.backend == "cuda"}, key=int)
     found.append(_kernel(f"compile for sm_{', sm_'.join(archs)}", f"compile_for({', '.join(archs)})"))
     found.append(_kernel("Triton's interpreter", "run('cpu')", TRITON_INTERPRET="1"))
     if here is not None:
         found.append(_kernel("a kernel on the GPU", "run('cuda')"))
+    found += _sandbox()
+    found.append(_kernel("compile in a full sandbox", f"compile_for({archs[0]})", sandbox="full"))
+    if here is not None:
+        found.append(_kernel("a kernel on the GPU in a full sandbox", "run('cuda')", sandbox="full"))
     return tuple(found)
 
 
@@ -87,9 +95,26 @@ def _package(name: str) -> Check:
         return Check(name, False, "not installed")
 
 
-def _kernel(name: str, call: str, **variables: str) -> Check:
+def _sandbox() -> list[Check]:
+    """A line for each layer; one that the machine lacks is no fault of it."""
+    try:
+        report = Sandbox("full").layers_available()
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        return [Check("sandbox", False, str(error))]
+    found = [Check(f"sandbox: {name}", True, text) for name, text in report.entered.items()]
+    return found + [Check(f"sandbox: {name}", None, f"not here: {text}") for name, text in report.skipped.items()]
+
+
+def _kernel(name: str, call: str, sandbox: str = "off", **variables: str) -> Check:
     """Run `call` on the kernel in a process of its own: a crash in a compiler or driver must not end the report."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _kernel_in(folder, name, call, sandbox, variables)
+
+
+def _kernel_in(folder: str, name: str, call: str, sandbox: str, variables: Mapping[str, str]) -> Check:
     program = (
+        "from qimeng.envs.sandbox import Sandbox\n"
+        f"Sandbox({sandbox!r}).enter({folder!r})\n"
         "from qimeng.program.program import load_source\n"
         f"module = load_source({KERNEL!r}, 'doctor')\n"
         f"assert module.{call}, 'wrong result'\n"

@@ -38,6 +38,7 @@ class EstimatingEvaluator(Evaluator):
         coder: prints programs for a reduced size (`qimeng.envs.interpret.Reprints`) and knows their loop nests.
         cache_dir: Triton's cache folder; None for its own default.
         processes: compilations at once; one a core by default.
+        sandbox: level of the processes' sandbox; see `ForkServer.start`.
 
     Attributes:
         version: part of the key under which evaluations are stored.
@@ -54,13 +55,14 @@ class EstimatingEvaluator(Evaluator):
         coder: Coder | None = None,
         cache_dir: str | None = None,
         processes: int | None = None,
+        sandbox: str = "basic",
     ):
         self.spec, self.device, self._coder = spec, device, coder
         if cache_dir is not None:
             Path(cache_dir).mkdir(parents=True, exist_ok=True)
         self._server = ForkServer()
-        self._compilers = Compilers(self._server, device, cache_dir, processes)
-        self._interpreter = Interpreter(spec, coder)
+        self._compilers = Compilers(self._server, device, cache_dir, processes, sandbox=sandbox)
+        self._interpreter = Interpreter(spec, coder, sandbox=sandbox)
         self._checked: dict[str, Checked] = {}
         self._interpreter.start()
 
@@ -73,7 +75,7 @@ class EstimatingEvaluator(Evaluator):
             return Evaluation(Gate.TIMING, text, "unsupported")
         run.compile()
         found = run.best()
-        return replace(found, configurations=count, seconds=run.clock.seconds)
+        return replace(found, configurations=count, seconds=run.clock.seconds, sandbox=self._interpreter.layers)
 
     def close(self) -> None:
         """End the compiling and interpreting processes."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qimeng.envs.forkserver import ForkServer, Process, WorkerFailed
+from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.interpreter import ENVIRONMENT, LACKS
 from qimeng.envs.judge import Judge, Verdict
 from qimeng.envs.kernel_facts import KernelFacts
@@ -85,6 +85,10 @@ class Interpreter:
         server: starts the processes; one is started, and closed with this object, where None.
         trials: draws of inputs and parameters that a program must pass.
         call_s: seconds that a call may take.
+        sandbox: level of the processes' sandbox; see `ForkServer.start`.
+
+    Attributes:
+        layers: of the sandbox, that the last process was in.
     """
 
     def __init__(
@@ -94,7 +98,10 @@ class Interpreter:
         server: ForkServer | None = None,
         trials: int = TRIALS,
         call_s: float = CALL_SECONDS,
+        sandbox: str = "basic",
     ):
+        self._sandbox = sandbox
+        self.layers: tuple[str, ...] = ()
         self.spec, self._coder, self._trials, self._call_s = spec, coder, trials, call_s
         self._server, self._owns_server = server, server is None
         self._full: _Stage | None = None
@@ -174,7 +181,10 @@ class Interpreter:
         judge = Judge(stage.references, lambda: self._call_s)
         worker: Process | None = None
         try:
-            worker = self.start().start("qimeng.envs.interpreter:main", stage.setup, environment=ENVIRONMENT)
+            worker = self.start().start(
+                "qimeng.envs.interpreter:main", stage.setup, environment=ENVIRONMENT, sandbox=self._sandbox
+            )
+            self.layers = tuple(worker.call("ready", START_S)[0]["sandbox"])
             worker.call("load", self._call_s, source=program.source)
             return Checked(judge.check(worker, self._drawn(stage.references)), f"{note} in Triton's interpreter")
         except WorkerFailed as failed:

@@ -7,6 +7,7 @@ code runs anywhere; what was entered stands in the result. Knows nothing about h
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -82,7 +83,13 @@ class Sandbox:
             readable: folders that it may read, besides those where programs live.
             variables: environment variables to keep, besides the usual ones.
             files: open files to keep, besides the three standard ones.
+
+        Raises:
+            RuntimeError: it has several threads; the layers would hold for one of them only.
         """
+        threads = len(os.listdir("/proc/self/task")) if self.level == "full" else 1
+        if threads > 1:
+            raise RuntimeError(f"a sandbox is entered by a process of one thread; this one has {threads}")
         layers = LEVELS[self.level]
         may_read = [*places.readable(), *readable] if "landlock" in layers else []
         may_write = [folder, *writable, *places.shared_memory()]
