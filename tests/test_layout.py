@@ -20,7 +20,7 @@ LAYERS = (
     {"coder"},
     {"envs"},
     {"planner"},
-    {"api", "cli", "bench", "report", "testing"},
+    {"api", "cli", "bench", "exploits", "report", "testing"},
 )
 """Imports point upwards in this list only: a part imports its own layer and those above it."""
 
