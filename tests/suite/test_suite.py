@@ -86,9 +86,9 @@ def lowered_program(problem: Problem) -> Program:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
-@pytest.mark.parametrize("seed", range(3))
-def test_random_trajectories_are_right(seed: int) -> None:
-    rows = rows_of("--steps", "8", "--seed", str(seed))
+def test_random_trajectories_are_right() -> None:
+    """One seed, for time's sake; `TRITON_INTERPRET=1 python -m tests.suite.run --steps 8 --seed N` takes others."""
+    rows = rows_of("--steps", "8", "--seed", "0")
     assert sum(row.get("actions", 0) for row in rows.values()) > 400
     wrong = {name: row.get("raised") or row["wrong"] for name, row in rows.items() if row.get("raised") or row["wrong"]}
     assert not wrong, json.dumps(wrong, indent=1)

@@ -202,7 +202,7 @@ class Accumulator:
         if self.kind == "sumexp":
             return [
                 *lines,
-                f"{n}_max = tl.max({n}_x, axis=1)[:, None]",
+                f"{n}_max = tl.maximum(tl.max({n}_x, axis=1)[:, None], {LOWEST})",  # finite where all are -inf
                 f"{n}_sum = tl.sum(tl.exp({n}_x - {n}_max), axis=1)[:, None]",
             ]
         if self.kind in ("argmax", "argmin"):
