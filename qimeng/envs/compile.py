@@ -55,7 +55,8 @@ class Compilers:
     Args:
         server: starts the processes.
         device: the device that is meant.
-        cache: Triton's cache folder, which exists; None for its own default.
+        cache: Triton's cache folder, which exists; None for its own default. In a full sandbox each implementation is
+            compiled into a folder of its own in it (`qimeng.envs.compiled_cache`).
         threads: processes at a time; the number of cores by default.
         timeout_s: seconds that one job may take.
         sandbox: level of the processes' sandbox; see `ForkServer.start`.
@@ -98,13 +99,10 @@ class Compilers:
         results: list[Compiled | None] = [None] * len(jobs)
         waiting = list(range(len(jobs)))
         running: dict[int, tuple[Process, float]] = {}
-        environment = {"TRITON_CACHE_DIR": self.cache} if self.cache else {}
         while waiting or running:
             while waiting and len(running) < self.threads:
                 number = waiting.pop(0)
-                process = self.server.start(
-                    "qimeng.envs.compile:main", self.device, environment=environment, sandbox=self.sandbox
-                )
+                process = self._start(jobs[number])
                 process.send("build", job=jobs[number])
                 running[number] = (process, time.monotonic() + self.timeout_s)
             first = min(deadline for _, deadline in running.values())
@@ -118,6 +116,19 @@ class Compilers:
                     results[number] = _finish(process, deadline, self.timeout_s)
                     del running[number]
         return [r for r in results if r is not None]
+
+    def _start(self, job: Job) -> Process:
+        cache = self.cache
+        if cache is not None and self.sandbox == "full":
+            cache = os.path.join(cache, job.implementation.digest)
+            os.makedirs(cache, exist_ok=True)
+        return self.server.start(
+            "qimeng.envs.compile:main",
+            self.device,
+            environment={"TRITON_CACHE_DIR": cache} if cache is not None else {},
+            sandbox=self.sandbox,
+            writable=[cache] if cache is not None else [],
+        )
 
 
 def _finish(process: Process, deadline: float, timeout_s: float) -> Compiled:

@@ -50,18 +50,26 @@ class Child:
     counted: bool
 
 
-def enter_sandbox(level: str, folder: str, channel: int, environment: Mapping[str, str]) -> Report:
+def enter_sandbox(
+    level: str,
+    folder: str,
+    channel: int,
+    environment: Mapping[str, str],
+    readable: Sequence[str],
+    writable: Sequence[str],
+) -> Report:
     """Give up what a candidate has no need of, once and for good; called in each process before foreign code runs.
 
     Args:
         level: of `Sandbox`.
         folder: the process's own.
         channel: the open file by which it speaks with the judge.
-        environment: variables that it was given; of folders named in them it may write that of Triton's cache.
+        environment: variables that it was given.
+        readable: folders that it may read, besides the usual ones.
+        writable: folders that it may write, besides its own.
     """
-    writable = [environment[name] for name in ("TRITON_CACHE_DIR",) if name in environment]
     shared = os.path.join(os.path.dirname(folder), SHARED)
-    return Sandbox(level).enter(folder, writable, [shared], environment, [channel])
+    return Sandbox(level).enter(folder, writable, [shared, *readable], environment, [channel])
 
 
 def run_server(fd: int, preload: Sequence[str]) -> None:
@@ -108,7 +116,7 @@ def run_server(fd: int, preload: Sequence[str]) -> None:
 
 
 def _fork(control: Channel, wake: tuple[int, int], children: dict[int, Child], message: Any, files: list[int]) -> None:
-    _, token, target, arguments, environment, folder, level = message
+    _, token, target, arguments, environment, folder, access = message
     sock, status, log = files
     server = os.getpid()
     try:
@@ -119,13 +127,13 @@ def _fork(control: Channel, wake: tuple[int, int], children: dict[int, Child], m
     if pid == 0:
         for other in (control.socket.fileno(), *wake, status, *(child.status for child in children.values())):
             os.close(other)
-        _child(server, sock, log, target, arguments, environment, folder, level)
+        _child(server, sock, log, target, arguments, environment, folder, access)
     os.close(sock)
     os.close(log)
     if pid < 0:
         os.close(status)
     else:
-        children[pid] = Child(token, status, level == "full")
+        children[pid] = Child(token, status, access[0] == "full")
 
 
 def _child(
@@ -136,7 +144,7 @@ def _child(
     arguments: bytes,
     environment: dict[str, str],
     folder: str,
-    level: str,
+    access: tuple[str, Sequence[str], Sequence[str]],
 ) -> None:
     """Run `target` and end; never returns."""
     code = 1
@@ -153,7 +161,8 @@ def _child(
         settle(folder)
         os.environ.update(environment)
         module, _, function = target.partition(":")
-        enter_sandbox(level, folder, sock, environment)
+        level, readable, writable = access
+        enter_sandbox(level, folder, sock, environment, readable, writable)
         getattr(importlib.import_module(module), function)(Channel(socket.socket(fileno=sock)), *unpack(arguments))
         code = 0
     except SystemExit as error:

@@ -223,6 +223,8 @@ class ForkServer:
         *arguments: Any,
         environment: Mapping[str, str] | None = None,
         sandbox: str = "basic",
+        readable: Sequence[str] = (),
+        writable: Sequence[str] = (),
     ) -> Process:
         """A fresh process that runs `target` (``"package.module:function"``) as ``function(channel, *arguments)``.
 
@@ -233,15 +235,17 @@ class ForkServer:
             arguments: for it.
             environment: variables that it gets.
             sandbox: level of `qimeng.envs.sandbox.Sandbox`: ``"full"`` for a process in which foreign code runs.
+            readable: folders that it may read in a full sandbox, besides those where programs live.
+            writable: folders that it may write in a full sandbox, besides its own.
         """
-        level = Sandbox(sandbox).level
+        access = (Sandbox(sandbox).level, tuple(readable), tuple(writable))
         token = next(self._tokens)
         folder = self.folder / f"p{token}"
         folder.mkdir(parents=True)
         ours, theirs = socket.socketpair()
         status_read, status_write = os.pipe()
         log = os.memfd_create("log")
-        message = ("start", token, target, pack(arguments), dict(environment or {}), str(folder), level)
+        message = ("start", token, target, pack(arguments), dict(environment or {}), str(folder), access)
         try:
             with self._lock:
                 self._channel.send(pack(message), [theirs.fileno(), status_write, log])

@@ -236,7 +236,8 @@ class Run:
         worker = self.running()
         with owner.turn("check", self.clock):
             worker.call("forget_alternatives", owner.limit_s)
-            worker.call("load", owner.limit_s, source="" if candidate.fallback else candidate.source)
+            made = [c.digest for c in map(candidate.implementation, candidate.regions) if c.generated]
+            worker.call("load", owner.limit_s, source="" if candidate.fallback else candidate.source, digests=made)
             verdict = owner.judge.check(worker, self.trials())
             if verdict.failure is not None:
                 self.refused[i] = Refusal(Gate.PROGRAM, verdict.failure, verdict.error or "")

@@ -180,12 +180,14 @@ class GpuEvaluator(Evaluator):
 
         It opens the device while others may be timed: for a few milliseconds, which medians do not see.
         """
-        worker = self.server.start(
-            "qimeng.envs.worker:main",
-            self._setup,
-            environment={"TRITON_CACHE_DIR": cache},
-            sandbox=self.sandbox,
-        )
+        if self.sandbox == "full":
+            setup = replace(self._setup, compiled=cache)
+            worker = self.server.start("qimeng.envs.worker:main", setup, sandbox="full", readable=[cache])
+        else:
+            environment = {"TRITON_CACHE_DIR": cache}
+            worker = self.server.start(
+                "qimeng.envs.worker:main", self._setup, environment=environment, sandbox=self.sandbox
+            )
         worker.send("ready")
         return worker
 

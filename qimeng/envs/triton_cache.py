@@ -44,9 +44,9 @@ def warm_up() -> None:
 
 
 def adopt_shared_cache() -> None:
-    """Put what the server has built into this process's own cache folder, if that is empty."""
+    """Put what the server has built into this process's own cache folder, if that is empty or missing."""
     own = os.environ.get("TRITON_CACHE_DIR", "")
-    if own and _SHARED and os.path.isdir(_SHARED[0]) and not os.listdir(own):
+    if own and _SHARED and os.path.isdir(_SHARED[0]) and not (os.path.isdir(own) and os.listdir(own)):
         shutil.copytree(_SHARED[0], own, dirs_exist_ok=True)
 
 

@@ -39,11 +39,14 @@ class Setup:
         spec: the specification's bytes.
         mode: precision mode.
         device: PyTorch's name of the device.
+        compiled: folder in which each implementation was compiled into one of its own, named by its digest; empty where
+            all were compiled into this process's own cache.
     """
 
     spec: bytes
     mode: str
     device: str
+    compiled: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def main(channel: Channel, setup: Setup) -> None:
     adopt_shared_cache()
     device = torch.device(setup.device)
     open_device(device)
-    worker = Worker(KernelSpec.from_bytes(setup.spec), device)
+    worker = Worker(KernelSpec.from_bytes(setup.spec), device, setup.compiled)
     worker.stopwatch.synchronize()
     with torch.no_grad():
         serve(channel, {name: getattr(worker, name) for name in COMMANDS})
@@ -111,8 +114,8 @@ class Parameters:
 class Worker:
     """Answers the judge's commands; see each one."""
 
-    def __init__(self, spec: KernelSpec, device: torch.device):
-        self.spec, self.device = spec, device
+    def __init__(self, spec: KernelSpec, device: torch.device, compiled: str = ""):
+        self.spec, self.device, self.compiled = spec, device, compiled
         self.stopwatch = Stopwatch(device)
         self.parameters = Parameters(spec, device)
         self.module: ModuleType | None = None
@@ -130,8 +133,14 @@ class Worker:
         """The process is up: its id, and the layers of the sandbox that it is in; foreign code has not run yet."""
         return {"pid": os.getpid(), "sandbox": list(entered_here().entered)}
 
-    def load(self, source: str) -> None:
-        """Make the program's model with the reference's parameters; an empty source means the reference itself."""
+    def load(self, source: str, digests: Sequence[str] = ()) -> None:
+        """Make the program's model with the reference's parameters; an empty source means the reference itself.
+
+        Args:
+            source: the program's text.
+            digests: of its generated implementations.
+        """
+        self._find_compiled(digests)
         self.kept.clear()
         self.armed, self.module, self.model = (), None, torch.nn.Module()
         state = self.parameters.set(None)
@@ -271,6 +280,7 @@ class Worker:
 
     def alternative(self, number: int, implementation: Implementation, expected_bytes: Sequence[int]) -> Answer:
         """Call one implementation of the region and hand its outputs over; kept until `release`."""
+        self._find_compiled([implementation.digest])
         module = load_kernels(implementation_source(implementation), os.getcwd())
         function, prepared = getattr(module, implementation.entry), ()
         if implementation.prepare:
@@ -298,6 +308,12 @@ class Worker:
         self.release()
 
     # -- parts
+
+    def _find_compiled(self, digests: Sequence[str]) -> None:
+        if self.compiled:
+            from qimeng.envs.compiled_cache import read_compiled  # loads Triton
+
+            read_compiled([os.path.join(self.compiled, digest) for digest in digests])
 
     def _inputs(self, draw: Draw) -> tuple[Any, ...]:
         return self.spec.inputs(draw.seed, str(self.device), draw.distribution)

@@ -12,10 +12,12 @@ import torch
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
 from qimeng.envs.compile import Compilers, Job
+from qimeng.envs.crosscompile import compile_here
 from qimeng.envs.estimate import EstimatingEvaluator
 from qimeng.envs.forkserver import ForkServer
 from qimeng.envs.gpu import GpuEvaluator, shared_server
 from qimeng.envs.sandbox import Sandbox
+from qimeng.envs.service import serve
 from qimeng.graph.opgraph import Meta
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Evaluation, Gate, Patch, Request
@@ -99,6 +101,40 @@ def test_kernels_are_compiled_into_the_cache_and_nowhere_else(layers, tmp_path):
     assert len(list(cache.rglob("*.cubin"))) == 1
     if "landlock" in layers:
         assert "PermissionError" in (wrong.error or "") and not list(outside.iterdir())
+
+
+def compiles(channel, inputs):
+    """The target of a process that reads what was compiled in `folders` and compiles what is not there."""
+
+    def compile(folders, implementation):
+        from qimeng.envs.compiled_cache import read_compiled
+
+        read_compiled(folders)
+        error = compile_here(implementation, inputs, DEVICES["h200"], os.getcwd()).error
+        return [error, len(list(Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin")))]
+
+    serve(channel, {"compile": compile})
+
+
+def test_a_worker_finds_what_was_compiled_for_its_program_and_nothing_else(layers, tmp_path):
+    inputs = (Meta((4096, 4096), (4096, 1), "float32"),)
+    implementation = Implementation("triton", KERNEL.format(before="pass"), "entry")
+    compilers = Compilers(shared_server(), DEVICES["h200"], str(tmp_path), 2, 120.0, sandbox="full")
+    assert compilers.compile([Job(implementation, inputs)])[0].error is None
+    compiled = tmp_path / implementation.digest
+    assert [p.parent.parent for p in tmp_path.rglob("*.cubin")] == [compiled]
+    for folders, own in (([str(compiled)], 0), ([], 1)):
+        target = "tests.envs.test_sandboxed_judge:compiles"
+        process = shared_server().start(target, inputs, sandbox="full", readable=[str(tmp_path)])
+        try:
+            found = process.call("compile", timeout_s=120, folders=folders, implementation=implementation)[0]
+            assert found == [None, own]
+        finally:
+            process.kill()
+    if "landlock" in layers:
+        reaches = f"open({str(compiled / 'x')!r}, 'w').close()"
+        wrong = compilers.compile([Job(Implementation("triton", KERNEL.format(before=reaches), "entry"), inputs)])[0]
+        assert "PermissionError" in (wrong.error or "") and not (compiled / "x").exists()
 
 
 def test_processes_see_what_the_server_built_and_cannot_change_it(layers):
