@@ -76,11 +76,12 @@ class HeuristicPlanner(Planner):
         self.patience = patience
 
     def choose(self, observation: Observation) -> Action:
-        """The first applicable of: fusion, lowering, tuning, stop."""
+        """The first applicable of: fusion, lowering, fusion with what is left to the library, tuning, stop."""
         return (
             self._fusion(observation)
-            or self._lowering(observation)
+            or self._lowering(observation, library=False)
             or self._late_fusion(observation)
+            or self._lowering(observation, library=True)
             or self._tuning(observation)
             or next(a for a in observation.actions if a.kind == "stop")
         )
@@ -97,14 +98,13 @@ class HeuristicPlanner(Planner):
             return action
         return None
 
-    def _lowering(self, o: Observation) -> Action | None:
+    def _lowering(self, o: Observation, library: bool) -> Action | None:
+        """Products first, then by time; those that the library is fast at only where `library` says so."""
         tried = _tried(o)
-        waiting = [a for a in o.actions if a.kind == "lowering" and a not in tried]
-        tiles = [a for a in waiting if not _has_product(o.program.region(a.regions[0]))]
-        products = [a for a in waiting if a not in tiles]
-        later = any(_library_first(o, [o.program.region(a.regions[0])]) for a in products)
-        order = (tiles, products) if later else (products, tiles)
-        return next((a for group in order for a in _by_time(o, group)), None)
+        waiting = {a: o.program.region(a.regions[0]) for a in o.actions if a.kind == "lowering" and a not in tried}
+        chosen = [a for a, r in waiting.items() if library or not (_has_product(r) and _library_first(o, [r]))]
+        products = [a for a in chosen if _has_product(waiting[a])]
+        return next(iter(_by_time(o, products or chosen)), None)
 
     def _late_fusion(self, o: Observation) -> Action | None:
         tried = _tried(o)
