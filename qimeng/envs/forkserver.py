@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -57,6 +58,7 @@ class Process:
         self._status_fd, self._log_fd = status_fd, log_fd
         self.folder = folder
         self._ended: str | None = None
+        self._asked = 0
 
     def call(self, command: str, timeout_s: float, **arguments: Any) -> tuple[Any, list[int]]:
         """Ask for `command` and wait for the answer: JSON data, and open files that the caller closes.
@@ -74,7 +76,8 @@ class Process:
             WorkerFailed: it is gone.
         """
         try:
-            self._channel.send(pack((command, arguments)))
+            self._asked = secrets.randbits(62)
+            self._channel.send(pack((command, arguments, self._asked)))
         except (Closed, OSError) as error:
             raise self._gone() from error
 
@@ -96,6 +99,10 @@ class Process:
             self._discard(files)
             self.kill()
             raise WorkerFailed("protocol", f"the process sent no message: {error}") from error
+        if reply.get("to") != self._asked:
+            self._discard(files)
+            self.kill()
+            raise WorkerFailed("protocol", "the process sent an answer to no question")
         if "failed" in reply:
             self._discard(files)
             kind, text = str(reply["failed"])[:40], str(reply.get("error", ""))[:4000]

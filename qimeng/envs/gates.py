@@ -12,6 +12,7 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING
 
+from qimeng.envs.answers import amount_of, entry_of, samples_of, times_of
 from qimeng.envs.clock import Clock
 from qimeng.envs.compile import Compilers
 from qimeng.envs.forkserver import START_S, Process, WorkerFailed
@@ -225,7 +226,7 @@ class Run:
             return None
         try:
             data, _ = self.running().call("time_alternative", self.owner.limit_s, number=i, effort=SWEEP)
-            return median(_floats(data["device_ms"]))
+            return median(samples_of(data).device_ms)
         except WorkerFailed as failed:
             self.drop_worker()
             self.refused[i] = Refusal(Gate.REGION, failed.kind, str(failed))
@@ -243,7 +244,7 @@ class Run:
                 self.refused[i] = Refusal(Gate.PROGRAM, verdict.failure, verdict.error or "")
                 return None
             self.gate = Gate.TIMING
-            peak_bytes = worker.call("peak", owner.limit_s, seed=owner.draw_seed())[0]
+            peak_bytes = amount_of(worker.call("peak", owner.limit_s, seed=owner.draw_seed())[0])
             eager_peak_bytes = owner.baselines_process.peak()
             unseen = list(owner.references.fresh(1)) if self._is_slow() else []
         with owner.turn("time", self.clock, alone=True):
@@ -260,7 +261,7 @@ class Run:
                 chosen=i if self.patch is not None else 0,
                 accuracy=verdict.accuracy,
                 resources=self.resources.get(i),
-                peak_bytes=peak_bytes,
+                peak_bytes=None if peak_bytes is None else int(peak_bytes),
                 eager_peak_bytes=eager_peak_bytes,
                 notes=self._remarks(timing),
             )
@@ -303,9 +304,9 @@ class Run:
         implementations = [candidate.implementation(r) for r in candidate.regions]
         entries = [] if candidate.fallback else [m.entry for m in implementations]
         data, _ = worker.call("profile", owner.limit_s, seed=owner.draw_seed(), entries=entries, repeats=PROFILE_ROUNDS)
-        prepare_ms = data["prepare_ms"]
-        found = replace(found, prepare_ms=None if prepare_ms is None else float(prepare_ms))
-        rounds = [_floats(r) for r in data["regions"]]
+        found = replace(found, prepare_ms=amount_of(entry_of(data, "prepare_ms")))
+        told = entry_of(data, "regions")
+        rounds = [times_of(r) for r in told] if isinstance(told, list) else []
         if not rounds or any(len(r) != len(entries) for r in rounds):
             return found
         times = [median(r[k] for r in rounds) for k in range(len(entries))]
@@ -313,10 +314,6 @@ class Run:
         own = sum(t for t, m in zip(times, implementations, strict=True) if m.generated)
         shares = {region.id: t for region, t in zip(candidate.regions, times, strict=True)}
         return replace(found, region_ms=shares, generated_share=own / total if total else None)
-
-
-def _floats(items: Sequence[float]) -> list[float]:
-    return [float(x) for x in items]
 
 
 __all__ = ["Refusal", "Run"]

@@ -43,8 +43,9 @@ class Refused(Exception):
 def serve(channel: Channel, commands: Mapping[str, Callable[..., Any]]) -> None:
     """Answer commands until the judge goes.
 
-    An exception becomes an answer that names its class (see `classify`); the loop goes on, since whether the process
-    is still of use is for the judge to say.
+    Each command bears a number that its answer repeats, so that an answer that was laid in store is none. An exception
+    becomes an answer that names its class (see `classify`); the loop goes on, since whether the process is still of use
+    is for the judge to say.
     """
     while True:
         try:
@@ -53,7 +54,7 @@ def serve(channel: Channel, commands: Mapping[str, Callable[..., Any]]) -> None:
             return
         for fd in files:
             os.close(fd)
-        name, arguments = unpack(body)
+        name, arguments, number = unpack(body)
         try:
             result = commands[name](**arguments)
         except BaseException as error:  # noqa: BLE001  a candidate may raise anything, SystemExit included
@@ -64,7 +65,7 @@ def serve(channel: Channel, commands: Mapping[str, Callable[..., Any]]) -> None:
             else:
                 result = Answer({"ok": result})
         try:
-            channel.send(pack_reply(result.data), result.files)
+            channel.send(pack_reply({**result.data, "to": number}), result.files)
         except Closed:
             return
         finally:

@@ -1,0 +1,53 @@
+"""What a worker says of itself, checked before it is used.
+
+Deals in data that came as JSON from a process that is not trusted: each function gives a value of the type that is
+asked for, or fails with a `WorkerFailed` of class ``"protocol"``. Knows nothing about whether what is said is true.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from qimeng.envs.forkserver import WorkerFailed
+from qimeng.envs.timing import Samples
+
+LONGEST = 1 << 20
+"""Times in one answer."""
+
+
+def entry_of(data: Any, name: str) -> Any:
+    """The entry `name` of an answer that is a table."""
+    if not isinstance(data, Mapping) or name not in data:
+        raise WorkerFailed("protocol", f"the answer makes no sense: it has no {name}")
+    return data[name]
+
+
+def times_of(items: Any) -> tuple[float, ...]:
+    """Milliseconds: one or more finite numbers, none negative."""
+    if not isinstance(items, list) or not 0 < len(items) <= LONGEST:
+        raise WorkerFailed("protocol", "the answer makes no sense: no list of times")
+    if not all(type(x) in (int, float) and math.isfinite(x) and x >= 0 for x in items):
+        raise WorkerFailed("protocol", "the answer makes no sense: times that are none")
+    return tuple(float(x) for x in items)
+
+
+def samples_of(data: Any) -> Samples:
+    """Times of calls on the device and on the wall clock, as many of the one as of the other, none of them zero."""
+    device_ms, wall_ms = times_of(entry_of(data, "device_ms")), times_of(entry_of(data, "wall_ms"))
+    if len(device_ms) != len(wall_ms) or min(device_ms) == 0:
+        raise WorkerFailed("protocol", "the answer makes no sense: times of no calls")
+    return Samples(device_ms, wall_ms)
+
+
+def amount_of(item: Any) -> float | None:
+    """A finite number that is not negative, or None."""
+    if item is None:
+        return None
+    if type(item) not in (int, float) or not math.isfinite(item) or item < 0:
+        raise WorkerFailed("protocol", "the answer makes no sense: an amount that is none")
+    return float(item)
+
+
+__all__ = ["amount_of", "entry_of", "samples_of", "times_of"]
