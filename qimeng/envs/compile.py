@@ -18,6 +18,7 @@ from qimeng.device import Device
 from qimeng.envs.channel import Channel
 from qimeng.envs.crosscompile import Compiled, compile_here
 from qimeng.envs.forkserver import ForkServer, Process, WorkerFailed
+from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.service import serve
 from qimeng.envs.triton_cache import adopt_shared_cache
 from qimeng.graph.opgraph import Meta
@@ -69,7 +70,7 @@ class Compilers:
         cache: str | None = None,
         threads: int | None = None,
         timeout_s: float = COMPILE_SECONDS,
-        sandbox: str = "basic",
+        sandbox: str = DEFAULT,
     ):
         self.sandbox = sandbox
         self.server, self.device, self.cache, self.timeout_s = server, device, cache, timeout_s

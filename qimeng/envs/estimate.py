@@ -21,6 +21,7 @@ from qimeng.envs.kernel_time import program_ms
 from qimeng.envs.least_time import above_peak
 from qimeng.envs.resources import largest, refusal, too_many_spills
 from qimeng.envs.roofline import eager_ms
+from qimeng.envs.sandbox import DEFAULT
 from qimeng.graph.region import Region
 from qimeng.interfaces import Coder, Evaluation, Evaluator, Facts, Gate, Patch, Timing
 from qimeng.program.program import Program
@@ -55,7 +56,7 @@ class EstimatingEvaluator(Evaluator):
         coder: Coder | None = None,
         cache_dir: str | None = None,
         processes: int | None = None,
-        sandbox: str = "basic",
+        sandbox: str = DEFAULT,
     ):
         self.spec, self.device, self._coder = spec, device, coder
         if cache_dir is not None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from qimeng.device import Device, target_device
+from qimeng.envs.answers import samples_of
 from qimeng.envs.baseline import EAGER, Baseline
 from qimeng.envs.clock import Clock, now_seconds
 from qimeng.envs.compile import Compilers
@@ -28,6 +29,7 @@ from qimeng.envs.gates import Run
 from qimeng.envs.judge import Judge
 from qimeng.envs.least_time import least_ms
 from qimeng.envs.reference import References
+from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.timing import Effort, Samples
 from qimeng.envs.torch_compile import TorchCompile, compiled_name
 from qimeng.envs.worker import Setup
@@ -86,7 +88,7 @@ class GpuEvaluator(Evaluator):
         timeout_s: float = 60.0,
         trials: int = 3,
         server: ForkServer | None = None,
-        sandbox: str = "basic",
+        sandbox: str = DEFAULT,
         clock: Callable[[], float] = now_seconds,
     ):
         self.spec = spec
@@ -272,7 +274,7 @@ class GpuEvaluator(Evaluator):
     def _time(self, worker: Process, effort: Effort) -> Samples:
         seeds = [self.draw_seed() for _ in range(3)]
         data, _ = worker.call("time", self.limit_s, seeds=seeds, effort=effort)
-        return Samples(tuple(float(x) for x in data["device_ms"]), tuple(float(x) for x in data["wall_ms"]))
+        return samples_of(data)
 
     def _take_worker(self) -> Process:
         """The worker started last, once it is ready."""

@@ -23,6 +23,7 @@ from qimeng.envs.judge import Judge, Verdict
 from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.modes import precision
 from qimeng.envs.reference import References
+from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.trials import Trial
 from qimeng.envs.worker import Setup
 from qimeng.errors import CoderError
@@ -98,7 +99,7 @@ class Interpreter:
         server: ForkServer | None = None,
         trials: int = TRIALS,
         call_s: float = CALL_SECONDS,
-        sandbox: str = "basic",
+        sandbox: str = DEFAULT,
     ):
         self._sandbox = sandbox
         self.layers: tuple[str, ...] = ()

@@ -91,7 +91,7 @@ def product(name: str, precision: str = "ieee", stages: int = 2, rows: int = 16)
 
 def make(spec: KernelSpec, folder: Path) -> Made:
     graph = capture(spec.module, lambda: spec.inputs(0))
-    return EstimatingEvaluator(spec, H200, CODER, str(folder)), Program.start(graph)
+    return EstimatingEvaluator(spec, H200, CODER, str(folder), sandbox="full"), Program.start(graph)
 
 
 def put(program: Program, *alternatives: Implementation) -> Patch:

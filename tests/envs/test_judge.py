@@ -32,7 +32,7 @@ class Net(torch.nn.Module):
 def evaluator() -> Iterator[GpuEvaluator]:
     torch.manual_seed(0)
     spec = KernelSpec.from_module(Net(), (torch.randn(128, 64),))
-    made = GpuEvaluator(spec, capture_spec(spec), torch_device="cpu", timeout_s=3.0)
+    made = GpuEvaluator(spec, capture_spec(spec), torch_device="cpu", timeout_s=3.0, sandbox="full")
     yield made
     made.close()
 

@@ -25,6 +25,9 @@ LAYERS = (
 LEVELS: dict[str, tuple[str, ...]] = {"full": LAYERS, "basic": ("no_new_privs",), "off": ()}
 """What can be asked for, and its layers."""
 
+DEFAULT = "basic"
+"""What evaluators ask for unless told: a full sandbox has not been tried with CUDA in all its layers at once."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -131,4 +134,4 @@ def main(level: str, folder: str) -> None:
     print(json.dumps(asdict(Sandbox(level).enter(folder))))
 
 
-__all__ = ["LAYERS", "LEVELS", "Report", "Sandbox", "entered_here", "main"]
+__all__ = ["DEFAULT", "LAYERS", "LEVELS", "Report", "Sandbox", "entered_here", "main"]
