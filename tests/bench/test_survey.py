@@ -45,17 +45,14 @@ def test_memory_is_planned_from_the_graph_alone(tmp_path: Path) -> None:
     assert survey(problem(tmp_path, 4, "nothing here\n")) == Facts()
 
 
-def test_large_problems_do_not_run_beside_each_other(tmp_path: Path) -> None:
-    large, twin, unknown = (problem(tmp_path, n) for n in (1, 2, 4))
-    small = problem(tmp_path, 3)
-    known = {
-        large: Facts(memory_bytes=50 << 30),
-        twin: Facts(memory_bytes=50 << 30),
-        small: Facts(memory_bytes=1 << 30),
-    }
+def test_large_problems_run_alone(tmp_path: Path) -> None:
+    large, medium, other, small, unknown = (problem(tmp_path, n) for n in range(1, 6))
+    sizes = {large: 50, medium: 18, other: 18, small: 1}
+    known = {p: Facts(memory_bytes=gib << 30) for p, gib in sizes.items()}
     may_start = fitting(80 << 30, known)
-    assert may_start(large, []) and may_start(small, [large]) and may_start(unknown, [large])
-    assert not may_start(twin, [large])
+    assert may_start(large, []) and not may_start(small, [large]) and not may_start(large, [unknown])
+    assert may_start(medium, [other, medium, small]) and may_start(unknown, [medium])
+    assert not may_start(medium, [other, medium, other, medium])  # more than may be planned
     assert fitting(40 << 30, known)(large, [])
 
 
