@@ -1,0 +1,71 @@
+"""How fast memory streams by where the driver put it: why the judge times eager in turns with every candidate.
+
+Fills the GPU with blocks and times reading each; gives all back and does it again; then the same with a second process
+that holds some. Prints one line of JSON a pass: allocator, GiB a block, GB/s of each block.
+
+    python benchmarks/memory_placement.py > placement.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+import torch
+
+GIB = 1 << 30
+
+
+def read_gbs(block: torch.Tensor, flush: torch.Tensor) -> float:
+    """Median rate of reading `block` over five calls, in GB/s, with the L2 cache flushed."""
+    times = []
+    for _ in range(5):
+        flush.add_(1)
+        torch.cuda.synchronize()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        block.sum()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return block.nbytes / statistics.median(times) / 1e6
+
+
+def one_pass(label: str, gib: int, share: float) -> None:
+    """Fill `share` of the free memory with blocks of `gib` GiB, print the rate of each, give them back."""
+    flush = torch.zeros(128 << 20, dtype=torch.uint8, device="cuda")
+    count = int(torch.cuda.mem_get_info()[0] * share) // (gib * GIB)
+    blocks = [torch.ones(gib * GIB // 4, device="cuda") for _ in range(count)]
+    rates = [round(read_gbs(block, flush)) for block in blocks]
+    print(json.dumps({"label": label, "gib": gib, "gbs": rates}), flush=True)
+    del blocks, flush
+    torch.cuda.empty_cache()
+
+
+def main() -> None:
+    """The passes of one allocator; without arguments, of both, each in a process of its own."""
+    if len(sys.argv) > 1:
+        name = sys.argv[1]
+        for number in range(3):
+            one_pass(f"{name}, pass {number}", 2, 0.9)
+        one_pass(f"{name}, large blocks", 8, 0.9)
+        one_pass(f"{name}, few blocks", 6, 0.15)
+        one_pass(f"{name}, few blocks again", 6, 0.15)
+        return
+    for name, setting in (("malloc", "expandable_segments:False"), ("expandable", "expandable_segments:True")):
+        subprocess.run(
+            [sys.executable, __file__, name], env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": setting}, check=True
+        )
+    held = torch.ones(20 * GIB // 4, device="cuda")  # another process has memory, and gives half of it back
+    halves = [torch.ones(5 * GIB // 4, device="cuda") for _ in range(4)]
+    del halves[::2]
+    torch.cuda.empty_cache()
+    subprocess.run([sys.executable, __file__, "malloc beside another process"], check=True)
+    del held
+
+
+if __name__ == "__main__":
+    main()
