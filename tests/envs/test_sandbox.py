@@ -120,6 +120,30 @@ def test_files_outside_are_neither_written_nor_read(server, needs, tmp_path, tex
     refused(server, text, outside=str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "os.chmod(path, 0o777)",
+        "os.chmod(os.path.basename(path), 0o777, dir_fd=os.open(os.path.dirname(path), os.O_PATH))",
+        "f = os.open(program, os.O_RDONLY); os.fchmod(f, 0o4777)",
+        "os.utime(path, (1, 1))",
+        "os.chown(path, os.getuid(), -1)",
+        "os.setxattr(path, 'user.x', b'x')",
+    ],
+)
+def test_modes_and_times_of_files_outside_stay(server, needs, tmp_path, text):
+    needs("seccomp")
+    path, program = tmp_path / "file", Path(sys.prefix, f"qimeng_test_{os.getpid()}")
+    for file in (path, program):
+        file.touch(mode=0o600)
+    try:
+        before = [os.stat(f) for f in (path, program)]
+        assert attempt(server, "full", text, path=str(path), program=str(program))[0] == "done"
+        assert [os.stat(f) for f in (path, program)] == before and os.listxattr(path) == []
+    finally:
+        program.unlink()
+
+
 def test_the_own_folder_is_written_and_temporary_files_are_there(server):
     text = "open('x', 'w').write('1'); os.mkdir('d'); os.replace('x', 'd/x'); found = tempfile.mkdtemp()"
     process = start(server, "full")
@@ -373,7 +397,12 @@ def test_the_numbers_of_system_calls_are_those_of_libseccomp():
         pytest.skip("libseccomp is not here")
     resolve = ctypes.CDLL(path).seccomp_syscall_resolve_name_arch
     for architecture, numbers in NUMBERS.items():
-        assert {name: resolve(AUDIT[architecture], name.encode()) for name in numbers} == numbers
+        known = {name: resolve(AUDIT[architecture], name.encode()) for name in numbers}
+        newer = {name for name, number in known.items() if number == -1}  # than this libseccomp
+        assert len(newer) < 9
+        assert {n: number for n, number in known.items() if n not in newer} == {
+            n: number for n, number in numbers.items() if n not in newer
+        }
 
 
 @pytest.mark.parametrize("architecture", NUMBERS)

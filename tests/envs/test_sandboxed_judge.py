@@ -75,7 +75,7 @@ def test_a_right_program_passes_and_the_evaluation_names_the_layers(evaluator, l
         ("landlock", "os.kill({judge}, 0)"),
         ("landlock", "os.listdir('{folder}')"),
         ("seccomp", "socket.socket()"),
-        ("seccomp", "os.setsid() if os.fork() == 0 else os.setpgid(0, 0)"),
+        ("seccomp", "os.sched_setaffinity({judge}, [0])"),
     ],
 )
 def test_a_candidate_that_reaches_out_is_refused(evaluator, layers, tmp_path, layer, before):

@@ -26,7 +26,7 @@ LEVELS: dict[str, tuple[str, ...]] = {"full": LAYERS, "basic": ("no_new_privs",)
 """What can be asked for, and its layers."""
 
 DEFAULT = "basic"
-"""What evaluators ask for unless told: a full sandbox has not been tried with CUDA in all its layers at once."""
+"""What evaluators ask for unless told: whether CUDA works in all layers of this full sandbox is not verified yet."""
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,17 @@ REFUSED = (
 ).split()
 """Fail with EPERM."""
 
-ABSENT = "io_uring_setup io_uring_enter io_uring_register clone3".split()
-"""Fail with ENOSYS, as on an older kernel: a filter cannot see what they ask for."""
+ABSENT = (
+    "io_uring_setup io_uring_enter io_uring_register clone3 setxattrat removexattrat open_tree_attr file_setattr"
+).split()
+"""Fail with ENOSYS, as on an older kernel: a filter cannot see what they ask for, or they are new."""
+
+PRETENDED = (
+    "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat setxattr lsetxattr fsetxattr removexattr "
+    "lremovexattr fremovexattr utime utimes futimesat utimensat"
+).split()
+"""Succeed and do nothing: modes, owners and times of files, which landlock leaves open wherever they lie, and which
+linkers and copies set in passing."""
 
 ONLY_SELF = {
     "prlimit64": 0,
@@ -74,7 +83,7 @@ class Instruction:
 def program(architecture: str) -> list[Instruction]:
     """The filter for `architecture` (a key of `syscalls.NUMBERS`)."""
     numbers = NUMBERS[architecture]
-    denied, absent = (Instruction(_RETURN, _ERROR | number) for number in (errno.EPERM, errno.ENOSYS))
+    denied, absent, done = (Instruction(_RETURN, _ERROR | number) for number in (errno.EPERM, errno.ENOSYS, 0))
     allowed = Instruction(_RETURN, _ALLOW)
     out = [
         Instruction(_LOAD, _ARCHITECTURE),
@@ -84,7 +93,7 @@ def program(architecture: str) -> list[Instruction]:
     ]
     if architecture == "x86_64":
         out += [Instruction(_AT_LEAST, _X32, 0, 1), absent]
-    for names, answer in ((REFUSED, denied), (ABSENT, absent)):
+    for names, answer in ((REFUSED, denied), (ABSENT, absent), (PRETENDED, done)):
         for name in names:
             if name in numbers:
                 out += [Instruction(_EQUAL, numbers[name], 0, 1), answer]
@@ -116,4 +125,4 @@ def enter() -> str:
     return f"{len(REFUSED)} system calls refused, sockets of the machine only"
 
 
-__all__ = ["ABSENT", "ONLY_SELF", "REFUSED", "Instruction", "enter", "program"]
+__all__ = ["ABSENT", "ONLY_SELF", "PRETENDED", "REFUSED", "Instruction", "enter", "program"]

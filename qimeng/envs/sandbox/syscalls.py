@@ -82,6 +82,28 @@ sched_setscheduler 144 119
 sched_setparam 142 118
 sched_setattr 314 274
 ioprio_set 251 30
+chmod 90 -
+fchmod 91 52
+fchmodat 268 53
+fchmodat2 452 452
+chown 92 -
+fchown 93 55
+lchown 94 -
+fchownat 260 54
+setxattr 188 5
+lsetxattr 189 6
+fsetxattr 190 7
+removexattr 197 14
+lremovexattr 198 15
+fremovexattr 199 16
+utime 132 -
+utimes 235 -
+futimesat 261 -
+utimensat 280 88
+setxattrat 463 463
+removexattrat 466 466
+open_tree_attr 467 467
+file_setattr 469 469
 """
 
 NUMBERS: dict[str, dict[str, int]] = {"x86_64": {}, "aarch64": {}}
