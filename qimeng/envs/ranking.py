@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from qimeng.interfaces import Evaluation
 
-TIE = 0.01
+TIE = 0.015
 """Programs within this share of each other's time are equally fast; a generated kernel is then preferred to PyTorch's,
 because it can be read, changed and fused further."""
 SMALLEST_GAIN = 0.005
