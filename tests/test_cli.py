@@ -5,6 +5,7 @@ import pytest
 
 from qimeng.bench.row import append_row
 from qimeng.cli import main
+from qimeng.envs.sandbox import LAYERS
 from tests.bench.rows import row
 
 
@@ -116,6 +117,8 @@ def test_doctor_finds_this_machine_healthy(capsys: pytest.CaptureFixture[str]) -
     found = {c["name"]: c for c in json.loads(capsys.readouterr().out)}
     assert found["Triton's interpreter"]["works"] is True
     assert any(name.startswith("compile for sm_80") and c["works"] for name, c in found.items())
+    assert {name for name in found if name.startswith("sandbox: ")} == {f"sandbox: {name}" for name in LAYERS}
+    assert found["compile in a full sandbox"]["works"] is True
 
 
 def test_a_summary_for_machines_and_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

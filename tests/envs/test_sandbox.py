@@ -348,6 +348,23 @@ def test_an_evaluator_takes_open_files_from_a_process(server):
         process.kill()
 
 
+def test_a_user_without_rights_enters_as_many_layers(server, layers, needs):
+    needs("network")
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user to try it")
+    text = """
+from qimeng.envs.sandbox import Sandbox
+os.chown('.', 65534, 65534); os.chmod('..', 0o755)
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+found = sorted(Sandbox('full').enter(os.getcwd(), files=range(99)).entered), os.getuid(), open('x', 'w').fileno()
+"""
+    kind, found = attempt(server, "off", text)
+    if kind != "done" and "not permitted" in found:
+        pytest.skip(f"this machine's users may not make namespaces: {found}")
+    assert kind == "done", found
+    assert set(eval(found)[0]) == layers and eval(found)[1] == 65534
+
+
 def test_compilers_threads_and_children_work_inside(server):
     if subprocess.run(["which", "gcc"], capture_output=True).returncode:
         pytest.skip("there is no gcc")

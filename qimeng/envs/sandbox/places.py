@@ -26,7 +26,8 @@ def readable() -> list[str]:
     own = [sys.prefix, sys.base_prefix, sys.exec_prefix, *(p for p in sys.path if p)]
     named = [p for name in _VARIABLES for p in os.environ.get(name, "").split(os.pathsep)]
     given = [p for p in (*own, *named) if os.path.isabs(p) and not _holds_home(Path(p))]
-    return [*_PROGRAMS, *(f"/etc/{name}" for name in _ETC), *dict.fromkeys(given)]
+    this_package = str(Path(__file__).resolve().parents[2])
+    return [*_PROGRAMS, *(f"/etc/{name}" for name in _ETC), this_package, *dict.fromkeys(given)]
 
 
 def devices() -> list[str]:
