@@ -168,3 +168,23 @@ def test_without_a_gpu_kernels_are_compiled_and_interpreted_inside(layers):
         assert found.accuracy is not None and found.sandbox == layers
     finally:
         evaluator.close()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_kernels_are_found_run_handed_over_and_timed_inside(layers):
+    """Compiled ahead into a cache that the worker only reads; outputs go to the judge by CUDA IPC."""
+    torch.manual_seed(0)
+    spec = KernelSpec.from_module(torch.nn.Softmax(dim=-1), (torch.randn(4096, 2048),))
+    graph = capture_spec(spec)
+    program = Program.start(graph)
+    coder, evaluator = TemplateCoder(), GpuEvaluator(spec, graph, sandbox="full")
+    try:
+        request = Request(program, Action("lowering", (program.regions[0].id,)), evaluator.device)
+        patch = coder.write(request)
+        found = evaluator.evaluate(program, patch)
+        assert found.ok, found.error
+        assert found.sandbox == layers and found.timing is not None and not found.timing.estimated
+        verified = evaluator.final(patch.apply(program, found.chosen))
+        assert verified.ok, verified.error
+    finally:
+        evaluator.close()
