@@ -6,7 +6,7 @@ Deals in defaults. Knows nothing about how any part works.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ def plan_and_code(
     search: str | Search = "greedy",
     device: str | Device | None = None,
     mode: str | None = None,
+    compile_modes: Sequence[str] = ("default",),
     store: Store | str | Path | None = None,
     on_step: Callable[[Progress], None] | None = None,
     evaluator: Evaluator | None = None,
@@ -60,6 +61,8 @@ def plan_and_code(
         device: name of a device (see `qimeng devices`); the GPU of this machine by default, else the H200.
         mode: precision mode, for the result and the PyTorch it is compared with: ``"default"`` (as PyTorch ships),
             ``"highest"`` (no TF32) or ``"high"`` (TF32 or better); the spec's own by default.
+        compile_modes: modes of torch.compile to time beside the result, on a GPU; none for an empty sequence. They are
+            compiled in the background, in at most half of `seconds` each; the report says what could not be.
         store: a `Store` or the path of one; what was judged before is not judged again, and an interrupted call
             repeated with the same arguments goes on where it ended.
         on_step: called with a `Progress` before and after every evaluation.
@@ -71,12 +74,14 @@ def plan_and_code(
     Raises:
         SpecError: the computation cannot be optimized as given (the message says what to change), or an unknown mode.
         DeviceError: an unknown device.
-        ValueError: an unknown planner, coder or search.
+        ValueError: an unknown planner, coder, search or mode of torch.compile.
     """
     began, chosen = time.monotonic(), make_search(search, planner)
     opened = Store(store) if isinstance(store, str | Path) else store
     task = make_task(spec, inputs, coder=coder, evaluator=evaluator, device=device, mode=mode, store=opened)
     try:
+        if compile_modes:
+            task.evaluator.compare_with(compile_modes, seconds / 2)
         return optimize(task, chosen, Budget(seconds, evaluations), opened, on_step, began=began)
     finally:
         if evaluator is None:

@@ -48,6 +48,9 @@ def optimize(
     ] = "",
     mode: Annotated[str, typer.Option(help="Precision mode: default, highest or high.")] = "default",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    compile_modes: Annotated[
+        str, typer.Option(help="torch.compile's modes to compare with, comma-separated; '' for none.")
+    ] = "default",
     out: Annotated[Path | None, typer.Option(help="Folder for the result; runs/FILE by default.")] = None,
     store: Annotated[Path | None, typer.Option(help="Store to resume from; OUT/store.sqlite by default.")] = None,
     as_json: Json = False,
@@ -72,6 +75,7 @@ def optimize(
             search=search,
             device=target,
             mode=mode,
+            compile_modes=tuple(filter(None, compile_modes.split(","))),
             store=store or folder / "store.sqlite",
             on_step=display,
         )

@@ -120,7 +120,9 @@ class Resources:
     kernels: int = 0
 
 
-LASTING = frozenset("illegal coder compile resources unsupported meta error wrong illegal-access too-fast".split())
+LASTING = frozenset(
+    "illegal coder compile resources unsupported meta error wrong illegal-access too-fast tampered not-a-kernel".split()
+)
 """Classes of failure that say something about the program; all others may be an accident of a busy machine."""
 
 
@@ -148,6 +150,8 @@ class Evaluation:
         seconds: wall seconds by part: ``compile``, ``check``, ``time``, ``start``.
         notes: what else is to be said, in words: how a program was checked without a GPU, or that it was not.
         sandbox: layers of the sandbox that the candidate ran in (`qimeng.envs.sandbox.LAYERS`).
+        compiled: mode of torch.compile to its times, in turns with the candidate, where it was asked for
+            (`Evaluator.compare_with`).
     """
 
     gate: Gate
@@ -167,6 +171,7 @@ class Evaluation:
     seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     sandbox: tuple[str, ...] = ()
+    compiled: Mapping[str, Timing] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -190,6 +195,13 @@ class Evaluation:
             return None
         return self.eager.device_ms / self.timing.device_ms
 
+    @property
+    def over_compile(self) -> float | None:
+        """Device time of torch.compile's fastest mode over the candidate's; None when either is missing."""
+        if self.timing is None or not self.compiled:
+            return None
+        return min(t.device_ms for t in self.compiled.values()) / self.timing.device_ms
+
     def to_json(self) -> str:
         """One line of JSON; `from_json` gives an equal object back."""
         data = asdict(self)
@@ -205,6 +217,7 @@ class Evaluation:
         for key, kind in (("timing", Timing), ("eager", Timing), ("resources", Resources)):
             if data[key] is not None:
                 data[key] = kind(**data[key])
+        data["compiled"] = {mode: Timing(**timing) for mode, timing in data.get("compiled", {}).items()}
         if data["accuracy"] is not None:
             data["accuracy"]["dropped"] = tuple(data["accuracy"]["dropped"])
             data["accuracy"] = Accuracy(**data["accuracy"])
@@ -390,6 +403,17 @@ class Evaluator(ABC):
     def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
         """Verify `program` again, as a whole and in a fresh process; by default the same as `evaluate`."""
         return self.evaluate(program)
+
+    def compare_with(self, modes: Sequence[str], limit_s: float) -> None:  # noqa: B027  (estimates have no baselines)
+        """Make torch.compile's programs ready in the background, so that the final verification times them as well.
+
+        Args:
+            modes: of torch.compile.
+            limit_s: seconds that compiling in one mode may take.
+
+        Raises:
+            ValueError: torch.compile has no such mode.
+        """
 
     def close(self) -> None:  # noqa: B027  (most evaluators hold nothing)
         """Give back processes and memory."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ from qimeng import KernelSpec, Progress, QimengError, Result, SpecError, Store, 
 from qimeng.envs.result import Result as ResultClass
 from qimeng.envs.setup import make_coder, make_device
 from qimeng.errors import DeviceError
+from qimeng.interfaces import Evaluation, Timing
 from qimeng.planner.greedy import GreedySearch
+from qimeng.program.program import Program
 from qimeng.testing import FakeCoder, FakeEvaluator, ScriptedPlanner
 
 PROBLEM = """
@@ -182,3 +186,25 @@ def test_the_face_is_what_all_says() -> None:
     assert public - modules <= set(qimeng.__all__) | {"annotations", "import_module", "Any", "TYPE_CHECKING"}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         getattr(qimeng, "nothing")  # noqa: B009
+
+
+def test_torch_compile_stands_beside_the_result(problem: Path, tmp_path: Path) -> None:
+    class Comparing(FakeEvaluator):
+        def compare_with(self, modes: Sequence[str], limit_s: float) -> None:
+            self.asked = (tuple(modes), limit_s)
+
+        def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+            found = super().final(program, parent_ms)
+            return replace(found, compiled={"default": Timing(2 * (found.ms or 0)), "reduce-overhead": Timing(9.0)})
+
+    judge = Comparing()
+    result = plan_and_code(
+        problem, evaluator=judge, coder=FakeCoder(), seconds=30, compile_modes=("default", "reduce-overhead")
+    )
+    assert judge.asked == (("default", "reduce-overhead"), 15.0)
+    assert result.evaluation.over_compile == pytest.approx(2.0)
+    assert "2.00 x torch.compile" in result.report() and "torch.compile, mode reduce-overhead | 9 ms" in result.report()
+    assert Result.load(result.save(tmp_path / "saved")).evaluation == result.evaluation
+    silent = Comparing()
+    plan_and_code(problem, evaluator=silent, coder=FakeCoder(), compile_modes=())
+    assert not hasattr(silent, "asked")

@@ -7,7 +7,7 @@ process of the harness, or wherever it is called.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol, runtime_checkable
@@ -24,9 +24,9 @@ from qimeng.envs.roofline import floor_ms, product_flops
 from qimeng.envs.session import Attempt, Budget
 from qimeng.envs.setup import make_device, make_task
 from qimeng.envs.task import Task
-from qimeng.envs.torch_compile import compile_server, compiled_name
+from qimeng.envs.torch_compile import compile_server
 from qimeng.errors import QimengError
-from qimeng.interfaces import Evaluation, Step, Timing
+from qimeng.interfaces import Evaluation, Step
 from qimeng.planner import make_search
 from qimeng.spec import KernelSpec
 
@@ -43,22 +43,11 @@ class Knows(Protocol):
     degenerate: str
 
 
-class Compiles(Protocol):
-    """Makes torch.compile's programs ready in the background."""
-
-    failed: Mapping[str, str]
-
-    def begin(self, modes: Sequence[str], limit_s: float) -> None:
-        """Begin with `modes`, each for at most `limit_s` seconds; `failed` has those that cannot be timed."""
-
-
 @runtime_checkable
-class TimesBaselines(Protocol):
-    """A judge that times PyTorch's own programs in turns with the candidate, in the final verification."""
+class Measures(Protocol):
+    """A judge that measures: it knows the reference, and where its seconds went."""
 
     references: Knows
-    compiled: Compiles
-    turns: Mapping[str, Timing]
     spent: Mapping[str, float]
 
 
@@ -100,10 +89,9 @@ def measure(problem: Problem, settings: Settings, device: str | None = None) -> 
         return _timed(replace(row, error=f"{type(error).__name__}: {error}"), began)
     try:
         row = _with_graph(row, task, settings.mode)
-        judge = task.evaluator if isinstance(task.evaluator, TimesBaselines) else None
+        judge = task.evaluator if isinstance(task.evaluator, Measures) else None
         capture = time.monotonic() - began - (sum(judge.spent.values()) if judge else 0.0)
-        if judge is not None:
-            judge.compiled.begin(settings.compile_modes, settings.compile_seconds)
+        task.evaluator.compare_with(settings.compile_modes, settings.compile_seconds)
         budget = Budget(
             max(settings.seconds - FINAL_S, settings.seconds / 2), settings.evaluations or Budget.evaluations
         )
@@ -112,7 +100,6 @@ def measure(problem: Problem, settings: Settings, device: str | None = None) -> 
         seconds = split(wall, capture, judge.spent if judge is not None else seconds_of(result))
         row = replace(_with_result(row, result), seconds=seconds)
         if judge is not None:
-            row = _with_baselines(row, judge, settings.compile_modes)
             known = judge.references
             row = replace(
                 row,
@@ -146,25 +133,11 @@ def _with_graph(row: Row, task: Task, mode: str) -> Row:
     )
 
 
-def _with_baselines(row: Row, judge: TimesBaselines, modes: Sequence[str]) -> Row:
-    """torch.compile's times, from the turns of the final verification, and why there are none in some modes."""
-    turns = {mode: judge.turns.get(compiled_name(mode)) for mode in modes}
-    timed = {mode: timing for mode, timing in turns.items() if timing is not None}
-    best = min(timed, key=lambda mode: timed[mode].device_ms, default="")
-    missing = {mode: judge.compiled.failed.get(mode, "no final verification") for mode in modes if mode not in timed}
-    return replace(
-        row,
-        compiled=turns[modes[0]] if modes else None,
-        compiled_modes=timed,
-        compiled_best=timed.get(best),
-        compiled_best_mode=best,
-        notes=(*row.notes, *(f"torch.compile {mode} is not timed: {why[:300]}" for mode, why in missing.items())),
-    )
-
-
 def _with_result(row: Row, result: Result) -> Row:
     final = result.evaluation
-    accuracy = final.accuracy
+    accuracy, compiled = final.accuracy, final.compiled
+    best = min(compiled, key=lambda mode: compiled[mode].device_ms, default="")
+    first = next(iter(row.settings.compile_modes), "")
     return replace(
         row,
         right=final.ok,
@@ -173,6 +146,10 @@ def _with_result(row: Row, result: Result) -> Row:
         reference=accuracy.reference if accuracy else "",
         candidate=final.timing,
         eager=final.eager,
+        compiled=compiled.get(first),
+        compiled_modes=compiled,
+        compiled_best=compiled.get(best),
+        compiled_best_mode=best,
         generated_share=final.generated_share,
         peak_bytes=final.peak_bytes,
         eager_peak_bytes=final.eager_peak_bytes,
@@ -182,7 +159,7 @@ def _with_result(row: Row, result: Result) -> Row:
         steps=step_rows(result.steps),
         recipe=result.recipe.to_json(),
         source_digest=result.program.digest if result.program else "",
-        notes=(*row.notes, *result.notes),
+        notes=(*row.notes, *result.notes, *final.notes),
     )
 
 

@@ -10,7 +10,7 @@ import atexit
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -151,11 +151,20 @@ class GpuEvaluator(Evaluator):
         cache = self._new_cache()
         run = Run(self, program, None, cache, self.references.every_distribution, clock)
         try:
-            return self._through_gates(
+            found = self._through_gates(
                 run, self._compile_into(cache), lambda w: self._final_rounds(w, parent_ms, clock)
             )
         finally:
             shutil.rmtree(cache, ignore_errors=True)
+        if not found.ok:
+            return found
+        compiled = {m: self.turns[compiled_name(m)] for m in self.compiled.ready if compiled_name(m) in self.turns}
+        failed = tuple(f"torch.compile {m} is not timed: {reason}" for m, reason in self.compiled.failed.items())
+        return replace(found, compiled=compiled, notes=(*found.notes, *failed))
+
+    def compare_with(self, modes: Sequence[str], limit_s: float) -> None:
+        """Make torch.compile's programs ready in the background; the final verification times them in turns."""
+        self.compiled.begin(modes, limit_s)
 
     def close(self) -> None:
         """End the processes of this evaluator, remove its folder, give its memory back."""

@@ -6,7 +6,7 @@ and interrupted searches resume without touching a GPU again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from qimeng.errors import CoderError
@@ -69,6 +69,10 @@ class CachingEvaluator(Evaluator):
         evaluation = self.evaluator.final(program, parent_ms)
         self.store.put_evaluation(self.conditions, program.digest, evaluation, FINAL)
         return evaluation
+
+    def compare_with(self, modes: Sequence[str], limit_s: float) -> None:
+        """Pass it on."""
+        self.evaluator.compare_with(modes, limit_s)
 
     def close(self) -> None:
         """Give back the inner evaluator's processes."""

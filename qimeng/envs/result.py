@@ -99,6 +99,8 @@ class Result:
         word = "estimated" if self.estimated else "measured"
         final, lines = self.evaluation, [f"# {self.name}", ""]
         speedup = f"{self.speedup:.2f} x PyTorch eager" if self.speedup else "not timed"
+        if final.over_compile:
+            speedup += f", {final.over_compile:.2f} x torch.compile"
         lines.append(f"**{speedup}** ({word}), device {self.device}, mode {self.mode}.")
         lines += ["", f"| figure | {word} |", "|---|---|"]
         lines += [f"| {label} | {text} |" for label, text in _figures(final, self.start)]
@@ -184,6 +186,8 @@ def _figures(final: Evaluation, start: Evaluation) -> list[tuple[str, str]]:
         found.append(("device time", f"{final.timing.device_ms:.4g} ms, spread {final.timing.spread:.1%}"))
     if final.eager is not None:
         found.append(("PyTorch eager", f"{final.eager.device_ms:.4g} ms"))
+    for mode, timing in final.compiled.items():
+        found.append((f"torch.compile, mode {mode}", f"{timing.device_ms:.4g} ms"))
     if start.timing is not None:
         found.append(("start program", f"{start.timing.device_ms:.4g} ms"))
     if final.generated_share is not None:
