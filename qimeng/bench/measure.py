@@ -167,17 +167,14 @@ def step_rows(steps: Iterable[Step]) -> tuple[StepRow, ...]:
     """What was tried, in order, with the gain of each accepted step over the program it was applied to."""
     rows = []
     for step in steps:
-        found, gain = step.evaluation, None
-        before_ms = step.before_ms if isinstance(step, Attempt) else None
-        if step.accepted and found is not None and found.ms and before_ms is not None:
-            gain = before_ms / found.ms
+        found = step.evaluation
         rows.append(
             StepRow(
                 kind=step.action.kind,
                 param=step.action.param,
                 accepted=step.accepted,
                 gate=found.gate.value if found else "",
-                gain=gain,
+                gain=step.gain if isinstance(step, Attempt) else None,
                 configurations=found.configurations if found else 0,
             )
         )

@@ -43,6 +43,13 @@ def beats(new: Evaluation | None, old: Evaluation | None) -> bool:
     return _ratio(new, old) < 1 + allowance
 
 
+def gain(new: Evaluation | None, old: Evaluation | None) -> float | None:
+    """How many times faster `new` is than `old`; None where either was not timed."""
+    if new is None or old is None or new.timing is None or old.timing is None:
+        return None
+    return 1 / _ratio(new, old)
+
+
 def margin(new: Evaluation, old: Evaluation | None = None) -> float:
     """The least gain that is not noise, as a share: twice the larger uncertainty, at least `SMALLEST_GAIN`."""
     known = [e.timing.uncertainty for e in (new, old) if e is not None and e.timing is not None]
@@ -88,4 +95,4 @@ def _allowance(new: Evaluation, old: Evaluation) -> float:
     return TIE * (generated(new) - generated(old))
 
 
-__all__ = ["TIE", "beats", "generated", "margin", "preferred", "refusal"]
+__all__ = ["TIE", "beats", "gain", "generated", "margin", "preferred", "refusal"]

@@ -121,6 +121,7 @@ class Result:
                 "action": asdict(s.action),
                 "text": s.text,
                 "before_ms": s.before_ms,
+                "gain": s.gain,
                 "accepted": s.accepted,
                 "patch": s.patch_digest,
                 "evaluation": None if s.evaluation is None else json.loads(s.evaluation.to_json()),
@@ -216,4 +217,4 @@ def _evaluation(data: dict[str, Any]) -> Evaluation:
 def _step(row: dict[str, Any]) -> Attempt:
     evaluation = None if row["evaluation"] is None else _evaluation(row["evaluation"])
     action = action_from_data(row["action"])
-    return Attempt(action, evaluation, row["accepted"], row["patch"], row["text"], row["before_ms"])
+    return Attempt(action, evaluation, row["accepted"], row["patch"], row["text"], row["before_ms"], row["gain"])

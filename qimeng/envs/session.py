@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from qimeng.actions import action_text, check_action, legal_actions
-from qimeng.envs.ranking import preferred
+from qimeng.envs.ranking import gain, preferred
 from qimeng.envs.replay import subject_of
 from qimeng.envs.shares import MAX_ACTIONS, carried, dropped_kernels, order_actions
 from qimeng.envs.task import Task
@@ -115,10 +115,12 @@ class Attempt(Step):
     Attributes:
         text: the action in words.
         before_ms: device milliseconds of the program before the step; None where not known.
+        gain: how many times faster the step made the program; None where it was refused or not timed.
     """
 
     text: str = ""
     before_ms: float | None = None
+    gain: float | None = None
 
 
 @dataclass
@@ -270,7 +272,8 @@ class Session:
         before = self.state
         text = _text(action, before.program)
         step = self._attempt(action)
-        attempt = Attempt(action, step.evaluation, step.accepted, step.patch_digest, text, before.ms)
+        gained = gain(step.evaluation, before.evaluation) if step.accepted else None
+        attempt = Attempt(action, step.evaluation, step.accepted, step.patch_digest, text, before.ms, gained)
         self.ledger.attempts.append(attempt)
         self.tell("done", f"{text}: {_outcome(step, before, self.state)}")
         return step

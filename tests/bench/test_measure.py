@@ -116,7 +116,7 @@ def test_gains_are_over_the_program_a_step_was_applied_to() -> None:
     wrong = Evaluation(Gate.REGION, "off by one", "wrong")
     steps = (
         Attempt(Action("fusion"), None, True, before_ms=4.0),
-        Attempt(Action("lowering"), judged(2.0), True, before_ms=4.0),
+        Attempt(Action("lowering"), judged(2.0), True, before_ms=4.0, gain=2.0),
         Attempt(Action("tiling", param="taller"), wrong, False, before_ms=2.0),
         Attempt(Action("tiling", param="wider"), judged(4.0), True, before_ms=None),
     )

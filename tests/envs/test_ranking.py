@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qimeng.envs.ranking import beats, margin, preferred, refusal
+from qimeng.envs.ranking import beats, gain, margin, preferred, refusal
 from qimeng.interfaces import Evaluation, Gate, Timing
 
 
@@ -51,6 +51,12 @@ def test_times_count_as_shares_of_eagers() -> None:
     assert preferred(slow_memory, judged(10.0, eager=10.0))
     assert beats(slow_memory, judged(10.0, eager=10.0))
     assert not preferred(judged(9.9, eager=9.0), judged(10.0, eager=10.0))
+
+
+def test_a_gain_is_of_shares() -> None:
+    assert gain(judged(5.0), judged(10.0)) == pytest.approx(2.0)
+    assert gain(judged(10.0, eager=11.0), judged(10.0, eager=10.0)) == pytest.approx(1.1)
+    assert gain(None, judged(1.0)) is None and gain(judged(1.0), Evaluation(Gate.PASSED)) is None
 
 
 def test_the_final_verification_may_refuse() -> None:
