@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from qimeng.envs.answers import amount_of, entry_of, samples_of, times_of
 from qimeng.envs.clock import Clock
 from qimeng.envs.compile import Compilers
+from qimeng.envs.crosscompile import Compiled
 from qimeng.envs.forkserver import START_S, Process, WorkerFailed
 from qimeng.envs.judge import CLOCK_FROM_MS
 from qimeng.envs.least_time import SHARE, above_peak
@@ -35,6 +36,9 @@ CLOSE = 0.03
 """Alternatives within this share of the fastest go on as well, up to `FINALISTS`."""
 FINALISTS = 2
 PROFILE_ROUNDS = 3
+CLOCK_ROUNDS = 3
+"""Times that a program is timed before it is believed that its times and the judge's clock disagree: a host that has
+become busy delays both."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,9 @@ class Run:
             failed = next((found for found in table.values() if found.error and not found.host), None)
             if failed is not None:
                 self.refused[i] = Refusal(Gate.COMPILE, failed.failure or "compile", failed.error or "")
+            elif idle := next((s for s, found in table.items() if self._launches_nothing(i, s, found)), None):
+                text = f"region {idle} is said to be a Triton kernel, but calling it launches none"
+                self.refused[i] = Refusal(Gate.COMPILE, "not-a-kernel", text)
             elif too_much := refusal(kernels, self.owner.device):
                 self.refused[i] = Refusal(Gate.RESOURCES, "resources", too_much)
             if table:
@@ -183,6 +190,11 @@ class Run:
 
     # -- parts
 
+    def _launches_nothing(self, i: int, signature: str, found: Compiled) -> bool:
+        """Whether a region that is said to be Triton's was called to its end and compiled nothing for each call."""
+        implementation = self.candidates[i].implementations[signature]
+        return implementation.language == "triton" and found.error is None and all(k.prepares for k in found.kernels)
+
     def _region_is_right(self, reference: RegionReference, i: int) -> bool:
         assert self.patch is not None
         implementation = self.patch.alternatives[i]
@@ -246,11 +258,14 @@ class Run:
             self.gate = Gate.TIMING
             peak_bytes = amount_of(worker.call("peak", owner.limit_s, seed=owner.draw_seed())[0])
             eager_peak_bytes = owner.baselines_process.peak()
-            unseen = list(owner.references.fresh(1)) if self._is_slow() else []
+            unseen = list(owner.references.fresh(1) if self._is_slow() else owner.references.trials(1))
         with owner.turn("time", self.clock, alone=True):
-            samples, eager = rounds(worker)
-            timing = samples.timing()
-            problem = self._implausible(worker, timing, unseen)
+            for attempt in range(CLOCK_ROUNDS):
+                samples, eager = rounds(worker)
+                timing = samples.timing()
+                problem = self._implausible(worker, timing, unseen if attempt == 0 else ())
+                if problem is None or problem.failure != "clock":
+                    break
             if problem is not None:
                 self.refused[i] = problem
                 return None
@@ -268,25 +283,28 @@ class Run:
             return self._profiled(worker, candidate, found)
 
     def _is_slow(self) -> bool:
-        """Whether the judge's own clock may be asked: eager is not over in an instant, so the candidate may not be."""
+        """Whether the judge's own clock may be asked: eager takes long enough that a false time would show."""
         eager_ms = self.owner.baselines_process.eager_ms
-        return self.owner.torch_device.type == "cuda" and (eager_ms is None or eager_ms >= CLOCK_FROM_MS)
+        return eager_ms is None or eager_ms >= CLOCK_FROM_MS
 
     def _implausible(self, worker: Process, timing: Timing, unseen: Sequence[Trial]) -> Refusal | None:
-        """Why the times cannot be believed; on the CPU, where they serve tests only, they are not doubted."""
+        """Why the times cannot be believed.
+
+        What is too fast by the datasheet is so on a GPU only. Whatever time was told, the judge's own clock has the
+        last word where eager is slow; where it is not, the program must at least still be right.
+        """
         owner = self.owner
-        if owner.torch_device.type != "cuda":
-            return None
-        if timing.device_ms < SHARE * owner.least_ms:
+        if owner.torch_device.type == "cuda" and timing.device_ms < SHARE * owner.least_ms:
             text = (
                 f"{timing.device_ms:.4f} ms is less than reading the inputs and writing the outputs takes at "
                 f"{owner.device.bandwidth_gbs:g} GB/s ({owner.least_ms:.4f} ms)"
             )
             return Refusal(Gate.TIMING, "too-fast", text)
-        if timing.device_ms < CLOCK_FROM_MS:
-            return None
-        trials = chain(unseen, owner.references.fresh(2))
-        verdict = owner.judge.check_clock(worker, trials, timing.device_ms)
+        if self._is_slow():
+            trials = chain(unseen, owner.references.fresh(2))
+            verdict = owner.judge.check_clock(worker, trials, timing.device_ms)
+        else:
+            verdict = owner.judge.check(worker, unseen)
         if verdict.failure is not None:
             return Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
         return None

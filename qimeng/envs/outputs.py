@@ -23,7 +23,7 @@ class Leaf:
     """One leaf of an output.
 
     Attributes:
-        kind: name of its class; ``"Tensor"`` for plain tensors.
+        kind: its class in words; ``"Tensor"`` for plain tensors with no attributes of their own, and for no others.
         shape: sizes.
         stride: strides in elements; 0 where the size is at most 1, since those mean nothing.
         dtype: such as ``"float32"``.
@@ -76,13 +76,13 @@ def describe(output: Any, held: Mapping[str, torch.Tensor]) -> tuple[Facts, list
     facts, tensors = [], []
     for number, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
-            facts.append(Leaf(type(leaf).__name__, value=repr(leaf)[:200]))
+            facts.append(Leaf(_kind(leaf), value=repr(leaf)[:200]))
             continue
         memory = _memory(leaf)
         shares = tuple(sorted(owners.get(memory, ()))) if leaf.numel() else ()
         facts.append(
             Leaf(
-                type(leaf).__name__,
+                _kind(leaf),
                 tuple(leaf.shape),
                 _strides(leaf),
                 str(leaf.dtype).removeprefix("torch."),
@@ -232,6 +232,15 @@ def _take_file(fd: int, leaf: Leaf, dtype: torch.dtype) -> torch.Tensor:
             raise Malformed(f"{done} bytes came of a tensor of {leaf.bytes}")
         done += got
     return buffer.view(dtype).reshape(leaf.shape)
+
+
+def _kind(leaf: Any) -> str:
+    """Class of a leaf; a name is no proof of a class, and an attribute may hide a method of the class."""
+    kind = type(leaf)
+    if kind is torch.Tensor:
+        own = sorted(vars(leaf))
+        return "Tensor" if not own else f"Tensor with attributes {', '.join(own)[:200]}"
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -22,6 +22,7 @@ from qimeng.envs.double import aliases, move_one_ulp, tensors_in, to_double
 from qimeng.envs.modes import precision
 from qimeng.envs.outputs import Facts, describe
 from qimeng.envs.selection import selected_values
+from qimeng.envs.timing import FRESH_SHARE
 from qimeng.envs.trials import Trial, TrialPool
 from qimeng.envs.worker import Draw, Parameters
 from qimeng.graph.opgraph import OpGraph
@@ -52,6 +53,7 @@ class References:
         distributions: those that change some input, ``"given"`` first.
         eager_agrees: whether eager run twice passes KernelBench's own rule; None before the first trial.
         exact_agrees: whether the float64 result itself passes that rule against eager; None where it was not checked.
+        input_sets: sets of inputs that a worker may hold at a time.
         degenerate: why the result can be guessed (see `qimeng.envs.degenerate`), or an empty string.
     """
 
@@ -74,6 +76,7 @@ class References:
         self.longest_reduction = longest_reduction(graph) if graph is not None and graph.nodes else 0
         self.parameters = Parameters(spec, device)
         self.exact: torch.nn.Module | None = None
+        self.input_sets = 1
         self._pool = TrialPool(POOL_SHARE * _memory(device))
         self.distributions = tuple(
             d for d in DISTRIBUTIONS if d == "given" or any(applies(d, domain) for domain in spec.domains)
@@ -161,6 +164,9 @@ class References:
         """Run eager a few times: output structure, changed buffers, random operators."""
         draw = self._new_draw("given", False)
         inputs = self.inputs(draw)
+        self.input_sets = max(
+            1, _memory(self.device) // FRESH_SHARE // max(sum(x.nbytes for x in tensors_in(inputs)), 1)
+        )
         before = {k: v.clone() for k, v in self.parameters.set(None).items()}
         first = self._eager(inputs, draw.seed)
         held = {f"input {i}": x for i, x in enumerate(tensors_in(inputs))}

@@ -24,6 +24,7 @@ from qimeng.envs.kernels import implementation_source, load_kernels
 from qimeng.envs.modes import set_mode
 from qimeng.envs.regions import inputs_of_region, time_regions
 from qimeng.envs.sandbox import entered_here
+from qimeng.envs.seal import Seal
 from qimeng.envs.service import Answer, Refused, serve
 from qimeng.envs.timing import Effort, Samples, Stopwatch
 from qimeng.envs.triton_cache import adopt_shared_cache
@@ -117,12 +118,14 @@ class Worker:
     def __init__(self, spec: KernelSpec, device: torch.device, compiled: str = ""):
         self.spec, self.device, self.compiled = spec, device, compiled
         self.stopwatch = Stopwatch(device)
+        self.seal = Seal()
+        self.reused: tuple[Any, ...] = ()
         self.parameters = Parameters(spec, device)
         self.module: ModuleType | None = None
         self.model: torch.nn.Module = self.parameters.module
         self.kept: dict[int, list[torch.Tensor]] = {}
-        self.armed: tuple[Any, ...] = ()
-        self.armed_seed = 0
+        self.armed: list[tuple[int, tuple[Any, ...]]] = []
+        self.armed_keep = 0
         self.fired: list[torch.Tensor] = []
         self.trays: list[torch.Tensor] = []
         self.arguments: tuple[Any, ...] = ()
@@ -142,7 +145,7 @@ class Worker:
         """
         self._find_compiled(digests)
         self.kept.clear()
-        self.armed, self.module, self.model = (), None, torch.nn.Module()
+        self.armed, self.module, self.model = [], None, torch.nn.Module()
         state = self.parameters.set(None)
         if not source:
             self.model = self.parameters.module
@@ -150,22 +153,36 @@ class Worker:
         self.module = load_kernels(source, os.getcwd())
         with torch.device(self.device):
             self.model = self.module.Model()
+        self._check_seal()
         self.model.to(self.device)
         self.model.load_state_dict({key: state[key] for key in self.model.state_dict()})
 
-    def trial(self, number: int, draw: Draw, mutated: Sequence[str], expected_bytes: Sequence[int]) -> Answer:
+    def trial(
+        self, number: int, draw: Draw, mutated: Sequence[str], expected_bytes: Sequence[int], in_place: bool = False
+    ) -> Answer:
         """Call the model once and hand over its outputs, then the buffers `mutated`.
 
         The outputs are kept, under `number`, until `release`.
+
+        Args:
+            number: of the trial.
+            draw: inputs and parameters.
+            mutated: buffers that the call updates.
+            expected_bytes: of each output.
+            in_place: whether the inputs take the place of those of the trial before, in the same tensors.
         """
         state = self._set_parameters(draw.parameter_seed)
         inputs = self._inputs(draw)
+        if in_place and self.reused:
+            inputs = _put_into(self.reused, inputs)
+        self.reused = inputs if self.stopwatch.has_room(inputs) else ()
         poison(self.device, expected_bytes)
         torch.manual_seed(draw.seed)
         began = time.perf_counter()
         output = self.model(*inputs)
         self.stopwatch.synchronize()
         seconds = time.perf_counter() - began
+        self._check_seal()
         held = {f"input {i}": x for i, x in enumerate(_tensors(inputs))}
         held |= {f"parameter {k}": v for k, v in self.model.state_dict().items()}
         facts, tensors = outputs.describe(output, held)
@@ -186,33 +203,46 @@ class Worker:
         handed, files = outputs.hand_over(self.kept[number])
         return Answer({"tensors": handed}, tuple(files))
 
-    def release(self) -> None:
-        """Give up the kept outputs."""
-        self.kept.clear()
-        self.armed, self.fired, self.trays = (), [], []
+    def release(self, keep: Sequence[int] = ()) -> None:
+        """Give up the kept outputs, those of the trials `keep` excepted."""
+        self.kept = {number: tensors for number, tensors in self.kept.items() if number in keep}
+        self.armed, self.fired, self.trays = [], [], []
+        if not keep:
+            self.reused = ()
         self._collect()
 
-    def arm(self, draw: Draw) -> Answer:
-        """Make inputs ready for `fire`, and hand over the trays that it will put its outputs on.
+    def arm(self, draws: Sequence[Draw], keep: int, warm_up: Draw) -> Answer:
+        """Make inputs ready for `fire`, and hand over the trays that it will put the outputs of one call on.
 
-        A call on other inputs leaves behind the memory that the call will need.
+        A call on other inputs leaves behind the memory that the calls will need; it comes first, so that no foreign
+        code runs between the making of the inputs and the calls.
+
+        Args:
+            draws: inputs of the calls, in order; all with the same parameters.
+            keep: number of the call whose outputs are kept.
+            warm_up: inputs of the call that comes first.
         """
-        self._set_parameters(draw.parameter_seed)
-        self.armed, self.armed_seed = self._inputs(draw), draw.seed
-        self.fired = _leaves(self.model(*self._inputs(Draw(draw.seed ^ 1, draw.distribution))))
+        self._set_parameters(warm_up.parameter_seed)
+        self.fired = _leaves(self.model(*self._inputs(warm_up)))
         self.trays = [torch.empty_like(x) for x in self.fired]
+        self.armed, self.armed_keep = [(draw.seed, self._inputs(draw)) for draw in draws], keep
         self.stopwatch.synchronize()
         handed, files = outputs.hand_over(self.trays)
         return Answer({"tensors": handed}, tuple(files))
 
-    def fire(self, calls: int) -> Answer:
-        """Call the model on the inputs made ready and put the last call's outputs on the trays.
+    def fire(self, again: bool) -> Answer:
+        """Call the model on the inputs made ready and put the outputs of the call that counts on the trays.
 
-        With no call the same outputs are put there again. On the CPU there is no shared memory: they are handed over.
+        Args:
+            again: put the same outputs there once more, without calls. On the CPU there is no shared memory: they are
+                handed over.
         """
-        for _ in range(calls):
-            torch.manual_seed(self.armed_seed)
-            self.fired = _leaves(self.model(*self.armed))
+        for number, (seed, inputs) in enumerate(() if again else self.armed):
+            torch.manual_seed(seed)
+            output = self.model(*inputs)
+            if number == self.armed_keep:
+                self.fired = _leaves(output)
+            del output
         if self.device.type != "cuda":
             handed, files = outputs.hand_over(self.fired)
             return Answer({"tensors": handed}, tuple(files))
@@ -227,6 +257,7 @@ class Worker:
         The memory is given back, as the baselines do, so that whoever is timed next gets the same.
         """
         samples = self.stopwatch.measure(self.model, lambda s: self._inputs(Draw(s)), seeds, effort)
+        self._check_seal()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return _samples(samples)
@@ -290,6 +321,7 @@ class Worker:
         poison(self.device, expected_bytes)
         output = self.alternatives[number](*self.arguments)
         self.stopwatch.synchronize()
+        self._check_seal()
         if [checksum(x) for x in _tensors(self.arguments)] != self.sums:
             raise Refused("mutated", "the region's function changed its inputs in place")
         facts, tensors = outputs.describe(output, {f"input {i}": x for i, x in enumerate(_tensors(self.arguments))})
@@ -299,7 +331,9 @@ class Worker:
 
     def time_alternative(self, number: int, effort: Effort) -> dict[str, Any]:
         """Times of one implementation on the region's inputs."""
-        return _samples(self.stopwatch.measure(self.alternatives[number], lambda _: self.arguments, [0], effort))
+        samples = self.stopwatch.measure(self.alternatives[number], lambda _: self.arguments, [0], effort)
+        self._check_seal()
+        return _samples(samples)
 
     def forget_alternatives(self) -> None:
         """Give up the region's inputs and implementations."""
@@ -337,6 +371,12 @@ class Worker:
         """Keep the GPU busy for a while, so that the calls that follow are queued before they run."""
         self.stopwatch.flush()
         torch.cuda._sleep(2_000_000)
+
+    def _check_seal(self) -> None:
+        broken = self.seal.broken()
+        if broken:
+            more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
+            raise Refused("tampered", f"the candidate changed {', '.join(broken[:5])}{more}")
 
     def _collect(self) -> None:
         if self.device.type == "cuda":
@@ -376,6 +416,16 @@ def _perturb_malloc() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(-6, 1)
+
+
+def _put_into(old: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`new` with the content of its tensors in those of `old`, as far as they can hold it."""
+    before, (leaves, tree) = _pytree.tree_leaves(list(old)), _pytree.tree_flatten(new)
+    for i, (x, y) in enumerate(zip(before, leaves, strict=True)):
+        fits = isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) and x.shape == y.shape and x.dtype is y.dtype
+        if fits and x.stride() == y.stride() and x.is_contiguous():
+            leaves[i] = x.copy_(y)
+    return tuple(_pytree.tree_unflatten(leaves, tree))
 
 
 def _samples(samples: Samples) -> dict[str, Any]:

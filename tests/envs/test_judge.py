@@ -101,7 +101,7 @@ STATE = {
         in_torch(
             "o = K.setdefault('o', torch.empty_like(a[0])); return (torch.clamp(a[0], min=0, out=o),)", before="K = {}"
         ),
-        "a second call changed what the first one returned",
+        "a later call changed what the first one returned",
     ),
     "parameter changed": (
         0,
