@@ -91,6 +91,8 @@ _PREFIXES: dict[str, tuple[str, bool]] = {
     "multiprocessing.": ("process", True),
     "socket.": ("message", True),
 }
+_HEADER = {"torch": "torch", "triton": "triton", "tl": "triton.language"}
+"""What every implementation finds imported."""
 _BASES = ("torch.Tensor", "torch.nn.Parameter", "torch.overrides.TorchFunctionMode")
 _METHODS = {
     "data_ptr": ("pointer", False),
@@ -125,7 +127,7 @@ def advice(source: str, language: str = "torch") -> str:
 
 def _imported(tree: ast.AST) -> dict[str, str]:
     """Local name to what it stands for: imports, and plain assignments of what was imported."""
-    names: dict[str, str] = {}
+    names = dict(_HEADER)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
