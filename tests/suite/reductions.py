@@ -253,6 +253,13 @@ def of_expanded_inputs(x: Tensor) -> tuple[Tensor, ...]:
     return wide.sum(1), wide.softmax(1), wide.mean((0, 1)), wide.amax(1), wide.logsumexp((1, 2)), wide.argmax(1)
 
 
+@problem("ratios of reductions", normal((37, 5), (5, 37), (185,), (6, 37)))
+def ratios_of_reductions(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """Reductions over axes that nothing makes the same: they may share a kernel, and must not be mixed up."""
+    a = x.sum() / y.abs().sum() + z.amax()
+    return a, x.sum(0) - y.amax(1), y / x.sum(1), w.mean(1) * x.t().mean()
+
+
 @problem("not a number among them", normal((13, 17)))
 def not_a_number_among_them(x: Tensor) -> tuple[Tensor, ...]:
     y, z = torch.where(x > 1, float("nan"), x), torch.where(x > 0, x, float("-inf"))

@@ -85,10 +85,22 @@ def _analyse(key: _Key) -> Analysis | Unsupported:
         if nest.dot is not None:
             gemm = plan_gemm(region, nest, loads)
             return Analysis(region, nest, loads, gemm, _gemm_facts(gemm))
-        tile = plan_tile(nest)
+        nest, loads, tile = _tile(region, nest, loads)
         return Analysis(region, nest, loads, tile, _tile_facts(region, tile))
     except Unsupported as error:
         return error
+
+
+def _tile(region: Region, nest: Nest, loads: Loads) -> tuple[Nest, Loads, TilePlan]:
+    """The plan of the tile family, with reductions over different axes made one where that is needed and possible."""
+    try:
+        return nest, loads, plan_tile(nest)
+    except Unsupported as reason:
+        try:
+            nest, loads = nest_of(region, joined=True)
+            return nest, loads, plan_tile(nest)
+        except Unsupported:
+            raise reason from None
 
 
 def _tile_facts(region: Region, plan: TilePlan) -> Facts:

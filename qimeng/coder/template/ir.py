@@ -89,6 +89,16 @@ class Nest:
         self.exprs.append(expr)
         return expr
 
+    def join_reductions(self) -> None:
+        """Let reductions over different axes walk the same ones, as ``a.sum() / b.sum()`` may; call it before `finish`.
+
+        Raises:
+            Unsupported: they have different numbers of elements.
+        """
+        found = [e for e in self.exprs if e.op == "reduce"]
+        for e in found[1:]:
+            self.axes.unify(found[0].reduced, e.reduced)
+
     def finish(self) -> None:
         """Drop what no output needs and fill in which axes each expression depends on, and in which pass it is known.
 

@@ -188,7 +188,7 @@ def _find(e: Expr, test: Callable[[Expr], bool]) -> Expr | None:
 
 
 def build_nest(rule_table: dict[str, Callable[..., Any]], region: Any, sources: dict[Any, Source]) -> Nest:
-    """The loop nest of `region`.
+    """The loop nest of `region`, not finished (`Nest.finish`).
 
     Args:
         rule_table: operator packet to rule (`RULES`).
@@ -239,7 +239,6 @@ def build_nest(rule_table: dict[str, Callable[..., Any]], region: Any, sources: 
                 held[Value(node.name, port)] = e
     for v in region.outputs:
         _add_output(b, value(v), region.graph.meta(v))
-    b.nest.finish()
     return b.nest
 
 

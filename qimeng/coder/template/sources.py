@@ -67,8 +67,12 @@ def _needed(lines: list[str], wanted: set[str]) -> set[str]:
     return wanted
 
 
-def nest_of(region: Region) -> tuple[Nest, Loads]:
+def nest_of(region: Region, joined: bool = False) -> tuple[Nest, Loads]:
     """The region's loop nest with its loads.
+
+    Args:
+        region: the region.
+        joined: let reductions over different axes walk the same ones.
 
     Raises:
         Unsupported: no template covers it; the message says why.
@@ -79,7 +83,11 @@ def nest_of(region: Region) -> tuple[Nest, Loads]:
             if not any(Value(node.name) == v for v in _reachable(region, loads)):
                 raise Unsupported(f"{node.packet} in the middle of a region")
     loads = find_loads(region)
-    return build_nest(RULES, region, loads.values), loads
+    nest = build_nest(RULES, region, loads.values)
+    if joined:
+        nest.join_reductions()
+    nest.finish()
+    return nest, loads
 
 
 def _reachable(region: Region, loads: Loads) -> set[Value]:

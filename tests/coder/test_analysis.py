@@ -1,0 +1,47 @@
+"""Which loop nests regions have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from qimeng.coder.template.analysis import analyse
+from qimeng.coder.template.axes import Unsupported
+from qimeng.graph.capture import capture
+from qimeng.graph.region import Region, make_region
+
+
+class Function(torch.nn.Module):
+    def __init__(self, function: Callable[..., torch.Tensor]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.function(*inputs)
+
+
+def region_of(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> Region:
+    graph = capture(lambda: Function(function), lambda: tuple(torch.empty(s) for s in shapes))
+    return make_region(graph, [n.name for n in graph.ops()])
+
+
+def test_reductions_of_equal_extent_share_their_axes() -> None:
+    facts = analyse(region_of(lambda x, y: x.sum() / y.abs().amax(), (40, 50), (2000,))).facts
+    assert (facts.rows, facts.columns, facts.passes) == (1, 2000, 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "reason"),
+    [
+        (lambda x, y: x.sum() / y.sum(), ((40, 50), (30,)), "different axes"),
+        (lambda x, y: x.sum(0) / y.sum(), ((40, 50), (50,)), "different axes"),
+        (lambda x, y: x + y.sum(1), ((64, 64), (64, 64)), "computed 64 times over"),
+    ],
+)
+def test_other_reductions_stay_apart(
+    function: Callable[..., torch.Tensor], shapes: tuple[tuple[int, ...], ...], reason: str
+) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        analyse(region_of(function, *shapes))
