@@ -1,0 +1,139 @@
+"""One pass over all actions gives what scoring each action by itself gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, Qwen3Config
+
+from qimeng.planner.lm.scoring import PAD, ActionScorer, Scale, pack
+
+CONFIGS = {
+    "llama": LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    ),
+    "qwen3": Qwen3Config(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+    ),
+    "gpt2": GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+}
+STATES = [[3, 4, 5, 6, 7], [9, 8]]
+ACTIONS = [[[1], [2, 3, 4], [2, 3, 5, 6]], [[7, 7], [11]]]
+
+
+def scorer(name: str = "llama", scale: Scale | None = None, features: int = 0) -> ActionScorer:
+    torch.manual_seed(0)
+    config: PretrainedConfig = CONFIGS[name]
+    return ActionScorer(AutoModelForCausalLM.from_config(config), features, scale).eval()
+
+
+def ids(states: list[list[int]], actions: list[list[list[int]]], extra: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Padded tensors, with `extra` places more than needed on every axis."""
+    length = max(map(len, states)) + extra
+    count = max(map(len, actions)) + extra
+    width = max(len(a) for row in actions for a in row) + extra
+    first = torch.full((len(states), length), PAD)
+    second = torch.full((len(states), count, width), PAD)
+    for b, (state, row) in enumerate(zip(states, actions, strict=True)):
+        first[b, length - len(state) :] = torch.tensor(state)
+        for a, action in enumerate(row):
+            second[b, a, : len(action)] = torch.tensor(action)
+    return first, second
+
+
+def naive(model: ActionScorer, state: list[int], action: list[int]) -> float:
+    """The joint log-probability of one action, by the model as it is."""
+    logits = model.lm(torch.tensor([state + action])).logits[0].log_softmax(-1)
+    return float(sum(logits[len(state) - 1 + i, token] for i, token in enumerate(action)))
+
+
+@pytest.mark.parametrize("extra", [0, 3])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_all_at_once_is_one_by_one(name: str, extra: int) -> None:
+    model = scorer(name)
+    with torch.no_grad():
+        found = model.log_probs(*ids(STATES, ACTIONS, extra))
+        for b, (state, row) in enumerate(zip(STATES, ACTIONS, strict=True)):
+            for a, action in enumerate(row):
+                assert float(found[b, a]) == pytest.approx(naive(model, state, action), abs=1e-4)
+
+
+def test_the_value_is_of_the_state_alone() -> None:
+    model = scorer(features=2)
+    torch.nn.init.normal_(model.value[2].weight)
+    states, actions = ids(STATES, ACTIONS)
+    features = torch.tensor([[1.0, 2.0], [0.0, -1.0]])
+    with torch.no_grad():
+        _, values = model(states, actions, features)
+        _, alone = model(states, actions[:, :0], features)
+        _, other = model(states, actions, features + 1)
+    torch.testing.assert_close(values, alone)
+    assert values[0] != values[1] and not torch.allclose(values, other)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_logit_is_the_joint_or_the_mean_over_the_temperature(temperature: float) -> None:
+    states, actions = ids(STATES, ACTIONS)
+    count = torch.tensor([[1, 3, 4], [2, 1, 0]])
+    with torch.no_grad():
+        joint = scorer().log_probs(states, actions)
+        plain, _ = scorer(scale=Scale("none", temperature))(states, actions)
+        mean, _ = scorer(scale=Scale("tokens", temperature))(states, actions)
+    there = count > 0
+    torch.testing.assert_close(plain[there], joint[there] / temperature)
+    torch.testing.assert_close(mean[there], (joint / count)[there] / temperature)
+    assert torch.isneginf(plain[~there]).all() and torch.isneginf(mean[~there]).all()
+
+
+def test_the_order_of_actions_changes_no_score() -> None:
+    model = scorer()
+    states, actions = ids(STATES[:1], ACTIONS[:1])
+    with torch.no_grad():
+        torch.testing.assert_close(model.log_probs(states, actions).flip(1), model.log_probs(states, actions.flip(1)))
+
+
+def test_a_gradient_step_makes_the_wanted_action_likelier() -> None:
+    model = scorer().train()
+    states, actions = ids(STATES, ACTIONS)
+    wanted = torch.tensor([2, 1])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(15):
+        logits, values = model(states, actions)
+        loss = torch.nn.functional.cross_entropy(logits, wanted) + (values - 1).square().mean()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        optimizer.step()
+    assert losses[-1] < losses[0] / 4
+    with torch.no_grad():
+        assert model(states, actions)[0].argmax(1).tolist() == wanted.tolist()
+
+
+def test_a_row_holds_no_more_than_it_needs() -> None:
+    row = pack(*ids(STATES, ACTIONS, extra=5))
+    assert row.ids.shape == (2, 5 + 8)
+    assert row.valid.sum(1).tolist() == [8, 3]
+    seen = row.allowed[0, 5 + 7]  # the last token of the last action: the state, and its own action
+    assert seen.nonzero().flatten().tolist() == [0, 1, 2, 3, 4, 9, 10, 11, 12]
+    assert row.positions[0].tolist() == [0, 1, 2, 3, 4, 5, 5, 6, 7, 5, 6, 7, 8]
+
+
+def test_a_scale_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="normalize must be one of none, tokens, not 'words'"):
+        Scale("words")
+    with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
+        Scale(temperature=0)
