@@ -1,7 +1,7 @@
 """How fast memory streams by where the driver put it: why the judge times eager in turns with every candidate.
 
 Fills the GPU with blocks and times reading each; gives all back and does it again; then the same with a second process
-that holds some. Prints one line of JSON a pass: allocator, GiB a block, GB/s of each block.
+that holds some. Prints one line of JSON a pass: allocator, GiB a block, seconds that taking the memory took, GB/s of each block.
 
     python benchmarks/memory_placement.py > placement.jsonl
 """
@@ -13,6 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 
 import torch
 
@@ -38,9 +39,14 @@ def one_pass(label: str, gib: int, share: float) -> None:
     """Fill `share` of the free memory with blocks of `gib` GiB, print the rate of each, give them back."""
     flush = torch.zeros(128 << 20, dtype=torch.uint8, device="cuda")
     count = int(torch.cuda.mem_get_info()[0] * share) // (gib * GIB)
-    blocks = [torch.ones(gib * GIB // 4, device="cuda") for _ in range(count)]
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    blocks = [torch.empty(gib * GIB // 4, device="cuda") for _ in range(count)]
+    seconds = round(time.perf_counter() - began, 4)
+    for block in blocks:
+        block.fill_(1.0)
     rates = [round(read_gbs(block, flush)) for block in blocks]
-    print(json.dumps({"label": label, "gib": gib, "gbs": rates}), flush=True)
+    print(json.dumps({"label": label, "gib": gib, "seconds": seconds, "gbs": rates}), flush=True)
     del blocks, flush
     torch.cuda.empty_cache()
 
@@ -55,10 +61,14 @@ def main() -> None:
         one_pass(f"{name}, few blocks", 6, 0.15)
         one_pass(f"{name}, few blocks again", 6, 0.15)
         return
-    for name, setting in (("malloc", "expandable_segments:False"), ("expandable", "expandable_segments:True")):
-        subprocess.run(
-            [sys.executable, __file__, name], env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": setting}, check=True
-        )
+    settings = {
+        "malloc": "expandable_segments:False",
+        "expandable": "expandable_segments:True",
+        "expandable in large pieces": "expandable_segments:True,large_segment_size_mb:256",
+    }
+    for name, setting in settings.items():  # an older PyTorch does not know the last one
+        environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": setting}
+        subprocess.run([sys.executable, __file__, name], env=environment, check=False)
     held = torch.ones(20 * GIB // 4, device="cuda")  # another process has memory, and gives half of it back
     halves = [torch.ones(5 * GIB // 4, device="cuda") for _ in range(4)]
     del halves[::2]
