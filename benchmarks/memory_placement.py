@@ -1,7 +1,8 @@
 """How fast memory streams by where the driver put it: why the judge times eager in turns with every candidate.
 
 Fills the GPU with blocks and times reading each; gives all back and does it again; then the same with a second process
-that holds some. Prints one line of JSON a pass: allocator, GiB a block, seconds that taking the memory took, GB/s of each block.
+that holds some. Prints one line of JSON a pass: allocator, GiB a block, seconds that taking the memory took, GB/s of
+each block.
 
     python benchmarks/memory_placement.py > placement.jsonl
 """
