@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
 from qimeng.errors import SpecError
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
+from qimeng.spec.fake import fake_tensors
 
 KEPT = (
     "native_layer_norm native_group_norm _softmax _log_softmax logsumexp linalg_vector_norm var_mean gelu silu mish "
@@ -64,7 +65,7 @@ def capture(
         CaptureError: the computation does not run under fake tensors, or torch.export refuses it; the message names
             the reason.
     """
-    mode = contextlib.nullcontext() if values else FakeTensorMode(allow_non_fake_inputs=True)
+    mode = contextlib.nullcontext() if values else fake_tensors()
     with mode, torch.no_grad():
         try:
             module, inputs = make_module(), tuple(make_inputs())

@@ -9,10 +9,10 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree
 
 from qimeng.errors import SpecError
+from qimeng.spec.fake import fake_tensors
 from qimeng.spec.reduce import NEEDS_VALUES
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def check(spec: KernelSpec) -> None:
 
 def _check_run(spec: KernelSpec, values: bool) -> None:
     """Run `spec` once as it is, with values or as shapes only."""
-    with contextlib.nullcontext() if values else FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with contextlib.nullcontext() if values else fake_tensors(), torch.no_grad():
         module, inputs = spec.module(), spec.inputs(0)
         leaves = _pytree.tree_leaves(inputs)
         before = [(x.clone(), x._version) if isinstance(x, torch.Tensor) else (x, 0) for x in leaves]

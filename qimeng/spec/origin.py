@@ -100,7 +100,7 @@ class SourceOrigin(Origin):
         sys.modules[key] = module
         try:
             exec(compile(self.text, module.__file__, "exec"), module.__dict__)
-        except Exception as error:  # whatever the user's file raises is reported as it is
+        except (Exception, SystemExit) as error:  # whatever the user's file raises is reported as it is
             raise SpecError(f"{self.name}: the file does not load: {type(error).__name__}: {error}") from error
         missing = [n for n in NAMES if not callable(getattr(module, n, None))]
         if missing:
@@ -217,11 +217,15 @@ def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool)
     """The origin of `module` with inputs like `inputs`.
 
     Raises:
-        SpecError: `inputs` is no tuple or list of positional inputs.
+        SpecError: `inputs` is no tuple or list of positional inputs, or one of them has no values or is sparse.
     """
     if not isinstance(inputs, (tuple, list)):
         raise SpecError(f"example inputs must be a tuple of positional inputs, got {type(inputs).__name__}; write (x,)")
     flat, tree = _pytree.tree_flatten(tuple(inputs))
+    for i, x in enumerate(flat):
+        if isinstance(x, torch.Tensor) and (x.is_meta or x.layout is not torch.strided):
+            kind = "has no values (device meta)" if x.is_meta else f"is sparse ({x.layout})"
+            raise SpecError(f"example input {i} {kind}; give a dense tensor with values")
     counts: dict[torch.dtype, int] = {}
     for t in (*module.parameters(), *module.buffers()):
         if t.is_floating_point():

@@ -17,13 +17,13 @@ import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from qimeng.spec.fake import fake_tensors
 from qimeng.spec.leaf import Leaf
 from qimeng.spec.origin import ExampleOrigin, Origin, SourceOrigin
 
@@ -242,7 +242,7 @@ class _Watch(TorchDispatchMode):
 
 def _size(origin: Origin, training: bool, fake: bool) -> _Size | None:
     """How large a run is; None where it does not run."""
-    mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
+    mode: Any = fake_tensors() if fake else contextlib.nullcontext()
     size = _Size()
     try:
         with mode, torch.no_grad():

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree
 
 from qimeng.errors import SpecError
 from qimeng.spec.distributions import redistribute
+from qimeng.spec.fake import fake_tensors
 from qimeng.spec.leaf import DOMAINS, infer_domain
 from qimeng.spec.origin import ExampleOrigin, FunctionModule, Origin, SourceOrigin, cast, examples
 
@@ -94,12 +94,16 @@ class KernelSpec:
         """The computation of a KernelBench-style file: `Model`, `get_inputs`, `get_init_inputs`.
 
         Raises:
-            SpecError: the file is missing, does not load, or lacks one of the names.
+            SpecError: the file is missing or no text, does not load, or lacks one of the names.
         """
         path = Path(path)
         if not path.is_file():
             raise SpecError(f"no such file: {path}")
-        return cls.from_source(path.read_text(), options.pop("name", path.stem), dtype=dtype, mode=mode, **options)
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(f"cannot read {path} as Python: {error}") from error
+        return cls.from_source(text, options.pop("name", path.stem), dtype=dtype, mode=mode, **options)
 
     @classmethod
     def from_source(
@@ -246,7 +250,7 @@ class KernelSpec:
             inferred = tuple(leaf.domain for leaf in self.origin.leaves)
         else:
             small = self.reduced()
-            with contextlib.nullcontext() if small.is_small else FakeTensorMode(allow_non_fake_inputs=True):
+            with contextlib.nullcontext() if small.is_small else fake_tensors():
                 seen = [[infer_domain(x) for x in _pytree.tree_leaves(small.origin.inputs(n, "cpu"))] for n in (1, 2)]
             inferred = tuple(a if a == b else "real" for a, b in zip(*seen, strict=True))
         if self.declared and len(self.declared) != len(inferred):

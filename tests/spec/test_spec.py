@@ -165,6 +165,7 @@ def test_specs_travel_to_a_process_that_cannot_import_their_code(spec: KernelSpe
         (PROBLEM.replace("def get_init_inputs", "def other"), "missing: get_init_inputs"),
         ("def (:\n", "does not load: SyntaxError"),
         ("import no_such_package_at_all\n", "does not load: ModuleNotFoundError"),
+        ("raise SystemExit(3)\n", "does not load: SystemExit: 3"),
     ],
 )
 def test_bad_files(text: str, message: str) -> None:
@@ -188,6 +189,23 @@ def test_bad_files(text: str, message: str) -> None:
 def test_bad_computations(forward: str, inputs: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         KernelSpec.from_source(problems.problem(forward, inputs)).check()
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_bytes(b"\x7fELF\xd0\x00")
+    with pytest.raises(SpecError, match="cannot read .*bad.py as Python"):
+        KernelSpec.from_file(tmp_path / "bad.py")
+
+
+def test_a_refusal_is_all_that_is_said() -> None:
+    """PyTorch logs a traceback for each attempt that does not fit on fake tensors, where nothing silences it."""
+    code = (
+        "import torch\nfrom qimeng import KernelSpec, SpecError\n"
+        "try:\n    KernelSpec.of(torch.nn.Linear(3, 4), (torch.rand(2, 5),)).check()\n"
+        "except SpecError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "must fit forward" in done.stdout and done.stderr == ""
 
 
 def test_computations_that_need_values_are_checked_at_reduced_size() -> None:
@@ -223,6 +241,8 @@ def test_bad_options(spec: KernelSpec) -> None:
         "3 domains declared for 2": lambda: spec.with_(domains=("real",) * 3).check(),
         "a spec has no colour": lambda: spec.with_(colour="red"),
         "takes a torch.nn.Module": lambda: KernelSpec.from_module(scaled, (torch.rand(3),)),
+        "input 0 has no values": lambda: KernelSpec.of(torch.nn.ReLU(), (torch.rand(3, device="meta"),)),
+        "input 0 is sparse": lambda: KernelSpec.of(torch.nn.ReLU(), (torch.eye(3).to_sparse(),)),
         "cannot travel": lambda: KernelSpec.of(lambda x: (lock, x), (torch.rand(3),)).to_bytes(),
     }
     for message, act in refusals.items():
