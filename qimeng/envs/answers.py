@@ -6,7 +6,6 @@ asked for, or fails with a `WorkerFailed` of class ``"protocol"``. Knows nothing
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,8 @@ from qimeng.envs.timing import Samples
 
 LONGEST = 1 << 20
 """Times in one answer."""
+LARGEST = 1e18
+"""Neither milliseconds nor bytes reach it."""
 
 
 def entry_of(data: Any, name: str) -> Any:
@@ -28,7 +29,7 @@ def times_of(items: Any) -> tuple[float, ...]:
     """Milliseconds: one or more finite numbers, none negative."""
     if not isinstance(items, list) or not 0 < len(items) <= LONGEST:
         raise WorkerFailed("protocol", "the answer makes no sense: no list of times")
-    if not all(type(x) in (int, float) and math.isfinite(x) and x >= 0 for x in items):
+    if not all(_is_amount(x) for x in items):
         raise WorkerFailed("protocol", "the answer makes no sense: times that are none")
     return tuple(float(x) for x in items)
 
@@ -45,9 +46,13 @@ def amount_of(item: Any) -> float | None:
     """A finite number that is not negative, or None."""
     if item is None:
         return None
-    if type(item) not in (int, float) or not math.isfinite(item) or item < 0:
+    if not _is_amount(item):
         raise WorkerFailed("protocol", "the answer makes no sense: an amount that is none")
     return float(item)
+
+
+def _is_amount(item: Any) -> bool:
+    return type(item) in (int, float) and 0 <= item < LARGEST
 
 
 __all__ = ["amount_of", "entry_of", "samples_of", "times_of"]

@@ -28,6 +28,7 @@ from qimeng.envs.channel import Channel, Closed, unpack
 from qimeng.envs.sandbox import Report, Sandbox
 from qimeng.envs.sandbox.surroundings import settle
 
+_PAUSE = {"pause": signal.SIGSTOP, "resume": signal.SIGCONT}
 STATUS = struct.Struct("<i")
 """What is written to a process's status descriptor when it has ended: the status of `waitpid`, or -1 for no process."""
 
@@ -112,6 +113,12 @@ def run_server(fd: int, preload: Sequence[str]) -> None:
             for pid in [p for p, child in children.items() if child.token == message[1]]:
                 _kill_tree(pid)
             continue
+        if message[0] in _PAUSE:
+            for pid in [p for p, child in children.items() if child.token == message[1]]:
+                _signal_tree(pid, _PAUSE[message[0]])
+            for pid in _orphans(children):
+                _signal_tree(pid, _PAUSE[message[0]])
+            continue
         _fork(control, (wake_read, wake_write), children, message, files)
 
 
@@ -190,7 +197,7 @@ def _reap(children: dict[int, Child]) -> None:
             continue
         ended = True
         fd = children.pop(pid).status
-        _signal_group(pid)
+        _signal_group(pid, signal.SIGKILL)
         with contextlib.suppress(BrokenPipeError):  # the judge no longer asks
             os.write(fd, STATUS.pack(status))
         os.close(fd)
@@ -199,21 +206,30 @@ def _reap(children: dict[int, Child]) -> None:
 
 
 def _kill_tree(pid: int) -> None:
-    """Kill `pid`, its group and its descendants, children first seen last killed so that none can be missed."""
+    _signal_tree(pid, signal.SIGKILL)
+
+
+def _signal_tree(pid: int, number: int) -> None:
+    """Signal `pid`, its group and its descendants, children first seen last so that none can be missed."""
     table = _parents()
     below = [pid]
     for p in below:
         below += [c for c, parent in table.items() if parent == p]
-    _signal_group(pid)
+    _signal_group(pid, number)
     for p in below:
-        _signal(p)
+        _signal(p, number)
+
+
+def _orphans(children: Mapping[int, Any]) -> list[int]:
+    """What left its parents behind: as subreaper, the server is the parent now."""
+    own = os.getpid()
+    return [p for p, parent in _parents().items() if parent == own and p not in children]
 
 
 def _kill_orphans(children: Mapping[int, Any]) -> None:
-    """Kill what ended processes left behind: as subreaper, the server is their parent now."""
-    own = os.getpid()
+    """Kill what ended processes left behind."""
     for _ in range(100):
-        orphans = [p for p, parent in _parents().items() if parent == own and p not in children]
+        orphans = _orphans(children)
         if not orphans:
             return
         for p in orphans:
@@ -262,16 +278,16 @@ def _table() -> dict[int, tuple[int, int]]:
     return table
 
 
-def _signal(pid: int) -> None:
+def _signal(pid: int, number: int) -> None:
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except ProcessLookupError:
         return
 
 
-def _signal_group(pid: int) -> None:
+def _signal_group(pid: int, number: int) -> None:
     try:
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
         return
 

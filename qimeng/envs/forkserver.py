@@ -19,7 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,15 @@ class Process:
         size = os.fstat(self._log_fd).st_size
         return os.pread(self._log_fd, limit, max(size - limit, 0)).decode(errors="replace")
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Have it and its descendants stand still in the block, so that nothing of theirs disturbs a measurement."""
+        self._server.tell("pause", self._token)
+        try:
+            yield
+        finally:
+            self._server.tell("resume", self._token)
+
     def kill(self, wait: bool = True) -> None:
         """End it and all its descendants, and remove its folder; harmless when it has ended.
 
@@ -145,7 +155,7 @@ class Process:
         """
         if self._status_fd < 0:
             return
-        self._server.kill(self._token)
+        self._server.tell("kill", self._token)
         if not wait:
             return
         if self._ended is None:
@@ -181,7 +191,7 @@ class Process:
         """What became of a process that no longer answers."""
         if self._ended is None and self._status_fd >= 0:
             if not select.select([self._status_fd], [], [], 1.0)[0]:  # it closed its channel and lives on
-                self._server.kill(self._token)
+                self._server.tell("kill", self._token)
                 select.select([self._status_fd], [], [], 10.0)
             self._read_status()
         reason, log = self._ended or "it was ended before", self.log().strip()
@@ -269,11 +279,11 @@ class ForkServer:
         """Drop the record of a process that has ended."""
         self._processes.pop(token, None)
 
-    def kill(self, token: int) -> None:
-        """End the process with this token and its descendants."""
+    def tell(self, what: str, token: int) -> None:
+        """``"kill"``, ``"pause"`` or ``"resume"`` the process with this token and its descendants."""
         try:
             with self._lock:
-                self._channel.send(pack(("kill", token)))
+                self._channel.send(pack((what, token)))
         except (Closed, OSError):  # the server is gone, and its processes with it
             return
 

@@ -254,15 +254,17 @@ class GpuEvaluator(Evaluator):
         return replace(found, configurations=len(run.candidates), seconds=dict(run.clock.seconds), sandbox=self._layers)
 
     def _search_rounds(self, worker: Process) -> tuple[Samples, Samples]:
-        eager = self.baselines_process.time(FINAL)
+        with worker.paused():
+            eager = self.baselines_process.time(FINAL)
         return self._time(worker, SEARCH), eager
 
     def _final_rounds(self, worker: Process, parent_ms: float | None, clock: Clock) -> tuple[Samples, Samples]:
         found: dict[str, Samples] = {}
         for number in range(2 * FINAL_ROUNDS):
-            _add(found, EAGER, self.baselines_process.time(FINAL))
-            with clock.part("baselines"):
-                self._time_compiled(found)
+            with worker.paused():
+                _add(found, EAGER, self.baselines_process.time(FINAL))
+                with clock.part("baselines"):
+                    self._time_compiled(found)
             _add(found, "candidate", self._time(worker, FINAL))
             timing = found["candidate"].timing()
             close = parent_ms is not None and abs(timing.device_ms / parent_ms - 1) < 4 * timing.spread

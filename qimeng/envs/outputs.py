@@ -23,7 +23,7 @@ class Leaf:
     """One leaf of an output.
 
     Attributes:
-        kind: its class in words; ``"Tensor"`` for plain tensors with no attributes of their own, and for no others.
+        kind: its class in words; ``"Tensor"`` for plain tensors with no attributes of their own and nothing pending.
         shape: sizes.
         stride: strides in elements; 0 where the size is at most 1, since those mean nothing.
         dtype: such as ``"float32"``.
@@ -172,7 +172,9 @@ def hand_over(tensors: Sequence[torch.Tensor]) -> tuple[list[dict[str, Any]], li
         else:
             fd = os.memfd_create("output")
             with os.fdopen(os.dup(fd), "wb") as file:
-                file.write(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                file.write(
+                    tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data
+                )
             items.append({"file": len(files)})
             files.append(fd)
     return items, files
@@ -238,8 +240,8 @@ def _kind(leaf: Any) -> str:
     """Class of a leaf; a name is no proof of a class, and an attribute may hide a method of the class."""
     kind = type(leaf)
     if kind is torch.Tensor:
-        own = sorted(vars(leaf))
-        return "Tensor" if not own else f"Tensor with attributes {', '.join(own)[:200]}"
+        own = sorted(vars(leaf)) + ["a pending negation"] * leaf.is_neg() + ["a pending conjugation"] * leaf.is_conj()
+        return "Tensor" if not own else f"Tensor with {', '.join(own)[:200]}"
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 

@@ -64,7 +64,9 @@ class Seal:
 
     def _take(self, name: str, space: Mapping[str, Any]) -> None:
         kept = {
-            k: (v, _code(v)) for k, v in list(space.items()) if callable(v) or isinstance(v, (ModuleType, property))
+            k: (v, _code(v))
+            for k, v in list(space.items())
+            if (callable(v) or isinstance(v, (ModuleType, property))) and not k.startswith("last_")  # sys.last_type
         }
         self._spaces[name] = space, kept
 
@@ -74,6 +76,12 @@ class Seal:
                 for item in list(vars(module).values()):
                     if isinstance(item, type) and item.__module__ == name:
                         yield item
+
+
+def shadowed(item: object) -> list[str]:
+    """Attributes of an object that hide what its class has under the same name."""
+    kind = type(item)
+    return [f"{kind.__name__}.{name} of one object" for name in vars(item) if callable(getattr(kind, name, None))]
 
 
 def _own_modules() -> list[str]:
@@ -106,4 +114,4 @@ def _state() -> dict[str, Any]:
     }
 
 
-__all__ = ["Seal"]
+__all__ = ["Seal", "shadowed"]

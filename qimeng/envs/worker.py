@@ -24,7 +24,7 @@ from qimeng.envs.kernels import implementation_source, load_kernels
 from qimeng.envs.modes import set_mode
 from qimeng.envs.regions import inputs_of_region, time_regions
 from qimeng.envs.sandbox import entered_here
-from qimeng.envs.seal import Seal
+from qimeng.envs.seal import Seal, shadowed
 from qimeng.envs.service import Answer, Refused, serve
 from qimeng.envs.timing import Effort, Samples, Stopwatch
 from qimeng.envs.triton_cache import adopt_shared_cache
@@ -373,7 +373,7 @@ class Worker:
         torch.cuda._sleep(2_000_000)
 
     def _check_seal(self) -> None:
-        broken = self.seal.broken()
+        broken = self.seal.broken() + [name for it in (self, self.stopwatch, self.parameters) for name in shadowed(it)]
         if broken:
             more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
             raise Refused("tampered", f"the candidate changed {', '.join(broken[:5])}{more}")

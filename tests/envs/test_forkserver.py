@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -140,3 +141,24 @@ def test_everything_dies_with_the_judge():
     while running(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not running(pid)
+
+
+def test_a_paused_process_and_what_it_left_stand_still(server):
+    def becomes(pid: int, states: str) -> bool:
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            with open(f"/proc/{pid}/stat") as stat:
+                if stat.read().rpartition(")")[2].split()[0] in states:
+                    return True
+            time.sleep(0.01)
+        return False
+
+    process = start(server)
+    left = process.call("left", timeout_s=10, seconds=60)[0]
+    with process.paused():
+        assert becomes(left, "T")
+        process.send("say", word="later")
+        assert not select.select([process.channel_fd], [], [], 0.3)[0]
+    assert becomes(left, "SR")
+    assert process.answer(10)[0] == "hello later"
+    process.kill()

@@ -1,0 +1,73 @@
+"""The seal names what was changed, and stays whole where an honest program only uses what there is."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import types
+
+import pytest
+import torch
+
+from qimeng.envs import accuracy
+from qimeng.envs.seal import Seal, shadowed
+from qimeng.envs.timing import Stopwatch
+
+
+@pytest.fixture
+def seal() -> Seal:
+    return Seal()
+
+
+def test_use_breaks_nothing(seal):
+    import torch._dynamo  # PyTorch changes names of its own when it loads its compiler
+
+    torch.compile(lambda x: x.sin() + 1, backend="eager")(torch.rand(3))
+    torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())(torch.rand(2, 3))
+    assert seal.broken() == []
+
+
+CHANGES = {
+    "torch.allclose": lambda patch: patch.setattr(torch, "allclose", lambda *a: True),
+    "torch.Tensor.__repr__": lambda patch: patch.setattr(torch.Tensor, "__repr__", lambda t: ""),
+    "Tensor.abs": lambda patch: patch.setattr(torch.Tensor, "abs", lambda t: t * 0),
+    "time.perf_counter": lambda patch: patch.setattr(time, "perf_counter", lambda: 0.0),
+    "builtins.max": lambda patch: patch.setattr("builtins.max", lambda *a: 0),
+    "sys.modules['json']": lambda patch: patch.setitem(sys.modules, "json", types.ModuleType("json")),
+    "json.dumps": lambda patch: patch.setattr(json, "dumps", lambda *a: "{}"),
+    "qimeng.envs.accuracy.same": lambda patch: patch.setattr(accuracy, "same", lambda a, b: True),
+    "qimeng.envs.timing.Stopwatch.once": lambda patch: patch.setattr(Stopwatch, "once", lambda *a: (1.0, 1.0)),
+    "qimeng.envs.accuracy.measure": lambda patch: patch.setattr(accuracy.measure, "__code__", (lambda *a: 0).__code__),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_was_changed_is_named(seal, name):
+    with pytest.MonkeyPatch.context() as patch:
+        CHANGES[name](patch)
+        found = seal.broken()
+    assert name in found
+    assert seal.broken() == []
+
+
+def test_doors_through_which_others_are_called_back(seal):
+    from torch.overrides import TorchFunctionMode
+
+    with TorchFunctionMode():
+        assert seal.broken() == ["a function mode of torch"]
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(lambda *a: None)
+    assert seal.broken() == ["global hooks of torch.nn.Module"]
+    hook.remove()
+    before = sys.getprofile()
+    sys.setprofile(lambda *a: None)
+    found = seal.broken()
+    sys.setprofile(before)
+    assert found == ["a profiling function"]
+
+
+def test_a_method_of_one_object():
+    watch = Stopwatch(torch.device("cpu"))
+    assert shadowed(watch) == []
+    watch.once = lambda *a: (1.0, 1.0)
+    assert shadowed(watch) == ["Stopwatch.once of one object"]
