@@ -17,8 +17,6 @@ import torch
 from torch import nn
 
 NORMALIZATIONS = ("none", "tokens")
-PAD = -1
-"""Token id of a place that holds no token: left of a state, right of an action."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,37 @@
+"""Texts to train a tokenizer on: what the environment prints along random episodes.
+
+Deals in observations. Knows nothing about tokenizers or models.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+from qimeng.envs.session import STOP, Budget, Session
+from qimeng.envs.task import Task
+from qimeng.interfaces import Observation
+from qimeng.planner.lm.reading import state_and_actions
+
+
+def random_walk(task: Task, steps: int, seed: int = 0) -> Iterator[Observation]:
+    """What is seen along an episode of uniformly drawn legal actions, from the start; at most `steps` + 1 states."""
+    draw, session = random.Random(seed), Session(task, Budget(seconds=float("inf"), evaluations=1 << 30, steps=steps))
+    session.begin()
+    while True:
+        seen = session.observe()
+        yield seen
+        choices = [a for a in seen.actions if a != STOP]
+        if not choices or session.exhausted() is not None:
+            return
+        session.step(draw.choice(choices))
+
+
+def corpus(tasks: Sequence[Task], episodes: int = 4, steps: int = 16, seed: int = 0) -> Iterator[str]:
+    """Texts of the states and actions of `episodes` random walks through each task."""
+    for number, task in enumerate(tasks):
+        for episode in range(episodes):
+            for seen in random_walk(task, steps, seed + number * episodes + episode):
+                state, actions = state_and_actions(seen)
+                yield state
+                yield from actions

@@ -1,0 +1,89 @@
+"""The mini model: a small Llama and a tokenizer of its own, both made here from nothing.
+
+Deals in sizes. Knows nothing about states or actions beyond the texts it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+END = "<end>"
+"""The only special token: it ends an action, and pads."""
+
+
+@dataclass(frozen=True)
+class MiniSize:
+    """Size of a mini model; the defaults have 2.9 million parameters, 5.8 MB of half-precision weights.
+
+    Attributes:
+        hidden: width.
+        layers: number of blocks.
+        heads: attention heads; `hidden` is a multiple of it.
+        kv_heads: heads of keys and values; `heads` is a multiple of it.
+        inner: width inside the feed-forward part.
+        positions: longest row that positions are made for: state and action.
+    """
+
+    hidden: int = 224
+    layers: int = 5
+    heads: int = 7
+    kv_heads: int = 1
+    inner: int = 576
+    positions: int = 1024
+
+
+def train_tokenizer(texts: Iterable[str], size: int = 2048) -> Any:
+    """Byte-level byte-pair encoding learnt from `texts`, as a Hugging Face tokenizer.
+
+    Digits stand alone, so that numbers are read the same everywhere; any text can be encoded. The same texts give the
+    same tokenizer.
+
+    Args:
+        texts: what is to be read: states and actions as `qimeng.planner.lm.reading` prints them.
+        size: number of token ids, at most; at least 257.
+
+    Raises:
+        ValueError: `size` is too small to hold every byte.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    if size < 257:
+        raise ValueError(f"a byte-level tokenizer needs at least 257 token ids, got {size}")
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    made.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False, min_frequency=2
+    )
+    made.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, pad_token=END)
+
+
+def make_mini(vocabulary: int, size: MiniSize | None = None, seed: int = 0) -> Any:
+    """A randomly initialised Llama for `vocabulary` token ids; the same seed gives the same weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    s = size or MiniSize()
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=s.hidden,
+        intermediate_size=s.inner,
+        num_hidden_layers=s.layers,
+        num_attention_heads=s.heads,
+        num_key_value_heads=s.kv_heads,
+        max_position_embeddings=s.positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)

@@ -1,0 +1,143 @@
+"""What the language model reads: a state and its legal actions as token ids.
+
+Deals in texts and tokenizers. Knows nothing about models. Environments and planners read through the same `Reader`, so
+that a model sees in use what it saw in training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils import RecordConstructorArgs
+
+from qimeng.envs.environment import KernelOptimizationEnv
+from qimeng.envs.observation import action_texts, feature_bounds, features, render_text
+from qimeng.envs.shares import MAX_ACTIONS
+from qimeng.interfaces import Observation
+
+PAD = -1
+"""Token id of a place that holds no token: left of a state, right of an action."""
+
+PROMPT = "\nnext: "
+"""Ends the state's text."""
+
+TAIL = 4
+"""Of a state's text that is too long, one part in `TAIL` at its end is kept (the last steps), and the rest from its
+beginning: what is left out are the regions that take the least time."""
+
+_ID = re.compile(r"\br[0-9a-f]{8}\b")
+_SHAPES = re.compile(r" \[[^\]]*\]")
+
+
+def short_names(texts: Sequence[str]) -> tuple[str, ...]:
+    """Region ids, which are hashes, become ``r1``, ``r2`` … in the order in which they appear, the same in all texts.
+
+    A text then says nothing about which computation it is beyond what it does, and takes fewer tokens.
+
+    >>> short_names(["r98eeb523 linear, radbab06d relu", "fusion: r98eeb523 with radbab06d"])
+    ('r1 linear, r2 relu', 'fusion: r1 with r2')
+    """
+    names: dict[str, str] = {}
+    return tuple(_ID.sub(lambda m: names.setdefault(m[0], f"r{len(names) + 1}"), text) for text in texts)
+
+
+def state_and_actions(observation: Observation) -> tuple[str, tuple[str, ...]]:
+    """The texts that are read: the state with its prompt, and each of `observation.actions`.
+
+    Shapes, which the state names for each region, are left out of the actions: that halves their tokens.
+    """
+    state, *actions = short_names([render_text(observation) + PROMPT, *action_texts(observation)])
+    return state, tuple(_SHAPES.sub("", a) for a in actions)
+
+
+class Reader:
+    """Turns observations into arrays of token ids.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with an end-of-sequence token, which ends every action.
+        length: most tokens of a state's text.
+        action_length: most tokens of an action's text, its end included; a longer one loses those before its end.
+
+    Raises:
+        ValueError: the tokenizer has no end-of-sequence token.
+    """
+
+    def __init__(self, tokenizer: Any, length: int = 512, action_length: int = 32):
+        if tokenizer.eos_token_id is None:
+            raise ValueError("the tokenizer has no end-of-sequence token: set tokenizer.eos_token")
+        self.tokenizer, self.length, self.action_length = tokenizer, length, action_length
+
+    def arrays(self, observation: Observation) -> dict[str, np.ndarray]:
+        """``state_ids`` (length,), ``action_ids`` (256 * action_length,), both int32, and ``features``, float32.
+
+        A state is padded with `PAD` on the left, an action on the right; what is no action is all `PAD`.
+        """
+        state, actions = state_and_actions(observation)
+        return {**self.ids(state, actions), "features": features(observation)}
+
+    def ids(self, state: str, actions: Sequence[str]) -> dict[str, np.ndarray]:
+        """``state_ids`` and ``action_ids`` of `arrays`, from texts."""
+        first, *others = self.tokenizer([state, *actions], add_special_tokens=False)["input_ids"]
+        if len(first) > self.length:
+            tail = self.length // TAIL
+            first = first[: self.length - tail] + first[len(first) - tail :]
+        state_ids = np.full(self.length, PAD, dtype=np.int32)
+        state_ids[self.length - len(first) :] = first
+        action_ids = np.full((MAX_ACTIONS, self.action_length), PAD, dtype=np.int32)
+        for row, tokens in zip(action_ids, others, strict=False):
+            whole = [*tokens[: self.action_length - 1], self.tokenizer.eos_token_id]
+            row[: len(whole)] = whole
+        return {"state_ids": state_ids, "action_ids": action_ids.reshape(-1)}
+
+    def space(self) -> spaces.Dict:
+        """The space of `arrays`: a `Dict` of boxes, as stable-baselines3 takes it."""
+        top = len(self.tokenizer) - 1
+        low, high = feature_bounds()
+        return spaces.Dict(
+            {
+                "state_ids": spaces.Box(PAD, top, (self.length,), np.int32),
+                "action_ids": spaces.Box(PAD, top, (MAX_ACTIONS * self.action_length,), np.int32),
+                "features": spaces.Box(low, high, dtype=np.float32),
+            }
+        )
+
+
+class ReadObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any], RecordConstructorArgs):
+    """The environment as a language model reads it: the arrays of `Reader.arrays` instead of text.
+
+    Args:
+        env: a `KernelOptimizationEnv`, wrapped or not.
+        reader: turns its states into token ids.
+    """
+
+    def __init__(self, env: gymnasium.Env[dict[str, Any], Any], reader: Reader):
+        RecordConstructorArgs.__init__(self, reader=reader)
+        gymnasium.Wrapper.__init__(self, env)
+        self.reader = reader
+        self.observation_space = reader.space()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin an episode."""
+        _, info = self.env.reset(seed=seed, options=options)
+        return self.reader.arrays(self._base().observed), info
+
+    def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
+        """Take a step."""
+        _, reward, terminated, truncated, info = self.env.step(action)
+        return self.reader.arrays(self._base().observed), reward, terminated, truncated, info
+
+    def action_masks(self) -> np.ndarray:
+        """Which indices name an action (sb3-contrib looks for this)."""
+        return self._base().action_masks()
+
+    def _base(self) -> KernelOptimizationEnv:
+        base = self.env.unwrapped
+        assert isinstance(base, KernelOptimizationEnv)
+        return base
