@@ -1,0 +1,92 @@
+"""Specs drawn from a seed: the same from the same seed, different from each other, right for check and capture."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils import _pytree
+
+from qimeng.graph.verify import capture_spec
+from qimeng.planner.data.generate import FAMILIES, Bytes, GenerateError, draw, draw_many
+from qimeng.planner.data.overlap import reserved, signatures_of
+
+LITTLE = Bytes(1 << 12, 1 << 16)
+
+
+def test_a_seed_and_a_number_say_everything() -> None:
+    first, again = draw(7, 3), draw(7, 3)
+    assert first.spec.digest == again.spec.digest and first.spec.source == again.spec.source
+    assert first == again
+    assert draw(8, 3).spec.digest != first.spec.digest
+    assert [d.index for d in draw_many(7, 3, first=3)] == [3, 4, 5]
+
+
+def test_the_operators_do_not_depend_on_the_size() -> None:
+    for index in range(30):
+        large, small = draw(1, index), draw(1, index, LITTLE)
+        body = [d.spec.source[d.spec.source.index("class Model") :] for d in (large, small)]
+        assert body[0] == body[1] and large.spec.dtype == small.spec.dtype and large.spec.mode == small.spec.mode
+
+
+def test_two_thousand_are_different() -> None:
+    drawn = list(draw_many(0, 2000))
+    assert len({d.spec.digest for d in drawn}) == 2000
+    bodies = {d.spec.source[d.spec.source.index("class Model") :] for d in drawn}
+    assert len(bodies) > 1900  # other operators, not only other sizes
+    assert {d.family for d in drawn} == set(FAMILIES)
+    assert {d.spec.dtype for d in drawn} == {"float32", "bfloat16", "float16"}
+    assert drawn[-1].index < 2010
+
+
+@pytest.mark.parametrize("sizes", [LITTLE, Bytes(1 << 18, 1 << 22)], ids=["little", "more"])
+def test_inputs_have_the_bytes_asked_for(sizes: Bytes) -> None:
+    for index in range(40):
+        spec = draw(2, index, sizes).spec
+        tensors = [*_pytree.tree_leaves(spec.inputs(0)), *spec.module().parameters()]
+        used = sum(t.numel() * t.element_size() for t in tensors)
+        assert used <= 1.05 * sizes.most, spec.name
+        assert used >= sizes.least / 16, spec.name  # the free size is rounded down, products are bounded
+
+
+def test_only_the_families_asked_for() -> None:
+    assert {d.family for d in draw_many(0, 20, families=("loss", "softmax"))} == {"loss", "softmax"}
+    with pytest.raises(GenerateError, match="unknown family 'convolution'"):
+        draw(0, 0, families=("convolution",))
+    with pytest.raises(GenerateError, match="say at least 4096"):
+        Bytes(1, 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_results_are_finite(family: str) -> None:
+    for index in range(4):
+        spec = draw(3, index, LITTLE, (family,)).spec
+        with torch.no_grad():
+            outputs = _pytree.tree_leaves(spec.module()(*spec.inputs(1)))
+        assert all(bool(y.isfinite().all()) for y in outputs), spec.source
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_check_and_capture(number: int) -> None:
+    _captured(1000 + 97 * number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_check_and_capture_of_many() -> None:
+    for index in range(300):
+        _captured(5000 + index)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_two_thousand_graphs_are_different_and_none_is_reserved() -> None:
+    found = [signatures_of(d.spec) for d in draw_many(0, 2100)]
+    free = {s.whole for s in found if s.structure not in reserved()}
+    assert len(free) >= 2000
+
+
+def _captured(index: int) -> None:
+    spec = draw(0, index, LITTLE).spec
+    spec.check()
+    graph = capture_spec(spec)  # raises where the graph is not the module
+    assert len(list(graph.ops())) >= 2, spec.source
