@@ -88,7 +88,7 @@ def finish(session: Session, stopped: str) -> Result:
                 break
             notes.append(f"the program of {len(winner.recipe())} steps is not returned: {problem}")
     except KeyboardInterrupt:
-        winner, evaluation = best, best.evaluation
+        evaluation = winner.evaluation  # what came after it was refused
         notes.append("the final verification was interrupted; the figures are those of the search")
     if evaluation is None:
         evaluation = task.evaluator.final(task.start)

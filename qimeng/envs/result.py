@@ -104,7 +104,9 @@ class Result:
         lines.append(f"**{speedup}** ({word}), device {self.device}, mode {self.mode}.")
         lines += ["", f"| figure | {word} |", "|---|---|"]
         lines += [f"| {label} | {text} |" for label, text in _figures(final, self.start)]
-        lines.append(f"| evaluations | {self.evaluations} ({self.cached} from the store) |")
+        lines.append(f"| evaluations | {self.evaluations} |")
+        if self.cached:
+            lines.append(f"| answers from the store, the final verification included | {self.cached} |")
         lines.append(f"| seconds | {self.seconds:.1f} |")
         lines.append(f"| ended by | {self.stopped} |")
         if self.notes or final.notes:
@@ -168,7 +170,7 @@ class Result:
                 steps=tuple(_step(row) for row in rows),
                 notes=tuple(data["notes"]),
             )
-        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        except (OSError, KeyError, TypeError, ValueError) as error:
             raise QimengError(f"{path} holds no result: {type(error).__name__}: {error}") from None
 
 
@@ -178,7 +180,8 @@ def outcome_text(step: Step) -> str:
         return "accepted (graph only)" if step.accepted else "not tried"
     if step.accepted:
         return "accepted"
-    return f"refused ({step.evaluation.failure}): {(step.evaluation.error or '').splitlines()[0][:80]}"
+    reason = (step.evaluation.error or "").partition("\n")[0]
+    return f"refused ({step.evaluation.failure}): {reason[:80]}"
 
 
 def _figures(final: Evaluation, start: Evaluation) -> list[tuple[str, str]]:

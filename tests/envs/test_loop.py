@@ -347,6 +347,20 @@ def test_an_interrupted_verification_still_gives_a_result(graph: OpGraph) -> Non
     assert any("interrupted" in note for note in result.notes)
 
 
+def test_what_the_verification_refused_is_not_returned_when_it_is_interrupted(graph: OpGraph) -> None:
+    class Interrupted(Timed):
+        refused = 0
+
+        def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+            if self.refused:
+                raise KeyboardInterrupt
+            self.refused += 1
+            return Evaluation(Gate.PROGRAM, "output 0 differs", "wrong")
+
+    result = optimize(fake_task(graph, Interrupted(10.0, 8.0, 6.0)), scripted("lowering", "lowering"))
+    assert len(result.recipe) == 1 and result.evaluation.ms == 8.0
+
+
 def test_progress_tells_what_is_tried(graph: OpGraph) -> None:
     seen: list[Progress] = []
     optimize(fake_task(graph), scripted("fusion", "lowering"), on_step=seen.append)
