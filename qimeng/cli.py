@@ -3,8 +3,8 @@
 Deals in arguments, printing and exit codes. Knows nothing about how anything is optimized. Heavy modules are imported
 inside the commands, so that ``--help`` answers at once.
 
-Exit codes: 0 done; 2 an error of the library or of the arguments, on one line; 130 interrupted before there was a
-result.
+Exit codes: 0 done; 1 `doctor` found something broken; 2 an error of the library, of the arguments or of a file, on one
+line; 130 interrupted before there was a result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from rich.table import Table
 
 from qimeng.cli_bench import app as bench_app
 from qimeng.cli_console import console
+from qimeng.cli_names import check_names, listed, split
 from qimeng.errors import QimengError
+from qimeng.planner import PLANNERS, SEARCHES
 
 app = typer.Typer(
     help="Faster GPU kernels for PyTorch programs.",
@@ -32,17 +34,20 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 
+INTERRUPTED = 130
+"""What typer exits with on Ctrl-C (128 and the number of SIGINT, as shells do)."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
 @app.command()
 def optimize(
     file: Annotated[Path, typer.Argument(help="A file with Model, get_inputs and get_init_inputs.")],
-    seconds: Annotated[float, typer.Option(help="Wall-clock budget.")] = 60.0,
-    evaluations: Annotated[int, typer.Option(help="Most programs sent to the judge.")] = 40,
-    planner: Annotated[str, typer.Option(help="Who chooses: heuristic or random.")] = "heuristic",
+    seconds: Annotated[float, typer.Option(min=0, help="Wall-clock budget.")] = 60.0,
+    evaluations: Annotated[int, typer.Option(min=0, help="Most programs sent to the judge.")] = 40,
+    planner: Annotated[str, typer.Option(help=f"Who chooses: {listed(PLANNERS)}.")] = "heuristic",
     coder: Annotated[str, typer.Option(help="Who writes: template.")] = "template",
-    search: Annotated[str, typer.Option(help="How steps are searched: greedy, climb or beam.")] = "greedy",
+    search: Annotated[str, typer.Option(help=f"How steps are searched: {listed(SEARCHES)}.")] = "greedy",
     device: Annotated[
         str, typer.Option(help="Name of a device (`qimeng devices`); this machine's GPU by default.")
     ] = "",
@@ -61,13 +66,15 @@ def optimize(
     from qimeng.envs.setup import make_device
     from qimeng.spec import KernelSpec
 
-    check_names(planner, coder, search)
+    modes = split(compile_modes)
+    check_names(planner, coder, search, mode, dtype, modes)
     target = make_device(device or None)
+    spec = KernelSpec.from_file(file, dtype=dtype, mode=mode)
     folder = out or Path("runs") / file.stem
     folder.mkdir(parents=True, exist_ok=True)
     with ProgressDisplay(console(stderr=as_json), estimated=not target.measured) as display:
         result = plan_and_code(
-            KernelSpec.from_file(file, dtype=dtype, mode=mode),
+            spec,
             seconds=seconds,
             evaluations=evaluations,
             planner=planner,
@@ -75,7 +82,7 @@ def optimize(
             search=search,
             device=target,
             mode=mode,
-            compile_modes=tuple(filter(None, compile_modes.split(","))),
+            compile_modes=modes,
             store=store or folder / "store.sqlite",
             on_step=display,
         )
@@ -172,18 +179,6 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def check_names(planner: str, coder: str, search: str) -> None:
-    """Refuse unknown names before any work is done."""
-    from qimeng.envs.setup import make_coder
-    from qimeng.planner import make_search
-
-    try:
-        make_search(search, planner)
-        make_coder(coder)
-    except ValueError as error:
-        raise QimengError(str(error)) from None
-
-
 def print_markdown(text: str) -> None:
     """Markdown, laid out on a terminal and as it is elsewhere."""
     screen = console()
@@ -194,18 +189,17 @@ def print_markdown(text: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; errors of the library become one line and exit code 2."""
+    """Run the command line; errors of the library and of files become one line and exit code 2."""
     try:
         app(arguments)
-    except QimengError as error:
+    except (QimengError, OSError) as error:
         print(f"qimeng: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("qimeng: interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            print("qimeng: interrupted before there was a result", file=sys.stderr)
+        raise
 
-
-__all__ = ["Path", "app", "main"]
 
 if __name__ == "__main__":
     main()

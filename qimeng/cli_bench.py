@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from qimeng.cli_console import console
-from qimeng.errors import QimengError
+from qimeng.cli_names import check_names, listed, split
+from qimeng.planner import PLANNERS, SEARCHES
 
 if TYPE_CHECKING:
     from qimeng.bench.row import Row
@@ -37,21 +38,21 @@ def kernelbench(
         str, typer.Option(help="Numbers and ranges, 1,2,5-9, or each level's own, 1/1,2;2/12; all by default.")
     ] = "",
     families: Annotated[str, typer.Option(help="Only these families (see `bench families`), comma-separated.")] = "",
-    seconds_each: Annotated[float, typer.Option(help="Time budget of a problem, baselines not counted.")] = 35.0,
-    total_seconds: Annotated[float, typer.Option(help="Time budget of the run.")] = 3600.0,
+    seconds_each: Annotated[float, typer.Option(min=0, help="Time budget of a problem, baselines not counted.")] = 35.0,
+    total_seconds: Annotated[float, typer.Option(min=0, help="Time budget of the run.")] = 3600.0,
     overhead_seconds: Annotated[float, typer.Option(help="Beyond its budget, a problem may take this long.")] = 120.0,
     evaluations: Annotated[int, typer.Option(help="Most evaluations of a problem; 0 for the default.")] = 0,
     mode: Annotated[str, typer.Option(help="Precision mode: default, highest or high.")] = "default",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    planner: Annotated[str, typer.Option(help="Name of the planner.")] = "heuristic",
+    planner: Annotated[str, typer.Option(help=f"Who chooses: {listed(PLANNERS)}.")] = "heuristic",
     coder: Annotated[str, typer.Option(help="Name of the coder.")] = "template",
-    search: Annotated[str, typer.Option(help="Name of the search.")] = "greedy",
+    search: Annotated[str, typer.Option(help=f"How steps are searched: {listed(SEARCHES)}.")] = "greedy",
     device: Annotated[str, typer.Option(help="Without a GPU: device to estimate times for.")] = "",
     compile_baseline: Annotated[bool, typer.Option(help="Measure torch.compile as well.")] = True,
     compile_modes: Annotated[str, typer.Option(help="Its modes, the one to compare with first.")] = "default",
     compile_seconds: Annotated[float, typer.Option(help="Most seconds that one of them may take to compile.")] = 60.0,
-    gpus: Annotated[int, typer.Option(help="GPUs to use; 0 for all that are visible.")] = 0,
-    jobs: Annotated[int, typer.Option(help="Problems worked on at once, on each GPU.")] = 1,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs to use; 0 for all that are visible.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Problems worked on at once, on each GPU.")] = 1,
     retry: Annotated[bool, typer.Option(help="Run stored failures again.")] = False,
     out: Annotated[Path, typer.Option(help="File of rows; a run goes on where it ended.")] = Path("rows.jsonl"),
 ) -> None:
@@ -63,17 +64,10 @@ def kernelbench(
     from qimeng.bench.suite import load_levels
     from qimeng.bench.summary import summarize
     from qimeng.bench.survey import survey
-    from qimeng.envs.setup import make_coder, make_device
-    from qimeng.envs.torch_compile import check_modes
-    from qimeng.planner import make_search
+    from qimeng.envs.setup import make_device
 
-    modes = tuple(filter(None, compile_modes.split(","))) if compile_baseline else ()
-    try:
-        make_search(search, planner)
-        make_coder(coder)
-        check_modes(modes)
-    except ValueError as error:
-        raise QimengError(str(error)) from None
+    modes, kept = split(compile_modes) if compile_baseline else (), split(families)
+    check_names(planner, coder, search, mode, dtype, modes, kept)
     settings = Settings(mode, dtype, planner, coder, search, seconds_each, evaluations, modes, compile_seconds)
     target = make_device(device or None)
     options = RunOptions(
@@ -81,7 +75,7 @@ def kernelbench(
         total_seconds,
         gpu_places(gpus, jobs, visible_gpus() if target.measured else ()),
         target.memory_bytes if target.measured else 0,
-        tuple(filter(None, families.split(","))),
+        kept,
         overhead_seconds,
         retry,
     )

@@ -93,6 +93,40 @@ def test_an_interrupted_run_keeps_the_best(
     assert found["speedup"] > 1
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("optimize", problem, "--coder", "fake", "--out", problem / "below") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("qimeng: ") and "below" in error and error.count("\n") == 1
+
+
+def test_an_interruption_before_there_is_a_result(
+    problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qimeng.envs import setup
+
+    def interrupted(*arguments: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(setup, "make_evaluator", interrupted)
+    assert run("optimize", problem, "--coder", "fake", "--out", tmp_path / "out") == 130
+    assert capsys.readouterr().err.strip() == "qimeng: interrupted before there was a result"
+
+
+@pytest.mark.parametrize("option", ["--seconds", "--evaluations"])
+def test_budgets_are_not_negative(problem: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("optimize", problem, option, -1) == 2
+    assert option in capsys.readouterr().err
+
+
+def test_help_names_every_planner_and_search(capsys: pytest.CaptureFixture[str]) -> None:
+    from qimeng.planner import PLANNERS, SEARCHES
+
+    for command in (("optimize",), ("bench", "kernelbench")):
+        assert run(*command, "--help") == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert not [name for name in (*PLANNERS, *SEARCHES) if name not in text]
+
+
 def test_actions_lists_every_kind_with_its_rewrite(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("actions", "--json") == 0
     entries = {e["kind"]: e for e in json.loads(capsys.readouterr().out)}
@@ -159,6 +193,14 @@ def test_tables_are_written_into_documents(tmp_path: Path, capsys: pytest.Captur
         (("optimize", "x.py", "--coder", "monkey"), "unknown coder 'monkey'"),
         (("optimize", "x.py", "--device", "abacus"), "unknown device 'abacus'"),
         (("show", "/no/such/folder"), "holds no result"),
+        (("optimize", "x.py", "--mode", "fast"), "unknown precision mode 'fast'; known: default, highest, high"),
+        (("optimize", "x.py", "--dtype", "int8"), "unknown dtype 'int8'"),
+        (("optimize", "x.py", "--compile-modes", "faster"), "torch.compile has no mode faster"),
+        (("optimize", __file__, "--device", "h200"), "must define Model"),
+        (("bench", "tables", "/no/such.md"), "/no/such.md"),
+        (("bench", "kernelbench", "--root", "/nowhere", "--mode", "fast"), "unknown precision mode 'fast'"),
+        (("bench", "kernelbench", "--root", "/nowhere", "--dtype", "int8"), "unknown dtype 'int8'"),
+        (("bench", "kernelbench", "--root", "/nowhere", "--families", "gem"), "unknown family 'gem'; known: attention"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(

@@ -1,0 +1,66 @@
+"""Names that a user may give on the command line.
+
+Deals in listing them for ``--help`` and in refusing unknown ones before any work is done. Knows nothing about what they
+stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from qimeng.errors import QimengError
+
+
+def listed(names: Iterable[str]) -> str:
+    """For a sentence.
+
+    >>> listed(["greedy", "beam", "climb"])
+    'beam, climb or greedy'
+    """
+    *first, last = sorted(names)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def split(names: str) -> tuple[str, ...]:
+    """The names between commas.
+
+    >>> split("a, b"), split("")
+    (('a', 'b'), ())
+    """
+    return tuple(filter(None, (name.strip() for name in names.split(","))))
+
+
+def check_names(
+    planner: str,
+    coder: str,
+    search: str,
+    mode: str,
+    dtype: str,
+    compile_modes: Sequence[str] = (),
+    families: Sequence[str] = (),
+) -> None:
+    """Refuse unknown names.
+
+    Raises:
+        QimengError: the message lists those that are known.
+    """
+    from qimeng.bench.families import FAMILIES
+    from qimeng.envs.setup import make_coder
+    from qimeng.envs.torch_compile import check_modes
+    from qimeng.planner import make_search
+    from qimeng.spec import DTYPES, MODES
+
+    try:
+        make_search(search, planner)
+        make_coder(coder)
+        check_modes(compile_modes)
+    except ValueError as error:
+        raise QimengError(str(error)) from None
+    for what, given, known in (
+        ("precision mode", (mode,), MODES),
+        ("dtype", (dtype,), tuple(DTYPES)),
+        ("family", families, FAMILIES),
+    ):
+        for name in given:
+            if name not in known:
+                raise QimengError(f"unknown {what} {name!r}; known: {', '.join(known)}")
