@@ -1,8 +1,8 @@
 """How long a decision of the mini model takes: 64 actions, a state of 512 tokens, 2 CPU cores.
 
 Prints one line of JSON: parameters, megabytes of half-precision weights, tokens of the row, milliseconds of reading
-(text to ids), of scoring, and of the whole decision (medians of 20), the largest of the 20, and the CPU milliseconds that
-a decision takes on one core, which other programs on the machine hardly change.
+(text to ids), of scoring, and of the whole decision (medians of 20), the largest of the 20, and the CPU milliseconds of
+a decision on one core, which other programs on the machine hardly change.
 
     python benchmarks/planner_latency.py
 """

@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, Qwen3Config
 
-from qimeng.planner.lm.scoring import PAD, ActionScorer, Scale, pack
+from qimeng.planner.lm.reading import PAD
+from qimeng.planner.lm.scoring import ActionScorer, Scale, pack
 
 CONFIGS = {
     "llama": LlamaConfig(
