@@ -136,11 +136,6 @@ class Store:
         """Keep a specification: its digest, its name and a text that describes it."""
         self._insert("specs", (digest, name, body))
 
-    def put_conditions(self, conditions: Conditions) -> str:
-        """Keep `conditions` and return their digest."""
-        self._insert("conditions", (conditions.digest, json.dumps(asdict(conditions), sort_keys=True)))
-        return conditions.digest
-
     def put_program(self, digest: str, body: str, source: str) -> None:
         """Keep a program: `qimeng.recipe.program_to_json` and its source."""
         self._insert("programs", (digest, body, source))

@@ -1,8 +1,10 @@
 """What a built package holds: qimeng, its types and its licence, and none of the links at the top."""
 
+import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -17,6 +19,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return folder
+
+
+def test_the_declared_versions_are_those_that_are_tested() -> None:
+    """3.11 on the machine that the tests run on, 3.12 on the one with a GPU; README and metadata say the same."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {c.rpartition(" ")[2] for c in project["classifiers"] if re.search(r":: 3\.\d+$", c)}
+    assert named == {"3.11", "3.12"} and project["requires-python"] == ">=3.11,<3.13"
+    assert "Python 3.11 or 3.12" in (ROOT / "README.md").read_text()
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in named
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
         Raises:
             gymnasium.error.ResetNeeded: the episode is over or has not begun.
         """
-        if self._seen is None or self._session.state.done:
+        if self._seen is None or self._session.state.done or self._steps >= self.max_steps:
             raise gymnasium.error.ResetNeeded("call reset before step")
         index, session, taken = int(action), self._session, None
         before = session.state.ms

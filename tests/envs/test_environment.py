@@ -127,6 +127,8 @@ def test_an_episode_is_cut_after_max_steps(env: KernelOptimizationEnv) -> None:
     env.reset(seed=0)
     flags = [env.step(255)[2:4] for _ in range(16)]
     assert flags == [(False, False)] * 15 + [(False, True)]
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(255)
 
 
 def test_an_index_without_an_action_changes_nothing_and_costs(env: KernelOptimizationEnv) -> None:
