@@ -6,7 +6,8 @@ QimengError
 ├── CoderError           a coder that could not write a patch
 ├── ReplayError          a recipe that does not fit the program it is replayed on
 ├── StoreError           a store that cannot be read or merged
-└── DeviceError          an unknown or unusable device
+├── DeviceError          an unknown or unusable device
+└── WeightsError         weights of a planner that are missing, damaged, or do not fit
 
 What a candidate kernel does wrong is no exception: it is an `Evaluation` that says which gate refused it.
 """
@@ -38,3 +39,7 @@ class StoreError(QimengError):
 
 class DeviceError(QimengError):
     """An unknown device name, or no usable device."""
+
+
+class WeightsError(QimengError):
+    """A planner's weights are missing, damaged, or do not fit its tokenizer or this version."""

@@ -1,6 +1,6 @@
 """Planners and searches by name.
 
-Importing this loads none of them. A language-model planner is added to `PLANNERS` like the others.
+Importing this loads none of them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 PLANNERS = {
     "heuristic": "qimeng.planner.heuristic:HeuristicPlanner",
+    "lm": "qimeng.planner.lm.planner:LanguageModelPlanner",
     "lower-only": "qimeng.planner.sweep:LowerOnlyPlanner",
     "random": "qimeng.planner.random:RandomPlanner",
     "sweep": "qimeng.planner.sweep:SweepPlanner",
 }
 """Name to where the class is; each is made without arguments."""
+
+WITH_FOLDER = {"lm"}
+"""Planners that may be named with a folder that holds their weights: ``"lm:runs/planner"``."""
 
 SEARCHES = {
     "beam": "qimeng.planner.beam:BeamSearch",
@@ -29,15 +33,19 @@ SEARCHES = {
 
 
 def make_planner(planner: str | Planner) -> Planner:
-    """The planner called `planner`, or `planner` itself.
+    """The planner called `planner`, as in ``"heuristic"`` or ``"lm:runs/planner"``, or `planner` itself.
 
     Raises:
         ValueError: an unknown name; the message lists the names.
+        WeightsError: there are no weights in the folder, or none come with the package.
     """
-    if isinstance(planner, str):
-        made: Planner = _class(PLANNERS, planner, "planner")()
-        return made
-    return planner
+    if not isinstance(planner, str):
+        return planner
+    name, _, folder = planner.partition(":")
+    if folder and name not in WITH_FOLDER:
+        raise ValueError(f"only {', '.join(sorted(WITH_FOLDER))} may be named with a folder, not {planner!r}")
+    made: Planner = _class(PLANNERS, name, "planner")(*filter(None, [folder]))
+    return made
 
 
 def make_search(search: str | Search, planner: str | Planner) -> Search:
@@ -59,4 +67,4 @@ def _class(table: dict[str, str], name: str, what: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-__all__ = ["PLANNERS", "SEARCHES", "make_planner", "make_search"]
+__all__ = ["PLANNERS", "SEARCHES", "WITH_FOLDER", "make_planner", "make_search"]
