@@ -190,15 +190,15 @@ class Evaluation:
 
     @property
     def speedup(self) -> float | None:
-        """Eager's device time over the candidate's; None when either is missing."""
-        if self.timing is None or self.eager is None:
+        """Eager's device time over the candidate's; None when either is missing, or no kernel runs (views alone)."""
+        if self.timing is None or self.eager is None or not self.timing.device_ms:
             return None
         return self.eager.device_ms / self.timing.device_ms
 
     @property
     def over_compile(self) -> float | None:
         """Device time of torch.compile's fastest mode over the candidate's; None when either is missing."""
-        if self.timing is None or not self.compiled:
+        if self.timing is None or not self.compiled or not self.timing.device_ms:
             return None
         return min(t.device_ms for t in self.compiled.values()) / self.timing.device_ms
 

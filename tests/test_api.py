@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -208,3 +208,12 @@ def test_torch_compile_stands_beside_the_result(problem: Path, tmp_path: Path) -
     silent = Comparing()
     plan_and_code(problem, evaluator=silent, coder=FakeCoder(), compile_modes=())
     assert not hasattr(silent, "asked")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [lambda x: x, lambda x: x.t()[2:]], ids=["nothing", "views"])
+def test_a_computation_without_a_kernel(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    result = plan_and_code(function, (torch.rand(8, 6),), device="h200", seconds=20)
+    assert result.evaluation.ok and result.speedup is None and "not timed" in result.report()
+    x = torch.rand(8, 6)
+    assert torch.equal(result.module(x), function(x))

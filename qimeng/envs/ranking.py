@@ -8,6 +8,8 @@ are taken.
 
 from __future__ import annotations
 
+import math
+
 from qimeng.interfaces import Evaluation
 
 TIE = 0.015
@@ -44,8 +46,8 @@ def beats(new: Evaluation | None, old: Evaluation | None) -> bool:
 
 
 def gain(new: Evaluation | None, old: Evaluation | None) -> float | None:
-    """How many times faster `new` is than `old`; None where either was not timed."""
-    if new is None or old is None or new.timing is None or old.timing is None:
+    """How many times faster `new` is than `old`; None where either was not timed, or `new` takes no time at all."""
+    if new is None or old is None or new.timing is None or old.timing is None or not new.timing.device_ms:
         return None
     return 1 / _ratio(new, old)
 
@@ -78,10 +80,12 @@ def refusal(final: Evaluation, parent: Evaluation | None) -> str | None:
 
 
 def _ratio(new: Evaluation, old: Evaluation) -> float:
-    """Time of `new` over that of `old`, each as a share of eager's where both have that."""
+    """Time of `new` over that of `old`, each as a share of eager's where both have that; views alone take none."""
     assert new.timing is not None and old.timing is not None
+    if not old.timing.device_ms:
+        return math.inf if new.timing.device_ms else 1.0
     ratio = new.timing.device_ms / old.timing.device_ms
-    if new.eager is not None and old.eager is not None:
+    if new.eager is not None and old.eager is not None and new.eager.device_ms:
         ratio *= old.eager.device_ms / new.eager.device_ms
     return ratio
 

@@ -66,3 +66,12 @@ def test_the_final_verification_may_refuse() -> None:
     assert "0.889 x PyTorch eager" in (refusal(judged(9.0, eager=8.0), judged(11.0, eager=8.0)) or "")
     assert "gate program: 3 of 4 wrong" in (refusal(Evaluation(Gate.PROGRAM, "3 of 4 wrong"), None) or "")
     assert refusal(judged(20.0), None) is None  # the start program is what is left
+
+
+def test_views_take_no_time() -> None:
+    nothing, something = judged(0.0, eager=0.0), judged(1.0, eager=0.0)
+    assert nothing.speedup is None
+    assert preferred(nothing, something) and beats(nothing, something)
+    assert not preferred(something, nothing) and not beats(something, nothing)
+    assert gain(something, nothing) == 0.0 and gain(nothing, something) is None and gain(nothing, nothing) is None
+    assert not beats(nothing, nothing) and refusal(nothing, None) is None
