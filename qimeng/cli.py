@@ -1,4 +1,4 @@
-"""The command line: `qimeng optimize`, `show`, `actions`, `devices`, `doctor` and `bench`.
+"""The command line: `qimeng optimize`, `show`, `actions`, `devices`, `doctor`, `bench` and `collect`.
 
 Deals in arguments, printing and exit codes. Knows nothing about how anything is optimized. Heavy modules are imported
 inside the commands, so that ``--help`` answers at once.
@@ -21,6 +21,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from qimeng.cli_bench import app as bench_app
+from qimeng.cli_collect import app as collect_app
 from qimeng.cli_console import console
 from qimeng.cli_names import check_names, listed, split
 from qimeng.errors import QimengError
@@ -33,6 +34,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(collect_app, name="collect")
 
 INTERRUPTED = 130
 """What typer exits with on Ctrl-C (128 and the number of SIGINT, as shells do)."""

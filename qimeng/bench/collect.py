@@ -1,0 +1,238 @@
+"""A collection: drawn specs explored into a store, within a time budget, by several processes.
+
+Deals in which specs are still to do, in processes, and in a log with one row a spec. Knows nothing about how a spec is
+explored (`qimeng.bench.explore`). A collection may be killed at any moment: what was judged is in the store, and the
+next one with the same folder goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from qimeng.bench.explore import Explored, explore
+from qimeng.bench.pool import Place, Pool
+from qimeng.errors import QimengError
+from qimeng.planner.data.generate import Bytes, Drawn, draw, draw_many
+from qimeng.store import Store
+
+STORE, LOG = "store.sqlite", "explored.jsonl"
+"""Names of the two files of a collection's folder."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is collected.
+
+    Attributes:
+        seed: of the sequence of specs.
+        count: how many specs.
+        first: number of the first one: machines that share a seed take different stretches.
+        sizes: bytes of inputs and parameters.
+        families: only these; empty for all.
+        evaluations: programs judged for each spec.
+        seconds_each: wall-clock budget of a spec.
+        total_seconds: none is started that could not use its whole budget before this many seconds.
+        overhead_seconds: what a spec may take beyond its budget before it is given up as hanging, and the whole
+            collection beyond its own.
+        places: where specs are explored, and how many at once.
+        retry: explore specs again whose stored row is a failure.
+    """
+
+    seed: int = 0
+    count: int = 300
+    first: int = 0
+    sizes: Bytes = field(default_factory=Bytes)
+    families: tuple[str, ...] = ()
+    evaluations: int = 24
+    seconds_each: float = 60.0
+    total_seconds: float = 3600.0
+    overhead_seconds: float = 60.0
+    places: tuple[Place, ...] = (Place(),)
+    retry: bool = False
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One spec to explore: small, since it travels to a worker process, which draws the spec itself."""
+
+    seed: int
+    index: int
+    sizes: Bytes
+    families: tuple[str, ...]
+    evaluations: int
+    device: str = ""
+
+    def draw(self) -> Drawn:
+        """The spec."""
+        return draw(self.seed, self.index, self.sizes, self.families)
+
+    def row(self, drawn: Drawn | None = None, error: str | None = None) -> Explored:
+        """A row without figures."""
+        d = drawn or self.draw()
+        return Explored(
+            d.spec.digest, d.spec.name, d.family, d.seed, d.index, self.device, asked=self.evaluations, error=error
+        )
+
+
+Work = Callable[[Assignment], Explored]
+"""Explores one spec."""
+
+
+def explore_one(
+    assignment: Assignment, store: Path, seconds: float, device: str = "", coder: str = "template"
+) -> Explored:
+    """Draw a spec, explore it into the store at `store`, and say what came of it.
+
+    A spec that cannot be captured, or has the structure of a problem that planners are judged on, is not explored.
+    """
+    from qimeng.envs.setup import make_task
+    from qimeng.planner.data.overlap import reserved
+    from qimeng.planner.data.signature import structure
+
+    began, drawn = time.monotonic(), assignment.draw()
+    row = assignment.row(drawn)
+    with Store(store) as opened:
+        put_drawn(opened, drawn)
+        try:
+            task = make_task(drawn.spec, coder=coder, device=device or None, store=opened)
+        except QimengError as error:
+            return replace(row, error=f"{type(error).__name__}: {error}"[:500])
+        try:
+            if task.start.fallback:
+                return replace(row, error=task.reason[:500])
+            if structure(task.start.graph) in reserved():
+                return replace(row, error="reserved: a problem that planners are judged on has this structure")
+            return explore(task, row, opened, seconds, began=began)
+        finally:
+            task.evaluator.close()
+
+
+def put_drawn(store: Store, drawn: Drawn) -> None:
+    """Keep a drawn spec in the store, with all that is needed to make it again."""
+    spec = drawn.spec
+    body = {
+        "source": spec.source,
+        "dtype": spec.dtype,
+        "mode": spec.mode,
+        "family": drawn.family,
+        "seed": drawn.seed,
+        "index": drawn.index,
+    }
+    store.put_spec(spec.digest, spec.name, json.dumps(body, sort_keys=True))
+
+
+def assignments(plan: Plan, log: Path, device: str) -> list[Assignment]:
+    """The specs of `plan` that have no row in `log` for `device` with as many evaluations.
+
+    A spec whose row is a failure counts as done, unless it is to be tried again.
+    """
+    rows = [r for r in read_log(log) if r.device == device and (r.error is None or not plan.retry)]
+    done = {r.spec: r.asked for r in sorted(rows, key=lambda r: r.asked)}
+    wanted = draw_many(plan.seed, plan.count, plan.first, plan.sizes, plan.families)
+    return [
+        Assignment(d.seed, d.index, plan.sizes, plan.families, plan.evaluations, device)
+        for d in wanted
+        if done.get(d.spec.digest, -1) < plan.evaluations
+    ]
+
+
+def collect(
+    plan: Plan, out: Path, work: Work, device: str, on_row: Callable[[Explored], None] = lambda row: None
+) -> tuple[Explored, ...]:
+    """Explore what is not in the log yet and append each spec's row as soon as it is there.
+
+    Args:
+        plan: what is collected.
+        out: folder of the store and the log.
+        work: explores one spec, in a worker process.
+        device: name of the device that `work` explores for.
+        on_row: called when a row is stored.
+
+    Returns:
+        The new rows, in the order they were finished.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    log, rows = out / LOG, []
+    end = time.monotonic() + plan.total_seconds
+    with Pool(plan.places) as pool:
+        outcomes = pool.run(
+            assignments(plan, log, device),
+            work,
+            limit_s=plan.seconds_each + plan.overhead_seconds,
+            stop_at=end + plan.overhead_seconds,
+            start_before=end - plan.seconds_each,
+        )
+        for outcome in outcomes:
+            if outcome.interrupted:
+                continue
+            row = outcome.result or outcome.task.row(error=outcome.failure)
+            append_rows(log, [row])
+            rows.append(row)
+            on_row(row)
+    return tuple(rows)
+
+
+def read_log(log: Path) -> tuple[Explored, ...]:
+    """The rows of a log; a half-written last line is left out, a log that is not there has none."""
+    if not log.exists():
+        return ()
+    whole, _, _ = log.read_text().rpartition("\n")
+    return tuple(Explored.from_json(line) for line in whole.splitlines())
+
+
+def append_rows(log: Path, rows: Iterable[Explored]) -> None:
+    """Add `rows` at the end of the log and flush them to disk; a half-written last line is cut off first."""
+    with open(log, "a+b") as out:
+        out.seek(0)
+        text = out.read()
+        if text and not text.endswith(b"\n"):
+            out.truncate(text.rfind(b"\n") + 1)
+        out.write("".join(f"{row.to_json()}\n" for row in rows).encode())
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def merge(into: Path, folders: Sequence[Path]) -> dict[str, int]:
+    """Add what the collections in `folders` found to the one in `into`, which is made if it is not there.
+
+    Returns:
+        Rows of each table of the store that were added, and of the log.
+
+    Raises:
+        QimengError: a folder holds no collection.
+    """
+    for folder in folders:
+        if not (folder / STORE).is_file():
+            raise QimengError(f"{folder} holds no collection ({STORE} is missing)")
+    into.mkdir(parents=True, exist_ok=True)
+    with Store(into / STORE) as store:
+        before = store.counts()
+        for folder in folders:
+            with Store(folder / STORE) as other:
+                store.merge(other)
+        added = {table: n - before[table] for table, n in store.counts().items()}
+    known = {row.to_json() for row in read_log(into / LOG)}
+    new = {row.to_json(): row for folder in folders for row in read_log(folder / LOG)}
+    fresh = [row for text, row in new.items() if text not in known]
+    append_rows(into / LOG, fresh)
+    return {**added, "log": len(fresh)}
+
+
+__all__ = [
+    "LOG",
+    "STORE",
+    "Assignment",
+    "Plan",
+    "append_rows",
+    "assignments",
+    "collect",
+    "explore_one",
+    "merge",
+    "put_drawn",
+    "read_log",
+]

@@ -1,0 +1,172 @@
+"""One spec explored by several planners into a store: the tree that training reads.
+
+Deals in which planners go, in what order, with how much of the budget. Knows nothing about other specs or processes.
+What was judged before comes from the store, so that an exploration that was killed goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from qimeng.envs.loop import Search
+from qimeng.envs.session import Budget, Session
+from qimeng.envs.task import Task
+from qimeng.planner.beam import BeamSearch
+from qimeng.planner.climb import HillClimb
+from qimeng.planner.greedy import GreedySearch
+from qimeng.planner.heuristic import HeuristicPlanner
+from qimeng.planner.mixture import MixturePlanner
+from qimeng.planner.random import RandomPlanner
+from qimeng.store import Store
+
+STEPS = 16
+"""Steps of one trajectory that chance has a part in: many short ones see more of the tree than one long one."""
+
+SHARES = (("heuristic", 0.35), ("beam", 0.25))
+"""Explorers that go first, and the most of the evaluations that each may use; the rest is for mixtures and chance."""
+
+IDLE = 8
+"""Trajectories in a row that judge no new program, after which the tree counts as explored."""
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What came of one spec: a row of the collection's log.
+
+    Attributes:
+        spec: digest of the spec.
+        name: what it is called.
+        family: its family.
+        seed: of the sequence it was drawn from.
+        index: its number there.
+        device: for which device.
+        asked: evaluations that it might use.
+        estimated: whether times come from the analytic model.
+        conditions: digest of the conditions of its rows in the store.
+        evaluations: programs judged, failures included.
+        right: how many of them were right.
+        steps: steps taken over all trajectories.
+        accepted: steps after which the state advanced.
+        programs: different programs in the stored tree, those that differ in the graph alone included.
+        eager_ms: device milliseconds of PyTorch eager.
+        best_ms: of the best program.
+        by: explorer to the programs that it was the first to have judged.
+        seconds: wall seconds.
+        stopped: ``"evaluations"``, ``"seconds"``, or ``"explored"`` where nothing new was found.
+        error: why it was not explored; None where it was.
+    """
+
+    spec: str
+    name: str
+    family: str
+    seed: int
+    index: int
+    device: str
+    asked: int
+    estimated: bool = False
+    conditions: str = ""
+    evaluations: int = 0
+    right: int = 0
+    steps: int = 0
+    accepted: int = 0
+    programs: int = 0
+    eager_ms: float | None = None
+    best_ms: float | None = None
+    by: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    stopped: str = ""
+    error: str | None = None
+
+    @property
+    def gain(self) -> float | None:
+        """Eager's time over the best program's."""
+        return self.eager_ms / self.best_ms if self.eager_ms and self.best_ms else None
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Explored:
+        """The row that `to_json` wrote."""
+        data: dict[str, Any] = json.loads(text)
+        return cls(**data)
+
+
+def explore(
+    task: Task,
+    row: Explored,
+    store: Store,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    began: float | None = None,
+) -> Explored:
+    """Explore the tree of `task` until `row.asked` programs are judged, time is up, or nothing new is found.
+
+    All explorers share the budget and what was judged; each starts at the start program.
+
+    Args:
+        task: what is explored.
+        row: says how many evaluations may be used; returned with the figures filled in.
+        store: where every attempt is recorded.
+        seconds: wall-clock budget.
+        clock: seconds, monotonic.
+        began: the clock's time when the budget's seconds began; now by default.
+    """
+    budget = Budget(seconds, row.asked)
+    root = Session(task, budget, store, clock=clock, began=began)
+    ledger, first = root.ledger, root.begin()
+    row = replace(row, conditions=task.conditions.digest, estimated=task.estimated, device=task.context.device.name)
+    if not first.ok:
+        return replace(row, evaluations=1, error=f"the start program is refused: {first.error}"[:500])
+    idle, by, stopped = 0, dict[str, int](), ""
+    for name, share, steps, search in _explorers():
+        before = ledger.evaluations
+        ledger.budget = replace(
+            budget, evaluations=min(row.asked, before + max(2, int(share * row.asked))), steps=steps
+        )
+        branch = root.fork()
+        branch.return_to(root.state)
+        search.run(branch)
+        ledger.budget = budget
+        by[name] = by.get(name, 0) + ledger.evaluations - before
+        idle = 0 if ledger.evaluations > before else idle + 1
+        stopped = root.exhausted() or ("explored" if idle >= IDLE else "")
+        if stopped:
+            break
+    tree = store.steps(task.conditions)
+    return replace(
+        row,
+        evaluations=ledger.evaluations,
+        right=sum(e.ok for e in ledger.known.values()),
+        steps=len(ledger.attempts),
+        accepted=sum(a.accepted for a in ledger.attempts),
+        programs=len({task.start.digest, *(s.child for s in tree if s.child is not None)}),
+        eager_ms=first.eager.device_ms if first.eager else None,
+        best_ms=ledger.best.ms if ledger.best else None,
+        by=by,
+        seconds=round(clock() - ledger.began, 2),
+        stopped=stopped,
+    )
+
+
+def _explorers() -> Iterator[tuple[str, float, int, Search]]:
+    """(name, share of the evaluations, steps of a trajectory, search): the planned ones, then chance without end."""
+    searches: dict[str, Search] = {
+        "heuristic": HillClimb(HeuristicPlanner()),
+        "beam": BeamSearch(HeuristicPlanner(), width=3, branch=3),
+    }
+    for name, share in SHARES:
+        yield name, share, Budget.steps, searches[name]
+    for seed in count():
+        for epsilon in (0.2, 0.5):
+            yield "mixture", 1.0, STEPS, GreedySearch(MixturePlanner(HeuristicPlanner(), epsilon, seed))
+        yield "random", 1.0, STEPS, GreedySearch(RandomPlanner(seed))
+
+
+__all__ = ["IDLE", "SHARES", "STEPS", "Explored", "explore"]

@@ -1,0 +1,106 @@
+"""The command line of training data: `qimeng collect`, `collect merge`.
+
+Deals in arguments and printing. Knows nothing about how specs are drawn, explored or exported.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qimeng.cli_console import console
+from qimeng.errors import QimengError
+
+if TYPE_CHECKING:
+    from qimeng.bench.explore import Explored
+
+app = typer.Typer(help="Training data: explore drawn specs into a store; merge stores.")
+
+
+@app.callback(invoke_without_command=True)
+def collect(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(help="Folder of store and log; a collection goes on where it ended.")] = Path(
+        "runs/collection"
+    ),
+    specs: Annotated[int, typer.Option(help="How many specs.")] = 300,
+    seed: Annotated[int, typer.Option(help="Of the sequence of specs.")] = 0,
+    first: Annotated[int, typer.Option(help="Number of the first spec; machines take different stretches.")] = 0,
+    least_mib: Annotated[float, typer.Option(help="Least MiB of inputs and parameters.")] = 1.0,
+    most_mib: Annotated[float, typer.Option(help="Most MiB of inputs and parameters.")] = 1024.0,
+    families: Annotated[str, typer.Option(help="Only these families of specs, comma-separated.")] = "",
+    evaluations: Annotated[int, typer.Option(help="Programs judged for each spec.")] = 24,
+    seconds_each: Annotated[float, typer.Option(help="Time budget of a spec.")] = 60.0,
+    total_seconds: Annotated[float, typer.Option(help="Time budget of the collection.")] = 3600.0,
+    overhead_seconds: Annotated[float, typer.Option(help="Beyond its budget, a spec may take this long.")] = 60.0,
+    device: Annotated[str, typer.Option(help="Without a GPU: device to estimate times for.")] = "",
+    coder: Annotated[str, typer.Option(help="Name of the coder.")] = "template",
+    gpus: Annotated[int, typer.Option(help="GPUs to use; 0 for all that are visible.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Specs explored at once, on each GPU.")] = 2,
+    retry: Annotated[bool, typer.Option(help="Explore stored failures again.")] = False,
+) -> None:
+    """Explore drawn specs with a mixture of planners and keep all that was tried."""
+    if context.invoked_subcommand is not None:
+        return
+    from functools import partial
+
+    from qimeng.bench.collect import LOG, STORE, Plan, explore_one, read_log
+    from qimeng.bench.collect import collect as run
+    from qimeng.bench.gpus import gpu_places, visible_gpus
+    from qimeng.envs.setup import make_coder, make_device
+    from qimeng.planner.data.generate import Bytes
+    from qimeng.store import Store
+
+    try:
+        make_coder(coder)
+    except ValueError as error:
+        raise QimengError(str(error)) from None
+    target = make_device(device or None)
+    plan = Plan(
+        seed,
+        specs,
+        first,
+        Bytes(round(least_mib * 2**20), round(most_mib * 2**20)),
+        tuple(filter(None, families.split(","))),
+        evaluations,
+        seconds_each,
+        total_seconds,
+        overhead_seconds,
+        gpu_places(gpus, jobs, visible_gpus() if target.measured else ()),
+        retry,
+    )
+    screen = console()
+    out.mkdir(parents=True, exist_ok=True)
+    work = partial(explore_one, store=out / STORE, seconds=seconds_each, device=device, coder=coder)
+    rows = run(plan, out, work, target.name, lambda row: screen.print(row_line(row), markup=False))
+    with Store(out / STORE) as store:
+        counts = store.counts()
+    stored = ", ".join(f"{n} {table}" for table, n in counts.items())
+    screen.print(f"{len(rows)} specs explored now, {len(read_log(out / LOG))} in all; the store holds {stored}")
+
+
+@app.command()
+def merge(
+    into: Annotated[Path, typer.Argument(help="Folder of the collection that the others are added to.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders of other collections.")],
+) -> None:
+    """Add collections of other machines to one."""
+    from qimeng.bench.collect import merge as run
+
+    added = run(into, folders)
+    print(f"added to {into}: " + ", ".join(f"{n} {table}" for table, n in added.items()))
+
+
+def row_line(row: Explored) -> str:
+    """One line about an explored spec."""
+    head = f"{row.name:<24}"
+    if row.error is not None:
+        return f"{head} FAILED {row.error[:120]}"
+    gain = f"best {row.gain:.2f} x eager" if row.gain else "no times of eager"
+    estimated = " (estimated)" if row.estimated else ""
+    return (
+        f"{head} {row.evaluations} evaluations, {row.right} right, {row.programs} programs, {gain}{estimated}, "
+        f"{row.seconds:.0f} s, {row.stopped}"
+    )
