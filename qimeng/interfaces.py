@@ -77,6 +77,9 @@ class Timing:
         """
         return self.spread if self.calls < 4 else 0.929 * self.spread / math.sqrt(self.calls)
 
+    def __str__(self) -> str:
+        return f"{self.device_ms:.4g} ms{' estimated' if self.estimated else ''}"
+
 
 @dataclass(frozen=True)
 class Accuracy:

@@ -138,7 +138,8 @@ def _result(session: Session, winner: State, evaluation: Evaluation, stopped: st
         program=winner.program,
         reference=task.reference,
     )
-    session.tell("end", f"{result.speedup:.2f} x PyTorch eager" if result.speedup else "not timed")
+    word = " (estimated)" if result.estimated else ""
+    session.tell("end", f"{result.speedup:.2f} x PyTorch eager{word}" if result.speedup else "not timed")
     return result
 
 

@@ -71,8 +71,8 @@ def refusal(final: Evaluation, parent: Evaluation | None) -> str | None:
         return None
     if not beats(final, parent):
         return (
-            f"{final.timing.device_ms:.4g} ms{_beside(final)} when timed again does not beat "
-            f"{parent.timing.device_ms:.4g} ms{_beside(parent)} by twice the uncertainty ({margin(final):.1%})"
+            f"{final.timing}{_beside(final)} when timed again does not beat "
+            f"{parent.timing}{_beside(parent)} by twice the uncertainty ({margin(final):.1%})"
         )
     if final.speedup is not None and final.speedup < 1 - TIE:
         return f"{final.speedup:.3f} x PyTorch eager when timed again"

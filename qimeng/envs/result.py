@@ -112,7 +112,7 @@ class Result:
         if self.notes or final.notes:
             lines += ["", *(f"- {note}" for note in (*self.notes, *final.notes))]
         if self.steps:
-            lines += ["", "| step | action | outcome | ms |", "|---|---|---|---|"]
+            lines += ["", f"| step | action | outcome | ms, {word} |", "|---|---|---|---|"]
             lines += [f"| {i} | {s.text} | {outcome_text(s)} | {_ms(s)} |" for i, s in enumerate(self.steps, 1)]
         return "\n".join(lines) + "\n"
 

@@ -415,6 +415,6 @@ def _outcome(step: Step, before: State, after: State) -> str:
     if step.evaluation is None:
         lost = dropped_kernels(before.program, after.program)
         return f"graph only, drops {len(lost)} generated kernel(s)" if lost else "graph only"
-    if before.ms is None or after.ms is None:
+    if before.ms is None or after.evaluation is None or after.evaluation.timing is None:
         return "right"
-    return f"right, {before.ms:.4g} ms -> {after.ms:.4g} ms"
+    return f"right, {before.ms:.4g} -> {after.evaluation.timing}"

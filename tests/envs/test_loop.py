@@ -365,8 +365,17 @@ def test_progress_tells_what_is_tried(graph: OpGraph) -> None:
     seen: list[Progress] = []
     optimize(fake_task(graph), scripted("fusion", "lowering"), on_step=seen.append)
     assert [p.phase for p in seen] == ["start", "done", "try", "done", "final", "end"]
-    assert "ms ->" in seen[3].text and seen[3].evaluations == 2 and seen[3].steps == 2
+    assert seen[3].text.endswith("right, 0.06103 -> 0.07219 ms") and seen[3].evaluations == 2 and seen[3].steps == 2
     assert seen[3].best_ms is not None and seen[3].eager_ms is not None and seen[3].seconds_left > 0
+
+
+def test_estimated_times_say_so_wherever_they_are_told(graph: OpGraph) -> None:
+    seen: list[str] = []
+    task = fake_task(graph, FakeEvaluator(estimated=True))
+    task = replace(task, conditions=replace(task.conditions, estimated=True))
+    result = optimize(task, scripted("fusion", "lowering"), on_step=lambda progress: seen.append(progress.text))
+    assert seen[3].endswith(" ms estimated") and seen[-1].endswith("x PyTorch eager (estimated)")
+    assert "| ms, estimated |" in result.report() and "measured" not in result.report()
 
 
 # ---- branches
