@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -107,12 +108,24 @@ class Reader:
         )
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """How an episode began: its seed, or else the state that the environment's random generator had."""
+
+    seed: int | None
+    generator: Any
+
+
 class ReadObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any], RecordConstructorArgs):
     """The environment as a language model reads it: the arrays of `Reader.arrays` instead of text.
 
     Args:
         env: a `KernelOptimizationEnv`, wrapped or not.
         reader: turns its states into token ids.
+
+    Attributes:
+        began: how the episode under way began.
+        taken: indices of its steps so far.
     """
 
     def __init__(self, env: gymnasium.Env[dict[str, Any], Any], reader: Reader):
@@ -120,18 +133,27 @@ class ReadObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any
         gymnasium.Wrapper.__init__(self, env)
         self.reader = reader
         self.observation_space = reader.space()
+        self.began, self.taken = Beginning(None, None), list[int]()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode."""
+        generator = None if seed is not None else self._base().np_random.bit_generator.state
+        self.began, self.taken = Beginning(seed, generator), []
         _, info = self.env.reset(seed=seed, options=options)
         return self.reader.arrays(self._base().observed), info
 
     def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
         """Take a step."""
+        self.taken.append(int(action))
         _, reward, terminated, truncated, info = self.env.step(action)
         return self.reader.arrays(self._base().observed), reward, terminated, truncated, info
+
+    @property
+    def reading(self) -> ReadObservation:
+        """This wrapper, for vector environments to hand out."""
+        return self
 
     def action_masks(self) -> np.ndarray:
         """Which indices name an action (sb3-contrib looks for this)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from qimeng.envs.reward import Reward
 from qimeng.envs.shares import MAX_ACTIONS
 from qimeng.envs.task import Task
 from qimeng.interfaces import Action, Observation
+from qimeng.planner.lm.checkpoint import FILE, load_checkpoint, save_checkpoint
 from qimeng.planner.lm.reading import ReadObservation
 from qimeng.planner.lm.weights import PlannerModel
 
@@ -185,8 +187,22 @@ def train(
     reward: Callable[[], Reward] | None = None,
     progress: Progress | None = None,
     tensorboard: str | None = None,
+    checkpoint: str | Path | None = None,
 ) -> list[dict[str, float]]:
     """Train `model` by PPO on `tasks`, in place.
+
+    Args:
+        model: policy, value and reader.
+        tasks: what is optimized; one is drawn at each reset.
+        settings: of PPO; `Ppo.steps` counts those of a run that is taken up again as well.
+        reward: makes the reward of one environment; `MilestoneReward` by default.
+        progress: called after each rollout.
+        tensorboard: folder of TensorBoard's logs.
+        checkpoint: folder of a checkpoint, written before each rollout and at the end. Where there is one already,
+            training goes on from it, exactly as if it had not been interrupted if evaluations are replayed.
+
+    Raises:
+        WeightsError: the checkpoint is damaged, or of another model or number of environments.
 
     Returns:
         For each rollout: ``steps`` so far, ``reward``: mean return of the last 100 episodes, ``length``: their mean
@@ -199,6 +215,10 @@ def train(
     class Watch(BaseCallback):
         def _on_step(self) -> bool:
             return True
+
+        def _on_rollout_start(self) -> None:
+            if checkpoint is not None:
+                save_checkpoint(learner, checkpoint)
 
         def _on_rollout_end(self) -> None:
             episodes: Any = self.model.ep_info_buffer
@@ -216,7 +236,13 @@ def train(
                 progress(found[-1])
 
     learner = make_learner(model, tasks, s, reward, tensorboard)
-    learner.learn(s.steps, callback=Watch())
+    if checkpoint is not None and (Path(checkpoint) / FILE).exists():
+        load_checkpoint(learner, checkpoint)
+    left = s.steps - learner.num_timesteps
+    if left > 0:
+        learner.learn(left, callback=Watch(), reset_num_timesteps=learner.num_timesteps == 0)
+    if checkpoint is not None and left > 0:
+        save_checkpoint(learner, checkpoint)
     return found
 
 

@@ -1,0 +1,124 @@
+"""Training that goes on where it ended: everything that decides the next rollout, in one file.
+
+Deals in states of learners. stable-baselines3 keeps neither the states of random generators nor episodes under way;
+both are kept here. Episodes are brought back by taking their steps again, which is exact where evaluations are replayed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from qimeng.errors import WeightsError
+from qimeng.planner.lm.reading import ReadObservation
+
+if TYPE_CHECKING:
+    from sb3_contrib import MaskablePPO
+
+FILE = "checkpoint.pt"
+
+
+def save_checkpoint(learner: MaskablePPO, folder: str | Path) -> None:
+    """Write `learner`, between two rollouts, into `folder`; a checkpoint there is replaced at once or not at all."""
+    path = Path(folder) / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    monitor: Any = learner.env
+    numpy_state = np.random.get_state(legacy=False)
+    rest = {
+        "steps": learner.num_timesteps,
+        "updates": learner._n_updates,
+        "starts": np.asarray(learner._last_episode_starts).tolist(),
+        "episodes": [_episode(env) for env in _environments(learner)],
+        "returns": monitor.episode_returns.tolist(),
+        "lengths": monitor.episode_lengths.tolist(),
+        "count": monitor.episode_count,
+        "finished": list(learner.ep_info_buffer or []),
+        "numpy": numpy_state,
+        "python": random.getstate(),
+    }
+    state = {
+        "policy": learner.policy.state_dict(),
+        "optimizer": learner.policy.optimizer.state_dict(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "rest": json.dumps(rest, default=_plain),
+    }
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    os.replace(partial, path)
+
+
+def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> None:
+    """Put a learner that was made with the same model, tasks and settings where the saved one was.
+
+    `learner.learn(steps, reset_num_timesteps=False)` then goes on.
+
+    Raises:
+        WeightsError: there is no checkpoint, it is damaged, or it is of another model or number of environments.
+    """
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise WeightsError(f"no checkpoint in {folder}: {FILE} is missing")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        rest = json.loads(state["rest"])
+        if len(rest["episodes"]) != learner.n_envs:
+            raise ValueError(f"it has {len(rest['episodes'])} environments, the run {learner.n_envs}")
+        learner.policy.load_state_dict(state["policy"])
+        learner.policy.optimizer.load_state_dict(state["optimizer"])
+    except Exception as error:  # torch.load raises errors of many classes on damaged files
+        reason = (str(error) or type(error).__name__).split("\n")[0]
+        raise WeightsError(f"the checkpoint in {folder} does not fit: {reason}") from error
+    learner.num_timesteps, learner._n_updates = rest["steps"], rest["updates"]
+    learner.ep_info_buffer = deque(rest["finished"], maxlen=learner._stats_window_size)
+    learner.ep_success_buffer = deque(maxlen=learner._stats_window_size)
+    monitor: Any = learner.env
+    monitor.reset()
+    rows = [_bring_back(env, told) for env, told in zip(_environments(learner), rest["episodes"], strict=True)]
+    learner._last_obs = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    learner._last_episode_starts = np.asarray(rest["starts"], dtype=bool)
+    monitor.episode_returns = np.asarray(rest["returns"], dtype=np.float32)
+    monitor.episode_lengths = np.asarray(rest["lengths"], dtype=np.int32)
+    monitor.episode_count = rest["count"]
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    numpy_state = rest["numpy"]
+    numpy_state["state"]["key"] = np.asarray(numpy_state["state"]["key"], dtype=np.uint32)
+    np.random.set_state(numpy_state)
+    version, words, gauss = rest["python"]
+    random.setstate((version, tuple(words), gauss))
+
+
+def _environments(learner: MaskablePPO) -> list[ReadObservation]:
+    assert learner.env is not None
+    found: list[ReadObservation] = learner.env.get_attr("reading")
+    return found
+
+
+def _episode(env: ReadObservation) -> dict[str, Any]:
+    """How the episode under way began, and the indices taken since."""
+    return {"seed": env.began.seed, "generator": env.began.generator, "taken": env.taken}
+
+
+def _bring_back(env: ReadObservation, told: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Take the steps of the episode again; what is seen after them."""
+    if told["seed"] is None:
+        env.unwrapped.np_random.bit_generator.state = told["generator"]
+    seen, _ = env.reset(seed=told["seed"])
+    for index in told["taken"]:
+        seen, *_ = env.step(index)
+    return seen
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be written")

@@ -1,0 +1,85 @@
+"""The stable-baselines3 policy: distributions, masks, saving; a run of MaskablePPO on it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from qimeng.envs.shares import MAX_ACTIONS
+from qimeng.envs.task import Task
+from qimeng.planner.lm.corpus import random_walk
+from qimeng.planner.lm.mini import MiniSize
+from qimeng.planner.lm.planner import LanguageModelPlanner
+from qimeng.planner.lm.reading import Reader
+from qimeng.planner.lm.training import Ppo, make_learner
+from qimeng.planner.lm.weights import PlannerModel, add_lora, new_mini
+
+SHORT = Ppo(steps=16, environments=2, rollout=8, batch=8, epochs=1, max_steps=4)
+
+
+@pytest.fixture
+def model(reader: Reader, tiny: MiniSize) -> PlannerModel:
+    return new_mini(reader.tokenizer, tiny, seed=3, length=48)
+
+
+def observed(model: PlannerModel, task: Task, count: int = 3) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Stacked arrays of some states, and their masks."""
+    states = list(random_walk(task, count - 1, seed=2))
+    rows = [model.reader.arrays(s) for s in states]
+    masks = np.zeros((len(rows), MAX_ACTIONS), dtype=bool)
+    for mask, state in zip(masks, states, strict=True):
+        mask[: len(state.actions)] = True
+    return {k: np.stack([r[k] for r in rows]) for k in rows[0]}, masks
+
+
+def test_the_policy_is_the_scorers_softmax(model: PlannerModel, task: Task) -> None:
+    policy = make_learner(model, [task], SHORT).policy
+    arrays, masks = observed(model, task)
+    obs, _ = policy.obs_to_tensor(arrays)
+    with torch.no_grad():
+        probs = policy.get_distribution(obs, masks).distribution.probs.numpy()
+        unmasked = policy.get_distribution(obs).distribution.probs.numpy()
+    np.testing.assert_allclose(unmasked, probs)  # what is legal, the observation says
+    assert (probs[~masks] == 0).all()
+    for row, seen in zip(probs, random_walk(task, 2, seed=2), strict=True):
+        scores = np.exp(LanguageModelPlanner(model).scores(seen))
+        np.testing.assert_allclose(row[: len(scores)], scores, atol=1e-5)
+
+
+def test_a_mask_takes_actions_away(model: PlannerModel, task: Task) -> None:
+    policy = make_learner(model, [task], SHORT).policy
+    arrays, masks = observed(model, task)
+    masks[:, 1:] = False
+    actions, _ = policy.predict(arrays, action_masks=masks)
+    assert actions.tolist() == [0, 0, 0]
+
+
+def test_evaluating_actions_agrees_with_acting(model: PlannerModel, task: Task) -> None:
+    policy = make_learner(model, [task], SHORT).policy
+    arrays, masks = observed(model, task)
+    obs, _ = policy.obs_to_tensor(arrays)
+    policy.set_training_mode(True)
+    with torch.no_grad():
+        actions, values, log_prob = policy(obs, action_masks=masks)
+        values_again, log_prob_again, entropy = policy.evaluate_actions(obs, actions, torch.as_tensor(masks))
+        torch.testing.assert_close(log_prob, log_prob_again)
+        torch.testing.assert_close(values, values_again)
+        torch.testing.assert_close(policy.predict_values(obs), values)
+    assert entropy is not None and (entropy > 0).all() and values.shape == (3, 1)
+
+
+def test_a_run_changes_what_is_trained_and_nothing_else(model: PlannerModel, task: Task) -> None:
+    add_lora(model, rank=2)
+    before = {n: p.detach().clone() for n, p in model.scorer.named_parameters()}
+    learner = make_learner(model, [task], SHORT)
+    learner.learn(SHORT.steps)
+    changed = {n for n, p in model.scorer.named_parameters() if not torch.equal(p, before[n])}
+    assert changed and all("lora" in n or n.startswith("value.") for n in changed)
+
+
+def test_a_tokenizer_of_another_model_is_refused(reader: Reader, tiny: MiniSize, task: Task) -> None:
+    small = new_mini(reader.tokenizer, tiny)
+    small.scorer.lm.resize_token_embeddings(100)
+    with pytest.raises(ValueError, match="the model knows 100: the tokenizer is not this model's"):
+        make_learner(small, [task], SHORT)

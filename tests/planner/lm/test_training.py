@@ -1,0 +1,185 @@
+"""A tiny model learns: by imitation, and by PPO on an environment that replays what a fake judge once said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from qimeng.envs.environment import KernelOptimizationEnv
+from qimeng.envs.replay import ReplayEvaluator
+from qimeng.envs.reward import LogSpeedupReward
+from qimeng.envs.task import Task
+from qimeng.errors import WeightsError
+from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.ops import family
+from qimeng.interfaces import Action, Evaluation, Observation, Patch
+from qimeng.planner.heuristic import HeuristicPlanner
+from qimeng.planner.lm.corpus import random_walk
+from qimeng.planner.lm.mini import MiniSize
+from qimeng.planner.lm.planner import LanguageModelPlanner
+from qimeng.planner.lm.reading import Reader
+from qimeng.planner.lm.training import Imitation, Ppo, imitate, train
+from qimeng.planner.lm.weights import PlannerModel, new_mini
+from qimeng.program.program import Program
+from qimeng.store import Store
+from qimeng.testing import FakeEvaluator, fake_task
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A tiny model is faster on one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def model(reader: Reader, tiny: MiniSize) -> PlannerModel:
+    return new_mini(reader.tokenizer, tiny, seed=3, length=48)
+
+
+# ---- imitation
+
+
+def pairs(task: Task, walks: int) -> list[tuple[Observation, Action]]:
+    """What the heuristic does in states that random walks come across."""
+    planner = HeuristicPlanner()
+    return [(seen, planner.choose(seen)) for seed in range(walks) for seen in random_walk(task, 6, seed)]
+
+
+def test_imitation_learns_what_the_heuristic_does(model: PlannerModel, task: Task) -> None:
+    given = pairs(task, 6)
+    seen: list[dict[str, float]] = []
+    found = imitate(model, given, Imitation(epochs=12, batch=8, rate=3e-3), seen.append)
+    assert found == seen and len(found) == 12
+    assert found[-1]["loss"] < found[0]["loss"] / 2
+    planner = LanguageModelPlanner(model)
+    agreed = float(np.mean([planner.choose(o) == a for o, a in given]))
+    chance = float(np.mean([1 / len(o.actions) for o, _ in given]))
+    assert agreed > max(0.6, 3 * chance)
+
+
+def test_imitation_is_decided_by_its_seeds(reader: Reader, tiny: MiniSize, task: Task) -> None:
+    settings, given = Imitation(epochs=1, batch=8), pairs(task, 2)
+    runs = [imitate(new_mini(reader.tokenizer, tiny, seed=1, length=48), given, settings) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+def test_there_must_be_something_to_imitate(model: PlannerModel, task: Task) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        imitate(model, [])
+    with pytest.raises(ValueError, match="is not among the"):
+        imitate(model, [(next(random_walk(task, 1)), Action("tiling", ("r0",)))])
+
+
+# ---- PPO
+
+
+class KernelsForReductions(FakeEvaluator):
+    """Generated kernels of reductions halve the program's time; all others double it."""
+
+    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        found = super().evaluate(program, patch)
+        assert found.timing is not None
+        judged = program if patch is None else patch.apply(program, found.chosen)
+        factor = 1.0
+        for region in judged.regions:
+            if judged.implementation(region).generated:
+                factor *= 0.5 if any(family(n) == "reduction" for n in region.ops) else 2.0
+        return replace(found, timing=replace(found.timing, device_ms=factor))
+
+
+@pytest.fixture
+def replayed(graph: OpGraph) -> Task:
+    """A task whose first steps are replayed from a store."""
+    store = Store()
+    live = fake_task(graph, KernelsForReductions())
+    store.put_evaluation(live.conditions, live.start.digest, live.evaluator.evaluate(live.start))
+    env = KernelOptimizationEnv(live, store=store)
+    env.reset(seed=0)
+    for index in range(1, len(env.actions_text())):
+        env.fork().step(index)
+    return fake_task(graph, ReplayEvaluator(store, live.conditions))
+
+
+def test_ppo_finds_the_action_that_pays(model: PlannerModel, replayed: Task) -> None:
+    start = next(random_walk(replayed, 1))
+    best = next(
+        i
+        for i, a in enumerate(start.actions)
+        if a.kind == "lowering" and any(family(n) == "reduction" for n in start.program.region(a.regions[0]).ops)
+    )
+    planner = LanguageModelPlanner(model)
+    before = float(np.exp(planner.scores(start)[best]))
+    assert before < 0.3
+    settings = Ppo(steps=768, environments=8, rollout=8, batch=32, epochs=4, rate=2e-3, max_steps=1, target_kl=None)
+    seen: list[dict[str, float]] = []
+    found = train(model, [replayed], settings, LogSpeedupReward, seen.append)
+    assert found == seen and [f["steps"] for f in found] == list(range(64, 769, 64))
+    assert found[-1]["reward"] > found[0]["reward"] + 0.2
+    after = float(np.exp(planner.scores(start)[best]))
+    assert after > 0.6 and planner.choose(start) == start.actions[best]
+
+
+def test_ppo_is_decided_by_its_seeds(reader: Reader, tiny: MiniSize, replayed: Task) -> None:
+    settings = Ppo(steps=32, environments=2, rollout=8, batch=8, epochs=1, max_steps=2)
+    runs = []
+    for _ in range(2):
+        model = new_mini(reader.tokenizer, tiny, seed=1, length=48)
+        found = train(model, [replayed], settings)
+        runs.append(([f["reward"] for f in found], LanguageModelPlanner(model).scores(next(random_walk(replayed, 1)))))
+    assert runs[0] == runs[1]
+
+
+# ---- checkpoints
+
+
+SMALL = Ppo(environments=2, rollout=6, batch=6, epochs=1, max_steps=5, rate=1e-2)
+
+
+def weights(model: PlannerModel) -> dict[str, torch.Tensor]:
+    return {n: p.detach().clone() for n, p in model.scorer.named_parameters()}
+
+
+def test_an_interrupted_run_ends_as_if_it_had_not_been(
+    reader: Reader, tiny: MiniSize, replayed: Task, graph: OpGraph, tmp_path: Path
+) -> None:
+    tasks = [replayed, fake_task(graph)]
+
+    def run(steps: int, folder: Path | None) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+        model = new_mini(reader.tokenizer, tiny, seed=1, length=48)
+        return train(model, tasks, replace(SMALL, steps=steps), checkpoint=folder), weights(model)
+
+    whole, expected = run(60, None)
+    first, between = run(24, tmp_path)
+    second, found = run(60, tmp_path)
+    assert [f["reward"] for f in first + second] == pytest.approx([f["reward"] for f in whole])
+    assert [f["steps"] for f in second] == [36, 48, 60]
+    assert all(torch.equal(found[n], p) for n, p in expected.items())
+    assert not all(torch.equal(between[n], p) for n, p in expected.items())
+    third, same = run(60, tmp_path)  # nothing left to do
+    assert third == [] and all(torch.equal(same[n], p) for n, p in expected.items())
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    reader: Reader, tiny: MiniSize, replayed: Task, tmp_path: Path
+) -> None:
+    def run(size: MiniSize, environments: int = 2) -> None:
+        model = new_mini(reader.tokenizer, size, length=48)
+        train(model, [replayed], replace(SMALL, steps=12, environments=environments), checkpoint=tmp_path)
+
+    run(tiny)
+    with pytest.raises(WeightsError, match="does not fit: it has 2 environments, the run 3"):
+        run(tiny, 3)
+    with pytest.raises(WeightsError, match="does not fit: Error.* in loading state_dict"):
+        run(replace(tiny, layers=1))
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(WeightsError, match="does not fit"):
+        run(tiny)
