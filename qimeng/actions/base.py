@@ -8,10 +8,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from qimeng.device import Device
-from qimeng.errors import IllegalAction
+from qimeng.errors import IllegalAction, QimengError
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Coder, Facts
 from qimeng.program.program import Program
@@ -126,6 +126,7 @@ def find_region(program: Program, action: Action, number: int = 0) -> Region:
 
 
 _KINDS: dict[str, Kind] = {}
+_entered: set[EntryPoint] = set()
 _loaded: list[bool] = []
 
 
@@ -149,12 +150,27 @@ def unregister(name: str) -> None:
 
 
 def kinds() -> dict[str, Kind]:
-    """Every registered kind by name; kinds of installed packages (entry points) are loaded at the first call."""
+    """Every registered kind by name; kinds of installed packages (entry points) are loaded at the first call.
+
+    Raises:
+        QimengError: an installed package's kind cannot be loaded or registered; the message names the package.
+    """
     if not _loaded:
-        _loaded.append(True)
         for point in entry_points(group=GROUP):
-            found = point.load()
-            register(found() if isinstance(found, type) else found)
+            if point in _entered:
+                continue
+            _entered.add(point)
+            try:
+                found = point.load()
+                register(found() if isinstance(found, type) else found)
+            except Exception as error:  # loading runs the other package's code
+                _entered.discard(point)
+                package = point.dist.name if point.dist else point.value
+                raise QimengError(
+                    f"the kind of action {point.name!r} of the installed package {package} cannot be used "
+                    f"({type(error).__name__}: {error}); mend or uninstall that package"
+                ) from error
+        _loaded.append(True)
     return dict(_KINDS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from qimeng.actions import (
 )
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device, device_named
-from qimeng.errors import IllegalAction
+from qimeng.errors import IllegalAction, QimengError
 from qimeng.graph.capture import capture
 from qimeng.interfaces import Action, Facts, Request
 from qimeng.program.program import Program
@@ -180,6 +181,30 @@ def test_a_kind_from_outside_is_offered_and_coded(context: Context) -> None:
     finally:
         unregister("doubled")
     assert "doubled" not in kinds()
+
+
+def test_a_broken_package_is_named_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    import qimeng.actions.base as base
+
+    points = [_Here("doubled", "here:Doubled", base.GROUP), EntryPoint("lost", "no.such:Kind", base.GROUP)]
+    monkeypatch.setattr(base, "entry_points", lambda group: points)
+    monkeypatch.setattr(base, "_entered", set())
+    monkeypatch.setattr(base, "_loaded", [])
+    try:
+        for _ in range(2):
+            with pytest.raises(QimengError, match="'lost' of the installed package no.such:Kind cannot be used"):
+                kinds()
+        points.pop()
+        assert "doubled" in kinds()
+    finally:
+        unregister("doubled")
+
+
+class _Here(EntryPoint):
+    """An entry point of this very file, which pytest does not import by name."""
+
+    def load(self) -> type[Doubled]:
+        return Doubled
 
 
 def test_every_kind_documents_its_rewrite() -> None:

@@ -15,6 +15,9 @@ from gymnasium.utils.env_checker import data_equivalence as same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from qimeng.actions import ScheduleKind, register, unregister
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.device import Device
 from qimeng.envs import ENVIRONMENT, register_environment
 from qimeng.envs.environment import TEXT_LENGTH, KernelOptimizationEnv
 from qimeng.envs.observation import FEATURES, REGION_SLOTS, feature_bounds
@@ -24,6 +27,8 @@ from qimeng.envs.shares import MAX_ACTIONS
 from qimeng.envs.task import Task
 from qimeng.envs.wrappers import HashTokenizer, TokenizeObservation
 from qimeng.graph.opgraph import OpGraph
+from qimeng.interfaces import Facts
+from qimeng.program.schedule import Schedule
 from qimeng.recipe import Recipe
 from qimeng.store import Store
 from qimeng.testing import FakeEvaluator, fake_task
@@ -129,6 +134,38 @@ def test_an_episode_is_cut_after_max_steps(env: KernelOptimizationEnv) -> None:
     assert flags == [(False, False)] * 15 + [(False, True)]
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.step(255)
+
+
+class HalvedRows(ScheduleKind):
+    """Half the rows a program.
+
+    rewrite: ``block_p = 8`` -> ``block_p = 4``
+    """
+
+    name, family = "halved_rows", "tile"
+
+    def rewrite(self, schedule: Schedule, facts: Facts, device: Device, param: str) -> tuple[Schedule, ...]:
+        return (schedule.but(block_p=schedule.block_p // 2),) if schedule.block_p > 1 else ()
+
+
+def test_a_kind_from_outside_is_offered_and_carried_out(graph: OpGraph) -> None:
+    register(HalvedRows())
+    try:
+        env = KernelOptimizationEnv(fake_task(graph, coder=TemplateCoder()))
+        env.reset(seed=0)
+        assert not [text for text in env.actions_text() if text.startswith("halved_rows")]
+        while not (offered := [i for i, text in enumerate(env.actions_text()) if text.startswith("halved_rows")]):
+            lowering = next(i for i, text in enumerate(env.actions_text()) if text.startswith("lowering"))
+            assert env.step(lowering)[4]["accepted"]
+        action, before = env.observed.actions[offered[0]], env.observed.program
+        region = before.region(action.regions[0])
+        old = before.schedule(region)
+        assert env.action_masks()[offered[0]] and env.step(offered[0])[4]["accepted"]
+        new = env.observed.program.schedule(region)
+        assert old is not None and new is not None and new.block_p == old.block_p // 2
+        assert env.observed.program.source != before.source
+    finally:
+        unregister("halved_rows")
 
 
 def test_an_index_without_an_action_changes_nothing_and_costs(env: KernelOptimizationEnv) -> None:
