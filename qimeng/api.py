@@ -54,7 +54,7 @@ def plan_and_code(
         inputs: example inputs, where `spec` is a module or a function.
         seconds: wall-clock budget, capture and final verification included.
         evaluations: most programs sent to the judge before the final verification.
-        planner: ``"heuristic"``, ``"random"``, or a `Planner`.
+        planner: ``"heuristic"``, ``"random"``, ``"lm:FOLDER"`` (a trained language model), or a `Planner`.
         coder: ``"template"``, or a `Coder`.
         search: ``"greedy"``, ``"climb"`` (greedy, slower schedules taken back), ``"beam"``, or an object with
             `run(session)`, which brings its own planner.

@@ -1,7 +1,7 @@
 """Training that goes on where it ended: everything that decides the next rollout, in one file.
 
 Deals in states of learners. stable-baselines3 keeps neither the states of random generators nor episodes under way;
-both are kept here. Episodes are brought back by taking their steps again, which is exact where evaluations are replayed.
+here both are kept. Episodes are brought back by taking their steps again: exact where evaluations are replayed.
 """
 
 from __future__ import annotations
