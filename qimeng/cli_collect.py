@@ -1,4 +1,4 @@
-"""The command line of training data: `qimeng collect`, `collect merge`.
+"""The command line of training data: `qimeng collect`, `collect merge`, `collect export`, `collect overlaps`.
 
 Deals in arguments and printing. Knows nothing about how specs are drawn, explored or exported.
 """
@@ -16,7 +16,7 @@ from qimeng.errors import QimengError
 if TYPE_CHECKING:
     from qimeng.bench.explore import Explored
 
-app = typer.Typer(help="Training data: explore drawn specs into a store; merge stores.")
+app = typer.Typer(help="Training data: explore drawn specs into a store; merge, export, compare with a benchmark.")
 
 
 @app.callback(invoke_without_command=True)
@@ -91,6 +91,48 @@ def merge(
 
     added = run(into, folders)
     print(f"added to {into}: " + ", ".join(f"{n} {table}" for table, n in added.items()))
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder of a collection.")],
+    out: Annotated[Path, typer.Argument(help="File to write; trees.jsonl.xz, say.")],
+    device: Annotated[str, typer.Option(help="Only trees of this device; all by default.")] = "",
+) -> None:
+    """Write the trees of a collection to one small file, for training and CI."""
+    from qimeng.bench.collect import STORE
+    from qimeng.planner.data.tree import write_trees
+    from qimeng.store import Store
+
+    if not (folder / STORE).is_file():
+        raise QimengError(f"{folder} holds no collection ({STORE} is missing)")
+    with Store(folder / STORE) as store:
+        w = write_trees(store, out, lambda tree: device in ("", tree.conditions.device))
+    print(
+        f"{out}: {w.specs} specs, {w.trees} trees, {w.programs} programs, {w.evaluations} evaluations, {w.edges} "
+        f"steps, {w.size / 2**20:.2f} MiB"
+    )
+
+
+@app.command()
+def overlaps(
+    problems: Annotated[Path, typer.Argument(help="Folder of problem files; those below it count.")],
+    specs: Annotated[int, typer.Option(help="How many specs.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Of the sequence of specs.")] = 0,
+    first: Annotated[int, typer.Option(help="Number of the first spec.")] = 0,
+) -> None:
+    """Say which drawn specs compute what a problem computes; exit code 1 where one is the same, shapes included."""
+    from qimeng.planner.data.generate import draw_many
+    from qimeng.planner.data.overlap import overlaps as compare
+    from qimeng.planner.data.overlap import signatures_of
+
+    found = compare({d.spec.name: signatures_of(d.spec) for d in draw_many(seed, specs, first)}, problems)
+    print(f"{specs} specs, {found.problems} problems, {len(found.not_captured)} more could not be captured")
+    print(f"the same with shapes: {len(found.same)}; the same operators and wiring: {len(found.alike)}")
+    for spec, problem in found.alike:
+        print(f"  {spec} and {problem}")
+    if found.same:
+        raise typer.Exit(1)
 
 
 def row_line(row: Explored) -> str:

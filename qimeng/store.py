@@ -218,6 +218,11 @@ class Store:
             for p, a, patch, e, accepted, child in self._db.execute(text, values)
         )
 
+    def spec(self, digest: str) -> tuple[str, str] | None:
+        """(name, text that describes it) of a specification."""
+        row = self._db.execute("SELECT name, body FROM specs WHERE digest = ?", (digest,)).fetchone()
+        return None if row is None else (row[0], row[1])
+
     def patch(self, digest: str) -> PatchRecord | None:
         """The patch with this digest."""
         row = self._db.execute("SELECT body FROM patches WHERE digest = ?", (digest,)).fetchone()
@@ -241,10 +246,9 @@ class Store:
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             for table in _TABLES:
-                rows = other._db.execute(f"SELECT * FROM {table}").fetchall()
-                if rows:
-                    marks = ", ".join("?" * len(rows[0]))
-                    self._db.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", rows)
+                rows = other._db.execute(f"SELECT * FROM {table}")  # read as they are written: sources are many
+                marks = ", ".join("?" * len(rows.description))
+                self._db.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", rows)
 
 
 def evaluation_key(conditions: Conditions, subject: str, purpose: str = "step") -> str:

@@ -29,6 +29,8 @@ class HillClimb(Search):
         while (reason := session.exhausted()) is None:
             before = session.state
             session.step(self.planner.choose(session.observe()))
+            if session.state.done:
+                continue  # to stop is no step to take back
             if _gains_nothing(before, session.state) and _retuned(before, session.state):
                 session.return_to(before)
         return reason

@@ -1,0 +1,175 @@
+"""Trees in a small file say what the store says."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from qimeng.bench.collect import put_drawn
+from qimeng.bench.explore import Explored, explore
+from qimeng.envs.replay import CachingEvaluator
+from qimeng.envs.session import Budget, Session
+from qimeng.envs.task import Task
+from qimeng.graph.verify import capture_spec
+from qimeng.interfaces import Evaluation, Gate, Planner
+from qimeng.planner.climb import HillClimb
+from qimeng.planner.data.generate import Bytes, Drawn, draw
+from qimeng.planner.data.tree import Tree, TreeError, compact, describe, read_trees, trees_of, write_trees
+from qimeng.planner.greedy import GreedySearch
+from qimeng.planner.heuristic import HeuristicPlanner
+from qimeng.planner.random import RandomPlanner
+from qimeng.program.program import Program
+from qimeng.store import Conditions, Store
+from qimeng.testing import FakeCoder, FakeEvaluator, fake_task
+
+LITTLE = Bytes(1 << 12, 1 << 14)
+
+
+def fake(drawn: Drawn, store: Store) -> Task:
+    def wrong(program: Program) -> str | None:
+        return "off by one " * 100 if len(program.regions) == 2 and "triton" in program.source else None
+
+    task = fake_task(capture_spec(drawn.spec, verify=False))
+    conditions = Conditions(drawn.spec.digest, "h200", drawn.spec.mode, versions=(("evaluator", "fake"),))
+    judge = CachingEvaluator(FakeEvaluator(wrong=wrong), store, conditions)
+    return replace(task, conditions=conditions, evaluator=judge)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    made = Store(tmp_path_factory.mktemp("tree") / "store.sqlite")
+    for index in (0, 3, 4):
+        drawn = draw(11, index, LITTLE)
+        put_drawn(made, drawn)
+        row = Explored(drawn.spec.digest, drawn.spec.name, drawn.family, 11, index, "h200", asked=25)
+        explore(fake(drawn, made), row, made, seconds=60.0)
+    return made
+
+
+@pytest.fixture(scope="module")
+def file(store: Store) -> Path:
+    path = Path(store.path).with_name("trees.jsonl.xz")
+    write_trees(store, path)
+    return path
+
+
+def test_what_is_written_is_read(store: Store, file: Path) -> None:
+    read = {t.name: t for t in read_trees(file)}
+    assert read == {t.name: t for t in trees_of(store)}
+    assert [t.index for t in read_trees(file)] == [0, 3, 4]
+    for tree in read.values():
+        assert tree.index is not None
+        assert tree.spec() == draw(11, tree.index, LITTLE).spec
+
+
+def test_the_head_counts(store: Store, file: Path) -> None:
+    written, counts = describe(file), store.counts()
+    assert (written.specs, written.trees) == (3, 3)
+    assert written.evaluations == counts["evaluations"] and written.edges == counts["steps"]
+    assert written.programs == counts["programs"]
+    assert written.size == file.stat().st_size < 400 * written.evaluations
+
+
+def test_the_same_store_gives_the_same_file(store: Store, file: Path, tmp_path: Path) -> None:
+    write_trees(store, tmp_path / "again.xz")
+    assert (tmp_path / "again.xz").read_bytes() == file.read_bytes()
+    for tree in read_trees(file):
+        other = tree.store()
+        assert other.steps() == tree.edges
+        assert {(p, s) for _, p, s, _ in other.evaluations()} == {(p, s) for p, s, _ in tree.evaluations}
+
+
+@pytest.mark.parametrize(("planner", "least"), [(HeuristicPlanner(), 3), (RandomPlanner(1), 1)])
+def test_answers_are_those_of_the_store(planner: Planner, least: int, store: Store, file: Path) -> None:
+    for tree in read_trees(file):
+        task = replace(fake(draw(11, tree.index or 0, LITTLE), Store()), evaluator=tree.evaluator())
+        session = Session(task, Budget(seconds=60.0, evaluations=30, steps=12))
+        GreedySearch(planner).run(session)
+        told = {s: e for s, e in session.ledger.known.items() if e.failure != "unknown"}
+        assert len(told) >= least  # the start program, and what the heuristic found
+        for subject, answer in told.items():
+            known = store.evaluation(tree.conditions, subject)
+            assert known is not None and compact(known) == answer
+
+
+def test_patches_come_from_the_tree(file: Path) -> None:
+    tree = next(read_trees(file))
+    coder = tree.coder(FakeCoder())
+    task = fake(draw(11, tree.index or 0, LITTLE), Store())
+    task = replace(task, context=replace(task.context, coder=coder), evaluator=tree.evaluator())
+    session = Session(task, Budget(60.0, 200, 200))
+    session.begin()
+    start = session.state
+    for action in tree.explored[start.program.digest]:
+        session.return_to(start)
+        step = session.step(action)
+        edges = [e for e in tree.edges if e.parent == start.program.digest and e.action == action]
+        assert step.accepted == any(e.accepted for e in edges)
+        if step.accepted:
+            assert session.state.program.digest in {e.child for e in edges}
+
+
+def test_hill_climbing_on_a_tree_stops(file: Path) -> None:
+    tree = next(read_trees(file))
+    task = replace(fake(draw(11, tree.index or 0, LITTLE), Store()), evaluator=tree.evaluator())
+    session = Session(task)
+    assert HillClimb(HeuristicPlanner()).run(session) == "stop"
+    assert [a.action.kind for a in session.ledger.attempts].count("stop") == 1
+
+
+def test_failures_keep_their_reason_in_short() -> None:
+    failed = Evaluation(Gate.REGION, "off by one " * 100, "wrong", seconds={"check": 1.0})
+    short = compact(failed)
+    assert short.error is not None and failed.error is not None and failed.error.startswith(short.error)
+    assert len(short.error) == 240 and short.failure == "wrong" and not short.seconds
+
+
+def test_some_trees_only(store: Store, tmp_path: Path) -> None:
+    families = {t.family for t in trees_of(store)}
+    chosen = min(families)
+    write_trees(store, tmp_path / "some.xz", lambda tree: tree.family == chosen)
+    assert {t.family for t in read_trees(tmp_path / "some.xz")} == {chosen}
+    with pytest.raises(TreeError, match="holds no tree"):
+        write_trees(store, tmp_path / "none.xz", lambda tree: False)
+    with pytest.raises(TreeError, match="holds no tree"):
+        write_trees(Store(), tmp_path / "none.xz")
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    def read(path: Path) -> list[Tree]:
+        return list(read_trees(path))
+
+    with pytest.raises(TreeError, match="cannot be read as trees"):
+        read(tmp_path / "missing.xz")
+    text = tmp_path / "text.xz"
+    text.write_text("no trees here")
+    with pytest.raises(TreeError, match="cannot be read as trees"):
+        read(text)
+    text.write_bytes(lzma.compress(b"no trees here"))
+    with pytest.raises(TreeError, match="holds no trees"):
+        read(text)
+    text.write_bytes(lzma.compress(json.dumps({"format": "qimeng trees", "version": 99}).encode()))
+    with pytest.raises(TreeError, match="version 99"):
+        read(text)
+
+
+@pytest.mark.slow
+def test_a_task_from_a_tree_needs_no_judge(tmp_path: Path) -> None:
+    from qimeng.bench.collect import Assignment, explore_one
+
+    path = tmp_path / "store.sqlite"
+    row = explore_one(Assignment(5, 6, LITTLE, ("reduction",), 5, "h200"), path, 100.0, "h200")
+    assert row.error is None and row.evaluations == 5
+    with Store(path) as opened:
+        write_trees(opened, tmp_path / "trees.xz")
+    tree = next(read_trees(tmp_path / "trees.xz"))
+    task = tree.task()
+    assert task.estimated and task.conditions == tree.conditions
+    session = Session(task, Budget(60.0, 5, 40))
+    HillClimb(HeuristicPlanner()).run(session)
+    assert session.ledger.best is not None and session.ledger.start is not None and session.ledger.start.ok
+    assert sum(e.ok for e in session.ledger.known.values()) >= 2
