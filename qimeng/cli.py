@@ -4,7 +4,7 @@ Deals in arguments, printing and exit codes. Knows nothing about how anything is
 inside the commands, so that ``--help`` answers at once.
 
 Exit codes: 0 done; 1 `doctor` found something broken; 2 an error of the library, of the arguments or of a file, on one
-line; 130 interrupted before there was a result.
+line; 130 interrupted (`optimize`: before there was anything to keep).
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(2) from None
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
-            print("qimeng: interrupted before there was a result", file=sys.stderr)
+            print("qimeng: interrupted", file=sys.stderr)
         raise
 
 

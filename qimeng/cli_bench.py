@@ -83,15 +83,19 @@ def kernelbench(
     screen = console()
     todo = pending(suite, options, out)
     screen.print(f"{len(suite)} problems, {len(suite) - len(todo)} of them stored in {out} already")
-    rows = run_suite(
-        suite,
-        partial(measure, settings=settings, device=device or None),
-        options,
-        out,
-        look=partial(prepare, dtype=dtype, modes=len(modes)) if target.measured else partial(survey, dtype=dtype),
-        on_row=lambda row: screen.print(row_line(row), markup=False),
-    )
-    left = len(pending(suite, options, out)) if out.exists() else len(suite)
+    try:
+        rows = run_suite(
+            suite,
+            partial(measure, settings=settings, device=device or None),
+            options,
+            out,
+            look=partial(prepare, dtype=dtype, modes=len(modes)) if target.measured else partial(survey, dtype=dtype),
+            on_row=lambda row: screen.print(row_line(row), markup=False),
+        )
+    except KeyboardInterrupt:
+        screen.print(f"{len(pending(suite, options, out))} problems left; the same command goes on from {out}")
+        raise
+    left = len(pending(suite, options, out))
     screen.print(f"{len(rows)} rows stored, {left} problems without a row (other families included)")
     if rows:
         for summary in summarize(r for r in read_rows(out) if r.settings == settings):

@@ -109,7 +109,28 @@ def test_an_interruption_before_there_is_a_result(
 
     monkeypatch.setattr(setup, "make_evaluator", interrupted)
     assert run("optimize", problem, "--coder", "fake", "--out", tmp_path / "out") == 130
-    assert capsys.readouterr().err.strip() == "qimeng: interrupted before there was a result"
+    assert capsys.readouterr().err.strip() == "qimeng: interrupted"
+
+
+def test_an_interrupted_benchmark_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qimeng.bench import harness
+
+    folder, rows = tmp_path / "level1", tmp_path / "rows.jsonl"
+    folder.mkdir()
+    (folder / "1_mine.py").write_text(PROBLEM)
+    (folder / "2_other.py").write_text(PROBLEM)
+
+    def interrupted(*arguments: object, **named: object) -> object:
+        append_row(rows, row(1, 1.0))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(harness, "run_suite", interrupted)
+    assert run("bench", "kernelbench", "--root", tmp_path, "--device", "h200", "--out", rows) == 130
+    captured = capsys.readouterr()
+    assert "2 problems left; the same command goes on from" in captured.out
+    assert captured.err.strip() == "qimeng: interrupted"
 
 
 @pytest.mark.parametrize("option", ["--seconds", "--evaluations"])
