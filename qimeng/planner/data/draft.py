@@ -37,6 +37,7 @@ class Draft:
         inputs: the module's inputs.
         parameters: shapes of its parameters.
         values: what `forward` computes, in order.
+        lines: of `forward`, one for each value.
         products: for each matrix product the sizes whose product is its multiplications.
     """
 
@@ -46,10 +47,10 @@ class Draft:
         self.inputs: list[Tensor] = []
         self.parameters: list[Shape] = []
         self.values: list[Tensor] = []
+        self.lines: list[str] = []
         self.products: list[Shape] = []
         self._makers: list[str] = []
         self._init: list[str] = []
-        self._lines: list[str] = []
 
     def size(self, name: str, pool: tuple[int, ...] = ()) -> str:
         """A new size called `name` (numbered where that is taken), one of `pool`."""
@@ -85,7 +86,7 @@ class Draft:
         """A new line of `forward`."""
         made = Tensor(f"h{len(self.values) + 1}", shape)
         self.values.append(made)
-        self._lines.append(f"{made} = {expression}")
+        self.lines.append(f"{made} = {expression}")
         return made
 
     def text(self, sizes: Mapping[str, int], *results: Tensor) -> str:
@@ -97,7 +98,7 @@ class Draft:
         lines += ["", "", "class Model(nn.Module):", "    def __init__(self):", "        super().__init__()"]
         lines += [f"        {line}" for line in self._init]
         lines += ["", f"    def forward(self, {arguments}):"]
-        lines += [f"        {line}" for line in self._lines]
+        lines += [f"        {line}" for line in self.lines]
         lines += [f"        return {returned}", "", "", "def get_inputs():"]
         lines += [f"    return [{', '.join(self._makers)}]", "", "", "def get_init_inputs():", "    return []"]
         return "\n".join(lines) + "\n"

@@ -21,6 +21,9 @@ MULTIPLICATIONS = 1 << 38
 
 FULL_BYTES = 1 << 30
 
+MADE_BYTES = 4 << 30
+"""Most bytes of all values of `forward` together: eager and the float64 reference hold them at once."""
+
 
 def choose_sizes(draft: Draft, rng: random.Random, bytes_: int, itemsize: int) -> dict[str, int]:
     """Values for the names in `draft.pools`, so that inputs and parameters take about `bytes_` together.
@@ -38,26 +41,27 @@ def choose_sizes(draft: Draft, rng: random.Random, bytes_: int, itemsize: int) -
     free = [name for name, pool in draft.pools.items() if not pool]
     work = MULTIPLICATIONS * min(1.0, (bytes_ / FULL_BYTES) ** 0.5)
     total = bytes_ // itemsize
-    while _room(draft, sizes, free, total, work) < 2 * LEAST:
+    made = MADE_BYTES // itemsize
+    while _room(draft, sizes, free, total, made, work) < 2 * LEAST:
         largest = max((n for n in sizes if n not in free), key=lambda n: sizes[n], default="")
         if not largest or sizes[largest] <= LEAST:
             break
         sizes[largest] = max(LEAST, sizes[largest] // 2)
-    room = max(1, _room(draft, sizes, free, total, work))
+    room = max(1, _room(draft, sizes, free, total, made, work))
     for name in free:
         sizes[name] = _rounded(room, rng)
     return sizes
 
 
-def _room(draft: Draft, sizes: dict[str, int], free: list[str], total: int, work: float) -> int:
+def _room(draft: Draft, sizes: dict[str, int], free: list[str], total: int, most: int, work: float) -> int:
     """How large the free size may be (0 where even 1 is too much); 1 or 0 where there is none."""
 
     def used(value: int) -> bool:
         now = {**sizes, **dict.fromkeys(free, value)}
         held = sum(elements(s, now) for s in [*(t.shape for t in draft.inputs), *draft.parameters])
-        made = max((elements(t.shape, now) for t in draft.values), default=0)
+        made = [elements(t.shape, now) for t in draft.values]
         done = sum(elements(p, now) for p in draft.products)
-        return held <= total and made <= GROWTH * total and done <= work
+        return held <= total and max(made) <= GROWTH * total and sum(made) <= most and done <= work
 
     if not used(1):
         return 0
