@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -202,6 +203,29 @@ def test_what_the_program_itself_is_to_blame_for_is_never_judged_again(graph: Op
     cached = CachingEvaluator(evaluator, store, task.conditions)
     assert cached.evaluate(task.start) == cached.evaluate(task.start)
     assert cached.hits == 1 and len(evaluator.calls) == 1
+
+
+def test_a_final_verification_is_known_beside_the_same_modes_only(graph: OpGraph) -> None:
+    class Counting(FakeEvaluator):
+        finals = 0
+        modes: tuple[str, ...] = ()
+
+        def compare_with(self, modes: Sequence[str], limit_s: float) -> None:
+            self.modes = tuple(modes)
+
+        def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+            self.finals += 1
+            return replace(super().final(program, parent_ms), compiled={m: Timing(1.0) for m in self.modes})
+
+    judge, store = Counting(), Store()
+    task = fake_task(graph, judge)
+    assert CachingEvaluator(judge, store, task.conditions).final(task.start).compiled == {}
+    for _ in range(2):
+        cached = CachingEvaluator(judge, store, task.conditions)
+        cached.compare_with(("default",), 10.0)
+        assert set(cached.final(task.start).compiled) == {"default"}
+    assert judge.finals == 2 and CachingEvaluator(judge, store, task.conditions).final(task.start).compiled == {}
+    assert judge.finals == 2
 
 
 def test_every_attempt_is_in_the_tree(graph: OpGraph) -> None:

@@ -45,6 +45,7 @@ class CachingEvaluator(Evaluator):
     def __init__(self, evaluator: Evaluator, store: Store, conditions: Conditions):
         self.evaluator, self.store, self.conditions = evaluator, store, conditions
         self.hits = 0
+        self._modes: frozenset[str] = frozenset()
 
     def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
         """The stored evaluation, or a new one."""
@@ -61,17 +62,21 @@ class CachingEvaluator(Evaluator):
         return evaluation
 
     def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
-        """The stored final verification, or a new one."""
-        known = self.store.evaluation(self.conditions, program.digest, FINAL)
+        """The stored final verification beside the same modes of torch.compile, or a new one."""
+        subject = " ".join((program.digest, *sorted(self._modes)))
+        known = self.store.evaluation(self.conditions, subject, FINAL)
         if known is not None:
             self.hits += 1
             return known
         evaluation = self.evaluator.final(program, parent_ms)
-        self.store.put_evaluation(self.conditions, program.digest, evaluation, FINAL)
+        for s in dict.fromkeys((program.digest, subject)):
+            self.store.put_evaluation(self.conditions, s, evaluation, FINAL)
         return evaluation
 
     def compare_with(self, modes: Sequence[str], limit_s: float) -> None:
-        """Pass it on."""
+        """Pass it on; estimates have no such baselines."""
+        if not self.conditions.estimated:
+            self._modes = frozenset(modes)
         self.evaluator.compare_with(modes, limit_s)
 
     def close(self) -> None:
