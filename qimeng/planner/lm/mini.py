@@ -12,6 +12,9 @@ from typing import Any
 END = "<end>"
 """The only special token: it ends an action, and pads."""
 
+WORDS = r" ?[A-Za-z_][A-Za-z_0-9]*| ?[0-9]+| ?[^\sA-Za-z_0-9]+|\s+"
+"""What is looked at apart: words with the numbers in them (``f32``, ``x4096``), numbers, punctuation, white space."""
+
 
 @dataclass(frozen=True)
 class MiniSize:
@@ -37,8 +40,8 @@ class MiniSize:
 def train_tokenizer(texts: Iterable[str], size: int = 2048) -> Any:
     """Byte-level byte-pair encoding learnt from `texts`, as a Hugging Face tokenizer.
 
-    Digits stand alone, so that numbers are read the same everywhere; any text can be encoded. The same texts give the
-    same tokenizer.
+    A token never spans two words, two numbers or two runs of punctuation (`WORDS`); any text can be encoded. The same
+    texts give the same tokenizer.
 
     Args:
         texts: what is to be read: states and actions as `qimeng.planner.lm.reading` prints them.
@@ -47,14 +50,17 @@ def train_tokenizer(texts: Iterable[str], size: int = 2048) -> Any:
     Raises:
         ValueError: `size` is too small to hold every byte.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     if size < 257:
         raise ValueError(f"a byte-level tokenizer needs at least 257 token ids, got {size}")
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Split(Regex(WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     made.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
