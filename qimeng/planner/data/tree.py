@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import lzma
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -86,6 +87,36 @@ class Tree:
         for edge in self.edges:
             found.setdefault(edge.parent, set()).add(edge.action)
         return {parent: tuple(sorted(actions)) for parent, actions in found.items()}
+
+    @cached_property
+    def times(self) -> Mapping[str, float]:
+        """Digest of each program that was judged right to its device milliseconds."""
+        return {s: e.ms for purpose, s, e in self.evaluations if purpose != FINAL and e.ok and e.ms is not None}
+
+    def best_branch(self, start: str) -> tuple[StoredStep, ...]:
+        """The fewest accepted steps from the program `start` to the fastest program that they lead to.
+
+        Empty where nothing faster is reached, or `start` is not in the tree.
+        """
+        ways: dict[str, tuple[StoredStep, ...]] = {start: ()}
+        waiting = deque([start])
+        while waiting:
+            here = waiting.popleft()
+            for edge in self._accepted.get(here, ()):
+                assert edge.child is not None
+                if edge.child not in ways:
+                    ways[edge.child] = (*ways[here], edge)
+                    waiting.append(edge.child)
+        timed = [d for d in ways if d in self.times]
+        return ways[min(timed, key=lambda d: (self.times[d], len(ways[d])))] if timed else ()
+
+    @cached_property
+    def _accepted(self) -> Mapping[str, tuple[StoredStep, ...]]:
+        found: dict[str, list[StoredStep]] = {}
+        for edge in self.edges:
+            if edge.accepted and edge.child is not None:
+                found.setdefault(edge.parent, []).append(edge)
+        return {parent: tuple(edges) for parent, edges in found.items()}
 
     def store(self) -> Store:
         """The tree as a store in memory: what reads stores reads this one, with the times rounded."""

@@ -113,6 +113,16 @@ def test_patches_come_from_the_tree(file: Path) -> None:
             assert session.state.program.digest in {e.child for e in edges}
 
 
+def test_the_best_branch_leads_to_the_fastest_program(file: Path) -> None:
+    for tree in read_trees(file):
+        start = Program.start(capture_spec(tree.spec(), verify=False)).digest
+        branch = tree.best_branch(start)
+        assert branch and branch[0].parent == start and all(step.accepted for step in branch)
+        assert [step.child for step in branch[:-1]] == [step.parent for step in branch[1:]]
+        assert tree.times[branch[-1].child or ""] == min(tree.times.values()) < tree.times[start]
+        assert tree.best_branch("elsewhere") == ()
+
+
 def test_hill_climbing_on_a_tree_stops(file: Path) -> None:
     tree = next(read_trees(file))
     task = replace(fake(draw(11, tree.index or 0, LITTLE), Store()), evaluator=tree.evaluator())
