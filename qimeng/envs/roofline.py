@@ -14,7 +14,7 @@ from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, itemsize
 from qimeng.graph.ops import VIEWS, family, flops
 
 COPY_SHARE = 4.3 / 4.8
-"""Share of the datasheet's bandwidth that a copy reaches: 4.3 of 4.8 TB/s on an H200 (`shared/baselines/README.md`)."""
+"""Share of the datasheet's bandwidth that a copy reaches: 4.3 of 4.8 TB/s on an H200 (measured)."""
 
 READ_SHARE = 4.5 / 4.8
 """Share of the datasheet's bandwidth that reads reach (the same source)."""
@@ -69,7 +69,7 @@ _SHARES = {
     "aten._native_batch_norm_legit_functional": 0.6,
     "aten.native_batch_norm": 0.6,
 }
-"""Share of a copy's bandwidth that PyTorch's kernel reaches where it is well below 1 (`shared/baselines`, H200)."""
+"""Share of a copy's bandwidth that PyTorch's kernel reaches where it is well below 1 (measured on an H200)."""
 
 _BLOCK_SHARES = {
     "aten._softmax": 1 / 170,

@@ -30,7 +30,7 @@ KEPT = (
     "elu selu celu hardswish hardsigmoid hardtanh leaky_relu softplus relu relu6 sigmoid tanh log_sigmoid_forward "
     "linear addmm baddbmm scaled_dot_product_attention lstm gru rnn_tanh rnn_relu"
 ).split()
-"""Operators kept whole although the default table takes them apart (`../shared/reference/capture.md`)."""
+"""Operators kept whole although PyTorch's default table takes them apart: templates and libraries have them whole."""
 
 
 class CaptureError(SpecError):

@@ -55,6 +55,19 @@ def save_checkpoint(learner: MaskablePPO, folder: str | Path) -> None:
     os.replace(partial, path)
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """What `save_checkpoint` wrote, as data.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many classes, by where the file is damaged
+        raise ValueError(f"the file cannot be read ({type(error).__name__}: {error})") from error
+    return state
+
+
 def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> None:
     """Put a learner that was made with the same model, tasks and settings where the saved one was.
 
@@ -67,13 +80,13 @@ def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> None:
     if not path.is_file():
         raise WeightsError(f"no checkpoint in {folder}: {FILE} is missing")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = _read(path)
         rest = json.loads(state["rest"])
         if len(rest["episodes"]) != learner.n_envs:
             raise ValueError(f"it has {len(rest['episodes'])} environments, the run {learner.n_envs}")
         learner.policy.load_state_dict(state["policy"])
         learner.policy.optimizer.load_state_dict(state["optimizer"])
-    except Exception as error:  # torch.load raises errors of many classes on damaged files
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = (str(error) or type(error).__name__).split("\n")[0]
         raise WeightsError(f"the checkpoint in {folder} does not fit: {reason}") from error
     learner.num_timesteps, learner._n_updates = rest["steps"], rest["updates"]
