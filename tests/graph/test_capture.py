@@ -278,7 +278,7 @@ def test_verification_finds_shared_memory_and_free_numbers() -> None:
 
 def test_16_gib_are_captured_quickly_and_in_little_memory() -> None:
     code = """if True:
-        import resource, time, torch
+        import re, time, torch
         from qimeng.graph.verify import capture_spec
         from qimeng.spec import KernelSpec
         text = '''
@@ -297,18 +297,20 @@ def test_16_gib_are_captured_quickly_and_in_little_memory() -> None:
         '''
         import textwrap
         capture_spec(KernelSpec.of(torch.relu, (torch.rand(2),)))
-        start = time.perf_counter()
+        start = time.process_time()
         spec = KernelSpec.from_source(textwrap.dedent(text))
         graph = capture_spec(spec)
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         assert graph.meta(graph.outputs[0]).bytes == 16 << 30
-        print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+        # not ru_maxrss: a child inherits its parent's, and a long test run is large
+        peak_kib = int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+        print(seconds, peak_kib / 2**20)
     """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     seconds, gib = map(float, done.stdout.split())
     assert gib < 1.0
-    assert seconds < 10, "about a second on a machine at rest"
+    assert seconds < 10, "about a second of processor time"
 
 
 def test_opaque_program_of_a_file_stands_alone(tmp_path: Path) -> None:
