@@ -293,6 +293,8 @@ class Request:
         mode: precision mode: ``"default"``, ``"highest"`` or ``"high"``.
         failed: on repair, the patch that was refused.
         reason: on repair, the gate's message.
+        history: the steps taken so far, refused ones included.
+        evaluation: of the program as it stands; None where it was not judged.
     """
 
     program: Program
@@ -301,6 +303,8 @@ class Request:
     mode: str = "default"
     failed: Patch | None = None
     reason: str | None = None
+    history: tuple[Step, ...] = ()
+    evaluation: Evaluation | None = None
 
 
 @dataclass(frozen=True)

@@ -305,7 +305,14 @@ class Session:
     # ---- one attempt and its repairs
     def _attempt(self, action: Action) -> Step:
         context, program = self.task.context, self.state.program
-        request = Request(program, action, context.device, context.mode)
+        request = Request(
+            program,
+            action,
+            context.device,
+            context.mode,
+            history=self.state.history,
+            evaluation=self.state.evaluation,
+        )
         tried: set[str] = set()
         step = Step(action, None, False)
         for _ in range(1 + self.ledger.budget.repairs):

@@ -1,0 +1,65 @@
+"""Which region a request is about, and how its present code reads to a model.
+
+The text that a model sees, and that its edits apply to: the function is called `region`, the one that prepares
+buffers `prepare`, and no other name carries the prefix that keeps names apart in a whole program.
+"""
+
+from __future__ import annotations
+
+import re
+
+from qimeng.actions.base import find_region
+from qimeng.actions.graph_kinds import fused_region
+from qimeng.coder.llm.fence import tame
+from qimeng.graph.region import Region
+from qimeng.interfaces import Request
+from qimeng.program.program import Implementation
+
+ENTRY = "region"
+"""Name of the function that a model is asked for."""
+
+PREPARE = "prepare"
+"""Name of the function that makes buffers out of parameters, where there is one."""
+
+_PREFIX = re.compile(r"^[a-z][0-9a-f]{8,16}_(?=[A-Za-z])")
+
+
+def target_region(request: Request) -> Region:
+    """The region that gets a new implementation: the merged one for a fusion, else the one that the action names.
+
+    Raises:
+        IllegalAction: the action names no region of this program, or no possible fusion.
+    """
+    if request.action.kind == "fusion":
+        return fused_region(request.program, request.action)
+    return find_region(request.program, request.action)
+
+
+def base_source(request: Request) -> str | None:
+    """The text that search/replace edits apply to, just as the prompt shows it.
+
+    On repair it is the patch that failed, else the present implementation; None for a first try at a fusion, where
+    two implementations become one and only a whole one will do.
+    """
+    if request.failed is not None and request.failed.alternatives:
+        return shown_source(request.failed.alternatives[0])
+    if request.action.kind == "fusion":
+        return None
+    return shown_source(request.program.implementation(find_region(request.program, request.action)))
+
+
+def shown_source(implementation: Implementation) -> str:
+    """The source with its entry called `region` and the other names as short as they can be."""
+    text = tame(implementation.source).strip("\n") + "\n"
+    used = set(re.findall(r"\w+", text))
+    new = {implementation.entry: ENTRY}
+    if implementation.prepare:
+        new[implementation.prepare] = PREPARE
+    for name in sorted(used - set(new)):
+        short = _PREFIX.sub("", name)
+        if short not in used and short not in new.values():
+            new[name] = short
+    return re.sub(r"\w+", lambda found: new.get(found.group(), found.group()), text)
+
+
+__all__ = ["ENTRY", "PREPARE", "base_source", "shown_source", "target_region"]
