@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from qimeng.interfaces import Gate, Step
@@ -189,3 +190,60 @@ class LogSpeedupReward(Reward):
             return -self.failure
         before, after = transition.best_before_ms, transition.best_after_ms
         return min(self.high, math.log(before / after)) if before and after else 0.0
+
+
+class CoverageReward(Reward):
+    """Another reward, and a share of it for work that generated kernels really do.
+
+    For step t, with s_t the share of the present program's device time in generated kernels::
+
+        r_t = inner_t + weight * (s_t - s_{t-1})        s_0 = 0; s_t = s_{t-1} where a step does not tell
+
+    Dr. Kernel pays ``weight * PR`` for each right program, PR = time in generated kernels over all time (equations 7
+    and 8, weight 0.5), against kernels that are right and do next to nothing. As a difference it is paid once: over an
+    episode it sums to the weight times the last program's share, whatever the path.
+
+    Args:
+        inner: the other reward.
+        weight: for a program that spends all its time in generated kernels.
+    """
+
+    def __init__(self, inner: Reward, weight: float = 0.5):
+        if weight < 0:
+            raise ValueError(f"the weight of the coverage must not be negative, got {weight}")
+        self.inner, self.weight = inner, weight
+        self.low, self.high = inner.low - weight, inner.high + weight
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing is generated yet."""
+        self.inner.reset()
+        self._share = 0.0
+
+    def update(self, transition: Transition) -> float:
+        """The reward of a step."""
+        before, step = self._share, transition.step
+        if step is not None and step.accepted and step.evaluation is not None:
+            share = step.evaluation.generated_share
+            self._share = before if share is None else share
+        return self.inner.update(transition) + self.weight * (self._share - before)
+
+
+REWARDS: Mapping[str, Callable[[], Reward]] = {
+    "milestones": MilestoneReward,
+    "paper": PaperReward,
+    "log-speedup": LogSpeedupReward,
+}
+"""Name to what makes the reward of one environment."""
+
+
+def make_reward(name: str, coverage: float = 0.0) -> Reward:
+    """The reward called `name`, with `CoverageReward` of that weight around it where it is not 0.
+
+    Raises:
+        ValueError: an unknown name; the message lists the names; a negative weight.
+    """
+    if name not in REWARDS:
+        raise ValueError(f"unknown reward {name!r}; known: {', '.join(sorted(REWARDS))}")
+    made = REWARDS[name]()
+    return CoverageReward(made, coverage) if coverage else made

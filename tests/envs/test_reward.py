@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from qimeng.envs.reward import LogSpeedupReward, MilestoneReward, PaperReward, Reward, Transition
+from qimeng.envs.reward import (
+    REWARDS,
+    CoverageReward,
+    LogSpeedupReward,
+    MilestoneReward,
+    PaperReward,
+    Reward,
+    Transition,
+    make_reward,
+)
 from qimeng.interfaces import Action, Evaluation, Gate, Step, Timing
 
 ACTION = Action("tiling", ("r1",), "taller")
@@ -70,7 +80,9 @@ def test_the_log_speedup_telescopes() -> None:
 
 
 @pytest.mark.parametrize(
-    "reward", [MilestoneReward(), PaperReward(), LogSpeedupReward()], ids=lambda r: type(r).__name__
+    "reward",
+    [MilestoneReward(), PaperReward(), LogSpeedupReward(), CoverageReward(PaperReward())],
+    ids=lambda r: type(r).__name__,
 )
 def test_rewards_stay_in_their_range(reward: Reward) -> None:
     found = [NOTHING, GRAPH_ONLY, *(refused(g, 64) for g in Gate if g is not Gate.PASSED)]
@@ -85,3 +97,30 @@ def test_a_copy_goes_its_own_way() -> None:
     twin = copy.deepcopy(reward)
     reward.update(right(10.0, 4.0))
     assert twin.update(right(10.0, 4.0)) > reward.update(right(10.0, 4.0))
+
+
+def generated(share: float | None) -> Transition:
+    """A step that changes no time, after which this share of it is in generated kernels."""
+    moved = right(5.0, 5.0)
+    assert moved.step is not None and moved.step.evaluation is not None
+    step = replace(moved.step, evaluation=replace(moved.step.evaluation, generated_share=share))
+    return replace(moved, step=step)
+
+
+def test_coverage_is_paid_once_and_taken_back() -> None:
+    reward = CoverageReward(LogSpeedupReward(failure=0.0), weight=0.5)
+    shares = (0.4, 0.4, None, 0.0, 0.4)
+    assert [reward.update(generated(s)) for s in shares] == pytest.approx([0.2, 0, 0, -0.2, 0.2])
+    assert reward.update(refused(Gate.COMPILE)) == reward.update(GRAPH_ONLY) == 0
+    reward.reset()
+    assert reward.update(generated(1.0)) == pytest.approx(0.5)
+
+
+def test_rewards_are_made_by_name() -> None:
+    assert type(make_reward("milestones")) is MilestoneReward and set(REWARDS) == {"milestones", "paper", "log-speedup"}
+    made = make_reward("paper", 0.3)
+    assert isinstance(made, CoverageReward) and isinstance(made.inner, PaperReward) and made.weight == 0.3
+    with pytest.raises(ValueError, match="unknown reward 'speed'; known: log-speedup, milestones, paper"):
+        make_reward("speed")
+    with pytest.raises(ValueError, match="must not be negative"):
+        make_reward("paper", -1)
