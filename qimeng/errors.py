@@ -4,6 +4,7 @@ QimengError
 ├── SpecError            a computation that cannot be optimized as given
 ├── IllegalAction        an action that cannot apply to this program (the message carries the numbers)
 ├── CoderError           a coder that could not write a patch
+│   └── ChatError        a language model that gave no usable answer (qimeng.coder.llm.chat)
 ├── ReplayError          a recipe that does not fit the program it is replayed on
 ├── StoreError           a store that cannot be read or merged
 ├── DeviceError          an unknown or unusable device
@@ -26,7 +27,13 @@ class IllegalAction(QimengError):
 
 
 class CoderError(QimengError):
-    """The coder could not write a patch for the request."""
+    """The coder could not write a patch for the request.
+
+    Attributes:
+        failure: class of the failure in an `Evaluation` (`qimeng.interfaces.LASTING` says which ones are final).
+    """
+
+    failure = "coder"
 
 
 class ReplayError(QimengError):

@@ -6,10 +6,17 @@ Deals in text and token counts. Knows nothing about kernels, prompts, servers or
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from qimeng.errors import CoderError
+
+KINDS = (
+    "rate-limit", "timeout", "connection", "server", "authentication", "refusal", "empty", "cut-off", "format",
+    "too-long", "budget", "setup",
+)  # fmt: skip
+"""Classes of failure: what the server or the way to it lacked (the first five); what the answer lacked (refusal to
+``format``); a prompt or answer that is too long; a budget that is used up; a model that cannot be used here at all."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,8 @@ class Reply:
         prompt_tokens: tokens read, as the server or tokenizer counts; 0 where it does not say.
         reply_tokens: tokens written.
         seconds: wall-clock seconds that the answer took.
-        finish: why it ended: ``"stop"``, or ``"length"`` where it was cut off.
+        finish: why it ended: ``"stop"``, ``"length"`` where it was cut off, or ``"refusal"`` where the model or its
+            server declined.
     """
 
     text: str
@@ -48,14 +56,15 @@ class ChatError(CoderError):
     """The model gave no usable answer; says nothing about any kernel.
 
     Attributes:
-        kind: ``"rate-limit"``, ``"timeout"``, ``"connection"``, ``"server"``, ``"authentication"``, ``"refusal"``,
-            ``"empty"``, ``"cut-off"``, ``"format"``, ``"too-long"`` or ``"budget"``.
+        kind: one of `KINDS`.
         passing: True where asking again later may help.
+        failure: ``"model-"`` and the kind; no such class is one of `qimeng.interfaces.LASTING`.
     """
 
     def __init__(self, message: str, kind: str, passing: bool = False):
         super().__init__(message)
         self.kind, self.passing = kind, passing
+        self.failure = f"model-{kind}"
 
 
 class Chat(ABC):
@@ -64,13 +73,16 @@ class Chat(ABC):
     name: str
     """What it is called in the store and in reports: ``"openai:qwen2.5-coder-7b"``; holds no key."""
 
+    settings: str = ""
+    """What its answers depend on besides the messages (temperature, longest answer …), as one line of text."""
+
     @abstractmethod
-    def ask(self, messages: Sequence[Message], count: int = 1) -> list[Reply]:
-        """`count` independent answers to `messages`; fewer only where some of them failed.
+    def ask(self, messages: Sequence[Message], count: int = 1) -> Iterable[Reply]:
+        """`count` independent answers to `messages`, as they arrive; fewer only where some of them failed.
 
         Raises:
             ChatError: there was no answer at all.
         """
 
 
-__all__ = ["Chat", "ChatError", "Message", "Reply"]
+__all__ = ["KINDS", "Chat", "ChatError", "Message", "Reply"]
