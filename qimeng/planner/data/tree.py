@@ -142,17 +142,29 @@ class Tree:
     def task(self, coder: str | Coder = "template") -> Task:
         """What was explored, to be explored again without a GPU: every answer comes from the tree.
 
+        The capture is not verified again; that it gives another program than the one explored is an error.
+
         Raises:
-            SpecError: the spec cannot be made.
+            TreeError: this version captures the spec as another program than the tree's.
+            CaptureError: it cannot be captured.
             DeviceError: an unknown device.
         """
-        from qimeng.envs.setup import make_coder, make_task
+        from functools import partial
 
-        device = self.conditions.device.removesuffix("(here)")
-        task = make_task(
-            self.spec(), coder=self.coder(make_coder(coder)), evaluator=self.evaluator(), device=device, mode=self.mode
-        )
-        return replace(task, conditions=self.conditions)
+        from qimeng.actions import Context
+        from qimeng.envs.setup import make_coder, make_device
+        from qimeng.envs.task import Task
+        from qimeng.graph.verify import capture_spec
+        from qimeng.program.program import Program
+
+        spec = self.spec()
+        start = Program.start(capture_spec(spec, verify=False))
+        if start.digest not in self.explored:
+            raise TreeError(f"the tree of {self.name} does not begin with the program that this version makes of it")
+        device = make_device(self.conditions.device.removesuffix("(here)"))
+        context = Context(device, self.coder(make_coder(coder)), self.mode)
+        reference = partial(spec.module, "cpu")
+        return Task(start, context, self.evaluator(), self.conditions, spec.name, reference=reference)
 
 
 @dataclass(frozen=True)

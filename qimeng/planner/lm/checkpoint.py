@@ -1,7 +1,8 @@
 """Training that goes on where it ended: everything that decides the next rollout, in one file.
 
 Deals in states of learners. stable-baselines3 keeps neither the states of random generators nor episodes under way;
-here both are kept. Episodes are brought back by taking their steps again: exact where evaluations are replayed.
+here both are kept. Episodes are brought back by taking their steps again: exact where evaluations are replayed. Weights
+that are not trained are not kept.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import warnings
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +27,20 @@ if TYPE_CHECKING:
 FILE = "checkpoint.pt"
 
 
-def save_checkpoint(learner: MaskablePPO, folder: str | Path) -> None:
-    """Write `learner`, between two rollouts, into `folder`; a checkpoint there is replaced at once or not at all."""
+def save_checkpoint(
+    learner: MaskablePPO,
+    folder: str | Path,
+    notes: Any = None,
+    best: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Write `learner`, between two rollouts, into `folder`; a checkpoint there is replaced at once or not at all.
+
+    Args:
+        learner: what is kept.
+        folder: made where it does not exist.
+        notes: what else is to be known on return, as JSON.
+        best: weights that are to be known on return (`trained_weights`).
+    """
     path = Path(folder) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     monitor: Any = learner.env
@@ -42,9 +56,11 @@ def save_checkpoint(learner: MaskablePPO, folder: str | Path) -> None:
         "finished": list(learner.ep_info_buffer or []),
         "numpy": numpy_state,
         "python": random.getstate(),
+        "notes": notes,
     }
     state = {
-        "policy": learner.policy.state_dict(),
+        "policy": trained_weights(learner.policy),
+        "best": best,
         "optimizer": learner.policy.optimizer.state_dict(),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
@@ -53,6 +69,27 @@ def save_checkpoint(learner: MaskablePPO, folder: str | Path) -> None:
     partial = path.with_suffix(".partial")
     torch.save(state, partial)
     os.replace(partial, path)
+
+
+def trained_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of the parameters that are trained, by name."""
+    return {n: p.detach().cpu().clone() for n, p in module.named_parameters() if p.requires_grad}
+
+
+def put_weights(module: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    """Give `module` what `trained_weights` took from its like.
+
+    Raises:
+        ValueError: it is of another model; the message names the first parameter that does not fit.
+    """
+    own = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    for name in sorted(own.keys() ^ weights.keys()):
+        raise ValueError(f"{name} is trained in {'this run' if name in own else 'the checkpoint'} only")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            if parameter.shape != weights[name].shape:
+                raise ValueError(f"{name} is {list(weights[name].shape)}, this run's is {list(parameter.shape)}")
+            parameter.copy_(weights[name])
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -68,10 +105,15 @@ def _read(path: Path) -> dict[str, Any]:
     return state
 
 
-def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> None:
+def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> tuple[Any, dict[str, torch.Tensor] | None]:
     """Put a learner that was made with the same model, tasks and settings where the saved one was.
 
-    `learner.learn(steps, reset_num_timesteps=False)` then goes on.
+    `learner.learn(steps, reset_num_timesteps=False)` then goes on. An episode under way that chose an action which is
+    no longer the one of that number (a kind of action was added or removed, or the tree is another) is begun anew, with
+    a warning: the run goes on, but no longer exactly.
+
+    Returns:
+        The notes and the best weights that were saved with it.
 
     Raises:
         WeightsError: there is no checkpoint, it is damaged, or it is of another model or number of environments.
@@ -84,7 +126,7 @@ def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> None:
         rest = json.loads(state["rest"])
         if len(rest["episodes"]) != learner.n_envs:
             raise ValueError(f"it has {len(rest['episodes'])} environments, the run {learner.n_envs}")
-        learner.policy.load_state_dict(state["policy"])
+        put_weights(learner.policy, state["policy"])
         learner.policy.optimizer.load_state_dict(state["optimizer"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = (str(error) or type(error).__name__).split("\n")[0]
@@ -108,6 +150,7 @@ def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> None:
     np.random.set_state(numpy_state)
     version, words, gauss = rest["python"]
     random.setstate((version, tuple(words), gauss))
+    return rest["notes"], state["best"]
 
 
 def _environments(learner: MaskablePPO) -> list[ReadObservation]:
@@ -117,7 +160,7 @@ def _environments(learner: MaskablePPO) -> list[ReadObservation]:
 
 
 def _episode(env: ReadObservation) -> dict[str, Any]:
-    """How the episode under way began, and the indices taken since."""
+    """How the episode under way began, and what was taken since."""
     return {"seed": env.began.seed, "generator": env.began.generator, "taken": env.taken}
 
 
@@ -126,7 +169,14 @@ def _bring_back(env: ReadObservation, told: dict[str, Any]) -> dict[str, np.ndar
     if told["seed"] is None:
         env.unwrapped.np_random.bit_generator.state = told["generator"]
     seen, _ = env.reset(seed=told["seed"])
-    for index in told["taken"]:
+    for index, action in told["taken"]:
+        if env.named(index) != action:
+            warnings.warn(
+                f"the checkpoint's episode took {action!r} as action {index}, which is now {env.named(index)!r}: the "
+                "actions or the tree have changed, so the episode is begun anew",
+                stacklevel=2,
+            )
+            return env.reset()[0]
         seen, *_ = env.step(index)
     return seen
 

@@ -6,14 +6,13 @@ does not disturb what is timed on the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qimeng.envs.shares import MAX_ACTIONS
 from qimeng.errors import WeightsError
 from qimeng.interfaces import Observation
-from qimeng.planner.search import ScoringPlanner
+from qimeng.planner.search import ValuingPlanner
 
 if TYPE_CHECKING:
     from qimeng.planner.lm.weights import PlannerModel
@@ -22,7 +21,7 @@ SHIPPED = Path(__file__).parent / "shipped"
 """Where the weights that come with the package lie, once there are any."""
 
 
-class LanguageModelPlanner(ScoringPlanner):
+class LanguageModelPlanner(ValuingPlanner):
     """Scores each legal action by the log-probability that a language model's policy gives it.
 
     Args:
@@ -63,10 +62,6 @@ class LanguageModelPlanner(ScoringPlanner):
             self._model = load(self._folder)
             self._model.scorer.to(self.device)
         return self._model
-
-    def scores(self, observation: Observation) -> Sequence[float]:
-        """Log-probability of each of `observation.actions`."""
-        return self.look(observation)[0]
 
     def look(self, observation: Observation) -> tuple[list[float], float]:
         """Log-probability of each of `observation.actions`, and the value of the state (the reward still to come)."""

@@ -7,7 +7,7 @@ that a model sees in use what it saw in training.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,11 @@ from gymnasium.utils import RecordConstructorArgs
 from qimeng.envs.environment import KernelOptimizationEnv
 from qimeng.envs.observation import action_texts, feature_bounds, features, render_text
 from qimeng.envs.shares import MAX_ACTIONS
+from qimeng.envs.task import Task
 from qimeng.interfaces import Observation
+
+Offering = Callable[[Task, Observation], np.ndarray]
+"""Says for each action of a state, one bool, whether it may be chosen."""
 
 PAD = -1
 """Token id of a place that holds no token: left of a state, right of an action."""
@@ -89,26 +93,32 @@ class Reader:
             raise ValueError("the tokenizer has no end-of-sequence token: set tokenizer.eos_token")
         self.tokenizer, self.length, self.action_length = tokenizer, length, action_length
 
-    def arrays(self, observation: Observation) -> dict[str, np.ndarray]:
+    def arrays(self, observation: Observation, offered: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """``state_ids`` (length,), ``action_ids`` (256 * action_length,), both int32, and ``features``, float32.
 
         A state is padded with `PAD` on the left, an action on the right; what is no action is all `PAD`.
+
+        Args:
+            observation: what is read.
+            offered: one bool for each action; those that are not offered are left out, the others keep their places.
         """
         state, actions = state_and_actions(observation)
-        return {**self.ids(state, actions), "features": features(observation)}
+        return {**self.ids(state, actions, offered), "features": features(observation)}
 
-    def ids(self, state: str, actions: Sequence[str]) -> dict[str, np.ndarray]:
+    def ids(self, state: str, actions: Sequence[str], offered: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """``state_ids`` and ``action_ids`` of `arrays`, from texts."""
-        first, *others = self.tokenizer([state, *actions], add_special_tokens=False)["input_ids"]
+        places = [i for i in range(len(actions)) if offered is None or offered[i]]
+        chosen = [actions[i] for i in places]
+        first, *others = self.tokenizer([state, *chosen], add_special_tokens=False)["input_ids"]
         if len(first) > self.length:
             tail = self.length // TAIL
             first = first[: self.length - tail] + first[len(first) - tail :]
         state_ids = np.full(self.length, PAD, dtype=np.int32)
         state_ids[self.length - len(first) :] = first
         action_ids = np.full((MAX_ACTIONS, self.action_length), PAD, dtype=np.int32)
-        for row, tokens in zip(action_ids, others, strict=False):
+        for place, tokens in zip(places[:MAX_ACTIONS], others, strict=False):
             whole = [*tokens[: self.action_length - 1], self.tokenizer.eos_token_id]
-            row[: len(whole)] = whole
+            action_ids[place, : len(whole)] = whole
         return {"state_ids": state_ids, "action_ids": action_ids.reshape(-1)}
 
     def space(self) -> spaces.Dict:
@@ -138,18 +148,20 @@ class ReadObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any
     Args:
         env: a `KernelOptimizationEnv`, wrapped or not.
         reader: turns its states into token ids.
+        offer: says which of the legal actions may be chosen; all by default.
 
     Attributes:
         began: how the episode under way began.
-        taken: indices of its steps so far.
+        taken: indices of its steps so far, each with the action that it named (empty where it named none).
     """
 
-    def __init__(self, env: gymnasium.Env[dict[str, Any], Any], reader: Reader):
-        RecordConstructorArgs.__init__(self, reader=reader)
+    def __init__(self, env: gymnasium.Env[dict[str, Any], Any], reader: Reader, offer: Offering | None = None):
+        RecordConstructorArgs.__init__(self, reader=reader, offer=offer)
         gymnasium.Wrapper.__init__(self, env)
-        self.reader = reader
+        self.reader, self.offer = reader, offer
         self.observation_space = reader.space()
-        self.began, self.taken = Beginning(None, None), list[int]()
+        self.began, self.taken = Beginning(None, None), list[tuple[int, str]]()
+        self._offered: np.ndarray | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -158,13 +170,18 @@ class ReadObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any
         generator = None if seed is not None else self._base().np_random.bit_generator.state
         self.began, self.taken = Beginning(seed, generator), []
         _, info = self.env.reset(seed=seed, options=options)
-        return self.reader.arrays(self._base().observed), info
+        return self._read(), info
 
     def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
         """Take a step."""
-        self.taken.append(int(action))
+        self.taken.append((int(action), self.named(int(action))))
         _, reward, terminated, truncated, info = self.env.step(action)
-        return self.reader.arrays(self._base().observed), reward, terminated, truncated, info
+        return self._read(), reward, terminated, truncated, info
+
+    def named(self, index: int) -> str:
+        """The action with this index in the present state; empty where there is none."""
+        actions = self._base().observed.actions
+        return str(actions[index]) if 0 <= index < len(actions) else ""
 
     @property
     def reading(self) -> ReadObservation:
@@ -172,8 +189,16 @@ class ReadObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any
         return self
 
     def action_masks(self) -> np.ndarray:
-        """Which indices name an action (sb3-contrib looks for this)."""
-        return self._base().action_masks()
+        """Which indices name an action that is offered (sb3-contrib looks for this)."""
+        masks = self._base().action_masks()
+        if self._offered is not None:
+            masks[: len(self._offered)] &= self._offered
+        return masks
+
+    def _read(self) -> dict[str, np.ndarray]:
+        base = self._base()
+        self._offered = None if self.offer is None else self.offer(base.session.task, base.observed)
+        return self.reader.arrays(base.observed, self._offered)
 
     def _base(self) -> KernelOptimizationEnv:
         base = self.env.unwrapped

@@ -133,8 +133,12 @@ class ActionScorer(nn.Module):
         count = (action_ids >= 0).sum(-1)
         length = count.clamp(min=1) if self.scale.normalize == "tokens" else 1
         logits = (logprob / length / self.scale.temperature).masked_fill(count == 0, float("-inf"))
-        seen = hidden if features is None else torch.cat((hidden, features.to(hidden.dtype)), -1)
-        return logits, self.value(seen).squeeze(-1)
+        return logits, self.value(_beside(hidden, features)).squeeze(-1)
+
+    def states(self, state_ids: torch.Tensor, features: torch.Tensor | None = None) -> torch.Tensor:
+        """What the value head reads: last hidden state and features, B x (hidden + `features`)."""
+        nothing = state_ids.new_zeros(len(state_ids), 0, 1)
+        return _beside(self._joint(state_ids, nothing)[1], features)
 
     def log_probs(self, state_ids: torch.Tensor, action_ids: torch.Tensor) -> torch.Tensor:
         """Joint log-probability of each action's tokens after the state's, B x A, neither normalised nor scaled."""
@@ -163,3 +167,7 @@ class ActionScorer(nn.Module):
         joint = torch.zeros(action_ids.shape[:2], device=found.device)
         joint = joint.scatter_add(1, row.segment, found * row.valid)
         return joint, out.hidden_states[-1][:, -kept].float()
+
+
+def _beside(hidden: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor:
+    return hidden if features is None else torch.cat((hidden, features.to(hidden.dtype)), -1)

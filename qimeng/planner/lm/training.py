@@ -1,4 +1,4 @@
-"""Training: imitation of given choices, then PPO on environments.
+"""Training by PPO on environments.
 
 Deals in batches, seeds and progress. What is paid is for `qimeng.envs.reward`, where the answers come from (a GPU, or a
 store that replays them) is for the task's evaluator.
@@ -8,46 +8,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from qimeng.envs.environment import KernelOptimizationEnv
 from qimeng.envs.reward import Reward
-from qimeng.envs.shares import MAX_ACTIONS
 from qimeng.envs.task import Task
-from qimeng.interfaces import Action, Observation
-from qimeng.planner.lm.checkpoint import FILE, load_checkpoint, save_checkpoint
-from qimeng.planner.lm.reading import ReadObservation
+from qimeng.planner.lm.checkpoint import FILE, load_checkpoint, put_weights, save_checkpoint, trained_weights
+from qimeng.planner.lm.reading import Offering, ReadObservation
 from qimeng.planner.lm.weights import PlannerModel
 
 if TYPE_CHECKING:
     from sb3_contrib import MaskablePPO
 
 Progress = Callable[[dict[str, float]], None]
-"""Called with figures: after each epoch of imitation, and after each rollout of PPO."""
-
-
-@dataclass(frozen=True)
-class Imitation:
-    """How choices are imitated.
-
-    Attributes:
-        epochs: passes over the pairs.
-        batch: pairs a step of the optimizer.
-        rate: learning rate.
-        clip: largest norm of the gradient.
-        seed: of the order of the pairs.
-    """
-
-    epochs: int = 4
-    batch: int = 16
-    rate: float = 1e-3
-    clip: float = 1.0
-    seed: int = 0
+"""Called with figures: after each epoch of imitation, after each rollout of PPO, after each validation."""
 
 
 @dataclass(frozen=True)
@@ -87,50 +65,30 @@ class Ppo:
     seed: int = 0
 
 
-def imitate(
-    model: PlannerModel,
-    pairs: Sequence[tuple[Observation, Action]],
-    settings: Imitation | None = None,
-    progress: Progress | None = None,
-) -> list[dict[str, float]]:
-    """Make the policy choose as in `pairs`, by cross-entropy over the legal actions.
+@dataclass(frozen=True)
+class Validation:
+    """When training is interrupted to see how good the policy has become, and when it ends early.
 
-    Returns:
-        For each epoch: ``loss`` in nats and ``accuracy``, means over the pairs as they were seen while training.
-
-    Raises:
-        ValueError: no pairs, or a choice that its observation does not offer.
+    Attributes:
+        score: says how good the policy is, larger is better, and what else is worth telling.
+        every: rollouts between two looks.
+        patience: looks in a row without a better score, after which training ends; 0 for never.
     """
-    s = settings or Imitation()
-    if not pairs:
-        raise ValueError("nothing to imitate: give at least one (observation, action)")
-    rows, wanted = [], []
-    for seen, action in pairs:
-        if action not in seen.actions:
-            raise ValueError(f"{action} is not among the {len(seen.actions)} actions of its observation")
-        rows.append(model.reader.arrays(seen))
-        wanted.append(seen.actions.index(action))
-    scorer, shuffle = model.scorer.eval(), np.random.default_rng(s.seed)
-    trained = [p for p in scorer.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=s.rate, weight_decay=0.0)
-    device, found = trained[0].device, []
-    for epoch in range(s.epochs):
-        loss_sum, right, order = 0.0, 0, shuffle.permutation(len(rows))
-        for start in range(0, len(rows), s.batch):
-            chosen = order[start : start + s.batch]
-            logits = _logits(model, [rows[i] for i in chosen], device)
-            target = torch.tensor([wanted[i] for i in chosen], device=device)
-            loss = torch.nn.functional.cross_entropy(logits, target)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(trained, s.clip)
-            optimizer.step()
-            loss_sum += loss.item() * len(chosen)
-            right += int((logits.argmax(1) == target).sum())
-        found.append({"epoch": epoch + 1, "loss": loss_sum / len(rows), "accuracy": right / len(rows)})
-        if progress is not None:
-            progress(found[-1])
-    return found
+
+    score: Callable[[], tuple[float, dict[str, float]]]
+    every: int = 8
+    patience: int = 0
+
+
+def make_environment(
+    model: PlannerModel,
+    tasks: Sequence[Task],
+    max_steps: int,
+    reward: Reward | None = None,
+    offer: Offering | None = None,
+) -> ReadObservation:
+    """One environment as `model` reads it."""
+    return ReadObservation(KernelOptimizationEnv(tasks, reward, max_steps=max_steps), model.reader, offer)
 
 
 def make_learner(
@@ -139,6 +97,7 @@ def make_learner(
     settings: Ppo | None = None,
     reward: Callable[[], Reward] | None = None,
     tensorboard: str | None = None,
+    offer: Offering | None = None,
 ) -> MaskablePPO:
     """MaskablePPO on `tasks` with `model` as its policy, which is trained in place.
 
@@ -148,6 +107,7 @@ def make_learner(
         settings: of PPO.
         reward: makes the reward of one environment; `MilestoneReward` by default.
         tensorboard: folder of TensorBoard's logs.
+        offer: says which of the legal actions may be chosen; all by default.
     """
     from sb3_contrib import MaskablePPO
     from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
@@ -157,8 +117,7 @@ def make_learner(
     s = settings or Ppo()
 
     def environment() -> ReadObservation:
-        env = KernelOptimizationEnv(tasks, reward() if reward else None, max_steps=s.max_steps)
-        return ReadObservation(env, model.reader)
+        return make_environment(model, tasks, s.max_steps, reward() if reward else None, offer)
 
     return MaskablePPO(
         LanguageModelPolicy,
@@ -180,6 +139,47 @@ def make_learner(
     )
 
 
+@dataclass
+class _Looks:
+    """What validation has found so far; kept in checkpoints, so that a resumed run ends where the whole one would."""
+
+    validation: Validation | None
+    rows: list[dict[str, float]] = field(default_factory=list)
+    rollouts: int = 0
+    seen: int = -1
+    best: float = float("-inf")
+    stale: int = 0
+    weights: dict[str, Any] | None = None
+
+    def look(self, learner: MaskablePPO, force: bool = False) -> dict[str, float] | None:
+        """Validate where it is time to; the row of it, or None."""
+        v = self.validation
+        if v is None or self.seen == self.rollouts or not (force or self.rollouts % v.every == 0):
+            return None
+        self.seen = self.rollouts
+        score, more = v.score()
+        self.stale = 0 if score > self.best else self.stale + 1
+        if score > self.best:
+            self.best, self.weights = score, trained_weights(learner.policy)
+        return {"steps": learner.num_timesteps, "score": score, **more}
+
+    @property
+    def over(self) -> bool:
+        """Whether patience has run out."""
+        v = self.validation
+        return v is not None and 0 < v.patience <= self.stale
+
+    def notes(self) -> dict[str, Any]:
+        """As a checkpoint keeps it; the weights are kept beside it."""
+        return {k: getattr(self, k) for k in ("rows", "rollouts", "seen", "best", "stale")}
+
+    def take_up(self, notes: dict[str, Any], weights: dict[str, Any] | None) -> None:
+        """What `notes` gave."""
+        for name, value in notes.items():
+            setattr(self, name, value)
+        self.weights = weights
+
+
 def train(
     model: PlannerModel,
     tasks: Sequence[Task],
@@ -188,6 +188,9 @@ def train(
     progress: Progress | None = None,
     tensorboard: str | None = None,
     checkpoint: str | Path | None = None,
+    offer: Offering | None = None,
+    validation: Validation | None = None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, float]]:
     """Train `model` by PPO on `tasks`, in place.
 
@@ -196,61 +199,64 @@ def train(
         tasks: what is optimized; one is drawn at each reset.
         settings: of PPO; `Ppo.steps` counts those of a run that is taken up again as well.
         reward: makes the reward of one environment; `MilestoneReward` by default.
-        progress: called after each rollout.
+        progress: called after each rollout and after each validation.
         tensorboard: folder of TensorBoard's logs.
         checkpoint: folder of a checkpoint, written before each rollout and at the end. Where there is one already,
             training goes on from it, exactly as if it had not been interrupted if evaluations are replayed.
+        offer: says which of the legal actions may be chosen; all by default.
+        validation: looks at the policy now and then; the model ends with the weights that did best.
+        enough: asked after each step: whether training ends now (a budget is used up, say).
 
     Raises:
         WeightsError: the checkpoint is damaged, or of another model or number of environments.
 
     Returns:
-        For each rollout: ``steps`` so far, ``reward``: mean return of the last 100 episodes, ``length``: their mean
-        number of steps, ``seconds`` since the start.
+        The rows that `progress` was given, those of a run that was taken up again included. For each rollout:
+        ``steps`` so far, ``reward``: mean return of the last 100 episodes, ``length``: their mean number of steps,
+        ``seconds`` since this process began to train. For each validation: ``steps``, ``score`` and what else it told.
     """
     from stable_baselines3.common.callbacks import BaseCallback
 
-    s, found, began = settings or Ppo(), [], time.monotonic()
+    s, began, looks = settings or Ppo(), time.monotonic(), _Looks(validation)
+
+    def tell(row: dict[str, float] | None) -> None:
+        if row is None:
+            return
+        looks.rows.append(row)
+        for name, value in row.items():
+            if tensorboard is not None and "score" in row:
+                learner.logger.record(f"validation/{name}", value)
+        if progress is not None:
+            progress(row)
+
+    def save() -> None:
+        if checkpoint is not None:
+            save_checkpoint(learner, checkpoint, looks.notes(), looks.weights)
 
     class Watch(BaseCallback):
         def _on_step(self) -> bool:
-            return True
+            return not (looks.over or enough())
 
         def _on_rollout_start(self) -> None:
-            if checkpoint is not None:
-                save_checkpoint(learner, checkpoint)
+            tell(looks.look(learner))
+            save()
 
         def _on_rollout_end(self) -> None:
+            looks.rollouts += 1
             episodes: Any = self.model.ep_info_buffer
-            if not episodes:
-                return
-            found.append(
-                {
-                    "steps": self.num_timesteps,
-                    "reward": float(np.mean([e["r"] for e in episodes])),
-                    "length": float(np.mean([e["l"] for e in episodes])),
-                    "seconds": time.monotonic() - began,
-                }
-            )
-            if progress is not None:
-                progress(found[-1])
+            if episodes:
+                mean = {n: float(np.mean([e[k] for e in episodes])) for n, k in (("reward", "r"), ("length", "l"))}
+                tell({"steps": self.num_timesteps, **mean, "seconds": time.monotonic() - began})
 
-    learner = make_learner(model, tasks, s, reward, tensorboard)
+    learner = make_learner(model, tasks, s, reward, tensorboard, offer)
     if checkpoint is not None and (Path(checkpoint) / FILE).exists():
-        load_checkpoint(learner, checkpoint)
+        notes, weights = load_checkpoint(learner, checkpoint)
+        looks.take_up(notes, weights)
     left = s.steps - learner.num_timesteps
-    if left > 0:
+    if left > 0 and not looks.over:
         learner.learn(left, callback=Watch(), reset_num_timesteps=learner.num_timesteps == 0)
-    if checkpoint is not None and left > 0:
-        save_checkpoint(learner, checkpoint)
-    return found
-
-
-def _logits(model: PlannerModel, rows: Sequence[dict[str, np.ndarray]], device: torch.device) -> torch.Tensor:
-    """Logits of the policy, one row an observation; those of places that hold no action are -inf."""
-    given = {name: torch.from_numpy(np.stack([r[name] for r in rows])).to(device) for name in rows[0]}
-    actions = given["action_ids"].long().view(len(rows), MAX_ACTIONS, -1)
-    count = int((actions[:, :, 0] >= 0).sum(1).max())
-    logits, _ = model.scorer(given["state_ids"].long(), actions[:, :count], given["features"])
-    found: torch.Tensor = logits
-    return found
+        tell(looks.look(learner, force=True))
+        save()
+    if looks.weights is not None:
+        put_weights(learner.policy, looks.weights)
+    return looks.rows

@@ -20,10 +20,11 @@ from qimeng.graph.ops import family
 from qimeng.interfaces import Action, Evaluation, Observation, Patch
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.lm.corpus import random_walk
+from qimeng.planner.lm.imitation import Imitation, imitate
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.planner.lm.planner import LanguageModelPlanner
 from qimeng.planner.lm.reading import Reader
-from qimeng.planner.lm.training import Imitation, Ppo, imitate, train
+from qimeng.planner.lm.training import Ppo, train
 from qimeng.planner.lm.weights import PlannerModel, new_mini
 from qimeng.program.program import Program
 from qimeng.store import Store
@@ -159,12 +160,12 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
     whole, expected = run(60, None)
     first, between = run(24, tmp_path)
     second, found = run(60, tmp_path)
-    assert [f["reward"] for f in first + second] == pytest.approx([f["reward"] for f in whole])
-    assert [f["steps"] for f in second] == [36, 48, 60]
+    assert [f["reward"] for f in second] == pytest.approx([f["reward"] for f in whole])
+    assert second[: len(first)] == first and [f["steps"] for f in second] == [12, 24, 36, 48, 60]
     assert all(torch.equal(found[n], p) for n, p in expected.items())
     assert not all(torch.equal(between[n], p) for n, p in expected.items())
     third, same = run(60, tmp_path)  # nothing left to do
-    assert third == [] and all(torch.equal(same[n], p) for n, p in expected.items())
+    assert third == second and all(torch.equal(same[n], p) for n, p in expected.items())
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused(
@@ -177,7 +178,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
     run(tiny)
     with pytest.raises(WeightsError, match="does not fit: it has 2 environments, the run 3"):
         run(tiny, 3)
-    with pytest.raises(WeightsError, match="does not fit: Error.* in loading state_dict"):
+    with pytest.raises(WeightsError, match="does not fit: .*layers.1.* is trained in the checkpoint only"):
         run(replace(tiny, layers=1))
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:500])

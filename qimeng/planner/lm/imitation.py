@@ -1,0 +1,187 @@
+"""Warm start: the policy imitates given choices, the value head learns what its own episodes pay.
+
+Deals in batches of pairs and of returns. Knows nothing about PPO, or about where the choices come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from qimeng.envs.shares import MAX_ACTIONS
+from qimeng.interfaces import Action, Observation
+from qimeng.planner.lm.reading import PAD, ReadObservation
+from qimeng.planner.lm.training import Progress
+from qimeng.planner.lm.weights import PlannerModel
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """How choices are imitated.
+
+    Attributes:
+        epochs: passes over the pairs.
+        batch: pairs a step of the optimizer.
+        rate: learning rate.
+        clip: largest norm of the gradient.
+        others: legal actions that a choice is held against, drawn anew each time it is seen; 0 for all of them, which
+            takes several times as long.
+        seed: of the order of the pairs, and of the others.
+    """
+
+    epochs: int = 4
+    batch: int = 16
+    rate: float = 1e-3
+    clip: float = 1.0
+    others: int = 15
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ValueStart:
+    """How the value head is fitted before PPO.
+
+    Attributes:
+        episodes: played by the policy as it is; 0 leaves the head alone.
+        epochs: passes over their states.
+        batch: states a step of the optimizer.
+        rate: learning rate.
+        seed: of the episodes and of the order of the states.
+    """
+
+    episodes: int = 64
+    epochs: int = 40
+    batch: int = 64
+    rate: float = 1e-3
+    seed: int = 0
+
+
+def imitate(
+    model: PlannerModel,
+    pairs: Sequence[tuple[Observation, Action]],
+    settings: Imitation | None = None,
+    progress: Progress | None = None,
+) -> list[dict[str, float]]:
+    """Make the policy choose as in `pairs`, by cross-entropy over the choice and other legal actions.
+
+    Returns:
+        For each epoch: ``loss`` in nats and ``accuracy``, means over the pairs as they were seen while training.
+
+    Raises:
+        ValueError: no pairs, or a choice that its observation does not offer.
+    """
+    s = settings or Imitation()
+    if not pairs:
+        raise ValueError("nothing to imitate: give at least one (observation, action)")
+    rows, wanted = [], []
+    for seen, action in pairs:
+        if action not in seen.actions:
+            raise ValueError(f"{action} is not among the {len(seen.actions)} actions of its observation")
+        rows.append(model.reader.arrays(seen))
+        wanted.append(seen.actions.index(action))
+    scorer, shuffle = model.scorer.eval(), np.random.default_rng(s.seed)
+    trained = [p for p in scorer.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=s.rate, weight_decay=0.0)
+    device, found = trained[0].device, []
+    for epoch in range(s.epochs):
+        loss_sum, right, order = 0.0, 0, shuffle.permutation(len(rows))
+        for start in range(0, len(rows), s.batch):
+            chosen = order[start : start + s.batch]
+            given = [_against(rows[i], wanted[i], s.others, shuffle) for i in chosen]
+            logits = _logits(model, given, device)
+            target = torch.tensor([wanted[i] for i in chosen], device=device)
+            loss = torch.nn.functional.cross_entropy(logits, target)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained, s.clip)
+            optimizer.step()
+            loss_sum += loss.item() * len(chosen)
+            right += int((logits.argmax(1) == target).sum())
+        found.append({"epoch": epoch + 1, "loss": loss_sum / len(rows), "accuracy": right / len(rows)})
+        if progress is not None:
+            progress(found[-1])
+    return found
+
+
+def pretrain_value(
+    model: PlannerModel, env: ReadObservation, settings: ValueStart | None = None, gamma: float = 1.0
+) -> dict[str, float]:
+    """Fit the value head, and nothing else, to the returns of episodes that the policy plays in `env`.
+
+    Returns:
+        ``return``: mean of the episodes; ``explained``: share of the variance of the states' returns that the head
+        explains, of those states that it was not fitted to (one episode in five).
+    """
+    s = settings or ValueStart()
+    draw, states, returns, sums, held = np.random.default_rng(s.seed), [], [], [], []
+    scorer = model.scorer.eval()
+    device = next(scorer.value.parameters()).device
+    for episode in range(s.episodes):
+        rows, paid = _play(model, env, draw, device, s.seed + episode)
+        ids, features = (torch.from_numpy(np.stack([r[k] for r in rows])) for k in ("state_ids", "features"))
+        with torch.no_grad():
+            states.append(scorer.states(ids.long().to(device), features.to(device)))
+        to_go = 0.0
+        back = [to_go := reward + gamma * to_go for reward in reversed(paid)]
+        returns += back[::-1]
+        sums.append(sum(paid))
+        held += [episode % 5 == 4] * len(rows)
+    if not states:
+        return {}
+    seen, wanted = torch.cat(states), torch.tensor(returns, dtype=torch.float32, device=device)
+    test = torch.tensor(held, device=device)
+    fit, optimizer = torch.nonzero(~test).flatten(), torch.optim.AdamW(scorer.value.parameters(), lr=s.rate)
+    for _ in range(s.epochs):
+        order = fit[torch.from_numpy(draw.permutation(len(fit))).to(device)]
+        for chosen in order.split(s.batch):
+            loss = (scorer.value(seen[chosen]).squeeze(-1) - wanted[chosen]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    found = {"return": float(np.mean(sums))}
+    if int(test.sum()) > 1 and float(wanted[test].var()) > 0:
+        with torch.no_grad():
+            left = (scorer.value(seen[test]).squeeze(-1) - wanted[test]).var()
+        found["explained"] = float(1 - left / wanted[test].var())
+    return found
+
+
+def _play(
+    model: PlannerModel, env: ReadObservation, draw: np.random.Generator, device: torch.device, seed: int
+) -> tuple[list[dict[str, np.ndarray]], list[float]]:
+    """What was seen before each step of one episode of the policy, and what each step paid."""
+    seen, _ = env.reset(seed=seed)
+    rows, paid, over = [], [], False
+    while not over:
+        with torch.no_grad():
+            probs = _logits(model, [seen], device)[0].double().softmax(-1).cpu().numpy()
+        rows.append(seen)
+        seen, reward, terminated, truncated, _ = env.step(int(draw.choice(len(probs), p=probs / probs.sum())))
+        paid.append(float(reward))
+        over = terminated or truncated
+    return rows, paid
+
+
+def _against(row: dict[str, np.ndarray], wanted: int, others: int, draw: np.random.Generator) -> dict[str, np.ndarray]:
+    """`row` with the action `wanted` and at most `others` more, in their places."""
+    actions = row["action_ids"].reshape(MAX_ACTIONS, -1)
+    there = np.flatnonzero(actions[:, 0] >= 0)
+    if not others or len(there) <= others + 1:
+        return row
+    kept = np.append(draw.choice(there[there != wanted], others, replace=False), wanted)
+    short = np.full_like(actions, PAD)
+    short[kept] = actions[kept]
+    return {**row, "action_ids": short.reshape(-1)}
+
+
+def _logits(model: PlannerModel, rows: Sequence[dict[str, np.ndarray]], device: torch.device) -> torch.Tensor:
+    """Logits of the policy, one row an observation; those of places that hold no action are -inf."""
+    given = {name: torch.from_numpy(np.stack([r[name] for r in rows])).to(device) for name in rows[0]}
+    actions = given["action_ids"].long().view(len(rows), MAX_ACTIONS, -1)
+    count = int((actions[:, :, 0] >= 0).any(0).nonzero().max()) + 1  # places up to the last one used
+    logits, _ = model.scorer(given["state_ids"].long(), actions[:, :count], given["features"])
+    found: torch.Tensor = logits
+    return found

@@ -1,0 +1,127 @@
+"""Stored trees as something to train on: which actions a tree can answer, how much of the legal ones that is.
+
+Deals in masks over legal actions. Knows nothing about policies. An action that is legal and was never tried is not
+offered: no answer is made up for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from qimeng.envs.session import STOP, Budget, Session
+from qimeng.envs.task import Task
+from qimeng.errors import QimengError
+from qimeng.interfaces import Action, Coder, Observation
+from qimeng.planner.data.tree import Tree, TreeError
+from qimeng.store import Conditions, StoredStep
+
+ENDLESS = Budget(seconds=float("inf"), evaluations=1 << 30, steps=1 << 30)
+"""No limit but the tree's own."""
+
+
+@dataclass(frozen=True)
+class StoredTask:
+    """A tree and the task that walks it."""
+
+    tree: Tree
+    task: Task
+
+    def begin(self, steps: int = ENDLESS.steps, evaluations: int = ENDLESS.evaluations) -> Session:
+        """An episode at the start program, judged."""
+        session = Session(self.task, replace(ENDLESS, steps=steps, evaluations=evaluations))
+        session.begin()
+        return session
+
+    def offered(self, seen: Observation) -> tuple[Action, ...]:
+        """Of `seen.actions`, those that the tree has an answer for; `stop` is always one."""
+        known = self.known.get(seen.program.digest, frozenset())
+        return tuple(a for a in seen.actions if a == STOP or a in known)
+
+    @cached_property
+    def known(self) -> dict[str, frozenset[Action]]:
+        """Digest of a program to the actions tried on it."""
+        return {parent: frozenset(actions) for parent, actions in self.tree.explored.items()}
+
+    @cached_property
+    def best_ms(self) -> float:
+        """Device milliseconds of the fastest program that is reached from the start."""
+        branch = self.branch(self.task.start.digest)
+        return self.tree.times[branch[-1].child or ""] if branch else self.start_ms
+
+    @property
+    def start_ms(self) -> float:
+        """Device milliseconds of the start program."""
+        return self.tree.times[self.task.start.digest]
+
+    @property
+    def gain(self) -> float:
+        """The start program's time over the best-known one's."""
+        return self.start_ms / self.best_ms
+
+    def branch(self, digest: str) -> tuple[StoredStep, ...]:
+        """`Tree.best_branch`, looked up once for each program."""
+        if digest not in self._branches:
+            self._branches[digest] = self.tree.best_branch(digest)
+        return self._branches[digest]
+
+    @cached_property
+    def _branches(self) -> dict[str, tuple[StoredStep, ...]]:
+        return {}
+
+
+def stored_tasks(trees: Iterable[Tree], coder: str | Coder = "template") -> Iterator[StoredTask]:
+    """Tasks of those trees that can be walked: captured as they were, their start program judged right."""
+    for tree in trees:
+        try:
+            task = tree.task(coder)
+        except (QimengError, TreeError):
+            continue
+        if task.start.digest in tree.times:
+            yield StoredTask(tree, task)
+
+
+@dataclass
+class Offer:
+    """Says which of a state's legal actions may be chosen, and counts how many those are.
+
+    Tasks without a tree (live ones) offer everything that is legal.
+
+    Attributes:
+        stored: the trees, by the conditions of their tasks.
+        states: states asked about.
+        shares: sum over them of the share of legal actions, `stop` left out, that were offered.
+    """
+
+    stored: dict[Conditions, StoredTask] = field(default_factory=dict)
+    states: int = 0
+    shares: float = 0.0
+
+    @classmethod
+    def of(cls, stored: Sequence[StoredTask]) -> Offer:
+        """For these trees."""
+        return cls({s.task.conditions: s for s in stored})
+
+    def __call__(self, task: Task, seen: Observation) -> np.ndarray:
+        """One bool for each of `seen.actions`."""
+        found = np.ones(len(seen.actions), dtype=bool)
+        stored = self.stored.get(task.conditions)
+        if stored is not None:
+            offered = set(stored.offered(seen))
+            found = np.asarray([a in offered for a in seen.actions], dtype=bool)
+        legal = len(found) - 1
+        if legal > 0:
+            self.states += 1
+            self.shares += (int(found.sum()) - 1) / legal
+        return found
+
+    @property
+    def coverage(self) -> float:
+        """Mean share of the legal actions that were offered, over the states so far; 1 where there were none."""
+        return self.shares / self.states if self.states else 1.0
+
+
+__all__ = ["ENDLESS", "Offer", "StoredTask", "stored_tasks"]
