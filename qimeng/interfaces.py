@@ -295,6 +295,7 @@ class Request:
         reason: on repair, the gate's message.
         history: the steps taken so far, refused ones included.
         evaluation: of the program as it stands; None where it was not judged.
+        instruction: what the user wants done about it, in words; coders without a language model ignore it.
     """
 
     program: Program
@@ -305,6 +306,7 @@ class Request:
     reason: str | None = None
     history: tuple[Step, ...] = ()
     evaluation: Evaluation | None = None
+    instruction: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ written or judged. Each `put_…` is one durable transaction: a process killed a
 
 Tables: ``specs``, ``programs``, ``patches``, ``conditions``, ``evaluations`` and ``steps``. The steps are the tree of
 trajectories: an edge leads from a parent program through an action and a patch to an evaluation and, where accepted, a
-child program.
+child program. ``replies`` holds what language models answered, ``attempts`` which patch (if any) came of each answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from qimeng.errors import StoreError
 from qimeng.interfaces import Action, Evaluation
 from qimeng.recipe import PatchRecord, action_from_data
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Version 2 adds what language models were asked and answered; a store of version 1 is extended when it is opened."""
 
 ACCIDENT = "accident"
 """Purpose under which failures are kept that may not be the program's: they are on record, and answer no question."""
@@ -40,8 +41,14 @@ CREATE TABLE IF NOT EXISTS steps (
     digest TEXT PRIMARY KEY, conditions TEXT NOT NULL, parent TEXT NOT NULL, action TEXT NOT NULL, patch TEXT,
     evaluation TEXT, accepted INTEGER NOT NULL, child TEXT);
 CREATE INDEX IF NOT EXISTS steps_by_parent ON steps (conditions, parent);
+CREATE TABLE IF NOT EXISTS replies (digest TEXT PRIMARY KEY, model TEXT NOT NULL, messages TEXT NOT NULL,
+    body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS attempts (
+    digest TEXT PRIMARY KEY, parent TEXT NOT NULL, action TEXT NOT NULL, reply TEXT NOT NULL, patch TEXT,
+    alternative INTEGER NOT NULL, failure TEXT);
+CREATE INDEX IF NOT EXISTS attempts_by_patch ON attempts (patch);
 """
-_TABLES = ("specs", "programs", "patches", "conditions", "evaluations", "steps")
+_TABLES = ("specs", "programs", "patches", "conditions", "evaluations", "steps", "replies", "attempts")
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,28 @@ class StoredStep:
     evaluation: str | None
     accepted: bool
     child: str | None
+
+
+@dataclass(frozen=True)
+class StoredAttempt:
+    """What came of one answer of a language model.
+
+    Attributes:
+        parent: digest of the program that was to be changed.
+        action: what the model was asked to do.
+        reply: digest of the answer (`Store.reply`).
+        patch: digest of the patch that was made of it, and of other answers to the same request; None where it could
+            not be read. The steps with this patch say what the judge found.
+        alternative: which of the patch's alternatives it is.
+        failure: class of what was wrong with the answer; None where it could be read.
+    """
+
+    parent: str
+    action: Action
+    reply: str
+    patch: str | None = None
+    alternative: int = 0
+    failure: str | None = None
 
 
 class Store:
@@ -180,6 +209,16 @@ class Store:
         parts = (conditions.digest, step.parent, action, step.patch, step.evaluation, int(step.accepted), step.child)
         self._insert("steps", (content_hash(json.dumps(parts)), *parts))
 
+    def put_reply(self, digest: str, model: str, messages: str, body: str) -> None:
+        """Keep what `model` answered (`body`) to `messages`, both JSON; no key or other secret may be in any of it."""
+        self._insert("replies", (digest, model, messages, body))
+
+    def put_attempt(self, attempt: StoredAttempt) -> None:
+        """Keep what came of an answer."""
+        action = json.dumps(asdict(attempt.action), sort_keys=True)
+        parts = (attempt.parent, action, attempt.reply, attempt.patch, attempt.alternative, attempt.failure)
+        self._insert("attempts", (content_hash(json.dumps(parts)), *parts))
+
     def _insert(self, table: str, row: tuple[Any, ...]) -> None:
         marks = ", ".join("?" * len(row))
         with self._db:
@@ -203,6 +242,10 @@ class Store:
         ).fetchall()
         for conditions, purpose, subject, body in rows:
             yield _conditions(conditions), purpose, subject, Evaluation.from_json(body)
+
+    def conditions(self) -> tuple[Conditions, ...]:
+        """Every set of conditions under which something was judged, in the order of their digests."""
+        return tuple(_conditions(body) for (body,) in self._db.execute("SELECT body FROM conditions ORDER BY digest"))
 
     def steps(self, conditions: Conditions | None = None, parent: str | None = None) -> tuple[StoredStep, ...]:
         """Edges of the tree, in the order of their digests: all, those under `conditions`, those from `parent`."""
@@ -232,6 +275,20 @@ class Store:
         """(JSON for `qimeng.recipe.program_from_json`, source) of a program."""
         row = self._db.execute("SELECT body, source FROM programs WHERE digest = ?", (digest,)).fetchone()
         return None if row is None else (row[0], row[1])
+
+    def reply(self, digest: str) -> tuple[str, str, str] | None:
+        """(model, messages, answer) of an answer of a language model; messages and answer are JSON."""
+        row = self._db.execute("SELECT model, messages, body FROM replies WHERE digest = ?", (digest,)).fetchone()
+        return None if row is None else (row[0], row[1], row[2])
+
+    def attempts(self, patch: str | None = None) -> tuple[StoredAttempt, ...]:
+        """What came of models' answers, in the order of their digests: all, or those that `patch` was made of."""
+        text = "SELECT parent, action, reply, patch, alternative, failure FROM attempts"
+        text += (" WHERE patch = ?" if patch is not None else "") + " ORDER BY digest"
+        return tuple(
+            StoredAttempt(parent, action_from_data(json.loads(action)), *rest)
+            for parent, action, *rest in self._db.execute(text, () if patch is None else (patch,))
+        )
 
     def counts(self) -> dict[str, int]:
         """Number of rows of each table."""
@@ -284,13 +341,22 @@ def _make_tables(db: sqlite3.Connection, path: str) -> None:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version == SCHEMA_VERSION:
         return
-    if version != 0:
+    if version not in (0, 1):
         raise StoreError(f"{path} has store version {version}, this library writes version {SCHEMA_VERSION}")
-    if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+    if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise StoreError(f"{path} is a database of something else")
     for statement in _SCHEMA.split(";"):
         db.execute(statement)
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-__all__ = ["ACCIDENT", "SCHEMA_VERSION", "Conditions", "Store", "StoredStep", "content_hash", "evaluation_key"]
+__all__ = [
+    "ACCIDENT",
+    "SCHEMA_VERSION",
+    "Conditions",
+    "Store",
+    "StoredAttempt",
+    "StoredStep",
+    "content_hash",
+    "evaluation_key",
+]

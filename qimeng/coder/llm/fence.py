@@ -40,6 +40,7 @@ def fenced(text: str, title: str, language: str = "python") -> str:
         title: what it is, in our words.
         language: written behind the fence's backticks.
     """
+    title = re.sub(r"[\[\]\s]+", " ", tame(title)).strip()
     body = tame(text).strip("\n")
     mark = hashlib.blake2b(body.encode(), digest_size=4).hexdigest()
     ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", body)), default=0))

@@ -1,8 +1,8 @@
 """What a model is asked: the messages for a request, section by section, within a budget of tokens.
 
-Deals in text. The words are files (`prompts/*.md`, `$name` where something is filled in), one a section, which a user
-replaces by a folder of files of the same names; this module fills them in, puts them in order and trims them. A model
-sees neither rewards nor times of other candidates, and whatever others wrote is fenced (`qimeng.coder.llm.fence`).
+Deals in text. The words are files (`qimeng.coder.llm.words`); this module fills them in, puts them in order and leaves
+out what does not fit. A model sees neither rewards nor times of other candidates, and whatever others wrote is fenced
+(`qimeng.coder.llm.fence`).
 
 The reply it asks for: one fenced block that defines `region` (and `prepare` where buffers are made from parameters),
 or search/replace edits of the text that `qimeng.coder.llm.shown.base_source` gives.
@@ -12,17 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
-from string import Template
 
-from qimeng.actions.base import action_text
+from qimeng.actions.base import action_text, kind_named
+from qimeng.coder.llm.advice import advise
 from qimeng.coder.llm.chat import ChatError, Message
-from qimeng.coder.llm.fence import clipped, fenced
-from qimeng.coder.llm.shown import base_source, shown_source, target_region
+from qimeng.coder.llm.example import example
+from qimeng.coder.llm.fence import clipped, fenced, tame
+from qimeng.coder.llm.shown import base_source, shown_names, shown_source, target_region
+from qimeng.coder.llm.similar import Similar
+from qimeng.coder.llm.words import Words
+from qimeng.device import Device
 from qimeng.graph.opgraph import Value
+from qimeng.graph.ops import family
 from qimeng.graph.region import Region
-from qimeng.interfaces import Request
+from qimeng.interfaces import Request, Step
+
+TRIMS = ("similar", "example", "tried", "device", "advice")
+"""Sections that may be left out, the first to go first; similar patches go one by one."""
+
+STEPS = 8
+"""Most refused steps that are told."""
 
 
 def four_characters(text: str) -> int:
@@ -36,7 +45,7 @@ class Limits:
 
     Attributes:
         tokens: most tokens of all messages together.
-        reason: most characters of a gate's message.
+        reason: most characters of a gate's message; a message of an earlier step gets a tenth.
         count: how many tokens a text has.
     """
 
@@ -45,73 +54,169 @@ class Limits:
     count: Callable[[str], int] = four_characters
 
 
-class Prompts:
-    """The words of the sections, by name.
-
-    Args:
-        folder: files ``NAME.md`` here replace those of the package; an empty one leaves its section out.
-
-    Raises:
-        CoderError: the folder is not one, or holds a file of a name that no section has.
-    """
-
-    def __init__(self, folder: str | Path | None = None):
-        self._texts = {
-            entry.name.removesuffix(".md"): entry.read_text(encoding="utf-8")
-            for entry in files("qimeng.coder.llm").joinpath("prompts").iterdir()
-            if entry.name.endswith(".md")
-        }
-
-    def fill(self, name: str, **values: str) -> str:
-        """The section called `name` with its places filled in."""
-        return Template(self._texts[name]).substitute(values).strip()
-
-
 def write_messages(
     request: Request,
     *,
-    similar: Sequence[str] = (),
+    similar: Sequence[Similar] = (),
     limits: Limits | None = None,
-    prompts: Prompts | None = None,
+    words: Words | None = None,
 ) -> tuple[Message, ...]:
     """The conversation that asks for the patch of `request`.
 
     On repair the refused patch is the model's own last turn, and the gate's message the answer to it.
 
+    Args:
+        request: what is asked for.
+        similar: accepted patches to show, the most similar first.
+        limits: how long the conversation may be.
+        words: the sections' words; the package's by default.
+
     Raises:
         ChatError: (``"too-long"``) what cannot be left out is longer than the limit.
         IllegalAction: the action names no region of this program.
     """
-    limits, prompts = limits or Limits(), prompts or Prompts()
-    region = target_region(request)
-    messages = [
-        Message("system", prompts.fill("system", rules=prompts.fill("rules"))),
-        Message("user", "\n\n".join(_sections(request, region, prompts))),
-    ]
-    base = base_source(request)
-    if request.failed is not None and base is not None:
-        reason = fenced(clipped(request.reason or "no reason given", limits.reason), "the judge's message", "text")
-        messages += [
-            Message("assistant", f"```python\n{base}```"),
-            Message("user", prompts.fill("repair", reason=reason)),
+    limits = limits or Limits()
+    sections = Sections(request, limits, words or Words())
+    for shown, left_out in _levels(len(similar)):
+        messages = sections.messages(similar[:shown], left_out)
+        total = sum(limits.count(m.text) for m in messages)
+        if total <= limits.tokens:
+            return messages
+    text = f"the shortest prompt for {sections.region.label()} has {total} tokens, the limit is {limits.tokens}"
+    raise ChatError(f"{text}; raise the limit, or unfuse the region", "too-long")
+
+
+def _levels(similar: int) -> list[tuple[int, tuple[str, ...]]]:
+    """(similar patches shown, sections left out), from everything to the least."""
+    return [(n, ()) for n in range(similar, -1, -1)] + [(0, TRIMS[: i + 1]) for i in range(1, len(TRIMS))]
+
+
+class Sections:
+    """The sections of one request, each a text, empty where there is nothing to say.
+
+    Args:
+        request: what is asked for.
+        limits: of messages that are shown.
+        words: the sections' words.
+    """
+
+    def __init__(self, request: Request, limits: Limits, words: Words):
+        self.request, self.limits, self.words = request, limits, words
+        self.region = target_region(request)
+
+    def messages(self, similar: Sequence[Similar], left_out: Sequence[str] = ()) -> tuple[Message, ...]:
+        """The conversation with some sections left out."""
+        request, words = self.request, self.words
+        parts = {
+            "region": self.text_of_region(),
+            "present": self.present(),
+            "device": self.device(request.device),
+            "advice": self.advice(),
+            "tried": self.tried(request.history),
+            "similar": self.similar(similar),
+            "example": self.example(),
+            "action": self.action(),
+            "reply": words.fill("reply" if base_source(request) is not None else "reply-whole"),
+        }
+        mode = words.fill(f"mode-{request.mode}")
+        messages = [
+            Message("system", words.fill("system", rules=words.fill("rules", precision=mode))),
+            Message("user", "\n\n".join(t for name, t in parts.items() if t and name not in left_out)),
         ]
-    total = sum(limits.count(m.text) for m in messages)
-    if total > limits.tokens:
-        raise ChatError(f"the prompt has {total} tokens, the limit is {limits.tokens}", "too-long")
-    return tuple(messages)
+        failed = request.failed.alternatives[0] if request.failed and request.failed.alternatives else None
+        if failed is not None:
+            reason = clipped(shown_names(request.reason or "no reason given", failed), self.limits.reason)
+            messages += [
+                Message("assistant", f"```python\n{shown_source(failed)}```"),
+                Message("user", words.fill("repair", reason=fenced(reason, "what the judge says", "text"))),
+            ]
+        return tuple(messages)
 
+    def text_of_region(self) -> str:
+        """What is to be computed, with the shape, strides and dtype of what goes in and out."""
+        region = self.region
+        return self.words.fill(
+            "region",
+            text=fenced(region.function(), "the region in PyTorch"),
+            inputs="\n".join(f"- x{i}: {_tensor(region, v)}" for i, v in enumerate(region.inputs)),
+            outputs="\n".join(f"- {i}: {_tensor(region, v)}" for i, v in enumerate(region.outputs)),
+        )
 
-def _sections(request: Request, region: Region, prompts: Prompts) -> list[str]:
-    inputs = "\n".join(f"- x{i}: {_tensor(region, v)}" for i, v in enumerate(region.inputs))
-    outputs = "\n".join(f"- {i}: {_tensor(region, v)}" for i, v in enumerate(region.outputs))
-    text = fenced(region.function(), "the region in PyTorch")
-    present = [request.program.implementation(request.program.region(r)) for r in request.action.regions]
-    return [
-        prompts.fill("region", text=text, inputs=inputs, outputs=outputs),
-        prompts.fill("present", text="\n\n".join(fenced(shown_source(i), f"written in {i.language}") for i in present)),
-        prompts.fill("action", text=action_text(request.action, request.program)),
-        prompts.fill("reply"),
-    ]
+    def present(self) -> str:
+        """The code that computes it now; that of each part before a fusion."""
+        program, fused = self.request.program, len(self.request.action.regions) > 1
+        regions = [program.region(r) for r in self.request.action.regions]
+        found = [(r.label(), program.implementation(r)) for r in regions]
+        texts = [
+            fenced(shown_source(i), f"{f'{label}, ' if fused else ''}written in {i.language}") for label, i in found
+        ]
+        return self.words.fill("present", text="\n\n".join(texts))
+
+    def device(self, device: Device) -> str:
+        """The GPU in numbers."""
+        return self.words.fill(
+            "device",
+            name=device.name,
+            arch=f"sm_{device.arch}" if device.backend == "cuda" else str(device.arch),
+            sms=str(device.sms),
+            shared=str(device.shared_per_block),
+            registers=str(device.registers_per_sm),
+            warp=str(device.warp_size),
+            l2=f"{device.l2_bytes / 2**20:.0f}",
+            bandwidth=f"{device.bandwidth_gbs:.0f}",
+            fp32=f"{device.fp32_tflops:g}",
+            tf32=f"{device.tf32_tflops:g}",
+            half=f"{device.half_tflops:g}",
+        )
+
+    def advice(self) -> str:
+        """What follows from the measurements of the program as it stands."""
+        request = self.request
+        regions = [request.program.region(r) for r in request.action.regions]
+        found = [
+            a for r in regions for a in advise(request.evaluation, r, request.program.implementation(r), request.device)
+        ]
+        return self.words.fill("advice", text="\n".join(f"- {a}" for a in found)) if found else ""
+
+    def tried(self, history: Sequence[Step]) -> str:
+        """The last steps that were refused, and why."""
+        refused = [s for s in history if not s.accepted and s.evaluation is not None][-STEPS:]
+        lines = [
+            f"{s.action}: {clipped(s.evaluation.error or '', self.limits.reason // 10)}"
+            for s in refused
+            if s.evaluation
+        ]
+        return self.words.fill("tried", text=fenced("\n".join(lines), "refused steps", "text")) if lines else ""
+
+    def similar(self, similar: Sequence[Similar]) -> str:
+        """Accepted patches of other programs."""
+        texts = [fenced(s.source(), s.traits.text()) for s in similar]
+        return self.words.fill("similar", text="\n\n".join(texts)) if texts else ""
+
+    def example(self) -> str:
+        """The kind of change on a tiny program."""
+        request = self.request
+        gemm = any(family(n) == "gemm" for n in self.region.ops)
+        found = example(request.action, request.device, request.mode, gemm)
+        if found is None:
+            return ""
+        language = "diff" if found[1].startswith("@@") else "python"
+        return self.words.fill(
+            "example",
+            kind=request.action.kind,
+            before=fenced(found[0], "before"),
+            after=fenced(found[1], "after", language),
+        )
+
+    def action(self) -> str:
+        """The one change to make, what its kind means, and what the user adds."""
+        request = self.request
+        about = (kind_named(request.action.kind).__doc__ or "").strip().split("\n\n")
+        meaning = " ".join(line.strip() for line in "\n".join(about).splitlines() if line.strip())
+        text = self.words.fill("action", text=action_text(request.action, request.program), meaning=meaning)
+        if request.instruction:
+            text += "\n\n" + self.words.fill("instruction", text=tame(request.instruction))
+        return text
 
 
 def _tensor(region: Region, value: Value) -> str:
@@ -120,4 +225,4 @@ def _tensor(region: Region, value: Value) -> str:
     return f"shape {meta.shape}, strides {meta.stride}, {meta.dtype}{held}"
 
 
-__all__ = ["Limits", "Prompts", "four_characters", "write_messages"]
+__all__ = ["Limits", "STEPS", "TRIMS", "Sections", "four_characters", "write_messages"]

@@ -50,16 +50,21 @@ def base_source(request: Request) -> str | None:
 
 def shown_source(implementation: Implementation) -> str:
     """The source with its entry called `region` and the other names as short as they can be."""
-    text = tame(implementation.source).strip("\n") + "\n"
-    used = set(re.findall(r"\w+", text))
+    return shown_names(tame(implementation.source).strip("\n") + "\n", implementation)
+
+
+def shown_names(text: str, implementation: Implementation) -> str:
+    """`text` (the source, or a message about it) with the names that `shown_source` gives."""
+    used = set(re.findall(r"\w+", implementation.source))
     new = {implementation.entry: ENTRY}
     if implementation.prepare:
         new[implementation.prepare] = PREPARE
     for name in sorted(used - set(new)):
         short = _PREFIX.sub("", name)
-        if short not in used and short not in new.values():
+        short = short if short not in used else f"{short}_kernel"
+        if short not in used and short not in new.values() and _PREFIX.match(name):
             new[name] = short
     return re.sub(r"\w+", lambda found: new.get(found.group(), found.group()), text)
 
 
-__all__ = ["ENTRY", "PREPARE", "base_source", "shown_source", "target_region"]
+__all__ = ["ENTRY", "PREPARE", "base_source", "shown_names", "shown_source", "target_region"]

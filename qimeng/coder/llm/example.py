@@ -1,0 +1,120 @@
+"""What an action does, shown on a tiny program: the code before and after, as the template coder writes it.
+
+Deals in kinds and in three small computations that are no one's problem. Works for any registered kind that the
+template coder can carry out; knows nothing about the request at hand but its kind and the family of its region.
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import lru_cache
+
+import torch
+
+from qimeng.actions import Context, check_action, kind_named, legal_actions
+from qimeng.actions.base import Kind
+from qimeng.coder.llm.shown import shown_source
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.device import Device
+from qimeng.errors import CoderError, IllegalAction
+from qimeng.graph.capture import capture
+from qimeng.interfaces import Action, Request
+from qimeng.program.program import Program
+
+MAX_LINES = 160
+"""An example longer than this costs more tokens than it explains."""
+
+_CODER = TemplateCoder()
+
+
+class _Scale(torch.nn.Module):
+    def forward(self, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x + b)
+
+
+class _Rows(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2, dim=1)
+
+
+class _Product(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(256, 512, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x))
+
+
+_SHAPES: tuple[tuple[type[torch.nn.Module], tuple[tuple[int, ...], ...]], ...] = (
+    (_Scale, ((64, 1000), (1000,))),
+    (_Rows, ((64, 1000),)),
+    (_Rows, ((64, 100_000),)),
+    (_Product, ((128, 256),)),
+    (_Product, ((512, 256),)),
+)
+
+
+def example(action: Action, device: Device, mode: str = "default", gemm: bool = False) -> tuple[str, str] | None:
+    """The code before, and after as the template coder writes it (or as a diff, where that is shorter).
+
+    None where the template coder carries this kind out on none of the small programs, or only at great length.
+
+    Args:
+        action: whose kind and choice are shown; another choice of the kind, where this one applies to none of them.
+        device: what the code is for.
+        mode: precision mode.
+        gemm: whether the region at hand has a matrix product, so that the example has one too if it can.
+    """
+    return _example(kind_named(action.kind), action.param, device, mode, gemm)
+
+
+@lru_cache(64)
+def _example(kind: Kind, param: str, device: Device, mode: str, gemm: bool) -> tuple[str, str] | None:
+    context = Context(device, _CODER, mode)
+    other: tuple[str, str] | None = None
+    for number in sorted(range(len(_SHAPES)), key=lambda i: (_SHAPES[i][0] is _Product) != gemm):
+        for program in _states(number, context):
+            for action in kind.proposals(program, context):
+                if other is not None and action.param != param:
+                    continue
+                shown = _carried_out(program, action, context)
+                if shown is not None and action.param == param:
+                    return shown
+                other = other or shown
+    return other
+
+
+def _carried_out(program: Program, action: Action, context: Context) -> tuple[str, str] | None:
+    try:
+        check_action(program, action, context)
+        request = Request(program, action, context.device, context.mode)
+        patch = context.coder.write(request)
+    except (CoderError, IllegalAction):
+        return None
+    if not patch.alternatives or patch.target is None:
+        return None
+    regions = [program.region(r) for r in action.regions]
+    before = "\n".join(shown_source(program.implementation(r)) for r in regions)
+    after = shown_source(patch.alternatives[0])
+    diff = "".join(list(difflib.unified_diff(before.splitlines(True), after.splitlines(True), n=2))[2:])
+    if len(diff) < len(after):
+        after = diff
+    return (before, after) if len((before + after).splitlines()) <= MAX_LINES else None
+
+
+@lru_cache(16)
+def _states(number: int, context: Context) -> tuple[Program, ...]:
+    """A small program on PyTorch, with its first region lowered, and fused and lowered."""
+    module, shapes = _SHAPES[number]
+    start = Program.start(capture(module, lambda: tuple(torch.empty(s) for s in shapes)))
+    states = [start, _step(start, "lowering", context), _step(_step(start, "fusion", context), "lowering", context)]
+    return tuple(s for i, s in enumerate(states) if s is not None and (i == 0 or s is not start))
+
+
+def _step(program: Program, kind: str, context: Context) -> Program:
+    action = next((a for a in legal_actions(program, context) if a.kind == kind), None)
+    return program if action is None else context.coder.write(Request(program, action, context.device)).apply(program)
+
+
+__all__ = ["example"]
