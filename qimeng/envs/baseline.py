@@ -6,7 +6,7 @@ torch.compile as well (see `qimeng.envs.torch_compile`). Knows nothing about pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -86,9 +86,8 @@ class Baseline:
 
 
 def ask_times(process: Process, draw_seed: Callable[[], int], timeout_s: float, effort: Effort) -> Samples:
-    """Times of the process's program on inputs from three fresh seeds."""
-    seeds = [draw_seed() for _ in range(3)]
-    data, _ = process.call("time", timeout_s, seeds=seeds, effort=effort)
+    """Times of the process's program on fresh inputs."""
+    data, _ = process.call("time", timeout_s, seed=draw_seed(), effort=effort)
     return Samples(tuple(data["device_ms"]), tuple(data["wall_ms"]))
 
 
@@ -126,8 +125,8 @@ class _Bench:
         self.call = compile_module(self.module, mode, self._inputs(seed), threads, lock)
         self._tidy()
 
-    def time(self, seeds: Sequence[int], effort: Effort) -> dict[str, Any]:
-        samples = self.stopwatch.measure(self.call, self._inputs, seeds, effort)
+    def time(self, seed: int, effort: Effort) -> dict[str, Any]:
+        samples = self.stopwatch.measure(self.call, self._inputs, seed, effort)
         self._tidy()
         return {"device_ms": samples.device_ms, "wall_ms": samples.wall_ms}
 

@@ -206,7 +206,8 @@ class Run:
                 implementation=implementation,
                 expected_bytes=reference.output_bytes,
             )
-            error = self.owner.judge.compare(answer, reference.facts, reference.expected, reference.tally).error
+            judge, expected = self.owner.judge, reference.expected
+            error = judge.compare(answer, reference.facts, expected, reference.tally, reference.look_again).error
             self.running().call("release", self.owner.limit_s)
         except WorkerFailed as failed:
             if failed.kind != "error":
@@ -256,9 +257,10 @@ class Run:
                 self.refused[i] = Refusal(Gate.PROGRAM, verdict.failure, verdict.error or "")
                 return None
             self.gate = Gate.TIMING
+            owner.begin_timing()
             peak_bytes = amount_of(worker.call("peak", owner.limit_s, seed=owner.draw_seed())[0])
             eager_peak_bytes = owner.baselines_process.peak()
-            unseen = list(owner.references.fresh(1) if self._is_slow() else owner.references.trials(1))
+            unseen = list(owner.references.fresh(1)) if self._is_slow() else []
         with owner.turn("time", self.clock, alone=True):
             for attempt in range(CLOCK_ROUNDS):
                 samples, eager = rounds(worker)
@@ -280,7 +282,13 @@ class Run:
                 eager_peak_bytes=eager_peak_bytes,
                 notes=self._remarks(timing),
             )
-            return self._profiled(worker, candidate, found)
+            found = self._profiled(worker, candidate, found)
+        with owner.turn("check", self.clock):
+            verdict = owner.check_timed(worker)
+        if verdict.failure is not None:
+            self.refused[i] = Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
+            return None
+        return found
 
     def _is_slow(self) -> bool:
         """Whether the judge's own clock may be asked: eager takes long enough that a false time would show."""
@@ -291,7 +299,7 @@ class Run:
         """Why the times cannot be believed.
 
         What is too fast by the datasheet is so on a GPU only. Whatever time was told, the judge's own clock has the
-        last word where eager is slow; where it is not, the program must at least still be right.
+        last word where eager is slow; where it is not, the output of a timed call has (`GpuEvaluator.check_timed`).
         """
         owner = self.owner
         if owner.torch_device.type == "cuda" and timing.device_ms < SHARE * owner.least_ms:
@@ -300,11 +308,10 @@ class Run:
                 f"{owner.device.bandwidth_gbs:g} GB/s ({owner.least_ms:.4f} ms)"
             )
             return Refusal(Gate.TIMING, "too-fast", text)
-        if self._is_slow():
-            trials = chain(unseen, owner.references.fresh(2))
-            verdict = owner.judge.check_clock(worker, trials, timing.device_ms)
-        else:
-            verdict = owner.judge.check(worker, unseen)
+        if not self._is_slow():
+            return None
+        trials = chain(unseen, owner.references.fresh(2))
+        verdict = owner.judge.check_clock(worker, trials, timing.device_ms)
         if verdict.failure is not None:
             return Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
         return None

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -26,13 +26,14 @@ from qimeng.envs.compile import Compilers
 from qimeng.envs.device_lock import DeviceLock, lock_path
 from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.gates import Run
-from qimeng.envs.judge import Judge
+from qimeng.envs.judge import Judge, Verdict
 from qimeng.envs.least_time import least_ms
 from qimeng.envs.reference import References
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.timing import Effort, Samples
 from qimeng.envs.torch_compile import TorchCompile, compiled_name
-from qimeng.envs.worker import Setup
+from qimeng.envs.witness import call_seed
+from qimeng.envs.worker import Draw, Setup
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Evaluation, Evaluator, Gate, Patch, Timing
 from qimeng.program.program import Program
@@ -74,7 +75,7 @@ class GpuEvaluator(Evaluator):
         spent: wall seconds by part, from the making of this on, over all evaluations.
     """
 
-    version = 1
+    version = 2
     estimated = False
 
     def __init__(
@@ -100,6 +101,7 @@ class GpuEvaluator(Evaluator):
         self.sandbox = sandbox
         self._layers: tuple[str, ...] = ()
         self.turns: dict[str, Timing] = {}
+        self._timed = _TimedCalls()
         self.draw_seed = partial(random.SystemRandom().getrandbits, 62)
         self.folder = Path(tempfile.mkdtemp(prefix="qimeng_judge_"))
         cuda = self.torch_device.type == "cuda"
@@ -202,6 +204,14 @@ class GpuEvaluator(Evaluator):
         worker.send("ready")
         return worker
 
+    def begin_timing(self) -> None:
+        """A program that a worker has just loaded is timed from now on, with parameters that nobody has seen."""
+        self._timed = _TimedCalls(self.draw_seed() if self.references.has_state else None)
+
+    def check_timed(self, worker: Process) -> Verdict:
+        """Whether the output of one timed call of the program is right; the program is still loaded."""
+        return self.judge.check_timed(worker, self._timed.draw) if self._timed.rounds else Verdict()
+
     def let_go(self, worker: Process) -> None:
         """End a worker without waiting for its end."""
         worker.kill(wait=False)
@@ -283,9 +293,18 @@ class GpuEvaluator(Evaluator):
                 found.pop(compiled_name(mode), None)
 
     def _time(self, worker: Process, effort: Effort) -> Samples:
-        seeds = [self.draw_seed() for _ in range(3)]
-        data, _ = worker.call("time", self.limit_s, seeds=seeds, effort=effort)
-        return samples_of(data)
+        seed = self.draw_seed()
+        data, _ = worker.call(
+            "time",
+            self.limit_s,
+            seed=seed,
+            effort=effort,
+            parameter_seed=self._timed.parameter_seed,
+            mutated=self.references.mutated,
+        )
+        samples = samples_of(data)
+        self._timed.rounds.append((seed, effort.warmup + len(samples.device_ms)))
+        return samples
 
     def _take_worker(self) -> Process:
         """The worker started last, once it is ready."""
@@ -313,6 +332,25 @@ class GpuEvaluator(Evaluator):
 
     def _new_cache(self) -> str:
         return tempfile.mkdtemp(prefix="triton_", dir=self.folder)
+
+
+@dataclass
+class _TimedCalls:
+    """Which inputs the timed calls of a program had.
+
+    Attributes:
+        parameter_seed: of the change to the parameters.
+        rounds: seed and number of calls, warm-up included, of each measurement so far.
+    """
+
+    parameter_seed: int | None = None
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+
+    def draw(self, number: int, call: int) -> Draw:
+        """Inputs and parameters of a call in measurement `number`; a ValueError for one that there was not."""
+        if not 0 <= number < len(self.rounds) or not 0 <= call < self.rounds[number][1]:
+            raise ValueError(f"call {call} of round {number}")
+        return Draw(call_seed(self.rounds[number][0], call), "given", self.parameter_seed)
 
 
 def _add(table: dict[str, Samples], name: str, samples: Samples) -> None:

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from qimeng.envs.forkserver import Process, WorkerFailed
 from qimeng.envs.outputs import Facts, Leaf, difference, facts_from_json, facts_to_json, take
 from qimeng.envs.reference import References
 from qimeng.envs.trials import Trial
+from qimeng.envs.worker import Draw
 from qimeng.interfaces import Accuracy
 
 CLOCK_SHARE = 0.8
@@ -163,13 +165,37 @@ class Judge:
                 break
         return verdict
 
+    def check_timed(self, worker: Process, draw_of: Callable[[int, int], Draw]) -> Verdict:
+        """Look at the output of one timed call, which the worker drew after the call.
+
+        Args:
+            worker: with the program that was timed.
+            draw_of: number of the round of timing and of the call in it to the inputs that the call had.
+        """
+        refs = self.references
+        data, files = worker.call("timed", self.limit_s)
+        try:
+            trial = refs.make(draw_of(int(data["round"]), int(data["call"])))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            _close(files)
+            raise WorkerFailed("protocol", f"the answer makes no sense: no such timed call: {error}") from error
+        found = self._taken((data, files))
+        if trial is None:
+            return Verdict()
+        refs.keep(trial)
+        for number, actual in enumerate(found):
+            text = self._wrong(trial, number, actual)
+            if text is not None:
+                return Verdict(failure="wrong", error=f"output {number} of a call that was timed: {text}")
+        return Verdict()
+
     def compare(
         self,
         answer: tuple[Any, list[int]],
         expected_facts: Facts,
         expected: Sequence[Expected],
         tally: Tally,
-        excuse: Callable[[int, torch.Tensor], bool] = lambda number, actual: False,
+        look_again: Callable[[int, torch.Tensor, Error], Expected | None] = lambda number, actual, error: None,
     ) -> Comparison:
         """What is wrong with an answer that hands tensors over.
 
@@ -178,7 +204,7 @@ class Judge:
             expected_facts: structure of the outputs.
             expected: values of the outputs, then of further tensors handed over.
             tally: where errors are noted.
-            excuse: whether integers that differ are right all the same.
+            look_again: what a tensor that is out of bounds may be all the same (`References.look_again`).
 
         Raises:
             WorkerFailed: the answer is malformed.
@@ -199,8 +225,8 @@ class Judge:
             _close(files)
         for number, (actual, e) in enumerate(zip(tensors, expected, strict=True)):
             found, text = accuracy.check(actual, e)
-            if text is not None and not accuracy.is_float(e.value) and number < count and excuse(number, actual):
-                continue
+            if text is not None and (wider := look_again(number, actual, found)) is not None:
+                text, e = None, wider
             tally.add(found, e)
             if text is not None:
                 name = f"output {number}" if number < count else "a buffer that the call updates"
@@ -208,6 +234,11 @@ class Judge:
         return Comparison(facts, tensors, None)
 
     # -- parts
+
+    def _wrong(self, trial: Trial, number: int, actual: torch.Tensor) -> str | None:
+        """What is wrong with an output, in words; None where it is right."""
+        error, text = accuracy.check(actual, trial.expected[number])
+        return text if text and self.references.look_again(trial, number, actual, error) is None else None
 
     def _one(self, worker: Process, number: int, trial: Trial, tally: Tally) -> tuple[Facts, str | None]:
         refs = self.references
@@ -225,9 +256,7 @@ class Judge:
         if not isinstance(changed, list):
             _close(answer[1])
             raise WorkerFailed("protocol", "the answer makes no sense: no list of what changed")
-        found = self.compare(
-            answer, refs.facts, trial.expected, tally, lambda n, x: refs.accepts_selection(trial, n, x)
-        )
+        found = self.compare(answer, refs.facts, trial.expected, tally, partial(refs.look_again, trial))
         text = found.error
         if text is None and changed:
             text = f"the call changed {', '.join(str(c) for c in changed)[:300]}"
@@ -249,9 +278,7 @@ class Judge:
             raise WorkerFailed("protocol", "the answer makes no sense: nothing was handed over")
         data["facts"] = facts_to_json(facts)
         refs = self.references
-        found = self.compare(
-            (data, files), refs.facts, trial.expected, Tally(), lambda n, x: refs.accepts_selection(trial, n, x)
-        )
+        found = self.compare((data, files), refs.facts, trial.expected, Tally(), partial(refs.look_again, trial))
         return None if found.error is None else f"a later call changed what the first one returned: {found.error}"
 
     def _check_clock(self, worker: Process, trial: Trial, device_ms: float) -> Verdict:
@@ -271,7 +298,7 @@ class Judge:
         for tray in trays:
             tray.zero_()
         whole = self._timed(lambda: worker.call("fire", self.limit_s, again=False), trays, copies)
-        wrong = next((t for c, e in zip(copies, trial.outputs, strict=True) if (t := accuracy.check(c, e)[1])), None)
+        wrong = next((t for n, copy in enumerate(copies) if (t := self._wrong(trial, n, copy))), None)
         again = [self._timed(lambda: worker.call("fire", self.limit_s, again=True), trays, copies) for _ in range(2)]
         outer = (whole - min(again)) / calls
         del trays

@@ -18,9 +18,10 @@ import torch
 from qimeng.envs import accuracy
 from qimeng.envs.accuracy import Error, Expected
 from qimeng.envs.degenerate import degenerate
-from qimeng.envs.double import aliases, move_one_ulp, tensors_in, to_double
+from qimeng.envs.double import aliases, move_one_ulp, nearby, tensors_in, to_double
 from qimeng.envs.modes import precision
 from qimeng.envs.outputs import Facts, describe
+from qimeng.envs.second_look import most_nearby, second_look
 from qimeng.envs.selection import selected_values
 from qimeng.envs.timing import FRESH_SHARE
 from qimeng.envs.trials import Trial, TrialPool
@@ -130,6 +131,10 @@ class References:
         finally:
             self.tidy()
 
+    def keep(self, trial: Trial) -> None:
+        """Let a trial that was made for one candidate serve later ones."""
+        self._pool.keep(trial)
+
     def accepts_selection(self, trial: Trial, number: int, actual: torch.Tensor) -> bool:
         """Whether integers that differ select values within the float budget of what should be selected.
 
@@ -152,6 +157,25 @@ class References:
         floor = accuracy.floor(eager.best.dtype, self.longest_reduction, Error())
         return accuracy.measure(exact.chosen, exact.best).max <= Expected(exact.best, error, floor).budget.max
 
+    def look_again(self, trial: Trial, number: int, actual: torch.Tensor, error: Error) -> Expected | None:
+        """What a tensor that is out of bounds may be all the same; None where it is wrong.
+
+        Args:
+            trial: the trial.
+            number: which of `trial.expected`.
+            actual: what the candidate handed over.
+            error: its error.
+        """
+        if accuracy.is_float(trial.expected[number].value):
+            return second_look(error, lambda: trial.expected[number], lambda: self._look_nearby(trial))
+        if number < len(trial.outputs) and self.accepts_selection(trial, number, actual):
+            return trial.expected[number]
+        return None
+
+    def may_look_nearby(self, done: int, elements: int) -> bool:
+        """Whether one more trial nearby is to be made, after `done` with so many elements of inputs and outputs."""
+        return self.kind == "float64" and done < most_nearby(elements)
+
     def release(self) -> None:
         """Give the memory of the pool and of the float64 module back."""
         self._pool.clear()
@@ -167,6 +191,7 @@ class References:
         self.input_sets = max(
             1, _memory(self.device) // FRESH_SHARE // max(sum(x.nbytes for x in tensors_in(inputs)), 1)
         )
+        self._input_elements = sum(x.numel() for x in tensors_in(inputs))
         before = {k: v.clone() for k, v in self.parameters.set(None).items()}
         first = self._eager(inputs, draw.seed)
         held = {f"input {i}": x for i, x in enumerate(tensors_in(inputs))}
@@ -201,25 +226,40 @@ class References:
         if trial is None:
             trial = self.make(self._new_draw(distribution, perturbed))
             if trial is not None:
-                self._pool.keep(trial)
+                self.keep(trial)
         return trial
 
     def _new_draw(self, distribution: str, perturbed: bool) -> Draw:
         return Draw(self.draw_seed(), distribution, self.draw_seed() if perturbed else None)
 
-    def inputs(self, draw: Draw) -> tuple[Any, ...]:
-        """The specification's inputs for `draw`."""
-        return self.spec.inputs(draw.seed, str(self.device), draw.distribution)
+    def inputs(self, draw: Draw, near: int | None = None) -> tuple[Any, ...]:
+        """The specification's inputs for `draw`, or others near them, by a seed."""
+        made = self.spec.inputs(draw.seed, str(self.device), draw.distribution)
+        return made if near is None else nearby(made, self.spec.domains, near)
 
     def _eager(self, inputs: Sequence[Any], seed: int, mode: str | None = None) -> Any:
         torch.manual_seed(seed)
         with torch.no_grad(), self.arithmetic(mode or self.spec.mode):
             return self.parameters.module(*inputs)
 
-    def _make(self, draw: Draw) -> Trial | None:
-        exact, exact_buffers, moved = self._exact(draw)
+    def _look_nearby(self, trial: Trial) -> bool:
+        """Widen `trial` by one more on inputs nearby; False where no more are to be made."""
+        elements = sum(e.value.numel() for e in trial.expected) + self._input_elements
+        if not self.may_look_nearby(trial.nearby, elements):
+            return False
+        try:
+            other = self._make(trial.draw, self.draw_seed())
+        finally:
+            self.tidy()
+        if other is None:
+            return False
+        trial.widen(other)
+        return True
+
+    def _make(self, draw: Draw, near: int | None = None) -> Trial | None:
+        exact, exact_buffers, moved = self._exact(draw, near)
         state = self.parameters.set(draw.parameter_seed)
-        output = self._eager(self.inputs(draw), draw.seed)
+        output = self._eager(self.inputs(draw, near), draw.seed)
         tensors = tensors_in(output)
         outputs, buffers, shares = [], {}, [0.0]
         for number, tensor in enumerate(tensors):
@@ -234,7 +274,7 @@ class References:
             self.dropped.add(draw.distribution)
             if draw.distribution != "given":
                 return None
-        plain = draw.distribution == "given" and draw.parameter_seed is None
+        plain = draw.distribution == "given" and draw.parameter_seed is None and near is None
         if plain and self.kind == "float64":
             tolerance = self.spec.tolerances.kernelbench
             agree = all(
@@ -260,23 +300,25 @@ class References:
         kept = eager if share else None
         return Expected(value, accuracy.measure(eager, value, kept), floor, kept, tolerances), share
 
-    def _exact(self, draw: Draw) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
+    def _exact(self, draw: Draw, near: int | None) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
         """Outputs and changed buffers in float64, and what one ulp of the inputs changes."""
         if self.kind == "float64":
             try:
-                return self._in_double(draw)
+                return self._in_double(draw, near)
             except (RuntimeError, TypeError, ValueError, NotImplementedError):
                 # float64 is refused by the spec or by PyTorch, or does not fit the memory
                 self.kind = "eager-highest"
                 self.exact = None
                 self.tidy()
         self.parameters.set(draw.parameter_seed)
-        output = tensors_in(self._eager(self.inputs(draw), draw.seed, "highest"))
+        output = tensors_in(self._eager(self.inputs(draw, near), draw.seed, "highest"))
         state = self.parameters.module.state_dict()
         return output, {k: state[k].clone() for k in self.mutated}, [Error()] * len(output)
 
-    def _in_double(self, draw: Draw) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
-        inputs = to_double(self.inputs(draw))
+    def _in_double(
+        self, draw: Draw, near: int | None
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
+        inputs = to_double(self.inputs(draw, near))
         module = self._exact_module(self.parameters.set(draw.parameter_seed))
         with torch.no_grad():
             torch.manual_seed(draw.seed)

@@ -1,27 +1,37 @@
 """How long a call takes.
 
-Deals in calls, clocks and samples in milliseconds. On a GPU: L2 flushed, synchronized, start event, call, end event;
-fresh inputs each time. Knows nothing about what is called or whether it is right.
+Deals in calls, clocks and samples in milliseconds. On a GPU: L2 flushed, synchronized, start event, call, end event,
+then everything on the device drained. Every call has inputs of its own, so that nothing can be answered from an earlier
+one. What runs where the events do not see it (another stream) is time all the same. Knows nothing about what is called
+or whether it is right.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
+from qimeng.envs.witness import Witness, call_seed
 from qimeng.interfaces import Timing
 
 _now = time.perf_counter  # foreign code that replaces it in `time` does not reach this one
 FRESH_SHARE = 8
 """Input sets may take this fraction (one in) of the device's memory; larger inputs are made anew in place."""
+SETS = 3
+"""Sets of inputs that stay in memory while the next one is made, so that it lies elsewhere."""
+HIDDEN_MS = 0.03
+"""What the wall clock may say beyond the events, and beyond an empty call's, before it counts as time of the call."""
 
 
 @dataclass(frozen=True)
@@ -87,24 +97,25 @@ class Stopwatch:
         return _bytes(inputs) <= self._memory // FRESH_SHARE
 
     def flush(self) -> None:
-        """Write twice the size of the L2 cache."""
+        """Write twice the size of the L2 cache, lines that a kernel asked to stay there included."""
         if self._flush is not None:
+            _reset_persisting_lines()
             self._flush.add_(1)
 
     def synchronize(self) -> None:
-        """Wait for the device."""
+        """Wait for the device: every stream of this process."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> tuple[float, float]:
-        """Device and wall milliseconds of one call."""
+    def once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> tuple[float, float, Any]:
+        """Device and wall milliseconds of one call, and what it returned."""
         self.flush()
         self.synchronize()
         if self.device.type != "cuda":
             began = _now()
-            call(*arguments)
+            output = call(*arguments)
             wall = (_now() - began) * 1e3
-            return wall, wall
+            return wall, wall, output
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         began = _now()
         start.record()
@@ -112,45 +123,82 @@ class Stopwatch:
         end.record()
         torch.cuda.synchronize(self.device)
         wall = (_now() - began) * 1e3
-        del output
-        return start.elapsed_time(end), wall
+        return start.elapsed_time(end), wall, output
 
     def measure(
         self,
         call: Callable[..., Any],
         make_inputs: Callable[[int], Sequence[Any]],
-        seeds: Sequence[int],
+        seed: int,
         effort: Effort = Effort(),
+        witness: Witness | None = None,
     ) -> Samples:
-        """Times of calls on inputs that change from call to call.
+        """Times of calls, each on inputs of its own.
+
+        Call number n, those of the warm-up included, gets the inputs of `call_seed(seed, n)`. Where several sets fit
+        into memory, they lie where an earlier set was given up, chosen at random; else in place of the first.
 
         Args:
             call: what is timed.
             make_inputs: seed to arguments.
-            seeds: one set of inputs a seed, as far as memory allows; sets beyond that are made in place of the first.
+            seed: of all inputs.
             effort: how much to measure.
+            witness: is shown the output of every call that counts.
         """
-        sets = [make_inputs(seeds[0])]
-        room = self._memory // FRESH_SHARE // max(_bytes(sets[0]), 1)
-        sets += [make_inputs(seed) for seed in seeds[1 : max(room, 1)]]
-        for number in range(effort.warmup):
-            self.once(call, sets[number % len(sets)])
+        if witness is not None:
+            witness.begin()
+        sets = [make_inputs(call_seed(seed, 0))]
+        room = min(self._memory // FRESH_SHARE // max(_bytes(sets[0]), 1), SETS)
+        empty_ms = self._empty_ms()
         device_ms: list[float] = []
         wall_ms: list[float] = []
         with _no_garbage_collection():
             began = _now()
-            total = 0.0
+            total, number = 0.0, 0
             while (total < effort.min_ms or len(wall_ms) < effort.min_calls) and (
                 _now() - began < effort.limit_s or len(wall_ms) < 3
             ):
-                number = len(wall_ms)
-                if len(sets) == 1 and len(seeds) > 1:
-                    _refill(sets[0], make_inputs, seeds[number % len(seeds)])
-                on_device, on_wall = self.once(call, sets[number % len(sets)])
-                device_ms.append(on_device)
-                wall_ms.append(on_wall)
-                total += on_device
+                inputs = _next_inputs(sets, room, make_inputs, call_seed(seed, number)) if number else sets[0]
+                on_device, on_wall, output = self.once(call, inputs)
+                if number >= effort.warmup:
+                    if witness is not None:
+                        witness.show(number, output)
+                    device_ms.append(on_device)
+                    wall_ms.append(on_wall)
+                    total += on_device
+                elif number + 1 == effort.warmup:
+                    began = _now()
+                del output
+                number += 1
+        hidden = statistics.median(w - d for d, w in zip(device_ms, wall_ms, strict=True)) - empty_ms
+        if self.device.type == "cuda" and hidden > HIDDEN_MS:
+            device_ms = [d + hidden for d in device_ms]
         return Samples(tuple(device_ms), tuple(wall_ms))
+
+    def _empty_ms(self) -> float:
+        """What the wall clock says beyond the events where nothing is called."""
+        if self.device.type != "cuda":
+            return 0.0
+        samples = [self.once(lambda: None, ())[:2] for _ in range(5)]
+        return min(wall - device for device, wall in samples)
+
+
+def _next_inputs(
+    sets: list[Sequence[Any]], room: int, make_inputs: Callable[[int], Sequence[Any]], seed: int
+) -> Sequence[Any]:
+    """Inputs of `seed`: beside those of `sets` as long as there is room for more, then instead of one of them."""
+    if room < 2:
+        _refill(sets[0], make_inputs, seed)
+        return sets[0]
+    made = make_inputs(seed)
+    if len(sets) < room:
+        sets.append(made)
+    else:
+        sets[_choose(len(sets))] = made
+    return made
+
+
+_choose = random.SystemRandom().randrange
 
 
 def _refill(inputs: Sequence[Any], make_inputs: Callable[[int], Sequence[Any]], seed: int) -> None:
@@ -161,11 +209,22 @@ def _refill(inputs: Sequence[Any], make_inputs: Callable[[int], Sequence[Any]], 
             old.copy_(fresh)
 
 
+def _reset_persisting_lines() -> None:
+    """Let lines of the L2 cache that were marked to persist be written over (the driver's call of this name)."""
+    with contextlib.suppress(OSError, AttributeError):  # no such library, or one that is too old: nothing persists
+        _driver().cuCtxResetPersistingL2Cache()
+
+
+@lru_cache(1)
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
 def _bytes(inputs: Sequence[Any]) -> int:
     return sum(x.nbytes for x in _pytree.tree_leaves(list(inputs)) if isinstance(x, torch.Tensor))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     enabled = gc.isenabled()
     gc.collect()

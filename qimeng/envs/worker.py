@@ -28,6 +28,7 @@ from qimeng.envs.seal import Seal, shadowed
 from qimeng.envs.service import Answer, Refused, serve
 from qimeng.envs.timing import Effort, Samples, Stopwatch
 from qimeng.envs.triton_cache import adopt_shared_cache
+from qimeng.envs.witness import Witness
 from qimeng.program.program import Implementation
 from qimeng.spec import KernelSpec, perturb_parameters
 
@@ -124,6 +125,7 @@ class Worker:
         self.module: ModuleType | None = None
         self.model: torch.nn.Module = self.parameters.module
         self.kept: dict[int, list[torch.Tensor]] = {}
+        self.witness = Witness()
         self.armed: list[tuple[int, tuple[Any, ...]]] = []
         self.armed_keep = 0
         self.fired: list[torch.Tensor] = []
@@ -145,6 +147,7 @@ class Worker:
         """
         self._find_compiled(digests)
         self.kept.clear()
+        self.witness = Witness()
         self.armed, self.module, self.model = [], None, torch.nn.Module()
         state = self.parameters.set(None)
         if not source:
@@ -251,16 +254,42 @@ class Worker:
         self.stopwatch.synchronize()
         return Answer({}, ())
 
-    def time(self, seeds: Sequence[int], effort: Effort) -> dict[str, Any]:
-        """Times of calls on as-given inputs from `seeds`.
+    def time(
+        self, seed: int, effort: Effort, parameter_seed: int | None = None, mutated: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Times of calls on as-given inputs; the output of one call is kept for `timed`.
 
         The memory is given back, as the baselines do, so that whoever is timed next gets the same.
+
+        Args:
+            seed: of all inputs; see `Stopwatch.measure`.
+            effort: how much to measure.
+            parameter_seed: of the change to the parameters.
+            mutated: buffers that a call updates; every call finds them as they were.
         """
-        samples = self.stopwatch.measure(self.model, lambda s: self._inputs(Draw(s)), seeds, effort)
-        self._check_seal()
+        self._set_parameters(parameter_seed)
+        state = self.model.state_dict()
+        before = {key: state[key].clone() for key in mutated}
+
+        def fresh(number: int) -> tuple[Any, ...]:
+            for key, value in before.items():
+                state[key].copy_(value)
+            inputs = self._inputs(Draw(number))
+            torch.manual_seed(number)
+            return inputs
+
+        try:
+            samples = self.stopwatch.measure(self.model, fresh, seed, effort, self.witness)
+        finally:
+            self._check_seal()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return _samples(samples)
+
+    def timed(self) -> Answer:
+        """Hand over the output of one timed call since `load`, and say which it is."""
+        handed, files = outputs.hand_over(self.witness.tensors)
+        return Answer({"tensors": handed, "round": self.witness.round, "call": self.witness.call}, tuple(files))
 
     def peak(self, seed: int) -> int | None:
         """Most bytes that a call holds beyond inputs and parameters (prepared buffers count); None on the CPU."""
@@ -331,7 +360,7 @@ class Worker:
 
     def time_alternative(self, number: int, effort: Effort) -> dict[str, Any]:
         """Times of one implementation on the region's inputs."""
-        samples = self.stopwatch.measure(self.alternatives[number], lambda _: self.arguments, [0], effort)
+        samples = self.stopwatch.measure(self.alternatives[number], lambda _: self.arguments, 0, effort)
         self._check_seal()
         return _samples(samples)
 
@@ -373,7 +402,9 @@ class Worker:
         torch.cuda._sleep(2_000_000)
 
     def _check_seal(self) -> None:
-        broken = self.seal.broken() + [name for it in (self, self.stopwatch, self.parameters) for name in shadowed(it)]
+        broken = self.seal.broken() + [
+            name for it in (self, self.stopwatch, self.parameters, self.witness) for name in shadowed(it)
+        ]
         if broken:
             more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
             raise Refused("tampered", f"the candidate changed {', '.join(broken[:5])}{more}")
@@ -384,8 +415,8 @@ class Worker:
 
 
 COMMANDS = (
-    "ready", "load", "trial", "again", "release", "arm", "fire", "time", "peak", "profile", "capture", "alternative",
-    "time_alternative", "forget_alternatives",
+    "ready", "load", "trial", "again", "release", "arm", "fire", "time", "timed", "peak", "profile", "capture",
+    "alternative", "time_alternative", "forget_alternatives",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from qimeng.envs.channel import Malformed
 from qimeng.envs.least_time import least_ms
 from qimeng.envs.outputs import describe, difference, facts_from_json, facts_to_json, hand_over, take
 from qimeng.envs.timing import Effort, Stopwatch
+from qimeng.envs.witness import Witness, call_seed
 from qimeng.graph.verify import capture_spec
 from qimeng.spec import KernelSpec
 
@@ -81,17 +82,18 @@ def filled(seed: int) -> tuple[torch.Tensor]:
     return (torch.full((4,), float(seed)),)
 
 
-def test_timing_measures_on_inputs_that_change():
-    seen: list[float] = []
+def test_every_timed_call_has_inputs_of_its_own_which_lie_elsewhere():
+    seen: list[tuple[float, int]] = []
     watch = Stopwatch(torch.device("cpu"))
     samples = watch.measure(
-        lambda x: seen.append(float(x[0])),
-        lambda seed: (torch.full((4,), float(seed)),),
-        [1, 2, 3],
+        lambda x: seen.append((float(x[0]), x.data_ptr())),
+        lambda seed: (torch.full((4096,), float(seed % 1000003)),),
+        7,
         Effort(0.0, 9, 1.0, 2),
     )
-    assert len(samples.device_ms) == 9 and set(seen) == {1.0, 2.0, 3.0}
-    assert samples.timing().calls == 9
+    assert samples.timing().calls == len(samples.device_ms) == 9
+    assert [v for v, _ in seen] == [call_seed(7, n) % 1000003 for n in range(11)] and len({v for v, _ in seen}) == 11
+    assert len({p for _, p in seen}) > 1
 
 
 def test_inputs_too_large_for_several_sets_are_refilled_in_place():
@@ -100,11 +102,25 @@ def test_inputs_too_large_for_several_sets_are_refilled_in_place():
     seen: list[tuple[int, float]] = []
     watch.measure(
         lambda x: seen.append((x.data_ptr(), float(x[0]))),
-        lambda s: (torch.full((4,), float(s)),),
-        [1, 2],
+        lambda s: (torch.full((4,), float(s % 1000003)),),
+        7,
         Effort(0.0, 4, 1.0, 1),
     )
-    assert len({p for p, _ in seen}) == 1 and {v for _, v in seen} == {1.0, 2.0}
+    assert len({p for p, _ in seen}) == 1 and len({v for _, v in seen}) == 5
+
+
+def test_a_witness_is_any_call_that_counts_and_copied_at_once():
+    output = torch.zeros(2)
+    chosen = set()
+    for _ in range(60):
+        witness = Witness()
+        for _ in range(2):
+            witness.begin()
+            for call in (3, 4):
+                witness.show(call, (output.fill_(call),))
+        assert witness.tensors[0].tolist() == [witness.call] * 2
+        chosen.add((witness.round, witness.call))
+    assert chosen == {(0, 3), (0, 4), (1, 3), (1, 4)}
 
 
 def test_the_least_time_counts_what_must_be_moved():
