@@ -1,0 +1,79 @@
+"""A model whose answers are kept: what it was asked before is answered from the store, and nothing is paid twice.
+
+Deals in look-ups by content hash and in the order of things: an answer is in the store, durably, before anybody sees
+it. Knows nothing about where answers come from or what becomes of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from qimeng.coder.llm.account import Account
+from qimeng.coder.llm.chat import Chat, ChatError, Message, Reply
+from qimeng.store import Store, content_hash
+
+
+class RecordedChat(Chat):
+    """`chat`, with a store and an account.
+
+    The first `count` answers to the same messages are numbered from 0 in the order of their arrival, and asked for
+    again come in that order; so a run repeats itself without the model. What failed was not answered, and is asked for
+    again.
+
+    Args:
+        chat: answers what the store does not know.
+        account: of all answers; its limits are kept.
+        store: where answers are kept; None keeps none.
+    """
+
+    def __init__(self, chat: Chat, account: Account, store: Store | None = None):
+        self.chat, self.account, self.store = chat, account, store
+        self.name, self.settings = chat.name, chat.settings
+
+    def ask(self, messages: Sequence[Message], count: int = 1) -> Iterator[Reply]:
+        """`count` answers, those from the store first; as many fewer as the budget of calls has no room for.
+
+        Raises:
+            ChatError: there was no answer at all, or (``"budget"``) the budget is used up.
+        """
+        given = 0
+        try:
+            for reply in self._answers(messages, self.account.room(count)):
+                given += 1
+                yield reply
+        except ChatError as error:
+            self.account.failures[error.kind] += 1
+            if not given:
+                raise
+
+    def digest(self, messages: Sequence[Message], number: int) -> str:
+        """Key of answer `number` to `messages`."""
+        return content_hash("\n".join((self.name, self.settings, _json(messages), str(number))))
+
+    def _answers(self, messages: Sequence[Message], count: int) -> Iterator[Reply]:
+        known = 0
+        while known < count and (reply := self._stored(messages, known)) is not None:
+            self.account.add(messages, reply, replayed=True)
+            known += 1
+            yield reply
+        if known == count:
+            return
+        for number, reply in enumerate(self.chat.ask(messages, self.account.room(count - known)), known):
+            if self.store is not None:
+                body = json.dumps(asdict(reply), sort_keys=True)
+                self.store.put_reply(self.digest(messages, number), self.name, _json(messages), body)
+            self.account.add(messages, reply)
+            yield reply
+
+    def _stored(self, messages: Sequence[Message], number: int) -> Reply | None:
+        row = self.store.reply(self.digest(messages, number)) if self.store is not None else None
+        return None if row is None else Reply(**json.loads(row[2]))
+
+
+def _json(messages: Sequence[Message]) -> str:
+    return json.dumps([asdict(m) for m in messages], sort_keys=True)
+
+
+__all__ = ["RecordedChat"]
