@@ -56,8 +56,11 @@ def plan_and_code(
         evaluations: most programs sent to the judge before the final verification.
         planner: ``"heuristic"``, ``"random"``, ``"lm:FOLDER"`` (a trained language model), or a `Planner`.
         coder: ``"template"``, or a `Coder`.
-        search: ``"greedy"``, ``"climb"`` (greedy, slower schedules taken back), ``"beam"``, or an object with
-            `run(session)`, which brings its own planner.
+        search: ``"greedy"`` (the planner alone), ``"climb"`` (greedy, slower schedules taken back), ``"best-of-n"``
+            (trajectories drawn from the planner's policy), ``"beam"``, ``"mcts"`` (tree search with the policy as
+            prior), ``"archive"`` (evolution: islands and MAP-Elites); these four begin with what the planner would do
+            alone. Or an object with `run(session)`, which brings its own planner. Numbers may follow a name:
+            ``"beam:8"``, ``"mcts:c=2"``, ``"archive:islands=4,seed=1"``; a wrong one is refused with those there are.
         device: name of a device (see `qimeng devices`); the GPU of this machine by default, else the H200.
         mode: precision mode, for the result and the PyTorch it is compared with: ``"default"`` (as PyTorch ships),
             ``"highest"`` (no TF32) or ``"high"`` (TF32 or better); the spec's own by default.
@@ -74,7 +77,7 @@ def plan_and_code(
     Raises:
         SpecError: the computation cannot be optimized as given (the message says what to change), or an unknown mode.
         DeviceError: an unknown device.
-        ValueError: an unknown planner, coder, search or mode of torch.compile.
+        ValueError: an unknown planner, coder, search (or option of one) or mode of torch.compile.
     """
     began, chosen = time.monotonic(), make_search(search, planner)
     opened = Store(store) if isinstance(store, str | Path) else store

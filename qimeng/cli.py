@@ -1,4 +1,4 @@
-"""The command line: `qimeng optimize`, `show`, `actions`, `devices`, `doctor`, `bench` and `collect`.
+"""The command line: `qimeng optimize`, `show`, `actions`, `devices`, `doctor`, `bench`, `collect`, `train`, `adapt`.
 
 Deals in arguments, printing and exit codes. Knows nothing about how anything is optimized. Heavy modules are imported
 inside the commands, so that ``--help`` answers at once.
@@ -24,6 +24,7 @@ from qimeng.cli_bench import app as bench_app
 from qimeng.cli_collect import app as collect_app
 from qimeng.cli_console import console
 from qimeng.cli_names import check_names, listed, split
+from qimeng.cli_train import adapt, train
 from qimeng.errors import QimengError
 from qimeng.planner import PLANNERS, SEARCHES
 
@@ -35,6 +36,8 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(collect_app, name="collect")
+app.command()(train)
+app.command()(adapt)
 
 INTERRUPTED = 130
 """What typer exits with on Ctrl-C (128 and the number of SIGINT, as shells do)."""
@@ -49,7 +52,7 @@ def optimize(
     evaluations: Annotated[int, typer.Option(min=0, help="Most programs sent to the judge.")] = 40,
     planner: Annotated[str, typer.Option(help=f"Who chooses: {listed(PLANNERS)}.")] = "heuristic",
     coder: Annotated[str, typer.Option(help="Who writes: template.")] = "template",
-    search: Annotated[str, typer.Option(help=f"How steps are searched: {listed(SEARCHES)}.")] = "greedy",
+    search: Annotated[str, typer.Option(help=f"How steps are searched: {listed(SEARCHES)}; beam:8, say.")] = "greedy",
     device: Annotated[
         str, typer.Option(help="Name of a device (`qimeng devices`); this machine's GPU by default.")
     ] = "",

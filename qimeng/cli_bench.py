@@ -46,7 +46,7 @@ def kernelbench(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     planner: Annotated[str, typer.Option(help=f"Who chooses: {listed(PLANNERS)}.")] = "heuristic",
     coder: Annotated[str, typer.Option(help="Name of the coder.")] = "template",
-    search: Annotated[str, typer.Option(help=f"How steps are searched: {listed(SEARCHES)}.")] = "greedy",
+    search: Annotated[str, typer.Option(help=f"How steps are searched: {listed(SEARCHES)}; beam:8, say.")] = "greedy",
     device: Annotated[str, typer.Option(help="Without a GPU: device to estimate times for.")] = "",
     compile_baseline: Annotated[bool, typer.Option(help="Measure torch.compile as well.")] = True,
     compile_modes: Annotated[str, typer.Option(help="Its modes, the one to compare with first.")] = "default",

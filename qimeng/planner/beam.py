@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from qimeng.envs.session import Session
 from qimeng.interfaces import Planner
-from qimeng.planner.search import Search, top_actions
+from qimeng.planner.search import Search, own_trajectory, top_actions
 
 
 class BeamSearch(Search):
-    """Expand each of `width` trajectories by the planner's `branch` best actions and keep the fastest `width`.
+    """Follow the planner's own trajectory, then expand `width` trajectories from the start and keep the fastest.
+
+    Each is expanded by the planner's `branch` best actions; what was judged before costs no evaluation.
 
     A step may slow a program down before a later one pays (a lowering before its tuning), so a trajectory whose time
     is not known, or which has only just been slowed, counts with the best time on its path: it stays while others are
@@ -30,7 +32,8 @@ class BeamSearch(Search):
 
     def run(self, session: Session) -> str:
         """Go on until every trajectory has stopped or the budget is used up."""
-        session.begin()
+        for _ in own_trajectory(self.planner, session):
+            pass
         beam, reason = [session], "stop"
         while beam:
             children: list[Session] = []

@@ -1,16 +1,26 @@
-"""What every search shares: several good actions from any planner.
+"""What every search shares: a planner's ranking and prior, and its own trajectory, which searches take first.
 
-Deals in rankings. Knows nothing about how steps are carried out.
+Deals in rankings, probabilities and single trajectories. Knows nothing about how steps are carried out.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from qimeng.envs.session import Session
 from qimeng.interfaces import Action, Observation, Planner
+
+CHOICE = 0.5
+"""Share of the prior that goes to the choice of a planner without scores; the rest is uniform."""
+
+FLOOR = 0.1
+"""Share of a search's prior that is uniform, so that no action is ruled out by a planner that is sure of itself."""
+
+PATIENCE = 10
+"""Evaluations in a row without a better program after which a trajectory is left."""
 
 
 class Search(ABC):
@@ -34,6 +44,18 @@ class ScoringPlanner(Planner):
         return observation.actions[max(range(len(scores)), key=scores.__getitem__)]
 
 
+class ValuingPlanner(ScoringPlanner):
+    """A scoring planner that also says what a state is worth."""
+
+    @abstractmethod
+    def look(self, observation: Observation) -> tuple[Sequence[float], float]:
+        """The scores, and the value of the state in any unit (a search compares values of one planner only)."""
+
+    def scores(self, observation: Observation) -> Sequence[float]:
+        """The scores alone."""
+        return self.look(observation)[0]
+
+
 def top_actions(planner: Planner, observation: Observation, count: int) -> tuple[Action, ...]:
     """The `count` actions that `planner` likes best, best first.
 
@@ -51,3 +73,83 @@ def top_actions(planner: Planner, observation: Observation, count: int) -> tuple
         if chosen[-1].kind == "stop":
             break
     return tuple(chosen)
+
+
+def policy(planner: Planner, observation: Observation) -> tuple[float, ...]:
+    """The probability that `planner` gives to each of `observation.actions`.
+
+    The softmax of its scores, which leaves log-probabilities what they are. A planner without scores gives `CHOICE` to
+    what it would choose; all other actions but `stop` share the rest evenly.
+    """
+    if isinstance(planner, ScoringPlanner):
+        return softmax(planner.scores(observation))
+    chosen = planner.choose(observation)
+    others = [a for a in observation.actions if a.kind != "stop" and a != chosen]
+    share = (1 - CHOICE) / len(others) if others else 0.0
+    return tuple(
+        (CHOICE if others else 1.0) if a == chosen else share if a.kind != "stop" else 0.0 for a in observation.actions
+    )
+
+
+def prior(planner: Planner, observation: Observation) -> tuple[dict[Action, float], float]:
+    """What a search is guided by: a probability for each action but `stop`, and the value of the state.
+
+    The planner's `policy` without `stop` (a search ends with its budget), of which `FLOOR` is made uniform. The value
+    is 0 for a planner that gives none.
+    """
+    value = 0.0
+    if isinstance(planner, ValuingPlanner):
+        scores, value = planner.look(observation)
+        found = softmax(scores)
+    else:
+        found = policy(planner, observation)
+    moves = {a: p for a, p in zip(observation.actions, found, strict=True) if a.kind != "stop"}
+    total = sum(moves.values())
+    if not total:  # the planner would stop
+        return {a: 1 / len(moves) for a in moves}, value
+    return {a: (1 - FLOOR) * p / total + FLOOR / len(moves) for a, p in moves.items()}, value
+
+
+def softmax(scores: Sequence[float]) -> tuple[float, ...]:
+    """exp(s) over the sum of them.
+
+    >>> [round(p, 2) for p in softmax([0.0, 0.0, -1e9])]
+    [0.5, 0.5, 0.0]
+    """
+    top = max(scores)
+    weights = [math.exp(s - top) for s in scores]
+    total = sum(weights)
+    return tuple(w / total for w in weights)
+
+
+def trajectory(
+    session: Session, choose: Callable[[Observation], Action], patience: int = PATIENCE
+) -> Iterator[Session]:
+    """Step as `choose` says on a fork of `session`, and yield a fork of it at the start and after every step.
+
+    It ends where the choice is to stop, the budget is used up, or `patience` evaluations in a row found no better
+    program (0: never for that reason).
+    """
+    branch, ledger = session.fork(), session.ledger
+    branch.begin()
+    best, since = ledger.best, ledger.evaluations
+    yield branch.fork()
+    while branch.exhausted() is None and not (patience and ledger.evaluations - since >= patience):
+        branch.step(choose(branch.observe()))
+        if ledger.best is not best:
+            best, since = ledger.best, ledger.evaluations
+        yield branch.fork()
+
+
+def own_trajectory(planner: Planner, session: Session, patience: int = PATIENCE) -> Iterator[Session]:
+    """What `planner` does by itself (`trajectory`).
+
+    Searches take it first, so that they are not behind their own planner until it stops or finds no more.
+    """
+    return trajectory(session, planner.choose, patience)
+
+
+def out_of_budget(session: Session) -> str | None:
+    """``"evaluations"`` or ``"seconds"`` where a search has used them up, whatever branch it stands on."""
+    reason = session.exhausted()
+    return reason if reason in ("evaluations", "seconds") else None

@@ -88,7 +88,7 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
         make_planner("oracle")
     with pytest.raises(ValueError, match="only lm may be named with a folder, not 'random:3'"):
         make_planner("random:3")
-    with pytest.raises(ValueError, match="unknown search 'best'; known: beam, climb, greedy"):
+    with pytest.raises(ValueError, match="unknown search 'best'; known: archive, beam, best-of-n, climb, greedy, mcts"):
         make_search("best", "random")
 
 
