@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -32,8 +32,15 @@ class Error:
         """True where neither figure is above `budget`'s; false for NaN."""
         return self.max <= budget.max and self.rms <= budget.rms
 
+    def worst(self, other: Error) -> Error:
+        """The larger of each figure."""
+        return Error(max(self.max, other.max), max(self.rms, other.rms))
+
     def __add__(self, other: Error) -> Error:
         return Error(self.max + other.max, self.rms + other.rms)
+
+    def __mul__(self, factor: float) -> Error:
+        return Error(self.max * factor, self.rms * factor)
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,8 @@ class Expected:
 
     Attributes:
         value: the float64 result cast to the output's dtype; for integers and booleans the float64 run's result.
-        error: eager's own error against `value`.
-        floor: what is always allowed.
+        error: eager's own error against `value`, the worst over the trials that were looked at.
+        floor: what is always allowed, the largest over those trials.
         eager: eager's output, kept only where it is needed: some element of it or of `value` is not finite, or the
             output is no floating-point tensor and differs from `value`.
         tolerances: times eager's error that is allowed.
@@ -59,9 +66,11 @@ class Expected:
     def budget(self) -> Error:
         """What a candidate may have: 4 and 2 times eager's error by default, or the floor if that is larger."""
         t = self.tolerances
-        return Error(
-            max(t.max_factor * self.error.max, self.floor.max), max(t.rms_factor * self.error.rms, self.floor.rms)
-        )
+        return Error(t.max_factor * self.error.max, t.rms_factor * self.error.rms).worst(self.floor)
+
+    def widened(self, other: Expected) -> Expected:
+        """The same value with the budget that follows from the worse of both trials' figures."""
+        return replace(self, error=self.error.worst(other.error), floor=self.floor.worst(other.floor))
 
 
 def is_float(tensor: torch.Tensor) -> bool:

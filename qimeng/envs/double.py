@@ -1,4 +1,4 @@
-"""Inputs in float64, and how they are moved by one ulp.
+"""Inputs in float64, and how they are moved: by one ulp, or to others nearby.
 
 Deals in trees of tensors. Knows nothing about specifications or budgets.
 """
@@ -12,6 +12,12 @@ import torch
 from torch.utils import _pytree
 
 from qimeng.envs import accuracy
+from qimeng.spec.leaf import unexpanded
+
+CONTINUOUS = ("real", "positive", "probability")
+NEARBY = 1 / 64
+"""Most that `nearby` takes off a value, as a share of it: enough that every rounding falls out anew also in half types,
+and little enough that what is ill-conditioned stays so."""
 
 
 def to_double(inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -40,6 +46,26 @@ def move_one_ulp(inputs: Sequence[Any], eps: float) -> None:
                 part.addcmul_(part, signs[: part.numel()], value=eps)
 
 
+def nearby(inputs: Sequence[Any], domains: Sequence[str], seed: int) -> tuple[Any, ...]:
+    """Inputs like `inputs` with other roundings: continuous ones times 1 - u / 64, u uniform in [0, 1); strides stay.
+
+    Args:
+        inputs: a specification's inputs.
+        domains: of each of them, flattened (`KernelSpec.domains`); signs, indices and masks stay as they are.
+        seed: of u.
+    """
+    leaves, tree = _pytree.tree_flatten(list(inputs))
+    for i, (x, domain) in enumerate(zip(leaves, domains, strict=True)):
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or domain not in CONTINUOUS:
+            continue
+        once = unexpanded(x)
+        generator = torch.Generator(device=x.device).manual_seed(seed + i)
+        u = torch.empty(once.shape, dtype=torch.float32, device=x.device).uniform_(generator=generator)
+        leaves[i] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        unexpanded(leaves[i]).copy_(once.double() * (1 - NEARBY * u))
+    return tuple(_pytree.tree_unflatten(leaves, tree))
+
+
 def _signs(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     return torch.randint(0, 2, tuple(shape), device=like.device, dtype=torch.int8).to(like.dtype).mul_(2).sub_(1)
 
@@ -55,4 +81,4 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
-__all__ = ["aliases", "move_one_ulp", "tensors_in", "to_double"]
+__all__ = ["aliases", "move_one_ulp", "nearby", "tensors_in", "to_double"]

@@ -6,20 +6,20 @@ implementations.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from qimeng.envs import accuracy
-from qimeng.envs.accuracy import Error
+from qimeng.envs.accuracy import Error, Expected
 from qimeng.envs.double import move_one_ulp, tensors_in
 from qimeng.envs.forkserver import Process
 from qimeng.envs.judge import Tally
 from qimeng.envs.modes import precision
-from qimeng.envs.outputs import describe
+from qimeng.envs.outputs import Facts, describe
 from qimeng.envs.reference import References
 from qimeng.envs.regions import inputs_of_region
+from qimeng.envs.second_look import second_look
 from qimeng.envs.worker import Draw
 from qimeng.graph.region import Region
 from qimeng.program.program import Program, load_source, torch_implementation
@@ -55,14 +55,41 @@ class RegionReference:
         self.draw = Draw(references.draw_seed(), "given", perturbed)
         self.tally = Tally()
         self.held_by: Process | None = None
-        self._evaluate(references, load_source(self.source, folder=folder))
+        self._references, self._module = references, load_source(self.source, folder=folder)
+        self._nearby = 0
+        self.facts, self.expected = self._evaluate()
 
     @property
     def output_bytes(self) -> list[int]:
         """Bytes of each output."""
         return [leaf.bytes for leaf in self.facts.leaves if leaf.is_tensor]
 
-    def _evaluate(self, references: References, module: ModuleType) -> None:
+    def look_again(self, number: int, actual: torch.Tensor, error: Error) -> Expected | None:
+        """What a tensor that is out of bounds may be all the same; None where it is wrong.
+
+        Args:
+            number: which of `expected`.
+            actual: what the candidate handed over.
+            error: its error.
+        """
+        if not accuracy.is_float(actual):
+            return None
+        return second_look(error, lambda: self.expected[number], self._look_nearby)
+
+    # -- parts
+
+    def _look_nearby(self) -> bool:
+        """Widen what is expected by a run on inputs of the program nearby; False where no more are to be made."""
+        if not self._references.may_look_nearby(self._nearby, self._elements):
+            return False
+        self._nearby += 1
+        _, other = self._evaluate(self._references.draw_seed())
+        self.expected = [a.widened(b) for a, b in zip(self.expected, other, strict=True)]
+        return True
+
+    def _evaluate(self, near: int | None = None) -> tuple[Facts, list[Expected]]:
+        """Structure and values of the outputs, on the inputs of the draw or on others nearby."""
+        references, module = self._references, self._module
         state = references.parameters.set(self.draw.parameter_seed)
         with torch.no_grad(), precision(references.spec.mode):
             with torch.device(references.device):
@@ -70,20 +97,22 @@ class RegionReference:
             model.to(references.device)
             model.load_state_dict({key: state[key] for key in model.state_dict()})
             torch.manual_seed(self.draw.seed)
-            inputs = references.inputs(self.draw)
+            inputs = references.inputs(self.draw, near)
             arguments = inputs_of_region(module, model, inputs, self.entries, self.number)
             del inputs, model
             entry = torch_implementation(self.region).entry
             function = getattr(module, entry)
             output = function(*arguments)
         held = {f"input {i}": x for i, x in enumerate(tensors_in(arguments))}
-        self.facts, eager = describe(output, held)
+        facts, eager = describe(output, held)
+        self._elements = sum(x.numel() for x in (*tensors_in(arguments), *eager))
         values, moved = _in_double(function, arguments)
         if values is None:
             with torch.no_grad(), precision("highest"):
                 values, moved = tensors_in(function(*arguments)), [Error()] * len(eager)
-        self.expected = [references.expect(e, v, m)[0] for e, v, m in zip(eager, values, moved, strict=True)]
+        expected = [references.expect(e, v, m)[0] for e, v, m in zip(eager, values, moved, strict=True)]
         references.tidy()
+        return facts, expected
 
 
 def _in_double(function: Any, arguments: tuple[Any, ...]) -> tuple[list[torch.Tensor] | None, list[Error]]:

@@ -28,6 +28,7 @@ class Trial:
         buffers: for each buffer that a call changes, by its key.
         eager: eager's outputs, where KernelBench's own rule is checked; else empty.
         uses: how often it was drawn from the pool.
+        nearby: trials on inputs nearby that its budgets rest on, besides itself.
     """
 
     draw: Draw
@@ -35,11 +36,18 @@ class Trial:
     buffers: dict[str, Expected]
     eager: list[torch.Tensor] = field(default_factory=list)
     uses: int = 0
+    nearby: int = 0
 
     @property
     def expected(self) -> list[Expected]:
         """Outputs, then buffers, in the order in which a worker hands them over."""
         return [*self.outputs, *self.buffers.values()]
+
+    def widen(self, other: Trial) -> None:
+        """Let the budgets rest on `other`, a trial on inputs nearby, as well."""
+        self.outputs = [a.widened(b) for a, b in zip(self.outputs, other.outputs, strict=True)]
+        self.buffers = {key: e.widened(other.buffers[key]) for key, e in self.buffers.items()}
+        self.nearby += 1
 
     @property
     def bytes(self) -> int:
