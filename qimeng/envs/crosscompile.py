@@ -20,6 +20,7 @@ from qimeng.device import Device
 from qimeng.envs.kernel_facts import KernelFacts, facts_of, registers_of
 from qimeng.envs.kernels import implementation_source, load_kernels
 from qimeng.envs.no_driver import NoDriver
+from qimeng.envs.service import explain
 from qimeng.envs.triton_cache import NO_LINK
 from qimeng.graph.opgraph import Meta
 from qimeng.program.program import Implementation
@@ -98,7 +99,10 @@ def compile_here(
 
 
 def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:2000]
+    """The error in words, with the line of the candidate's text that it is about."""
+    if isinstance(error, SyntaxError) and error.text:
+        return f"{type(error).__name__}: {error.msg}: {error.text.strip()[:200]}"
+    return explain(error, 2000)
 
 
 def _without_data(meta: Meta) -> torch.Tensor:
@@ -170,7 +174,7 @@ def _explain(kernel: str, error: Exception) -> tuple[str, int | None]:
         chain.append(chain[-1].__cause__)
     lines = [line for e in chain if (line := getattr(getattr(e, "node", None), "lineno", None)) is not None]
     where = f"kernel {kernel}" + (f", line {lines[-1]}" if lines else "")
-    text = f"{where}: {type(chain[-1]).__name__}: {chain[-1]}"
+    text = f"{where}: {type(chain[-1]).__name__}: {chain[-1]}" if lines else f"{where}: {_short(error)}"
     if len(chain) > 1 and lines:
         text += f"\n{next(e for e in reversed(chain) if hasattr(e, 'node'))}"
     return text[:2000], lines[-1] if lines else None
