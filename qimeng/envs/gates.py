@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qimeng.envs.answers import amount_of, entry_of, samples_of, times_of
 from qimeng.envs.clock import Clock
-from qimeng.envs.compile import Compilers
-from qimeng.envs.crosscompile import Compiled
+from qimeng.envs.compile import Compilers, launches_nothing
 from qimeng.envs.forkserver import START_S, Process, WorkerFailed
 from qimeng.envs.judge import CLOCK_FROM_MS
 from qimeng.envs.least_time import SHARE, above_peak
@@ -29,6 +28,8 @@ from qimeng.program.program import Program, torch_implementation
 
 if TYPE_CHECKING:
     from qimeng.envs.gpu import GpuEvaluator
+
+T = TypeVar("T")
 
 SWEEP = Effort(min_ms=3.0, min_calls=7, limit_s=0.2, warmup=2)
 """How long alternatives of a region are timed to choose among them."""
@@ -61,6 +62,7 @@ class Run:
         cache: Triton's cache folder.
         trials: makes the trials that the whole program has to pass.
         clock: where the time went.
+        thorough: whether what costs more than a search can afford is checked as well.
         worker: the process at hand.
         refused: number of a candidate to why it does not go on.
         resources: number of a candidate to what its kernels need.
@@ -74,6 +76,7 @@ class Run:
     cache: str
     trials: Callable[[], Iterable[Trial]]
     clock: Clock
+    thorough: bool = False
     worker: Process | None = None
     refused: dict[int, Refusal] = field(default_factory=dict)
     resources: dict[int, Resources] = field(default_factory=dict)
@@ -100,9 +103,8 @@ class Run:
             failed = next((found for found in table.values() if found.error and not found.host), None)
             if failed is not None:
                 self.refused[i] = Refusal(Gate.COMPILE, failed.failure or "compile", failed.error or "")
-            elif idle := next((s for s, found in table.items() if self._launches_nothing(i, s, found)), None):
-                text = f"region {idle} is said to be a Triton kernel, but calling it launches none"
-                self.refused[i] = Refusal(Gate.COMPILE, "not-a-kernel", text)
+            elif idle := launches_nothing(self.candidates[i], table):
+                self.refused[i] = Refusal(Gate.COMPILE, "not-a-kernel", idle)
             elif too_much := refusal(kernels, self.owner.device):
                 self.refused[i] = Refusal(Gate.RESOURCES, "resources", too_much)
             if table:
@@ -119,11 +121,11 @@ class Run:
             return left
         with self.owner.turn("check", self.clock):
             reference = RegionReference(self.owner.references, self.candidates[0], target, str(self.owner.folder))
-            left = [i for i in left if self._region_is_right(reference, i)]
+            left = [i for i in left if self._alone(self._region_is_right, reference, i)]
         if len(left) < 2:
             return left
         with self.owner.turn("time", self.clock, alone=True):
-            self.times = {i: t for i in left if (t := self._time_alternative(reference, i)) is not None}
+            self.times = {i: t for i in left if (t := self._alone(self._time_alternative, reference, i)) is not None}
         return sorted(self.times, key=lambda i: self.times[i])
 
     def whole(self, order: Sequence[int], rounds: Callable[[Process], tuple[Samples, Samples]]) -> Evaluation:
@@ -143,7 +145,7 @@ class Run:
                 break
             self.gate = Gate.PROGRAM
             try:
-                found = self._whole(i, rounds)
+                found = self._alone(self._whole, i, rounds)
             except WorkerFailed as failed:
                 self.drop_worker()
                 self.refused[i] = Refusal(self.gate, failed.kind, str(failed))
@@ -190,10 +192,14 @@ class Run:
 
     # -- parts
 
-    def _launches_nothing(self, i: int, signature: str, found: Compiled) -> bool:
-        """Whether a region that is said to be Triton's was called to its end and compiled nothing for each call."""
-        implementation = self.candidates[i].implementations[signature]
-        return implementation.language == "triton" and found.error is None and all(k.prepares for k in found.kernels)
+    def _alone(self, part: Callable[..., T], *arguments: Any) -> T:
+        """What `part` finds out about one alternative.
+
+        The sweep of one template shares a worker; of others, none meets a worker that another one was in.
+        """
+        if self.patch is not None and not self.patch.is_sweep and len(self.patch.alternatives) > 1:
+            self.drop_worker()
+        return part(*arguments)
 
     def _region_is_right(self, reference: RegionReference, i: int) -> bool:
         assert self.patch is not None
@@ -253,6 +259,8 @@ class Run:
             made = [c.digest for c in map(candidate.implementation, candidate.regions) if c.generated]
             worker.call("load", owner.limit_s, source="" if candidate.fallback else candidate.source, digests=made)
             verdict = owner.judge.check(worker, self.trials())
+            if verdict.ok and self.thorough and not candidate.fallback:
+                verdict = replace(owner.judge.check_guards(worker), accuracy=verdict.accuracy, notes=verdict.notes)
             if verdict.failure is not None:
                 self.refused[i] = Refusal(Gate.PROGRAM, verdict.failure, verdict.error or "")
                 return None
@@ -280,7 +288,7 @@ class Run:
                 resources=self.resources.get(i),
                 peak_bytes=None if peak_bytes is None else int(peak_bytes),
                 eager_peak_bytes=eager_peak_bytes,
-                notes=self._remarks(timing),
+                notes=(*verdict.notes, *self._remarks(timing)),
             )
             found = self._profiled(worker, candidate, found)
         with owner.turn("check", self.clock):
@@ -319,10 +327,11 @@ class Run:
     def _remarks(self, timing: Timing) -> tuple[str, ...]:
         """What is to be said about times that are believed."""
         owner = self.owner
+        remarks = owner.references.remarks
         if owner.graph is None:
-            return ()
+            return remarks
         note = above_peak(owner.graph, timing.device_ms, owner.device, owner.spec.mode)
-        return () if note is None else (note,)
+        return remarks if note is None else (*remarks, note)
 
     def _profiled(self, worker: Process, candidate: Program, found: Evaluation) -> Evaluation:
         owner = self.owner

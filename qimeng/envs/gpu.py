@@ -151,7 +151,7 @@ class GpuEvaluator(Evaluator):
         with clock.part("baselines"):
             self.compiled.wait()
         cache = self._new_cache()
-        run = Run(self, program, None, cache, self.references.every_distribution, clock)
+        run = Run(self, program, None, cache, self.references.every_distribution, clock, thorough=True)
         try:
             found = self._through_gates(
                 run, self._compile_into(cache), lambda w: self._final_rounds(w, parent_ms, clock)

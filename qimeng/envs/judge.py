@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,6 +25,10 @@ from qimeng.envs.reference import References
 from qimeng.envs.trials import Trial
 from qimeng.envs.worker import Draw
 from qimeng.interfaces import Accuracy
+
+RUNS = 3
+"""Times that the first trial is run."""
+NOT_REPEATABLE = f"not repeatable bit for bit: {RUNS} runs on the same inputs differ, each within its error budget"
 
 CLOCK_SHARE = 0.8
 """Least share of the judge's own time that an event time must reach."""
@@ -45,11 +49,13 @@ class Verdict:
         accuracy: errors beside their budgets, of the output nearest to (or farthest above) its budget.
         failure: class of the failure; None where everything is right.
         error: why, in words.
+        notes: what is to be said of a program that is right.
     """
 
     accuracy: Accuracy | None = None
     failure: str | None = None
     error: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -128,25 +134,45 @@ class Judge:
     def check(self, worker: Process, trials: Iterable[Trial]) -> Verdict:
         """Try the program that the worker has loaded.
 
-        The outputs of the first call are looked at again after the last, since none may have touched them.
+        The first trial is run three times; every run has to be right, and runs that differ are noted. The outputs of
+        the first call are looked at again after the last, since none may have touched them.
 
         Raises:
             WorkerFailed: the worker crashed, hung, ran out of memory, or its program raised.
         """
         refs, tally = self.references, Tally()
         first: tuple[Trial, Facts] | None = None
+        sums: set[tuple[int, ...]] = set()
         error: str | None = None
-        for number, trial in enumerate(trials):
-            facts, error = self._one(worker, number, trial, tally)
-            first = first or (trial, facts)
+        number = 0
+        for number, trial in enumerate(_first_repeated(trials)):
+            found, error = self._one(worker, number, trial, tally)
+            first = first or (trial, found.facts)
+            if number < RUNS:
+                sums.add(tuple(accuracy.checksum(x) for x in found.tensors))
+                tally.trials = 1
             if error is not None:
                 break
             if number > 0:
                 worker.call("release", self.limit_s, keep=[0])
-        if error is None and first is not None and tally.trials > 1:
+        if error is None and first is not None and number > 0:
             error = self._look_again(worker, *first)
         worker.call("release", self.limit_s)
-        return Verdict(tally.accuracy(refs.kind, refs.dropped), None if error is None else "wrong", error)
+        notes = (NOT_REPEATABLE,) if len(sums) > 1 else ()
+        return Verdict(tally.accuracy(refs.kind, refs.dropped), None if error is None else "wrong", error, notes)
+
+    def check_guards(self, worker: Process) -> Verdict:
+        """Whether the program refuses inputs of another shape, stride, dtype, device or number than it was made for.
+
+        A specification fixes these; on anything else a program has to raise ValueError, whatever it could compute.
+        """
+        accepted, _ = worker.call("foreign", self.limit_s, seed=self.references.draw_seed())
+        if not isinstance(accepted, list):
+            raise WorkerFailed("protocol", "the answer makes no sense: no list of what was accepted")
+        if not accepted:
+            return Verdict()
+        what = ", ".join(str(a) for a in accepted)[:300]
+        return Verdict(failure="wrong", error=f"inputs that it was not made for raise no ValueError: {what}")
 
     def check_clock(self, worker: Process, trials: Iterable[Trial], device_ms: float) -> Verdict:
         """Hold an event time against the judge's own clock, which stops after its copy of the output.
@@ -179,15 +205,15 @@ class Judge:
         except (KeyError, TypeError, ValueError, IndexError) as error:
             _close(files)
             raise WorkerFailed("protocol", f"the answer makes no sense: no such timed call: {error}") from error
-        found = self._taken((data, files))
         if trial is None:
+            _close(files)
             return Verdict()
         refs.keep(trial)
-        for number, actual in enumerate(found):
-            text = self._wrong(trial, number, actual)
-            if text is not None:
-                return Verdict(failure="wrong", error=f"output {number} of a call that was timed: {text}")
-        return Verdict()
+        data["facts"] = facts_to_json(refs.facts)
+        found = self.compare((data, files), refs.facts, trial.outputs, Tally(), partial(refs.look_again, trial))
+        if found.error is None:
+            return Verdict()
+        return Verdict(failure="wrong", error=f"in a call that was timed: {found.error}")
 
     def compare(
         self,
@@ -240,7 +266,7 @@ class Judge:
         error, text = accuracy.check(actual, trial.expected[number])
         return text if text and self.references.look_again(trial, number, actual, error) is None else None
 
-    def _one(self, worker: Process, number: int, trial: Trial, tally: Tally) -> tuple[Facts, str | None]:
+    def _one(self, worker: Process, number: int, trial: Trial, tally: Tally) -> tuple[Comparison, str | None]:
         refs = self.references
         answer = worker.call(
             "trial",
@@ -265,11 +291,13 @@ class Judge:
             tolerance = refs.spec.tolerances.kernelbench
             tally.kernelbench = all(accuracy.kernelbench_close(a, e, tolerance) for a, e in pairs)
         if text is None:
-            return found.facts, None
+            return found, None
         where = f"on inputs {trial.draw.distribution!r}"
         if trial.draw.parameter_seed is not None:
             where += " and parameters changed by load_state_dict"
-        return found.facts, f"{where}: {text}"
+        if 0 < number < RUNS:
+            where += f", run {number + 1} of {RUNS}"
+        return found, f"{where}: {text}"
 
     def _look_again(self, worker: Process, trial: Trial, facts: Facts) -> str | None:
         data, files = worker.call("again", self.limit_s, number=0)
@@ -338,6 +366,11 @@ class Judge:
     def _synchronize(self) -> None:
         if self.references.device.type == "cuda":
             torch.cuda.synchronize(self.references.device)
+
+
+def _first_repeated(trials: Iterable[Trial]) -> Iterator[Trial]:
+    for number, trial in enumerate(trials):
+        yield from [trial] * (RUNS if number == 0 else 1)
 
 
 def _leaf_of(tensor: torch.Tensor) -> Leaf:

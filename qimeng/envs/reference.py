@@ -21,6 +21,7 @@ from qimeng.envs.degenerate import degenerate
 from qimeng.envs.double import aliases, move_one_ulp, nearby, tensors_in, to_double
 from qimeng.envs.modes import precision
 from qimeng.envs.outputs import Facts, describe
+from qimeng.envs.random_operators import random_operators
 from qimeng.envs.second_look import most_nearby, second_look
 from qimeng.envs.selection import selected_values
 from qimeng.envs.timing import FRESH_SHARE
@@ -56,6 +57,8 @@ class References:
         exact_agrees: whether the float64 result itself passes that rule against eager; None where it was not checked.
         input_sets: sets of inputs that a worker may hold at a time.
         degenerate: why the result can be guessed (see `qimeng.envs.degenerate`), or an empty string.
+        random: names of the operators that draw random numbers, where the result depends on them.
+        mode_matters: whether the module computes something else in evaluation mode than in training mode.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class References:
         self.eager_agrees: bool | None = None
         self.exact_agrees: bool | None = None
         self.degenerate = ""
+        self.random: tuple[str, ...] = ()
+        self.mode_matters = False
         self.longest_reduction = longest_reduction(graph) if graph is not None and graph.nodes else 0
         self.parameters = Parameters(spec, device)
         self.exact: torch.nn.Module | None = None
@@ -93,6 +98,19 @@ class References:
     def output_bytes(self) -> list[int]:
         """Bytes of each output tensor."""
         return [leaf.bytes for leaf in self.facts.leaves if leaf.is_tensor]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is to be said of the specification beside every result, in sentences."""
+        found = []
+        if self.degenerate:
+            found.append(f"degenerate: {self.degenerate}; a speedup on it says little")
+        if self.random:
+            found.append(f"random operators ({', '.join(self.random)}): checked against eager with the same seed")
+        if self.mode_matters:
+            mine, other = ("training", "evaluation") if self.spec.training else ("evaluation", "training")
+            found.append(f"made for {mine} mode, as the spec says: in {other} mode the module computes something else")
+        return tuple(found)
 
     def trials(self, count: int) -> Iterable[Trial]:
         """Trials one after the other: as given with the spec's parameters, as given with others, then other inputs."""
@@ -205,14 +223,31 @@ class References:
         second = tensors_in(self._eager(inputs, draw.seed))
         self.eager_agrees = all(accuracy.kernelbench_close(a, b) for a, b in zip(second, tensors, strict=True))
         self.parameters.set(None)
-        other = tensors_in(self._eager(inputs, draw.seed + 1))
+        other, names = random_operators(lambda: tensors_in(self._eager(inputs, draw.seed + 1)))
         if not self.longest_reduction:
             self.longest_reduction = max(int(math.sqrt(max((x.numel() for x in tensors_in(inputs)), default=1))), 1)
         if any(accuracy.is_float(a) and accuracy.measure(b, a).max > 1e-3 for a, b in zip(tensors, other, strict=True)):
-            self.kind = "eager-highest"
+            self.kind, self.random = "eager-highest", names or ("unknown",)
         del second, other
         self.degenerate = degenerate(tensors, self._other_outputs if tensors_in(inputs) else None)
+        if not self.random:
+            self.mode_matters = self._in_other_mode_differs(inputs, draw.seed, tensors)
         self.tidy()
+
+    def _in_other_mode_differs(self, inputs: Sequence[Any], seed: int, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether eager computes something else in evaluation mode than in training mode."""
+        module = self.parameters.module
+        self.parameters.set(None)
+        module.train(not self.spec.training)
+        try:
+            other = tensors_in(self._eager(inputs, seed))
+            pairs = zip(other, tensors, strict=True)
+            return not all(accuracy.kernelbench_close(a, b) for a, b in pairs)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):  # it does not run in that mode
+            return True
+        finally:
+            module.train(self.spec.training)
+            self.parameters.set(None)
 
     def _other_outputs(self) -> list[torch.Tensor]:
         """What eager makes of other inputs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -200,6 +200,21 @@ class Worker:
         handed, files = outputs.hand_over(self.kept[number])
         data = {"facts": outputs.facts_to_json(facts), "tensors": handed, "changed": changed, "seconds": seconds}
         return Answer(data, tuple(files))
+
+    def foreign(self, seed: int) -> list[str]:
+        """Which inputs the program takes although it was not made for them: those that raise no ValueError."""
+        inputs = self._inputs(Draw(seed))
+        leaves, tree = _pytree.tree_flatten(inputs)
+        accepted = []
+        for what, changed in foreign_inputs(leaves):
+            try:
+                self.model(*_pytree.tree_unflatten(changed, tree))
+            except ValueError:
+                continue
+            except Exception as error:  # noqa: BLE001  it ran, and failed in whatever way
+                what += f" ({type(error).__name__})"
+            accepted.append(what)
+        return accepted
 
     def again(self, number: int) -> Answer:
         """Hand over the kept outputs of a trial once more."""
@@ -415,9 +430,28 @@ class Worker:
 
 
 COMMANDS = (
-    "ready", "load", "trial", "again", "release", "arm", "fire", "time", "timed", "peak", "profile", "capture",
-    "alternative", "time_alternative", "forget_alternatives",
+    "ready", "load", "trial", "again", "foreign", "release", "arm", "fire", "time", "timed", "peak", "profile",
+    "capture", "alternative", "time_alternative", "forget_alternatives",
 )  # fmt: skip
+
+
+def foreign_inputs(leaves: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
+    """In words, and as leaves: inputs whose first tensor has another shape, stride, dtype or device."""
+    number = next((i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.numel() > 1), None)
+    if number is None:
+        return
+    x = leaves[number]
+    dim = next(d for d, size in enumerate(x.shape) if size > 1)
+    spread = [2 * max(s, 1) for s in x.stride()]
+    other = torch.float64 if x.dtype is not torch.float64 else torch.float32
+    for what, y in (
+        ("a shorter tensor", x.narrow(dim, 0, x.shape[dim] - 1)),
+        ("one dimension more", x.unsqueeze(0)),
+        ("other strides", torch.empty_strided(x.shape, spread, dtype=x.dtype, device="meta")),
+        ("another dtype", torch.empty_strided(x.shape, x.stride(), dtype=other, device="meta")),
+        ("another device", torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")),
+    ):
+        yield what, [*leaves[:number], y, *leaves[number + 1 :]]
 
 
 def poison(device: torch.device, sizes: Sequence[int]) -> None:

@@ -175,6 +175,46 @@ def test_final_uses_every_distribution_and_takes_turns_with_eager(evaluator, pro
     assert evaluator.turns["eager"].calls >= 25
 
 
+def test_three_runs_on_the_same_inputs_are_right_or_refused_and_said_where_they_differ(evaluator, program):
+    rounding = in_torch("K.append(1); return (a[0].clamp(min=0) * (1 + 2e-7 * (len(K) % 2)),)", before="K = []")
+    found = evaluator.evaluate(program.with_implementation(relu(program), rounding))
+    assert found.ok and any("not repeatable bit for bit" in note for note in found.notes), found
+    third = in_torch("K.append(1); return (a[0].clamp(min=0) * (1 + (len(K) == 3)),)", before="K = []")
+    found = evaluator.evaluate(program.with_implementation(relu(program), third))
+    assert found.failure == "wrong" and "run 3 of 3" in (found.error or ""), found
+
+
+def test_a_program_refuses_inputs_that_it_was_not_made_for(evaluator, program):
+    lax = in_torch("globals()['_check'] = lambda *a: None; return (a[0].clamp(min=0),)")
+    open_to_all = program.with_implementation(relu(program), lax)
+    found = evaluator.final(open_to_all)
+    assert found.failure == "wrong" and "raise no ValueError: a shorter tensor" in (found.error or ""), found
+
+
+def test_what_a_specification_is_stands_in_its_evaluations():
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x)
+
+    for training in (True, False):
+        spec = KernelSpec.from_module(Both(), (torch.randn(16, 8),), training=training)
+        graph = capture_spec(spec)
+        judge = GpuEvaluator(spec, graph, torch_device="cpu", timeout_s=3.0)
+        try:
+            found = judge.evaluate(Program.start(graph))
+            mine, other = ("training", "evaluation") if training else ("evaluation", "training")
+            assert found.ok, found.error
+            assert found.notes == (
+                f"made for {mine} mode, as the spec says: in {other} mode the module computes something else",
+            )
+        finally:
+            judge.close()
+
+
 def test_prepared_buffers_are_made_anew_when_parameters_change(evaluator, program):
     packed = Implementation(
         "torch",
@@ -234,6 +274,7 @@ def test_random_operators_are_judged_with_their_seed():
         start = Program.start(graph)
         found = judge.evaluate(start)
         assert found.ok and found.accuracy is not None and found.accuracy.reference == "eager-highest", found.error
+        assert found.notes == ("random operators (aten.bernoulli_): checked against eager with the same seed",)
         worker = judge.start_worker(judge.folder.as_posix())
         worker.answer(60)
         worker.call("load", 10, source=start.source)
