@@ -12,16 +12,18 @@ from pathlib import Path
 
 from qimeng.device import Device
 from qimeng.envs.clock import Clock
-from qimeng.envs.compile import Compilers
+from qimeng.envs.compile import Compilers, launches_nothing
 from qimeng.envs.crosscompile import Compiled
 from qimeng.envs.forkserver import ForkServer
 from qimeng.envs.interpret import Checked, Interpreter
+from qimeng.envs.judge import Verdict
 from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.kernel_time import program_ms
 from qimeng.envs.least_time import above_peak
 from qimeng.envs.resources import largest, refusal, too_many_spills
 from qimeng.envs.roofline import eager_ms
 from qimeng.envs.sandbox import DEFAULT
+from qimeng.envs.static_pass import advised
 from qimeng.graph.region import Region
 from qimeng.interfaces import Coder, Evaluation, Evaluator, Facts, Gate, Patch, Timing
 from qimeng.program.program import Program
@@ -76,6 +78,7 @@ class EstimatingEvaluator(Evaluator):
             return Evaluation(Gate.TIMING, text, "unsupported")
         run.compile()
         found = run.best()
+        found = advised(found, run.candidates[found.chosen])
         return replace(found, configurations=count, seconds=run.clock.seconds, sandbox=self._interpreter.layers)
 
     def close(self) -> None:
@@ -124,6 +127,8 @@ class _Run:
             elif failed is not None:
                 kind = "unsupported" if failed.failure == "meta" else failed.failure
                 self.refused[i] = Evaluation(Gate.COMPILE, failed.error, kind, chosen=i)
+            elif idle := launches_nothing(self.candidates[i], table):
+                self.refused[i] = Evaluation(Gate.COMPILE, idle, "not-a-kernel", chosen=i)
             elif too_much := refusal(self._every(i), self.owner.device) or too_many_spills(self._every(i)):
                 needed = largest(self._every(i))
                 self.refused[i] = Evaluation(Gate.RESOURCES, too_much, "resources", chosen=i, resources=needed)
@@ -140,6 +145,8 @@ class _Run:
             with self.clock.part("check"):
                 checked = owner.check(self.candidates[i], self.kernels[i])
             verdict = checked.verdict
+            if verdict is None and _is_free_text(self.candidates[i]):
+                verdict = Verdict(failure="unsupported", error=f"no template printed it, and it is {checked.note}")
             if verdict is None or verdict.ok:
                 return self._passed(i, times[i], checked)
             self.refused[i] = Evaluation(
@@ -181,6 +188,11 @@ class _Run:
         if len(self.refused) == 1:
             return worst
         return replace(worst, error=f"{worst.error} ({len(self.refused)} alternatives were refused)")
+
+
+def _is_free_text(program: Program) -> bool:
+    """Whether a kernel of `program` was not printed by a template, so that nothing but a check speaks for it."""
+    return any(i.generated and i.schedule is None for i in map(program.implementation, program.regions))
 
 
 __all__ = ["EstimatingEvaluator"]

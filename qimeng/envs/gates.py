@@ -21,6 +21,7 @@ from qimeng.envs.least_time import SHARE, above_peak
 from qimeng.envs.ranking import preferred
 from qimeng.envs.region_reference import RegionReference
 from qimeng.envs.resources import largest, refusal
+from qimeng.envs.static_pass import gravity
 from qimeng.envs.timing import Effort, Samples
 from qimeng.envs.trials import Trial
 from qimeng.interfaces import LASTING, Evaluation, Gate, Patch, Resources, Timing
@@ -111,8 +112,12 @@ class Run:
                 self.resources[i] = largest(kernels)
 
     def regions(self) -> list[int]:
-        """Check and time the alternatives of the patch's target alone; those that go on, fastest first."""
+        """Check and time the alternatives of the patch's target alone; those that go on, fastest first.
+
+        What looks bad in the text is looked at last (`qimeng.envs.static_pass`).
+        """
         left = [i for i in range(len(self.candidates)) if i not in self.refused]
+        left.sort(key=lambda i: gravity(self.candidates[i]))
         if self.patch is None or self.patch.target is None or not self.patch.alternatives or not left:
             return left
         target = self.candidates[0].region(self.patch.target)

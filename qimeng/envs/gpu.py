@@ -30,6 +30,7 @@ from qimeng.envs.judge import Judge, Verdict
 from qimeng.envs.least_time import least_ms
 from qimeng.envs.reference import References
 from qimeng.envs.sandbox import DEFAULT
+from qimeng.envs.static_pass import advised
 from qimeng.envs.timing import Effort, Samples
 from qimeng.envs.torch_compile import TorchCompile, compiled_name
 from qimeng.envs.witness import call_seed
@@ -261,6 +262,7 @@ class GpuEvaluator(Evaluator):
     def _told(self, run: Run, found: Evaluation) -> Evaluation:
         for part, seconds in run.clock.seconds.items():
             self.spent[part] = self.spent.get(part, 0.0) + seconds
+        found = advised(found, run.candidates[found.chosen])
         return replace(found, configurations=len(run.candidates), seconds=dict(run.clock.seconds), sandbox=self._layers)
 
     def _search_rounds(self, worker: Process) -> tuple[Samples, Samples]:

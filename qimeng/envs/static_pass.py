@@ -1,15 +1,20 @@
 """What the text of a candidate gives away, before anything runs.
 
 Deals in syntax trees. Names are followed through imports, aliases and `getattr` with a constant; what is put together
-at run time is not seen, so that a clean text proves nothing: this is a cheap first filter for whoever writes many
-candidates, and advice to a coder, never a verdict. Knows nothing about processes, values or times.
+at run time is not seen, so that a clean text proves nothing: this is a cheap first filter, which puts what looks bad
+last among the alternatives of a patch, and advice to a coder, which stands beside an evaluation's error or in its
+notes. It is never a verdict: a refusal comes from a check that ran. Knows nothing about processes, values or times.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from qimeng.interfaces import Evaluation
+from qimeng.program.program import Program
 
 
 @dataclass(frozen=True, order=True)
@@ -102,6 +107,11 @@ _METHODS = {
 }
 
 
+MOST = 8
+"""Findings that an evaluation tells of."""
+
+
+@lru_cache(512)
 def look(source: str, language: str = "torch") -> tuple[Finding, ...]:
     """What stands out in `source`, in the order of its lines.
 
@@ -120,9 +130,25 @@ def look(source: str, language: str = "torch") -> tuple[Finding, ...]:
     return tuple(sorted(found))
 
 
-def advice(source: str, language: str = "torch") -> str:
-    """The findings in words, a line each; empty where there are none."""
-    return "\n".join(map(str, look(source, language)))
+def findings(program: Program) -> tuple[Finding, ...]:
+    """What the implementations of `program` give away that no template printed."""
+    written = {m.source: m.language for m in program.implementations.values() if m.schedule is None}
+    return tuple(f for source, language in written.items() for f in look(source, language))
+
+
+def gravity(program: Program) -> int:
+    """How many of the findings no honest kernel has a use for."""
+    return sum(f.grave for f in findings(program))
+
+
+def advised(evaluation: Evaluation, program: Program) -> Evaluation:
+    """`evaluation` of `program` with what its text gives away: in the error where it was refused, else in the notes."""
+    found = [str(f) for f in findings(program)[:MOST]]
+    if not found:
+        return evaluation
+    if evaluation.ok:
+        return replace(evaluation, notes=(*evaluation.notes, *(f"the text, {f}" for f in found)))
+    return replace(evaluation, error="\n".join((evaluation.error or "", "What stands out in the text:", *found)))
 
 
 def _imported(tree: ast.AST) -> dict[str, str]:
@@ -250,4 +276,4 @@ def _is_jit(node: ast.AST, names: dict[str, str]) -> bool:
     return _name(target, names) == "triton.jit"
 
 
-__all__ = ["Finding", "RULES", "advice", "look"]
+__all__ = ["Finding", "RULES", "advised", "findings", "gravity", "look"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from qimeng.device import DEVICES
-from qimeng.envs.static_pass import RULES, advice, look
+from qimeng.envs.static_pass import RULES, advised, gravity, look
 from qimeng.exploits import EXPLOITS, HONEST_CASES
 from qimeng.graph.capture import capture
-from qimeng.interfaces import Action, Request
-from qimeng.program.program import Program
+from qimeng.interfaces import Action, Evaluation, Gate, Request
+from qimeng.program.program import Implementation, Program
+from qimeng.testing import sample_graph
 
 GIVEN_AWAY = {
     "torch.allclose = lambda *a: True": "patch",
@@ -39,7 +40,7 @@ def test_what_a_text_gives_away(text):
     source = text if text.startswith("def") else f"import torch\n{text}\n"
     found = look(source)
     assert GIVEN_AWAY[text] in {f.rule for f in found}, found
-    assert RULES[GIVEN_AWAY[text]] in advice(source)
+    assert any(RULES[GIVEN_AWAY[text]] in str(f) for f in found)
 
 
 @pytest.mark.parametrize("case", HONEST_CASES, ids=lambda c: c.name)
@@ -51,6 +52,37 @@ def test_most_attacks_on_the_grader_are_seen_before_they_run():
     attacks = [c for c in EXPLOITS if c.kind == "grader attack"]
     seen = [c for c in attacks if any(f.grave for f in look(c.source, c.language))]
     assert len(seen) >= 0.9 * len(attacks)
+
+
+def start() -> Program:
+    return Program.start(sample_graph())
+
+
+def written(source: str) -> Program:
+    program = start()
+    return program.with_implementation(program.regions[0].id, Implementation("torch", source, "entry"))
+
+
+def test_advice_stands_beside_a_verdict_and_changes_none():
+    refused = Evaluation(Gate.PROGRAM, "the clock disagrees", "clock")
+    sly = written("import time\ntime.perf_counter = None\ndef entry(*a):\n    return a\n")
+    told = advised(refused, sly)
+    assert (told.gate, told.failure) == (refused.gate, refused.failure)
+    assert (
+        told.error
+        == f"the clock disagrees\nWhat stands out in the text:\nline 2: time.perf_counter =: {RULES['patch']}"
+    )
+    passed = advised(Evaluation(Gate.PASSED, notes=("a note",)), sly)
+    assert passed.ok and passed.error is None and passed.notes[0] == "a note" and "time.perf_counter" in passed.notes[1]
+    assert advised(refused, start()) is refused
+
+
+def test_every_honest_candidate_keeps_its_place_and_its_verdict():
+    for case in HONEST_CASES:
+        program = written(case.source)
+        assert gravity(program) == 0
+        assert advised(Evaluation(Gate.PASSED), program).ok
+    assert gravity(written("import os\nos._exit(0)\n")) > 0
 
 
 def test_wrong_arithmetic_is_not_its_business():
