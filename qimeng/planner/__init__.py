@@ -81,6 +81,15 @@ def make_search(search: str | Search, planner: str | Planner, seed: int = 0) -> 
     return made
 
 
+def draws(search: str, planner: str) -> bool:
+    """Whether a seed makes a difference to this search or this planner, given by name."""
+    classes = (
+        _class(SEARCHES, search.partition(":")[0], "search"),
+        _class(PLANNERS, planner.partition(":")[0], "planner"),
+    )
+    return any("seed" in signature(cls).parameters for cls in classes)
+
+
 def _options(search: str, known: Mapping[str, Parameter]) -> dict[str, Any]:
     """The numbers that stand behind the name, as whole numbers where the default is one."""
     name, colon, text = search.partition(":")
@@ -109,4 +118,4 @@ def _class(table: dict[str, str], name: str, what: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-__all__ = ["PLANNERS", "SEARCHES", "WITH_FOLDER", "make_planner", "make_search"]
+__all__ = ["PLANNERS", "SEARCHES", "WITH_FOLDER", "draws", "make_planner", "make_search"]

@@ -47,12 +47,15 @@ class Island:
 
     Attributes:
         elites: cell to the branch that stands at its fastest program.
+        all: every program that was offered, by its digest.
     """
 
     elites: dict[Cell, Session] = field(default_factory=dict)
+    all: dict[str, Session] = field(default_factory=dict)
 
     def add(self, branch: Session) -> None:
         """Keep `branch` where its cell is empty or it is faster than what is there."""
+        self.all.setdefault(branch.state.program.digest, branch)
         cell = cell_of(branch)
         known = self.elites.get(cell)
         if known is None or _gain(branch) > _gain(known):
@@ -66,11 +69,12 @@ class Island:
 class ArchiveSearch(Search):
     """Follow the planner's own trajectory, then change elites by actions drawn from the planner's prior.
 
-    The islands take turns. On each turn an elite is drawn: the fastest with probability `greedy`, else any cell's. One
-    action that was not tried on it is drawn from the prior and carried out; where that is not judged (a change of the
-    graph alone), another follows, up to `FREE`. Every program on the way is offered to its cell (`cell_of`). The
-    first island begins with the planner's own trajectory, the others with the start program. After every `migrate`
-    turns of an island its fastest program is offered to the next one.
+    The islands take turns. On each turn an elite is drawn: the fastest with probability `greedy`, else any cell's;
+    where no elite has an action left, another program of the island. An action that was not tried on it is drawn from
+    the prior and carried out; where that is not judged (a change of the graph alone), another follows, up to `FREE`.
+    Every program on the way is offered to its cell (`cell_of`). The first island begins with the planner's own
+    trajectory, the others with the start program. After every `migrate` turns of an island its fastest program is
+    offered to the next.
 
     Args:
         planner: gives the prior of mutations.
@@ -99,7 +103,7 @@ class ArchiveSearch(Search):
         self.patience, self._random = patience, random.Random(f"archive {seed}")
 
     def run(self, session: Session) -> str:
-        """Go on until the budget is used up, or nothing is left to try on any elite (``"stop"``)."""
+        """Go on until the budget is used up, or nothing is left to try on any program (``"stop"``)."""
         own = list(own_trajectory(self.planner, session, self.patience))
         islands = [Island() for _ in range(self.islands)]
         untried = _Untried(self.planner)
@@ -122,11 +126,11 @@ class ArchiveSearch(Search):
         return reason or "stop"
 
     def _pick(self, island: Island, untried: _Untried) -> Session | None:
-        """The elite to change; None where no elite has anything left to try."""
+        """The elite to change, else any program of the island; None where nothing is left to try on any."""
         elites = self._random.sample(list(island.elites.values()), len(island.elites))
         if self._random.random() < self.greedy:
             elites = [island.best(), *elites]
-        return next((b for b in elites if untried.of(b)), None)
+        return next((b for b in (*elites, *island.all.values()) if untried.of(b)), None)
 
     def _mutate(self, island: Island, parent: Session, untried: _Untried) -> None:
         """Take a step that is judged on a fork of `parent`, after steps that need not be."""
