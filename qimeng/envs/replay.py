@@ -17,6 +17,8 @@ from qimeng.program.schedule import Schedule
 from qimeng.store import ACCIDENT, Conditions, Store, content_hash
 
 FINAL = "final"
+UNKNOWN = "unknown"
+"""Class of the failure that stands for an evaluation that is not stored; asking again is of no use."""
 
 
 def subject_of(program: Program, patch: Patch | None) -> str:
@@ -116,7 +118,7 @@ class ReplayEvaluator(Evaluator):
 
     def _look_up(self, table: Mapping[str, Evaluation], subject: str) -> Evaluation:
         found = table.get(subject)
-        return found or Evaluation(Gate.WRITE, f"no stored evaluation of {subject}", "unknown")
+        return found or Evaluation(Gate.WRITE, f"no stored evaluation of {subject}", UNKNOWN)
 
 
 class ReplayCoder(Coder):
