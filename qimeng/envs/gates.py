@@ -6,6 +6,7 @@ kernels are compiled, outputs compared or times taken: it asks those who do.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -22,6 +23,7 @@ from qimeng.envs.ranking import preferred
 from qimeng.envs.region_reference import RegionReference
 from qimeng.envs.resources import largest, refusal
 from qimeng.envs.static_pass import gravity
+from qimeng.envs.throttle import POWER_CAP, Watch
 from qimeng.envs.timing import Effort, Samples
 from qimeng.envs.trials import Trial
 from qimeng.interfaces import LASTING, Evaluation, Gate, Patch, Resources, Timing
@@ -39,8 +41,10 @@ CLOSE = 0.03
 FINALISTS = 2
 PROFILE_ROUNDS = 3
 CLOCK_ROUNDS = 3
-"""Times that a program is timed before it is believed that its times and the judge's clock disagree: a host that has
-become busy delays both."""
+"""Times that a program is timed before it is believed that its times and the judge's clock disagree (a host that has
+become busy delays both), or that the GPU is held back for good."""
+COOL_S = 2.0
+"""Seconds of rest before a GPU that was held back is timed again."""
 
 
 @dataclass(frozen=True)
@@ -276,8 +280,12 @@ class Run:
             unseen = list(owner.references.fresh(1)) if self._is_slow() else []
         with owner.turn("time", self.clock, alone=True):
             for attempt in range(CLOCK_ROUNDS):
-                samples, eager = rounds(worker)
+                with Watch(owner.throttle) as watch:
+                    samples, eager = rounds(worker)
                 timing = samples.timing()
+                if watch.slowed and attempt + 1 < CLOCK_ROUNDS:
+                    time.sleep(COOL_S)
+                    continue
                 problem = self._implausible(worker, timing, unseen if attempt == 0 else ())
                 if problem is None or problem.failure != "clock":
                     break
@@ -293,7 +301,7 @@ class Run:
                 resources=self.resources.get(i),
                 peak_bytes=None if peak_bytes is None else int(peak_bytes),
                 eager_peak_bytes=eager_peak_bytes,
-                notes=(*verdict.notes, *self._remarks(timing)),
+                notes=(*verdict.notes, *self._remarks(timing), *self._on_clocks(watch)),
             )
             found = self._profiled(worker, candidate, found)
         with owner.turn("check", self.clock):
@@ -337,6 +345,17 @@ class Run:
             return remarks
         note = above_peak(owner.graph, timing.device_ms, owner.device, owner.spec.mode)
         return remarks if note is None else (*remarks, note)
+
+    def _on_clocks(self, watch: Watch) -> tuple[str, ...]:
+        """What is to be said of the GPU's clocks while it was timed."""
+        owner = self.owner
+        if owner.torch_device.type != "cuda" and owner.throttle is None:
+            return ()
+        if owner.throttle is None:
+            return (f"nobody watched whether the GPU was held back while this was timed: {owner.unwatched}",)
+        if watch.slowed:
+            return (f"the GPU was held back each time this was timed: {watch.slowed}",)
+        return ("the power limit was reached while this was timed",) if watch.seen & POWER_CAP else ()
 
     def _profiled(self, worker: Process, candidate: Program, found: Evaluation) -> Evaluation:
         owner = self.owner

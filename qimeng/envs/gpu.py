@@ -31,6 +31,7 @@ from qimeng.envs.least_time import least_ms
 from qimeng.envs.reference import References
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.static_pass import advised
+from qimeng.envs.throttle import Reader, reader_for
 from qimeng.envs.timing import Effort, Samples
 from qimeng.envs.torch_compile import TorchCompile, compiled_name
 from qimeng.envs.witness import call_seed
@@ -65,6 +66,7 @@ class GpuEvaluator(Evaluator):
         server: starts the processes; by default one that all evaluators of this process share.
         sandbox: what workers and compiling processes give up before candidates run in them: ``"full"`` (every layer
             that the machine has), ``"basic"`` (no new privileges) or ``"off"``; see `qimeng.envs.sandbox`.
+        throttle: reads why the GPU is held back (see `qimeng.envs.throttle`); by default NVML, where it is there.
         clock: wall seconds, for `Evaluation.seconds`.
 
     Attributes:
@@ -91,6 +93,7 @@ class GpuEvaluator(Evaluator):
         trials: int = 3,
         server: ForkServer | None = None,
         sandbox: str = DEFAULT,
+        throttle: Reader | None = None,
         clock: Callable[[], float] = now_seconds,
     ):
         self.spec = spec
@@ -101,6 +104,10 @@ class GpuEvaluator(Evaluator):
         self.server = server or shared_server()
         self.sandbox = sandbox
         self._layers: tuple[str, ...] = ()
+        self.throttle, self.unwatched = throttle, ""
+        if throttle is None and self.torch_device.type == "cuda":
+            reader = reader_for(self.torch_device)
+            self.throttle, self.unwatched = (None, reader) if isinstance(reader, str) else (reader, "")
         self.turns: dict[str, Timing] = {}
         self._timed = _TimedCalls()
         self.draw_seed = partial(random.SystemRandom().getrandbits, 62)

@@ -1,0 +1,99 @@
+"""A GPU that is held back is noticed, timed again, and said where that does not help."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from qimeng.envs import gates, throttle
+from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.throttle import POWER_CAP, Watch, reader_for
+from qimeng.graph.verify import capture_spec
+from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
+
+
+def test_a_watch_sees_what_was_set_in_any_reading():
+    asked = threading.Event()
+    readings = iter([0x1, 0x40])
+
+    def read() -> int:
+        bits = next(readings, 0)
+        if not bits:
+            asked.set()
+        return bits
+
+    with Watch(read, period_s=0.001) as watch:
+        assert asked.wait(10)
+    assert watch.seen == 0x41 and watch.slowed == "heat (hardware)"
+    with Watch(None) as watch:
+        pass
+    assert watch.seen == 0 and watch.slowed == ""
+
+
+class Library:
+    """Stands for libnvidia-ml.so.1."""
+
+    def __init__(self, found: int = 0):
+        self.found = found
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: object) -> int:  # noqa: N802
+        assert uuid == b"GPU-1234"
+        return self.found
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: object, bits: object) -> int:  # noqa: N802
+        ctypes.cast(bits, ctypes.POINTER(ctypes.c_ulonglong))[0] = 0x24
+        return 0
+
+
+def test_reasons_are_read_from_nvml_under_its_old_name_too(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda d: SimpleNamespace(uuid="1234"))
+    monkeypatch.setattr(throttle.ctypes, "CDLL", lambda name: Library())
+    read = reader_for(torch.device("cuda", 0))
+    assert callable(read) and read() == 0x24
+    monkeypatch.setattr(throttle.ctypes, "CDLL", lambda name: Library(found=6))
+    assert reader_for(torch.device("cuda", 0)) == "NVML answers with error 6"
+    monkeypatch.setattr(throttle.ctypes, "CDLL", lambda name: SimpleNamespace())
+    assert reader_for(torch.device("cuda", 0)) == "an NVML or PyTorch that is too old"
+
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(throttle.ctypes, "CDLL", missing)
+    assert reader_for(torch.device("cuda", 0)) == "no NVML"
+
+
+@pytest.mark.parametrize(
+    ("bits", "rounds", "words"),
+    [
+        ([0x40, 0], 2, None),
+        ([0x40, 0x40, 0x08], 3, "held back each time this was timed: hardware slowdown"),
+        ([POWER_CAP], 1, "the power limit was reached"),
+    ],
+)
+def test_what_was_timed_while_the_gpu_was_held_back_is_timed_again(bits, rounds, words, monkeypatch):
+    monkeypatch.setattr(gates, "COOL_S", 0.0)
+    spec = KernelSpec.from_function(torch.relu, (torch.randn(8, 8),))
+    graph = capture_spec(spec)
+    timed: list[int] = []
+    judge = GpuEvaluator(spec, graph, torch_device="cpu", throttle=lambda: bits[len(timed) - 1] if timed else 0)
+    plain = judge._search_rounds
+
+    def counted(worker):
+        timed.append(1)
+        return plain(worker)
+
+    monkeypatch.setattr(judge, "_search_rounds", counted)
+    try:
+        found = judge.evaluate(Program.start(graph))
+    finally:
+        judge.close()
+    assert found.ok and len(timed) == rounds, found.error
+    assert len(found.notes) == (words is not None) and (words is None or words in found.notes[0])
