@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from qimeng.graph.region import Region
     from qimeng.program.program import Implementation, Program
     from qimeng.program.schedule import Schedule
+    from qimeng.store import Store
 
 
 class Gate(str, Enum):
@@ -244,6 +245,11 @@ class Patch:
     alternatives: tuple[Implementation, ...] = ()
     note: str = ""
 
+    @property
+    def is_sweep(self) -> bool:
+        """Whether one template printed all alternatives; any others must not share a process."""
+        return all(i.schedule is not None for i in self.alternatives)
+
     def apply(self, program: Program, chosen: int = 0) -> Program:
         """The program with this patch and alternative number `chosen`."""
         new = program if self.regions is None else program.with_regions(self.regions)
@@ -293,6 +299,7 @@ class Request:
         mode: precision mode: ``"default"``, ``"highest"`` or ``"high"``.
         failed: on repair, the patch that was refused.
         reason: on repair, the gate's message.
+        refused: on repair, which of the refused patch's alternatives `reason` is about.
         history: the steps taken so far, refused ones included.
         evaluation: of the program as it stands; None where it was not judged.
         instruction: what the user wants done about it, in words; coders without a language model ignore it.
@@ -304,6 +311,7 @@ class Request:
     mode: str = "default"
     failed: Patch | None = None
     reason: str | None = None
+    refused: int = 0
     history: tuple[Step, ...] = ()
     evaluation: Evaluation | None = None
     instruction: str = ""
@@ -378,7 +386,13 @@ class Planner(ABC):
 
 
 class Coder(ABC):
-    """Turns an action into a small patch."""
+    """Turns an action into a small patch.
+
+    Attributes:
+        free_hand: whether it can work on a kernel that has no schedule, by changing its text.
+    """
+
+    free_hand: bool = False
 
     @abstractmethod
     def write(self, request: Request) -> Patch:
@@ -400,6 +414,18 @@ class Coder(ABC):
     def shared_bytes(self, region: Region, schedule: Schedule) -> int:
         """Shared memory in bytes that a block of `region` needs under `schedule`."""
         return 0
+
+    def use_store(self, store: Store, spec: str) -> None:  # noqa: B027  (most coders remember nothing)
+        """Keep in `store` what writing cost time or money, and answer from it; called once, before the first `write`.
+
+        Args:
+            store: the project's.
+            spec: digest of the specification that is optimized.
+        """
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a result's notes should say about its work (what it cost); a sentence each."""
+        return ()
 
 
 class Evaluator(ABC):

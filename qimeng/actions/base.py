@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from qimeng.device import Device
 from qimeng.errors import IllegalAction, QimengError
+from qimeng.graph.ops import family
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Coder, Facts
 from qimeng.program.program import Program
@@ -71,12 +72,18 @@ class Kind(ABC):
 
 
 class ScheduleKind(Kind):
-    """A kind that rewrites the schedule of one region that already has one."""
+    """A kind that rewrites the schedule of one region that already has one.
+
+    A coder with a free hand carries it out on a kernel without a schedule as well: the action is then an intent in
+    words, and nothing but its family can be checked.
+    """
 
     family: str | None = None
 
     def check(self, program: Program, action: Action, context: Context) -> None:
         """Legal where the rewrite gives at least one schedule that fits the device."""
+        if self._is_text(program, action, context):
+            return
         region, schedule, facts = self._target(program, action, context)
         found = self.rewrite(schedule, facts, context.device, action.param)
         if not found:
@@ -84,6 +91,14 @@ class ScheduleKind(Kind):
         problems = [check_schedule(region, s, context) for s in found]
         if all(problems):
             raise IllegalAction(f"{action}: {problems[0]}")
+
+    def _is_text(self, program: Program, action: Action, context: Context) -> bool:
+        """Whether the action is an intent for a kernel that was written without a schedule."""
+        region = find_region(program, action)
+        if not context.coder.free_hand or program.schedule(region) is not None:
+            return False
+        nest = "gemm" if any(family(n) == "gemm" for n in region.ops) else "tile"
+        return program.implementation(region).generated and self.family in (None, nest)
 
     def _target(self, program: Program, action: Action, context: Context) -> tuple[Region, Schedule, Facts]:
         region = find_region(program, action)

@@ -41,9 +41,10 @@ class Lowering(Kind):
     name = "lowering"
 
     def check(self, program: Program, action: Action, context: Context) -> None:
-        """Legal for regions on PyTorch that the coder can implement."""
-        region = find_region(program, action)
-        if program.implementation(region).generated:
+        """Legal for regions that the coder can implement, on PyTorch or in a kernel that lacks the schedule it has."""
+        region, coder = find_region(program, action), context.coder
+        written = program.implementation(region)
+        if written.generated and (written.schedule is not None or coder.facts(region) is None):
             raise IllegalAction(f"{region.id} has a generated kernel already")
         reason = context.coder.can_implement(region)
         if reason is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from qimeng.device import Device
@@ -132,6 +132,20 @@ class Compilers:
         )
 
 
+def launches_nothing(program: Program, found: Mapping[str, Compiled]) -> str | None:
+    """What is to be said where a region of `program` that is said to be Triton's launches no kernel at each call.
+
+    Args:
+        program: whose kernels were compiled.
+        found: signature of each region with a generated kernel to what came of compiling it.
+    """
+    for signature, compiled in found.items():
+        triton = program.implementations[signature].language == "triton"
+        if triton and compiled.error is None and all(k.prepares for k in compiled.kernels):
+            return f"region {signature} is said to be a Triton kernel, but calling it launches none"
+    return None
+
+
 def _finish(process: Process, deadline: float, timeout_s: float) -> Compiled:
     try:
         data, _ = process.answer(max(deadline - time.monotonic(), 0.0))
@@ -159,4 +173,4 @@ def main(channel: Channel, device: Device) -> None:
     serve(channel, {"build": lambda job: asdict(compile_here(job.implementation, job.inputs, device, os.getcwd()))})
 
 
-__all__ = ["COMPILE_SECONDS", "Compilers", "Job", "job_of"]
+__all__ = ["COMPILE_SECONDS", "Compilers", "Job", "job_of", "launches_nothing"]

@@ -120,6 +120,7 @@ def finish_unjudged(session: Session) -> Result:
 
 def _result(session: Session, winner: State, evaluation: Evaluation, stopped: str, notes: list[str]) -> Result:
     task, ledger = session.task, session.ledger
+    notes = [*notes, *task.context.coder.remarks()]
     result = Result(
         name=task.name,
         source=winner.program.source,

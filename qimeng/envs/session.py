@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from qimeng.actions import action_text, check_action, legal_actions
 from qimeng.envs.ranking import gain, preferred
-from qimeng.envs.replay import subject_of
+from qimeng.envs.replay import UNKNOWN, subject_of
 from qimeng.envs.shares import MAX_ACTIONS, carried, dropped_kernels, order_actions
 from qimeng.envs.task import Task
 from qimeng.errors import CoderError, IllegalAction
@@ -23,6 +23,8 @@ from qimeng.recipe import PatchRecord, Recipe, RecipeStep, program_to_json
 from qimeng.store import Store, StoredStep
 
 STOP = Action("stop")
+ACCIDENTS = 3
+"""Times that a program is judged before a failure that may be an accident (a timeout of a busy machine) is believed."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class State:
         parent: the state before the last accepted step; None at the start.
         record: the last accepted step, as a recipe keeps it.
         history: every step so far, refused ones included.
-        masked: actions that were refused here.
+        masked: actions that were refused here, or that the coder had no answer for.
         judged: whether this very program was sent to the judge.
         done: whether the planner stopped.
     """
@@ -133,7 +135,9 @@ class Ledger:
         began: when the search began.
         evaluations: programs sent to the judge.
         longest: seconds of the longest evaluation after the first.
-        known: evaluations of this search by what was judged; asking again is free.
+        known: evaluations of this search by what was judged; asking again is free, except after an accident.
+        accidents: how often what was judged came to a failure that may be an accident (`Evaluation.lasting`); it is
+            judged again when it is asked for again, `ACCIDENTS` times in all.
         refused: program digest to the actions refused there.
         attempts: every step over all branches, in order.
         best: the judged state to prefer so far (see `qimeng.envs.ranking`).
@@ -146,6 +150,7 @@ class Ledger:
     evaluations: int = 0
     longest: float = 0.0
     known: dict[str, Evaluation] = field(default_factory=dict)
+    accidents: dict[str, int] = field(default_factory=dict)
     refused: dict[str, frozenset[Action]] = field(default_factory=dict)
     attempts: list[Attempt] = field(default_factory=list)
     best: State | None = None
@@ -158,7 +163,20 @@ class Ledger:
 
     def clone(self) -> Ledger:
         """An independent copy."""
-        return replace(self, known=dict(self.known), refused=dict(self.refused), attempts=list(self.attempts))
+        return replace(
+            self,
+            known=dict(self.known),
+            accidents=dict(self.accidents),
+            refused=dict(self.refused),
+            attempts=list(self.attempts),
+        )
+
+    def settled(self, subject: str) -> bool:
+        """Whether the evaluation of `subject` answers for it from now on."""
+        known = self.known.get(subject)
+        if known is None or known.lasting:
+            return known is not None
+        return known.failure == UNKNOWN or self.accidents[subject] >= ACCIDENTS
 
 
 class Session:
@@ -258,10 +276,14 @@ class Session:
             steps_left=self.ledger.budget.steps - len(self.state.history) if steps_left is None else steps_left,
         )
 
-    def step(self, action: Action) -> Step:
+    def step(self, action: Action, instruction: str = "") -> Step:
         """Carry out `action`: write, verify, repair; then advance, or roll back and mask the action.
 
         An action that does not apply is refused like a failed one (gate ``write``); nothing is raised.
+
+        Args:
+            action: what to do.
+            instruction: what the user tells the coder about it.
         """
         self.begin()
         if action == STOP:
@@ -271,7 +293,7 @@ class Session:
             return step
         before = self.state
         text = _text(action, before.program)
-        step = self._attempt(action)
+        step = self._attempt(action, instruction)
         gained = gain(step.evaluation, before.evaluation) if step.accepted else None
         attempt = Attempt(action, step.evaluation, step.accepted, step.patch_digest, text, before.ms, gained)
         self.ledger.attempts.append(attempt)
@@ -282,6 +304,22 @@ class Session:
         """Go on from an earlier state of this branch; the history stays, so that nothing is tried twice unknowingly."""
         masked = self.ledger.refused.get(state.program.digest, frozenset())
         self.state = replace(state, history=self.state.history, masked=masked)
+
+    def turn_down(self, trial: Session, best: State | None, reason: str) -> None:
+        """Do without the last step of `trial`, a fork that took one step more: mask its action here.
+
+        The step stays in the history, as refused; a program that it made the best is the best no more.
+
+        Args:
+            trial: the fork.
+            best: the best state before that step.
+            reason: why, in words.
+        """
+        ledger, step = self.ledger, trial.state.history[-1]
+        ledger.best = best
+        evaluation = replace(step.evaluation or Evaluation(Gate.PASSED), error=reason)
+        ledger.attempts[-1] = replace(ledger.attempts[-1], accepted=False, gain=None, evaluation=evaluation)
+        self._roll_back(replace(step, accepted=False, evaluation=evaluation))
 
     def tell(self, phase: str, text: str) -> None:
         """Report progress to whoever watches."""
@@ -303,7 +341,7 @@ class Session:
         )
 
     # ---- one attempt and its repairs
-    def _attempt(self, action: Action) -> Step:
+    def _attempt(self, action: Action, instruction: str) -> Step:
         context, program = self.task.context, self.state.program
         request = Request(
             program,
@@ -312,17 +350,20 @@ class Session:
             context.mode,
             history=self.state.history,
             evaluation=self.state.evaluation,
+            instruction=instruction,
         )
         tried: set[str] = set()
-        step = Step(action, None, False)
+        step, open_question = Step(action, None, False), False
         for _ in range(1 + self.ledger.budget.repairs):
             try:
                 check_action(program, action, context)
                 patch = context.coder.write(request)
             except (IllegalAction, CoderError) as error:
+                failure = "illegal" if isinstance(error, IllegalAction) else error.failure
+                refused = Evaluation(Gate.WRITE, str(error), failure)
+                open_question = open_question or not refused.lasting
                 if request.failed is None:
-                    failure = "illegal" if isinstance(error, IllegalAction) else "coder"
-                    step = Step(action, Evaluation(Gate.WRITE, str(error), failure), False)
+                    step = Step(action, refused, False)
                     self._record(program, step, None)
                 break
             subject = subject_of(program, patch)
@@ -330,13 +371,14 @@ class Session:
                 break
             tried.add(subject)
             step = self._verify(action, patch)
+            open_question = bool(patch.alternatives) and not self.ledger.settled(subject)
             self._record(program, step, patch)
             if step.accepted or self.exhausted():
                 break
             assert step.evaluation is not None
-            request = replace(request, failed=patch, reason=step.evaluation.error)
+            request = replace(request, failed=patch, reason=step.evaluation.error, refused=step.evaluation.chosen)
         if not step.accepted:
-            self._roll_back(step)
+            self._roll_back(step, open_question)
         return step
 
     def _verify(self, action: Action, patch: Patch) -> Step:
@@ -370,21 +412,30 @@ class Session:
         if judged and evaluation is not None and preferred(evaluation, best.evaluation if best else None):
             self.ledger.best = self.state
 
-    def _roll_back(self, step: Step) -> None:
-        digest = self.state.program.digest
-        masked = self.state.masked | {step.action}
-        self.ledger.refused[digest] = self.ledger.refused.get(digest, frozenset()) | masked
-        self.state = replace(self.state, history=(*self.state.history, step), masked=masked)
+    def _roll_back(self, step: Step, open_question: bool = False) -> None:
+        """Mask the action.
+
+        Args:
+            step: what was refused.
+            open_question: the coder had no answer, or an accident stopped the judge, which says nothing about the
+                action: it is set aside in this state, and offered again wherever the program is come back to.
+        """
+        digest, action = self.state.program.digest, frozenset({step.action})
+        if not open_question:
+            self.ledger.refused[digest] = self.ledger.refused.get(digest, frozenset()) | action
+        self.state = replace(self.state, history=(*self.state.history, step), masked=self.state.masked | action)
 
     def _judge(self, program: Program, patch: Patch | None) -> Evaluation:
         ledger, subject = self.ledger, subject_of(program, patch)
-        if subject in ledger.known:
+        if ledger.settled(subject):
             return ledger.known[subject]
         began = ledger.clock()
         evaluation = self.task.evaluator.evaluate(program, patch)
         ledger.longest = max(ledger.longest, ledger.clock() - began)
         ledger.evaluations += 1
         ledger.known[subject] = evaluation
+        if not evaluation.lasting:
+            ledger.accidents[subject] = ledger.accidents.get(subject, 0) + 1
         return evaluation
 
     def _record(self, parent: Program, step: Step, patch: Patch | None) -> None:

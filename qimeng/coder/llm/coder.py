@@ -1,0 +1,196 @@
+"""The LLM coder: an action becomes a prompt, an answer becomes a patch.
+
+Deals in the order of things: what needs no model, what is asked, how often an answer that cannot be read is asked for
+again, what is recorded. Knows nothing about how prompts are worded, how answers are read or where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from qimeng.actions import Context, kind_named
+from qimeng.actions.base import MAX_ALTERNATIVES, find_region
+from qimeng.actions.graph_kinds import fused_partition
+from qimeng.coder.llm.account import Account
+from qimeng.coder.llm.chat import Chat, ChatError, Message, Reply
+from qimeng.coder.llm.fence import tame
+from qimeng.coder.llm.prompt import Limits, write_messages
+from qimeng.coder.llm.replies import RecordedChat
+from qimeng.coder.llm.reply import read_reply
+from qimeng.coder.llm.shown import base_source, target_region
+from qimeng.coder.llm.similar import Library
+from qimeng.coder.llm.words import Words
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.graph.ops import VIEWS, family
+from qimeng.graph.region import Region, split
+from qimeng.interfaces import Coder, Facts, Patch, Request
+from qimeng.program.program import Implementation, torch_implementation
+from qimeng.program.schedule import Schedule
+from qimeng.recipe import PatchRecord
+from qimeng.store import Store, StoredAttempt
+
+QUOTED = 20_000
+"""Longest answer, in characters, that is shown to the model again when it could not be read."""
+
+
+class LLMCoder(Coder):
+    """A language model writes each kernel.
+
+    The loop around it repairs what a gate refused; an answer that cannot be read is asked for again here. What a model
+    fails to give (`ChatError`) says nothing about a kernel.
+
+    Args:
+        chat: the model.
+        account: what it may cost, and has cost; unlimited by default.
+        candidates: answers to each request, 1 to 8; the judge keeps the fastest kernel that is right.
+        again: times that a request is made again where none of the answers could be read.
+        words: the sections of the prompt.
+        limits: how long a prompt may be.
+
+    Attributes:
+        account: the running account.
+
+    Raises:
+        ValueError: `candidates` is out of range.
+    """
+
+    free_hand = True
+
+    def __init__(
+        self,
+        chat: Chat,
+        account: Account | None = None,
+        candidates: int = 1,
+        again: int = 1,
+        words: Words | None = None,
+        limits: Limits | None = None,
+    ):
+        if not 1 <= candidates <= MAX_ALTERNATIVES:
+            raise ValueError(f"candidates must be from 1 to {MAX_ALTERNATIVES}, got {candidates}")
+        self.account = account or Account()
+        self.candidates, self.again = candidates, again
+        self._words, self._limits = words or Words(), limits or Limits()
+        self._chat = RecordedChat(chat, self.account)
+        self._library: Library | None = None
+        self._template = TemplateCoder()
+
+    def __repr__(self) -> str:
+        return f"LLMCoder({self._chat.name!r})"
+
+    def use_store(self, store: Store, spec: str) -> None:
+        """Keep answers and attempts in `store`, answer from it, and show similar patches of it.
+
+        Those of `spec` itself are not shown: a run that goes on after it was killed must ask what it asked before.
+        """
+        self._chat.store, self._library = store, Library(store, [spec])
+
+    def remarks(self) -> tuple[str, ...]:
+        """The account, where anything was asked."""
+        return (f"{self._chat.name}: {self.account}",) if self.account.calls or self.account.failures else ()
+
+    def can_implement(self, region: Region) -> str | None:
+        """Anything that computes and is not random."""
+        families = [family(n) for n in region.ops if n.packet not in VIEWS]
+        if "random" in families:
+            return "random operators stay on PyTorch"
+        return None if families else "nothing is computed"
+
+    def facts(self, region: Region) -> Facts | None:
+        """The loop nest of `region`, where a template would cover it."""
+        return self._template.facts(region)
+
+    def shared_bytes(self, region: Region, schedule: Schedule) -> int:
+        """What a template's kernel would need."""
+        return self._template.shared_bytes(region, schedule)
+
+    def write(self, request: Request) -> Patch:
+        """The patch for `request.action`; what only changes the graph, or goes back to PyTorch, needs no model.
+
+        Raises:
+            IllegalAction: the action does not apply.
+            ChatError: the model gave no answer that can be read.
+        """
+        action, program = request.action, request.program
+        kind_named(action.kind).check(program, action, Context(request.device, self, request.mode))
+        if action.kind == "unfuse":
+            return Patch(regions=split(program.regions, action.regions[0]), note="one region an operator")
+        if action.kind == "library":
+            region = find_region(program, action)
+            return Patch(target=region.id, alternatives=(torch_implementation(region),), note="back to the library")
+        if action.kind != "fusion":
+            return self._ask(request, None)
+        regions = fused_partition(program, action)
+        parents = [program.implementation(program.region(i)) for i in action.regions]
+        if not any(p.generated for p in parents):
+            return Patch(regions=regions, note="one region")
+        return self._ask(request, regions)
+
+    def _ask(self, request: Request, regions: tuple[Region, ...] | None) -> Patch:
+        """The patch from the first round of answers of which any can be read."""
+        if request.failed is not None and len(request.failed.alternatives) > 1:  # the one that the reason is about
+            request = replace(request, failed=request.failed.only(request.refused), refused=0)
+        region = target_region(request)
+        similar = self._library.nearest(request) if self._library is not None else ()
+        messages = write_messages(request, similar=similar, limits=self._limits, words=self._words)
+        for left in range(self.again, -1, -1):
+            replies = list(self._chat.ask(messages, self.candidates))
+            readings = [_read(reply, request, region) for reply in replies]
+            written = tuple({i.digest: i for i in readings if isinstance(i, Implementation)}.values())
+            patch = Patch(regions, region.id, written, f"written by {self._chat.name}") if written else None
+            self._record(request, messages, readings, patch)
+            if patch is not None:
+                return patch
+            error = readings[0]
+            assert isinstance(error, ChatError)
+            self.account.failures[error.kind] += 1
+            if not left:
+                raise error
+            messages = _told(messages, replies[0], error)
+        raise AssertionError("the last round raises")
+
+    def _record(
+        self,
+        request: Request,
+        messages: Sequence[Message],
+        readings: Sequence[Implementation | ChatError],
+        patch: Patch | None,
+    ) -> None:
+        """Keep what came of each answer."""
+        store = self._chat.store
+        if store is None:
+            return
+        digest = store.put_patch(PatchRecord.of(patch)) if patch is not None else None
+        texts = [i.digest for i in patch.alternatives] if patch is not None else []
+        for number, reading in enumerate(readings):
+            reply, parent = self._chat.digest(messages, number), request.program.digest
+            if isinstance(reading, ChatError):
+                store.put_attempt(StoredAttempt(parent, request.action, reply, failure=reading.failure))
+            else:
+                place = texts.index(reading.digest)
+                store.put_attempt(StoredAttempt(parent, request.action, reply, digest, place))
+
+
+def _read(reply: Reply, request: Request, region: Region) -> Implementation | ChatError:
+    """What `reply` holds, or why it cannot be read."""
+    present = None
+    if request.failed is not None and request.failed.alternatives:
+        present = request.failed.alternatives[0]
+    elif request.action.kind != "fusion":
+        present = request.program.implementation(region)
+    try:
+        return read_reply(reply, region, base_source(request), present)
+    except ChatError as error:
+        return error
+
+
+def _told(messages: Sequence[Message], reply: Reply, error: ChatError) -> tuple[Message, ...]:
+    """The conversation gone on: the answer, where it is worth showing, and what is wrong with it."""
+    text = f"Your answer cannot be used: {error}."
+    if reply.finish == "stop" and reply.text.strip() and len(reply.text) <= QUOTED:
+        return (*messages, Message("assistant", tame(reply.text)), Message("user", text))
+    *before, last = messages
+    return (*before, Message(last.role, f"{last.text}\n\n{text}"))
+
+
+__all__ = ["LLMCoder"]
