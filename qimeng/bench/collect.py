@@ -7,7 +7,6 @@ next one with the same folder goes on where it ended.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from qimeng.bench.explore import Explored, explore
 from qimeng.bench.pool import Place, Pool
 from qimeng.errors import QimengError
 from qimeng.planner.data.generate import Bytes, Drawn, draw, draw_many
+from qimeng.planner.data.tree import put_drawn
 from qimeng.store import Store
 
 STORE, LOG = "store.sqlite", "explored.jsonl"
@@ -110,20 +110,6 @@ def explore_one(
             return explore(task, row, opened, seconds, began=began)
         finally:
             task.evaluator.close()
-
-
-def put_drawn(store: Store, drawn: Drawn) -> None:
-    """Keep a drawn spec in the store, with all that is needed to make it again."""
-    spec = drawn.spec
-    body = {
-        "source": spec.source,
-        "dtype": spec.dtype,
-        "mode": spec.mode,
-        "family": drawn.family,
-        "seed": drawn.seed,
-        "index": drawn.index,
-    }
-    store.put_spec(spec.digest, spec.name, json.dumps(body, sort_keys=True))
 
 
 def assignments(plan: Plan, log: Path, device: str) -> list[Assignment]:

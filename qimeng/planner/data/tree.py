@@ -24,6 +24,7 @@ from qimeng.store import ACCIDENT, Conditions, Store, StoredStep, content_hash, 
 
 if TYPE_CHECKING:
     from qimeng.envs.task import Task
+    from qimeng.planner.data.generate import Drawn
     from qimeng.spec import KernelSpec
 
 FORMAT, VERSION = "qimeng trees", 1
@@ -238,6 +239,20 @@ def describe(path: Path | str) -> Written:
     return Written(**{**counts, "size": Path(path).stat().st_size})
 
 
+def put_drawn(store: Store, drawn: Drawn) -> None:
+    """Keep a drawn spec in the store, with all that is needed to make it again."""
+    spec = drawn.spec
+    body = {
+        "source": spec.source,
+        "dtype": spec.dtype,
+        "mode": spec.mode,
+        "family": drawn.family,
+        "seed": drawn.seed,
+        "index": drawn.index,
+    }
+    store.put_spec(spec.digest, spec.name, json.dumps(body, sort_keys=True))
+
+
 def trees_of(store: Store) -> Iterator[Tree]:
     """The trees of a store whose specs can be made again from it."""
     evaluations: dict[Conditions, list[tuple[str, str, Evaluation]]] = {}
@@ -414,4 +429,4 @@ def _head(line: str, path: Path | str) -> dict[str, Any]:
     return head
 
 
-__all__ = ["Tree", "TreeError", "Written", "compact", "describe", "read_trees", "trees_of", "write_trees"]
+__all__ = ["Tree", "TreeError", "Written", "compact", "describe", "put_drawn", "read_trees", "trees_of", "write_trees"]

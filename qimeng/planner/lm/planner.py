@@ -6,6 +6,7 @@ does not disturb what is timed on the GPU.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ class LanguageModelPlanner(ValuingPlanner):
         self.device = device
         self._model: PlannerModel | None = None
         self._folder = SHIPPED
+        self._warned: set[str] = set()
         if weights is None or isinstance(weights, str | Path):
             self._folder = Path(weights or SHIPPED)
             if not (self._folder / "planner.json").is_file():
@@ -67,6 +69,7 @@ class LanguageModelPlanner(ValuingPlanner):
         """Log-probability of each of `observation.actions`, and the value of the state (the reward still to come)."""
         import torch
 
+        self._warn(observation.device.name.removesuffix("(here)"))
         arrays = self.model.reader.arrays(observation)
         device = next(self.model.scorer.parameters()).device
         given = {name: torch.from_numpy(array)[None].to(device) for name, array in arrays.items()}
@@ -75,3 +78,14 @@ class LanguageModelPlanner(ValuingPlanner):
             logits, values = self.model.scorer(given["state_ids"].long(), actions, given["features"])
         found: list[float] = logits[0].log_softmax(-1).tolist()
         return found, float(values[0])
+
+    def _warn(self, device: str) -> None:
+        """Say once that this device is new to the planner, where that is known."""
+        known = {name.removesuffix("(here)") for name in self.model.devices}
+        if known and device not in known | self._warned:
+            self._warned.add(device)
+            warnings.warn(
+                f"this planner was trained on times of {', '.join(sorted(known))}; for {device} it goes by the "
+                f"device's numbers alone: `qimeng adapt --device {device}` trains it further",
+                stacklevel=4,
+            )

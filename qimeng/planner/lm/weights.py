@@ -59,11 +59,13 @@ class PlannerModel:
         scorer: policy and value.
         reader: turns observations into what `scorer` takes.
         base: name or folder of the model that an adapter belongs to; empty where there is none, or it has no name.
+        devices: names of the devices whose times it was trained on; empty where that is not known.
     """
 
     scorer: ActionScorer
     reader: Reader
     base: str = ""
+    devices: tuple[str, ...] = ()
 
     @property
     def adapted(self) -> bool:
@@ -130,6 +132,7 @@ def save(model: PlannerModel, folder: str | Path, card: Card, half: bool = False
         "format": FORMAT,
         "adapter": model.adapted,
         "base": model.base,
+        "devices": list(model.devices),
         "length": reader.length,
         "action_length": reader.action_length,
         "scale": scorer.scale.to_dict(),
@@ -208,7 +211,8 @@ def _load(folder: Path, about: dict[str, Any], base: Any, trainable: bool) -> Pl
     _check_size(tokenizer, lm, folder)
     scorer = ActionScorer(lm, about["features"], Scale(**about["scale"]))
     scorer.value.load_state_dict(load_file(folder / "value.safetensors"))
-    return PlannerModel(scorer.eval(), Reader(tokenizer, about["length"], about["action_length"]), name)
+    reader = Reader(tokenizer, about["length"], about["action_length"])
+    return PlannerModel(scorer.eval(), reader, name, tuple(about.get("devices", ())))
 
 
 def _language_model(source: Any) -> Any:

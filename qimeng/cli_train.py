@@ -1,0 +1,154 @@
+"""The command line of trained planners: `qimeng train` and `qimeng adapt`.
+
+Deals in arguments and in showing what goes on. Knows nothing about how planners are trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from qimeng.cli_console import console
+from qimeng.errors import QimengError
+
+Config = Annotated[Path | None, typer.Option(help="TOML file of settings; `--explain` prints one with all of them.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE, as in ppo.steps=2048; repeatable.")]
+
+SHOWN = ("loss", "accuracy", "explained", "reward", "length", "score", "share at 5", "share at 10", "greedy")
+"""Figures that a line of progress shows, where a phase has them."""
+
+
+def train(
+    trees: Annotated[list[Path] | None, typer.Argument(help="Files that `qimeng collect export` wrote.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the run; one that was interrupted goes on.")] = Path(
+        "runs/planner"
+    ),
+    config: Config = None,
+    overrides: Overrides = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Print all settings with their meaning, and end.")] = False,
+) -> None:
+    """Train a planner: imitation of the best branches of stored trees, then PPO."""
+    from qimeng.planner.lm.config import load_config, to_toml
+    from qimeng.planner.lm.run import Run, prepare
+    from qimeng.planner.lm.sources import gather
+
+    settings = load_config(config, [*_named(trees), *(overrides or ())])
+    if explain:
+        print(to_toml(settings, explained=True), end="")
+        return
+    prepare(out, settings)
+    screen = console()
+    screen.print("reading trees, capturing their specs", markup=False)
+    sources = gather(settings, out)
+    screen.print(f"{sources.data}; times: {sources.times}; {len(sources.held_out)} trees held out", markup=False)
+    try:
+        with TrainDisplay(screen, settings.ppo.steps) as display:
+            report = Run(settings, out, sources, display)()
+    finally:
+        sources.close()
+    print_shares(screen, report.shares, report.times)
+    screen.print(f"written: {out}; use it as planner='lm:{out}'", markup=False)
+
+
+def adapt(
+    device: Annotated[str, typer.Option(help="Device to learn about: of the trees, or judged live.")],
+    planner: Annotated[Path, typer.Argument(help="Folder of the planner to begin with.")],
+    trees: Annotated[list[Path] | None, typer.Argument(help="Stored trees of the device.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the adapted planner.")] = Path("runs/adapted"),
+    evaluations: Annotated[int, typer.Option(min=1, help="Budget: programs asked about.")] = 300,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the LoRA adapter.")] = 8,
+    config: Config = None,
+    overrides: Overrides = None,
+) -> None:
+    """Teach a planner a new device: a LoRA adapter and the value head alone, on a budget of evaluations."""
+    from qimeng.planner.lm.adapt import Adaptation, adaptation_config, run_adaptation
+
+    given = [f'device="{device}"', f'start="{planner}"', f"lora={rank}", *_named(trees)]
+    settings = adaptation_config(config, [*given, *(overrides or ())])
+    screen = console()
+    with TrainDisplay(screen, settings.ppo.steps) as display:
+        found: Adaptation = run_adaptation(settings, out, evaluations, display)
+    print_shares(screen, found.shares, found.times)
+    screen.print(found.sentence(), markup=False)
+    screen.print(f"written: {out}; use it as planner='lm:{out}'", markup=False)
+
+
+def _named(trees: list[Path] | None) -> list[str]:
+    """The files as an override; none where none are named, so that those of the settings count."""
+    if not trees:
+        return []
+    missing = [p for p in trees if not p.is_file()]
+    if missing:
+        raise QimengError(f"{missing[0]} is no file: name what `qimeng collect export` wrote")
+    return ["trees=[" + ", ".join(f'"{p}"' for p in trees) + "]"]
+
+
+def print_shares(screen: Console, shares: Mapping[str, Mapping[str, float]], times: str) -> None:
+    """A table: who reached which share of the best-known gain."""
+    from rich.table import Table
+
+    if not shares:
+        return
+    names = list(next(iter(shares.values())))
+    table = Table("planner", *names, title=f"share of the best-known log-gain on held-out trees ({times})")
+    for who, found in shares.items():
+        table.add_row(who, *(f"{found[name]:.0%}" for name in names))
+    screen.print(table)
+
+
+class TrainDisplay:
+    """Callback for a run's progress, and a context manager around it.
+
+    On a terminal a bar of PPO's steps with the latest figures, and a line a validation; elsewhere one line a row.
+
+    Args:
+        screen: where to print.
+        steps: of PPO.
+    """
+
+    def __init__(self, screen: Console, steps: int):
+        self.screen = screen
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
+            TimeElapsedColumn(), console=screen, transient=True, disable=not screen.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task("warm start", total=steps or None)
+
+    def __enter__(self) -> TrainDisplay:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def __call__(self, phase: str, row: Mapping[str, float]) -> None:
+        """Show `row`."""
+        line = progress_line(phase, row)
+        if phase == "ppo" and self.screen.is_terminal:
+            self._bar.update(self._task, completed=row["steps"], description=line)
+            return
+        self.screen.print(line, markup=False, soft_wrap=True)
+
+
+def progress_line(phase: str, row: Mapping[str, float]) -> str:
+    """The figures that matter.
+
+    >>> progress_line("ppo", {"steps": 128, "reward": 1.25, "length": 7.0, "evaluations": 40, "coverage": 0.125})
+    'ppo 128: reward 1.25, length 7, 40 evaluations, coverage 12%'
+    """
+    number = row.get("steps", row.get("epoch"))
+    head = phase if number is None else f"{phase} {number:.0f}"
+    told = [f"{name} {row[name]:.3g}" for name in SHOWN if name in row]
+    if row.get("evaluations"):
+        told.append(f"{row['evaluations']:.0f} evaluations")
+    if row.get("coverage", 1.0) < 1:
+        told.append(f"coverage {row['coverage']:.0%}")
+    return f"{head}: {', '.join(told)}"

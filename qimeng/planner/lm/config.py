@@ -1,0 +1,250 @@
+"""Settings of a training run, from a TOML file and single overrides.
+
+Deals in names, types and texts. Knows nothing about training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qimeng.errors import QimengError
+from qimeng.planner.lm.imitation import Imitation, ValueStart
+from qimeng.planner.lm.mini import MiniSize
+from qimeng.planner.lm.training import Ppo
+
+ANSWERS = ("stored", "live", "mixed")
+
+NONE = "none"
+"""TOML has no other word for it."""
+
+
+class TrainingError(QimengError):
+    """Settings, trees or a folder that training cannot go on with; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of `qimeng train`.
+
+    Attributes:
+        trees: files of stored trees (`qimeng collect export`).
+        answers: ``"stored"``: every answer comes from the trees, and what is legal but was never tried is not offered;
+            ``"live"``: the judge of this machine answers; ``"mixed"``: the judge answers what the trees do not know.
+        device: train on the trees of this device, and judge live for it; the trees' only one, or this machine's, by
+            default.
+        specs: specs drawn from `seed` to train on where there are no trees (``"live"``).
+        start: ``"mini"`` for a new small model, the folder of a planner, or any causal language model of Hugging Face
+            by name or path.
+        mini: size of a new small model.
+        lora: rank of the LoRA adapter that is trained instead of the whole model; 0 for the whole model.
+        length: most tokens of a state that a new model reads.
+        processor: where the model runs: ``"cpu"``, ``"cuda"``.
+        reward: ``"milestones"``, ``"paper"`` or ``"log-speedup"`` (`qimeng.envs.reward`).
+        coverage: weight of the generated kernels' share of the time, added to the reward; 0 for none.
+        held_out: share of the trees that training never sees and validation is made on.
+        held_out_families: families of specs that are held out as a whole, besides.
+        walks: random walks through each tree whose states are imitated, besides the best branch.
+        imitation: of the best branches; 0 epochs for none.
+        value: fitting the value head before PPO.
+        ppo: PPO; 0 steps for none.
+        validate_every: rollouts between two validations.
+        patience: validations in a row without a better score, after which training ends; 0 for never.
+        validation_evaluations: evaluations on each held-out tree.
+        tensorboard: whether TensorBoard's logs are written, to the folder ``tensorboard`` of the run.
+        seed: of the model, of what is held out, and of all that is drawn; that of the parts is added to it.
+    """
+
+    trees: tuple[str, ...] = ()
+    answers: str = "stored"
+    device: str = ""
+    specs: int = 32
+    start: str = "mini"
+    mini: MiniSize = field(default_factory=MiniSize)
+    lora: int = 0
+    length: int = 512
+    processor: str = "cpu"
+    reward: str = "milestones"
+    coverage: float = 0.0
+    held_out: float = 0.2
+    held_out_families: tuple[str, ...] = ()
+    walks: int = 4
+    imitation: Imitation = field(default_factory=Imitation)
+    value: ValueStart = field(default_factory=ValueStart)
+    ppo: Ppo = field(default_factory=Ppo)
+    validate_every: int = 8
+    patience: int = 6
+    validation_evaluations: int = 10
+    tensorboard: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        from qimeng.envs.reward import REWARDS
+
+        for name, known in (("answers", ANSWERS), ("reward", tuple(REWARDS))):
+            if getattr(self, name) not in known:
+                raise TrainingError(f"{name} = {getattr(self, name)!r} is none of {', '.join(known)}")
+        if not 0 <= self.held_out < 1:
+            raise TrainingError(f"held_out is a share of the trees, from 0 to below 1, not {self.held_out}")
+        if self.answers != "live" and not self.trees:
+            raise TrainingError(
+                "no trees to train on: name files that `qimeng collect export` wrote, or set answers = 'live'"
+            )
+
+
+def load_config(path: Path | None = None, overrides: Sequence[str] = (), defaults: Sequence[str] = ()) -> TrainConfig:
+    """Settings from `defaults`, a TOML file, if any, and `overrides` such as ``"ppo.steps=2048"``, the later winning.
+
+    Raises:
+        TrainingError: an unknown name, a value of another type, or a file that cannot be read.
+    """
+    data: dict[str, Any] = {}
+    _override(data, defaults)
+    if path is not None:
+        try:
+            _merge(data, tomllib.loads(path.read_text()))
+        except (OSError, ValueError) as error:
+            raise TrainingError(f"{path} cannot be read as TOML: {error}") from None
+    _override(data, overrides)
+    found = _build(TrainConfig, data, "")
+    assert isinstance(found, TrainConfig)
+    return found
+
+
+def to_toml(config: Any, explained: bool = False) -> str:
+    """`config` as TOML that `load_config` reads; with each field's meaning above it where `explained`."""
+    tables, lines = [], []
+    for name, value in _fields(config):
+        if dataclasses.is_dataclass(value):
+            tables += [f"\n[{name}]", *([f"# {meanings(type(config))[name]}"] if explained else [])]
+            tables += _lines(value, explained)
+        else:
+            lines += _line(config, name, value, explained)
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """What each field of a dataclass means, from the ``Attributes:`` of its docstring.
+
+    >>> meanings(Imitation)["rate"]
+    'learning rate.'
+    """
+    found: dict[str, str] = {}
+    name, known = "", {f.name for f in dataclasses.fields(kind)}
+    for line in (inspect.getdoc(kind) or "").partition("Attributes:")[2].splitlines():
+        head, colon, rest = line.strip().partition(":")
+        if colon and head in known and line.startswith("    ") and not line.startswith("     "):
+            name, found[head] = head, rest.strip()
+        elif name and line.strip():
+            found[name] += " " + line.strip()
+    return found
+
+
+def differences(one: TrainConfig, other: TrainConfig) -> list[str]:
+    """Names of the settings in which the two differ, ``"ppo.rate"`` say."""
+    flat = [dict(_flat(c)) for c in (one, other)]
+    return [name for name in flat[0] if flat[0][name] != flat[1][name]]
+
+
+def _flat(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in _fields(config):
+        found += _flat(value, f"{name}.") if dataclasses.is_dataclass(value) else [(prefix + name, value)]
+    return found
+
+
+def _fields(config: Any) -> list[tuple[str, Any]]:
+    return [(f.name, getattr(config, f.name)) for f in dataclasses.fields(config)]
+
+
+def _lines(config: Any, explained: bool) -> list[str]:
+    return [line for name, value in _fields(config) for line in _line(config, name, value, explained)]
+
+
+def _line(config: Any, name: str, value: Any, explained: bool) -> list[str]:
+    note = [f"# {meanings(type(config))[name]}"] if explained else []
+    return [*note, f"{name} = {_text(value)}"]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return _text(NONE)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    return repr(value)
+
+
+def _literal(text: str) -> Any:
+    """A TOML value; what is none is a string, so that ``start=mini`` needs no quotes."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _override(data: dict[str, Any], texts: Sequence[str]) -> None:
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise TrainingError(f"{text!r} sets nothing: say NAME=VALUE, as in ppo.steps=2048")
+        _put(data, name.strip().split("."), _literal(value.strip()))
+
+
+def _merge(data: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for name, value in more.items():
+        if isinstance(value, Mapping) and isinstance(data.get(name), dict):
+            _merge(data[name], value)
+        else:
+            data[name] = value
+
+
+def _put(data: dict[str, Any], names: list[str], value: Any) -> None:
+    for name in names[:-1]:
+        data = data.setdefault(name, {})
+        if not isinstance(data, dict):
+            raise TrainingError(f"{'.'.join(names)}: {name} has no parts")
+    data[names[-1]] = value
+
+
+def _build(kind: type, data: Mapping[str, Any], prefix: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    known = {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+    given: dict[str, Any] = {}
+    for name, value in data.items():
+        if name not in known:
+            raise TrainingError(f"unknown setting {prefix}{name!s}; known: {', '.join(prefix + k for k in known)}")
+        given[name] = _value(known[name], value, prefix + name)
+    return kind(**given)
+
+
+def _value(kind: Any, value: Any, name: str) -> Any:
+    if isinstance(kind, types.UnionType):
+        if value == NONE:
+            return None
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    if dataclasses.is_dataclass(kind):
+        assert isinstance(kind, type)
+        if isinstance(value, Mapping):
+            return _build(kind, value, f"{name}.")
+        raise TrainingError(f"{name} is a table of settings, not {value!r}")
+    if typing.get_origin(kind) is tuple:
+        return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
+    if kind is float and type(value) in (int, float):
+        return float(value)
+    if type(value) is not kind:
+        raise TrainingError(f"{name} is {kind.__name__}, not {value!r}")
+    return value
+
+
+__all__ = ["ANSWERS", "TrainConfig", "TrainingError", "differences", "load_config", "meanings", "to_toml"]

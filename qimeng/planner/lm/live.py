@@ -1,0 +1,212 @@
+"""Live judges for training: started when first asked, a few open at a time, and counted against a budget.
+
+Deals in evaluators around evaluators. Knows nothing about how a program is judged.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from qimeng.device import Device
+from qimeng.envs.replay import CachingEvaluator, subject_of
+from qimeng.envs.setup import conditions_of, make_coder, make_evaluator, make_task
+from qimeng.envs.task import Task
+from qimeng.errors import QimengError
+from qimeng.interfaces import Coder, Evaluation, Evaluator, Patch
+from qimeng.planner.lm.stored import StoredTask
+from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
+from qimeng.store import Store
+
+OPEN = 8
+"""Judges that are open at once, each with processes of its own."""
+
+
+class OpenJudges:
+    """Judges in the order of their last use; the one used longest ago is closed where another needs its place.
+
+    Args:
+        limit: how many are open at most.
+    """
+
+    def __init__(self, limit: int = OPEN):
+        self.limit = limit
+        self._open: OrderedDict[str, Evaluator] = OrderedDict()
+
+    def __call__(self, key: str, make: Callable[[], Evaluator]) -> Evaluator:
+        """The judge called `key`, made where it is not open."""
+        if key not in self._open:
+            while len(self._open) >= self.limit:
+                self._open.popitem(last=False)[1].close()
+            self._open[key] = make()
+        self._open.move_to_end(key)
+        return self._open[key]
+
+    def close(self) -> None:
+        """Close all."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+class LateJudge(Evaluator):
+    """The judge that `make` makes, once it is asked.
+
+    Args:
+        key: names it among `judges`.
+        make: makes it.
+        judges: keeps it open.
+        kind: its class, whose name, version and kind of times it goes by.
+    """
+
+    def __init__(self, key: str, make: Callable[[], Evaluator], judges: OpenJudges, kind: type[Evaluator]):
+        self.key, self.make, self.judges = key, make, judges
+        self.judge_name = kind.__name__
+        self.version, self.estimated = getattr(kind, "version", 1), getattr(kind, "estimated", False)
+
+    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        """What the judge says."""
+        return self.judges(self.key, self.make).evaluate(program, patch)
+
+
+@dataclass
+class Meter:
+    """A budget of evaluations: a program counts when it is first asked about, from wherever the answer comes.
+
+    Attributes:
+        limit: how many; 0 for no limit.
+        asked: what was asked.
+    """
+
+    limit: int = 0
+    asked: set[str] = field(default_factory=set)
+
+    @property
+    def used(self) -> int:
+        """Evaluations so far."""
+        return len(self.asked)
+
+    def over(self) -> bool:
+        """Whether the budget is used up."""
+        return 0 < self.limit <= self.used
+
+
+class MeteredEvaluator(Evaluator):
+    """Another evaluator, counted.
+
+    Args:
+        evaluator: answers.
+        meter: counts.
+        key: tells this computation's programs from others'.
+    """
+
+    def __init__(self, evaluator: Evaluator, meter: Meter, key: str):
+        self.evaluator, self.meter, self.key = evaluator, meter, key
+
+    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        """What the other says."""
+        self.meter.asked.add(f"{self.key} {subject_of(program, patch)}")
+        return self.evaluator.evaluate(program, patch)
+
+    def close(self) -> None:
+        """Close the other."""
+        self.evaluator.close()
+
+
+class FirstStored(Evaluator):
+    """Answers from what is stored; asks the judge what is not.
+
+    Args:
+        stored: replays; what it does not know is a failure of class ``"unknown"``.
+        judge: is asked then.
+    """
+
+    def __init__(self, stored: Evaluator, judge: Evaluator):
+        self.stored, self.judge = stored, judge
+
+    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        """The stored answer, or a new one."""
+        found = self.stored.evaluate(program, patch)
+        return self.judge.evaluate(program, patch) if found.failure == "unknown" else found
+
+    def close(self) -> None:
+        """Close the judge."""
+        self.judge.close()
+
+
+def live_tasks(
+    specs: Iterable[KernelSpec],
+    device: Device,
+    store: Store,
+    meter: Meter,
+    judges: OpenJudges,
+    coder: str | Coder = "template",
+) -> Iterator[Task]:
+    """A task for each spec that can be captured, judged on this machine, each program once.
+
+    Specs with the structure of a problem that planners are judged on are left out.
+    """
+    from qimeng.planner.data.overlap import reserved
+    from qimeng.planner.data.signature import structure
+
+    for spec in specs:
+        judge = _late(spec, device, judges, coder)
+        try:
+            task = make_task(spec, coder=coder, evaluator=judge, device=device)
+        except QimengError:
+            continue
+        if task.start.fallback or structure(task.start.graph) in reserved():
+            continue
+        cached = CachingEvaluator(judge, store, task.conditions)
+        yield replace(task, evaluator=MeteredEvaluator(cached, meter, task.conditions.digest))
+
+
+def mixed_task(
+    stored: StoredTask, device: Device, store: Store, meter: Meter, judges: OpenJudges, coder: str | Coder = "template"
+) -> Task:
+    """The task of a tree, whose gaps the judge of this machine fills; what it says goes to `store`, not to the tree.
+
+    Today's coder writes the patches: one that differs from the tree's is judged like any other new one.
+
+    Raises:
+        ValueError: the judge's times are not of the tree's kind (another device, or estimates beside measured ones).
+    """
+    spec, task = stored.tree.spec(), stored.task
+    judge = _late(spec, device, judges, coder)
+    live, tree = conditions_of(spec, judge, device), task.conditions
+    if (live.device, live.estimated) != (tree.device, tree.estimated):
+        kinds = [f"{c.device}, {'estimated' if c.estimated else 'measured'}" for c in (tree, live)]
+        raise ValueError(
+            f"the times of the tree of {stored.tree.name} are of {kinds[0]}; here they would be {kinds[1]}"
+        )
+    cached = CachingEvaluator(judge, store, live)
+    answers = FirstStored(task.evaluator, MeteredEvaluator(cached, meter, live.digest))
+    context = replace(task.context, device=device, coder=make_coder(coder))
+    return replace(task, evaluator=answers, context=context)
+
+
+def _late(spec: KernelSpec, device: Device, judges: OpenJudges, coder: str | Coder) -> LateJudge:
+    from qimeng.actions import Context
+    from qimeng.envs.estimate import EstimatingEvaluator
+    from qimeng.envs.gpu import GpuEvaluator
+    from qimeng.graph.verify import capture_spec
+
+    def make() -> Evaluator:
+        start = Program.start(capture_spec(spec, verify=False))
+        return make_evaluator(spec, start, Context(device, make_coder(coder), spec.mode))
+
+    kind: type[Evaluator] = GpuEvaluator if device.measured else EstimatingEvaluator
+    return LateJudge(f"{spec.digest} {device.name} {spec.mode}", make, judges, kind)
+
+
+__all__ = [
+    "OPEN",
+    "FirstStored",
+    "LateJudge",
+    "Meter",
+    "MeteredEvaluator",
+    "OpenJudges",
+    "live_tasks",
+    "mixed_task",
+]

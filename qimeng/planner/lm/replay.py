@@ -1,0 +1,126 @@
+"""How good a planner is on stored trees: what share of the best-known gain it reaches with how many evaluations.
+
+Deals in scores over explored actions. Knows nothing about where the scores come from, so that a trained planner, its
+untrained twin and chance compare.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from qimeng.envs.session import STOP, Session
+from qimeng.interfaces import Action, Observation
+from qimeng.planner.lm.stored import ENDLESS, StoredTask
+from qimeng.planner.search import ScoringPlanner
+
+AT = (5, 10, 20, 40)
+"""Evaluations after which the share is told."""
+
+IDLE = 8
+"""Trajectories in a row that judge nothing new, after which no more are begun."""
+
+GAIN = 1.1
+"""Trees whose best-known gain is below it say nothing about planners."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What one planner reached on one tree.
+
+    Attributes:
+        name: the spec.
+        curve: after 1, 2, 3 … evaluations, the start program's included, log(start / best so far) over log(start / best
+            known), device times.
+        first: the share that the first, greedy trajectory ends with.
+    """
+
+    name: str
+    curve: tuple[float, ...]
+    first: float
+
+    @property
+    def area(self) -> float:
+        """Mean of the curve: 1 for a planner that knows the best program at once."""
+        return sum(self.curve) / len(self.curve)
+
+
+class Chance(ScoringPlanner):
+    """Gives every action the same score."""
+
+    def scores(self, observation: Observation) -> Sequence[float]:
+        """Zeros."""
+        return [0.0] * len(observation.actions)
+
+
+def replay(
+    planner: ScoringPlanner, stored: StoredTask, evaluations: int = 20, steps: int = 16, seed: int = 0
+) -> Replayed:
+    """Follow `planner` through the tree.
+
+    The first trajectory takes the best-scored action of each state; then others begin at the start, with actions drawn
+    from the softmax of the scores, which go on as long as there is anything but `stop`, until the evaluations are used
+    up or nothing is new. What the tree has no answer for is not offered.
+    """
+    draw, session = random.Random(f"{seed} {stored.tree.conditions.spec}"), stored.begin(ENDLESS.steps, evaluations)
+    root, ledger, idle, first = session.state, session.ledger, 0, None
+    reached = {1: 0.0}
+    while idle < IDLE and ledger.evaluations < evaluations:
+        branch, before = session.fork(), ledger.evaluations
+        branch.return_to(root)
+        for _ in range(steps):
+            if branch.exhausted() is not None:
+                break
+            branch.step(_choose(planner, stored, branch, None if first is None else draw))
+            reached[ledger.evaluations] = _share(stored, ledger.best.ms if ledger.best else None)
+        first = reached[ledger.evaluations] if first is None else first
+        idle = 0 if ledger.evaluations > before else idle + 1
+    curve = [max(share for count, share in reached.items() if count <= n) for n in range(1, evaluations + 1)]
+    return Replayed(stored.tree.name, tuple(curve), first or 0.0)
+
+
+def worth_replaying(stored: Sequence[StoredTask]) -> list[StoredTask]:
+    """Those with a best-known gain of at least `GAIN`."""
+    return [s for s in stored if s.gain >= GAIN]
+
+
+def mean_shares(
+    planner: ScoringPlanner, stored: Sequence[StoredTask], evaluations: int = 20, seeds: Sequence[int] = (0,)
+) -> dict[str, float]:
+    """Means over `stored` and `seeds`.
+
+    Returns:
+        ``share at 5`` and so on up to `evaluations`; ``area``; ``greedy``: what the greedy trajectory alone ends with.
+    """
+    found = [replay(planner, s, evaluations, seed=seed) for s in stored for seed in seeds]
+    if not found:
+        return {}
+    means = {f"share at {n}": _mean(r.curve[n - 1] for r in found) for n in AT if n <= evaluations}
+    return {**means, "area": _mean(r.area for r in found), "greedy": _mean(r.first for r in found)}
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)
+
+
+def _share(stored: StoredTask, best_ms: float | None) -> float:
+    whole = math.log(stored.gain)
+    return math.log(stored.start_ms / best_ms) / whole if best_ms and whole else 0.0
+
+
+def _choose(planner: ScoringPlanner, stored: StoredTask, session: Session, draw: random.Random | None) -> Action:
+    seen = session.observe()
+    seen = replace(seen, actions=stored.offered(seen))
+    if draw is None:
+        return planner.choose(seen)
+    going_on = tuple(a for a in seen.actions if a != STOP)
+    seen = replace(seen, actions=going_on or seen.actions)
+    scores = planner.scores(seen)
+    top = max(scores)
+    return draw.choices(seen.actions, [math.exp(s - top) for s in scores])[0]
+
+
+__all__ = ["AT", "GAIN", "IDLE", "Chance", "Replayed", "mean_shares", "replay", "worth_replaying"]

@@ -1,0 +1,257 @@
+"""A training run in a folder: warm start, PPO, what came of it.
+
+Deals in the order of things and in files. What is trained on is for `qimeng.planner.lm.sources`, how, for `imitation`
+and `training`.
+
+| file | holds |
+|---|---|
+| config.toml | the settings; a run goes on only with the same |
+| planner.json … | the planner (see `qimeng.planner.lm.weights`), once the run is done |
+| imitated/ | the planner after imitation alone |
+| checkpoint.pt | where PPO stands; a run that was killed goes on from it |
+| progress.jsonl | every row of progress, as it was told |
+| report.json | what came of it |
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qimeng.envs.reward import Reward, make_reward
+from qimeng.planner.lm.branches import Pair, imitation_pairs
+from qimeng.planner.lm.config import TrainConfig, TrainingError, differences, load_config, to_toml
+from qimeng.planner.lm.corpus import corpus
+from qimeng.planner.lm.imitation import imitate, pretrain_value
+from qimeng.planner.lm.mini import train_tokenizer
+from qimeng.planner.lm.planner import LanguageModelPlanner
+from qimeng.planner.lm.reading import state_and_actions
+from qimeng.planner.lm.replay import Chance, mean_shares
+from qimeng.planner.lm.sources import Sources
+from qimeng.planner.lm.stored import Offer
+from qimeng.planner.lm.training import Validation, make_environment, train
+from qimeng.planner.lm.weights import Card, PlannerModel, add_lora, from_hub, load, new_mini, save
+
+FINAL_SEEDS = (0, 1, 2)
+FINAL_EVALUATIONS = 20
+
+Told = Callable[[str, Mapping[str, float]], None]
+"""Called with the name of the phase and its figures."""
+
+
+@dataclass
+class Report:
+    """What came of a run.
+
+    Attributes:
+        data: what it was trained on.
+        times: of which device, of which kind.
+        reward: what was paid.
+        curve: rows of PPO and of its validations, in order.
+        shares: for the trained planner, the imitated one, its untrained twin and chance, means over the held-out trees
+            (`qimeng.planner.lm.replay.mean_shares`); empty where none are held out.
+        held_out: number of held-out trees.
+        pairs: choices that were imitated.
+        coverage: mean share of the legal actions that the trees had answers for; 1 where a judge answered.
+        evaluations: programs asked about live, and those that the trees hold.
+        trained: parameters trained.
+        parameters: all of them.
+        seconds: of this process.
+    """
+
+    data: str = ""
+    times: str = ""
+    reward: str = ""
+    curve: list[dict[str, float]] = field(default_factory=list)
+    shares: dict[str, dict[str, float]] = field(default_factory=dict)
+    held_out: int = 0
+    pairs: int = 0
+    coverage: float = 1.0
+    evaluations: int = 0
+    trained: int = 0
+    parameters: int = 0
+    seconds: float = 0.0
+
+    def save(self, folder: Path) -> None:
+        """Write report.json."""
+        (folder / "report.json").write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    def figures(self) -> dict[str, str]:
+        """For the model card."""
+        found = {"mean coverage": f"{self.coverage:.0%} of the legal actions had a stored answer"}
+        for name, shares in self.shares.items():
+            told = ", ".join(f"{key} {value:.0%}" for key, value in shares.items())
+            found[f"{name}, {self.held_out} held-out trees"] = f"{told} (of the best-known log-gain, {self.times})"
+        steps = [row["steps"] for row in self.curve]
+        return {**found, "PPO": f"{steps[-1]:.0f} steps" if steps else "none", "evaluations": str(self.evaluations)}
+
+
+class Run:
+    """One run of `qimeng train`.
+
+    Args:
+        config: the settings.
+        out: its folder; a run that was interrupted there goes on.
+        sources: what is trained on (`gather`).
+        told: called as the run goes on.
+
+    Raises:
+        TrainingError: the folder holds a run with other settings, or TensorBoard is wanted and not installed.
+    """
+
+    def __init__(self, config: TrainConfig, out: Path, sources: Sources, told: Told = lambda phase, row: None):
+        self.config, self.out, self.sources, self.told = config, out, sources, told
+        self.report = Report(sources.data, sources.times, reward_words(config), held_out=len(sources.held_out))
+        self.report.coverage = 1.0
+
+    def __call__(self) -> Report:
+        """Train, save, report."""
+        began, config = time.monotonic(), self.config
+        prepare(self.out, config)
+        model = self._warm()
+        rows = train(
+            model,
+            self.sources.tasks,
+            replace(config.ppo, seed=config.seed + config.ppo.seed),
+            self._reward,
+            lambda row: self._tell("validation" if "score" in row else "ppo", row),
+            str(self.out / "tensorboard") if config.tensorboard else None,
+            self.out,
+            self.sources.offer,
+            self._validation(model),
+            self.sources.meter.over,
+        )
+        report = self.report
+        report.curve, report.evaluations = rows, self.sources.evaluations
+        sizes = [(p.numel(), p.requires_grad) for p in model.scorer.parameters()]
+        report.parameters, report.trained = sum(n for n, _ in sizes), sum(n for n, wanted in sizes if wanted)
+        report.coverage = self.sources.offer.coverage if self.sources.offer else 1.0
+        if self.sources.held_out:
+            report.shares["trained"] = self._final("trained", model)
+        report.seconds = time.monotonic() - began
+        card = Card(report.data, report.times, report.reward, report.figures())
+        save(model, self.out, card)
+        report.save(self.out)
+        return report
+
+    # ---- parts
+    def _warm(self) -> PlannerModel:
+        """The model after imitation and value pretraining; from the folder where it is there already."""
+        config, s, folder = self.config, self.sources, self.out / "imitated"
+        figures = folder / "figures.json"
+        if figures.is_file():
+            data = json.loads(figures.read_text())
+            self.report.shares, self.report.pairs = data["shares"], data["pairs"]
+            return _ready(load(folder, trainable=True), config)
+        pairs = list(imitation_pairs(s.stored, config.walks, config.ppo.max_steps, config.seed))
+        model = start_model(config, s, pairs)
+        if s.held_out:
+            self.report.shares["chance"] = mean_shares(Chance(), s.held_out, FINAL_EVALUATIONS, FINAL_SEEDS)
+            self._tell("chance", self.report.shares["chance"])
+            self.report.shares["untrained"] = self._final("untrained", model)
+        if pairs and config.imitation.epochs:
+            settings = replace(config.imitation, seed=config.seed + config.imitation.seed)
+            imitate(model, pairs, settings, lambda row: self._tell("imitation", row))
+            if s.held_out:
+                self.report.shares["imitated"] = self._final("imitated", model)
+        if config.value.episodes and config.ppo.steps and s.offer is not None:  # live episodes would cost evaluations
+            offer = Offer(s.offer.stored)
+            env = make_environment(model, s.tasks, config.ppo.max_steps, self._reward(), offer)
+            settings_of_value = replace(config.value, seed=config.seed + config.value.seed)
+            self._tell("value", pretrain_value(model, env, settings_of_value, config.ppo.gamma))
+        self.report.pairs = len(pairs)
+        note = Card(self.report.data, self.report.times, "imitation of the best branches alone", self.report.figures())
+        save(model, folder, note)
+        figures.write_text(json.dumps({"shares": self.report.shares, "pairs": len(pairs)}))
+        return model
+
+    def _validation(self, model: PlannerModel) -> Validation | None:
+        if not self.sources.held_out or not self.config.validate_every:
+            return None
+
+        def score() -> tuple[float, dict[str, float]]:
+            found = mean_shares(LanguageModelPlanner(model), self.sources.held_out, self.config.validation_evaluations)
+            return found.pop("area"), found
+
+        return Validation(score, self.config.validate_every, self.config.patience)
+
+    def _final(self, name: str, model: PlannerModel) -> dict[str, float]:
+        found = mean_shares(LanguageModelPlanner(model), self.sources.held_out, FINAL_EVALUATIONS, FINAL_SEEDS)
+        self._tell(name, found)
+        return found
+
+    def _reward(self) -> Reward:
+        return make_reward(self.config.reward, self.config.coverage)
+
+    def _tell(self, phase: str, row: Mapping[str, float]) -> None:
+        offer = self.sources.offer
+        told = {**row, "evaluations": self.sources.evaluations, "coverage": offer.coverage if offer else 1.0}
+        with open(self.out / "progress.jsonl", "a") as log:
+            log.write(json.dumps({"phase": phase, **told}) + "\n")
+        self.told(phase, told)
+
+
+def prepare(out: Path, config: TrainConfig) -> None:
+    """Make the folder of a run, or see that the run in it has the same settings.
+
+    Raises:
+        TrainingError: it has others, or TensorBoard is wanted and not installed.
+    """
+    if config.tensorboard and find_spec("tensorboard") is None:
+        raise TrainingError("TensorBoard is not installed: pip install 'qimeng[tensorboard]', or leave its logs out")
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "config.toml"
+    if path.exists():
+        changed = differences(load_config(path), config)
+        if changed:
+            raise TrainingError(
+                f"{out} holds a run with other settings ({', '.join(changed)}): name another folder, or give the same"
+            )
+    path.write_text(to_toml(config, explained=True))
+
+
+def start_model(config: TrainConfig, sources: Sources, pairs: Sequence[Pair]) -> PlannerModel:
+    """The model that training begins with: new, from a folder, or from Hugging Face; with LoRA where it is wanted.
+
+    Raises:
+        WeightsError: it cannot be loaded.
+    """
+    if config.start == "mini":
+        texts = [text for seen, _ in pairs for text in _texts(seen)] or list(corpus(sources.tasks[:8], 1, 4))
+        model = new_mini(train_tokenizer(texts), config.mini, seed=config.seed, length=config.length)
+    elif (Path(config.start) / "planner.json").is_file():
+        model = load(config.start, trainable=True)
+        model.base = model.base or (config.start if config.lora else "")
+    else:
+        model = from_hub(config.start, length=config.length)
+    if config.lora and not model.adapted:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            add_lora(model, config.lora, 2 * config.lora)
+    model.devices = tuple(dict.fromkeys((*model.devices, sources.device)))
+    return _ready(model, config)
+
+
+def reward_words(config: TrainConfig) -> str:
+    """The reward, for people."""
+    return config.reward + (f" + {config.coverage:g} x generated share of the time" if config.coverage else "")
+
+
+def _ready(model: PlannerModel, config: TrainConfig) -> PlannerModel:
+    model.scorer.to(config.processor)
+    return model
+
+
+def _texts(seen: Any) -> tuple[str, ...]:
+    state, actions = state_and_actions(seen)
+    return (state, *actions)
+
+
+__all__ = ["FINAL_EVALUATIONS", "FINAL_SEEDS", "Report", "Run", "Told", "prepare", "reward_words", "start_model"]

@@ -1,0 +1,184 @@
+"""What a training run works on: its tasks, the trees that are held out, and where answers come from.
+
+Deals in trees and tasks. Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qimeng.device import Device
+from qimeng.envs.setup import make_device
+from qimeng.envs.task import Task
+from qimeng.planner.data.generate import draw_many
+from qimeng.planner.data.tree import Tree, put_drawn, read_trees
+from qimeng.planner.lm.config import TrainConfig, TrainingError
+from qimeng.planner.lm.live import Meter, OpenJudges, live_tasks, mixed_task
+from qimeng.planner.lm.replay import worth_replaying
+from qimeng.planner.lm.stored import Offer, StoredTask, stored_tasks
+from qimeng.store import Store
+
+
+@dataclass
+class Sources:
+    """What is trained on.
+
+    Attributes:
+        tasks: of the environments.
+        stored: the trees that are trained on; none where all is live.
+        held_out: trees that training never sees, with something to gain in them.
+        offer: leaves out what the trees have no answer for; None where a judge answers.
+        meter: evaluations asked of live judges, and their budget.
+        paid: evaluations that the trees trained on hold.
+        judges: live judges that are open.
+        device: name of the device.
+        estimated: whether times are the analytic model's.
+        data: what it is, in words, for the model card.
+        store: of what was judged live; None where nothing is.
+    """
+
+    tasks: tuple[Task, ...]
+    stored: tuple[StoredTask, ...]
+    held_out: tuple[StoredTask, ...]
+    offer: Offer | None
+    meter: Meter
+    device: str
+    estimated: bool
+    data: str
+    paid: int = 0
+    store: Store | None = None
+    judges: OpenJudges = field(default_factory=OpenJudges)
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations that training has had so far, those of its trees included."""
+        return self.paid + self.meter.used
+
+    @property
+    def times(self) -> str:
+        """Whose times, and of which kind, in words."""
+        return f"{self.device}, {'ESTIMATED by an analytic model, never measured' if self.estimated else 'measured'}"
+
+    def close(self) -> None:
+        """End judges and close the store."""
+        self.judges.close()
+        if self.store is not None:
+            self.store.close()
+
+
+def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
+    """Read trees, or draw specs, as `config` says.
+
+    Args:
+        config: the settings.
+        out: folder of the run, where a store of live answers lies.
+        evaluations: budget; 0 for no limit. Where trees answer, only as many trees are trained on as hold together no
+            more evaluations; where a judge answers, it is asked no more often.
+
+    Raises:
+        TrainingError: no tree, or none of the device, or nothing that can be captured here.
+        TreeError: a file holds no trees.
+        DeviceError: an unknown device.
+    """
+    meter, judges = Meter(evaluations), OpenJudges()
+    if config.answers == "live":
+        device, store = make_device(config.device or None), Store(out / "store.sqlite")
+        drawn = list(draw_many(config.seed, config.specs))
+        for one in drawn:
+            put_drawn(store, one)
+        tasks = tuple(live_tasks((d.spec for d in drawn), device, store, meter, judges))
+        if not tasks:
+            raise TrainingError(f"none of {config.specs} drawn specs can be optimized here")
+        words = f"live: {len(tasks)} drawn specs (sequence {config.seed})"
+        return Sources(tasks, (), (), None, meter, device.name, not device.measured, words, 0, store, judges)
+    trees = _of_device([t for path in config.trees for t in read_trees(path)], config.device)
+    kept, held = split(trees, config.held_out, config.held_out_families, config.seed)
+    if config.answers == "stored" and evaluations:
+        kept = within(kept, evaluations, config.seed)
+    stored, held_out = tuple(stored_tasks(kept)), tuple(worth_replaying(list(stored_tasks(held))))
+    if not stored:
+        raise TrainingError(f"none of {len(kept)} trees begins with the program that this version makes of its spec")
+    conditions = stored[0].task.conditions
+    words = describe_trees(config.trees, stored)
+    if config.answers == "stored":
+        tasks, offer, asked = tuple(s.task for s in stored), Offer.of(stored), None
+    else:
+        row, asked, offer = _judging(conditions.device), Store(out / "store.sqlite"), None
+        try:
+            tasks = tuple(mixed_task(s, row, asked, meter, judges) for s in stored)
+        except ValueError as error:
+            raise TrainingError(f"{error}; set answers = 'stored'") from None
+        words += "; gaps judged live"
+    paid = sum(len(s.tree.evaluations) for s in stored)
+    return Sources(
+        tasks,
+        stored,
+        held_out,
+        offer,
+        meter,
+        conditions.device,
+        conditions.estimated,
+        words,
+        paid,
+        asked,
+        judges,
+    )
+
+
+def within(trees: Sequence[Tree], evaluations: int, seed: int = 0) -> list[Tree]:
+    """As many of `trees`, in a random order, as hold together at most so many evaluations.
+
+    Raises:
+        TrainingError: not even one does.
+    """
+    order, left, kept = random.Random(seed).sample(list(trees), len(trees)), evaluations, list[Tree]()
+    for tree in order:
+        if len(tree.evaluations) <= left:
+            left -= len(tree.evaluations)
+            kept.append(tree)
+    if not kept:
+        raise TrainingError(f"no tree holds at most {evaluations} evaluations: give a larger budget")
+    return kept
+
+
+def split(
+    trees: Sequence[Tree], share: float, families: Sequence[str] = (), seed: int = 0
+) -> tuple[list[Tree], list[Tree]]:
+    """(to train on, held out): whole families, and a share of the other specs; trees of one spec stay together."""
+    specs = sorted({t.conditions.spec for t in trees if t.family not in families})
+    apart = set(random.Random(seed).sample(specs, round(share * len(specs))))
+    held = [t for t in trees if t.conditions.spec in apart or t.family in families]
+    return [t for t in trees if not (t.conditions.spec in apart or t.family in families)], held
+
+
+def describe_trees(paths: Sequence[str], stored: Sequence[StoredTask]) -> str:
+    """How many trees, programs and evaluations, from which files, by their content."""
+    programs = sum(s.tree.programs for s in stored)
+    evaluations = sum(len(s.tree.evaluations) for s in stored)
+    files = ", ".join(
+        f"{Path(p).name} (blake2b {hashlib.blake2b(Path(p).read_bytes(), digest_size=8).hexdigest()})" for p in paths
+    )
+    return f"{len(stored)} stored trees with {programs} programs and {evaluations} evaluations, from {files}"
+
+
+def _of_device(trees: Sequence[Tree], wanted: str) -> list[Tree]:
+    kinds = sorted({(t.conditions.device, t.conditions.estimated) for t in trees})
+    names = [f"{device}{' (estimated)' if estimated else ''}" for device, estimated in kinds]
+    if wanted:
+        kinds = [k for k in kinds if wanted in (k[0], k[0].removesuffix("(here)"))]
+    if len(kinds) != 1:
+        said = f"no trees of {wanted!r}" if wanted and not kinds else f"trees of {len(kinds)} devices; name one"
+        raise TrainingError(f"{said}: the files hold {', '.join(names) or 'none'}")
+    return [t for t in trees if (t.conditions.device, t.conditions.estimated) == kinds[0]]
+
+
+def _judging(name: str) -> Device:
+    """The device of that name as it is judged here."""
+    return make_device(name.removesuffix("(here)"))
+
+
+__all__ = ["Sources", "describe_trees", "gather", "split", "within"]
