@@ -176,7 +176,8 @@ def row_line(row: Row) -> str:
 
 def print_summary(summary: Summary, screen: Console) -> None:
     """The figures of one run as tables."""
-    from qimeng.bench.tables import exceptions_of, number, percent
+    from qimeng.bench.markdown import number, percent
+    from qimeng.bench.tables import exceptions_of
 
     screen.print(f"\n{summary.settings} on {summary.environment}" + (" — ESTIMATED times" if summary.estimated else ""))
     shares = [*summary.fast.items(), *((f"{name} over torch.compile", v) for name, v in summary.fast_compile.items())]

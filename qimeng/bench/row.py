@@ -297,17 +297,31 @@ def read_rows(path: Path | str) -> tuple[Row, ...]:
     Raises:
         RowError: no such file, or a line in it is no row.
     """
-    try:
-        text = Path(path).read_text()
-    except OSError as error:
-        raise RowError(f"cannot read {path}: {error.strerror}") from error
-    whole, _, _ = text.rpartition("\n")
-    rows = [Row.from_json(line) for line in whole.splitlines() if line.strip()]
+    rows = [Row.from_json(line) for line in whole_lines(path)]
     return tuple({row.key: row for row in rows}.values())
 
 
 def append_row(path: Path | str, row: Row) -> None:
     """Add `row` at the end of the file and flush it to disk; a half-written last line is cut off first."""
+    append_line(path, row.to_json())
+
+
+def whole_lines(path: Path | str) -> list[str]:
+    """The lines of a file that are not empty; a last line without its end is left out.
+
+    Raises:
+        RowError: no such file.
+    """
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise RowError(f"cannot read {path}: {error.strerror}") from error
+    whole, _, _ = text.rpartition("\n")
+    return [line for line in whole.splitlines() if line.strip()]
+
+
+def append_line(path: Path | str, line: str) -> None:
+    """Add a line at the end of the file and flush it to disk; a half-written last line is cut off first."""
     import os
 
     file = Path(path)
@@ -317,7 +331,7 @@ def append_row(path: Path | str, row: Row) -> None:
         text = out.read()
         if text and not text.endswith(b"\n"):
             out.truncate(text.rfind(b"\n") + 1)
-        out.write(row.to_json().encode() + b"\n")
+        out.write(line.encode() + b"\n")
         out.flush()
         os.fsync(out.fileno())
 

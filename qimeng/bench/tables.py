@@ -11,9 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qimeng.bench.comparison import compare
+from qimeng.bench.markdown import markdown, number, percent
 from qimeng.bench.row import Row, RowError, read_rows
 from qimeng.bench.suite import format_selection
 from qimeng.bench.summary import Summary, group_of, summarize
+from qimeng.bench.trust.journal import read_journal
+from qimeng.bench.trust.views import JOURNALS
 
 _BLOCK = re.compile(r"(<!-- bench:(\w+) ([^>]*?) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
@@ -27,8 +30,11 @@ def render(text: str, root: Path) -> str:
 
     def fill(match: re.Match[str]) -> str:
         view, files = match[2], match[3].split()
+        if view in JOURNALS:
+            journal = [row for file in files for row in read_journal(root / file)]
+            return f"{match[1]}\n{JOURNALS[view](journal)}\n{match[4]}"
         if view not in VIEWS:
-            raise RowError(f"no table called {view!r}; known: {', '.join(VIEWS)}")
+            raise RowError(f"no table called {view!r}; known: {', '.join([*VIEWS, *JOURNALS])}")
         rows = [row for file in files for row in read_rows(root / file)]
         return f"{match[1]}\n{VIEWS[view](rows)}\n{match[4]}"
 
@@ -158,23 +164,6 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "selection": selection,
 }
 """What a marker may ask for."""
-
-
-def markdown(table: Sequence[Sequence[str]]) -> str:
-    """A table whose first line is its head."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
-    lines.insert(1, "|" + "---|" * len(table[0]))
-    return "\n".join(lines) + "\n"
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """A figure, or a dash where it is not known."""
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def percent(value: float | None) -> str:
-    """A share in per cent, or a dash where it is not known."""
-    return "–" if value is None else f"{100 * value:.0f} %"
 
 
 def _fast(table: dict[str, float]) -> str:

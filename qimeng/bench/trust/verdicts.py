@@ -1,0 +1,103 @@
+"""The judge's verdict on whole programs, without their times.
+
+Deals in the parts of the real evaluator: its references, its judge, its workers. Where there is a GPU, programs run
+there; else in Triton's interpreter. Knows nothing about mutants.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+
+import torch
+
+from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed
+from qimeng.envs.gpu import shared_server
+from qimeng.envs.interpret import PRELOAD, gpu_arithmetic
+from qimeng.envs.interpreter import ENVIRONMENT
+from qimeng.envs.judge import Judge, Verdict
+from qimeng.envs.modes import precision
+from qimeng.envs.reference import References
+from qimeng.envs.sandbox import DEFAULT
+from qimeng.envs.worker import Setup
+from qimeng.graph.opgraph import OpGraph
+from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
+
+CALL_S = 60.0
+"""Seconds after which a call counts as hung."""
+TRIALS = 3
+"""Trials of a search's evaluation, as `GpuEvaluator` has them by default."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of a program.
+
+    Attributes:
+        search: the verdict of an evaluation in a search.
+        final: that of the final verification, in a fresh process on every distribution; None where the first refused.
+    """
+
+    search: Verdict
+    final: Verdict | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it passed both."""
+        return self.final is not None and self.final.ok
+
+
+class Verdicts:
+    """Judges programs for one specification; close it when done.
+
+    Args:
+        spec: the specification.
+        graph: its graph.
+        device: ``"cpu"`` (Triton's interpreter) or ``"cuda"``.
+        sandbox: level of the workers' sandbox.
+    """
+
+    def __init__(self, spec: KernelSpec, graph: OpGraph, device: str, sandbox: str = DEFAULT):
+        self.device, self.sandbox = device, sandbox
+        interpreted = device == "cpu"
+        self._server = ForkServer(PRELOAD) if interpreted else shared_server()
+        self._target = "qimeng.envs.interpreter:main" if interpreted else "qimeng.envs.worker:main"
+        self._setup = Setup(spec.to_bytes(), spec.mode, device)
+        arithmetic = gpu_arithmetic if interpreted else precision
+        self.references = References(spec, graph, torch.device(device), arithmetic=arithmetic)
+        self._judge = Judge(self.references, lambda: CALL_S)
+
+    def close(self) -> None:
+        """End the processes and give the memory back."""
+        self.references.release()
+        if self.device == "cpu":
+            self._server.close()
+
+    def judge(self, program: Program) -> Judged:
+        """The verdict on `program`: as in a search, and if that is good as in the final verification."""
+        cache = tempfile.mkdtemp(prefix="qimeng_verdicts_")
+        try:
+            search = self._one(program, cache, final=False)
+            return Judged(search, self._one(program, cache, final=True) if search.ok else None)
+        finally:
+            shutil.rmtree(cache, ignore_errors=True)
+
+    def _one(self, program: Program, cache: str, final: bool) -> Verdict:
+        worker: Process | None = None
+        try:
+            environment = ENVIRONMENT if self.device == "cpu" else {"TRITON_CACHE_DIR": cache}
+            worker = self._server.start(self._target, self._setup, environment=environment, sandbox=self.sandbox)
+            worker.call("ready", START_S)
+            worker.call("load", CALL_S, source=program.source)
+            references = self.references
+            return self._judge.check(worker, references.every_distribution() if final else references.trials(TRIALS))
+        except WorkerFailed as failed:
+            return Verdict(failure=failed.kind, error=str(failed))
+        finally:
+            if worker is not None:
+                worker.kill()
+
+
+__all__ = ["Judged", "Verdicts"]
