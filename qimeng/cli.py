@@ -63,10 +63,14 @@ def optimize(
     ] = "default",
     out: Annotated[Path | None, typer.Option(help="Folder for the result; runs/FILE by default.")] = None,
     store: Annotated[Path | None, typer.Option(help="Store to resume from; OUT/store.sqlite by default.")] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="Ask about every step; answers are lines of standard input.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Optimize the computation in FILE; Ctrl-C keeps the best program so far."""
     from qimeng.api import plan_and_code
+    from qimeng.cli_interactive import terminal_search
     from qimeng.cli_progress import ProgressDisplay
     from qimeng.envs.setup import make_device
     from qimeng.spec import KernelSpec
@@ -77,14 +81,16 @@ def optimize(
     spec = KernelSpec.from_file(file, dtype=dtype, mode=mode)
     folder = out or Path("runs") / file.stem
     folder.mkdir(parents=True, exist_ok=True)
-    with ProgressDisplay(console(stderr=as_json), estimated=not target.measured) as display:
+    screen = console(stderr=as_json)
+    asking = terminal_search(screen, planner, search) if interactive else None
+    with ProgressDisplay(screen, estimated=not target.measured, quiet=interactive) as display:
         result = plan_and_code(
             spec,
             seconds=seconds,
             evaluations=evaluations,
             planner=planner,
             coder=coder,
-            search=search,
+            search=asking or search,
             device=target,
             mode=mode,
             compile_modes=modes,

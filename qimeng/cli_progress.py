@@ -29,13 +29,15 @@ class ProgressDisplay:
     Args:
         console: where to print.
         estimated: whether times are the analytic model's, which every line then says.
+        quiet: show nothing but the beginning and the end: somebody else shows the steps.
     """
 
-    def __init__(self, console: Console, estimated: bool = False):
+    def __init__(self, console: Console, estimated: bool = False, quiet: bool = False):
         self.console, self.unit = console, "ms estimated" if estimated else "ms"
         self._lines: deque[str] = deque(maxlen=SHOWN_STEPS)
         self._spinner = Spinner("dots")
-        self._live = Live(console=console, refresh_per_second=8, transient=True) if console.is_terminal else None
+        self.quiet, live = quiet, console.is_terminal and not quiet
+        self._live = Live(console=console, refresh_per_second=8, transient=True) if live else None
 
     def __enter__(self) -> ProgressDisplay:
         if self._live is not None:
@@ -52,7 +54,7 @@ class ProgressDisplay:
         """Show `progress`."""
         status = self.status(progress)
         if self._live is None:
-            if progress.phase != "try":
+            if progress.phase != "try" and not (self.quiet and progress.phase == "done"):
                 self.console.print(f"{progress.text}  [{status}]", markup=False, soft_wrap=True)
             return
         if progress.phase == "done":

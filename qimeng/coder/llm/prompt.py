@@ -123,7 +123,9 @@ class Sections:
             Message("system", words.fill("system", rules=words.fill("rules", precision=mode))),
             Message("user", "\n\n".join(t for name, t in parts.items() if t and name not in left_out)),
         ]
-        failed = request.failed.alternatives[0] if request.failed and request.failed.alternatives else None
+        failed = (
+            request.failed.alternatives[request.refused] if request.failed and request.failed.alternatives else None
+        )
         if failed is not None:
             reason = clipped(shown_names(request.reason or "no reason given", failed), self.limits.reason)
             messages += [

@@ -42,7 +42,7 @@ def base_source(request: Request) -> str | None:
     two implementations become one and only a whole one will do.
     """
     if request.failed is not None and request.failed.alternatives:
-        return shown_source(request.failed.alternatives[0])
+        return shown_source(request.failed.alternatives[request.refused])
     if request.action.kind == "fusion":
         return None
     return shown_source(request.program.implementation(find_region(request.program, request.action)))
