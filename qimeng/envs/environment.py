@@ -24,7 +24,7 @@ from qimeng.envs.reward import MilestoneReward, Reward, Transition
 from qimeng.envs.session import Budget, Session
 from qimeng.envs.shares import MAX_ACTIONS
 from qimeng.envs.task import Task
-from qimeng.interfaces import Observation, Step
+from qimeng.interfaces import Evaluation, Observation, Step
 from qimeng.store import Store
 
 TEXT_LENGTH = 8192
@@ -171,12 +171,12 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
         if self._seen is None or self._session.state.done or self._steps >= self.max_steps:
             raise gymnasium.error.ResetNeeded("call reset before step")
         index, session, taken = int(action), self._session, None
-        before = session.state.ms
-        best_before = session.ledger.best.ms if session.ledger.best else None
+        before, best_before = session.state.evaluation, self._best
         if 0 <= index < len(self._seen.actions):
             taken = session.step(self._seen.actions[index])
         self._steps += 1
-        reward = self.reward.update(self._transition(taken, before, best_before))
+        after = session.state.evaluation
+        reward = self.reward.update(Transition(taken, self._steps, before, after, best_before, self._best))
         self._look()
         truncated = self._steps >= self.max_steps and not session.state.done
         return self._observation(), reward, session.state.done, truncated, self._info(taken, index)
@@ -245,32 +245,20 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
         assert self._seen is not None
         return {"text": render_text(self._seen)[:TEXT_LENGTH], "features": features(self._seen)}
 
-    def _transition(self, taken: Step | None, before: float | None, best_before: float | None) -> Transition:
-        session = self._session
-        start, best, timing = session.ledger.start, session.ledger.best, None
-        if taken is not None and taken.evaluation is not None:
-            timing = taken.evaluation.timing
-        return Transition(
-            step=taken,
-            number=self._steps,
-            before_ms=before,
-            after_ms=session.state.ms,
-            best_before_ms=best_before,
-            best_after_ms=best.ms if best else None,
-            eager_ms=start.eager.device_ms if start and start.eager else None,
-            spread=timing.spread if timing else 0.0,
-        )
+    @property
+    def _best(self) -> Evaluation | None:
+        best = self._session.ledger.best
+        return best.evaluation if best else None
 
     def _info(self, taken: Step | None = None, index: int = 0) -> dict[str, Any]:
         assert self._seen is not None
-        best, eager = self._seen.best_ms, self._seen.eager_ms
         return {
             "name": self._session.task.name,
             "actions": len(self._seen.actions),
             "cut": self._cut,
             "accepted": taken.accepted if taken is not None else False,
             "no_action": taken is None and self._steps > 0,
-            "best_speedup": eager / best if eager and best else 0.0,
+            "best_speedup": (self._best.speedup if self._best else None) or 0.0,
             "evaluations": self._session.ledger.evaluations,
         }
 

@@ -1,7 +1,8 @@
 """Rewards: what a planner is trained to do.
 
-Deals in numbers made from what a step found out. Knows nothing about programs. Each reward is an object with its
-formula in its docstring; it is reset at the start of an episode and may be copied in the middle.
+Deals in numbers made from what a step found out. Knows nothing about programs, nor about how times are compared: that
+is `qimeng.envs.ranking`'s, so that what a planner is paid for is what a search prefers. Each reward is an object with
+its formula in its docstring; it is reset at the start of an episode and may be copied in the middle.
 """
 
 from __future__ import annotations
@@ -11,32 +12,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from qimeng.interfaces import Gate, Step
+from qimeng.envs.ranking import gain, margin
+from qimeng.interfaces import Evaluation, Gate, Step
 
 
 @dataclass(frozen=True)
 class Transition:
-    """What a step found out.
+    """What a step found out: evaluations of the programs around it.
 
     Attributes:
         step: the action and its evaluation; None for an index that named no action.
         number: of the step in its episode, from 1.
-        before_ms: device milliseconds of the program before the step; None where not known.
-        after_ms: of the program after it.
-        best_before_ms: of the best program before the step.
-        best_after_ms: of the best program after it.
-        eager_ms: of PyTorch eager.
-        spread: relative spread of the new time.
+        before: of the program before the step; None where it has none.
+        after: of the program after it.
+        best_before: of the best program before the step.
+        best_after: of the best program after it.
     """
 
     step: Step | None
     number: int
-    before_ms: float | None = None
-    after_ms: float | None = None
-    best_before_ms: float | None = None
-    best_after_ms: float | None = None
-    eager_ms: float | None = None
-    spread: float = 0.0
+    before: Evaluation | None = None
+    after: Evaluation | None = None
+    best_before: Evaluation | None = None
+    best_after: Evaluation | None = None
 
     @property
     def failed(self) -> bool:
@@ -67,12 +65,12 @@ class Reward(ABC):
 class MilestoneReward(Reward):
     """Milestones of speedup, each paid once, when it is passed by more than the noise.
 
-    For step t with device time m_t, relative spread s_t and eager's time e::
+    For step t with device time m_t, time e_t of eager (timed in turns with it) and noise n_t (`ranking.margin`)::
 
         r_t = -cost
               - failure                       where the step was refused or named no action
               + correct                       at the first accepted step that was judged
-              + prize * #{M in milestones not yet paid : e / m_t >= M (1 + margin s_t)}
+              + prize * #{M in milestones not yet paid : e_t / m_t >= M (1 + n_t)}
 
     Nothing is paid twice, so neither cycling nor many right but useless steps gain anything. Milestones with a margin
     trained better planners than the raw speedup: 96.8 % against 60.4 % of problems faster than torch.compile (CUDA
@@ -84,7 +82,6 @@ class MilestoneReward(Reward):
         correct: for the first right patch.
         failure: for a refused step.
         cost: of every step.
-        margin: in spreads.
     """
 
     def __init__(
@@ -94,10 +91,9 @@ class MilestoneReward(Reward):
         correct: float = 0.1,
         failure: float = 0.1,
         cost: float = 0.01,
-        margin: float = 2.0,
     ):
         self.milestones, self.prize, self.correct = tuple(sorted(milestones)), prize, correct
-        self.failure, self.cost, self.margin = failure, cost, margin
+        self.failure, self.cost = failure, cost
         self.low, self.high = -cost - failure, correct + prize * len(milestones) - cost
         self.reset()
 
@@ -116,10 +112,9 @@ class MilestoneReward(Reward):
         if not self._was_right:
             self._was_right = True
             reward += self.correct
-        if transition.after_ms and transition.eager_ms:
-            speedup = transition.eager_ms / transition.after_ms
-            noise = 1 + self.margin * transition.spread
-            reached = sum(speedup >= m * noise for m in self.milestones)
+        after = transition.after
+        if after is not None and after.speedup is not None:
+            reached = sum(after.speedup >= m * (1 + margin(after)) for m in self.milestones)
             reward += self.prize * max(0, reached - self._paid)
             self._paid = max(self._paid, reached)
         return reward
@@ -134,7 +129,7 @@ class PaperReward(Reward):
 
         compiled = 0.1 where the patch was written, compiled and fits the device, else -1.0 (and nothing more)
         correct  = 0.5 where the result is right, else -0.5
-        faster   = 1.0 where the step is right and faster than the program before it
+        faster   = 1.0 where the step is right and faster than the program before it, beyond noise (`ranking`)
 
     Steps that only change the graph, and `stop`, get the decay alone. The paper states neither the coefficient of its
     step-proportional decay nor that the parts are summed: both are choices of ours.
@@ -159,11 +154,9 @@ class PaperReward(Reward):
         if not step.accepted:
             early = step.evaluation.gate in (Gate.WRITE, Gate.COMPILE, Gate.RESOURCES)
             return reward - 1.0 if early else reward + 0.1 - 0.5
-        faster = (
-            transition.before_ms is not None
-            and transition.after_ms is not None
-            and transition.after_ms < transition.before_ms * (1 - 2 * transition.spread)
-        )
+        after, before = transition.after, transition.before
+        gained = gain(after, before)
+        faster = after is not None and gained is not None and gained * (1 - margin(after, before)) > 1
         return reward + 0.1 + 0.5 + (1.0 if faster else 0.0)
 
 
@@ -174,7 +167,8 @@ class LogSpeedupReward(Reward):
 
         r_t = log(b_{t-1} / b_t) - failure where the step was refused or named no action
 
-    with b_t the best device time after step t. The sum over an episode is the log of the whole gain, whatever the path.
+    with b_t the best device time after step t, as a share of eager's (`ranking.gain`). The sum over an episode is the
+    log of the whole gain, whatever the path.
 
     Args:
         failure: for a refused step.
@@ -188,8 +182,8 @@ class LogSpeedupReward(Reward):
         """The reward of a step."""
         if transition.failed:
             return -self.failure
-        before, after = transition.best_before_ms, transition.best_after_ms
-        return min(self.high, math.log(before / after)) if before and after else 0.0
+        gained = gain(transition.best_after, transition.best_before)
+        return min(self.high, math.log(gained)) if gained else 0.0
 
 
 class CoverageReward(Reward):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from qimeng.envs.ranking import beats
 from qimeng.envs.reward import (
     REWARDS,
     CoverageReward,
@@ -24,18 +24,25 @@ from qimeng.interfaces import Action, Evaluation, Gate, Step, Timing
 ACTION = Action("tiling", ("r1",), "taller")
 
 
-def right(before: float, after: float, number: int = 1, spread: float = 0.0, **more: Any) -> Transition:
-    step = Step(ACTION, Evaluation(Gate.PASSED, timing=Timing(after, spread)), True)
-    best = {"best_before_ms": before, "best_after_ms": min(before, after), **more}
-    return Transition(step, number, before, after, eager_ms=10.0, spread=spread, **best)
+def timed(ms: float, spread: float = 0.0, eager_ms: float = 10.0) -> Evaluation:
+    return Evaluation(Gate.PASSED, timing=Timing(ms, spread), eager=Timing(eager_ms, spread))
+
+
+def right(before: float, after: float, number: int = 1, spread: float = 0.0, **best: float) -> Transition:
+    old, new = timed(before, spread), timed(after, spread)
+    best_before, best_after = best.get("best_before", before), best.get("best_after", min(before, after))
+    return Transition(Step(ACTION, new, True), number, old, new, timed(best_before), timed(best_after))
+
+
+FIVE = timed(5.0)
 
 
 def refused(gate: Gate, number: int = 1) -> Transition:
-    return Transition(Step(ACTION, Evaluation(gate, "no", "wrong"), False), number, 5.0, 5.0, 5.0, 5.0, 10.0)
+    return Transition(Step(ACTION, Evaluation(gate, "no", "wrong"), False), number, FIVE, FIVE, FIVE, FIVE)
 
 
 NOTHING = Transition(None, 1)
-GRAPH_ONLY = Transition(Step(ACTION, None, True), 1, 5.0, 5.0, 5.0, 5.0, 10.0)
+GRAPH_ONLY = Transition(Step(ACTION, None, True), 1, FIVE, FIVE, FIVE, FIVE)
 
 
 def test_milestones_are_paid_once() -> None:
@@ -51,6 +58,27 @@ def test_milestones_are_paid_once() -> None:
 def test_a_milestone_must_be_passed_by_two_spreads() -> None:
     assert MilestoneReward().update(right(10.0, 10 / 1.06, spread=0.01)) == pytest.approx(0.09)
     assert MilestoneReward().update(right(10.0, 10 / 1.08, spread=0.01)) == pytest.approx(1.09)
+
+
+@pytest.mark.parametrize("slow", [1.0, 1.12], ids=["as before", "in slower memory"])
+def test_times_count_as_shares_of_the_eager_time_beside_them(slow: float) -> None:
+    """A program and eager beside it both take longer in some memory: that earns nothing and costs nothing."""
+    before, after = timed(10.0), timed(9.0 * slow, eager_ms=10.0 * slow)
+    moved = Transition(Step(ACTION, after, True), 1, before, after, before, after)
+    assert MilestoneReward().update(moved) == pytest.approx(1.09)
+    assert PaperReward(decay=0.0).update(moved) == pytest.approx(1.6)
+    assert LogSpeedupReward().update(moved) == pytest.approx(math.log(10 / 9))
+    same = timed(10.0 * slow, eager_ms=10.0 * slow)
+    still = Transition(Step(ACTION, same, True), 1, before, same, before, same)
+    assert MilestoneReward().update(still) == pytest.approx(0.09)
+    assert PaperReward(decay=0.0).update(still) == pytest.approx(0.6)
+    assert LogSpeedupReward().update(still) == pytest.approx(0.0)
+
+
+def test_gains_within_the_noise_of_the_ranking_earn_nothing() -> None:
+    for new, old in ((timed(4.0), timed(5.0)), (timed(4.99), timed(5.0)), (timed(4.8, 0.03), timed(5.0, 0.03))):
+        paid = PaperReward(decay=0.0).update(Transition(Step(ACTION, new, True), 1, old, new)) > 1
+        assert paid == beats(new, old)
 
 
 def test_failures_cost() -> None:
@@ -74,7 +102,7 @@ def test_the_log_speedup_telescopes() -> None:
     times = [10.0, 8.0, 9.0, 4.0]
     total, best = 0.0, times[0]
     for before, after in zip(times, times[1:], strict=False):
-        moved = right(before, after, best_before_ms=best, best_after_ms=min(best, after))
+        moved = right(before, after, best_before=best, best_after=min(best, after))
         total, best = total + reward.update(moved), min(best, after)
     assert total == pytest.approx(math.log(10 / 4))
 
