@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from qimeng.envs.loop import established, optimize
-from qimeng.envs.replay import subject_of
-from qimeng.envs.session import Budget, Progress, Session
+from qimeng.envs.replay import UNKNOWN, subject_of
+from qimeng.envs.session import ACCIDENTS, Budget, Progress, Session
 from qimeng.errors import CoderError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Evaluation, Gate, Patch, Timing
@@ -240,6 +240,55 @@ def test_the_same_question_is_asked_once(graph: OpGraph) -> None:
     evaluator = Listening()
     result = optimize(fake_task(graph, evaluator), GreedySearch(RandomPlanner(3)), Budget(steps=80, evaluations=60))
     assert len(set(evaluator.asked)) == len(evaluator.asked) == result.evaluations
+
+
+class Busy(FakeEvaluator):
+    """Generated programs come to an accident the first few times."""
+
+    def __init__(self, times: int, failure: str = "timeout"):
+        super().__init__()
+        self.times, self.failure, self.asked = times, failure, 0
+
+    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        if patch is None:
+            return super().evaluate(program)
+        self.asked += 1
+        return (
+            Evaluation(Gate.PROGRAM, "busy", self.failure)
+            if self.asked <= self.times
+            else super().evaluate(program, patch)
+        )
+
+
+def tried_again(session: Session, action: Action) -> bool:
+    """Come back to the start program and take `action` once more, where it is offered."""
+    session.return_to(session.state.path()[0])
+    return action in session.observe().actions and session.step(action).accepted
+
+
+def test_an_accident_is_judged_again_when_it_is_asked_again(graph: OpGraph) -> None:
+    evaluator = Busy(1)
+    session = started(graph, evaluator=evaluator)
+    action = first(session, "lowering")
+    assert not session.step(action).accepted and action not in session.observe().actions, "set aside for now"
+    assert tried_again(session, action)
+    assert evaluator.asked == 2 and session.ledger.evaluations == 3
+    assert tried_again(session, action) and evaluator.asked == 2, "what was found out stays"
+
+
+@pytest.mark.parametrize(("failure", "asked"), [("timeout", ACCIDENTS), ("wrong", 1), (UNKNOWN, 1)])
+def test_a_failure_is_believed_after_so_many_times(graph: OpGraph, failure: str, asked: int) -> None:
+    evaluator = Busy(99, failure)
+    session = started(graph, evaluator=evaluator)
+    action = first(session, "lowering")
+    session.step(action)
+    for _ in range(5):
+        assert not tried_again(session, action)
+    assert evaluator.asked == asked
+    assert action in session.ledger.refused[session.state.program.digest]
+    twin = session.clone()
+    twin.ledger.accidents.clear()
+    assert bool(session.ledger.accidents) == (failure != "wrong")
 
 
 # ---- the winner
