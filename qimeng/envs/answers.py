@@ -42,6 +42,20 @@ def samples_of(data: Any) -> Samples:
     return Samples(device_ms, wall_ms)
 
 
+def launches_from(items: Any) -> list[tuple[str, float]]:
+    """Names and milliseconds of kernels; none for None."""
+    if items is None:
+        return []
+    if not isinstance(items, list) or len(items) > LONGEST:
+        raise WorkerFailed("protocol", "the answer makes no sense: no list of kernels")
+    found = []
+    for item in items:
+        if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str) or not _is_amount(item[1]):
+            raise WorkerFailed("protocol", "the answer makes no sense: a kernel that is none")
+        found.append((item[0], float(item[1])))
+    return found
+
+
 def amount_of(item: Any) -> float | None:
     """A finite number that is not negative, or None."""
     if item is None:
@@ -55,4 +69,4 @@ def _is_amount(item: Any) -> bool:
     return type(item) in (int, float) and 0 <= item < LARGEST
 
 
-__all__ = ["amount_of", "entry_of", "samples_of", "times_of"]
+__all__ = ["amount_of", "entry_of", "launches_from", "samples_of", "times_of"]

@@ -13,11 +13,12 @@ from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qimeng.envs.answers import amount_of, entry_of, samples_of, times_of
+from qimeng.envs.answers import amount_of, entry_of, launches_from, samples_of, times_of
 from qimeng.envs.clock import Clock
 from qimeng.envs.compile import Compilers, launches_nothing
 from qimeng.envs.forkserver import START_S, Process, WorkerFailed
 from qimeng.envs.judge import CLOCK_FROM_MS
+from qimeng.envs.launches import LEAST, own_kernels, own_share
 from qimeng.envs.least_time import SHARE, above_peak
 from qimeng.envs.ranking import preferred
 from qimeng.envs.region_reference import RegionReference
@@ -43,6 +44,7 @@ PROFILE_ROUNDS = 3
 CLOCK_ROUNDS = 3
 """Times that a program is timed before it is believed that its times and the judge's clock disagree (a host that has
 become busy delays both), or that the GPU is held back for good."""
+UNPROVEN = "the profiler showed no kernels: the generated share is that of regions, by what they say of themselves"
 COOL_S = 2.0
 """Seconds of rest before a GPU that was held back is timed again."""
 
@@ -71,6 +73,7 @@ class Run:
         worker: the process at hand.
         refused: number of a candidate to why it does not go on.
         resources: number of a candidate to what its kernels need.
+        kernels: number of a candidate to its own kernels (`qimeng.envs.launches.own_kernels`).
         times: number of a candidate to milliseconds of the region alone.
         gate: the gate that the program at hand has reached.
     """
@@ -85,6 +88,7 @@ class Run:
     worker: Process | None = None
     refused: dict[int, Refusal] = field(default_factory=dict)
     resources: dict[int, Resources] = field(default_factory=dict)
+    kernels: dict[int, dict[str, int | None]] = field(default_factory=dict)
     times: dict[int, float] = field(default_factory=dict)
     gate: Gate = Gate.WRITE
 
@@ -114,6 +118,9 @@ class Run:
                 self.refused[i] = Refusal(Gate.RESOURCES, "resources", too_much)
             if table:
                 self.resources[i] = largest(kernels)
+                candidate = self.candidates[i]
+                parts = [(candidate.implementation(r), table.get(r.signature)) for r in candidate.regions]
+                self.kernels[i] = own_kernels((m, c) for m, c in parts if m.generated)
 
     def regions(self) -> list[int]:
         """Check and time the alternatives of the patch's target alone; those that go on, fastest first.
@@ -303,13 +310,15 @@ class Run:
                 eager_peak_bytes=eager_peak_bytes,
                 notes=(*verdict.notes, *self._remarks(timing), *self._on_clocks(watch)),
             )
-            found = self._profiled(worker, candidate, found)
+            proven = self._profiled(worker, i, found)
+        if proven is None:
+            return None
         with owner.turn("check", self.clock):
             verdict = owner.check_timed(worker)
         if verdict.failure is not None:
             self.refused[i] = Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
             return None
-        return found
+        return proven
 
     def _is_slow(self) -> bool:
         """Whether the judge's own clock may be asked: eager takes long enough that a false time would show."""
@@ -357,11 +366,21 @@ class Run:
             return (f"the GPU was held back each time this was timed: {watch.slowed}",)
         return ("the power limit was reached while this was timed",) if watch.seen & POWER_CAP else ()
 
-    def _profiled(self, worker: Process, candidate: Program, found: Evaluation) -> Evaluation:
-        owner = self.owner
+    def _profiled(self, worker: Process, i: int, found: Evaluation) -> Evaluation | None:
+        """`found` with the share of each region and of the generated kernels; None where those do not do the work."""
+        owner, candidate = self.owner, self.candidates[i]
         implementations = [candidate.implementation(r) for r in candidate.regions]
         entries = [] if candidate.fallback else [m.entry for m in implementations]
-        data, _ = worker.call("profile", owner.limit_s, seed=owner.draw_seed(), entries=entries, repeats=PROFILE_ROUNDS)
+        generated = [m for m in implementations if m.generated]
+        look = bool(generated) and (self.thorough or any(m.schedule is None for m in generated))
+        data, _ = worker.call(
+            "profile",
+            owner.limit_s,
+            seed=owner.draw_seed(),
+            entries=entries,
+            repeats=PROFILE_ROUNDS,
+            kernels=look,
+        )
         found = replace(found, prepare_ms=amount_of(entry_of(data, "prepare_ms")))
         told = entry_of(data, "regions")
         rounds = [times_of(r) for r in told] if isinstance(told, list) else []
@@ -371,7 +390,22 @@ class Run:
         total = sum(times)
         own = sum(t for t, m in zip(times, implementations, strict=True) if m.generated)
         shares = {region.id: t for region, t in zip(candidate.regions, times, strict=True)}
-        return replace(found, region_ms=shares, generated_share=own / total if total else None)
+        claimed = own / total if total else None
+        found = replace(found, region_ms=shares, generated_share=claimed)
+        if not look or not claimed:
+            return found
+        launches = launches_from(entry_of(data, "launches"))
+        share = own_share(launches, self.kernels.get(i, {}))
+        if share is None:
+            return replace(found, notes=(*found.notes, UNPROVEN))
+        if share < LEAST * claimed:
+            text = (
+                f"regions said to be generated take {claimed:.0%} of the time, kernels of their own {share:.1%} of all "
+                "kernels' time: PyTorch, a library or another compiler does the work"
+            )
+            self.refused[i] = Refusal(Gate.TIMING, "not-a-kernel", text)
+            return None
+        return replace(found, generated_share=share)
 
 
 __all__ = ["Refusal", "Run"]

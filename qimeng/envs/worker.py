@@ -21,6 +21,7 @@ from qimeng.envs import outputs
 from qimeng.envs.accuracy import checksum, same
 from qimeng.envs.channel import Channel
 from qimeng.envs.kernels import implementation_source, load_kernels
+from qimeng.envs.launches import launches_of
 from qimeng.envs.modes import set_mode
 from qimeng.envs.regions import inputs_of_region, time_regions
 from qimeng.envs.sandbox import entered_here
@@ -321,14 +322,21 @@ class Worker:
         del output
         return int(peak + sum(prepared.values()))
 
-    def profile(self, seed: int, entries: Sequence[str], repeats: int) -> dict[str, Any]:
-        """Milliseconds of each region, a list for each repeat, and of making prepared buffers anew.
+    def profile(self, seed: int, entries: Sequence[str], repeats: int, kernels: bool = False) -> dict[str, Any]:
+        """Milliseconds of each region, a list for each repeat, and of making prepared buffers anew; every kernel.
 
-        Regions are not timed on the CPU.
+        Neither regions nor kernels are timed on the CPU.
+
+        Args:
+            seed: of the inputs.
+            entries: name of the function of each region.
+            repeats: times that regions are timed.
+            kernels: whether the kernels of one call are listed, which takes seconds the first time.
         """
         inputs = self._inputs(Draw(seed))
+        on_gpu = self.device.type == "cuda"
         rounds = []
-        if self.module is not None and self.device.type == "cuda":
+        if self.module is not None and on_gpu:
             for _ in range(repeats + 1):
                 rounds.append(time_regions(self.module, lambda: self.model(*inputs), entries, self._fill_queue))
         prepared = list(self._prepared())
@@ -338,7 +346,8 @@ class Worker:
             self.stopwatch.synchronize()
             with_all = self.stopwatch.once(self._unprepared, inputs)[0]
             prepare_ms = max(with_all - self.stopwatch.once(self.model, inputs)[0], 0.0)
-        return {"regions": rounds[1:], "prepare_ms": prepare_ms}
+        launches = launches_of(lambda: self.model(*inputs)) if kernels and on_gpu else None
+        return {"regions": rounds[1:], "prepare_ms": prepare_ms, "launches": launches}
 
     # -- one region alone
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from qimeng.envs.answers import amount_of, entry_of, samples_of, times_of
+from qimeng.envs.answers import amount_of, entry_of, launches_from, samples_of, times_of
 from qimeng.envs.forkserver import WorkerFailed
 
 
@@ -48,3 +48,13 @@ def test_samples_that_are_none(data):
 def test_amounts_that_are_none(item):
     with pytest.raises(WorkerFailed, match="makes no sense"):
         amount_of(item)
+
+
+@pytest.mark.parametrize("items", [1, [1], [["a"]], [["a", "b"]], [[1, 1.0]], [["a", -1.0]]], ids=repr)
+def test_kernels_that_are_none(items):
+    with pytest.raises(WorkerFailed, match="makes no sense"):
+        launches_from(items)
+
+
+def test_kernels_by_name_and_time():
+    assert launches_from([["add", 1.5]]) == [("add", 1.5)] and launches_from(None) == []

@@ -1,0 +1,98 @@
+"""Which kernels of a call are the candidate's own, and what share of the time they take.
+
+Deals in names and milliseconds of kernels, as PyTorch's profiler tells them. A region that is said to be generated has
+to be computed by kernels of its own: what a vendor's library, PyTorch or another compiler launches is none, and a
+kernel that is launched for show takes no time. Copies and fills by the driver count for nobody. Knows nothing about how
+a program was made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+
+from qimeng.envs.crosscompile import Compiled
+from qimeng.program.program import Implementation
+
+LEAST = 0.3
+"""Share of the time of regions said to be generated that their own kernels take at least; the rest may go to small
+helpers (a sum of partial results, memory set to zero)."""
+
+Launch = tuple[str, float]
+"""Name of a kernel, milliseconds on the device."""
+
+_DRIVER = re.compile(r"Memcpy|Memset")
+_NAME = re.compile(r"(?:void\s+)?(?:[\w]+::)*([A-Za-z_]\w*)\s*(?:<.*)?(?:\(.*)?$", re.DOTALL)
+_BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
+_JIT = re.compile(r"@(?:triton\.)?jit\b.*\n(?:@.*\n)*def (\w+)")
+_GLOBAL = re.compile(r"__global__\b[^;{(]*?\b([A-Za-z_]\w*)\s*\(")
+
+
+def launches_of(call: Callable[[], object]) -> list[Launch]:
+    """Every kernel that runs on the GPU during `call`; empty where the profiler does not work here."""
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            call()
+            torch.cuda.synchronize()
+        events = profiler.events() or []
+    except RuntimeError:  # no access to the GPU's counters
+        return []
+    on_gpu = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
+    return [(str(e.name), float(e.time_range.elapsed_us()) / 1e3) for e in on_gpu]
+
+
+def own_kernels(parts: Iterable[tuple[Implementation, Compiled | None]]) -> dict[str, int | None]:
+    """Kernels that belong to a program, by name: how many launches of it one call makes, None where that is not known.
+
+    Args:
+        parts: for each region with a generated implementation, that and what came of compiling it.
+    """
+    found: dict[str, int | None] = {}
+    for implementation, compiled in parts:
+        if implementation.language == "cuda":
+            text = _BOUNDS.sub("", implementation.source)
+            found.update(dict.fromkeys(_GLOBAL.findall(text)))
+        elif compiled is None or compiled.error is not None:  # the code around the kernels was not run to its end
+            found.update(dict.fromkeys(_JIT.findall(implementation.source)))
+        else:
+            for k in compiled.kernels:
+                if not k.prepares and found.get(k.name, 0) is not None:
+                    found[k.name] = (found.get(k.name) or 0) + k.launches
+    return found
+
+
+def own_share(launches: Iterable[Launch], own: Mapping[str, int | None]) -> float | None:
+    """Share of the kernels' time that a program's own take, 0 to 1; None where no kernel ran.
+
+    A name that is launched more often than the program launches it is another's as well: the shortest count.
+
+    Args:
+        launches: what ran.
+        own: see `own_kernels`.
+
+    >>> own_share([("void gemm<float>(float*)", 3.0), ("add", 1.0), ("Memcpy DtoD", 9.0)], {"add": 1})
+    0.25
+    """
+    times: dict[str, list[float]] = {}
+    total = 0.0
+    for name, ms in launches:
+        if not _DRIVER.match(name):
+            total += ms
+            times.setdefault(base_name(name), []).append(ms)
+    mine = sum(sum(sorted(times.get(name, ()))[:count]) for name, count in own.items())
+    return mine / total if total else None
+
+
+def base_name(kernel: str) -> str:
+    """A kernel's own name, without namespaces, template arguments and parameters.
+
+    >>> base_name("void at::native::add<float, 4>(int, float*)"), base_name("add")
+    ('add', 'add')
+    """
+    found = _NAME.match(kernel.replace("(anonymous namespace)::", "").strip())
+    return found[1] if found else kernel
+
+
+__all__ = ["LEAST", "Launch", "base_name", "launches_of", "own_kernels", "own_share"]
