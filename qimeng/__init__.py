@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qimeng.api import plan_and_code
     from qimeng.device import DEVICES, Device
+    from qimeng.envs.describe import spec_from_text
     from qimeng.envs.result import Result
     from qimeng.envs.session import Progress
     from qimeng.errors import (
@@ -55,6 +56,7 @@ _HOME = {
     "Store": "qimeng.store",
     "StoreError": "qimeng.errors",
     "plan_and_code": "qimeng.api",
+    "spec_from_text": "qimeng.envs.describe",
 }
 
 
@@ -97,4 +99,5 @@ __all__ = [
     "StoreError",
     "__version__",
     "plan_and_code",
+    "spec_from_text",
 ]

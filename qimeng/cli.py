@@ -1,4 +1,4 @@
-"""The command line: `qimeng optimize`, `show`, `actions`, `devices`, `doctor`, `bench`, `collect`, `train`, `adapt`.
+"""The command line: `qimeng optimize`, `describe`, `show`, `actions`, `devices`, `doctor`, and groups of commands.
 
 Deals in arguments, printing and exit codes. Knows nothing about how anything is optimized. Heavy modules are imported
 inside the commands, so that ``--help`` answers at once.
@@ -103,6 +103,31 @@ def optimize(
         return
     print_markdown(result.report())
     console().print(f"written: {', '.join(str(folder / name) for name in ('program.py', 'recipe.json', 'report.md'))}")
+
+
+@app.command()
+def describe(
+    words: Annotated[str, typer.Argument(help="What is to be computed, with shapes and dtype.")],
+    coder: Annotated[str, typer.Option(help="The language model that writes it, as in openai:MODEL.")],
+    out: Annotated[Path | None, typer.Option(help="The file; runs/NAME.py by default.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="Folder of your own prompts.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Have a language model write the computation that WORDS describe, as a file to read and then optimize."""
+    from qimeng.envs.describe import slug, spec_from_text
+
+    screen = console(stderr=True)
+
+    def say(text: str) -> None:
+        screen.print(text, markup=False, soft_wrap=True)
+
+    path = out or Path("runs") / f"{slug(words)}.py"
+    try:
+        spec = spec_from_text(words, coder=coder, out=path, prompts=prompts, show=say)
+    except ValueError as error:
+        raise QimengError(str(error)) from None
+    command = f"qimeng optimize {path} --dtype {spec.dtype}"
+    print(json.dumps({"file": str(path), "dtype": spec.dtype, "then": command}) if as_json else f"then: {command}")
 
 
 @app.command()

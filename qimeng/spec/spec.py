@@ -52,8 +52,8 @@ class Tolerances:
 class KernelSpec:
     """A computation to make faster: a reference module, how to make its inputs, and what counts as right.
 
-    Make one with `from_file`, `from_source`, `from_module`, `from_function`, or `of` for any of these. Two specs are
-    equal where their digests are.
+    Make one with `from_file`, `from_source`, `from_module`, `from_function`, `of` for any of these, or `from_text`. Two
+    specs are equal where their digests are.
 
     Attributes:
         name: for people; nothing is decided by it.
@@ -161,6 +161,17 @@ class KernelSpec:
             options["name"] = getattr(function, "__name__", type(function).__name__)
         options.setdefault("training", False)
         return cls.from_module(FunctionModule(function), example_inputs, **options)
+
+    @classmethod
+    def from_text(cls, words: str, *, coder: Any, **options: Any) -> KernelSpec:
+        """The computation that `words` describe, written by the language model of `coder` as a file to read and edit.
+
+        ``KernelSpec.from_text("batched matrix product of A and B, batch 32, fp16, 512 x 512", coder="openai:MODEL")``;
+        see `qimeng.spec_from_text`, which this is, for the options and errors.
+        """
+        from qimeng import spec_from_text  # the package's face: what writes and tries it knows specs, not this one them
+
+        return spec_from_text(words, coder=coder, **options)
 
     @classmethod
     def of(cls, thing: Any, inputs: tuple[Any, ...] | None = None, **options: Any) -> KernelSpec:

@@ -75,6 +75,11 @@ class LLMCoder(Coder):
         self._library: Library | None = None
         self._template = TemplateCoder()
 
+    @property
+    def chat(self) -> Chat:
+        """The model, its answers recorded and accounted for."""
+        return self._chat
+
     def __repr__(self) -> str:
         return f"LLMCoder({self._chat.name!r})"
 

@@ -67,6 +67,15 @@ def read_reply(
         raise ChatError("the answer is nested too deeply to be read", "format") from None
 
 
+def read_file(reply: Reply) -> str:
+    """The Python file that `reply` holds.
+
+    Raises:
+        ChatError: as for `read_reply`.
+    """
+    return _whole(_answer(reply))
+
+
 def _answer(reply: Reply) -> str:
     """What was said, without thoughts, with plain line ends."""
     if reply.finish == "refusal":
@@ -214,4 +223,4 @@ def _parse(text: str) -> None:
         ast.parse(text)
 
 
-__all__ = ["FOREIGN", "LONGEST", "read_reply"]
+__all__ = ["FOREIGN", "LONGEST", "read_file", "read_reply"]
