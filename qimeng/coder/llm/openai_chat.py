@@ -152,7 +152,7 @@ class OpenAIChat(Chat):
         """What the server answers; nothing of the exchange, whose headers have the key, gets out of here."""
         import openai
 
-        http = import_module(openai.Timeout.__module__.partition(".")[0])
+        http = import_module(openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])  # httpx or its heir
         client, until = self._client(), self._clock() + self.timeout_s
         said = [{"role": m.role, "content": m.text} for m in messages]
         try:
