@@ -207,7 +207,7 @@ class Worker:
         inputs = self._inputs(Draw(seed))
         leaves, tree = _pytree.tree_flatten(inputs)
         accepted = []
-        for what, changed in foreign_inputs(leaves):
+        for what, changed in foreign_inputs(leaves, placed=bool(self.model.state_dict())):
             try:
                 self.model(*_pytree.tree_unflatten(changed, tree))
             except ValueError:
@@ -444,8 +444,13 @@ COMMANDS = (
 )  # fmt: skip
 
 
-def foreign_inputs(leaves: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
-    """In words, and as leaves: inputs whose first tensor has another shape, stride, dtype or device."""
+def foreign_inputs(leaves: Sequence[Any], placed: bool) -> Iterator[tuple[str, list[Any]]]:
+    """In words, and as leaves: inputs whose first tensor has another shape, stride, dtype or device.
+
+    Args:
+        leaves: the inputs that the program was made for.
+        placed: whether parameters or buffers say which device it is on; without them, any device is right.
+    """
     number = next((i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.numel() > 1), None)
     if number is None:
         return
@@ -458,8 +463,10 @@ def foreign_inputs(leaves: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
         ("one dimension more", x.unsqueeze(0)),
         ("other strides", torch.empty_strided(x.shape, spread, dtype=x.dtype, device="meta")),
         ("another dtype", torch.empty_strided(x.shape, x.stride(), dtype=other, device="meta")),
-        ("another device", torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")),
+        ("another device", torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if placed else None),
     ):
+        if y is None:
+            continue
         yield what, [*leaves[:number], y, *leaves[number + 1 :]]
 
 
