@@ -95,6 +95,7 @@ class OpGraph:
         scalars: position among the flattened inputs to the number captured, for Python numbers that were
             specialised (a call with another number is refused).
         n_inputs: number of flattened inputs.
+        training: the mode that the module was in, where it computes something else in the other; None where not.
     """
 
     nodes: dict[str, Node]
@@ -104,6 +105,7 @@ class OpGraph:
     out_spec: str = ""
     scalars: dict[int, Any] = field(default_factory=dict)
     n_inputs: int = 0
+    training: bool | None = None
 
     def meta(self, value: Value) -> Meta:
         """Shape, stride and dtype of `value`."""

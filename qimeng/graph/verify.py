@@ -6,15 +6,18 @@ changes. Knows nothing about kernels or timing.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
 from qimeng.graph.capture import CaptureError, ValuesNeeded, capture
+from qimeng.graph.mode import mode_matters
 from qimeng.graph.opgraph import OpGraph
-from qimeng.program.program import Program
+from qimeng.program.program import Program, load_source
 from qimeng.spec import KernelSpec, perturb_parameters
 from qimeng.spec.reduce import RUNNABLE
 
@@ -25,7 +28,8 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torc
 def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
     """The graph of `spec`, held against the module before it is trusted, unless `verify` is False.
 
-    Where that fails with Python numbers left free, they are specialised.
+    What is verified also says whether training and evaluation mode are different computations (`OpGraph.training`).
+    Where verifying fails with Python numbers left free, they are specialised.
 
     Raises:
         CaptureError: the computation does not export, or the graph differs from the module; the message says how.
@@ -40,7 +44,7 @@ def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
             raise
         graph = _capture(spec, specialise=True)
         verify_graph(spec, graph)
-    return graph
+    return replace(graph, training=spec.training) if mode_matters(spec) else graph
 
 
 def _capture(spec: KernelSpec, specialise: bool = False) -> OpGraph:
@@ -82,7 +86,8 @@ def verify_graph(spec: KernelSpec, graph: OpGraph) -> None:
             )
         device = "cuda"
     module = small.module(device)
-    model = Program.start(reduced).load("qimeng_verify").Model().to(device)
+    with tempfile.TemporaryDirectory(prefix="qimeng_verify_") as folder:
+        model = load_source(Program.start(reduced).source, "qimeng_verify", folder).Model().to(device)
     for seed in (1, 2):
         if seed == 2:
             perturb_parameters(module, seed)

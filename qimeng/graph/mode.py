@@ -1,0 +1,85 @@
+"""Does a module compute something else in training mode than in evaluation mode?
+
+Deals in running it in both, first without values for its operators, then with values where those differ: a dropout
+with p = 0 is another operator and no other computation. Knows nothing about graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from qimeng.spec import KernelSpec, perturb_parameters
+from qimeng.spec.fake import fake_tensors
+
+CLOSE = 1e-3
+"""Values nearer than this, relative to the largest, are the same computation in another order."""
+
+
+def mode_matters(spec: KernelSpec) -> bool:
+    """Whether `spec` with `training` switched is another computation, or none.
+
+    It runs at reduced size; where that is too large for the CPU, other operators count as another computation.
+    """
+    small = spec.reduced()
+    other = small.with_(training=not small.training)
+    try:
+        if _operators(small) == _operators(other):
+            return False
+    except Exception:  # noqa: BLE001  user code that needs values raises errors of any class without them
+        pass
+    if not small.is_small:
+        return True
+    try:
+        return not all(_same(a, b) for a, b in zip(_values(small), _values(other), strict=True))
+    except Exception:  # noqa: BLE001  user code of a mode that it was never used in may raise anything
+        return True
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = _pytree.tree_map_only(torch.Tensor, lambda t: (tuple(t.shape), t.dtype), (args, kwargs or {}))
+        self.calls.append(f"{func} {plain}")
+        return func(*args, **(kwargs or {}))
+
+
+def _operators(spec: KernelSpec) -> list[str]:
+    """What runs, in order, with every argument that is no tensor."""
+    with fake_tensors(), torch.no_grad():
+        module, inputs = spec.module(), spec.inputs(0)
+        with _Recorder() as recorder:
+            module(*inputs)
+    return list(recorder.calls)
+
+
+def _values(spec: KernelSpec) -> list[Any]:
+    """What two calls return, and the state that they leave behind."""
+    module = spec.module()
+    perturb_parameters(module, 1)
+    found: list[Any] = []
+    with torch.no_grad():
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            found += _pytree.tree_leaves(module(*spec.inputs(seed)))
+    return found + list(module.state_dict().values())
+
+
+def _same(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return type(a) is type(b) and bool(a == b)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    scale = float(a.abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
+    return torch.allclose(a.double(), b.double(), rtol=CLOSE, atol=CLOSE * scale, equal_nan=True)
+
+
+__all__ = ["mode_matters"]
