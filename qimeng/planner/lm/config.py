@@ -40,6 +40,7 @@ class TrainConfig:
             ``"live"``: the judge of this machine answers; ``"mixed"``: the judge answers what the trees do not know.
         device: train on the trees of this device, and judge live for it; the trees' only one, or this machine's, by
             default.
+        coder: name of the coder that says what is legal, and writes where a judge answers.
         specs: specs drawn from `seed` to train on where there are no trees (``"live"``).
         start: ``"mini"`` for a new small model, the folder of a planner, or any causal language model of Hugging Face
             by name or path.
@@ -65,6 +66,7 @@ class TrainConfig:
     trees: tuple[str, ...] = ()
     answers: str = "stored"
     device: str = ""
+    coder: str = "template"
     specs: int = 32
     start: str = "mini"
     mini: MiniSize = field(default_factory=MiniSize)
@@ -87,8 +89,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         from qimeng.envs.reward import REWARDS
+        from qimeng.envs.setup import CODERS
 
-        for name, known in (("answers", ANSWERS), ("reward", tuple(REWARDS))):
+        for name, known in (("answers", ANSWERS), ("reward", tuple(REWARDS)), ("coder", tuple(CODERS))):
             if getattr(self, name) not in known:
                 raise TrainingError(f"{name} = {getattr(self, name)!r} is none of {', '.join(known)}")
         if not 0 <= self.held_out < 1:

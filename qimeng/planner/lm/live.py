@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from qimeng.device import Device
 from qimeng.envs.replay import CachingEvaluator, subject_of
@@ -151,14 +152,13 @@ def live_tasks(
     from qimeng.planner.data.signature import structure
 
     for spec in specs:
-        judge = _late(spec, device, judges, coder)
         try:
-            task = make_task(spec, coder=coder, evaluator=judge, device=device)
+            task = make_task(spec, coder=coder, evaluator=LateJudge("", _never, judges, _kind(device)), device=device)
         except QimengError:
             continue
         if task.start.fallback or structure(task.start.graph) in reserved():
             continue
-        cached = CachingEvaluator(judge, store, task.conditions)
+        cached = CachingEvaluator(_late(spec, task, judges), store, task.conditions)
         yield replace(task, evaluator=MeteredEvaluator(cached, meter, task.conditions.digest))
 
 
@@ -172,32 +172,31 @@ def mixed_task(
     Raises:
         ValueError: the judge's times are not of the tree's kind (another device, or estimates beside measured ones).
     """
-    spec, task = stored.tree.spec(), stored.task
-    judge = _late(spec, device, judges, coder)
-    live, tree = conditions_of(spec, judge, device), task.conditions
+    spec, tree = stored.tree.spec(), stored.task.conditions
+    task = replace(stored.task, context=replace(stored.task.context, device=device, coder=make_coder(coder)))
+    judge = _late(spec, task, judges)
+    live = conditions_of(spec, judge, device)
     if (live.device, live.estimated) != (tree.device, tree.estimated):
         kinds = [f"{c.device}, {'estimated' if c.estimated else 'measured'}" for c in (tree, live)]
-        raise ValueError(
-            f"the times of the tree of {stored.tree.name} are of {kinds[0]}; here they would be {kinds[1]}"
-        )
+        raise ValueError(f"the tree of {stored.tree.name} has times of {kinds[0]}; here they would be of {kinds[1]}")
     cached = CachingEvaluator(judge, store, live)
-    answers = FirstStored(task.evaluator, MeteredEvaluator(cached, meter, live.digest))
-    context = replace(task.context, device=device, coder=make_coder(coder))
-    return replace(task, evaluator=answers, context=context)
+    return replace(task, evaluator=FirstStored(task.evaluator, MeteredEvaluator(cached, meter, live.digest)))
 
 
-def _late(spec: KernelSpec, device: Device, judges: OpenJudges, coder: str | Coder) -> LateJudge:
-    from qimeng.actions import Context
+def _late(spec: KernelSpec, task: Task, judges: OpenJudges) -> LateJudge:
+    make, device = partial(make_evaluator, spec, task.start, task.context), task.context.device
+    return LateJudge(f"{spec.digest} {device.name} {task.context.mode}", make, judges, _kind(device))
+
+
+def _kind(device: Device) -> type[Evaluator]:
     from qimeng.envs.estimate import EstimatingEvaluator
     from qimeng.envs.gpu import GpuEvaluator
-    from qimeng.graph.verify import capture_spec
 
-    def make() -> Evaluator:
-        start = Program.start(capture_spec(spec, verify=False))
-        return make_evaluator(spec, start, Context(device, make_coder(coder), spec.mode))
+    return GpuEvaluator if device.measured else EstimatingEvaluator
 
-    kind: type[Evaluator] = GpuEvaluator if device.measured else EstimatingEvaluator
-    return LateJudge(f"{spec.digest} {device.name} {spec.mode}", make, judges, kind)
+
+def _never() -> Evaluator:
+    raise AssertionError("stands in until the computation is captured")
 
 
 __all__ = [

@@ -37,15 +37,16 @@ class MiniSize:
     positions: int = 1024
 
 
-def train_tokenizer(texts: Iterable[str], size: int = 2048) -> Any:
+def train_tokenizer(texts: Iterable[str], size: int = 2048, words: str = WORDS) -> Any:
     """Byte-level byte-pair encoding learnt from `texts`, as a Hugging Face tokenizer.
 
-    A token never spans two words, two numbers or two runs of punctuation (`WORDS`); any text can be encoded. The same
+    A token never spans two words, two numbers or two runs of punctuation (`words`); any text can be encoded. The same
     texts give the same tokenizer.
 
     Args:
         texts: what is to be read: states and actions as `qimeng.planner.lm.reading` prints them.
         size: number of token ids, at most; at least 257.
+        words: a regular expression of what no token spans two of.
 
     Raises:
         ValueError: `size` is too small to hold every byte.
@@ -58,7 +59,7 @@ def train_tokenizer(texts: Iterable[str], size: int = 2048) -> Any:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(WORDS), "isolated"),
+            pre_tokenizers.Split(Regex(words), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from qimeng.envs.session import STOP, Session
+from qimeng.envs.session import STOP
 from qimeng.interfaces import Action, Observation
 from qimeng.planner.lm.stored import ENDLESS, StoredTask
 from qimeng.planner.search import ScoringPlanner
@@ -62,18 +62,20 @@ def replay(
 
     The first trajectory takes the best-scored action of each state; then others begin at the start, with actions drawn
     from the softmax of the scores, which go on as long as there is anything but `stop`, until the evaluations are used
-    up or nothing is new. What the tree has no answer for is not offered.
+    up or nothing is new. After n trajectories in a row without anything new, scores are divided by 1 + n, so that a
+    planner that is sure of itself looks elsewhere as well. What the tree has no answer for is not offered.
     """
     draw, session = random.Random(f"{seed} {stored.tree.conditions.spec}"), stored.begin(ENDLESS.steps, evaluations)
     root, ledger, idle, first = session.state, session.ledger, 0, None
-    reached = {1: 0.0}
+    reached, choices = {1: 0.0}, _Remembering(planner, stored)
     while idle < IDLE and ledger.evaluations < evaluations:
         branch, before = session.fork(), ledger.evaluations
         branch.return_to(root)
         for _ in range(steps):
             if branch.exhausted() is not None:
                 break
-            branch.step(_choose(planner, stored, branch, None if first is None else draw))
+            seen = branch.observe()
+            branch.step(choices.best(seen) if first is None else choices.drawn(seen, draw, 1 + idle))
             reached[ledger.evaluations] = _share(stored, ledger.best.ms if ledger.best else None)
         first = reached[ledger.evaluations] if first is None else first
         idle = 0 if ledger.evaluations > before else idle + 1
@@ -111,16 +113,31 @@ def _share(stored: StoredTask, best_ms: float | None) -> float:
     return math.log(stored.start_ms / best_ms) / whole if best_ms and whole else 0.0
 
 
-def _choose(planner: ScoringPlanner, stored: StoredTask, session: Session, draw: random.Random | None) -> Action:
-    seen = session.observe()
-    seen = replace(seen, actions=stored.offered(seen))
-    if draw is None:
-        return planner.choose(seen)
-    going_on = tuple(a for a in seen.actions if a != STOP)
-    seen = replace(seen, actions=going_on or seen.actions)
-    scores = planner.scores(seen)
-    top = max(scores)
-    return draw.choices(seen.actions, [math.exp(s - top) for s in scores])[0]
+class _Remembering:
+    """A planner's choices; a state that comes again (the start, above all) is scored once.
+
+    Args:
+        planner: scores.
+        stored: says what is offered.
+    """
+
+    def __init__(self, planner: ScoringPlanner, stored: StoredTask):
+        self.planner, self.stored = planner, stored
+        self._known: dict[object, list[float]] = {}
+
+    def best(self, seen: Observation) -> Action:
+        """The action with the best score, `stop` among them."""
+        return self.planner.choose(replace(seen, actions=self.stored.offered(seen)))
+
+    def drawn(self, seen: Observation, draw: random.Random, heat: float) -> Action:
+        """An action by chance, `stop` only where there is nothing else."""
+        offered = self.stored.offered(seen)
+        actions = tuple(a for a in offered if a != STOP) or offered
+        key = (seen.program.digest, seen.best_ms, actions, tuple(s.action for s in seen.history))
+        if key not in self._known:
+            scores = self.planner.scores(replace(seen, actions=actions))
+            self._known[key] = [s - max(scores) for s in scores]
+        return draw.choices(actions, [math.exp(s / heat) for s in self._known[key]])[0]
 
 
 __all__ = ["AT", "GAIN", "IDLE", "Chance", "Replayed", "mean_shares", "replay", "worth_replaying"]

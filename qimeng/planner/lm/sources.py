@@ -90,7 +90,7 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
         drawn = list(draw_many(config.seed, config.specs))
         for one in drawn:
             put_drawn(store, one)
-        tasks = tuple(live_tasks((d.spec for d in drawn), device, store, meter, judges))
+        tasks = tuple(live_tasks((d.spec for d in drawn), device, store, meter, judges, config.coder))
         if not tasks:
             raise TrainingError(f"none of {config.specs} drawn specs can be optimized here")
         words = f"live: {len(tasks)} drawn specs (sequence {config.seed})"
@@ -99,7 +99,10 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
     kept, held = split(trees, config.held_out, config.held_out_families, config.seed)
     if config.answers == "stored" and evaluations:
         kept = within(kept, evaluations, config.seed)
-    stored, held_out = tuple(stored_tasks(kept)), tuple(worth_replaying(list(stored_tasks(held))))
+    stored, held_out = (
+        tuple(stored_tasks(kept, config.coder)),
+        tuple(worth_replaying(list(stored_tasks(held, config.coder)))),
+    )
     if not stored:
         raise TrainingError(f"none of {len(kept)} trees begins with the program that this version makes of its spec")
     conditions = stored[0].task.conditions
@@ -109,7 +112,7 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
     else:
         row, asked, offer = _judging(conditions.device), Store(out / "store.sqlite"), None
         try:
-            tasks = tuple(mixed_task(s, row, asked, meter, judges) for s in stored)
+            tasks = tuple(mixed_task(s, row, asked, meter, judges, config.coder) for s in stored)
         except ValueError as error:
             raise TrainingError(f"{error}; set answers = 'stored'") from None
         words += "; gaps judged live"

@@ -1,0 +1,69 @@
+"""Settings: every field says what it means; a file and overrides; what does not fit is refused with the names."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from qimeng.planner.lm.config import TrainConfig, TrainingError, differences, load_config, meanings, to_toml
+from qimeng.planner.lm.imitation import Imitation, ValueStart
+from qimeng.planner.lm.mini import MiniSize
+from qimeng.planner.lm.training import Ppo
+
+TREES = "trees=a.xz"
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, Imitation, ValueStart, Ppo, MiniSize])
+def test_every_field_says_what_it_means(kind: type) -> None:
+    found = meanings(kind)
+    assert set(found) == {f.name for f in dataclasses.fields(kind)} and all(len(t) > 5 for t in found.values())
+
+
+@pytest.mark.parametrize("explained", [True, False])
+def test_what_is_written_is_read(tmp_path: Path, explained: bool) -> None:
+    given = [TREES, "ppo.target_kl=none", "reward=paper", 'start="a \\"b\\""', "held_out_families=[loss, gated]"]
+    given[-1] = 'held_out_families=["loss", "gated"]'
+    config = load_config(None, [*given, "imitation.rate=1", "tensorboard=true"])
+    assert (config.ppo.target_kl, config.reward, config.imitation.rate) == (None, "paper", 1.0)
+    assert (config.start, config.held_out_families, config.trees) == ('a "b"', ("loss", "gated"), ("a.xz",))
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(config, explained))
+    assert load_config(path) == config
+    assert ("# learning rate." in path.read_text()) == explained
+
+
+def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('trees = ["a.xz"]\n[ppo]\nsteps = 7\nbatch = 5\n')
+    config = load_config(path, ["ppo.steps=9"], ["ppo.steps=1", "ppo.batch=1", "ppo.epochs=1"])
+    assert (config.ppo.steps, config.ppo.batch, config.ppo.epochs) == (9, 5, 1)
+    assert differences(config, load_config(path, ["seed=4"])) == ["ppo.steps", "ppo.epochs", "seed"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "no trees to train on: name files that `qimeng collect export` wrote"),
+        ([TREES, "speed=1"], "unknown setting speed; known: trees, answers"),
+        ([TREES, "ppo.speed=1"], "unknown setting ppo.speed; known: ppo.steps"),
+        ([TREES, "ppo.steps=many"], "ppo.steps is int, not 'many'"),
+        ([TREES, "ppo=3"], "ppo is a table of settings, not 3"),
+        ([TREES, "seed.x=3", "seed"], "'seed' sets nothing"),
+        ([TREES, "seed=1", "seed.x=3"], "seed has no parts"),
+        ([TREES, "reward=speed"], "reward = 'speed' is none of milestones, paper, log-speedup"),
+        ([TREES, "answers=guessed"], "is none of stored, live, mixed"),
+        ([TREES, "held_out=1.0"], "from 0 to below 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given: list[str], message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        load_config(None, given)
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("= 3")
+    for name in ("c.toml", "missing.toml"):
+        with pytest.raises(TrainingError, match="cannot be read as TOML"):
+            load_config(tmp_path / name)

@@ -1,0 +1,87 @@
+"""Live answers: judges start late, few at a time, each program once; trees first; the budget counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qimeng.device import DEVICES
+from qimeng.envs.replay import ReplayEvaluator
+from qimeng.envs.task import Task
+from qimeng.interfaces import Evaluator
+from qimeng.planner.data.generate import Bytes, draw_many
+from qimeng.planner.lm import live
+from qimeng.planner.lm.live import FirstStored, Meter, MeteredEvaluator, OpenJudges, live_tasks, mixed_task
+from qimeng.planner.lm.stored import StoredTask
+from qimeng.store import Store
+from qimeng.testing import FakeCoder, FakeEvaluator
+
+
+class Closing(FakeEvaluator):
+    """Remembers how many are open."""
+
+    open = made = 0
+
+    def __init__(self) -> None:
+        super().__init__(estimated=True)
+        Closing.open += 1
+        Closing.made += 1
+
+    def close(self) -> None:
+        Closing.open -= 1
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake is the judge of this machine."""
+    Closing.open = Closing.made = 0
+
+    def make(*_: Any) -> Evaluator:
+        return Closing()
+
+    monkeypatch.setattr(live, "make_evaluator", make)
+
+
+def test_judges_are_open_a_few_at_a_time(judged: None) -> None:
+    meter, judges, store = Meter(limit=4), OpenJudges(limit=2), Store()
+    specs = [d.spec for d in draw_many(11, 3, 3, Bytes(1 << 12, 1 << 14))]
+    tasks = list(live_tasks(specs, DEVICES["h200"], store, meter, judges, FakeCoder()))
+    assert len(tasks) == 3 and Closing.made == 0
+    assert all(t.estimated and dict(t.conditions.versions)["evaluator"] == "EstimatingEvaluator 1" for t in tasks)
+    for task in tasks:
+        assert task.evaluator.evaluate(task.start).ok
+    assert (Closing.made, Closing.open, meter.used, meter.over()) == (3, 2, 3, False)
+    assert tasks[0].evaluator.evaluate(tasks[0].start).ok  # from the store: neither judged nor counted again
+    assert (Closing.made, meter.used, store.counts()["evaluations"]) == (3, 3, 3)
+    judges.close()
+    assert Closing.open == 0
+
+
+def test_a_meter_without_limit_is_never_over(task: Task) -> None:
+    meter = Meter()
+    MeteredEvaluator(task.evaluator, meter, "a").evaluate(task.start)
+    assert meter.used == 1 and not meter.over()
+
+
+def test_the_judge_is_asked_what_is_not_stored(task: Task) -> None:
+    judge = FakeEvaluator()
+    known = task.evaluator.evaluate(task.start)
+    assert FirstStored(ReplayEvaluator({task.start.digest: known}), judge).evaluate(task.start) == known
+    assert judge.calls == []
+    assert FirstStored(ReplayEvaluator({}), judge).evaluate(task.start).ok and len(judge.calls) == 1
+
+
+def test_a_tree_goes_on_live(stored: tuple[StoredTask, ...], judged: None, tmp_path: Path) -> None:
+    meter, judges, one = Meter(), OpenJudges(), stored[0]
+    with Store(tmp_path / "live.sqlite") as store:
+        mixed = mixed_task(one, DEVICES["h200"], store, meter, judges, FakeCoder())
+        assert mixed.evaluator.evaluate(mixed.start).ok and (meter.used, Closing.made) == (0, 0)
+        unknown = replace(one, tree=replace(one.tree, evaluations=()))
+        bare = mixed_task(replace(unknown, task=unknown.tree.task(FakeCoder())), DEVICES["h200"], store, meter, judges)
+        assert bare.evaluator.evaluate(bare.start).ok and (meter.used, Closing.made) == (1, 1)
+        with pytest.raises(ValueError, match="has times of h200, estimated; here they would be of a100, estimated"):
+            mixed_task(one, DEVICES["a100"], store, meter, judges)
+    judges.close()

@@ -1,0 +1,201 @@
+"""Whole runs on stored trees, with a tiny model: what they write, that they go on, what they refuse, adaptation."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from qimeng.cli import main
+from qimeng.device import DEVICES
+from qimeng.envs.setup import CODERS
+from qimeng.errors import QimengError
+from qimeng.planner.lm import replay
+from qimeng.planner.lm import run as run_module
+from qimeng.planner.lm.adapt import adaptation_config, run_adaptation
+from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config
+from qimeng.planner.lm.planner import LanguageModelPlanner
+from qimeng.planner.lm.run import Report, Run
+from qimeng.planner.lm.sources import gather
+from qimeng.planner.lm.stored import StoredTask
+from qimeng.planner.lm.weights import load
+
+TINY = """
+coder = "fake"
+held_out = 0.5
+walks = 0
+length = 96
+validate_every = 2
+validation_evaluations = 5
+[mini]
+hidden = 32
+layers = 1
+heads = 2
+inner = 64
+[imitation]
+epochs = 2
+[value]
+episodes = 3
+epochs = 2
+[ppo]
+steps = 24
+environments = 2
+rollout = 3
+batch = 6
+epochs = 1
+max_steps = 4
+rate = 1e-2
+"""
+
+
+def quick(patch: pytest.MonkeyPatch) -> None:
+    """The fakes' coder has a name, and planners are looked at briefly."""
+    patch.setitem(CODERS, "fake", "qimeng.testing:FakeCoder")
+    patch.setattr(replay, "IDLE", 2)
+    patch.setattr(run_module, "FINAL_SEEDS", (0,))
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("settings") / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture(scope="session")
+def trained(trees_file: Path, settings: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run through the command line."""
+    out = tmp_path_factory.mktemp("runs") / "planner"
+    with pytest.MonkeyPatch.context() as patch:
+        quick(patch)
+        with pytest.raises(SystemExit) as ended:
+            main(["train", str(trees_file), "--out", str(out), "--config", str(settings)])
+    assert ended.value.code in (0, None)
+    return out
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {n: p.detach() for n, p in load(folder).scorer.named_parameters()}
+
+
+def test_a_run_leaves_a_planner_and_says_what_it_is(trained: Path, stored: tuple[StoredTask, ...]) -> None:
+    report = json.loads((trained / "report.json").read_text())
+    assert set(report["shares"]) == {"chance", "untrained", "imitated", "trained"}
+    assert report["curve"][-1]["steps"] == 24 and 0 < report["coverage"] <= 1 and report["pairs"] > 4
+    card = (trained / "README.md").read_text()
+    for part in ("trees.jsonl.xz (blake2b ", "h200, ESTIMATED by an analytic model", "| reward | milestones |"):
+        assert part in card
+    for part in ("mean coverage", "trained, ", "untrained, ", "share at 5"):
+        assert f"| {part}" in card or part in card
+    planner = LanguageModelPlanner(trained)
+    seen = stored[0].begin().observe()
+    assert planner.choose(seen) in seen.actions and planner.model.devices == ("h200",)
+    assert weights(trained / "imitated").keys() == weights(trained).keys()
+
+
+def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
+    trained: Path, trees_file: Path, settings: Path, tmp_path: Path
+) -> None:
+    config = load_config(settings, [f'trees=["{trees_file}"]'])
+
+    def run(told: Callable[[str, Mapping[str, float]], None]) -> Report:
+        return Run(config, tmp_path / "run", gather(config, tmp_path / "run"), told)()
+
+    def kill(phase: str, row: Mapping[str, float]) -> None:
+        if phase == "ppo" and row["steps"] == 18:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(kill)
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in run(lambda phase, row: None).curve]
+    whole = json.loads((trained / "report.json").read_text())["curve"]
+    assert rows == [pytest.approx({k: v for k, v in row.items() if k != "seconds"}) for row in whole]
+    assert all(torch.equal(weights(tmp_path / "run")[n], p) for n, p in weights(trained).items())
+
+
+def test_what_a_run_refuses(trained: Path, trees_file: Path, settings: Path, tmp_path: Path) -> None:
+    def config(*more: str) -> TrainConfig:
+        return load_config(settings, [f'trees=["{trees_file}"]', *more])
+
+    other = config("ppo.rate=0.5", "seed=3")
+    with pytest.raises(TrainingError, match=r"holds a run with other settings \(ppo.rate, seed\)"):
+        Run(other, trained, gather(other, trained))()
+    with pytest.raises(TrainingError, match="no trees of 'b200': the files hold h200 .estimated."):
+        gather(config("device=b200"), tmp_path)
+
+
+def test_tensorboard_that_is_missing_is_named(
+    trees_file: Path,
+    settings: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("qimeng.planner.lm.run.find_spec", lambda name: None)
+    given = ["--out", str(tmp_path / "x"), "--config", str(settings), "--set", "tensorboard=true"]
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", str(trees_file), *given])
+    assert "TensorBoard is not installed: pip install 'qimeng[tensorboard]'" in capsys.readouterr().err
+
+
+def test_settings_are_explained(trees_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", str(trees_file), "--explain"])
+    assert "# learning rate.\nrate = " in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "missing.xz"])
+    assert "missing.xz is no file: name what `qimeng collect export` wrote" in capsys.readouterr().err
+
+
+# ---- another device
+
+
+def test_adapting_trains_an_adapter_on_a_budget(
+    trained: Path, trees_file: Path, settings: Path, tmp_path: Path
+) -> None:
+    given = [f'start="{trained}"', "lora=2", f'trees=["{trees_file}"]', "ppo.steps=12", "device=h200"]
+    config = adaptation_config(settings, given)
+    found = run_adaptation(config, tmp_path / "adapted", 20)
+    assert 0 < found.evaluations <= 20 and found.trained < found.parameters / 2
+    assert set(found.shares) == {"before", "after"}
+    assert f"parameters trained with {found.evaluations} evaluations; share of the best-known" in found.sentence()
+    assert "greedy" in found.sentence() and "ESTIMATED" in found.sentence()
+    made = load(tmp_path / "adapted")
+    assert made.adapted and made.base == str(trained)
+    base = weights(trained)
+    inner = {
+        n.replace("base_model.model.", "").replace(".base_layer", ""): p for n, p in made.scorer.named_parameters()
+    }
+    assert all(torch.equal(inner[n], p) for n, p in base.items() if n.startswith("lm."))
+    assert not torch.equal(inner["value.0.weight"], base["value.0.weight"])
+    assert "no trees are held out" in replace(found, shares={}).sentence()
+
+
+def test_there_must_be_a_planner_to_adapt(tmp_path: Path) -> None:
+    config = adaptation_config(None, ["device=h200", f'start="{tmp_path}"', "lora=2"])
+    assert config.answers == "live"
+    with pytest.raises(QimengError, match="no planner in .*: name a folder that a training run wrote"):
+        run_adaptation(config, tmp_path / "x", 10)
+
+
+def test_a_device_it_never_saw_is_said_once(trained: Path, stored: tuple[StoredTask, ...]) -> None:
+    planner, seen = LanguageModelPlanner(trained), stored[0].begin().observe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        planner.scores(seen)
+    other = replace(seen, device=DEVICES["a100"])
+    with pytest.warns(UserWarning, match="trained on times of h200; for a100 .* `qimeng adapt --device a100`"):
+        assert len(planner.scores(other)) == len(seen.actions)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        planner.scores(other)
