@@ -20,23 +20,33 @@ if TYPE_CHECKING:
     from qimeng.program.program import Program
     from qimeng.spec import KernelSpec
 
+
 CODERS = {"template": "qimeng.coder.template.coder:TemplateCoder"}
-"""Name to where the class is; each is made without arguments."""
+"""Name to where the class is; each is made without arguments. Names with a model: `qimeng.coder.named.FORMS`."""
 
 
-def make_coder(coder: str | Coder) -> Coder:
+def make_coder(coder: str | Coder, **options: Any) -> Coder:
     """The coder called `coder`, or `coder` itself.
+
+    Args:
+        coder: one of `CODERS`, a name of the forms in `qimeng.coder.named.FORMS`, or a coder.
+        options: of `qimeng.coder.named.coder_named`, for a name with a model.
 
     Raises:
         ValueError: an unknown name; the message lists the names.
+        CoderError: the coder cannot be used here; the message says what is missing.
     """
+    from qimeng.coder.named import FORMS, coder_named, is_form
+
     if not isinstance(coder, str):
         return coder
-    if coder not in CODERS:
-        raise ValueError(f"unknown coder {coder!r}; known: {', '.join(sorted(CODERS))}")
-    module, _, name = CODERS[coder].partition(":")
-    made: Coder = getattr(import_module(module), name)()
-    return made
+    if coder in CODERS:
+        module, _, name = CODERS[coder].partition(":")
+        made: Coder = getattr(import_module(module), name)()
+        return made
+    if not is_form(coder):
+        raise ValueError(f"unknown coder {coder!r}; known: {', '.join((*sorted(CODERS), *FORMS))}")
+    return coder_named(coder, **options)
 
 
 def make_device(device: str | Device | None) -> Device:
@@ -86,6 +96,7 @@ def make_task(
         SpecError: the computation cannot be optimized as given, or an unknown mode.
         DeviceError: an unknown device.
         ValueError: an unknown coder.
+        CoderError: the coder cannot be used here.
     """
     from qimeng.graph.capture import CaptureError
     from qimeng.graph.verify import capture_spec
@@ -105,6 +116,7 @@ def make_task(
     judge = evaluator or make_evaluator(spec, start, context)
     conditions = conditions_of(spec, judge, row)
     if store is not None:
+        context.coder.use_store(store, spec.digest)
         store.put_spec(spec.digest, spec.name)
         judge = CachingEvaluator(judge, store, conditions)
     reference = partial(spec.module, "cuda" if row.measured else "cpu")
@@ -139,7 +151,8 @@ def versions_of(evaluator: Evaluator) -> tuple[tuple[str, str], ...]:
     except PackageNotFoundError:
         triton = "none"
     driver = driver_version()
-    judge = f"{type(evaluator).__name__} {getattr(evaluator, 'version', 1)}"
+    name = getattr(evaluator, "judge_name", type(evaluator).__name__)
+    judge = f"{name} {getattr(evaluator, 'version', 1)}"
     return (("evaluator", judge), ("torch", torch.__version__), ("triton", triton), ("driver", driver))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from qimeng.actions import Context, kind_named
 from qimeng.actions.base import MAX_ALTERNATIVES, find_region
@@ -50,6 +51,7 @@ class LLMCoder(Coder):
 
     Attributes:
         account: the running account.
+        chat: the model, with its account and store.
 
     Raises:
         ValueError: `candidates` is out of range.
@@ -71,28 +73,27 @@ class LLMCoder(Coder):
         self.account = account or Account()
         self.candidates, self.again = candidates, again
         self._words, self._limits = words or Words(), limits or Limits()
-        self._chat = RecordedChat(chat, self.account)
+        self.chat = RecordedChat(chat, self.account)
         self._library: Library | None = None
         self._template = TemplateCoder()
 
-    @property
-    def chat(self) -> Chat:
-        """The model, its answers recorded and accounted for."""
-        return self._chat
-
     def __repr__(self) -> str:
-        return f"LLMCoder({self._chat.name!r})"
+        return f"LLMCoder({self.chat.name!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LLMCoder:
+        """Itself: branches of a search share the model and its account."""
+        return self
 
     def use_store(self, store: Store, spec: str) -> None:
         """Keep answers and attempts in `store`, answer from it, and show similar patches of it.
 
         Those of `spec` itself are not shown: a run that goes on after it was killed must ask what it asked before.
         """
-        self._chat.store, self._library = store, Library(store, [spec])
+        self.chat.store, self._library = store, Library(store, [spec])
 
     def remarks(self) -> tuple[str, ...]:
         """The account, where anything was asked."""
-        return (f"{self._chat.name}: {self.account}",) if self.account.calls or self.account.failures else ()
+        return (f"{self.chat.name}: {self.account}",) if self.account.calls or self.account.failures else ()
 
     def can_implement(self, region: Region) -> str | None:
         """Anything that computes and is not random."""
@@ -139,10 +140,10 @@ class LLMCoder(Coder):
         similar = self._library.nearest(request) if self._library is not None else ()
         messages = write_messages(request, similar=similar, limits=self._limits, words=self._words)
         for left in range(self.again, -1, -1):
-            replies = list(self._chat.ask(messages, self.candidates))
+            replies = list(self.chat.ask(messages, self.candidates))
             readings = [_read(reply, request, region) for reply in replies]
             written = tuple({i.digest: i for i in readings if isinstance(i, Implementation)}.values())
-            patch = Patch(regions, region.id, written, f"written by {self._chat.name}") if written else None
+            patch = Patch(regions, region.id, written, f"written by {self.chat.name}") if written else None
             self._record(request, messages, readings, patch)
             if patch is not None:
                 return patch
@@ -162,13 +163,13 @@ class LLMCoder(Coder):
         patch: Patch | None,
     ) -> None:
         """Keep what came of each answer."""
-        store = self._chat.store
+        store = self.chat.store
         if store is None:
             return
         digest = store.put_patch(PatchRecord.of(patch)) if patch is not None else None
         texts = [i.digest for i in patch.alternatives] if patch is not None else []
         for number, reading in enumerate(readings):
-            reply, parent = self._chat.digest(messages, number), request.program.digest
+            reply, parent = self.chat.digest(messages, number), request.program.digest
             if isinstance(reading, ChatError):
                 store.put_attempt(StoredAttempt(parent, request.action, reply, failure=reading.failure))
             else:

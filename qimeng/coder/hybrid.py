@@ -1,0 +1,133 @@
+"""The hybrid coder: a template where it can, a language model where it cannot or gets no further.
+
+Deals in who writes what. Knows nothing about templates, prompts or models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qimeng.actions import ScheduleKind, kind_named
+from qimeng.actions.base import find_region
+from qimeng.actions.graph_kinds import fused_region
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.errors import CoderError
+from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.region import Region
+from qimeng.interfaces import Coder, Facts, Patch, Request
+from qimeng.program.program import Program
+from qimeng.program.schedule import Schedule
+from qimeng.store import Store
+
+GAIN = 1.02
+"""A step that makes the program this many times faster is a gain; less may be noise."""
+
+
+class HybridCoder(Coder):
+    """`template` where it can, `writer` where it cannot or where the template's sweep of a region stalls.
+
+    - A kernel without a schedule is the writer's: it alone can change one. Lowering makes it the template's again.
+    - A sweep stalls where the last `patience` steps on the region's schedule brought no gain.
+    - Who wrote a patch repairs it; where a template has nothing left to try, the writer repairs.
+    - Where the writer has no answer and the template can do it, the template does.
+
+    Args:
+        writer: writes text; a `qimeng.coder.llm.coder.LLMCoder`.
+        template: prints schedules.
+        patience: steps without gain after which a sweep stalls.
+    """
+
+    free_hand = True
+
+    def __init__(self, writer: Coder, template: TemplateCoder | None = None, patience: int = 3):
+        self.writer, self.template, self.patience = writer, template or TemplateCoder(), patience
+
+    def __repr__(self) -> str:
+        return f"HybridCoder({self.writer!r})"
+
+    @property
+    def chat(self) -> Any:
+        """The writer's language model; None where it has none."""
+        return getattr(self.writer, "chat", None)
+
+    def write(self, request: Request) -> Patch:
+        """The patch of whoever is to write it.
+
+        Raises:
+            IllegalAction: the action does not apply.
+            CoderError: neither could write it.
+        """
+        able = self._template_can(request)
+        if able and not self._is_text(request) and not self._stalled(request):
+            try:
+                return self.template.write(request)
+            except CoderError:
+                return self.writer.write(request)
+        try:
+            return self.writer.write(request)
+        except CoderError:
+            if not able or request.failed is not None:
+                raise
+            return self.template.write(request)
+
+    def _template_can(self, request: Request) -> bool:
+        program, action = request.program, request.action
+        if action.kind in ("unfuse", "library"):
+            return True
+        if action.kind == "fusion":
+            fused = fused_region(program, action)
+            parents = [program.implementation(program.region(i)) for i in action.regions]
+            return not any(p.generated for p in parents) or self.template.can_implement(fused) is None
+        region = find_region(program, action)
+        if isinstance(kind_named(action.kind), ScheduleKind) and program.schedule(region) is None:
+            return False
+        return self.template.can_implement(region) is None
+
+    def _is_text(self, request: Request) -> bool:
+        """Whether it is a written kernel's repair."""
+        failed = request.failed.alternatives if request.failed is not None else ()
+        return any(i.generated and i.schedule is None for i in failed)
+
+    def _stalled(self, request: Request) -> bool:
+        """Whether the last steps on the schedule of the region brought nothing."""
+        if not isinstance(kind_named(request.action.kind), ScheduleKind):
+            return False
+        idle, best = 0, None
+        for step in request.history:
+            ms = step.evaluation.ms if step.accepted and step.evaluation is not None else None
+            gained = ms is not None and (best is None or ms * GAIN <= best)
+            if request.action.regions[0] in step.action.regions:
+                tuned = isinstance(kind_named(step.action.kind), ScheduleKind)
+                idle = 0 if gained or not tuned else idle + 1
+            best = ms if ms is not None and (best is None or ms < best) else best
+        return idle >= self.patience
+
+    # -- what legality asks
+
+    def can_implement(self, region: Region) -> str | None:
+        """None where one of the two can write kernels for `region`."""
+        return self.template.can_implement(region) and self.writer.can_implement(region)
+
+    def facts(self, region: Region) -> Facts | None:
+        """The template's."""
+        return self.template.facts(region)
+
+    def shared_bytes(self, region: Region, schedule: Schedule) -> int:
+        """The template's."""
+        return self.template.shared_bytes(region, schedule)
+
+    def reprint(self, program: Program, graph: OpGraph) -> Program:
+        """The template's; see `TemplateCoder.reprint`."""
+        return self.template.reprint(program, graph)
+
+    def use_store(self, store: Store, spec: str) -> None:
+        """Both use it."""
+        self.writer.use_store(store, spec)
+        self.template.use_store(store, spec)
+
+    def remarks(self) -> tuple[str, ...]:
+        """What the writer says about its work."""
+        return self.writer.remarks()
+
+
+__all__ = ["GAIN", "HybridCoder"]
