@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -32,6 +32,10 @@ SHARES = (("heuristic", 0.35), ("beam", 0.25))
 
 IDLE = 8
 """Trajectories in a row that judge no new program, after which the tree counts as explored."""
+
+
+Explorer = tuple[str, float, int, Search]
+"""Name, the most of the evaluations that it may use (a share), steps of a trajectory, search."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ def explore(
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
     began: float | None = None,
+    explorers: Iterable[Explorer] | None = None,
 ) -> Explored:
     """Explore the tree of `task` until `row.asked` programs are judged, time is up, or nothing new is found.
 
@@ -117,6 +122,7 @@ def explore(
         seconds: wall-clock budget.
         clock: seconds, monotonic.
         began: the clock's time when the budget's seconds began; now by default.
+        explorers: who goes, in order; by default planned ones by `SHARES`, then `chance`.
     """
     budget = Budget(seconds, row.asked)
     root = Session(task, budget, store, clock=clock, began=began)
@@ -125,7 +131,7 @@ def explore(
     if not first.ok:
         return replace(row, evaluations=1, error=f"the start program is refused: {first.error}"[:500])
     idle, by, stopped = 0, dict[str, int](), ""
-    for name, share, steps, search in _explorers():
+    for name, share, steps, search in planned() if explorers is None else explorers:
         before = ledger.evaluations
         ledger.budget = replace(
             budget, evaluations=min(row.asked, before + max(2, int(share * row.asked))), steps=steps
@@ -155,18 +161,23 @@ def explore(
     )
 
 
-def _explorers() -> Iterator[tuple[str, float, int, Search]]:
-    """(name, share of the evaluations, steps of a trajectory, search): the planned ones, then chance without end."""
+def planned() -> Iterator[Explorer]:
+    """A heuristic that climbs and one with a beam, each with its share, then `chance`."""
     searches: dict[str, Search] = {
         "heuristic": HillClimb(HeuristicPlanner()),
         "beam": BeamSearch(HeuristicPlanner(), width=3, branch=3),
     }
     for name, share in SHARES:
         yield name, share, Budget.steps, searches[name]
+    yield from chance()
+
+
+def chance() -> Iterator[Explorer]:
+    """Mixtures of the heuristic and chance, and chance alone, without end."""
     for seed in count():
         for epsilon in (0.2, 0.5):
             yield "mixture", 1.0, STEPS, GreedySearch(MixturePlanner(HeuristicPlanner(), epsilon, seed))
         yield "random", 1.0, STEPS, GreedySearch(RandomPlanner(seed))
 
 
-__all__ = ["IDLE", "SHARES", "STEPS", "Explored", "explore"]
+__all__ = ["IDLE", "SHARES", "STEPS", "Explored", "Explorer", "chance", "explore", "planned"]

@@ -7,11 +7,14 @@ replaced. Knows nothing about how figures are computed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from qimeng.bench.comparison import compare
 from qimeng.bench.markdown import markdown, number, percent
+from qimeng.bench.replay import read_replays
+from qimeng.bench.replay_summary import REPLAYS
 from qimeng.bench.row import Row, RowError, read_rows
 from qimeng.bench.suite import format_selection
 from qimeng.bench.summary import Summary, group_of, summarize
@@ -30,13 +33,11 @@ def render(text: str, root: Path) -> str:
 
     def fill(match: re.Match[str]) -> str:
         view, files = match[2], match[3].split()
-        if view in JOURNALS:
-            journal = [row for file in files for row in read_journal(root / file)]
-            return f"{match[1]}\n{JOURNALS[view](journal)}\n{match[4]}"
-        if view not in VIEWS:
-            raise RowError(f"no table called {view!r}; known: {', '.join([*VIEWS, *JOURNALS])}")
-        rows = [row for file in files for row in read_rows(root / file)]
-        return f"{match[1]}\n{VIEWS[view](rows)}\n{match[4]}"
+        for views, read in KINDS:
+            if view in views:
+                rows = [row for file in files for row in read(root / file)]
+                return f"{match[1]}\n{views[view](rows)}\n{match[4]}"
+        raise RowError(f"no table called {view!r}; known: {', '.join(v for views, _ in KINDS for v in views)}")
 
     return _BLOCK.sub(fill, text)
 
@@ -163,7 +164,14 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "problems": problems,
     "selection": selection,
 }
-"""What a marker may ask for."""
+"""What a marker may ask for of a run's rows."""
+
+KINDS: tuple[tuple[Mapping[str, Callable[[Sequence[Any]], str]], Callable[[Path], Sequence[Any]]], ...] = (
+    (VIEWS, read_rows),
+    (JOURNALS, read_journal),
+    (REPLAYS, read_replays),
+)
+"""What a marker may ask for, and how the rows are read that it is made of."""
 
 
 def _fast(table: dict[str, float]) -> str:

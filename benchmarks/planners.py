@@ -1,0 +1,188 @@
+"""Planners and searches compared on held-out specs: list, explore, replay, table, picture.
+
+    python benchmarks/planners.py list --root KernelBench
+    python benchmarks/planners.py explore --root KernelBench --out runs/heldout --lm RL=runs/rl
+    python benchmarks/planners.py replay --out runs/heldout --rows benchmarks/results/planners.jsonl \
+        --lm RL=runs/rl --method "imitation=lm:runs/imitation" --method "untrained LM=lm:runs/untrained"
+    python benchmarks/planners.py table benchmarks/results/planners.jsonl
+    python benchmarks/planners.py picture benchmarks/results/planners.jsonl docs/planners.svg
+
+`explore` wants the GPU (without one, times are estimated, and every row says so); all else runs on a CPU. Every step
+goes on where it was interrupted. The rule by which specs are held out is in `qimeng.bench.replay_heldout`. Trees of
+KernelBench problems hold the problems' text and stay out of the repository; rows do not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qimeng.bench.replay import EVALUATIONS, Method
+from qimeng.errors import QimengError
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+STANDARD = (
+    "random=random+best-of-n",
+    "heuristic",
+    "heuristic+climb",
+    "heuristic+best-of-n",
+    "heuristic+beam",
+    "heuristic+mcts",
+    "heuristic+archive",
+    "random+mcts",
+    "random+archive",
+)
+"""Compared whatever else is: chance (random trajectories until the budget ends), the heuristic, searches over both."""
+
+SEARCHES = ("greedy", "best-of-n", "beam", "mcts", "archive")
+"""What ``--lm`` adds for each language model: alone, and with each search."""
+
+Root = Annotated[Path | None, typer.Option(help="A local checkout of KernelBench; without one, the generated half.")]
+Out = Annotated[Path, typer.Option(help="Folder of the trees' store and log.")]
+Lm = Annotated[list[str], typer.Option(help="NAME=FOLDER: a trained planner, alone and with each search.")]
+Given = Annotated[list[str], typer.Option("--method", help="LABEL=PLANNER+SEARCH, as in 'imitation=lm:runs/im'.")]
+Standard = Annotated[bool, typer.Option(help="Compare the methods that need no training as well.")]
+
+
+@app.command("list")
+def list_(
+    root: Root = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False
+) -> None:
+    """The candidates, in their order; which of them count is known once they are explored."""
+    for number, drawn in enumerate(_candidates(root)):
+        spec = drawn.spec
+        about = {"number": number, "family": drawn.family, "name": spec.name, "spec": spec.digest}
+        about |= {"dtype": spec.dtype, "mode": spec.mode}
+        print(json.dumps(about) if as_json else "  ".join(str(v) for v in about.values()))
+
+
+@app.command()
+def explore(
+    out: Out = Path("runs/heldout"),
+    root: Root = None,
+    lm: Lm = [],  # noqa: B006  (typer reads the default)
+    method: Given = [],  # noqa: B006
+    standard: Standard = True,
+    evaluations: Annotated[int, typer.Option(help="Programs judged for each candidate.")] = 160,
+    seconds_each: Annotated[float, typer.Option(help="Time budget of a candidate.")] = 300.0,
+    total_seconds: Annotated[float, typer.Option(help="Time budget of all.")] = 3600.0,
+    device: Annotated[str, typer.Option(help="Without a GPU: device to estimate times for.")] = "",
+    gpus: Annotated[int, typer.Option(help="GPUs to use; 0 for all that are visible.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Candidates explored at once, on each GPU.")] = 2,
+    only: Annotated[int, typer.Option(help="Only so many candidates of each half; 0 for all.")] = 0,
+) -> None:
+    """Explore the candidates' trees with the methods that are compared, then by chance."""
+    from qimeng.bench.gpus import gpu_places, visible_gpus
+    from qimeng.bench.replay_explore import Plan, explore_all
+    from qimeng.cli_collect import row_line
+    from qimeng.envs.setup import make_device
+
+    target = make_device(device or None)
+    places = gpu_places(gpus, jobs, visible_gpus() if target.measured else ())
+    plan = Plan(_methods(lm, method, standard), evaluations, seconds_each, total_seconds, places=places, device=device)
+    explore_all(_candidates(root, only), plan, out, target.name, lambda row: print(row_line(row), flush=True))
+
+
+@app.command()
+def replay(
+    rows: Annotated[Path, typer.Option(help="File of rows; replays that it holds are not made again.")],
+    out: Out = Path("runs/heldout"),
+    lm: Lm = [],  # noqa: B006
+    method: Given = [],  # noqa: B006
+    standard: Standard = True,
+    evaluations: Annotated[int, typer.Option(help="Of each replay.")] = EVALUATIONS,
+    seeds: Annotated[int, typer.Option(help="Seeds of methods that draw.")] = 3,
+    every: Annotated[bool, typer.Option(help="Replay on every explored tree, small or without gain.")] = False,
+) -> None:
+    """Replay every method on the trees that count."""
+    from qimeng.bench.collect import STORE
+    from qimeng.bench.environment import environment
+    from qimeng.bench.replay import append_replay, read_replays
+    from qimeng.bench.replay import replay as play
+    from qimeng.bench.replay_explore import read_order
+    from qimeng.bench.replay_heldout import KERNELBENCH, best_known, chosen
+    from qimeng.envs.setup import make_device
+    from qimeng.planner.data.tree import trees_of
+    from qimeng.store import Store
+
+    order = read_order(out)
+    with Store(out / STORE) as store:
+        found = list(trees_of(store))
+    trees = found if every else chosen(found, order)
+    counts = Counter("kernelbench" if t.family == KERNELBENCH else "generated" for t in trees)
+    print(f"{len(trees)} of {len(found)} trees count: {', '.join(f'{n} {half}' for half, n in counts.items())}")
+    for tree in trees:
+        print(f"  {tree.name}: {tree.programs} programs, best known {best_known(tree):.2f} x eager")
+    done = read_replays(rows) if rows.exists() else ()
+    where = environment(make_device("h200"))
+    for row in play(trees, _methods(lm, method, standard), where, range(seeds), evaluations, done):
+        append_replay(rows, row)
+        print(f"{row.name:<24} {row.method.label:<24} seed {row.seed}: {row.share(evaluations):.0%} of the gain")
+
+
+@app.command()
+def table(
+    rows: Path, over: Annotated[str, typer.Option(help="Label of a method to hold against the others.")] = ""
+) -> None:
+    """The figures as Markdown; with `over`, by how much that method is ahead of each other."""
+    from qimeng.bench.replay import read_replays
+    from qimeng.bench.replay_summary import advantages, planners
+
+    found = read_replays(rows)
+    print(planners(found))
+    one = next((row.method for row in found if row.method.label == over), None)
+    if over and one is None:
+        raise QimengError(f"{rows} has no method called {over!r}")
+    for method, figures in (advantages(found, one) if one else {}).items():
+        parts = (
+            f"after {n}: {100 * f.value:+.0f} ({100 * f.low:+.0f} … {100 * f.high:+.0f})" for n, f in figures.items()
+        )
+        print(f"{over} over {method.label}, points: {'; '.join(parts)}")
+
+
+@app.command()
+def picture(
+    rows: Path,
+    out: Path,
+    method: Annotated[list[str], typer.Option(help="Only methods of these labels.")] = [],  # noqa: B006
+) -> None:
+    """The anytime curves."""
+    from qimeng.bench.replay import read_replays
+    from qimeng.bench.replay_picture import draw
+
+    draw(read_replays(rows), out, method)
+
+
+def _candidates(root: Path | None, only: int = 0):  # type: ignore[no-untyped-def]
+    from qimeng.bench.replay_heldout import CANDIDATES, generated, kernelbench
+
+    count = only or CANDIDATES
+    return [*generated(count), *(kernelbench(root, count) if root is not None else ())]
+
+
+def _methods(lm: list[str], given: list[str], standard: bool) -> tuple[Method, ...]:
+    texts = []
+    for pair in lm:
+        name, equals, folder = pair.partition("=")
+        if not equals:
+            raise QimengError(f"write --lm NAME=FOLDER, not {pair!r}")
+        texts += [f"{name}{'' if s == 'greedy' else ', ' + s}=lm:{folder}+{s}" for s in SEARCHES]
+    texts += [*given, *(STANDARD if standard else ())]
+    try:
+        return tuple(Method.parse(text) for text in texts)
+    except ValueError as error:
+        raise QimengError(str(error)) from None
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        app()
+    except QimengError as error:
+        raise SystemExit(f"planners: {error}") from None
