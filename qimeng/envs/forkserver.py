@@ -208,6 +208,8 @@ class Process:
 class ForkServer:
     """Starts processes by forking one that is warm; close it when done.
 
+    Should something end the server (a process that it started, say), it is started anew when it is next needed.
+
     Args:
         preload: what the server imports, and calls, before its first fork; see `PRELOAD`.
         folder: where each process gets its scratch folder; a new temporary folder by default.
@@ -216,10 +218,17 @@ class ForkServer:
     def __init__(self, preload: Sequence[str] = PRELOAD, folder: Path | None = None):
         self.folder = folder or Path(tempfile.mkdtemp(prefix="qimeng_"))
         self._owns_folder = folder is None
+        self._preload = tuple(preload)
+        self._tokens = itertools.count(1)
+        self._lock = threading.Lock()
+        self._processes: dict[int, Process] = {}
+        self._launch()
+
+    def _launch(self) -> None:
         ours, theirs = socket.socketpair()
         environment = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (str(_root()), *sys.path) if p)
-        code = f"from qimeng.envs.fork_loop import run_server; run_server({theirs.fileno()}, {tuple(preload)!r})"
+        code = f"from qimeng.envs.fork_loop import run_server; run_server({theirs.fileno()}, {self._preload!r})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
@@ -230,9 +239,12 @@ class ForkServer:
         )
         theirs.close()
         self._channel = Channel(ours)
-        self._tokens = itertools.count(1)
-        self._lock = threading.Lock()
-        self._processes: dict[int, Process] = {}
+
+    def _relaunch(self) -> None:
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+        self._launch()
 
     def start(
         self,
@@ -265,6 +277,8 @@ class ForkServer:
         message = ("start", token, target, pack(arguments), dict(environment or {}), str(folder), access)
         try:
             with self._lock:
+                if self._process.poll() is not None:
+                    self._relaunch()
                 self._channel.send(pack(message), [theirs.fileno(), status_write, log])
         except (Closed, OSError) as error:
             raise WorkerFailed("crash", "the fork server is gone") from error

@@ -124,14 +124,20 @@ def make_task(
 
 
 def make_evaluator(spec: KernelSpec, start: Program, context: Context) -> Evaluator:
-    """The GPU of this machine as judge where `context.device` is that one, else the analytic model."""
+    """The GPU of this machine as judge where `context.device` is that one, else the analytic model.
+
+    What a coder with a free hand writes (a language model) runs in a full sandbox.
+    """
+    from qimeng.envs.sandbox import DEFAULT
+
+    sandbox = "full" if context.coder.free_hand else DEFAULT
     if context.device.measured:
         from qimeng.envs.gpu import GpuEvaluator
 
-        return GpuEvaluator(spec, start.graph, device=context.device)
+        return GpuEvaluator(spec, start.graph, device=context.device, sandbox=sandbox)
     from qimeng.envs.estimate import EstimatingEvaluator
 
-    return EstimatingEvaluator(spec, context.device, coder=context.coder)
+    return EstimatingEvaluator(spec, context.device, coder=context.coder, sandbox=sandbox)
 
 
 def conditions_of(spec: KernelSpec, evaluator: Evaluator, device: Device) -> Conditions:
