@@ -181,7 +181,7 @@ class StoredSession(Session):
 
     def __init__(self, tree: Tree, budget: Budget, coder: str | Coder = "template"):
         super().__init__(tree.task(coder), budget)
-        self.tree = tree
+        self.tree = tree.today(self.task.start)
         self.covered: dict[str, float] = {}
 
     def offered(self) -> tuple[tuple[Action, ...], int]:

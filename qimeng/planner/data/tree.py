@@ -25,6 +25,7 @@ from qimeng.store import ACCIDENT, Conditions, Store, StoredStep, content_hash, 
 if TYPE_CHECKING:
     from qimeng.envs.task import Task
     from qimeng.planner.data.generate import Drawn
+    from qimeng.program.program import Program
     from qimeng.spec import KernelSpec
 
 FORMAT, VERSION = "qimeng trees", 1
@@ -140,14 +141,51 @@ class Tree:
         """Writes the patches of the tree, whatever `coder` would write today; `coder` says what is legal."""
         return ReplayCoder(self.store(), self.conditions, coder)
 
-    def task(self, coder: str | Coder = "template") -> Task:
-        """What was explored, to be explored again without a GPU: every answer comes from the tree.
+    def start(self) -> Program:
+        """The program that the tree begins with, as this version captures it.
 
-        The capture is verified again only where it does not give the program that was explored.
+        The capture is verified again only where it does not give a program that was explored.
 
         Raises:
-            TreeError: this version captures the spec as another program than the tree's.
-            CaptureError: it cannot be captured.
+            CaptureError: the spec cannot be captured.
+        """
+        from qimeng.graph.verify import capture_spec
+        from qimeng.program.program import Program
+
+        spec = self.spec()
+        quick = Program.start(capture_spec(spec, verify=False))
+        if quick.digest in self.explored:
+            return quick
+        return Program.start(capture_spec(spec))  # which may specialise the numbers that a module computes with
+
+    def today(self, start: Program | None = None) -> Tree:
+        """The tree with the names that this version gives its programs (`qimeng.planner.data.renamed`).
+
+        Args:
+            start: what `start` gives, where it is known already.
+
+        Raises:
+            TreeError: nothing of it can be applied any more.
+            CaptureError: the spec cannot be captured.
+        """
+        from qimeng.planner.data.renamed import renamed
+
+        start = start or self.start()
+        if start.digest in self.explored:
+            return self
+        found = renamed(self, start)
+        if start.digest not in found.explored:
+            raise TreeError(f"the tree of {self.name} does not begin with the program that this version makes of it")
+        return found
+
+    def task(self, coder: str | Coder = "template", start: Program | None = None) -> Task:
+        """What was explored, to be explored again without a GPU: every answer comes from the tree.
+
+        Its programs have the names of `today`.
+
+        Raises:
+            TreeError: nothing of the tree can be applied any more.
+            CaptureError: the spec cannot be captured.
             DeviceError: an unknown device.
         """
         from functools import partial
@@ -155,19 +193,13 @@ class Tree:
         from qimeng.actions import Context
         from qimeng.envs.setup import make_coder, make_device
         from qimeng.envs.task import Task
-        from qimeng.graph.verify import capture_spec
-        from qimeng.program.program import Program
 
-        spec = self.spec()
-        start = Program.start(capture_spec(spec, verify=False))
-        if start.digest not in self.explored:  # verification may specialise the numbers that a module computes with
-            start = Program.start(capture_spec(spec))
-        if start.digest not in self.explored:
-            raise TreeError(f"the tree of {self.name} does not begin with the program that this version makes of it")
+        spec, start = self.spec(), start or self.start()
+        tree = self.today(start)
         device = make_device(self.conditions.device.removesuffix("(here)"))
-        context = Context(device, self.coder(make_coder(coder)), self.mode)
+        context = Context(device, tree.coder(make_coder(coder)), self.mode)
         reference = partial(spec.module, "cpu")
-        return Task(start, context, self.evaluator(), self.conditions, spec.name, reference=reference)
+        return Task(start, context, tree.evaluator(), self.conditions, spec.name, reference=reference)
 
 
 @dataclass(frozen=True)

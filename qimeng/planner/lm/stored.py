@@ -16,7 +16,7 @@ from qimeng.envs.session import STOP, Budget, Session
 from qimeng.envs.task import Task
 from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Coder, Observation
-from qimeng.planner.data.tree import Tree, TreeError
+from qimeng.planner.data.tree import Tree
 from qimeng.store import Conditions, StoredStep
 
 ENDLESS = Budget(seconds=float("inf"), evaluations=1 << 30, steps=1 << 30)
@@ -77,11 +77,13 @@ def stored_tasks(trees: Iterable[Tree], coder: str | Coder = "template") -> Iter
     """Tasks of those trees that can be walked: captured as they were, their start program judged right."""
     for tree in trees:
         try:
-            task = tree.task(coder)
-        except (QimengError, TreeError):
+            start = tree.start()
+            now = tree.today(start)
+            task = now.task(coder, start)
+        except QimengError:
             continue
-        if task.start.digest in tree.times:
-            yield StoredTask(tree, task)
+        if task.start.digest in now.times:
+            yield StoredTask(now, task)
 
 
 @dataclass

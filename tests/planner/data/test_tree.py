@@ -23,7 +23,7 @@ from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.random import RandomPlanner
 from qimeng.program.program import Program
-from qimeng.store import Conditions, Store
+from qimeng.store import Conditions, Store, content_hash, evaluation_key
 from qimeng.testing import FakeCoder, FakeEvaluator, fake_task
 
 LITTLE = Bytes(1 << 12, 1 << 14)
@@ -121,6 +121,39 @@ def test_the_best_branch_leads_to_the_fastest_program(file: Path) -> None:
         assert [step.child for step in branch[:-1]] == [step.parent for step in branch[1:]]
         assert tree.times[branch[-1].child or ""] == min(tree.times.values()) < tree.times[start]
         assert tree.best_branch("elsewhere") == ()
+
+
+def of_another_version(tree: Tree) -> Tree:
+    """`tree` as a version that lays sources out otherwise would have written it."""
+
+    def name(digest: str) -> str:
+        return content_hash(f"another version's {digest}")
+
+    keys = {
+        evaluation_key(tree.conditions, s): evaluation_key(tree.conditions, name(s)) for _, s, _ in tree.evaluations
+    }
+    edges = [
+        replace(
+            e,
+            parent=name(e.parent),
+            evaluation=None if e.evaluation is None else keys[e.evaluation],
+            child=None if e.child is None else name(e.child),
+        )
+        for e in tree.edges
+    ]
+    judged = [(purpose, name(subject), evaluation) for purpose, subject, evaluation in tree.evaluations]
+    return replace(tree, edges=tuple(edges), evaluations=tuple(judged))
+
+
+def test_a_tree_of_another_version_is_named_anew(file: Path) -> None:
+    for tree in read_trees(file):
+        old = of_another_version(tree)
+        start = tree.start()
+        assert start.digest not in old.explored and tree.today(start) is tree
+        assert old.today(start) == tree
+        assert old.task(FakeCoder(), start).evaluator.evaluate(start).ok
+        with pytest.raises(TreeError, match="does not begin with the program"):
+            replace(old, evaluations=()).today(start)
 
 
 def test_hill_climbing_on_a_tree_stops(file: Path) -> None:
