@@ -3,8 +3,8 @@
 Deals in arguments, printing and exit codes. Knows nothing about how anything is optimized. Heavy modules are imported
 inside the commands, so that ``--help`` answers at once.
 
-Exit codes: 0 done; 1 `doctor` found something broken; 2 an error of the library, of the arguments or of a file, on one
-line; 130 interrupted (`optimize`: before there was anything to keep).
+Exit codes: 0 done; 1 `doctor` found something broken, or a verdict that must not be; 2 an error of the library, of the
+arguments or of a file, on one line; 130 interrupted (`optimize`: before there was anything to keep).
 """
 
 from __future__ import annotations
@@ -199,8 +199,18 @@ def devices(as_json: Json = False) -> None:
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
-    """Say what works on this machine: device, versions, and a small kernel on each path."""
+def doctor(
+    exploits: Annotated[
+        bool,
+        typer.Option("--exploits", help="Put every exploit and every honest candidate before the judge (minutes)."),
+    ] = False,
+    only: Annotated[str, typer.Option(help="With --exploits: one class of them, such as timing, reuse, honest.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Say what works on this machine: device, versions, sandbox, a small kernel on each path; or try the exploits."""
+    if exploits or only:
+        _doctor_exploits(only, as_json)
+        return
     from qimeng.cli_doctor import checks
 
     found = checks()
@@ -212,6 +222,23 @@ def doctor(as_json: Json = False) -> None:
             table.add_row(check.name, {True: "yes", False: "NO", None: "–"}[check.works], check.details)
         console().print(table, markup=False)
     if any(check.works is False for check in found):
+        raise typer.Exit(1)
+
+
+def _doctor_exploits(only: str, as_json: bool) -> None:
+    """Exit code 1 where a case did not get the verdict that it must get."""
+    from qimeng.cli_exploits import as_data, check_exploits, suite_table
+    from qimeng.exploits import HONEST, KINDS
+
+    if only and only not in (*KINDS, HONEST):
+        raise QimengError(f"unknown class {only!r}; known: {', '.join((*KINDS, HONEST))}")
+    outcomes, skipped = check_exploits(console(stderr=as_json), only)
+    if as_json:
+        data = {"outcomes": [as_data(o) for o in outcomes], "skipped": [c.name for c in skipped]}
+        print(json.dumps(data, indent=1))
+    else:
+        console().print(suite_table(outcomes, skipped), markup=False)
+    if not all(o.as_expected for o in outcomes):
         raise typer.Exit(1)
 
 

@@ -176,6 +176,32 @@ def test_doctor_finds_this_machine_healthy(capsys: pytest.CaptureFixture[str]) -
     assert found["compile in a full sandbox"]["works"] is True
 
 
+def test_doctor_puts_exploits_before_the_judge(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from qimeng import cli_exploits
+    from qimeng.exploits import EXPLOITS, HONEST_CASES
+
+    flags = [c for c in (*EXPLOITS, *HONEST_CASES) if c.spec == "flags"]
+    on_gpu = next(c for c in EXPLOITS if c.needs_gpu)
+    monkeypatch.setattr(cli_exploits, "EXPLOITS", (*flags, on_gpu))
+    monkeypatch.setattr(cli_exploits, "HONEST_CASES", ())
+    monkeypatch.setattr("qimeng.device.current_device", lambda: None)
+    assert run("doctor", "--exploits") == 0
+    text = capsys.readouterr().out
+    assert "1 of 3 cases need one and are skipped" in text and "honest (must pass)" in text
+    assert text.count("ok  ") == len(flags) == 2
+    honest = next(c for c in flags if c.kind == "honest")
+    monkeypatch.setattr(cli_exploits, "EXPLOITS", (replace(honest, kind="reuse", failures=("wrong",)),))
+    assert run("doctor", "--exploits", "--json") == 1
+    (found,) = json.loads(capsys.readouterr().out)["outcomes"]
+    assert found["passed"] and not found["as_expected"] and found["class"] == "reuse"
+    assert run("doctor", "--only", "nothing") == 2
+    assert "known: timing, reuse" in capsys.readouterr().err
+
+
 def test_a_summary_for_machines_and_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tmp_path / "rows.jsonl"
     for r in (row(1, 1.0), row(2, 0.5), row(3, None)):
