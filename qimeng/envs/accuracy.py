@@ -165,6 +165,27 @@ def checksum(tensor: torch.Tensor) -> int:
     return int(total)
 
 
+def weighted_sum(tensor: torch.Tensor, seed: int) -> int:
+    """A sum over the bits of a tensor, each element times a weight of its place: other content hardly ever has it.
+
+    Args:
+        tensor: any.
+        seed: of the weights; who does not know it cannot make up for one change by another.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    weights = torch.empty(0)
+    for number, where in enumerate(_blocks(tensor.shape)):
+        bits = _bits(_block(tensor, where)).reshape(-1)
+        if weights.numel() < min(bits.numel(), BLOCK):
+            generator = torch.Generator(device=tensor.device).manual_seed(seed)
+            count = min(bits.numel(), BLOCK)
+            weights = torch.randint(1, 1 << 30, (count,), generator=generator, device=tensor.device)
+        for start in range(0, bits.numel(), BLOCK):
+            part = bits[start : start + BLOCK]
+            total += (number + start + 1) * (part.to(torch.int64) * weights[: part.numel()]).sum()
+    return int(total)
+
+
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -335,4 +356,5 @@ __all__ = [
     "measure",
     "not_finite_share",
     "same",
+    "weighted_sum",
 ]

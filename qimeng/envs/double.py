@@ -20,13 +20,15 @@ NEARBY = 1 / 64
 and little enough that what is ill-conditioned stays so."""
 
 
-def to_double(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """`inputs` with every floating tensor in float64 and every complex one in complex128."""
+def to_double(inputs: Sequence[Any], device: torch.device | None = None) -> tuple[Any, ...]:
+    """`inputs` with every floating tensor in float64 and every complex one in complex128, on `device` if given."""
     double = {torch.complex64: torch.complex128}
     return tuple(
         _pytree.tree_map_only(
             torch.Tensor,
-            lambda x: x.to(double.get(x.dtype, torch.float64)) if accuracy.is_float(x) else x,
+            lambda x: x.to(
+                device=device, dtype=double.get(x.dtype, torch.float64) if accuracy.is_float(x) else x.dtype
+            ),
             list(inputs),
         )
     )

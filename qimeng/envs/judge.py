@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -141,23 +141,30 @@ class Judge:
             WorkerFailed: the worker crashed, hung, ran out of memory, or its program raised.
         """
         refs, tally = self.references, Tally()
+        source = iter(trials)
+        trial = next(source, None)
         first: tuple[Trial, Facts] | None = None
         sums: set[tuple[int, ...]] = set()
         error: str | None = None
         number = 0
-        for number, trial in enumerate(_first_repeated(trials)):
+        while trial is not None and error is None:
             found, error = self._one(worker, number, trial, tally)
             first = first or (trial, found.facts)
             if number < RUNS:
                 sums.add(tuple(accuracy.checksum(x) for x in found.tensors))
                 tally.trials = 1
-            if error is not None:
-                break
-            if number > 0:
-                worker.call("release", self.limit_s, keep=[0])
-        if error is None and first is not None and number > 0:
+            del found
+            number += 1
+            if error is None and number > 1:
+                worker.call("release", self.limit_s, keep=[0], tidy=refs.plan.tidy)
+            if number >= RUNS:
+                if refs.plan.tidy:
+                    first[0].eager.clear()
+                trial = None  # its memory may be what the next one needs
+                trial = next(source, None) if error is None else None
+        if error is None and first is not None:
             error = self._look_again(worker, *first)
-        worker.call("release", self.limit_s)
+        worker.call("release", self.limit_s, tidy=refs.plan.tidy)
         notes = (NOT_REPEATABLE,) if len(sums) > 1 else ()
         return Verdict(tally.accuracy(refs.kind, refs.dropped), None if error is None else "wrong", error, notes)
 
@@ -276,6 +283,7 @@ class Judge:
             mutated=refs.mutated,
             expected_bytes=refs.output_bytes,
             in_place=number % 2 == 1 and not any(leaf.shares for leaf in refs.facts.leaves),
+            copies=refs.plan.copies,
         )
         tally.trials += 1
         changed = answer[0].get("changed") if isinstance(answer[0], dict) else None
@@ -366,11 +374,6 @@ class Judge:
     def _synchronize(self) -> None:
         if self.references.device.type == "cuda":
             torch.cuda.synchronize(self.references.device)
-
-
-def _first_repeated(trials: Iterable[Trial]) -> Iterator[Trial]:
-    for number, trial in enumerate(trials):
-        yield from [trial] * (RUNS if number == 0 else 1)
 
 
 def _leaf_of(tensor: torch.Tensor) -> Leaf:

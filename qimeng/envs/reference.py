@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from qimeng.envs import accuracy
 from qimeng.envs.accuracy import Error, Expected
 from qimeng.envs.degenerate import degenerate
 from qimeng.envs.double import aliases, move_one_ulp, nearby, tensors_in, to_double
+from qimeng.envs.memory_plan import Plan, Sizes, free_host_bytes, memory_plan
 from qimeng.envs.modes import precision
 from qimeng.envs.outputs import Facts, describe
 from qimeng.envs.random_operators import random_operators
+from qimeng.envs.roofline import product_flops
 from qimeng.envs.second_look import most_nearby, second_look
 from qimeng.envs.selection import selected_values
 from qimeng.envs.timing import FRESH_SHARE
@@ -33,8 +36,6 @@ from qimeng.spec import DISTRIBUTIONS, KernelSpec, applies
 
 NOT_FINITE_LIMIT = 0.01
 """Largest share of values that are not finite; a distribution above it is dropped."""
-POOL_SHARE = 0.1
-"""Share of the device's memory that the pool may hold; several judges may share a device."""
 
 
 class References:
@@ -59,6 +60,7 @@ class References:
         degenerate: why the result can be guessed (see `qimeng.envs.degenerate`), or an empty string.
         random: names of the operators that draw random numbers, where the result depends on them.
         mode_matters: whether the module computes something else in evaluation mode than in training mode.
+        plan: how memory is used.
     """
 
     def __init__(
@@ -83,11 +85,12 @@ class References:
         self.parameters = Parameters(spec, device)
         self.exact: torch.nn.Module | None = None
         self.input_sets = 1
-        self._pool = TrialPool(POOL_SHARE * _memory(device))
+        self._flop = sum(product_flops(graph, n) for n in graph.ops()) if graph is not None and graph.nodes else None
         self.distributions = tuple(
             d for d in DISTRIBUTIONS if d == "given" or any(applies(d, domain) for domain in spec.domains)
         )
-        self._look()
+        self.plan = self._look()
+        self._pool = TrialPool(self.plan.pool_bytes)
 
     @property
     def has_state(self) -> bool:
@@ -110,6 +113,8 @@ class References:
         if self.mode_matters:
             mine, other = ("training", "evaluation") if self.spec.training else ("evaluation", "training")
             found.append(f"made for {mine} mode, as the spec says: in {other} mode the module computes something else")
+        if self.plan.way != "device":
+            found.append(f"memory: {self.plan}")
         return tuple(found)
 
     def trials(self, count: int) -> Iterable[Trial]:
@@ -117,14 +122,15 @@ class References:
         names = [d for d in self.distributions[1:] if d not in self.dropped]
         random.SystemRandom().shuffle(names)
         kinds = [("given", False), ("given", True)] + [(name, True) for name in names] + [("given", True)] * count
-        given: list[Trial] = []
+        given: list[Draw] = []
         for distribution, perturbed in kinds:
             if len(given) == count:
                 return
             trial = self._draw(distribution, perturbed and self.has_state, given)
             if trial is not None:
-                given.append(trial)
+                given.append(trial.draw)
                 yield trial
+            del trial  # its memory may be what the next one needs
 
     def fresh(self, count: int) -> Iterable[Trial]:
         """New trials on inputs as given, which no process has seen."""
@@ -132,6 +138,7 @@ class References:
             trial = self.make(self._new_draw("given", self.has_state))
             if trial is not None:
                 yield trial
+            del trial
 
     def every_distribution(self) -> Iterable[Trial]:
         """New trials, one for each distribution and one more with the spec's own parameters."""
@@ -141,6 +148,7 @@ class References:
             trial = self.make(self._new_draw(distribution, perturbed and self.has_state))
             if trial is not None:
                 yield trial
+            del trial
 
     def make(self, draw: Draw) -> Trial | None:
         """The trial for `draw`; None where its distribution has to be dropped."""
@@ -163,15 +171,15 @@ class References:
         """
         state = self.parameters.set(trial.draw.parameter_seed)
         inputs = self.inputs(trial.draw)
-        exact_inputs = to_double(inputs)
+        exact_inputs = to_double(inputs, self._place)
         module = self._exact_module(state)
         with torch.no_grad():
-            exact = selected_values(module, exact_inputs, number, actual)
+            exact = selected_values(module, exact_inputs, number, actual.to(self._place))
             with self.arithmetic(self.spec.mode):
                 eager = selected_values(self.parameters.module, inputs, number, actual)
         if exact is None or eager is None:
             return False
-        error = accuracy.measure(eager.best, exact.best)
+        error = accuracy.measure(eager.best.to(self._place), exact.best)
         floor = accuracy.floor(eager.best.dtype, self.longest_reduction, Error())
         return accuracy.measure(exact.chosen, exact.best).max <= Expected(exact.best, error, floor).budget.max
 
@@ -202,8 +210,8 @@ class References:
 
     # -- parts
 
-    def _look(self) -> None:
-        """Run eager a few times: output structure, changed buffers, random operators."""
+    def _look(self) -> Plan:
+        """Run eager a few times: output structure, changed buffers, random operators; the plan of memory."""
         draw = self._new_draw("given", False)
         inputs = self.inputs(draw)
         self.input_sets = max(
@@ -211,7 +219,7 @@ class References:
         )
         self._input_elements = sum(x.numel() for x in tensors_in(inputs))
         before = {k: v.clone() for k, v in self.parameters.set(None).items()}
-        first = self._eager(inputs, draw.seed)
+        first, peak = self._watched(partial(self._eager, inputs, draw.seed))
         held = {f"input {i}": x for i, x in enumerate(tensors_in(inputs))}
         held |= {f"parameter {k}": v for k, v in self.parameters.module.state_dict().items()}
         self.facts, tensors = describe(first, held)
@@ -223,21 +231,52 @@ class References:
         second = tensors_in(self._eager(inputs, draw.seed))
         self.eager_agrees = all(accuracy.kernelbench_close(a, b) for a, b in zip(second, tensors, strict=True))
         self.parameters.set(None)
-        other, names = random_operators(lambda: tensors_in(self._eager(inputs, draw.seed + 1)))
+        output, names = random_operators(partial(self._eager, inputs, draw.seed + 1))
+        other = tensors_in(output)
         if not self.longest_reduction:
             self.longest_reduction = max(int(math.sqrt(max((x.numel() for x in tensors_in(inputs)), default=1))), 1)
         if any(accuracy.is_float(a) and accuracy.measure(b, a).max > 1e-3 for a, b in zip(tensors, other, strict=True)):
             self.kind, self.random = "eager-highest", names or ("unknown",)
-        del second, other
-        self.degenerate = degenerate(tensors, self._other_outputs if tensors_in(inputs) else None)
+        del second, other, output
         if not self.random:
             self.mode_matters = self._in_other_mode_differs(inputs, draw.seed, tensors)
+        plan = self._planned(inputs, tensors, peak)
+        has_inputs = bool(tensors_in(inputs))
+        del inputs, held, first  # others are about to be made
+        self.degenerate = degenerate(tensors, self._other_outputs if has_inputs else None)
         self.tidy()
+        return plan
+
+    def _watched(self, run: Callable[[], Any]) -> tuple[Any, int]:
+        """What `run` returns, and the bytes that it held at its peak; 0 on the CPU."""
+        if self.device.type != "cuda":
+            return run(), 0
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        return run(), int(torch.cuda.max_memory_allocated(self.device)) - before
+
+    def _planned(self, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], peak: int) -> Plan:
+        """How to use memory for inputs and outputs like these, with `peak` bytes held by a call."""
+        outputs = sum(x.nbytes for x in tensors)
+        sizes = Sizes(
+            inputs=sum(x.nbytes for x in tensors_in(inputs)),
+            state=sum(x.nbytes for x in self.parameters.module.state_dict().values()),
+            outputs=outputs,
+            temporaries=max(peak - outputs, 0),
+            itemsize=min(getattr(torch, self.spec.dtype).itemsize, 8),
+            flop=self._flop,
+        )
+        host = free_host_bytes()
+        plan = memory_plan(sizes, _memory(self.device) if self.device.type == "cuda" else max(host, 1 << 33), host)
+        if plan.way == "none" and self.kind == "float64":
+            self.kind = "eager-highest"
+        return plan
 
     def _in_other_mode_differs(self, inputs: Sequence[Any], seed: int, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether eager computes something else in evaluation mode than in training mode."""
         module = self.parameters.module
         self.parameters.set(None)
+        modes = [(part, part.training) for part in module.modules()]  # parts may be frozen
         module.train(not self.spec.training)
         try:
             other = tensors_in(self._eager(inputs, seed))
@@ -246,7 +285,8 @@ class References:
         except (RuntimeError, TypeError, ValueError, NotImplementedError):  # it does not run in that mode
             return True
         finally:
-            module.train(self.spec.training)
+            for part, training in modes:
+                part.training = training
             self.parameters.set(None)
 
     def _other_outputs(self) -> list[torch.Tensor]:
@@ -255,7 +295,7 @@ class References:
         self.parameters.set(None)
         return tensors_in(self._eager(self.inputs(draw), draw.seed))
 
-    def _draw(self, distribution: str, perturbed: bool, given: Sequence[Trial]) -> Trial | None:
+    def _draw(self, distribution: str, perturbed: bool, given: Sequence[Draw]) -> Trial | None:
         """A trial of this kind from the pool, or a new one; none of `given`, which this candidate gets already."""
         trial = self._pool.take(distribution, perturbed, given)
         if trial is None:
@@ -353,14 +393,17 @@ class References:
     def _in_double(
         self, draw: Draw, near: int | None
     ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
-        inputs = to_double(self.inputs(draw, near))
+        inputs = to_double(self.inputs(draw, near), self._place)
         module = self._exact_module(self.parameters.set(draw.parameter_seed))
         with torch.no_grad():
             torch.manual_seed(draw.seed)
             exact = [x.clone() if aliases(x, inputs) else x for x in tensors_in(module(*inputs))]
             if any(x.is_floating_point() and x.dtype is not torch.float64 for x in exact):
                 raise TypeError("the result is not float64")
-            buffers = {k: module.state_dict()[k].clone() for k in self.mutated}
+            if self.plan.way != "device":  # rounded already: half an ulp more in what one ulp changes
+                for number, leaf in enumerate(leaf for leaf in self.facts.leaves if leaf.is_tensor):
+                    exact[number] = exact[number].to(getattr(torch, leaf.dtype))
+            buffers = {k: module.state_dict()[k].clone().to(self.device) for k in self.mutated}
             module = self._exact_module(self.parameters.set(draw.parameter_seed))
             move_one_ulp(inputs, torch.finfo(getattr(torch, self.spec.dtype)).eps)
             torch.manual_seed(draw.seed)
@@ -368,11 +411,16 @@ class References:
         moved = [
             accuracy.measure(b, a, b) if accuracy.is_float(a) else Error() for a, b in zip(exact, other, strict=True)
         ]
-        return exact, buffers, moved
+        return [x.to(self.device) for x in exact], buffers, moved
+
+    @property
+    def _place(self) -> torch.device:
+        """Where float64 results are made."""
+        return torch.device("cpu") if self.plan.way == "host" else self.device
 
     def _exact_module(self, state: dict[str, torch.Tensor]) -> torch.nn.Module:
         if self.exact is None:
-            self.exact = self.spec.module(str(self.device), torch.float64)
+            self.exact = self.spec.module(str(self._place), torch.float64)
         self.exact.load_state_dict(state)
         return self.exact
 
@@ -388,4 +436,4 @@ def _memory(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 1 << 33
 
 
-__all__ = ["NOT_FINITE_LIMIT", "POOL_SHARE", "References"]
+__all__ = ["NOT_FINITE_LIMIT", "References"]

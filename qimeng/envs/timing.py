@@ -27,7 +27,7 @@ from qimeng.interfaces import Timing
 
 _now = time.perf_counter  # foreign code that replaces it in `time` does not reach this one
 FRESH_SHARE = 8
-"""Input sets may take this fraction (one in) of the device's memory; larger inputs are made anew in place."""
+"""Input sets may take this fraction (one in) of the device's memory; larger inputs are held one set at a time."""
 SETS = 3
 """Sets of inputs that stay in memory while the next one is made, so that it lies elsewhere."""
 HIDDEN_MS = 0.05
@@ -136,7 +136,7 @@ class Stopwatch:
         """Times of calls, each on inputs of its own.
 
         Call number n, those of the warm-up included, gets the inputs of `call_seed(seed, n)`. Where several sets fit
-        into memory, they lie where an earlier set was given up, chosen at random; else in place of the first.
+        into memory, they lie where an earlier set was given up, chosen at random; else there is one set at a time.
 
         Args:
             call: what is timed.
@@ -147,8 +147,9 @@ class Stopwatch:
         """
         if witness is not None:
             witness.begin()
-        sets = [make_inputs(call_seed(seed, 0))]
-        room = min(self._memory // FRESH_SHARE // max(_bytes(sets[0]), 1), SETS)
+        inputs = make_inputs(call_seed(seed, 0))
+        sets = [inputs]
+        room = max(min(self._memory // FRESH_SHARE // max(_bytes(inputs), 1), SETS), 1)
         empty_ms = self._empty_ms()
         device_ms: list[float] = []
         wall_ms: list[float] = []
@@ -158,7 +159,9 @@ class Stopwatch:
             while (total < effort.min_ms or len(wall_ms) < effort.min_calls) and (
                 _now() - began < effort.limit_s or len(wall_ms) < 3
             ):
-                inputs = _next_inputs(sets, room, make_inputs, call_seed(seed, number)) if number else sets[0]
+                if number:
+                    inputs = ()  # where there is no room for two sets, the old one goes first
+                    inputs = _next_inputs(sets, room, make_inputs, call_seed(seed, number))
                 on_device, on_wall, output = self.once(call, inputs)
                 if number >= effort.warmup:
                     if witness is not None:
@@ -188,8 +191,7 @@ def _next_inputs(
 ) -> Sequence[Any]:
     """Inputs of `seed`: beside those of `sets` as long as there is room for more, then instead of one of them."""
     if room < 2:
-        _refill(sets[0], make_inputs, seed)
-        return sets[0]
+        sets.clear()
     made = make_inputs(seed)
     if len(sets) < room:
         sets.append(made)
@@ -199,14 +201,6 @@ def _next_inputs(
 
 
 _choose = random.SystemRandom().randrange
-
-
-def _refill(inputs: Sequence[Any], make_inputs: Callable[[int], Sequence[Any]], seed: int) -> None:
-    """New content where the inputs are."""
-    new = make_inputs(seed)
-    for old, fresh in zip(_pytree.tree_leaves(list(inputs)), _pytree.tree_leaves(list(new)), strict=True):
-        if isinstance(old, torch.Tensor):
-            old.copy_(fresh)
 
 
 def _reset_persisting_lines() -> None:

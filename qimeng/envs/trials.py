@@ -70,14 +70,14 @@ class TrialPool:
         self._trials: list[Trial] = []
         self._choose = random.SystemRandom()
 
-    def take(self, distribution: str, perturbed: bool, given: Sequence[Trial]) -> Trial | None:
-        """A trial of this kind that is none of `given`; None where a new one is due."""
+    def take(self, distribution: str, perturbed: bool, given: Sequence[Draw]) -> Trial | None:
+        """A trial of this kind whose draw is none of `given`; None where a new one is due."""
         fitting = [
             t
             for t in self._trials
             if t.draw.distribution == distribution
             and (t.draw.parameter_seed is not None) == perturbed
-            and not any(t is g for g in given)
+            and t.draw not in given
         ]
         if not fitting or (len(fitting) < 2 and self._choose.random() >= 0.5):
             return None

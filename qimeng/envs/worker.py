@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree
 
 from qimeng.envs import outputs
-from qimeng.envs.accuracy import checksum, same
+from qimeng.envs.accuracy import checksum, same, weighted_sum
 from qimeng.envs.channel import Channel
 from qimeng.envs.kernels import implementation_source, load_kernels
 from qimeng.envs.launches import launches_of
@@ -162,7 +162,13 @@ class Worker:
         self.model.load_state_dict({key: state[key] for key in self.model.state_dict()})
 
     def trial(
-        self, number: int, draw: Draw, mutated: Sequence[str], expected_bytes: Sequence[int], in_place: bool = False
+        self,
+        number: int,
+        draw: Draw,
+        mutated: Sequence[str],
+        expected_bytes: Sequence[int],
+        in_place: bool = False,
+        copies: bool = True,
     ) -> Answer:
         """Call the model once and hand over its outputs, then the buffers `mutated`.
 
@@ -174,12 +180,15 @@ class Worker:
             mutated: buffers that the call updates.
             expected_bytes: of each output.
             in_place: whether the inputs take the place of those of the trial before, in the same tensors.
+            copies: whether inputs are compared with others of the same draw after the call, or else with sums over
+                their bits, which take no memory.
         """
         state = self._set_parameters(draw.parameter_seed)
         inputs = self._inputs(draw)
         if in_place and self.reused:
             inputs = _put_into(self.reused, inputs)
         self.reused = inputs if self.stopwatch.has_room(inputs) else ()
+        sums = [] if copies else [weighted_sum(x, draw.seed) for x in _tensors(inputs)]
         poison(self.device, expected_bytes)
         torch.manual_seed(draw.seed)
         began = time.perf_counter()
@@ -190,9 +199,12 @@ class Worker:
         held = {f"input {i}": x for i, x in enumerate(_tensors(inputs))}
         held |= {f"parameter {k}": v for k, v in self.model.state_dict().items()}
         facts, tensors = outputs.describe(output, held)
-        before = _tensors(self._inputs(draw))
-        pairs = enumerate(zip(_tensors(inputs), before, strict=True))
-        changed = [f"input {i}" for i, (x, y) in pairs if not same(x, y)]
+        if copies:
+            pairs = zip(_tensors(inputs), _tensors(self._inputs(draw)), strict=True)
+            changed = [f"input {i}" for i, (x, y) in enumerate(pairs) if not same(x, y)]
+        else:
+            after = [weighted_sum(x, draw.seed) for x in _tensors(inputs)]
+            changed = [f"input {i}" for i, total in enumerate(after) if total != sums[i]]
         if self.model is not self.parameters.module:
             now = self.model.state_dict()
             changed += [f"parameter {k}" for k in now if k not in mutated and not same(now[k], state[k])]
@@ -222,13 +234,20 @@ class Worker:
         handed, files = outputs.hand_over(self.kept[number])
         return Answer({"tensors": handed}, tuple(files))
 
-    def release(self, keep: Sequence[int] = ()) -> None:
-        """Give up the kept outputs, those of the trials `keep` excepted."""
+    def release(self, keep: Sequence[int] = (), tidy: bool = False) -> None:
+        """Give up the kept outputs, those of the trials `keep` excepted.
+
+        Args:
+            keep: numbers of trials.
+            tidy: whether memory goes back to the device, for others.
+        """
         self.kept = {number: tensors for number, tensors in self.kept.items() if number in keep}
         self.armed, self.fired, self.trays = [], [], []
         if not keep:
             self.reused = ()
         self._collect()
+        if tidy and self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def arm(self, draws: Sequence[Draw], keep: int, warm_up: Draw) -> Answer:
         """Make inputs ready for `fire`, and hand over the trays that it will put the outputs of one call on.
@@ -493,10 +512,14 @@ def poison(device: torch.device, sizes: Sequence[int]) -> None:
 
 
 def _perturb_malloc() -> None:
-    """Let the C library fill fresh memory with 0xFE (glibc's M_PERTURB), which is a large negative number in fp32."""
+    """Let the C library fill fresh memory with 0xFF, which is NaN in any floating dtype.
+
+    glibc's M_PERTURB takes the complement of the lowest byte, and 0 would turn it off. A number in place of NaN would
+    not show where any number is right, such as a count that is divided out again.
+    """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(-6, 1)
+        libc.mallopt(-6, 0x100)
 
 
 def _put_into(old: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[Any, ...]:

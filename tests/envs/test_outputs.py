@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 
 import pytest
 import torch
@@ -96,17 +97,20 @@ def test_every_timed_call_has_inputs_of_its_own_which_lie_elsewhere():
     assert len({p for _, p in seen}) > 1
 
 
-def test_inputs_too_large_for_several_sets_are_refilled_in_place():
+def test_inputs_too_large_for_several_sets_are_held_one_at_a_time():
     watch = Stopwatch(torch.device("cpu"))
     watch._memory = 0
-    seen: list[tuple[int, float]] = []
-    watch.measure(
-        lambda x: seen.append((x.data_ptr(), float(x[0]))),
-        lambda s: (torch.full((4,), float(s % 1000003)),),
-        7,
-        Effort(0.0, 4, 1.0, 1),
-    )
-    assert len({p for p, _ in seen}) == 1 and len({v for _, v in seen}) == 5
+    made: list[weakref.ref[torch.Tensor]] = []
+    seen: list[float] = []
+
+    def make(seed: int) -> tuple[torch.Tensor]:
+        assert not any(reference() is not None for reference in made)
+        x = torch.full((4,), float(seed % 1000003))
+        made.append(weakref.ref(x))
+        return (x,)
+
+    watch.measure(lambda x: seen.append(float(x[0])), make, 7, Effort(0.0, 4, 1.0, 1))
+    assert len(made) == len(set(seen)) == 5
 
 
 def test_a_witness_is_any_call_that_counts_and_copied_at_once():
