@@ -103,7 +103,7 @@ def replay(
     """Replay every method on the trees that count."""
     from qimeng.bench.collect import STORE
     from qimeng.bench.environment import environment
-    from qimeng.bench.replay import append_replay, read_replays
+    from qimeng.bench.replay import append_replay, judged, read_replays
     from qimeng.bench.replay import replay as play
     from qimeng.bench.replay_explore import read_order
     from qimeng.bench.replay_heldout import KERNELBENCH, best_known, chosen
@@ -118,7 +118,7 @@ def replay(
     counts = Counter("kernelbench" if t.family == KERNELBENCH else "generated" for t in trees)
     print(f"{len(trees)} of {len(found)} trees count: {', '.join(f'{n} {half}' for half, n in counts.items())}")
     for tree in trees:
-        print(f"  {tree.name}: {tree.programs} programs, best known {best_known(tree):.2f} x eager")
+        print(f"  {tree.name}: {judged(tree)} programs judged, best known {best_known(tree):.2f} x eager")
     done = read_replays(rows) if rows.exists() else ()
     where = environment(make_device("h200"))
     for row in play(trees, _methods(lm, method, standard), where, range(seeds), evaluations, done):
@@ -160,10 +160,10 @@ def picture(
 
 
 def _candidates(root: Path | None, only: int = 0):  # type: ignore[no-untyped-def]
-    from qimeng.bench.replay_heldout import CANDIDATES, generated, kernelbench
+    from qimeng.bench.replay_heldout import DRAWN, PROBLEMS, generated, kernelbench
 
-    count = only or CANDIDATES
-    return [*generated(count), *(kernelbench(root, count) if root is not None else ())]
+    problems = kernelbench(root, only or PROBLEMS) if root is not None else ()
+    return [*generated(only or DRAWN), *problems]
 
 
 def _methods(lm: list[str], given: list[str], standard: bool) -> tuple[Method, ...]:

@@ -99,7 +99,7 @@ class ReplayRow:
         gains: log of eager's time over that of the best program so far, both timed in turns, at least 0; after 1, 2, 3
             … evaluations, the start program's included. A method that stops keeps its last.
         known: the same of the best program in the tree.
-        programs: different programs of the tree.
+        programs: programs of the tree that were judged.
         coverage: mean share of the legal actions that the tree has an answer for, over the programs where the method
             was to decide, at their first sight.
         evaluations: programs judged.
@@ -240,7 +240,7 @@ class Stage:
             seed=seed,
             gains=tuple(round(g, 5) for g in gains),
             known=round(self.known, 5),
-            programs=tree.programs,
+            programs=judged(tree),
             coverage=round(sum(session.covered.values()) / max(1, len(session.covered)), 4),
             evaluations=ledger.evaluations,
             steps=len(ledger.attempts),
@@ -257,6 +257,11 @@ def log_gain(evaluation: Evaluation) -> float:
     """Log of eager's time over the program's, at least 0; 0 for a program that was refused."""
     speedup = evaluation.speedup if evaluation.ok else None
     return max(0.0, math.log(speedup)) if speedup else 0.0
+
+
+def judged(tree: Tree) -> int:
+    """Programs of the tree that were sent to the judge, the start program included; a sweep counts as one."""
+    return 1 + len({edge.evaluation for edge in tree.edges if edge.evaluation is not None})
 
 
 def replay(
@@ -316,6 +321,7 @@ __all__ = [
     "Stage",
     "StoredSession",
     "append_replay",
+    "judged",
     "log_gain",
     "read_replays",
     "replay",

@@ -9,8 +9,8 @@ The rule, so that nobody picks:
 - **kernelbench**: problems of levels 1 and 2 by turns, each level in the order of its files' content hashes; left out
   are those that cannot be captured, draw random numbers, have a product that algebra collapses, take over a quarter of
   an H200's memory to optimize, or have the structure of one before.
-- Of each half the first `HALF` candidates count whose tree has at least `PROGRAMS` programs and a best-known gain of at
-  least `GAIN` over eager: that is known once they are explored (`chosen`), so more candidates are explored than count.
+- Of each half the first `HALF` candidates count whose tree has at least `PROGRAMS` judged programs and a best-known
+  gain of at least `GAIN` over eager: that is known once they are explored (`chosen`), so more are explored than count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from qimeng.bench.explore import Explorer, chance
-from qimeng.bench.replay import SEEDS, Method, log_gain
+from qimeng.bench.replay import SEEDS, Method, judged, log_gain
 from qimeng.bench.suite import Problem, load_kernelbench
 from qimeng.bench.survey import ALONE, survey
 from qimeng.device import DEVICES
@@ -50,10 +50,13 @@ SIZES = Bytes(1 << 20, 1 << 28)
 KERNELBENCH = "kernelbench"
 """What the family of a problem of KernelBench is called; its `seed` is the level, its `index` the number."""
 
-HALF, CANDIDATES, PROGRAMS, GAIN = 15, 24, 100, 1.1
+HALF, PROGRAMS, GAIN = 15, 100, 1.1
+
+DRAWN, PROBLEMS = 24, 40
+"""Candidates of the two halves: problems that only the library is good at are left out once they are explored."""
 
 
-def generated(count: int = CANDIDATES) -> Iterator[Drawn]:
+def generated(count: int = DRAWN) -> Iterator[Drawn]:
     """The first `count` candidates of the generated half."""
     seen = set(reserved())
     for drawn in draw_many(SEED, 1 << 20, 0, SIZES, UNSEEN):
@@ -66,7 +69,7 @@ def generated(count: int = CANDIDATES) -> Iterator[Drawn]:
             yield drawn
 
 
-def kernelbench(root: Path | str, count: int = CANDIDATES) -> Iterator[Drawn]:
+def kernelbench(root: Path | str, count: int = PROBLEMS) -> Iterator[Drawn]:
     """The first `count` candidates among the problems of a local checkout.
 
     Raises:
@@ -126,7 +129,7 @@ def chosen(trees: Iterable[Tree], order: Sequence[str], half: int = HALF) -> tup
     """The trees that count: of each half the first `half` in `order` (digests of specs) that are worth replaying."""
     place = {digest: i for i, digest in enumerate(order)}
     mine = sorted((t for t in trees if t.conditions.spec in place), key=lambda t: place[t.conditions.spec])
-    worth = [t for t in mine if t.programs >= PROGRAMS and best_known(t) >= GAIN]
+    worth = [t for t in mine if judged(t) >= PROGRAMS and best_known(t) >= GAIN]
     halves = [[t for t in worth if (t.family == KERNELBENCH) is is_problem] for is_problem in (False, True)]
     return tuple(t for part in halves for t in part[:half])
 

@@ -27,11 +27,11 @@ from qimeng.bench.replay_heldout import (
 )
 from qimeng.errors import QimengError, SpecError
 from qimeng.graph.verify import capture_spec
-from qimeng.interfaces import Evaluation, Gate, Timing
+from qimeng.interfaces import Action, Evaluation, Gate, Timing
 from qimeng.planner.data.generate import FAMILIES, Bytes, Drawn, draw
 from qimeng.planner.data.overlap import reserved, signatures_of
 from qimeng.planner.data.tree import Tree, trees_of
-from qimeng.store import Conditions, Store
+from qimeng.store import Conditions, Store, StoredStep
 from qimeng.testing import FakeEvaluator, fake_task
 
 PROBLEM = """import torch
@@ -67,16 +67,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tree(spec: str, family: str, gain: float, programs: int = 120) -> Tree:
-    evaluation = Evaluation(Gate.PASSED, timing=Timing(1.0 / gain), eager=Timing(1.0))
-    made = Tree(
-        spec, "", "float32", "default", family, 0, 0, Conditions(spec, "h200"), (("step", "x", evaluation),), {}, ()
+    found = Evaluation(Gate.PASSED, timing=Timing(1.0 / gain), eager=Timing(1.0))
+    edges = tuple(StoredStep("a", Action("lowering", (str(i),)), None, str(i), True, "b") for i in range(programs - 1))
+    return Tree(
+        spec, "", "float32", "default", family, 0, 0, Conditions(spec, "h200"), (("step", "x", found),), {}, edges
     )
-
-    class Counted(Tree):
-        programs = property(lambda self: number)  # type: ignore[assignment]
-
-    number = programs
-    return Counted(**vars(made))
 
 
 def test_unseen_families_are_not_trained_on() -> None:
