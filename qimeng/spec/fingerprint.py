@@ -74,7 +74,9 @@ def _object(thing: Any, seen: Seen, inside: frozenset[int]) -> str:
 
 def _attributes(module: torch.nn.Module) -> dict[str, Any]:
     hooks = {k for k in module.__dict__ if k.startswith("_") and "hook" in k} | {"training", "_is_full_backward_hook"}
-    return {k: v for k, v in sorted(module.__dict__.items()) if k not in hooks}
+    found = {k: v for k, v in sorted(module.__dict__.items()) if k not in hooks}
+    apart = [name for name, part in module.named_children() if part.training != module.training]
+    return found | ({"in the other mode": apart} if apart else {})
 
 
 def _installed(thing: Any) -> bool:

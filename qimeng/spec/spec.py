@@ -226,7 +226,7 @@ class KernelSpec:
             cast(module, target, only=native)
         if dtype is not None:
             cast(module, dtype)
-        return module.train(self.training)
+        return module if module.training == self.training else module.train(self.training)  # parts may be frozen
 
     def inputs(
         self, seed: int, device: str = "cpu", distribution: str = "given", dtype: torch.dtype | None = None

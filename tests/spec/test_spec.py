@@ -97,6 +97,18 @@ def test_a_module_is_copied_with_its_weights_and_ties() -> None:
     assert all(w.dtype is torch.bfloat16 for w in copy[2]._flat_weights)
 
 
+def test_frozen_parts_of_a_module_stay_in_their_mode() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).train()
+    plain = KernelSpec.from_module(module, (torch.rand(2, 4),)).digest
+    module[1].eval()
+    frozen = KernelSpec.from_module(module, (torch.rand(2, 4),))
+    assert frozen.module().training and not frozen.module()[1].training
+    assert torch.equal(frozen.module()(x := torch.rand(2, 4)), module(x))
+    assert not frozen.reduced().module()[1].training
+    assert frozen.digest != plain
+    assert not frozen.with_(training=False).module().training
+
+
 def test_nested_inputs_and_scalars() -> None:
     examples = ((torch.rand(4, 5), torch.arange(6)), {"a": torch.rand(5), "b": True})
     spec = KernelSpec.of(problems.Nested(), examples)
