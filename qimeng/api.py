@@ -55,7 +55,8 @@ def plan_and_code(
         seconds: wall-clock budget, capture and final verification included.
         evaluations: most programs sent to the judge before the final verification.
         planner: ``"heuristic"``, ``"random"``, ``"lm:FOLDER"`` (a trained language model), or a `Planner`.
-        coder: ``"template"``, or a `Coder`.
+        coder: ``"template"``, ``"openai:MODEL"``, ``"transformers:FOLDER"``, ``"hybrid:openai:MODEL"``, or a `Coder`
+            (`qimeng.coder.named.coder_named` makes one with a base URL and a budget; see ``docs/coders.md``).
         search: ``"greedy"`` (the planner alone), ``"climb"`` (greedy, slower schedules taken back), ``"best-of-n"``
             (trajectories drawn from the planner's policy), ``"beam"``, ``"mcts"`` (tree search with the policy as
             prior), ``"archive"`` (evolution: islands and MAP-Elites); these four begin with what the planner would do

@@ -21,6 +21,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from qimeng.cli_bench import app as bench_app
+from qimeng.cli_coder import BaseUrl, Calls, Candidates, CoderName, Money, PriceList, Tokens, made_coder
 from qimeng.cli_collect import app as collect_app
 from qimeng.cli_console import console
 from qimeng.cli_names import check_names, listed, split
@@ -51,7 +52,13 @@ def optimize(
     seconds: Annotated[float, typer.Option(min=0, help="Wall-clock budget.")] = 60.0,
     evaluations: Annotated[int, typer.Option(min=0, help="Most programs sent to the judge.")] = 40,
     planner: Annotated[str, typer.Option(help=f"Who chooses: {listed(PLANNERS)}.")] = "heuristic",
-    coder: Annotated[str, typer.Option(help="Who writes: template.")] = "template",
+    coder: CoderName = "template",
+    base_url: BaseUrl = "",
+    llm_calls: Calls = None,
+    llm_tokens: Tokens = None,
+    llm_money: Money = None,
+    llm_prices: PriceList = "",
+    llm_candidates: Candidates = 1,
     search: Annotated[str, typer.Option(help=f"How steps are searched: {listed(SEARCHES)}; beam:8, say.")] = "greedy",
     device: Annotated[
         str, typer.Option(help="Name of a device (`qimeng devices`); this machine's GPU by default.")
@@ -77,6 +84,7 @@ def optimize(
 
     modes = split(compile_modes)
     check_names(planner, coder, search, mode, dtype, modes)
+    writer = made_coder(coder, base_url, llm_calls, llm_tokens, llm_money, llm_prices, llm_candidates)
     target = make_device(device or None)
     spec = KernelSpec.from_file(file, dtype=dtype, mode=mode)
     folder = out or Path("runs") / file.stem
@@ -89,7 +97,7 @@ def optimize(
             seconds=seconds,
             evaluations=evaluations,
             planner=planner,
-            coder=coder,
+            coder=writer,
             search=asking or search,
             device=target,
             mode=mode,
