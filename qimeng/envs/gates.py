@@ -125,6 +125,7 @@ class Run:
     def regions(self) -> list[int]:
         """Check and time the alternatives of the patch's target alone; those that go on, fastest first.
 
+        A single alternative for a program of one region goes on unseen: the whole program's check is the same and more.
         What looks bad in the text is looked at last (`qimeng.envs.static_pass`).
         """
         left = [i for i in range(len(self.candidates)) if i not in self.refused]
@@ -133,7 +134,9 @@ class Run:
             return left
         target = self.candidates[0].region(self.patch.target)
         plain = torch_implementation(target).source
-        if len(left) == 1 and self.patch.alternatives[left[0]].source == plain:
+        if len(left) == 1 and (
+            self.patch.alternatives[left[0]].source == plain or len(self.candidates[0].regions) == 1
+        ):
             return left
         with self.owner.turn("check", self.clock):
             reference = RegionReference(self.owner.references, self.candidates[0], target, str(self.owner.folder))
