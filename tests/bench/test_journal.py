@@ -79,3 +79,24 @@ def test_a_subject_that_says_nothing_without_a_gpu_is_left_out_with_the_reason()
     rows = try_subject(plan, 0)
     assert [row["key"] for row in rows] == [subject_key(plan, 0)]
     assert rows[0]["dtype"] == "bfloat16" and "bf16" in rows[0]["left_out"]
+
+
+def test_seconds_of_an_evaluation_are_split_and_counted_by_the_hour(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "rows.jsonl", HERE)
+    for place, check in enumerate((1.0, 2.0)):
+        parts = {"check": check, "time": 0.5}
+        more = {"gate": "passed", "parts": parts, "seconds": check + 0.5, "jobs": 2}
+        journal.add(f"0-0-{place}", what="evaluation", device="cuda", **more)
+    journal.add("0-0", what="spec", device="cuda", setup_s=3.0, began=100.0, ended=110.0, jobs=2)
+    journal.add("0-1", what="spec", device="cuda", left_out="not captured", jobs=2)
+    text = render("<!-- bench:cost rows.jsonl -->\n<!-- /bench -->\n", tmp_path)
+    assert "| check | 1.50 | 1.50 | 2.00 |" in text and "once a spec | 3.00 | 3.00 | 3.00 |" in text
+    assert "| 1 | 2 | 2 | 1800 | 2 | 1440 |" in text and "a machine, commit 0123456789ab" in text
+
+
+def test_the_medians_of_a_kernel_are_held_against_each_other(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "rows.jsonl", HERE)
+    for number, ms in enumerate((1.0, 1.01, 1.02, 1.03, None)):
+        journal.add(f"sum-{number}", device="cuda", kernel="sum", spec="sum 8x4096", ms=ms)
+    text = render("<!-- bench:stability rows.jsonl -->\n<!-- /bench -->\n", tmp_path)
+    assert "| sum | 8x4096 | 5 | 4 | 1.0150 | 1.48 % | 2.96 % |" in text

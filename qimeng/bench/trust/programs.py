@@ -45,15 +45,25 @@ class Subject:
     steps: tuple[str, ...]
 
 
-def make_subject(seed: int, number: int, sizes: Bytes, device: Device, families: Sequence[str] = ()) -> Subject:
+def make_subject(
+    seed: int, number: int, sizes: Bytes, device: Device, families: Sequence[str] = (), variant: int = 0
+) -> Subject:
     """Spec `number` of the sequence `seed`, with a program by chance: fused, lowered, then rescheduled a little.
+
+    Args:
+        seed: of the sequence.
+        number: in the sequence.
+        sizes: bytes of its inputs and parameters.
+        device: the device that kernels are printed for.
+        families: drawn from these only; all by default.
+        variant: number of the program among those for this spec.
 
     Raises:
         QimengError: the spec cannot be captured.
     """
     drawn = draw(seed, number, sizes, families)
     graph = capture_spec(drawn.spec)
-    walk = _Walk(Program.start(graph), drawn.spec.mode, device, random.Random(f"{seed}/{number}/program"))
+    walk = _Walk(Program.start(graph), drawn.spec.mode, device, random.Random(f"{seed}/{number}/program {variant}"))
     walk.take(frozenset({"fusion"}), MOST_STEPS, param="")
     walk.take(frozenset({"lowering"}), MOST_STEPS)
     walk.take(frozenset({"precision"}), walk.rng.randrange(2))

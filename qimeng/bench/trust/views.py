@@ -6,12 +6,15 @@ Deals in rows as plain data and in Markdown. Knows nothing about how rows are ma
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median, quantiles
 from typing import Any
 
-from qimeng.bench.markdown import markdown, percent
+from qimeng.bench.markdown import markdown, number, percent
 
 Rows = Sequence[dict[str, Any]]
 
+INTERPRETED, PYTORCH = "Triton's interpreter on the CPU", "PyTorch on the CPU (the judge alone, no kernels)"
+"""What ran where there was no GPU."""
 APART = ("refused", "crash", "hang")
 """What a witness says of a mutant that nobody needs to compare: it does not compile, raises, crashes or hangs."""
 
@@ -45,7 +48,7 @@ def mutants(rows: Rows) -> str:
         shares = [percent(len(part) / len(wrong) if wrong else None, 1) for part in (missed, stock, loose)]
         strict = sum(r["witness"]["found"] == "right" and not _passed(r) for r in mine)
         table.append([kind, *map(str, counts), *shares, str(strict)])
-    return f"{_where(rows)}\n\n{markdown(table)}"
+    return f"{_where(rows, INTERPRETED)}\n\n{markdown(table)}"
 
 
 def survivors(rows: Rows) -> str:
@@ -63,6 +66,78 @@ def survivors(rows: Rows) -> str:
     return markdown(table)
 
 
+def soak(rows: Rows) -> str:
+    """The others with and without the harmful ones: verdicts, times; and what is left on the machine."""
+    passes = {name: _candidates(rows, name) for name in ("without", "with")}
+    both = sorted(set(passes["without"]) & set(passes["with"]))
+    pairs = [(passes["without"][n], passes["with"][n]) for n in both]
+    other = [f"{a['name']}: {_verdict(a)}, then {_verdict(b)}" for a, b in pairs if _verdict(a) != _verdict(b)]
+    timed = [(a, b) for a, b in pairs if a["ms"] and b["ms"]]
+    close = [abs(b["ms"] / a["ms"] - 1) <= a["spread"] + b["spread"] for a, b in timed]
+    harmful = [r for r in rows if r["what"] == "candidate" and r["harm"]]
+    table = [
+        ["", "figure"],
+        ["candidates that do harm", f"{len(harmful)} ({', '.join(sorted({r['harm'] for r in harmful}))})"],
+        ["others judged in both runs", str(len(pairs))],
+        ["with another gate or verdict", f"{len(other)}" + "".join(f"; {text}" for text in other)],
+        ["timed in both", str(len(timed))],
+        ["times within the two spreads", percent(sum(close) / len(close) if close else None)],
+        [
+            "time with over time without, median",
+            number(median(b["ms"] / a["ms"] for a, b in timed) if timed else None, 4),
+        ],
+        ["seconds an evaluation, median: others, harmful", f"{_middle(pairs)}, {_seconds(harmful)}"],
+    ]
+    lines = [
+        ["run", "moment", "candidate", "judge's memory, MiB", "processes", "left by exploits", "files", "GPU, MiB"]
+    ]
+    for name in passes:
+        samples = [r for r in rows if r["what"] == "sample" and r["run"] == name]
+        kept = [*samples[:1], *samples[len(samples) // 2 : len(samples) // 2 + 1], *samples[-2:]]
+        for r in {r["key"]: r for r in kept}.values():
+            figures = [r["rss_mib"], r["processes"], r["marked"], r["files"], r["gpu_mib"]]
+            lines.append([name, r["when"], str(r["number"]), *(f"{x:g}" for x in figures)])
+    return f"{_where(rows, PYTORCH)}\n\n{markdown(table)}\n{markdown(lines)}"
+
+
+def cost(rows: Rows) -> str:
+    """Seconds of an evaluation by part, and evaluations an hour."""
+    found = [r for r in rows if r["what"] == "evaluation"]
+    made = [r for r in rows if r["what"] == "spec" and "setup_s" in r]
+    table = [["part", "seconds, mean", "median", "largest"]]
+    for part in dict.fromkeys(p for r in found for p in r["parts"]):
+        table.append([part, *_spread_of([r["parts"].get(part, 0.0) for r in found])])
+    whole = [r["seconds"] for r in found]
+    table.append(["an evaluation", *_spread_of(whole)])
+    table.append(["an evaluator (references, baselines), once a spec", *_spread_of([r["setup_s"] for r in made])])
+    lines = [["specs", "evaluations", "passed", "an hour, one after another", "jobs", "an hour, with them"]]
+    for jobs in sorted({r["jobs"] for r in made}):
+        mine = [r for r in made if r["jobs"] == jobs]
+        count = sum(r["jobs"] == jobs for r in found)
+        busy = sum(r["ended"] - r["began"] for r in mine)
+        passed = sum(r["gate"] == "passed" for r in found if r["jobs"] == jobs)
+        alone = 3600 * count / sum(r["seconds"] for r in found if r["jobs"] == jobs) if count else None
+        together = 3600 * count / busy * jobs if busy else None
+        lines.append([str(len(mine)), str(count), str(passed), number(alone, 0), str(jobs), number(together, 0)])
+    return f"{_where(rows, PYTORCH)}\n\n{markdown(table)}\n{markdown(lines)}"
+
+
+def stability(rows: Rows) -> str:
+    """How far the medians of the same kernel lie apart."""
+    table = [["kernel", "size", "evaluations", "passed", "median of medians, ms", "quartiles apart", "extremes apart"]]
+    kernels = dict.fromkeys((r["kernel"], r["spec"]) for r in rows)
+    for kernel, spec in kernels:
+        mine = [r for r in rows if (r["kernel"], r["spec"]) == (kernel, spec)]
+        times = [r["ms"] for r in mine if r["ms"]]
+        apart: list[float | None] = [None, None]
+        if len(times) > 1:
+            low, middle, high = quantiles(times, n=4, method="inclusive")
+            apart = [(high - low) / middle, (max(times) - min(times)) / middle]
+        figures = [number(median(times) if times else None, 4), *(percent(x, 2) for x in apart)]
+        table.append([kernel, spec.rpartition(" ")[2], str(len(mine)), str(len(times)), *figures])
+    return f"{_where(rows, PYTORCH)}\n\n{markdown(table)}"
+
+
 def is_witnessed(row: dict[str, Any]) -> bool:
     """Whether the oracle saw a mutant wrong."""
     return bool(row["witness"]["found"] == "wrong")
@@ -77,19 +152,46 @@ def _passed(row: dict[str, Any]) -> bool:
     return row["final"] is not None and row["final"]["failure"] is None
 
 
-def _where(rows: Rows) -> str:
-    """Where rows were made, in a line; for the interpreter it says so."""
+def _where(rows: Rows, without_gpu: str) -> str:
+    """Where rows were made, in a line; `without_gpu` says what ran where there was none."""
     places = dict.fromkeys((r["environment"]["device"], r.get("device", ""), r["environment"]["commit"]) for r in rows)
-    words = {"cpu": "Triton's interpreter on the CPU", "cuda": ""}
-    told = [f"{words.get(kind) or device}, commit {commit[:12]}" for device, kind, commit in places]
+    told = [f"{without_gpu if kind == 'cpu' else device}, commit {commit[:12]}" for device, kind, commit in places]
     return "; ".join(dict.fromkeys(told))
+
+
+def _candidates(rows: Rows, name: str) -> dict[int, dict[str, Any]]:
+    return {r["number"]: r for r in rows if r["what"] == "candidate" and r["run"] == name and not r["harm"]}
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    return f"{row['gate']} ({row['failure']})" if row["failure"] else str(row["gate"])
+
+
+def _middle(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    return _seconds([row for pair in pairs for row in pair])
+
+
+def _seconds(rows: Rows) -> str:
+    return number(median(float(r["seconds"]) for r in rows) if rows else None)
+
+
+def _spread_of(values: Sequence[float]) -> list[str]:
+    if not values:
+        return ["–"] * 3
+    return [number(sum(values) / len(values)), number(median(values)), number(max(values))]
 
 
 def _short(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
 
 
-JOURNALS: dict[str, Callable[[Rows], str]] = {"mutants": mutants, "survivors": survivors}
+JOURNALS: dict[str, Callable[[Rows], str]] = {
+    "mutants": mutants,
+    "survivors": survivors,
+    "soak": soak,
+    "cost": cost,
+    "stability": stability,
+}
 """What a marker may ask for of rows of these measurements."""
 
-__all__ = ["JOURNALS", "Rows", "is_missed", "is_witnessed", "mutants", "survivors"]
+__all__ = ["JOURNALS", "Rows", "cost", "is_missed", "is_witnessed", "mutants", "soak", "stability", "survivors"]

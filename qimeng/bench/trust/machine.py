@@ -1,0 +1,99 @@
+"""What is left on the machine: processes, files, memory.
+
+Deals in ``/proc``, folders and the GPU's own figures. Knows nothing about who left it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from qimeng.exploits.cases import MARK
+
+SHARED = (Path("/tmp"), Path("/dev/shm"))
+"""Folders that everybody may write to, where files are looked for by name."""
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What there is at one moment.
+
+    Attributes:
+        rss_mib: memory of this process.
+        processes: living descendants of this process.
+        marked: living processes, whoever's, that call themselves what exploits do.
+        files: files in this process's folder for temporary files, and those in shared folders with the exploits' name
+            that were not there when this module was loaded.
+        gpu_mib: memory in use on the GPU, by anybody; 0 without one.
+    """
+
+    rss_mib: float
+    processes: int
+    marked: int
+    files: int
+    gpu_mib: float
+
+
+def look(folder: Path | str, gpu: bool) -> Remains:
+    """What there is now.
+
+    Args:
+        folder: this process's folder for temporary files.
+        gpu: whether to ask the GPU.
+    """
+    living = _living()
+    marked = sum(name == MARK for _, name in living.values())
+    return Remains(_rss_mib(), len(_descendants(os.getpid(), living)), marked, _files(Path(folder)), _gpu_mib(gpu))
+
+
+def _living() -> dict[int, tuple[int, str]]:
+    """Every process that is no zombie, with its parent and its name."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+            name, rest = (entry / "stat").read_text().rsplit(")", 1)
+            state, parent = rest.split()[:2]
+            if state != "Z":
+                found[int(entry.name)] = (int(parent), name.partition("(")[2])
+    return found
+
+
+def _descendants(pid: int, living: dict[int, tuple[int, str]]) -> set[int]:
+    found: set[int] = set()
+    new = {pid}
+    while new:
+        new = {p for p, (parent, _) in living.items() if parent in new} - found
+        found |= new
+    return found
+
+
+def _files(folder: Path) -> int:
+    own = sum(len(names) for _, _, names in os.walk(folder))
+    return own + len(shared_files() - _THERE)
+
+
+def shared_files() -> frozenset[Path]:
+    """Files with the exploits' name in the folders that everybody may write to."""
+    return frozenset(path for place in SHARED if place.is_dir() for path in place.glob(f"{MARK}*"))
+
+
+_THERE = shared_files()
+
+
+def _rss_mib() -> float:
+    fields = Path("/proc/self/statm").read_text().split()
+    return round(int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20), 1)
+
+
+def _gpu_mib(gpu: bool) -> float:
+    if not gpu:
+        return 0.0
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return round((total - free) / (1 << 20), 1)
+
+
+__all__ = ["Remains", "look", "shared_files"]
