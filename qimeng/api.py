@@ -34,6 +34,7 @@ def plan_and_code(
     device: str | Device | None = None,
     mode: str | None = None,
     compile_modes: Sequence[str] = ("default",),
+    sanitize: Sequence[str] = (),
     store: Store | str | Path | None = None,
     on_step: Callable[[Progress], None] | None = None,
     evaluator: Evaluator | None = None,
@@ -67,6 +68,9 @@ def plan_and_code(
             ``"highest"`` (no TF32) or ``"high"`` (TF32 or better); the spec's own by default.
         compile_modes: modes of torch.compile to time beside the result, on a GPU; none for an empty sequence. They are
             compiled in the background, in at most half of `seconds` each; the report says what could not be.
+        sanitize: tools of NVIDIA's compute-sanitizer that the final verification runs on the winner, on a GPU:
+            ``"memcheck"``, ``"racecheck"``, ``"initcheck"``, ``"synccheck"``; none by default, since each takes up to
+            minutes. What it finds in a generated kernel refuses the program; all else stands in the notes.
         store: a `Store` or the path of one; what was judged before is not judged again, and an interrupted call
             repeated with the same arguments goes on where it ended.
         on_step: called with a `Progress` before and after every evaluation.
@@ -86,6 +90,7 @@ def plan_and_code(
     try:
         if compile_modes:
             task.evaluator.compare_with(compile_modes, seconds / 2)
+        task.evaluator.sanitize_with(sanitize)
         return optimize(task, chosen, Budget(seconds, evaluations), opened, on_step, began=began)
     finally:
         if evaluator is None:

@@ -68,6 +68,10 @@ def optimize(
     compile_modes: Annotated[
         str, typer.Option(help="torch.compile's modes to compare with, comma-separated; '' for none.")
     ] = "default",
+    sanitize: Annotated[
+        str,
+        typer.Option(help="Tools of compute-sanitizer for the winner, comma-separated: memcheck,racecheck,initcheck."),
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="Folder for the result; runs/FILE by default.")] = None,
     store: Annotated[Path | None, typer.Option(help="Store to resume from; OUT/store.sqlite by default.")] = None,
     interactive: Annotated[
@@ -79,6 +83,7 @@ def optimize(
     from qimeng.api import plan_and_code
     from qimeng.cli_interactive import terminal_search
     from qimeng.cli_progress import ProgressDisplay
+    from qimeng.envs.sanitizer import check_tools
     from qimeng.envs.setup import make_device
     from qimeng.spec import KernelSpec
 
@@ -102,6 +107,7 @@ def optimize(
             device=target,
             mode=mode,
             compile_modes=modes,
+            sanitize=check_tools(split(sanitize)),
             store=store or folder / "store.sqlite",
             on_step=display,
         )

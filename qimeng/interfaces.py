@@ -125,7 +125,8 @@ class Resources:
 
 
 LASTING = frozenset(
-    "illegal coder compile resources unsupported meta error wrong illegal-access too-fast tampered not-a-kernel".split()
+    "illegal coder compile resources unsupported meta error wrong illegal-access too-fast tampered not-a-kernel "
+    "sanitizer".split()
 )
 """Classes of failure that say something about the program; all others may be an accident of a busy machine."""
 
@@ -361,6 +362,8 @@ class Facts:
         k: depth of the product.
         batch: number of products.
         packable: operands that are parameters, of ``""``, ``"a"``, ``"b"``, ``"ab"``.
+        special: special functions (``"log"``, ``"tanh"`` …) of every element that approximate units may compute
+            (tile family).
     """
 
     family: str
@@ -375,6 +378,7 @@ class Facts:
     k: int = 1
     batch: int = 1
     packable: str = ""
+    special: tuple[str, ...] = ()
 
 
 class Planner(ABC):
@@ -448,6 +452,16 @@ class Evaluator(ABC):
 
         Raises:
             ValueError: torch.compile has no such mode.
+        """
+
+    def sanitize_with(self, tools: Sequence[str]) -> None:  # noqa: B027  (estimates run no kernel)
+        """Have the final verification run tools of compute-sanitizer, where programs run on a GPU.
+
+        Args:
+            tools: such as ``"memcheck"``; see `qimeng.envs.sanitizer.TOOLS`.
+
+        Raises:
+            QimengError: there is no such tool.
         """
 
     def close(self) -> None:  # noqa: B027  (most evaluators hold nothing)

@@ -23,7 +23,7 @@ Measured: about 80 GiB in three processes for inputs of 6 GiB and outputs of 6 G
 
 POOL_TRIALS, POOL_BYTES = 8, 14 << 30
 """Trials whose outputs the judge keeps for the next candidate, and the most bytes that these take (see
-`qimeng.envs.reference.POOL_SHARE`; of an H200)."""
+`qimeng.envs.memory_plan.POOL_SHARE`; of an H200)."""
 
 MODE_COPIES = 1
 """Times more for each mode of torch.compile, which has a process of its own (CUDA graphs keep inputs and outputs)."""

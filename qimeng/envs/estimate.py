@@ -6,7 +6,7 @@ about how kernels are compiled, interpreted or modelled: it asks those who do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from qimeng.envs.least_time import above_peak
 from qimeng.envs.resources import largest, refusal, too_many_spills
 from qimeng.envs.roofline import eager_ms
 from qimeng.envs.sandbox import DEFAULT
+from qimeng.envs.sanitizer import check_tools
 from qimeng.envs.static_pass import advised
 from qimeng.graph.region import Region
 from qimeng.interfaces import Coder, Evaluation, Evaluator, Facts, Gate, Patch, Timing
@@ -67,6 +68,7 @@ class EstimatingEvaluator(Evaluator):
         self._compilers = Compilers(self._server, device, cache_dir, processes, sandbox=sandbox)
         self._interpreter = Interpreter(spec, coder, sandbox=sandbox)
         self._checked: dict[str, Checked] = {}
+        self._tools: tuple[str, ...] = ()
         self._interpreter.start()
 
     def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
@@ -80,6 +82,17 @@ class EstimatingEvaluator(Evaluator):
         found = run.best()
         found = advised(found, run.candidates[found.chosen])
         return replace(found, configurations=count, seconds=run.clock.seconds, sandbox=self._interpreter.layers)
+
+    def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+        """Judge `program` again; says what a machine with the device would have checked."""
+        found = self.evaluate(program)
+        return replace(
+            found, notes=(*found.notes, *(f"compute-sanitizer {t} needs a GPU: not run" for t in self._tools))
+        )
+
+    def sanitize_with(self, tools: Sequence[str]) -> None:
+        """Say of each tool that it was not run: no kernel runs here."""
+        self._tools = check_tools(tools)
 
     def close(self) -> None:
         """End the compiling and interpreting processes."""

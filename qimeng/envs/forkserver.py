@@ -226,7 +226,7 @@ class ForkServer:
 
     def _launch(self) -> None:
         ours, theirs = socket.socketpair()
-        environment = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
+        environment = plain_environment()
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (str(_root()), *sys.path) if p)
         code = f"from qimeng.envs.fork_loop import run_server; run_server({theirs.fileno()}, {self._preload!r})"
         self._process = subprocess.Popen(
@@ -315,6 +315,11 @@ class ForkServer:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def plain_environment() -> dict[str, str]:
+    """The variables that processes get: where things are, and how libraries are set; no tokens or keys."""
+    return {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
+
+
 def _root() -> Path:
     import qimeng
 
@@ -322,4 +327,4 @@ def _root() -> Path:
     return Path(qimeng.__file__).resolve().parent.parent
 
 
-__all__ = ["START_S", "ForkServer", "Process", "WorkerFailed"]
+__all__ = ["START_S", "ForkServer", "Process", "WorkerFailed", "plain_environment"]

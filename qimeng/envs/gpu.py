@@ -10,7 +10,7 @@ import atexit
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -24,12 +24,13 @@ from qimeng.envs.baseline import EAGER, Baseline
 from qimeng.envs.clock import Clock, now_seconds
 from qimeng.envs.compile import Compilers
 from qimeng.envs.device_lock import DeviceLock, lock_path
-from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed
+from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed, plain_environment
 from qimeng.envs.gates import Run
 from qimeng.envs.judge import Judge, Verdict
 from qimeng.envs.least_time import least_ms
 from qimeng.envs.reference import References
 from qimeng.envs.sandbox import DEFAULT
+from qimeng.envs.sanitizer import check_tools, sanitize
 from qimeng.envs.static_pass import advised
 from qimeng.envs.throttle import Reader, reader_for
 from qimeng.envs.timing import Effort, Samples
@@ -66,6 +67,7 @@ class GpuEvaluator(Evaluator):
         server: starts the processes; by default one that all evaluators of this process share.
         sandbox: what workers and compiling processes give up before candidates run in them: ``"full"`` (every layer
             that the machine has), ``"basic"`` (no new privileges) or ``"off"``; see `qimeng.envs.sandbox`.
+        sanitize: tools of compute-sanitizer that the final verification runs; see `qimeng.envs.sanitizer.TOOLS`.
         throttle: reads why the GPU is held back (see `qimeng.envs.throttle`); by default NVML, where it is there.
         clock: wall seconds, for `Evaluation.seconds`.
 
@@ -93,6 +95,7 @@ class GpuEvaluator(Evaluator):
         trials: int = 3,
         server: ForkServer | None = None,
         sandbox: str = DEFAULT,
+        sanitize: Sequence[str] = (),
         throttle: Reader | None = None,
         clock: Callable[[], float] = now_seconds,
     ):
@@ -103,6 +106,7 @@ class GpuEvaluator(Evaluator):
         self.compile_threads = compile_threads or torch.get_num_threads()
         self.server = server or shared_server()
         self.sandbox = sandbox
+        self.sanitize_with(sanitize)
         self._layers: tuple[str, ...] = ()
         self.throttle, self.unwatched = throttle, ""
         if throttle is None and self.torch_device.type == "cuda":
@@ -170,7 +174,12 @@ class GpuEvaluator(Evaluator):
             return found
         compiled = {m: self.turns[compiled_name(m)] for m in self.compiled.ready if compiled_name(m) in self.turns}
         failed = tuple(f"torch.compile {m} is not timed: {reason}" for m, reason in self.compiled.failed.items())
-        return replace(found, compiled=compiled, notes=(*found.notes, *failed))
+        found = replace(found, compiled=compiled, notes=(*found.notes, *failed))
+        return found if program.fallback else self._sanitized(program, found, run.kernels.get(0, {}).keys(), clock)
+
+    def sanitize_with(self, tools: Sequence[str]) -> None:
+        """Have the final verification run these tools of compute-sanitizer."""
+        self.sanitize = check_tools(tools)
 
     def compare_with(self, modes: Sequence[str], limit_s: float) -> None:
         """Make torch.compile's programs ready in the background; the final verification times them in turns."""
@@ -242,6 +251,24 @@ class GpuEvaluator(Evaluator):
                 yield
 
     # -- parts
+
+    def _sanitized(self, program: Program, found: Evaluation, own: Collection[str], clock: Clock) -> Evaluation:
+        """`found` with what compute-sanitizer says in its notes, or the refusal by one of its tools."""
+        for tool in self.sanitize:
+            with self.turn("sanitize", clock):
+                report = sanitize(
+                    tool,
+                    program.source,
+                    self._setup.spec,
+                    str(self.torch_device),
+                    self.folder / "sanitizer",
+                    own,
+                    environment=plain_environment(),
+                )
+            if report.refuses:
+                return Evaluation(Gate.PROGRAM, report.text, "sanitizer", notes=found.notes, sandbox=found.sandbox)
+            found = replace(found, notes=(*found.notes, report.text), seconds=dict(clock.seconds))
+        return found
 
     def _through_gates(
         self, run: Run, compilers: Compilers, rounds: Callable[[Process], tuple[Samples, Samples]]

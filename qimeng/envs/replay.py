@@ -48,6 +48,7 @@ class CachingEvaluator(Evaluator):
         self.evaluator, self.store, self.conditions = evaluator, store, conditions
         self.hits = 0
         self._modes: frozenset[str] = frozenset()
+        self._tools: tuple[str, ...] = ()
 
     def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
         """The stored evaluation, or a new one."""
@@ -64,8 +65,11 @@ class CachingEvaluator(Evaluator):
         return evaluation
 
     def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
-        """The stored final verification beside the same modes of torch.compile, or a new one."""
-        subject = " ".join((program.digest, *sorted(self._modes)))
+        """The stored final verification beside the same modes of torch.compile, or a new one.
+
+        One with tools of compute-sanitizer answers only for the same tools.
+        """
+        subject = " ".join((program.digest, *sorted(self._modes), *self._tools))
         known = self.store.evaluation(self.conditions, subject, FINAL)
         if known is not None:
             self.hits += 1
@@ -80,6 +84,12 @@ class CachingEvaluator(Evaluator):
         if not self.conditions.estimated:
             self._modes = frozenset(modes)
         self.evaluator.compare_with(modes, limit_s)
+
+    def sanitize_with(self, tools: Sequence[str]) -> None:
+        """Pass it on; an estimate runs no kernel, with tools or without."""
+        if not self.conditions.estimated:
+            self._tools = tuple(sorted(set(tools)))
+        self.evaluator.sanitize_with(tools)
 
     def close(self) -> None:
         """Give back the inner evaluator's processes."""
