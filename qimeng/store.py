@@ -41,8 +41,10 @@ CREATE TABLE IF NOT EXISTS steps (
     digest TEXT PRIMARY KEY, conditions TEXT NOT NULL, parent TEXT NOT NULL, action TEXT NOT NULL, patch TEXT,
     evaluation TEXT, accepted INTEGER NOT NULL, child TEXT);
 CREATE INDEX IF NOT EXISTS steps_by_parent ON steps (conditions, parent);
-CREATE TABLE IF NOT EXISTS replies (digest TEXT PRIMARY KEY, model TEXT NOT NULL, messages TEXT NOT NULL,
+CREATE TABLE IF NOT EXISTS replies (
+    digest TEXT PRIMARY KEY, question TEXT NOT NULL, model TEXT NOT NULL, messages TEXT NOT NULL,
     body TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS replies_by_question ON replies (question);
 CREATE TABLE IF NOT EXISTS attempts (
     digest TEXT PRIMARY KEY, parent TEXT NOT NULL, action TEXT NOT NULL, reply TEXT NOT NULL, patch TEXT,
     alternative INTEGER NOT NULL, failure TEXT);
@@ -209,9 +211,20 @@ class Store:
         parts = (conditions.digest, step.parent, action, step.patch, step.evaluation, int(step.accepted), step.child)
         self._insert("steps", (content_hash(json.dumps(parts)), *parts))
 
-    def put_reply(self, digest: str, model: str, messages: str, body: str) -> None:
-        """Keep what `model` answered (`body`) to `messages`, both JSON; no key or other secret may be in any of it."""
-        self._insert("replies", (digest, model, messages, body))
+    def put_reply(self, question: str, model: str, messages: str, body: str) -> str:
+        """Keep what `model` answered (`body`) to `messages`, both JSON, and return the answer's digest.
+
+        No key or other secret may be in any of it.
+
+        Args:
+            question: hash of all that the answer depends on.
+            model: its name.
+            messages: what it was asked.
+            body: what it answered.
+        """
+        digest = reply_key(question, body)
+        self._insert("replies", (digest, question, model, messages, body))
+        return digest
 
     def put_attempt(self, attempt: StoredAttempt) -> None:
         """Keep what came of an answer."""
@@ -276,6 +289,12 @@ class Store:
         row = self._db.execute("SELECT body, source FROM programs WHERE digest = ?", (digest,)).fetchone()
         return None if row is None else (row[0], row[1])
 
+    def answer(self, question: str) -> str | None:
+        """What was answered to `question`; where merged stores know several answers, always the same one."""
+        text = "SELECT body FROM replies WHERE question = ? ORDER BY digest LIMIT 1"
+        row = self._db.execute(text, (question,)).fetchone()
+        return None if row is None else str(row[0])
+
     def reply(self, digest: str) -> tuple[str, str, str] | None:
         """(model, messages, answer) of an answer of a language model; messages and answer are JSON."""
         row = self._db.execute("SELECT model, messages, body FROM replies WHERE digest = ?", (digest,)).fetchone()
@@ -311,6 +330,11 @@ class Store:
 def evaluation_key(conditions: Conditions, subject: str, purpose: str = "step") -> str:
     """Digest of an evaluation: what was judged, for what purpose, under which conditions."""
     return content_hash("\n".join((conditions.digest, purpose, subject)))
+
+
+def reply_key(question: str, body: str) -> str:
+    """Digest of an answer of a language model."""
+    return content_hash(f"{question}\n{body}")
 
 
 def content_hash(text: str) -> str:
@@ -359,4 +383,5 @@ __all__ = [
     "StoredStep",
     "content_hash",
     "evaluation_key",
+    "reply_key",
 ]

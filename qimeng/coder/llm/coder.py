@@ -144,7 +144,7 @@ class LLMCoder(Coder):
             readings = [_read(reply, request, region) for reply in replies]
             written = tuple({i.digest: i for i in readings if isinstance(i, Implementation)}.values())
             patch = Patch(regions, region.id, written, f"written by {self.chat.name}") if written else None
-            self._record(request, messages, readings, patch)
+            self._record(request, messages, list(zip(replies, readings, strict=True)), patch)
             if patch is not None:
                 return patch
             error = readings[0]
@@ -159,7 +159,7 @@ class LLMCoder(Coder):
         self,
         request: Request,
         messages: Sequence[Message],
-        readings: Sequence[Implementation | ChatError],
+        answers: Sequence[tuple[Reply, Implementation | ChatError]],
         patch: Patch | None,
     ) -> None:
         """Keep what came of each answer."""
@@ -168,13 +168,13 @@ class LLMCoder(Coder):
             return
         digest = store.put_patch(PatchRecord.of(patch)) if patch is not None else None
         texts = [i.digest for i in patch.alternatives] if patch is not None else []
-        for number, reading in enumerate(readings):
-            reply, parent = self.chat.digest(messages, number), request.program.digest
+        for number, (reply, reading) in enumerate(answers):
+            key, parent = self.chat.digest(messages, number, reply), request.program.digest
             if isinstance(reading, ChatError):
-                store.put_attempt(StoredAttempt(parent, request.action, reply, failure=reading.failure))
+                store.put_attempt(StoredAttempt(parent, request.action, key, failure=reading.failure))
             else:
                 place = texts.index(reading.digest)
-                store.put_attempt(StoredAttempt(parent, request.action, reply, digest, place))
+                store.put_attempt(StoredAttempt(parent, request.action, key, digest, place))
 
 
 def _read(reply: Reply, request: Request, region: Region) -> Implementation | ChatError:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from qimeng.coder.llm.account import Account
 from qimeng.coder.llm.chat import Chat, ChatError, Message, Reply
-from qimeng.store import Store, content_hash
+from qimeng.store import Store, content_hash, reply_key
 
 
 class RecordedChat(Chat):
@@ -48,9 +48,13 @@ class RecordedChat(Chat):
             if not given:
                 raise
 
-    def digest(self, messages: Sequence[Message], number: int) -> str:
-        """Key of answer `number` to `messages`."""
+    def question(self, messages: Sequence[Message], number: int) -> str:
+        """Hash of all that answer `number` to `messages` depends on."""
         return content_hash("\n".join((self.name, self.settings, _json(messages), str(number))))
+
+    def digest(self, messages: Sequence[Message], number: int, reply: Reply) -> str:
+        """Digest of answer `number` to `messages` in the store."""
+        return reply_key(self.question(messages, number), _body(reply))
 
     def _answers(self, messages: Sequence[Message], count: int) -> Iterator[Reply]:
         known = 0
@@ -62,14 +66,17 @@ class RecordedChat(Chat):
             return
         for number, reply in enumerate(self.chat.ask(messages, self.account.room(count - known)), known):
             if self.store is not None:
-                body = json.dumps(asdict(reply), sort_keys=True)
-                self.store.put_reply(self.digest(messages, number), self.name, _json(messages), body)
+                self.store.put_reply(self.question(messages, number), self.name, _json(messages), _body(reply))
             self.account.add(messages, reply)
             yield reply
 
     def _stored(self, messages: Sequence[Message], number: int) -> Reply | None:
-        row = self.store.reply(self.digest(messages, number)) if self.store is not None else None
-        return None if row is None else Reply(**json.loads(row[2]))
+        body = self.store.answer(self.question(messages, number)) if self.store is not None else None
+        return None if body is None else Reply(**json.loads(body))
+
+
+def _body(reply: Reply) -> str:
+    return json.dumps(asdict(reply), sort_keys=True)
 
 
 def _json(messages: Sequence[Message]) -> str:

@@ -80,11 +80,11 @@ def _answer(reply: Reply) -> str:
     """What was said, without thoughts, with plain line ends."""
     if reply.finish == "refusal":
         raise ChatError(f"the model declined: {reply.text.strip()[:200] or 'no reason given'}", "refusal")
-    if not reply.text.strip():
-        raise ChatError("the model answered nothing", "empty")
     if reply.finish == "length":
         said = f"after {reply.reply_tokens} tokens" if reply.reply_tokens else "before its end"
         raise ChatError(f"the answer was cut off {said}; answer shorter: the code and nothing else", "cut-off")
+    if not reply.text.strip():
+        raise ChatError("the model answered nothing", "empty")
     if len(reply.text) > LONGEST:
         raise ChatError(f"the answer has {len(reply.text)} characters; at most {LONGEST} are read", "format")
     text = reply.text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").replace("\t", "    ")
