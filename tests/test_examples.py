@@ -35,6 +35,15 @@ def test_own_planner(capsys: pytest.CaptureFixture[str]) -> None:
     assert "accepted fusion" in text and "accepted lowering" in text
 
 
+@pytest.mark.slow
+def test_new_action(capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = load("new_action").main()
+    assert min(before.values()) > 0 and before.keys() == after.keys()  # scored at once
+    others = [chance for region, chance in after.items() if region != "_softmax"]
+    assert after["_softmax"] > max(2 * before["_softmax"], *others)  # and learnt where it pays
+    assert "after 24 states" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebooks_are_stored_without_outputs(path: Path) -> None:
     cells = json.loads(path.read_text())["cells"]

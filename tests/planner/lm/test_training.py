@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from qimeng.actions import Context, ScheduleKind, register, unregister
 from qimeng.envs.environment import KernelOptimizationEnv
 from qimeng.envs.replay import ReplayEvaluator
 from qimeng.envs.reward import LogSpeedupReward
@@ -184,3 +185,31 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(WeightsError, match="does not fit"):
         run(tiny)
+
+
+def test_an_action_that_is_no_longer_known_begins_its_episode_anew(
+    reader: Reader, tiny: MiniSize, task: Task, tmp_path: Path
+) -> None:
+    class Bolder(ScheduleKind):
+        """Ever more rows.
+
+        args: the region.
+        rewrite: ``block_p = 1`` -> ``block_p = 2``
+        """
+
+        name, family = "aaa_bolder", None
+
+        def check(self, program: Program, action: Action, context: Context) -> None:
+            """Legal everywhere."""
+
+    def run(steps: int) -> list[dict[str, float]]:
+        model = new_mini(reader.tokenizer, tiny, seed=1, length=48)
+        return train(model, [task], replace(SMALL, steps=steps), checkpoint=tmp_path)
+
+    register(Bolder())
+    try:
+        run(12)
+    finally:
+        unregister("aaa_bolder")
+    with pytest.warns(UserWarning, match="took 'aaa_bolder r.*the episode is begun anew"):
+        assert run(24)[-1]["steps"] == 24
