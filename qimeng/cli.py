@@ -21,7 +21,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from qimeng.cli_bench import app as bench_app
-from qimeng.cli_coder import BaseUrl, Calls, Candidates, CoderName, Money, PriceList, Tokens, made_coder
+from qimeng.cli_coder import BaseUrl, Calls, Candidates, CoderName, Money, PriceList, Prompts, Tokens, made_coder
 from qimeng.cli_collect import app as collect_app
 from qimeng.cli_console import console
 from qimeng.cli_names import check_names, listed, split
@@ -59,6 +59,7 @@ def optimize(
     llm_money: Money = None,
     llm_prices: PriceList = "",
     llm_candidates: Candidates = 1,
+    llm_prompts: Prompts = None,
     search: Annotated[str, typer.Option(help=f"How steps are searched: {listed(SEARCHES)}; beam:8, say.")] = "greedy",
     device: Annotated[
         str, typer.Option(help="Name of a device (`qimeng devices`); this machine's GPU by default.")
@@ -89,7 +90,7 @@ def optimize(
 
     modes = split(compile_modes)
     check_names(planner, coder, search, mode, dtype, modes)
-    writer = made_coder(coder, base_url, llm_calls, llm_tokens, llm_money, llm_prices, llm_candidates)
+    writer = made_coder(coder, base_url, llm_calls, llm_tokens, llm_money, llm_prices, llm_candidates, llm_prompts)
     target = make_device(device or None)
     spec = KernelSpec.from_file(file, dtype=dtype, mode=mode)
     folder = out or Path("runs") / file.stem
@@ -122,9 +123,14 @@ def optimize(
 @app.command()
 def describe(
     words: Annotated[str, typer.Argument(help="What is to be computed, with shapes and dtype.")],
-    coder: Annotated[str, typer.Option(help="The language model that writes it, as in openai:MODEL.")],
+    coder: Annotated[str, typer.Option(help="Who writes it: openai:MODEL or transformers:FOLDER[+ADAPTER].")],
+    base_url: BaseUrl = "",
+    llm_calls: Calls = None,
+    llm_tokens: Tokens = None,
+    llm_money: Money = None,
+    llm_prices: PriceList = "",
+    llm_prompts: Prompts = None,
     out: Annotated[Path | None, typer.Option(help="The file; runs/NAME.py by default.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="Folder of your own prompts.")] = None,
     as_json: Json = False,
 ) -> None:
     """Have a language model write the computation that WORDS describe, as a file to read and then optimize."""
@@ -136,8 +142,9 @@ def describe(
         screen.print(text, markup=False, soft_wrap=True)
 
     path = out or Path("runs") / f"{slug(words)}.py"
+    writer = made_coder(coder, base_url, llm_calls, llm_tokens, llm_money, llm_prices)
     try:
-        spec = spec_from_text(words, coder=coder, out=path, prompts=prompts, show=say)
+        spec = spec_from_text(words, coder=writer, out=path, prompts=llm_prompts, show=say)
     except ValueError as error:
         raise QimengError(str(error)) from None
     command = f"qimeng optimize {path} --dtype {spec.dtype}"

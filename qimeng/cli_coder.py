@@ -5,6 +5,7 @@ Deals in options. Knows nothing about models.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,9 +27,18 @@ Money = Annotated[float | None, typer.Option(min=0, help="Most that a model may 
 PriceList = Annotated[str, typer.Option(help="What a million tokens cost, read and written: 2.5,10.")]
 Candidates = Annotated[int, typer.Option(min=1, max=8, help="Answers to each request; the fastest right one is kept.")]
 
+Prompts = Annotated[Path | None, typer.Option(help="Folder of files that replace the package's prompts.")]
+
 
 def made_coder(
-    name: str, base_url: str, calls: int | None, tokens: int | None, money: float | None, prices: str, candidates: int
+    name: str,
+    base_url: str,
+    calls: int | None,
+    tokens: int | None,
+    money: float | None,
+    prices: str,
+    candidates: int = 1,
+    prompts: Path | None = None,
 ) -> Coder:
     """The coder that the options ask for.
 
@@ -45,6 +55,7 @@ def made_coder(
             allowance=Allowance(calls, tokens, money),
             prices=_prices(prices),
             candidates=candidates,
+            prompts=prompts,
         )
     except ValueError as error:
         raise QimengError(str(error)) from None
@@ -62,4 +73,4 @@ def _prices(text: str) -> Prices:
     return Prices(*values)
 
 
-__all__ = ["BaseUrl", "Calls", "Candidates", "CoderName", "Money", "PriceList", "Tokens", "made_coder"]
+__all__ = ["BaseUrl", "Calls", "Candidates", "CoderName", "Money", "PriceList", "Prompts", "Tokens", "made_coder"]

@@ -5,6 +5,7 @@ Deals in names and in what a model may cost. Modules are loaded when they are na
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qimeng.interfaces import Coder
@@ -34,6 +35,7 @@ def coder_named(
     allowance: Allowance | None = None,
     prices: Prices | None = None,
     candidates: int = 1,
+    prompts: str | Path | None = None,
 ) -> Coder:
     """The coder called `name`.
 
@@ -44,6 +46,7 @@ def coder_named(
         allowance: what the model may be asked for; no limit by default.
         prices: what a million tokens cost.
         candidates: answers to each request; the judge keeps the fastest kernel that is right.
+        prompts: folder of files that replace the package's prompts (`qimeng.coder.llm.words.Words`).
 
     Raises:
         ValueError: another name, an allowance of money without prices, or `candidates` out of range.
@@ -52,12 +55,13 @@ def coder_named(
     from qimeng.coder.hybrid import HybridCoder
     from qimeng.coder.llm.account import Account, Allowance, Prices
     from qimeng.coder.llm.coder import LLMCoder
+    from qimeng.coder.llm.words import Words
 
     if not is_form(name):
         raise ValueError(f"{name!r} is no coder with a model; known: {', '.join(FORMS)}")
     kind, _, model = name.removeprefix("hybrid:").partition(":")
     account = Account(allowance or Allowance(), prices or Prices())
-    coder = LLMCoder(_chat(kind, model, base_url), account, candidates)
+    coder = LLMCoder(_chat(kind, model, base_url), account, candidates, words=Words(prompts))
     return HybridCoder(coder) if name.startswith("hybrid:") else coder
 
 

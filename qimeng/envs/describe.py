@@ -161,7 +161,8 @@ def chat_of(coder: Any) -> Chat:
     made = make_coder(coder) if isinstance(coder, str) else coder
     chat = made if isinstance(made, Chat) else getattr(made, "chat", None)
     if not isinstance(chat, Chat):
-        raise ValueError(f"{coder!r} has no language model to write a spec from words; name one, as in openai:MODEL")
+        name = coder if isinstance(coder, str) else type(coder).__name__
+        raise ValueError(f"{name} has no language model to write a spec from words; name one, as in openai:MODEL")
     return chat
 
 
