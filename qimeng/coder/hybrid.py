@@ -11,7 +11,7 @@ from qimeng.actions import ScheduleKind, kind_named
 from qimeng.actions.base import find_region
 from qimeng.actions.graph_kinds import fused_region
 from qimeng.coder.template.coder import TemplateCoder
-from qimeng.errors import CoderError
+from qimeng.errors import CoderError, IllegalAction
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import Region
 from qimeng.interfaces import Coder, Facts, Patch, Request
@@ -61,14 +61,17 @@ class HybridCoder(Coder):
         if able and not self._is_text(request) and not self._stalled(request):
             try:
                 return self.template.write(request)
-            except CoderError:
+            except (CoderError, IllegalAction):  # nothing is left to try, or no schedule fits
                 return self.writer.write(request)
         try:
             return self.writer.write(request)
-        except CoderError:
+        except CoderError as error:
             if not able or request.failed is not None:
                 raise
-            return self.template.write(request)
+            try:
+                return self.template.write(request)
+            except (CoderError, IllegalAction):
+                raise error from None  # the question stays open
 
     def _template_can(self, request: Request) -> bool:
         program, action = request.program, request.action
