@@ -211,5 +211,5 @@ def test_an_action_that_is_no_longer_known_begins_its_episode_anew(
         run(12)
     finally:
         unregister("aaa_bolder")
-    with pytest.warns(UserWarning, match="took 'aaa_bolder r.*the episode is begun anew"):
+    with pytest.warns(UserWarning, match="the actions or the tree have changed, so the episode is begun anew"):
         assert run(24)[-1]["steps"] == 24

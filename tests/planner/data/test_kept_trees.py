@@ -1,0 +1,30 @@
+"""Trees that an earlier version explored (estimates for an H200, in this folder) can still be walked."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+from qimeng.planner.data.tree import describe, read_trees
+from qimeng.planner.lm.branches import best_branch_pairs
+from qimeng.planner.lm.stored import stored_tasks
+
+KEPT = Path(__file__).parent / "h200_estimated.jsonl.xz"
+
+
+def test_what_was_explored_once_stays_usable() -> None:
+    trees = list(islice(read_trees(KEPT), 3, 4))  # a small one
+    found = list(stored_tasks(trees))
+    assert [s.tree.name for s in found] == [t.name for t in trees]
+    for old, one in zip(trees, found, strict=True):
+        assert len(one.tree.edges) == len(old.edges) and len(one.tree.times) == len(old.times)
+        session = one.begin()
+        for _, choice in best_branch_pairs(one, 32):
+            session.step(choice)
+        best = session.ledger.best
+        assert best is not None and best.ms is not None and best.ms < 1.02 * one.best_ms < one.start_ms
+
+
+def test_they_are_estimates_and_say_so() -> None:
+    assert all(tree.conditions.estimated for tree in islice(read_trees(KEPT), 5))
+    assert describe(KEPT).evaluations > 1000 and describe(KEPT).size < 2 << 20
