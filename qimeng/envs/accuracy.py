@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from qimeng.envs.mistakes import Extent, likely_mistake
 from qimeng.spec import Tolerances
 
 BLOCK = 1 << 24
@@ -315,12 +316,15 @@ def _describe(actual: torch.Tensor, expected: Expected, error: Error) -> str:
     """Why `actual` is refused, with the worst element and the likely class of mistake."""
     budget = expected.budget
     worst, wrong, start, best_at = -1.0, 0, 0, 0
+    where = Extent(tuple(actual.shape) if not actual.is_complex() else ())
     for part in _errors(actual, expected.value, expected.eager):
         flat = part.reshape(-1)
         top = flat.max(0)
         if float(top.values) > worst:
             worst, best_at = float(top.values), start + int(top.indices)
-        wrong += int((flat > budget.max).sum())
+        bad = (flat > budget.max).nonzero()[:, 0]
+        wrong += bad.numel()
+        where.add(bad + start)
         start += flat.numel()
     at = _position(best_at, actual.shape if not actual.is_complex() else (*actual.shape[:-1], 2 * actual.shape[-1]))
     at = at if not actual.is_complex() else (*at[:-1], at[-1] // 2)
@@ -329,12 +333,10 @@ def _describe(actual: torch.Tensor, expected: Expected, error: Error) -> str:
         f"error {error.max:.3g} (maximum, allowed {budget.max:.3g}), {error.rms:.3g} (rms, allowed {budget.rms:.3g}); "
         f"worst at {at}: got {got:.6g}, expected {want:.6g}; {wrong} of {actual.numel()} elements are out of bounds"
     )
-    sample = actual.reshape(-1)[: 1 << 20]
-    if bool(sample.isnan().any()):
-        text += "; NaN among the values (memory never written, or an invalid operation)"
-    elif not bool(sample.any()):
-        text += "; the values are all zero"
-    return text
+    if where.text():
+        text += f", all in {where.text()}"
+    mistake = likely_mistake(actual, expected.value)
+    return f"{text}; {mistake}" if mistake else text
 
 
 def _position(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
