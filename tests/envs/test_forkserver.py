@@ -57,6 +57,23 @@ def start(server: ForkServer, word: str = "hello"):
     return server.start("tests.envs.test_forkserver:echo", word)
 
 
+def test_a_server_that_was_ended_is_started_anew() -> None:
+    server = ForkServer(preload=())
+    try:
+        orphan = start(server)
+        assert orphan.call("say", timeout_s=60, word="you")[0] == "hello you"
+        os.kill(server._process.pid, signal.SIGKILL)
+        server._process.wait(60)
+        with pytest.raises(WorkerFailed, match="gone") as failed:
+            orphan.call("hang", timeout_s=60)
+        assert failed.value.kind == "crash"
+        fresh = start(server)
+        assert fresh.call("say", timeout_s=60, word="again")[0] == "hello again"
+        fresh.kill()
+    finally:
+        server.close()
+
+
 @pytest.mark.parametrize(
     ("command", "arguments", "kind"),
     [

@@ -150,6 +150,13 @@ def test_a_sweep_keeps_the_fastest_of_those_that_are_right(evaluator, program):
     assert refused.gate is Gate.REGION and "2 alternatives" in (refused.error or "")
 
 
+def test_alternatives_that_no_template_printed_share_no_process(evaluator, program):
+    """What one of them does to its process reaches none of the others: here, that `clamp` gives zeros."""
+    spoil = in_torch("torch.Tensor.clamp = lambda x, min: x * 0; time.sleep(0.02); return (a[0].relu(),)")
+    found = evaluator.evaluate(program, Patch(target=relu(program), alternatives=(spoil, RIGHT)))
+    assert found.ok and found.chosen == 1, found.error
+
+
 def test_the_start_program_passes_with_figures(evaluator, program):
     found = evaluator.evaluate(program)
     assert found.ok, found.error
