@@ -151,9 +151,10 @@ def test_a_sweep_keeps_the_fastest_of_those_that_are_right(evaluator, program):
 
 
 def test_alternatives_that_no_template_printed_share_no_process(evaluator, program):
-    """What one of them does to its process reaches none of the others: here, that `clamp` gives zeros."""
-    spoil = in_torch("torch.Tensor.clamp = lambda x, min: x * 0; time.sleep(0.02); return (a[0].relu(),)")
-    found = evaluator.evaluate(program, Patch(target=relu(program), alternatives=(spoil, RIGHT)))
+    """What one of them does to its process reaches none of the others: the second is wrong where the first was."""
+    first = in_torch("sys.met = True; time.sleep(0.02); return (a[0].clamp(min=0),)")
+    second = in_torch("return (a[0].clamp(min=0) * (not hasattr(sys, 'met')),)")
+    found = evaluator.evaluate(program, Patch(target=relu(program), alternatives=(first, second)))
     assert found.ok and found.chosen == 1, found.error
 
 
