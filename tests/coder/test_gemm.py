@@ -163,6 +163,9 @@ case(
     b=(36,),
 )
 case("input again", lambda s, x: functional.linear(x, s.w) + x, shapes((40, 50)), BOTH, w=(50, 50))
+PIECES = [dict(s, block_m=64, block_n=64, warps=1) for s in BOTH]
+case("a piece beyond the last column", lambda s, x, y: functional.relu(x @ y), shapes((70, 50), (50, 32)), PIECES)
+case("sum beside a piece beyond", lambda s, x, y: (x @ y).sum(1), shapes((70, 50), (50, 96)), PIECES, 3e-5)
 case("with itself", lambda s, x: x @ x.T, shapes((40, 50)), BOTH)
 case(
     "prologue",

@@ -31,12 +31,15 @@ class Epilogue:
         bm: rows of a tile.
         bn: columns of a tile.
         operands: the operands, for their scales.
+        pieces: tiles of this width, side by side, that a kernel hands over together; all but the first may lie beyond
+            the last column, however well their width divides the columns.
     """
 
     plan: GemmPlan
     bm: int
     bn: int
     operands: tuple[Operand, Operand]
+    pieces: int = 1
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -75,16 +78,14 @@ class Epilogue:
         """Lines that define a tile's rows, columns and masks from `row0` and `col0`."""
         _, m, n, _ = self.plan.shape
         lines = ["rm = row0 + tl.arange(0, BM)[:, None]", "rn = col0 + tl.arange(0, BN)[None, :]"]
-        if m % self.bm:
-            lines.append(f"m_ok = rm < {m}")
-        if n % self.bn:
-            lines.append(f"n_ok = rn < {n}")
-        return lines
+        bounds = {"p": f"m_ok = rm < {m}", "r": f"n_ok = rn < {n}"}
+        return lines + [bounds[side] for side in self.masks()]
 
     def masks(self) -> dict[str, str]:
         """Side to the name of its mask, where tiles overhang."""
         _, m, n, _ = self.plan.shape
-        return {s: name for s, name, over in (("p", "m_ok", m % self.bm), ("r", "n_ok", n % self.bn)) if over}
+        over = {"p": m % self.bm, "r": n % (self.bn * self.pieces)}
+        return {side: name for side, name in (("p", "m_ok"), ("r", "n_ok")) if over[side]}
 
     def tile(self) -> list[str]:
         """Lines that take the tile `acc` to memory."""

@@ -43,8 +43,11 @@ class Kernels:
         self.splits = -(-self.steps // per)
         self.pieces = _pieces(schedule)
         self.main = Epilogue(plan, schedule.block_m, schedule.block_n, operands)
-        tile = COLLECT if self.splits > 1 else (schedule.block_m, schedule.block_n // self.pieces)
-        self.epilogue = Epilogue(plan, *tile, operands)
+        if self.splits > 1:
+            self.epilogue = Epilogue(plan, *COLLECT, operands)
+        else:
+            width = schedule.block_n // self.pieces
+            self.epilogue = Epilogue(plan, schedule.block_m, width, operands, self.pieces)
 
     def kernels(self) -> list[Kernel]:
         """Every kernel in the order of their launches."""
