@@ -15,7 +15,8 @@ from functools import partial
 from itertools import count, islice
 
 from qimeng.bench.environment import environment
-from qimeng.bench.pool import Place, Pool
+from qimeng.bench.gpus import gpu_places, visible_gpus
+from qimeng.bench.pool import Pool
 from qimeng.bench.trust.journal import Journal, read_journal
 from qimeng.bench.trust.mutants import Plan, subject_key, try_subject
 from qimeng.bench.trust.views import mutants
@@ -33,7 +34,7 @@ def main() -> None:
     parser.add_argument("out", help="file of rows")
     parser.add_argument("--count", type=int, default=500, help="mutants in the file in the end, or a few more")
     parser.add_argument("--seconds", type=float, default=900.0, help="after which no further subject is begun")
-    parser.add_argument("--jobs", type=int, default=1, help="subjects at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="subjects at a time on each GPU")
     parser.add_argument("--each", type=int, default=12, help="mutants of one program")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -42,7 +43,7 @@ def main() -> None:
     journal = Journal(arguments.out, environment(target_device()), arguments.seconds)
     found = sum(row["what"] == "mutant" for row in read_journal(arguments.out)) if journal.path.exists() else 0
     numbers = (n for n in count() if not journal.has(subject_key(plan, n)))
-    with Pool([Place(slots=arguments.jobs, environment={"OMP_NUM_THREADS": "1"})]) as pool:
+    with Pool(gpu_places(0, arguments.jobs, visible_gpus())) as pool:
         while found < arguments.count and journal.seconds_left > 0:  # half of the subjects have no mutants
             more = islice(numbers, max(arguments.jobs, (arguments.count - found) // arguments.each))
             for outcome in pool.run(

@@ -35,6 +35,10 @@ TIMEOUT_S = 5.0
 HARM: dict[str, str] = {
     "crash": "def entry(*a):\n    os.kill(os.getpid(), signal.SIGSEGV)\n",
     "abort at import": "os.abort()\n",
+    "device assert": """
+def entry(*a):
+    return (a[0].reshape(-1)[torch.tensor([a[0].numel()], device=a[0].device)],)
+""",
     "hang": "def entry(*a):\n    time.sleep(25)\n",
     "spin": "def entry(*a):\n    while True:\n        pass\n",
     "leak": """

@@ -64,9 +64,10 @@ class Verdicts:
         interpreted = device == "cpu"
         self._server = ForkServer(PRELOAD) if interpreted else shared_server()
         self._target = "qimeng.envs.interpreter:main" if interpreted else "qimeng.envs.worker:main"
-        self._setup = Setup(spec.to_bytes(), spec.mode, device)
+        place = torch.device("cpu") if interpreted else torch.device(device, 0)
+        self._setup = Setup(spec.to_bytes(), spec.mode, str(place))
         arithmetic = gpu_arithmetic if interpreted else precision
-        self.references = References(spec, graph, torch.device(device), arithmetic=arithmetic)
+        self.references = References(spec, graph, place, arithmetic=arithmetic)
         self._judge = Judge(self.references, lambda: CALL_S)
 
     def close(self) -> None:
