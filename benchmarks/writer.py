@@ -78,7 +78,7 @@ def train(args: argparse.Namespace) -> None:
 
 def judge(args: argparse.Namespace) -> None:
     """Put held-out requests to the trained model, the untrained one and the copier."""
-    from qimeng.bench.writer.judging import CopyCoder, Judged
+    from qimeng.bench.writer.judging import REPAIRS, CopyCoder, Judged
     from qimeng.bench.writer.judging import judge as judge_examples
     from qimeng.bench.writer.model import WriterChat
     from qimeng.coder.llm.coder import LLMCoder
@@ -96,7 +96,7 @@ def judge(args: argparse.Namespace) -> None:
         # the order of their keys is as good as chance, and always the same
         some = sorted(getattr(parts, part), key=lambda e: e.key)[: args.requests]
         for chat in chats.values():
-            chat.prepare([e.messages for e in some])
+            chat.prepare([e.messages for e in some], REPAIRS)
 
         def tell(row: Judged) -> None:
             print(row.part, row.coder, row.chain, row.kind, row.tries or row.error, flush=True)
@@ -148,7 +148,7 @@ def main() -> None:
         if function is judge:
             command.add_argument("--requests", type=int, default=100, help="of each set")
             command.add_argument("--minutes", type=float, default=25.0)
-            command.add_argument("--batch", type=int, default=64)
+            command.add_argument("--batch", type=int, default=128, help="answers written together")
     args = parser.parse_args()
     args.function(args)
 

@@ -197,24 +197,33 @@ class WriterChat(Chat):
         self._again = LocalChat(folder, temperature=temperature, **options)
         self._again._loaded = self._first._load()
         self.name, self.settings = f"writer:{folder.name}", self._again.settings
-        self._ready: dict[tuple[Message, ...], Reply] = {}
+        self._ready: dict[tuple[Message, ...], list[Reply]] = {}
         self._asked: dict[tuple[Message, ...], int] = {}
 
-    def prepare(self, conversations: Sequence[Sequence[Message]]) -> None:
-        """Answer first questions together, which is many times faster than one by one."""
-        new = sorted(
-            {tuple(c[:2]) for c in conversations} - set(self._ready), key=lambda c: sum(len(m.text) for m in c)
-        )
-        self._ready |= dict(zip(new, self._first.ask_many(new), strict=True))
+    def prepare(self, conversations: Sequence[Sequence[Message]], draws: int = 0) -> None:
+        """Answer first questions together, which is many times faster than one by one.
+
+        Args:
+            conversations: that will be asked.
+            draws: how many more answers to each may be asked for.
+        """
+        new = sorted({tuple(c[:2]) for c in conversations} - set(self._ready), key=lambda c: len(c[1].text))
+        first = self._first.ask_many(new)
+        drawn = self._again.ask_many([c for c in new for _ in range(draws)])
+        for number, question in enumerate(new):
+            self._ready[question] = [first[number], *drawn[number * draws : (number + 1) * draws]]
 
     def ask(self, messages: Sequence[Message], count: int = 1) -> Iterator[Reply]:
         """`count` answers, other ones each time."""
         question = tuple(messages[:2])
+        ready = self._ready.get(question, [])
         for _ in range(count):
             number = self._asked.get(question, 0)
             self._asked[question] = number + 1
-            if number == 0:
-                yield self._ready.get(question) or next(iter(self._first.ask(question)))
+            if number < len(ready):
+                yield ready[number]
+            elif number == 0:
+                yield next(iter(self._first.ask(question)))
             else:
                 yield list(self._again.ask(question, number))[-1]
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 from qimeng.coder.llm.shown import shown_source, target_region
 from qimeng.interfaces import Action, Request
@@ -23,6 +24,9 @@ from qimeng.store import Store, StoredStep
 
 LEAST = 0.5
 """Similarity under which a patch is no help; 1 is the same operators, shapes, dtype and action."""
+
+MOST = 4000
+"""Accepted steps that a library reads: a second's work for every thousand."""
 
 Tensor = tuple[tuple[int, ...], str]
 """Shape and dtype of one output."""
@@ -138,13 +142,17 @@ class Library:
     @cached_property
     def _by_mode(self) -> dict[str, tuple[Similar, ...]]:
         found: dict[str, dict[tuple[str, Traits], Similar]] = {}
-        for conditions in self.store.conditions():
-            if conditions.spec in self.exclude:
-                continue
-            for step in self.store.steps(conditions):
-                item = accepted_patch(self.store, step, conditions.spec)
-                if item is not None:
-                    found.setdefault(conditions.mode, {})[item.implementation.digest, item.traits] = item
+        accepted = (
+            (c, step)
+            for c in self.store.conditions()
+            if c.spec not in self.exclude
+            for step in self.store.steps(c)
+            if step.accepted and step.evaluation is not None
+        )
+        for conditions, step in islice(accepted, MOST):
+            item = accepted_patch(self.store, step, conditions.spec)
+            if item is not None:
+                found.setdefault(conditions.mode, {})[item.implementation.digest, item.traits] = item
         return {mode: tuple(items.values()) for mode, items in found.items()}
 
 
