@@ -14,14 +14,19 @@ from typing import Any
 import pytest
 import torch
 
+from qimeng import plan_and_code
 from qimeng.actions import Context
+from qimeng.coder.llm.account import Allowance, Prices
 from qimeng.coder.llm.coder import LLMCoder
 from qimeng.coder.llm.openai_chat import OpenAIChat
+from qimeng.coder.named import coder_named
+from qimeng.envs.replay import CachingEvaluator
 from qimeng.envs.session import Budget, Progress, Session
 from qimeng.envs.setup import make_task
 from qimeng.interfaces import LASTING, Action
 from qimeng.spec import KernelSpec
 from qimeng.store import Store
+from qimeng.testing import ScriptedPlanner
 from tests.coder.llm.endpoint import KEY, Endpoint, Says, fence, served
 
 pytest.importorskip("openai", reason="needs the extra llm")
@@ -117,6 +122,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Session,
     session = Session(task, Budget(10_000, 10_000, 10_000, repairs=1), Store(path))
     session.begin()
     session.step(next(a for a in session.observe().actions if a.kind == "fusion"))
+    assert isinstance(task.evaluator, CachingEvaluator)
     yield session, path
     task.evaluator.close()
 
@@ -212,3 +218,38 @@ def test_every_answer_is_on_record(started: tuple[Session, Path], tmp_path: Path
             verdicts.append(found.failure if found is not None else "passed")
             assert step.accepted == (verdicts[-1] is None)
     assert sorted(map(str, verdicts)) == ["None", "model-format", "wrong"]
+
+
+def test_a_whole_run_and_its_replay(
+    started: tuple[Session, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through names and `plan_and_code`; the second time there is no server, and nothing is paid."""
+    monkeypatch.setenv("QIMENG_API_KEY", KEY)
+    caching = started[0].task.evaluator
+    assert isinstance(caching, CachingEvaluator)
+    results = []
+    with served(lambda asked: Says(fence(RIGHT))) as endpoint:
+        pass
+    for alive in (True, False):
+        with served(lambda asked: Says(fence(RIGHT))) as live:
+            url = live.url if alive else endpoint.url
+            coder = coder_named("openai:m", base_url=url, allowance=Allowance(money=1.0), prices=Prices(10.0, 100.0))
+            results.append(
+                plan_and_code(
+                    KernelSpec.from_function(lambda x: torch.relu(x) * 3, (torch.randn(4, 128),)),
+                    coder=coder,
+                    planner=ScriptedPlanner(["fusion", "lowering"]),
+                    device="h200",
+                    evaluator=caching.evaluator,
+                    store=tmp_path / "s.sqlite",
+                )
+            )
+            assert bool(live.asked) == alive
+    first, second = results
+    assert first.source == second.source and "m" in first.source and "_kernel[" in first.source
+    assert first.evaluation.ok and [s.patch_digest for s in first.steps] == [s.patch_digest for s in second.steps]
+    assert first.notes[-1].endswith("0.0020 spent in all, 0.0020 now")
+    assert "1 answers (1 from the store)" in second.notes[-1] and second.notes[-1].endswith("0.0000 now")
+    first.save(tmp_path / "out")
+    written = [path.read_text() for path in (tmp_path / "out").iterdir() if path.is_file()]
+    assert KEY not in "\n".join([*written, *_dump(tmp_path / "s.sqlite"), repr(coder), first.report()])
