@@ -240,7 +240,11 @@ class Run:
             self.refused[i] = Refusal(Gate.REGION, "wrong" if failed.kind == "mutated" else failed.kind, str(failed))
             return False
         if error is not None:
-            self.refused[i] = Refusal(Gate.REGION, "wrong", f"region {reference.region.label()}: {error}")
+            self.refused[i] = Refusal(
+                Gate.REGION,
+                "wrong",
+                f"region {reference.region.label()} on inputs {reference.draw.distribution!r}: {error}",
+            )
         return error is None
 
     def _with_region(self, reference: RegionReference) -> Process:
@@ -288,6 +292,8 @@ class Run:
             peak_bytes = amount_of(worker.call("peak", owner.limit_s, seed=owner.draw_seed())[0])
             eager_peak_bytes = owner.baselines_process.peak()
             unseen = list(owner.references.fresh(1)) if self._is_slow() else []
+        with self.clock.part("start"):
+            owner.settle()
         with owner.turn("time", self.clock, alone=True):
             for attempt in range(CLOCK_ROUNDS):
                 with Watch(owner.throttle) as watch:
@@ -326,7 +332,7 @@ class Run:
     def _is_slow(self) -> bool:
         """Whether the judge's own clock may be asked: eager takes long enough that a false time would show."""
         eager_ms = self.owner.baselines_process.eager_ms
-        return eager_ms is None or eager_ms >= CLOCK_FROM_MS
+        return eager_ms is None or eager_ms >= CLOCK_FROM_MS[self.owner.torch_device.type]
 
     def _implausible(self, worker: Process, timing: Timing, unseen: Sequence[Trial]) -> Refusal | None:
         """Why the times cannot be believed.

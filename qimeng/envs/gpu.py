@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import random
+import select
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -47,6 +48,8 @@ SEARCH = Effort(min_ms=20.0)
 FINAL = Effort(min_ms=3.0, min_calls=5, limit_s=0.15, warmup=2)
 """Effort of one round of the final timing; candidate and baselines take turns."""
 FINAL_ROUNDS = 5
+SETTLE_S = 5.0
+"""Seconds after which a worker that does not become ready is waited for no longer."""
 
 
 class GpuEvaluator(Evaluator):
@@ -208,7 +211,8 @@ class GpuEvaluator(Evaluator):
     def start_worker(self, cache: str) -> Process:
         """A fresh worker, with Triton's cache in folder `cache`, that answers once it is ready.
 
-        It opens the device while others may be timed: for a few milliseconds, which medians do not see.
+        It opens the device while others may be timed: for a few milliseconds, which medians do not see. That of this
+        evaluator's own next evaluation is ready before anything is timed (`settle`).
         """
         if self.sandbox == "full":
             setup = replace(self._setup, compiled=cache)
@@ -228,6 +232,14 @@ class GpuEvaluator(Evaluator):
     def check_timed(self, worker: Process) -> Verdict:
         """Whether the output of one timed call of the program is right; the program is still loaded."""
         return self.judge.check_timed(worker, self._timed.draw) if self._timed.rounds else Verdict()
+
+    def settle(self) -> None:
+        """Wait until the worker that was started for the next evaluation is ready, so that it disturbs no measurement.
+
+        It has had the whole check to open the device, so that there is hardly ever anything to wait for.
+        """
+        if self._spare is not None and self._spare.alive:
+            select.select([self._spare.channel_fd, self._spare.status_fd], [], [], SETTLE_S)
 
     def let_go(self, worker: Process) -> None:
         """End a worker without waiting for its end."""
@@ -283,6 +295,7 @@ class GpuEvaluator(Evaluator):
                 return self._told(run, run.refusal())
             with clock.part("start"):
                 run.worker = self._take_worker()
+                self._prefetch(self._cache)  # while this one is checked
                 self.baselines_process.wait()
             order = run.regions()
             return self._told(run, run.whole(order, rounds) if order else run.refusal())

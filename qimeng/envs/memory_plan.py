@@ -15,8 +15,8 @@ SHARE = 0.92
 """Share of the device's memory that is planned; the rest is fragments, libraries' workspaces and others' contexts."""
 POOL_SHARE = 0.1
 """Share of the device's memory that trials kept for later candidates may take; several judges may share a device."""
-CONTEXTS = 3 << 29
-"""Bytes of the CUDA contexts of judge, worker and baseline: half a GiB each."""
+CONTEXTS = 4 << 29
+"""Bytes of the CUDA contexts of judge, baseline, worker and the next worker: half a GiB each."""
 HOST_FLOP = 4e12
 """Floating-point operations of products above which float64 on the host would take minutes."""
 
