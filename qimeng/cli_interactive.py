@@ -123,10 +123,8 @@ class Interactive(Search):
         if not step.accepted:
             found = step.evaluation
             self.show(f"refused (gate {found.gate.value}): {found.error}" if found else "refused")
-            answer = self._answer("Go on?", actions, diff, session)
-            if answer.what != "instruct":
-                session.state = trial.state
-            return answer
+            session.state = trial.state  # an instruction about it finds the refusal in the history
+            return self._answer("Go on?", actions, diff, session)
         self.show(_clip(diff))
         attempt = session.ledger.attempts[-1]
         gain = f", {attempt.gain:.3f} x as fast" if attempt.gain else ""

@@ -96,7 +96,8 @@ def test_a_refused_step_is_shown_with_its_reason(graph: OpGraph) -> None:
     coder, person = ScriptedCoder(), Person("i mind the mask", "s", "q")
     result = run(graph, person, LOWER, coder=coder, wrong="fake_")
     assert "refused (gate region): it differs" in person.text and kinds(result) == []
-    assert "mind the mask" in [r.instruction for r in coder.requests]
+    told = next(r for r in coder.requests if r.instruction == "mind the mask")
+    assert told.history[-1].evaluation is not None and told.history[-1].evaluation.error == "it differs"
 
 
 def test_no_answers_left_ends_it(graph: OpGraph) -> None:
