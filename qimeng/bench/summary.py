@@ -150,7 +150,7 @@ class Summary:
 
 
 def group_of(row: Row) -> str:
-    """The scoreboard's group of a row: light families together, collapsed products and random ones apart.
+    """The scoreboard's group of a row: light families together; degenerate, collapsed and random ones apart.
 
     >>> from qimeng.bench.row import Settings
     >>> group_of(Row(1, 1, "", "", Settings(), family="reduction"))
@@ -158,6 +158,8 @@ def group_of(row: Row) -> str:
     """
     if not row.family:
         return "not captured"
+    if row.degenerate:
+        return "degenerate"
     if row.random:
         return "random operators"
     if row.collapsed:

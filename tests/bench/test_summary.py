@@ -148,6 +148,7 @@ def test_problems_that_a_reader_should_know_of() -> None:
         row(5, 1.0, right=False, error="gate program: wrong"),
     ]
     (s,) = summarize(rows)
+    assert [g.problems for g in s.groups if g.group == "degenerate"] == [1]
     assert exceptions_of(s) == {
         "not right": ["1/3: broke", "1/5: gate program: wrong"],
         "right, but not by KernelBench's rule": ["1/2"],
