@@ -91,6 +91,30 @@ class Tree:
         return {parent: tuple(sorted(actions)) for parent, actions in found.items()}
 
     @cached_property
+    def answered(self) -> Mapping[str, tuple[Action, ...]]:
+        """The same, without steps of the graph alone after which nothing was tried: those say nothing.
+
+        Exploring leaves many of them, wherever a search dropped a branch. A planner that is led there and finds nothing
+        to choose would learn that a good fusion is a dead end.
+        """
+        leading: dict[str, list[str]] = {}
+        for edge in self.edges:
+            if edge.accepted and edge.child is not None:
+                leading.setdefault(edge.child, []).append(edge.parent)
+        telling = {e.parent for e in self.edges if e.evaluation is not None or not e.accepted}
+        waiting = list(telling)
+        while waiting:
+            for parent in leading.get(waiting.pop(), ()):
+                if parent not in telling:
+                    telling.add(parent)
+                    waiting.append(parent)
+        found: dict[str, set[Action]] = {}
+        for edge in self.edges:
+            if edge.evaluation is not None or not edge.accepted or edge.child in telling:
+                found.setdefault(edge.parent, set()).add(edge.action)
+        return {parent: tuple(sorted(actions)) for parent, actions in found.items()}
+
+    @cached_property
     def times(self) -> Mapping[str, float]:
         """Digest of each program that was judged right to its device milliseconds."""
         return {s: e.ms for purpose, s, e in self.evaluations if purpose != FINAL and e.ok and e.ms is not None}

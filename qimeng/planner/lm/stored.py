@@ -43,8 +43,8 @@ class StoredTask:
 
     @cached_property
     def known(self) -> dict[str, frozenset[Action]]:
-        """Digest of a program to the actions tried on it."""
-        return {parent: frozenset(actions) for parent, actions in self.tree.explored.items()}
+        """Digest of a program to the actions on it that the tree can answer (`Tree.answered`)."""
+        return {parent: frozenset(actions) for parent, actions in self.tree.answered.items()}
 
     @cached_property
     def best_ms(self) -> float:

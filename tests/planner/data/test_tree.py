@@ -15,7 +15,7 @@ from qimeng.envs.replay import CachingEvaluator
 from qimeng.envs.session import Budget, Session
 from qimeng.envs.task import Task
 from qimeng.graph.verify import capture_spec
-from qimeng.interfaces import Evaluation, Gate, Planner
+from qimeng.interfaces import Action, Evaluation, Gate, Planner
 from qimeng.planner.climb import HillClimb
 from qimeng.planner.data.generate import Bytes, Drawn, draw
 from qimeng.planner.data.tree import Tree, TreeError, compact, describe, read_trees, trees_of, write_trees
@@ -23,7 +23,7 @@ from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.random import RandomPlanner
 from qimeng.program.program import Program
-from qimeng.store import Conditions, Store, content_hash, evaluation_key
+from qimeng.store import Conditions, Store, StoredStep, content_hash, evaluation_key
 from qimeng.testing import FakeCoder, FakeEvaluator, fake_task
 
 LITTLE = Bytes(1 << 12, 1 << 14)
@@ -121,6 +121,19 @@ def test_the_best_branch_leads_to_the_fastest_program(file: Path) -> None:
         assert [step.child for step in branch[:-1]] == [step.parent for step in branch[1:]]
         assert tree.times[branch[-1].child or ""] == min(tree.times.values()) < tree.times[start]
         assert tree.best_branch("elsewhere") == ()
+
+
+def test_steps_that_lead_nowhere_are_no_answers(file: Path) -> None:
+    tree, fusion = next(read_trees(file)), Action("fusion", ("r1", "r2"))
+
+    def step(parent: str, child: str, judged: bool) -> StoredStep:
+        return StoredStep(parent, fusion, None, "judged" if judged else None, True, child)
+
+    edges = (step("a", "b", False), step("b", "c", True), step("c", "d", False), step("d", "e", False))
+    small = replace(tree, edges=edges)
+    assert small.explored.keys() == {"a", "b", "c", "d"} and small.answered.keys() == {"a", "b"}
+    refused = StoredStep("d", fusion, None, None, False, None)
+    assert replace(tree, edges=(*edges, refused)).answered.keys() == {"a", "b", "c", "d"}
 
 
 def of_another_version(tree: Tree) -> Tree:
