@@ -58,7 +58,7 @@ def optimize(
     llm_tokens: Tokens = None,
     llm_money: Money = None,
     llm_prices: PriceList = "",
-    llm_candidates: Candidates = 1,
+    candidates: Candidates = 1,
     llm_prompts: Prompts = None,
     search: Annotated[str, typer.Option(help=f"How steps are searched: {listed(SEARCHES)}; beam:8, say.")] = "greedy",
     device: Annotated[
@@ -90,7 +90,7 @@ def optimize(
 
     modes = split(compile_modes)
     check_names(planner, coder, search, mode, dtype, modes)
-    writer = made_coder(coder, base_url, llm_calls, llm_tokens, llm_money, llm_prices, llm_candidates, llm_prompts)
+    writer = made_coder(coder, base_url, llm_calls, llm_tokens, llm_money, llm_prices, candidates, llm_prompts)
     target = make_device(device or None)
     spec = KernelSpec.from_file(file, dtype=dtype, mode=mode)
     folder = out or Path("runs") / file.stem
