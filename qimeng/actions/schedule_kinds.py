@@ -1,4 +1,4 @@
-"""Kinds that rewrite a region's schedule: tiling, reordering, pipeline, precision, layout, split, vectorization.
+"""Kinds that rewrite a region's schedule: tiling, reordering, pipeline, precision, layout, split and their like.
 
 Deals in numbers of `Schedule`, each rewrite a pure function. Which regions and devices they fit is checked in one
 place, `qimeng.actions.base.check_schedule`. Knows nothing about kernel text.
@@ -297,5 +297,37 @@ class Vectorization(ScheduleKind):
         return _variants(s, found)
 
 
-for _kind in (Tiling(), Reordering(), Pipeline(), Precision(), Layout(), Split(), Vectorization()):
+class Special(ScheduleKind):
+    """Compute special functions (exp, log, tanh, sqrt …) by the GPU's approximate units, or by Triton's own code.
+
+    The approximate forms keep about fp32's accuracy, also near the points where a unit has no bound; whether the
+    result is within the error budget is for the evaluator to say.
+
+    args: ``fast`` or ``accurate``.
+    rewrite: ``log(x)`` -> ``ln2 * lg2.approx(x)``
+    """
+
+    name = "special"
+    options = ("fast", "accurate")
+    family = "tile"
+
+    def check(self, program: Program, action: Action, context: Context) -> None:
+        """Only where every element takes such a function, on a GPU that has the units."""
+        _, schedule, facts = self._target(program, action, context)
+        if not facts.special:
+            raise IllegalAction("no element of the region takes a special function (exp, log, tanh, sqrt …) in fp32")
+        if not isinstance(context.device.arch, int):
+            raise IllegalAction(
+                f"the approximate units are called by NVIDIA's instructions, not {context.device.name}'s"
+            )
+        if schedule.fast == (action.param == "fast"):
+            raise IllegalAction(f"{', '.join(facts.special)} {action.param} is what the region has")
+        super().check(program, action, context)
+
+    def rewrite(self, schedule: Schedule, facts: Facts, device: Device, param: str) -> tuple[Schedule, ...]:
+        """The same tiles with other code for the functions."""
+        return _variants(schedule, [schedule.but(fast=param == "fast")])
+
+
+for _kind in (Tiling(), Reordering(), Pipeline(), Precision(), Layout(), Split(), Vectorization(), Special()):
     register(_kind)

@@ -1,8 +1,8 @@
 """The process in which candidates run where there is no GPU: the worker, with kernels run by Triton's interpreter.
 
 Deals in what Triton's interpreter gets wrong or lacks, so that what comes out is what a GPU would give: rounding to
-bf16, products of bf16 operands, operands that tensor cores cut to TF32, autotuned kernels. Knows nothing about
-specifications or verdicts. Must be started with ``TRITON_INTERPRET=1`` in the environment, in a process
+bf16, products of bf16 operands, operands that tensor cores cut to TF32, approximate units, autotuned kernels. Knows
+nothing about specifications or verdicts. Must be started with ``TRITON_INTERPRET=1`` in the environment, in a process
 that has not imported Triton.
 """
 
@@ -55,8 +55,43 @@ def mend() -> None:
         self.configs = self.configs[:1]
         return tune(self, *args, **options)
 
+    def create_inline_asm(self: Any, text: str, constraints: str, values: list[Any], *unused: Any) -> Any:
+        return _Units.run(text, values)
+
     InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl
+    InterpreterBuilder.create_inline_asm = create_inline_asm
     Autotuner.run = first_only
+
+
+class _Units:
+    """The approximate units that the templates call by instruction, with the largest error that they may have.
+
+    PTX ISA: lg2.approx has an absolute error of 2^-22 in (0.5, 2) and a relative one of 2^-22 elsewhere, tanh.approx a
+    relative one of 2^-11; up or down by the operand's last bit, which no other computation of the element shares.
+    """
+
+    def __init__(self, handle: Any):
+        self.handle = handle
+
+    def get_result(self, number: int) -> Any:
+        return self.handle
+
+    @classmethod
+    def run(cls, text: str, values: list[Any]) -> _Units:
+        from triton.runtime.interpreter import TensorHandle
+
+        (operand,), name = values, text.split()[0]
+        x = np.asarray(operand.data, dtype=np.float32)
+        away = np.where(np.ascontiguousarray(x).view(np.uint32) & np.uint32(1), 1.0, -1.0).reshape(x.shape)
+        with np.errstate(all="ignore"):
+            if name == "lg2.approx.f32":
+                exact = np.log2(x.astype(np.float64))
+                exact = exact + away * 2.0**-22 * np.where((x > 0.5) & (x < 2), 1.0, np.abs(exact))
+            elif name == "tanh.approx.f32":
+                exact = np.tanh(x.astype(np.float64)) * (1 + away * 2.0**-11)
+            else:
+                raise NotImplementedError(f"inline assembly {text!r}")
+            return cls(TensorHandle(exact.astype(np.float32), operand.dtype))
 
 
 def _as_seen(handle: Any, tf32: bool) -> Any:

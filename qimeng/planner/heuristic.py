@@ -15,6 +15,9 @@ from qimeng.interfaces import Action, Observation, Planner
 NEAR_ROOFLINE = 0.98
 """A region whose least memory traffic, at the rates below, takes this share of its time is left alone."""
 
+FAR_FROM_ROOFLINE = 0.85
+"""Below this share a kernel is bound by something else than memory: by special functions, where it has any."""
+
 READ_FRACTION, COPY_FRACTION = 0.94, 0.88
 """Share of the datasheet's bandwidth that reading reaches, and reading and writing (H200: 4.5 and 4.2 of 4.8 TB/s)."""
 
@@ -76,7 +79,11 @@ class HeuristicPlanner(Planner):
         self.patience = patience
 
     def choose(self, observation: Observation) -> Action:
-        """The first applicable of: fusion, lowering, fusion with what is left to the library, tuning, stop."""
+        """The first applicable of: fusion, lowering, fusion with what is left to the library, tuning, stop.
+
+        Tuning begins with fast special functions where a region has such functions (the action is offered) and memory
+        is not what binds it.
+        """
         return (
             self._fusion(observation)
             or self._lowering(observation, library=False)
@@ -127,6 +134,8 @@ class HeuristicPlanner(Planner):
             if back is not None and on_torch is not None and ms > HOPELESS * on_torch:
                 return back
             intents = () if self._stuck(region, o) else _intents(region, o)
+            if intents and not _has_product(region) and ms and _floor_ms(region, o) / ms < FAR_FROM_ROOFLINE:
+                intents = (("special", "fast"), *intents)
             for kind, param in intents:
                 action = Action(kind, (region.id,), param)
                 if action in offered and action not in tried:

@@ -39,6 +39,7 @@ class Schedule:
         packed: operands written once in the form the main loop wants: of ``""``, ``"a"``, ``"b"``, ``"ab"``.
         persistent: one program an SM that loops over tiles.
         descriptors: operands read through tensor descriptors (TMA).
+        fast: special functions by the GPU's approximate units (tile family).
     """
 
     family: str = "tile"
@@ -60,6 +61,7 @@ class Schedule:
     packed: str = ""
     persistent: bool = False
     descriptors: bool = False
+    fast: bool = False
 
     def but(self, **changes: Any) -> Schedule:
         """This schedule with some fields changed."""

@@ -48,6 +48,13 @@ class Pointwise(torch.nn.Module):
         return torch.tanh(x + b)
 
 
+class Flat(torch.nn.Module):
+    """A root for each row, but none for each element."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / torch.sqrt((x * x).sum(1, keepdim=True))
+
+
 PROGRAMS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[tuple[int, ...], ...]]] = {
     "linear": (Linear, ((128, 256),)),
     "softmax": (Softmax, ((64, 100_000),)),
@@ -56,7 +63,7 @@ PROGRAMS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[tuple[int, ...], 
 
 
 def make(name: str) -> Program:
-    module, shapes = PROGRAMS[name]
+    module, shapes = (PROGRAMS | {"flat": (Flat, ((64, 1000),))})[name]
     return Program.start(capture(module, lambda: tuple(torch.empty(s) for s in shapes)))
 
 
@@ -111,6 +118,9 @@ def test_a_patch_is_a_diff_of_the_source(context: Context, golden: Callable[[str
         ("pointwise", Action("lowering", ("?",)), "has a generated kernel already"),
         ("pointwise", Action("library", ("?",)), r"is not one library operator \(2 operators\)"),
         ("pointwise", Action("fusion", ("?",)), r"needs 2 region\(s\), got 1"),
+        ("pointwise", Action("special", ("?",), "accurate"), "tanh accurate is what the region has"),
+        ("linear", Action("special", ("?",), "fast"), "for the tile family, this region is gemm"),
+        ("flat", Action("special", ("?",), "fast"), "no element of the region takes a special function"),
     ],
 )
 def test_refusals_say_why(name: str, action: Action, message: str, context: Context) -> None:
@@ -119,6 +129,19 @@ def test_refusals_say_why(name: str, action: Action, message: str, context: Cont
     action = Action(action.kind, tuple(first if r == "?" else r for r in action.regions), action.param)
     with pytest.raises(IllegalAction, match=message):
         check_action(program, action, context)
+
+
+def test_special_functions_need_a_gpu_that_has_the_units(context: Context) -> None:
+    program = fused_and_lowered("pointwise", context)
+    fast = Action("special", (program.regions[0].id,), "fast")
+    check_action(program, fast, context)
+    other = Context(device_named("mi300x"), context.coder)
+    with pytest.raises(IllegalAction, match="NVIDIA's instructions, not mi300x's"):
+        check_action(program, fast, other)
+    patch = context.coder.write(Request(program, fast, context.device))
+    quick = patch.apply(program)
+    assert [a.param for a in legal_actions(quick, context) if a.kind == "special"] == ["accurate"]
+    assert "rsqrt" in quick.source and "rsqrt" not in program.source
 
 
 def test_limits_come_with_their_numbers(context: Context) -> None:

@@ -12,6 +12,7 @@ from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.gemm_plan import GemmPlan, plan_gemm
 from qimeng.coder.template.ir import Nest
 from qimeng.coder.template.sources import Loads, nest_of
+from qimeng.coder.template.special import SPECIAL
 from qimeng.coder.template.tile_plan import TilePlan, plan_tile
 from qimeng.graph.ops import VIEWS
 from qimeng.graph.region import Region
@@ -86,7 +87,7 @@ def _analyse(key: _Key) -> Analysis | Unsupported:
             gemm = plan_gemm(region, nest, loads)
             return Analysis(region, nest, loads, gemm, _gemm_facts(gemm))
         nest, loads, tile = _tile(region, nest, loads)
-        return Analysis(region, nest, loads, tile, _tile_facts(region, tile))
+        return Analysis(region, nest, loads, tile, _tile_facts(region, nest, tile))
     except Unsupported as error:
         return error
 
@@ -103,7 +104,7 @@ def _tile(region: Region, nest: Nest, loads: Loads) -> tuple[Nest, Loads, TilePl
             raise reason from None
 
 
-def _tile_facts(region: Region, plan: TilePlan) -> Facts:
+def _tile_facts(region: Region, nest: Nest, plan: TilePlan) -> Facts:
     dtypes = [region.graph.meta(v).dtype for v in region.inputs] or ["float32"]
     return Facts(
         "tile",
@@ -113,7 +114,15 @@ def _tile_facts(region: Region, plan: TilePlan) -> Facts:
         passes=plan.passes,
         full_outputs=plan.full,
         contiguous=plan.contiguous,
+        special=_special(nest, plan),
     )
+
+
+def _special(nest: Nest, plan: TilePlan) -> tuple[str, ...]:
+    """Special functions of every element; those of a row's sums take no time."""
+    inside = {a for group, _ in plan.columns for a in group}
+    found = {e.op for e in nest.exprs if e.op in SPECIAL and e.dtype != "float64" and e.depends & inside}
+    return tuple(sorted(found))
 
 
 def _gemm_facts(plan: GemmPlan) -> Facts:

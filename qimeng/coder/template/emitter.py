@@ -50,6 +50,7 @@ class Emitter:
         masks: side to the name of its mask, where that side can overhang.
         lines: what was printed, without indentation.
         letter: how temporaries begin; two branches of an `if` must not share names.
+        fast: how special functions are computed; see `ops.write`.
     """
 
     nest: Nest
@@ -60,6 +61,7 @@ class Emitter:
     names: dict[int, str] = field(default_factory=dict)
     load_hint: str = ""
     letter: str = "v"
+    fast: str = ""
     _count: int = 0
 
     def side(self, e: Expr) -> str:
@@ -137,7 +139,7 @@ class Emitter:
             dtype = ops.TRITON_DTYPE[ops.compute_dtype(self._partner(e))]
             args = [f"tl.full([1, 1], {a}, {dtype})" for a in args]
         target = self.fresh()
-        self.lines += ops.write(e.op, target, args, e.dtype)
+        self.lines += ops.write(e.op, target, args, e.dtype, self.fast)
         return target
 
     def _partner(self, e: Expr) -> str:

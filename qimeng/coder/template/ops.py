@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from qimeng.coder.template.special import FAST, FAST_HALF
+
 SIMPLE: dict[str, str] = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
     "abs": "tl.abs({0})", "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
@@ -24,9 +26,9 @@ SIMPLE: dict[str, str] = {
     "where": "tl.where({0}, {1}, {2})", "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}",
     "not": "{0} == 0", "isnan": "{0} != {0}", "isinf": "tl.abs({0}) == float('inf')",
     "sign": "({0} > 0).to({0}.dtype) - ({0} < 0).to({0}.dtype)", "square": "{0} * {0}",
-    "identity": "{0}",
+    "identity": "{0}", "inverse": "1.0 / {0}",
 }  # fmt: skip
-"""Operators that are one expression."""
+"""Operators that are one expression; ``inverse`` is a reciprocal whose operand is positive."""
 
 
 def _tanh(t: str, x: str) -> list[str]:
@@ -88,10 +90,21 @@ DOUBLE: dict[str, Callable[[str, str], list[str]]] = {
 """What is written otherwise in fp64: there is no `sqrt_rn`, and series of fp32 are too short (Kahan's expm1)."""
 
 
-def write(op: str, target: str, args: list[str], dtype: str = "float32") -> list[str]:
-    """Lines that leave `op(*args)`, of `dtype`, in `target`."""
+def write(op: str, target: str, args: list[str], dtype: str = "float32", fast: str = "") -> list[str]:
+    """Lines that leave `op(*args)`, of `dtype`, in `target`.
+
+    Args:
+        op: the operator.
+        target: name of the result.
+        args: names or literals.
+        dtype: of the result.
+        fast: special functions by the approximate units (`qimeng.coder.template.special`): as ``"float32"`` or
+            ``"half"`` needs them; empty for Triton's own.
+    """
     if dtype == "float64" and op in DOUBLE:
         return DOUBLE[op](target, args[0])
+    if fast and dtype != "float64" and op in FAST:
+        return (FAST_HALF if fast == "half" else FAST)[op](target, args[0])
     if op in LONG:
         return LONG[op](target, args[0])
     return [f"{target} = {SIMPLE[op].format(*args)}"]

@@ -76,9 +76,9 @@ def _gelu(b: Builder, node: Any, x: Expr, approximate: str = "none") -> Expr:
     if approximate == "tanh":
         cube = b.pw("mul", b.pw("mul", x, x), x)
         inner = b.pw("mul", b.pw("add", x, b.pw("mul", cube, 0.044715)), math.sqrt(2 / math.pi))
-        gate = b.pw("add", b.pw("tanh", inner), 1.0)
-    else:
-        gate = b.pw("add", b.pw("erf", b.pw("mul", x, math.sqrt(0.5))), 1.0)
+        # (1 + tanh u) / 2 = sigmoid(2 u), which does not cancel where tanh is near -1
+        return b.pw("mul", x, b.pw("sigmoid", b.pw("mul", inner, 2.0)), dtype=out_dtype(node))
+    gate = b.pw("add", b.pw("erf", b.pw("mul", x, math.sqrt(0.5))), 1.0)
     return b.pw("mul", b.pw("mul", x, 0.5), gate, dtype=out_dtype(node))
 
 
@@ -92,7 +92,13 @@ def _softplus(b: Builder, node: Any, x: Expr, beta: float = 1.0, threshold: floa
 
 @rule("mish")
 def _mish(b: Builder, node: Any, x: Expr) -> Expr:
-    return b.pw("mul", x, b.pw("tanh", _softplus(b, node, x)), dtype=out_dtype(node))
+    """Mish as x n / (n + 2) with n = e^x (e^x + 2): no logarithm, nothing cancels.
+
+    Above 20 the quotient is 1 to double precision, and e^x would overflow.
+    """
+    e = b.pw("exp", b.pw("minimum", x, 20.0))
+    n = b.pw("mul", e, b.pw("add", e, 2.0))
+    return b.pw("mul", x, b.pw("mul", n, b.pw("inverse", b.pw("add", n, 2.0))), dtype=out_dtype(node))
 
 
 @rule("hardsigmoid", "hardswish")

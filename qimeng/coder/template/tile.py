@@ -186,7 +186,14 @@ class Printer:
             masks["p"] = "p_mask"
         if extent_of(self.col_inner) % self.RB:
             masks["r"] = "r_mask"
-        return Emitter(self.nest, walks, self.wide, masks)
+        return Emitter(self.nest, walks, self.wide, masks, fast=self._fast())
+
+    def _fast(self) -> str:
+        """How special functions are computed: half types show less, where nothing else is read or written."""
+        if not self.schedule.fast:
+            return ""
+        dtypes = {s.dtype for s in self.nest.sources} | {dtype for *_, dtype in self.nest.outputs}
+        return "float32" if dtypes & {"float32", "float64"} else "half"
 
     def accumulators(self, level: int) -> list[tuple[Expr, Accumulator]]:
         """The reductions of pass `level` with their running values."""

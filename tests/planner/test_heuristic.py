@@ -1,0 +1,62 @@
+"""What the planner by rule tries first, seen from one observation at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from qimeng.actions import Context, legal_actions
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.device import device_named
+from qimeng.graph.capture import capture
+from qimeng.interfaces import Action, Evaluation, Gate, Observation, Request, Step, Timing
+from qimeng.planner.heuristic import HeuristicPlanner, _floor_ms
+from qimeng.program.program import Program
+
+
+class Module(torch.nn.Module):
+    def __init__(self, function: Callable[..., torch.Tensor]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.function(*inputs)
+
+
+CONTEXT = Context(device_named("h200"), TemplateCoder())
+
+
+def lowered(function: Callable[..., torch.Tensor], shape: tuple[int, ...] = (4096, 4096)) -> Program:
+    program = Program.start(capture(lambda: Module(function), lambda: (torch.empty(shape),)))
+    action = Action("lowering", (program.regions[0].id,))
+    return CONTEXT.coder.write(Request(program, action, CONTEXT.device)).apply(program)
+
+
+def seen(program: Program, share: float, *tried: Action) -> Observation:
+    """The program at this share of the roofline, after `tried`."""
+    region = program.regions[0]
+    history = tuple(Step(a, Evaluation(Gate.REGION, "slower", "wrong"), False) for a in tried)
+    blank = Observation(program, (), None, None, 1.0, history, CONTEXT.device)
+    ms = _floor_ms(region, blank) / share
+    found = Evaluation(Gate.PASSED, timing=Timing(ms), eager=Timing(1.0), region_ms={region.id: ms})
+    return Observation(program, legal_actions(program, CONTEXT), found, ms, 1.0, history, CONTEXT.device)
+
+
+def test_special_functions_are_tried_once_where_memory_does_not_bind_the_kernel():
+    program = lowered(torch.tanh)
+    fast = Action("special", (program.regions[0].id,), "fast")
+    choose = HeuristicPlanner().choose
+    assert choose(seen(program, 0.6)) == fast
+    assert choose(seen(program, 0.6, fast)).kind not in ("special", "stop")
+    assert choose(seen(program, 0.9)).kind not in ("special", "stop")
+    assert choose(seen(program, 0.99)).kind == "stop"
+    quick = CONTEXT.coder.write(Request(program, fast, CONTEXT.device)).apply(program)
+    assert choose(seen(quick, 0.6, fast)).kind not in ("special", "stop"), "nor is it taken back"
+
+
+@pytest.mark.parametrize("function", [torch.relu, lambda x: x / torch.sqrt((x * x).sum(1, keepdim=True))])
+def test_without_special_functions_they_are_not_tried(function):
+    program = lowered(function)
+    assert HeuristicPlanner().choose(seen(program, 0.6)).kind != "special"
