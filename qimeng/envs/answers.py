@@ -43,9 +43,7 @@ def samples_of(data: Any) -> Samples:
 
 
 def launches_from(items: Any) -> list[tuple[str, float]]:
-    """Names and milliseconds of kernels; none for None."""
-    if items is None:
-        return []
+    """Names and milliseconds of kernels."""
     if not isinstance(items, list) or len(items) > LONGEST:
         raise WorkerFailed("protocol", "the answer makes no sense: no list of kernels")
     found = []

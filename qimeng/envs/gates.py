@@ -44,6 +44,8 @@ PROFILE_ROUNDS = 3
 CLOCK_ROUNDS = 3
 """Times that a program is timed before it is believed that its times and the judge's clock disagree (a host that has
 become busy delays both), or that the GPU is held back for good."""
+PROFILER_S = 60.0
+"""Seconds that listing the kernels of a call may take."""
 UNPROVEN = "the profiler showed no kernels: the generated share is that of regions, by what they say of themselves"
 COOL_S = 2.0
 """Seconds of rest before a GPU that was held back is timed again."""
@@ -319,11 +321,10 @@ class Run:
                 eager_peak_bytes=eager_peak_bytes,
                 notes=(*verdict.notes, *self._remarks(timing), *self._on_clocks(watch)),
             )
-            proven = self._profiled(worker, i, found)
-        if proven is None:
-            return None
+            found = self._profiled(worker, candidate, found)
         with owner.turn("check", self.clock):
             verdict = owner.check_timed(worker)
+            proven = self._proven(worker, i, found) if verdict.ok else None
         if verdict.failure is not None:
             self.refused[i] = Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
             return None
@@ -375,21 +376,12 @@ class Run:
             return (f"the GPU was held back each time this was timed: {watch.slowed}",)
         return ("the power limit was reached while this was timed",) if watch.seen & POWER_CAP else ()
 
-    def _profiled(self, worker: Process, i: int, found: Evaluation) -> Evaluation | None:
-        """`found` with the share of each region and of the generated kernels; None where those do not do the work."""
-        owner, candidate = self.owner, self.candidates[i]
+    def _profiled(self, worker: Process, candidate: Program, found: Evaluation) -> Evaluation:
+        """`found` with the time of each region."""
+        owner = self.owner
         implementations = [candidate.implementation(r) for r in candidate.regions]
         entries = [] if candidate.fallback else [m.entry for m in implementations]
-        generated = [m for m in implementations if m.generated]
-        look = bool(generated) and (self.thorough or any(m.schedule is None for m in generated))
-        data, _ = worker.call(
-            "profile",
-            owner.limit_s,
-            seed=owner.draw_seed(),
-            entries=entries,
-            repeats=PROFILE_ROUNDS,
-            kernels=look,
-        )
+        data, _ = worker.call("profile", owner.limit_s, seed=owner.draw_seed(), entries=entries, repeats=PROFILE_ROUNDS)
         found = replace(found, prepare_ms=amount_of(entry_of(data, "prepare_ms")))
         told = entry_of(data, "regions")
         rounds = [times_of(r) for r in told] if isinstance(told, list) else []
@@ -399,12 +391,19 @@ class Run:
         total = sum(times)
         own = sum(t for t, m in zip(times, implementations, strict=True) if m.generated)
         shares = {region.id: t for region, t in zip(candidate.regions, times, strict=True)}
-        claimed = own / total if total else None
-        found = replace(found, region_ms=shares, generated_share=claimed)
-        if not look or not claimed:
+        return replace(found, region_ms=shares, generated_share=own / total if total else None)
+
+    def _proven(self, worker: Process, i: int, found: Evaluation) -> Evaluation | None:
+        """`found` with the share of the program's own kernels; None where others do the work of generated regions.
+
+        The profiler takes seconds: it is asked in a final verification, and of kernels that no template printed.
+        """
+        owner, candidate, claimed = self.owner, self.candidates[i], found.generated_share
+        generated = [m for m in map(candidate.implementation, candidate.regions) if m.generated]
+        if not claimed or not (self.thorough or any(m.schedule is None for m in generated)):
             return found
-        launches = launches_from(entry_of(data, "launches"))
-        share = own_share(launches, self.kernels.get(i, {}))
+        data, _ = worker.call("launches", max(owner.limit_s, PROFILER_S), seed=owner.draw_seed())
+        share = own_share(launches_from(data), self.kernels.get(i, {}))
         if share is None:
             return replace(found, notes=(*found.notes, UNPROVEN))
         if share < LEAST * claimed:

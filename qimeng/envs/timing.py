@@ -25,7 +25,9 @@ from torch.utils import _pytree
 from qimeng.envs.witness import Witness, call_seed
 from qimeng.interfaces import Timing
 
-_now = time.perf_counter  # foreign code that replaces it in `time` does not reach this one
+_now = time.perf_counter  # foreign code that replaces a name in `time` or `torch` does not reach what is bound here
+_Event, _record, _elapsed_ms = torch.cuda.Event, torch.cuda.Event.record, torch.cuda.Event.elapsed_time
+_drain = getattr(torch._C, "_cuda_synchronize", torch.cuda.synchronize)
 FRESH_SHARE = 8
 """Input sets may take this fraction (one in) of the device's memory; larger inputs are held one set at a time."""
 SETS = 3
@@ -105,7 +107,7 @@ class Stopwatch:
     def synchronize(self) -> None:
         """Wait for the device: every stream of this process."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            _drain()
 
     def once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> tuple[float, float, Any]:
         """Device and wall milliseconds of one call, and what it returned."""
@@ -116,14 +118,14 @@ class Stopwatch:
             output = call(*arguments)
             wall = (_now() - began) * 1e3
             return wall, wall, output
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = _Event(enable_timing=True), _Event(enable_timing=True)
         began = _now()
-        start.record()
+        _record(start)
         output = call(*arguments)
-        end.record()
-        torch.cuda.synchronize(self.device)
+        _record(end)
+        _drain()
         wall = (_now() - began) * 1e3
-        return start.elapsed_time(end), wall, output
+        return _elapsed_ms(start, end), wall, output
 
     def measure(
         self,

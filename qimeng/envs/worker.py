@@ -343,21 +343,14 @@ class Worker:
         del output
         return int(peak + sum(prepared.values()))
 
-    def profile(self, seed: int, entries: Sequence[str], repeats: int, kernels: bool = False) -> dict[str, Any]:
-        """Milliseconds of each region, a list for each repeat, and of making prepared buffers anew; every kernel.
+    def profile(self, seed: int, entries: Sequence[str], repeats: int) -> dict[str, Any]:
+        """Milliseconds of each region, a list for each repeat, and of making prepared buffers anew.
 
-        Neither regions nor kernels are timed on the CPU.
-
-        Args:
-            seed: of the inputs.
-            entries: name of the function of each region.
-            repeats: times that regions are timed.
-            kernels: whether the kernels of one call are listed, which takes seconds the first time.
+        Regions are not timed on the CPU.
         """
         inputs = self._inputs(Draw(seed))
-        on_gpu = self.device.type == "cuda"
         rounds = []
-        if self.module is not None and on_gpu:
+        if self.module is not None and self.device.type == "cuda":
             for _ in range(repeats + 1):
                 rounds.append(time_regions(self.module, lambda: self.model(*inputs), entries, self._fill_queue))
         prepared = list(self._prepared())
@@ -367,8 +360,15 @@ class Worker:
             self.stopwatch.synchronize()
             with_all = self.stopwatch.once(self._unprepared, inputs)[0]
             prepare_ms = max(with_all - self.stopwatch.once(self.model, inputs)[0], 0.0)
-        launches = launches_of(lambda: self.model(*inputs)) if kernels and on_gpu else None
-        return {"regions": rounds[1:], "prepare_ms": prepare_ms, "launches": launches}
+        return {"regions": rounds[1:], "prepare_ms": prepare_ms}
+
+    def launches(self, seed: int) -> list[tuple[str, float]]:
+        """Name and milliseconds of every kernel of one call, which takes seconds the first time; none on the CPU."""
+        if self.device.type != "cuda":
+            return []
+        inputs = self._inputs(Draw(seed))
+        self.model(*inputs)
+        return launches_of(lambda: self.model(*inputs))
 
     # -- one region alone
 
@@ -461,7 +461,7 @@ class Worker:
 
 COMMANDS = (
     "ready", "load", "trial", "again", "foreign", "release", "arm", "fire", "time", "timed", "peak", "profile",
-    "capture", "alternative", "time_alternative", "forget_alternatives",
+    "launches", "capture", "alternative", "time_alternative", "forget_alternatives",
 )  # fmt: skip
 
 

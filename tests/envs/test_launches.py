@@ -53,27 +53,26 @@ def test_a_decoy_that_bears_the_name_of_a_librarys_kernel_counts_once():
     assert own_share([("Memset (Device)", 5.0)], {"add": 1}) is None
 
 
-def judged(launches: list[tuple[str, float]] | None) -> tuple[Evaluation | None, Run]:
-    """What the judge makes of a program with one generated region out of two, which take the same time."""
+def judged(launches: list[list[object]]) -> tuple[Evaluation | None, Run]:
+    """What the judge makes of a program of two regions that take the same time, one of them said to be generated."""
     start = Program.start(sample_graph())
     program = start.with_implementation(start.regions[0].id, TRITON)
-    answer = {"prepare_ms": None, "regions": [[1.0] * len(start.regions)], "launches": launches}
     owner = SimpleNamespace(limit_s=1.0, draw_seed=lambda: 1)
     run = Run(owner, program, None, "", lambda: [], Clock(), thorough=True)
     run.kernels[0] = {"add": 1}
-    worker = SimpleNamespace(call=lambda *a, **k: (answer, []))
-    return run._profiled(worker, 0, Evaluation(Gate.PASSED)), run
+    worker = SimpleNamespace(call=lambda *a, **k: (launches, []))
+    return run._proven(worker, 0, Evaluation(Gate.PASSED, generated_share=0.5)), run
 
 
 def test_the_generated_share_is_that_of_the_programs_own_kernels():
-    found, run = judged([["add", 1.0], [GEMM, 1.0], ["Memcpy DtoD", 2.0]])
-    assert found is not None and found.generated_share == 0.5 and run.refused == {}
+    found, run = judged([["add", 1.0], [GEMM, 3.0], ["Memcpy DtoD", 2.0]])
+    assert found is not None and found.generated_share == 0.25 and run.refused == {}
 
 
 def test_work_that_others_do_is_no_generated_kernel():
     found, run = judged([["add", 0.01], [GEMM, 2.0]])
     assert found is None and run.refused[0].failure == "not-a-kernel"
-    assert "kernels of their own 0.5%" in run.refused[0].error
+    assert "take 50% of the time, kernels of their own 0.5%" in run.refused[0].error
 
 
 def test_where_the_profiler_says_nothing_that_is_said():
@@ -86,4 +85,4 @@ def test_without_a_gpu_no_kernels_are_listed():
     from qimeng.spec import KernelSpec
 
     worker = Worker(KernelSpec.from_function(torch.relu, (torch.ones(4),)), torch.device("cpu"))
-    assert worker.profile(1, [], 1, kernels=True)["launches"] is None
+    assert worker.launches(1) == []
