@@ -135,6 +135,7 @@ class Ledger:
         began: when the search began.
         evaluations: programs sent to the judge.
         longest: seconds of the longest evaluation after the first.
+        writing: seconds that the coder took longest.
         known: evaluations of this search by what was judged; asking again is free, except after an accident.
         accidents: how often what was judged came to a failure that may be an accident (`Evaluation.lasting`); it is
             judged again when it is asked for again, `ACCIDENTS` times in all.
@@ -149,6 +150,7 @@ class Ledger:
     began: float
     evaluations: int = 0
     longest: float = 0.0
+    writing: float = 0.0
     known: dict[str, Evaluation] = field(default_factory=dict)
     accidents: dict[str, int] = field(default_factory=dict)
     refused: dict[str, frozenset[Action]] = field(default_factory=dict)
@@ -241,7 +243,8 @@ class Session:
             return "steps"
         if ledger.evaluations >= ledger.budget.evaluations:
             return "evaluations"
-        if ledger.seconds_left < 2 * ledger.longest or ledger.seconds_left <= 0:  # one step and the final verification
+        needed = ledger.writing + 2 * ledger.longest  # one step and the final verification
+        if ledger.seconds_left < needed or ledger.seconds_left <= 0:
             return "seconds"
         return None
 
@@ -357,7 +360,7 @@ class Session:
         for _ in range(1 + self.ledger.budget.repairs):
             try:
                 check_action(program, action, context)
-                patch = context.coder.write(request)
+                patch = self._written(request)
             except (IllegalAction, CoderError) as error:
                 failure = "illegal" if isinstance(error, IllegalAction) else error.failure
                 refused = Evaluation(Gate.WRITE, str(error), failure)
@@ -380,6 +383,14 @@ class Session:
         if not step.accepted:
             self._roll_back(step, open_question)
         return step
+
+    def _written(self, request: Request) -> Patch:
+        ledger = self.ledger
+        began = ledger.clock()
+        try:
+            return self.task.context.coder.write(request)
+        finally:
+            ledger.writing = max(ledger.writing, ledger.clock() - began)
 
     def _verify(self, action: Action, patch: Patch) -> Step:
         """Judge `patch` (a change of the graph alone needs none) and advance where it is right."""

@@ -25,7 +25,7 @@ from qimeng.planner.greedy import GreedySearch
 from qimeng.program.program import Program, torch_implementation
 from qimeng.recipe import program_from_json
 from qimeng.store import Store
-from qimeng.testing import FakeEvaluator, ScriptedPlanner, fake_task, sample_graph
+from qimeng.testing import FakeClock, FakeEvaluator, ScriptedPlanner, fake_task, sample_graph
 from tests.coder.llm.endpoint import fence
 
 KERNEL = "def region({arguments}):\n    # {remark}\n    return (x0,)\n"
@@ -244,6 +244,22 @@ def test_a_budget_ends_the_model_and_not_the_run(graph: OpGraph) -> None:
     failures = [s.evaluation.failure for s in result.steps if s.evaluation and not s.accepted]
     assert set(failures) == {"model-budget"}
     assert result.notes[-1].startswith("fake:model: 2 answers (0 from the store), 220 tokens, 1.0 s; budget")
+
+
+def test_a_slow_model_is_not_begun_with_what_it_cannot_end(graph: OpGraph) -> None:
+    clock = FakeClock()
+
+    class Slow(ScriptedChat):
+        def ask(self, messages: Sequence[Message], count: int = 1) -> Iterable[Reply]:
+            clock.now += 30.0
+            return super().ask(messages, count)
+
+    task = fake_task(graph, coder=LLMCoder(Slow(kernel("a"), kernel("b"))))
+    session = Session(task, Budget(seconds=50.0), clock=clock)
+    session.begin()
+    assert session.exhausted() is None
+    assert session.step(first(session, "lowering")).accepted
+    assert session.exhausted() == "seconds"
 
 
 # ---- the store
