@@ -113,6 +113,10 @@ CASES: dict[str, tuple[list[Says], str]] = {
 }  # fmt: skip
 
 
+WAITS = {"after a hanging connection": (1.0, 20), "hanging for ever": (0.2, 1)}
+"""Seconds until a request is given up, and how often it is made again, where that matters."""
+
+
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Session, Path]]:
     """A session on ``relu(x) * 3`` whose start is judged, and the two operators one region."""
@@ -127,13 +131,15 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Session,
     task.evaluator.close()
 
 
-def step_of(session: Session, endpoint: Endpoint, path: Path, seen: list[str]) -> tuple[Session, Action]:
+def step_of(
+    session: Session, endpoint: Endpoint, path: Path, seen: list[str], timeout_s: float = 60.0, retries: int = 1
+) -> tuple[Session, Action]:
     """A clone of `session` after a lowering by the model behind `endpoint`."""
     chat = OpenAIChat(
         f"model for {' '.join(seen)}",  # another one each time: what one model said answers for no other
         endpoint.url,
-        timeout_s=0.4,
-        retries=1,
+        timeout_s=timeout_s,
+        retries=retries,
         key=lambda url: KEY,
         sleep=lambda seconds: None,
         draw=lambda: 0.0,
@@ -169,7 +175,8 @@ def test_what_becomes_of_an_answer(
 
     seen = [name]
     with served(answer) as endpoint:
-        after, action = step_of(session, endpoint, path, seen)
+        limits = WAITS.get(name, (60.0, 1))
+        after, action = step_of(session, endpoint, path, seen, *limits)
     (step,) = after.state.history[len(session.state.history) :]
     found = step.evaluation
     assert found is not None

@@ -142,8 +142,8 @@ def test_jitter_is_drawn() -> None:
 
 
 def test_a_hanging_connection_is_given_up() -> None:
-    found, time, _ = ask(Says(hang=True), Says("hello"), timeout_s=0.2)
-    assert isinstance(found, Reply) and time.slept == [1.0]
+    found, time, _ = ask(Says(hang=True), Says(hang=True), timeout_s=0.2, retries=1)
+    assert isinstance(found, ChatError) and (found.kind, found.passing) == ("timeout", True) and time.slept == [1.0]
     found, _, _ = ask(Says(chunks=[b'{"choices": '], hang=True), timeout_s=0.2, retries=0)
     assert isinstance(found, ChatError) and found.kind == "timeout"
 
