@@ -113,15 +113,24 @@ def replay(
 
     order = read_order(out)
     with Store(out / STORE) as store:
-        found = list(trees_of(store))
-    trees = found if every else chosen(found, order)
+        explored = list(trees_of(store))
+    trees = explored if every else chosen(explored, order)
     counts = Counter("kernelbench" if t.family == KERNELBENCH else "generated" for t in trees)
-    print(f"{len(trees)} of {len(found)} trees count: {', '.join(f'{n} {half}' for half, n in counts.items())}")
+    print(f"{len(trees)} of {len(explored)} trees count: {', '.join(f'{n} {half}' for half, n in counts.items())}")
     for tree in trees:
         print(f"  {tree.name}: {judged(tree)} programs judged, best known {best_known(tree):.2f} x eager")
     done = read_replays(rows) if rows.exists() else ()
     where = environment(make_device("h200"))
-    for row in play(trees, _methods(lm, method, standard), where, range(seeds), evaluations, done):
+    found = play(
+        trees,
+        _methods(lm, method, standard),
+        where,
+        range(seeds),
+        evaluations,
+        done,
+        on_refused=lambda tree, error: print(f"{tree.name} cannot be replayed: {error}"),
+    )
+    for row in found:
         append_replay(rows, row)
         print(f"{row.name:<24} {row.method.label:<24} seed {row.seed}: {row.share(evaluations):.0%} of the gain")
 

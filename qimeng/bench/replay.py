@@ -15,7 +15,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 
 from qimeng.bench.row import Environment, RowError, append_line, whole_lines
 from qimeng.envs.session import STOP, Budget, Session
+from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Coder, Evaluation, Planner
 from qimeng.planner import WITH_FOLDER, draws, make_planner, make_search
 from qimeng.planner.data.tree import Tree
@@ -272,6 +273,7 @@ def replay(
     evaluations: int = EVALUATIONS,
     done: Sequence[ReplayRow] = (),
     coder: str | Coder = "template",
+    on_refused: Callable[[Tree, QimengError], None] = lambda tree, error: None,
 ) -> Iterator[ReplayRow]:
     """Replay every method on every tree from every seed, one that draws nothing from the first seed only.
 
@@ -283,19 +285,24 @@ def replay(
         evaluations: of each replay.
         done: rows that are there already, and are not made again.
         coder: says what is legal.
+        on_refused: told of a tree that cannot be replayed; the others are.
 
     Yields:
         New rows, as they are made.
     """
     known = {row.key for row in done if len(row.gains) == evaluations}
     for tree in trees:
-        stage = None
-        for method in methods:
-            for seed in seeds if method.draws else seeds[:1]:
-                if (tree.conditions.spec, tree.conditions.device, method, seed) in known:
-                    continue
-                stage = stage or Stage(tree, coder)
-                yield stage.play(method, seed, environment, evaluations)
+        about = tree.conditions.spec, tree.conditions.device
+        runs = [(m, seed) for m in methods for seed in (seeds if m.draws else seeds[:1])]
+        left = [run for run in runs if (*about, *run) not in known]
+        try:
+            stage = Stage(tree, coder) if left else None
+        except QimengError as error:
+            on_refused(tree, error)
+            continue
+        for method, seed in left:
+            assert stage is not None
+            yield stage.play(method, seed, environment, evaluations)
 
 
 def read_replays(path: Path | str) -> tuple[ReplayRow, ...]:

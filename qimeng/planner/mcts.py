@@ -8,12 +8,16 @@ here is said at `TreeSearch`.
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, field
 
 from qimeng.envs.ranking import gain
 from qimeng.envs.session import Session
 from qimeng.interfaces import Action, Planner
 from qimeng.planner.search import PATIENCE, Search, out_of_budget, own_trajectory, prior
+
+FEW = 0.1
+"""Parameter of the Dirichlet distribution of the noise; AlphaZero's is about 10 over the number of moves."""
 
 
 @dataclass(eq=False)
@@ -23,24 +27,24 @@ class Node:
     Attributes:
         session: stands at the program; steps are taken on forks of it.
         parent: the program it was reached from.
-        gain: the most log-gain over the start program on the way here, this program included.
+        most: the most log-gain over the start program on the way here, this program included.
+        worth: mean of `most` and of its own log-gain (of the last program on the way, where it was not timed).
         moves: the prior of each action that may still be tried or leads to a child; made at the first visit.
         children: the programs that actions led to.
-        best: the most log-gain in the subtree.
+        best: the greatest worth in the subtree.
         hopes: sum of the planner's values over the subtree.
-        visits: nodes of the subtree that were made or looked at.
-        seen: whether the planner was asked about it.
+        visits: nodes of the subtree.
     """
 
     session: Session
     parent: Node | None
-    gain: float
+    most: float = 0.0
+    worth: float = 0.0
     moves: dict[Action, float] = field(default_factory=dict)
     children: dict[Action, Node] = field(default_factory=dict)
     best: float = 0.0
     hopes: float = 0.0
     visits: int = 0
-    seen: bool = False
 
 
 class TreeSearch(Search):
@@ -50,9 +54,13 @@ class TreeSearch(Search):
     tried yet: P is its prior, n its visits, N those of the program. One step is carried out there, and what came of it
     is told to all programs above. Steps are deterministic and only the best program counts, so, unlike in a game:
 
-    - Q is the most log-gain in the subtree, over the most found so far; of an action not tried, the most on the way.
+    - Q is the greatest worth in the subtree, over the most log-gain found so far; of an action not tried, the worth of
+      the program it would change. What a program is worth counts half by its own log-gain and half by the most on the
+      way: a step may cost time before a later one pays.
     - Where the planner gives values, `value` of Q is the mean of them over the subtree, scaled to 0 … 1 over all
       programs seen.
+    - `noise` of every program's prior is drawn, from a Dirichlet distribution that is large for few actions: where the
+      prior says little, one branch is followed rather than each tried once (in AlphaZero at the root alone).
     - A program has one node, where it was first reached; actions that lead to a known program, and refused ones, are
       closed. No rollouts: a program's time is measured, not guessed.
 
@@ -60,13 +68,36 @@ class TreeSearch(Search):
         planner: gives the prior, and values where it is a `ValuingPlanner`.
         c: how much the prior counts against what was found.
         value: share of the planner's value in Q, 0 to 1.
+        noise: share of the prior that is drawn, 0 to 1.
+        seed: of what is drawn.
         patience: as for `qimeng.planner.search.trajectory`, for the planner's own trajectory.
     """
 
-    def __init__(self, planner: Planner, c: float = 1.5, value: float = 0.25, patience: int = PATIENCE):
-        if not c > 0 or not 0 <= value <= 1 or patience < 0:
-            raise ValueError(f"c must be above 0, value a share, patience at least 0: got {c}, {value}, {patience}")
-        self.planner, self.c, self.value, self.patience = planner, c, value, patience
+    def __init__(
+        self,
+        planner: Planner,
+        c: float = 1.5,
+        value: float = 0.25,
+        noise: float = 0.5,
+        seed: int = 0,
+        patience: int = PATIENCE,
+    ):
+        if not c > 0 or not (0 <= value <= 1 and 0 <= noise <= 1) or patience < 0:
+            raise ValueError(
+                "c must be above 0, value and noise shares, patience at least 0: got "
+                f"{c}, {value}, {noise} and {patience}"
+            )
+        self.planner, self.c, self.value, self.noise, self.patience = planner, c, value, noise, patience
+        self._random = random.Random(f"mcts {seed}")
+
+    def prior(self, branch: Session) -> tuple[dict[Action, float], float]:
+        """The planner's prior with its noise, and the value of the program that `branch` stands at."""
+        moves, value = prior(self.planner, branch.observe())
+        drawn = [self._random.gammavariate(FEW, 1) for _ in moves]
+        total = sum(drawn) or 1.0
+        return {
+            a: (1 - self.noise) * p + self.noise * g / total for (a, p), g in zip(moves.items(), drawn, strict=True)
+        }, value
 
     def run(self, session: Session) -> str:
         """Go on until the budget is used up, or every program that can be reached was tried (``"stop"``)."""
@@ -98,7 +129,7 @@ class _Tree:
         """Take in where `branch` stands after its last step: a new program, or one that closes an action."""
         state = branch.state
         if self.root is None:
-            self.root = self.nodes[state.program.digest] = Node(branch, None, 0.0)
+            self.root = self.nodes[state.program.digest] = Node(branch, None)
             self._look(self.root)
             return
         action = state.history[-1].action
@@ -109,9 +140,11 @@ class _Tree:
             if action not in parent.children:
                 parent.moves.pop(action, None)
             return
-        start = branch.ledger.start
-        measured = math.log(gain(state.evaluation, start) or 1.0) if start is not None else 0.0
-        node = Node(branch, parent, max(parent.gain, measured))
+        found = gain(state.evaluation, branch.ledger.start)
+        own = math.log(found) if found is not None else 2 * parent.worth - parent.most
+        most = max(parent.most, own)
+        node = Node(branch, parent, most, (most + own) / 2)
+        node.best = node.worth
         self.nodes[state.program.digest] = parent.children[action] = node
         self._look(node)
 
@@ -136,19 +169,19 @@ class _Tree:
         branch = node.session
         hope = 0.0
         if branch.exhausted() is None or out_of_budget(branch):
-            node.moves, hope = prior(self.search.planner, branch.observe())
+            node.moves, hope = self.search.prior(branch)
         self.low, self.high = min(self.low, hope), max(self.high, hope)
-        self.best = max(self.best, node.gain)
+        self.best = max(self.best, node.most)
         above: Node | None = node
         while above is not None:
             above.visits += 1
             above.hopes += hope
-            above.best = max(above.best, node.gain)
+            above.best = max(above.best, node.worth)
             above = above.parent
 
     def _score(self, node: Node, action: Action) -> float:
         child = node.children.get(action)
-        known, visits = (node.gain, 0) if child is None else (child.best, child.visits)
+        known, visits = (node.worth, 0) if child is None else (child.best, child.visits)
         hopes = node.hopes / node.visits if child is None else child.hopes / child.visits
         q = known / self.best if self.best else 0.0
         if self.high > self.low:
