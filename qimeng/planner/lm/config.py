@@ -50,7 +50,8 @@ class TrainConfig:
         processor: where the model runs: ``"cpu"``, ``"cuda"``.
         reward: ``"milestones"``, ``"paper"`` or ``"log-speedup"`` (`qimeng.envs.reward`).
         coverage: weight of the generated kernels' share of the time, added to the reward; 0 for none.
-        held_out: share of the trees that training never sees and validation is made on.
+        held_out: share of the trees that training never sees; one half of those with something to gain decides which
+            weights are kept (validation), what is reported comes from the other.
         held_out_families: families of specs that are held out as a whole, besides.
         walks: random walks through each tree whose states are imitated, besides the best branch.
         imitation: of the best branches; 0 epochs for none.
@@ -58,7 +59,7 @@ class TrainConfig:
         ppo: PPO; 0 steps for none.
         validate_every: rollouts between two validations.
         patience: validations in a row without a better score, after which training ends; 0 for never.
-        validation_evaluations: evaluations on each held-out tree.
+        validation_evaluations: evaluations on each tree of a validation.
         tensorboard: whether TensorBoard's logs are written, to the folder ``tensorboard`` of the run.
         seed: of the model, of what is held out, and of all that is drawn; that of the parts is added to it.
     """

@@ -109,7 +109,6 @@ class Run:
     def __init__(self, config: TrainConfig, out: Path, sources: Sources, told: Told = lambda phase, row: None):
         self.config, self.out, self.sources, self.told = config, out, sources, told
         self.report = Report(sources.data, sources.times, reward_words(config), held_out=len(sources.held_out))
-        self.report.coverage = 1.0
 
     def __call__(self) -> Report:
         """Train, save, report."""
@@ -173,11 +172,12 @@ class Run:
         return model
 
     def _validation(self, model: PlannerModel) -> Validation | None:
-        if not self.sources.held_out or not self.config.validate_every:
+        trees = self.sources.validation
+        if not trees or not self.config.validate_every:
             return None
 
         def score() -> tuple[float, dict[str, float]]:
-            found = mean_shares(LanguageModelPlanner(model), self.sources.held_out, self.config.validation_evaluations)
+            found = mean_shares(LanguageModelPlanner(model), trees, self.config.validation_evaluations)
             return found.pop("area"), found
 
         return Validation(score, self.config.validate_every, self.config.patience)
@@ -228,7 +228,7 @@ def start_model(config: TrainConfig, sources: Sources, pairs: Sequence[Pair]) ->
         model = new_mini(train_tokenizer(texts), config.mini, seed=config.seed, length=config.length)
     elif (Path(config.start) / "planner.json").is_file():
         model = load(config.start, trainable=True)
-        model.base = model.base or (config.start if config.lora else "")
+        model.base = model.base or (str(Path(config.start).resolve()) if config.lora else "")
     else:
         model = from_hub(config.start, length=config.length)
     if config.lora and not model.adapted:

@@ -30,7 +30,8 @@ class Sources:
     Attributes:
         tasks: of the environments.
         stored: the trees that are trained on; none where all is live.
-        held_out: trees that training never sees, with something to gain in them.
+        validation: trees that training never sees, with something to gain in them: they decide which weights are kept.
+        held_out: others, which decide nothing: what is reported comes from them.
         offer: leaves out what the trees have no answer for; None where a judge answers.
         meter: evaluations asked of live judges, and their budget.
         paid: evaluations that the trees trained on hold.
@@ -43,6 +44,7 @@ class Sources:
 
     tasks: tuple[Task, ...]
     stored: tuple[StoredTask, ...]
+    validation: tuple[StoredTask, ...]
     held_out: tuple[StoredTask, ...]
     offer: Offer | None
     meter: Meter
@@ -94,15 +96,13 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
         if not tasks:
             raise TrainingError(f"none of {config.specs} drawn specs can be optimized here")
         words = f"live: {len(tasks)} drawn specs (sequence {config.seed})"
-        return Sources(tasks, (), (), None, meter, device.name, not device.measured, words, 0, store, judges)
+        return Sources(tasks, (), (), (), None, meter, device.name, not device.measured, words, 0, store, judges)
     trees = _of_device([t for path in config.trees for t in read_trees(path)], config.device)
     kept, held = split(trees, config.held_out, config.held_out_families, config.seed)
     if config.answers == "stored" and evaluations:
         kept = within(kept, evaluations, config.seed)
-    stored, held_out = (
-        tuple(stored_tasks(kept, config.coder)),
-        tuple(worth_replaying(list(stored_tasks(held, config.coder)))),
-    )
+    stored = tuple(stored_tasks(kept, config.coder))
+    apart = tuple(worth_replaying(list(stored_tasks(held, config.coder))))
     if not stored:
         raise TrainingError(f"none of {len(kept)} trees begins with the program that this version makes of its spec")
     conditions = stored[0].task.conditions
@@ -116,19 +116,19 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
         except ValueError as error:
             raise TrainingError(f"{error}; set answers = 'stored'") from None
         words += "; gaps judged live"
-    paid = sum(len(s.tree.evaluations) for s in stored)
     return Sources(
-        tasks,
-        stored,
-        held_out,
-        offer,
-        meter,
-        conditions.device,
-        conditions.estimated,
-        words,
-        paid,
-        asked,
-        judges,
+        tasks=tasks,
+        stored=stored,
+        validation=apart[1::2],
+        held_out=apart[::2],
+        offer=offer,
+        meter=meter,
+        device=conditions.device,
+        estimated=conditions.estimated,
+        data=words,
+        paid=sum(len(s.tree.evaluations) for s in stored),
+        store=asked,
+        judges=judges,
     )
 
 

@@ -90,6 +90,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_a_run_leaves_a_planner_and_says_what_it_is(trained: Path, stored: tuple[StoredTask, ...]) -> None:
     report = json.loads((trained / "report.json").read_text())
+    assert report["held_out"] == 1  # the other tree that was set aside is for validation
     assert set(report["shares"]) == {"chance", "untrained", "imitated", "trained"}
     assert report["curve"][-1]["steps"] == 24 and 0 < report["coverage"] <= 1 and report["pairs"] > 4
     card = (trained / "README.md").read_text()
@@ -171,7 +172,7 @@ def test_adapting_trains_an_adapter_on_a_budget(
     assert f"parameters trained with {found.evaluations} evaluations; share of the best-known" in found.sentence()
     assert "greedy" in found.sentence() and "ESTIMATED" in found.sentence()
     made = load(tmp_path / "adapted")
-    assert made.adapted and made.base == str(trained)
+    assert made.adapted and made.base == str(trained.resolve())
     base = weights(trained)
     inner = {
         n.replace("base_model.model.", "").replace(".base_layer", ""): p for n, p in made.scorer.named_parameters()
