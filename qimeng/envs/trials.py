@@ -16,6 +16,8 @@ from qimeng.envs.worker import Draw
 
 USES = 4
 """Times a trial is used before it is replaced by a new one."""
+ALIKE = 4
+"""Trials of one kind that the pool holds."""
 
 
 @dataclass
@@ -50,6 +52,11 @@ class Trial:
         self.nearby += 1
 
     @property
+    def kind(self) -> tuple[str, bool]:
+        """Distribution of the inputs, and whether the parameters are changed."""
+        return self.draw.distribution, self.draw.parameter_seed is not None
+
+    @property
     def bytes(self) -> int:
         """Device memory that it holds."""
         tensors = (
@@ -72,13 +79,7 @@ class TrialPool:
 
     def take(self, distribution: str, perturbed: bool, given: Sequence[Draw]) -> Trial | None:
         """A trial of this kind whose draw is none of `given`; None where a new one is due."""
-        fitting = [
-            t
-            for t in self._trials
-            if t.draw.distribution == distribution
-            and (t.draw.parameter_seed is not None) == perturbed
-            and t.draw not in given
-        ]
+        fitting = [t for t in self._trials if t.kind == (distribution, perturbed) and t.draw not in given]
         if not fitting or (len(fitting) < 2 and self._choose.random() >= 0.5):
             return None
         trial = self._choose.choice(fitting)
@@ -88,7 +89,13 @@ class TrialPool:
         return trial
 
     def keep(self, trial: Trial) -> None:
-        """Keep a trial that was just made and used, if it fits."""
+        """Keep a trial that was just made and used, if it fits; of its kind, the most used gives way to it.
+
+        Some are made for other reasons than that the pool had none, so that more come in than are used up.
+        """
+        alike = [t for t in self._trials if t.kind == trial.kind]
+        if len(alike) >= ALIKE:
+            self._trials.remove(max(alike, key=lambda t: t.uses))
         if trial.bytes + sum(t.bytes for t in self._trials) <= self._capacity:
             trial.uses = 1
             self._trials.append(trial)
