@@ -1,15 +1,17 @@
-"""Planners and searches compared on held-out specs: list, explore, replay, table, picture.
+r"""Planners and searches compared on held-out specs: list, explore, replay, live, table, picture.
 
     python benchmarks/planners.py list --root KernelBench
     python benchmarks/planners.py explore --root KernelBench --out runs/heldout --lm RL=runs/rl
     python benchmarks/planners.py replay --out runs/heldout --rows benchmarks/results/planners.jsonl \
         --lm RL=runs/rl --method "imitation=lm:runs/imitation" --method "untrained LM=lm:runs/untrained"
+    python benchmarks/planners.py live --out runs/heldout --rows benchmarks/results/planners.jsonl \
+        --timed benchmarks/results/planners_live.jsonl
     python benchmarks/planners.py table benchmarks/results/planners.jsonl
     python benchmarks/planners.py picture benchmarks/results/planners.jsonl docs/planners.svg
 
-`explore` wants the GPU (without one, times are estimated, and every row says so); all else runs on a CPU. Every step
-goes on where it was interrupted. The rule by which specs are held out is in `qimeng.bench.replay_heldout`. Trees of
-KernelBench problems hold the problems' text and stay out of the repository; rows do not.
+`explore` and `live` want the GPU (without one, times are estimated, and every row says so); all else runs on a CPU.
+Every step goes on where it was interrupted. The rule by which specs are held out is in `qimeng.bench.replay_heldout`.
+Trees of KernelBench problems hold the problems' text and stay out of the repository; rows do not.
 """
 
 from __future__ import annotations
@@ -133,6 +135,34 @@ def replay(
     for row in found:
         append_replay(rows, row)
         print(f"{row.name:<24} {row.method.label:<24} seed {row.seed}: {row.share(evaluations):.0%} of the gain")
+
+
+@app.command()
+def live(
+    rows: Annotated[Path, typer.Option(help="File of replays.")],
+    timed: Annotated[Path, typer.Option(help="File of live times; programs that it holds are not timed again.")],
+    out: Out = Path("runs/heldout"),
+    device: Annotated[str, typer.Option(help="Without a GPU: device to estimate times for.")] = "",
+) -> None:
+    """Verify and time the programs that the replays ended with, and say what each method is worth live."""
+    from qimeng.bench.collect import STORE
+    from qimeng.bench.environment import environment
+    from qimeng.bench.replay import read_replays
+    from qimeng.bench.replay_live import append_live, live_gains, read_live, time_live
+    from qimeng.envs.setup import make_device, make_task
+    from qimeng.planner.data.tree import trees_of
+    from qimeng.store import Store
+
+    replays, target = read_replays(rows), make_device(device or None)
+    with Store(out / STORE) as store:
+        trees = list(trees_of(store))
+    done = read_live(timed) if timed.exists() else ()
+    for row in time_live(trees, replays, lambda t: make_task(t.spec(), device=target), environment(target), done):
+        append_live(timed, row)
+        print(f"{row.name:<24} {row.program} {row.speedup:.2f} x eager{'' if row.right else f', {row.error}'}")
+    kind = "measured" if target.measured else "estimated"
+    for method, (mean, count) in live_gains(replays, read_live(timed)).items():
+        print(f"{method.label:<24} {mean:.3f} x eager, geometric mean of {count} replays ({kind})")
 
 
 @app.command()

@@ -178,12 +178,14 @@ class StoredSession(Session):
 
     Attributes:
         covered: digest of each program looked at to the share of its legal actions that was explored.
+        stopped: why the search on it ended.
     """
 
     def __init__(self, tree: Tree, budget: Budget, coder: str | Coder = "template"):
         super().__init__(tree.task(coder), budget)
         self.tree = tree.today(self.task.start)
         self.covered: dict[str, float] = {}
+        self.stopped = ""
 
     def offered(self) -> tuple[tuple[Action, ...], int]:
         """The explored ones of the legal actions, in their order, and `stop`."""
@@ -223,11 +225,16 @@ class Stage:
         best = max((log_gain(e) for purpose, _, e in tree.evaluations if purpose == "step"), default=0.0)
         self.known = max(best, log_gain(self._root.begin()))
 
+    def run(self, method: Method, seed: int, evaluations: int = EVALUATIONS) -> StoredSession:
+        """The session on which `method` was run."""
+        session = self._root.again(Budget(math.inf, evaluations))
+        session.stopped = method.make(seed).run(session)
+        return session
+
     def play(self, method: Method, seed: int, environment: Environment, evaluations: int = EVALUATIONS) -> ReplayRow:
         """What `method` does on the tree."""
-        session = self._root.again(Budget(math.inf, evaluations))
         began = time.process_time()
-        stopped = method.make(seed).run(session)
+        session = self.run(method, seed, evaluations)
         ledger, tree = session.ledger, self.tree
         gains = [0.0]
         for evaluation in ledger.known.values():  # in the order they were asked for
@@ -245,7 +252,7 @@ class Stage:
             coverage=round(sum(session.covered.values()) / max(1, len(session.covered)), 4),
             evaluations=ledger.evaluations,
             steps=len(ledger.attempts),
-            stopped=stopped,
+            stopped=session.stopped,
             best=ledger.best.program.digest if ledger.best else "",
             seconds=round(time.process_time() - began, 3),
             device=tree.conditions.device,

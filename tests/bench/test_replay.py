@@ -20,6 +20,7 @@ from qimeng.bench.replay import (
     replay,
 )
 from qimeng.bench.replay_heldout import explorers_of
+from qimeng.bench.replay_live import append_live, live_gains, read_live, time_live
 from qimeng.bench.row import Environment, RowError
 from qimeng.envs.replay import CachingEvaluator
 from qimeng.envs.session import Budget, Session
@@ -193,3 +194,38 @@ def test_gains_are_over_eager_and_never_negative() -> None:
     slower = replace(judged, timing=replace(judged.timing, device_ms=judged.timing.device_ms * 2))
     assert log_gain(faster) == pytest.approx(math.log(2)) and log_gain(slower) == 0.0
     assert log_gain(Evaluation(Gate.COMPILE, "no", "compile")) == 0.0
+
+
+# ---- live times
+
+
+def test_final_programs_are_timed_live_once(drawn: Drawn, tree: Tree, rows: list[ReplayRow], tmp_path: Path) -> None:
+    tasks: list[Task] = []
+
+    def make(one: Tree) -> Task:
+        tasks.append(fake(drawn))
+        return tasks[-1]
+
+    found = list(time_live([tree], rows, make, WHERE, coder=FakeCoder()))
+    assert len(tasks) == 1 and {r.program for r in found} == {r.best for r in rows} and len(found) < len(rows)
+    for row in found:
+        assert row.right and row.environment == WHERE and row.device == "h200"
+        promised = [math.exp(r.gains[-1]) for r in rows if r.best == row.program]
+        assert promised == [pytest.approx(row.speedup, rel=0.02)] * len(promised)  # ties go to generated kernels
+        append_live(tmp_path / "live.jsonl", row)
+    assert list(read_live(tmp_path / "live.jsonl")) == found
+    assert list(time_live([tree], rows, make, WHERE, done=found, coder=FakeCoder())) == [] and len(tasks) == 1
+    gains = live_gains(rows, found)
+    assert set(gains) == set(METHODS) and gains[METHODS[0]][1] == 1 and gains[METHODS[1]][1] == 3
+    assert gains[METHODS[1]][0] >= 0.98 * gains[METHODS[0]][0] > 1
+
+
+def test_a_program_that_fails_live_counts_as_eager(drawn: Drawn, tree: Tree, rows: list[ReplayRow]) -> None:
+    def make(one: Tree) -> Task:
+        return replace(fake(drawn), evaluator=FakeEvaluator(wrong=lambda program: "off by one"))
+
+    (row,) = time_live([tree], rows[:1], make, WHERE, coder=FakeCoder())
+    assert (row.right, row.error, row.speedup) == (False, "off by one", 1.0)
+    moved = replace(rows[0], best="elsewhere")
+    (row,) = time_live([tree], [moved], make, WHERE, coder=FakeCoder())
+    assert row.error == "the replay ends elsewhere now" and live_gains([moved], [row]) == {}
