@@ -267,7 +267,7 @@ class FakeClock:
 
 def fake_kernel(region: Region, schedule: Schedule, attempt: int = 0) -> Implementation:
     """PyTorch calls that pass for a generated kernel under `schedule`."""
-    key = hashlib.blake2b(f"{schedule!r} {attempt}".encode(), digest_size=4).hexdigest()
+    key = hashlib.blake2b(f"{schedule} {attempt}".encode(), digest_size=4).hexdigest()
     entry = f"fake_{region.signature}_{key}"
     return Implementation(
         "triton", f"# {schedule}, attempt {attempt}\n{region.function(entry)}", entry, schedule=schedule
