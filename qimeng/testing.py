@@ -146,6 +146,8 @@ class FakeCoder(Coder):
             found = kind.rewrite(present, facts, request.device, action.param)
             context = Context(request.device, self, request.mode)
             choices = tuple(s for s in found if check_schedule(region, s, context) is None)[:MAX_ALTERNATIVES]
+        if not choices:  # a kind that does not check what it can rewrite
+            raise CoderError(f"{action}: there is nothing to change")
         return Patch(None, region.id, tuple(fake_kernel(region, s, attempt) for s in choices), str(choices[0]))
 
     def can_implement(self, region: Region) -> str | None:
