@@ -31,8 +31,8 @@ def stand_in(channel: Channel, setup: Setup) -> None:
         if mode == "reduce-overhead":
             raise ValueError("no graph")
 
-    def timed(seeds: list[int], effort: Effort) -> dict[str, list[float]]:
-        return {"device_ms": [float(len(seeds))], "wall_ms": [4.0]}
+    def timed(seed: int, effort: Effort) -> dict[str, list[float]]:
+        return {"device_ms": [float(seed)], "wall_ms": [4.0]}
 
     serve(channel, {"ready": lambda: None, "compile": compile, "time": timed})
 
@@ -56,13 +56,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[TorchCompile]:
 
 def test_modes_are_made_ready_in_the_background_and_a_slow_one_is_cut_off(compiled: TorchCompile) -> None:
     began = time.monotonic()
-    compiled.begin(("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"), limit_s=1.0)
-    assert time.monotonic() - began < 0.5
+    compiled.begin(("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"), limit_s=3.0)
+    assert time.monotonic() - began < 3.0, "it does not wait"
     compiled.wait()
     assert compiled.ready == ["default", "max-autotune-no-cudagraphs"]
     assert "no graph" in compiled.failed["reduce-overhead"]
-    assert compiled.failed["max-autotune"] == "cut off: not compiled within 1 s"
-    assert compiled.time("default", Effort()).device_ms == (3.0,)
+    assert compiled.failed["max-autotune"] == "cut off: not compiled within 3 s"
+    assert compiled.time("default", Effort()).device_ms == (7.0,)
     compiled.give_up("default", "it broke")
     assert compiled.ready == ["max-autotune-no-cudagraphs"] and compiled.failed["default"] == "it broke"
 
