@@ -37,8 +37,6 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(collect_app, name="collect")
-app.command()(train)
-app.command()(adapt)
 
 INTERRUPTED = 130
 """What typer exits with on Ctrl-C (128 and the number of SIGINT, as shells do)."""
@@ -261,6 +259,10 @@ def _doctor_exploits(only: str, as_json: bool) -> None:
         console().print(suite_table(outcomes, skipped), markup=False)
     if not all(o.as_expected for o in outcomes):
         raise typer.Exit(1)
+
+
+app.command()(train)
+app.command()(adapt)
 
 
 def print_markdown(text: str) -> None:
