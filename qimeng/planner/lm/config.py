@@ -97,10 +97,6 @@ class TrainConfig:
                 raise TrainingError(f"{name} = {getattr(self, name)!r} is none of {', '.join(known)}")
         if not 0 <= self.held_out < 1:
             raise TrainingError(f"held_out is a share of the trees, from 0 to below 1, not {self.held_out}")
-        if self.answers != "live" and not self.trees:
-            raise TrainingError(
-                "no trees to train on: name files that `qimeng collect export` wrote, or set answers = 'live'"
-            )
 
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = (), defaults: Sequence[str] = ()) -> TrainConfig:

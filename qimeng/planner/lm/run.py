@@ -202,8 +202,12 @@ def prepare(out: Path, config: TrainConfig) -> None:
     """Make the folder of a run, or see that the run in it has the same settings.
 
     Raises:
-        TrainingError: it has others, or TensorBoard is wanted and not installed.
+        TrainingError: it has others, no trees are named to train on, or TensorBoard is wanted and not installed.
     """
+    if config.answers != "live" and not config.trees:
+        raise TrainingError(
+            "no trees to train on: name files that `qimeng collect export` wrote, or set answers = 'live'"
+        )
     if config.tensorboard and find_spec("tensorboard") is None:
         raise TrainingError("TensorBoard is not installed: pip install 'qimeng[tensorboard]', or leave its logs out")
     out.mkdir(parents=True, exist_ok=True)

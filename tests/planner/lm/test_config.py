@@ -45,7 +45,6 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "no trees to train on: name files that `qimeng collect export` wrote"),
         ([TREES, "speed=1"], "unknown setting speed; known: trees, answers"),
         ([TREES, "ppo.speed=1"], "unknown setting ppo.speed; known: ppo.steps"),
         ([TREES, "ppo.steps=many"], "ppo.steps is int, not 'many'"),

@@ -149,10 +149,14 @@ def test_tensorboard_that_is_missing_is_named(
     assert "TensorBoard is not installed: pip install 'qimeng[tensorboard]'" in capsys.readouterr().err
 
 
-def test_settings_are_explained(trees_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["train", str(trees_file), "--explain"])
+        main(["train", "--explain"])
     assert "# learning rate.\nrate = " in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "--out", str(tmp_path / "run")])
+    assert "no trees to train on: name files that `qimeng collect export` wrote" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
     with pytest.raises(SystemExit, match="2"):
         main(["train", "missing.xz"])
     assert "missing.xz is no file: name what `qimeng collect export` wrote" in capsys.readouterr().err
