@@ -388,7 +388,7 @@ class Session:
         ledger = self.ledger
         began = ledger.clock()
         try:
-            return self.task.context.coder.write(request)
+            return self.task.context.coder.write(replace(request, seconds_left=ledger.seconds_left))
         finally:
             ledger.writing = max(ledger.writing, ledger.clock() - began)
 

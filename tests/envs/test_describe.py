@@ -44,7 +44,7 @@ class Scripted(Chat):
     def __init__(self, *texts: str):
         self.texts, self.asked = list(texts), []  # type: list[str], list[Sequence[Message]]
 
-    def ask(self, messages: Sequence[Message], count: int = 1) -> Iterable[Reply]:
+    def ask(self, messages: Sequence[Message], count: int = 1, limit_s: float = 0.0) -> Iterable[Reply]:
         self.asked.append(messages)
         yield Reply(self.texts.pop(0))
 
@@ -135,7 +135,7 @@ def test_what_stays_wrong_is_refused_and_left_to_be_mended(tmp_path: Path, here:
 
 def test_no_answer_is_an_error_of_its_own(tmp_path: Path, here: None) -> None:
     class Silent(Scripted):
-        def ask(self, messages: Sequence[Message], count: int = 1) -> Iterable[Reply]:
+        def ask(self, messages: Sequence[Message], count: int = 1, limit_s: float = 0.0) -> Iterable[Reply]:
             raise ChatError("the server is gone", "connection")
 
     with pytest.raises(ChatError, match="is gone"):

@@ -213,7 +213,7 @@ class WriterChat(Chat):
         for number, question in enumerate(new):
             self._ready[question] = [first[number], *drawn[number * draws : (number + 1) * draws]]
 
-    def ask(self, messages: Sequence[Message], count: int = 1) -> Iterator[Reply]:
+    def ask(self, messages: Sequence[Message], count: int = 1, limit_s: float = math.inf) -> Iterator[Reply]:
         """`count` answers, other ones each time."""
         question = tuple(messages[:2])
         ready = self._ready.get(question, [])
@@ -223,9 +223,9 @@ class WriterChat(Chat):
             if number < len(ready):
                 yield ready[number]
             elif number == 0:
-                yield next(iter(self._first.ask(question)))
+                yield next(iter(self._first.ask(question, 1, limit_s)))
             else:
-                yield list(self._again.ask(question, number))[-1]
+                yield list(self._again.ask(question, number, limit_s))[-1]
 
 
 __all__ = ["SIZES", "Training", "WriterChat", "new_writer", "train"]

@@ -5,6 +5,7 @@ Deals in text and token counts. Knows nothing about kernels, prompts, servers or
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -77,8 +78,13 @@ class Chat(ABC):
     """What its answers depend on besides the messages (temperature, longest answer …), as one line of text."""
 
     @abstractmethod
-    def ask(self, messages: Sequence[Message], count: int = 1) -> Iterable[Reply]:
+    def ask(self, messages: Sequence[Message], count: int = 1, limit_s: float = math.inf) -> Iterable[Reply]:
         """`count` independent answers to `messages`, as they arrive; fewer only where some of them failed.
+
+        Args:
+            messages: the conversation.
+            count: how many answers.
+            limit_s: seconds after which no answer is waited for.
 
         Raises:
             ChatError: there was no answer at all.

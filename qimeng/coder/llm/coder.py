@@ -140,7 +140,7 @@ class LLMCoder(Coder):
         similar = self._library.nearest(request) if self._library is not None else ()
         messages = write_messages(request, similar=similar, limits=self._limits, words=self._words)
         for left in range(self.again, -1, -1):
-            replies = list(self.chat.ask(messages, self.candidates))
+            replies = list(self.chat.ask(messages, self.candidates, request.seconds_left))
             readings = [_read(reply, request, region) for reply in replies]
             written = tuple({i.digest: i for i in readings if isinstance(i, Implementation)}.values())
             patch = Patch(regions, region.id, written, f"written by {self.chat.name}") if written else None

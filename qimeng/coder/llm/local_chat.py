@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -62,16 +63,18 @@ class LocalChat(Chat):
         """All but the weights, which a copy reads again."""
         return {**self.__dict__, "_loaded": None}
 
-    def ask(self, messages: Sequence[Message], count: int = 1) -> Iterator[Reply]:
+    def ask(self, messages: Sequence[Message], count: int = 1, limit_s: float = math.inf) -> Iterator[Reply]:
         """`count` answers, written together in batches.
 
         Raises:
-            ChatError: the conversation is too long for the model, or the model cannot be used.
+            ChatError: `limit_s` is over, the conversation is too long for the model, or the model cannot be used.
         """
-        prompt = self._prompt(messages)
+        began, prompt = time.monotonic(), self._prompt(messages)
         for first in range(0, count, self.batch):
-            number = min(self.batch, count - first)
-            yield from self._write([prompt] * number, seed_of(messages, first))
+            number, left = min(self.batch, count - first), limit_s - (time.monotonic() - began)
+            if left <= 0:
+                raise ChatError(f"no answer within {limit_s:g} s", "timeout", True)
+            yield from self._write([prompt] * number, seed_of(messages, first), left)
 
     def ask_many(self, conversations: Sequence[Sequence[Message]]) -> list[Reply]:
         """One answer to each conversation, written together in batches.
@@ -109,8 +112,8 @@ class LocalChat(Chat):
             raise ChatError(f"the prompt has {len(ids)} tokens, the model takes {most - LEAST_ROOM}", "too-long")
         return [int(i) for i in ids]
 
-    def _write(self, prompts: Sequence[list[int]], seed: int) -> list[Reply]:
-        """The answers to `prompts`, as tokens, in one batch."""
+    def _write(self, prompts: Sequence[list[int]], seed: int, limit_s: float = math.inf) -> list[Reply]:
+        """The answers to `prompts`, as tokens, in one batch; cut off where they take longer."""
         import torch
 
         tokenizer, model = self._load()
@@ -124,6 +127,8 @@ class LocalChat(Chat):
         sampling: dict[str, Any] = {"do_sample": self.temperature > 0}
         if self.temperature > 0:
             sampling["temperature"] = self.temperature
+        if limit_s < math.inf:
+            sampling["max_time"] = limit_s
         devices = [model.device] if model.device.type == "cuda" else []
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=devices):

@@ -7,6 +7,7 @@ appears in anything that this module says, raises or gives back. Knows nothing a
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +43,7 @@ class OpenAIChat(Chat):
         temperature: of sampling; None leaves it to the server.
         max_tokens: longest reply.
         timeout_s: seconds that one request may take.
-        patience_s: seconds after which nothing is tried again.
+        patience_s: seconds after which nothing is tried again, where the run has as many left.
         retries: times that a request is made again after a failure that may pass.
         parallel: most requests at a time.
         key: tells the key; `qimeng.coder.llm.keys.key_for` by default.
@@ -87,19 +88,19 @@ class OpenAIChat(Chat):
         """All but the connection, which holds the key."""
         return {**self.__dict__, "_made": None}
 
-    def ask(self, messages: Sequence[Message], count: int = 1) -> Iterator[Reply]:
+    def ask(self, messages: Sequence[Message], count: int = 1, limit_s: float = math.inf) -> Iterator[Reply]:
         """`count` answers from as many requests, in parallel, as they arrive.
 
         Raises:
             ChatError: all requests failed; the first failure.
         """
         if count == 1:
-            yield self._one(messages)
+            yield self._one(messages, limit_s)
             return
         pool = ThreadPoolExecutor(min(count, self.parallel))
         given, failed = 0, None
         try:
-            for future in as_completed([pool.submit(self._one, messages) for _ in range(count)]):
+            for future in as_completed([pool.submit(self._one, messages, limit_s) for _ in range(count)]):
                 error = future.exception()
                 if error is None:
                     given += 1
@@ -114,12 +115,12 @@ class OpenAIChat(Chat):
 
     # -- one request and its repetitions
 
-    def _one(self, messages: Sequence[Message]) -> Reply:
-        began, tried = self._clock(), 0
+    def _one(self, messages: Sequence[Message], limit_s: float) -> Reply:
+        began, tried, patience_s = self._clock(), 0, min(self.patience_s, limit_s)
         while True:
             asked = self._clock()
             options = dict(self._options)
-            answer = self._post(messages, options)
+            answer = self._post(messages, options, min(self.timeout_s, max(began + limit_s - asked, 0.1)))
             failure = answer if isinstance(answer, Failure) else failure_of(*answer, sent=options)
             if failure is None:
                 assert not isinstance(answer, Failure)
@@ -135,7 +136,7 @@ class OpenAIChat(Chat):
                 wait_s = FIRST_WAIT_S * 2**tried * (0.5 + 0.5 * self._draw())
             if not failure.passing or tried >= self.retries:
                 raise ChatError(failure.text, failure.kind, failure.passing)
-            if wait_s > LONGEST_WAIT_S or self._clock() - began + wait_s > self.patience_s:
+            if wait_s > LONGEST_WAIT_S or self._clock() - began + wait_s > patience_s:
                 text = f"{failure.text} (not tried again: the next attempt would be {wait_s:.0f} s later)"
                 raise ChatError(text, failure.kind, True)
             self._sleep(wait_s)
@@ -148,22 +149,23 @@ class OpenAIChat(Chat):
             self._options["max_completion_tokens"] = value
         return value is not None
 
-    def _post(self, messages: Sequence[Message], options: Mapping[str, Any]) -> Answer | Failure:
+    def _post(self, messages: Sequence[Message], options: Mapping[str, Any], limit_s: float) -> Answer | Failure:
         """What the server answers; nothing of the exchange, whose headers have the key, gets out of here."""
         import openai
 
         http = import_module(openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])  # httpx or its heir
-        client, until = self._client(), self._clock() + self.timeout_s
+        client, until = self._client(), self._clock() + limit_s
+        limits = openai.Timeout(limit_s, connect=min(CONNECT_S, limit_s))
         said = [{"role": m.role, "content": m.text} for m in messages]
         try:
             with client.chat.completions.with_streaming_response.create(
-                model=self.model, messages=said, **options
+                model=self.model, messages=said, timeout=limits, **options
             ) as response:
-                return response.status_code, response.headers, self._read(response.iter_bytes(), until)
+                return response.status_code, response.headers, self._read(response.iter_bytes(), until, limit_s)
         except _Stopped as stopped:
             return stopped.answer
         except (openai.APITimeoutError, http.TimeoutException):
-            return Failure("timeout", f"no answer within {self.timeout_s:g} s", True)
+            return Failure("timeout", f"no answer within {limit_s:g} s", True)
         except (openai.APIConnectionError, http.HTTPError) as error:
             cause = error.__cause__
             if isinstance(cause, _Stopped):
@@ -175,7 +177,7 @@ class OpenAIChat(Chat):
         except openai.OpenAIError as error:
             return Failure("server", f"the client could not go on ({type(error).__name__})")
 
-    def _read(self, chunks: Iterable[bytes], until: float) -> str:
+    def _read(self, chunks: Iterable[bytes], until: float, limit_s: float) -> str:
         """The text, as far as it is UTF-8.
 
         Raises:
@@ -188,13 +190,13 @@ class OpenAIChat(Chat):
                 text = f"the answer is longer than {MOST_BYTES >> 20} MiB and was not read"
                 raise _Stopped(Failure("too-long", text))
             if self._clock() > until:
-                raise _Stopped(Failure("timeout", f"no whole answer within {self.timeout_s:g} s", True))
+                raise _Stopped(Failure("timeout", f"no whole answer within {limit_s:g} s", True))
         return data.decode(errors="replace")
 
     def _refuse(self, response: Any) -> None:
         """Called for each response before its body is read: an error's is read here, within the same limits."""
         if response.status_code >= 400:
-            text = self._read(response.iter_bytes(), self._clock() + self.timeout_s)
+            text = self._read(response.iter_bytes(), self._clock() + self.timeout_s, self.timeout_s)
             raise _Stopped((response.status_code, dict(response.headers), text))
 
     def _client(self) -> Any:

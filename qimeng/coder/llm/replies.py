@@ -7,6 +7,7 @@ it. Knows nothing about where answers come from or what becomes of them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
@@ -32,7 +33,7 @@ class RecordedChat(Chat):
         self.chat, self.account, self.store = chat, account, store
         self.name, self.settings = chat.name, chat.settings
 
-    def ask(self, messages: Sequence[Message], count: int = 1) -> Iterator[Reply]:
+    def ask(self, messages: Sequence[Message], count: int = 1, limit_s: float = math.inf) -> Iterator[Reply]:
         """`count` answers, those from the store first; as many fewer as the budget of calls has no room for.
 
         Raises:
@@ -40,7 +41,7 @@ class RecordedChat(Chat):
         """
         given = 0
         try:
-            for reply in self._answers(messages, self.account.room(count)):
+            for reply in self._answers(messages, self.account.room(count), limit_s):
                 given += 1
                 yield reply
         except ChatError as error:
@@ -56,7 +57,7 @@ class RecordedChat(Chat):
         """Digest of answer `number` to `messages` in the store."""
         return reply_key(self.question(messages, number), _body(reply))
 
-    def _answers(self, messages: Sequence[Message], count: int) -> Iterator[Reply]:
+    def _answers(self, messages: Sequence[Message], count: int, limit_s: float) -> Iterator[Reply]:
         known = 0
         while known < count and (reply := self._stored(messages, known)) is not None:
             self.account.add(messages, reply, replayed=True)
@@ -64,7 +65,8 @@ class RecordedChat(Chat):
             yield reply
         if known == count:
             return
-        for number, reply in enumerate(self.chat.ask(messages, self.account.room(count - known)), known):
+        fresh = self.chat.ask(messages, self.account.room(count - known), limit_s)
+        for number, reply in enumerate(fresh, known):
             if self.store is not None:
                 self.store.put_reply(self.question(messages, number), self.name, _json(messages), _body(reply))
             self.account.add(messages, reply)

@@ -40,7 +40,7 @@ class ScriptedChat(Chat):
         self.script = list(script)
         self.asked: list[tuple[Message, ...]] = []
 
-    def ask(self, messages: Sequence[Message], count: int = 1) -> Iterable[Reply]:
+    def ask(self, messages: Sequence[Message], count: int = 1, limit_s: float = 0.0) -> Iterable[Reply]:
         for _ in range(count):
             self.asked.append(tuple(messages))
             entry = self.script.pop(0) if self.script else ChatError("nothing left", "server")
@@ -250,7 +250,7 @@ def test_a_slow_model_is_not_begun_with_what_it_cannot_end(graph: OpGraph) -> No
     clock = FakeClock()
 
     class Slow(ScriptedChat):
-        def ask(self, messages: Sequence[Message], count: int = 1) -> Iterable[Reply]:
+        def ask(self, messages: Sequence[Message], count: int = 1, limit_s: float = 0.0) -> Iterable[Reply]:
             clock.now += 30.0
             return super().ask(messages, count)
 
@@ -339,7 +339,7 @@ store, bill = sys.argv[1:]
 
 class Paid(Chat):
     name, settings = "m", "{}"
-    def ask(self, messages, count=1):
+    def ask(self, messages, count=1, limit_s=0.0):
         for _ in range(count):
             with open(bill, "a") as file:
                 file.write(messages[0].text + "\\n")

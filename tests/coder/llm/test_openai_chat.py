@@ -308,3 +308,13 @@ def test_a_keyring_that_is_not_used(make: Callable[[Path], None], told: str, tmp
 def test_no_key_file_is_no_error(tmp_path: Path) -> None:
     assert key_for("https://h/v1", {"QIMENG_KEYRING": str(tmp_path / "none")}) is None
     assert os.path.exists(tmp_path)
+
+
+def test_nobody_waits_longer_than_the_run_has_left() -> None:
+    with served([Says("slow down", 429, headers={"Retry-After": "7"}), Says("hello")]) as endpoint:
+        chat, time = client(endpoint)
+        with pytest.raises(ChatError, match="not tried again: the next attempt would be 7 s later") as raised:
+            list(chat.ask(ASKED, limit_s=5.0))
+        assert raised.value.passing and not time.slept
+    with served([Says(hang=True)]) as endpoint, pytest.raises(ChatError, match="no answer within 0.3 s"):
+        list(client(endpoint, retries=0)[0].ask(ASKED, limit_s=0.3))
