@@ -99,17 +99,6 @@ STATE_CHANGES = """
         return super()._load_from_state_dict(*args, **kwargs)
 """.rstrip().split("\n")
 
-ON_GPU = '''
-def _check_gpu(device):
-    """Refuse to launch kernels where there is no GPU to run them."""
-    if device.type == "cpu" and not triton.knobs.runtime.interpret:
-        raise ValueError(
-            "made of Triton kernels, which run on a GPU; got tensors on the CPU (to try it there, slowly, set "
-            "TRITON_INTERPRET=1 before triton is imported)"
-        )
-
-'''
-
 CARRY = '''
 def _carry(module, key, shape, stride, dtype, text):
     """Add a buffer that is not in the state_dict, with its contents."""
@@ -133,14 +122,8 @@ def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]])
         sections.setdefault(impl.entry, f"# ---- {region.label()}\n{impl.source.strip()}\n")
     header = HEADER.format(triton="import triton\nimport triton.language as tl" if uses_triton else "")
     carry = CARRY if any(n.kind == "buffer" and n.literal is not None for n in graph.nodes.values()) else ""
-    on_gpu = ON_GPU if _launches(parts) else ""
-    body = "\n\n".join(sections.values()) + "\n" + RUNTIME + on_gpu + carry
+    body = "\n\n".join(sections.values()) + "\n" + RUNTIME + carry
     return header.replace("\n\n\n\n", "\n\n\n") + body + _model(graph, parts)
-
-
-def _launches(parts: Sequence[tuple[Region, Implementation]]) -> bool:
-    """Whether some implementation has a Triton kernel of its own."""
-    return any("triton.jit" in implementation.source for _, implementation in parts)
 
 
 def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> str:
@@ -186,7 +169,7 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
             "            _check_state(self, _STATE)",
             "            self._fits = True",
         ]
-    lines += [f"        {line}" for line in _guards(graph, inputs) + ["_check_gpu(device)"] * _launches(parts)]
+    lines += [f"        {line}" for line in _guards(graph, inputs)]
     last_use = _last_uses(graph, parts)
     for k, (region, impl) in enumerate(parts):
         arguments = [names[v] for v in region.inputs]

@@ -197,18 +197,3 @@ def test_copies_are_independent_and_have_the_state_of_the_reference():
     again.load_state_dict(model.state_dict())
     assert torch.equal(again(x), before)
     assert not any(p.requires_grad for p in model.parameters())
-
-
-def test_kernels_are_not_launched_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    import triton
-
-    spec = KernelSpec.from_module(nn.ReLU(), (torch.rand(8),))
-    start = Program.start(capture_spec(spec))
-    region = start.regions[0]
-    source = "@triton.jit\ndef kernel(x):\n    pass\ndef entry(x):\n    return (x.relu(),)\n"
-    launches = Implementation("triton", source, "entry")
-    model = start.with_implementation(region.id, launches).load().Model()
-    with pytest.raises(ValueError, match="run on a GPU; got tensors on the CPU .*TRITON_INTERPRET=1"):
-        model(torch.rand(8))
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
-    assert model(torch.ones(8)).equal(torch.ones(8))
