@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qimeng.coder.template.special import FAST, FAST_HALF
+from qimeng.coder.template.special import FAST, FAST_HALF, expm1_lines, tanh_series
 
 SIMPLE: dict[str, str] = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
@@ -34,20 +34,14 @@ SIMPLE: dict[str, str] = {
 def _tanh(t: str, x: str) -> list[str]:
     return [
         f"{t}_e = tl.exp(-2.0 * tl.abs({x}))",
-        f"{t}_q = {x} * {x}",
-        f"{t}_h = 0.1333333333 + {t}_q * (-0.0539682540 + {t}_q * 0.0218694885)",
-        f"{t}_s = {x} * (1.0 + {t}_q * (-0.3333333333 + {t}_q * {t}_h))",
+        *tanh_series(t, x),
         f"{t}_b = (1.0 - {t}_e) / (1.0 + {t}_e)",
         f"{t} = tl.where(tl.abs({x}) < 0.2, {t}_s, tl.where({x} < 0, -{t}_b, {t}_b))",
     ]
 
 
 def _expm1(t: str, x: str) -> list[str]:
-    return [
-        f"{t}_h = 0.0416666667 + {x} * (0.0083333333 + {x} * 0.0013888889)",
-        f"{t}_s = {x} * (1.0 + {x} * (0.5 + {x} * (0.1666666667 + {x} * {t}_h)))",
-        f"{t} = tl.where(tl.abs({x}) < 0.25, {t}_s, tl.exp({x}) - 1.0)",
-    ]
+    return expm1_lines(t, x, f"tl.exp({x})")
 
 
 def _log1p(t: str, x: str) -> list[str]:

@@ -29,6 +29,24 @@ Writer = Callable[[str, str], list[str]]
 LOG2E, LN2 = "1.4426950408889634", "0.6931471805599453"
 
 
+def tanh_series(t: str, x: str) -> list[str]:
+    """tanh(x) near 0 in ``{t}_s``, for the accurate and the fast form alike."""
+    return [
+        f"{t}_q = {x} * {x}",
+        f"{t}_h = 0.1333333333 + {t}_q * (-0.0539682540 + {t}_q * 0.0218694885)",
+        f"{t}_s = {x} * (1.0 + {t}_q * (-0.3333333333 + {t}_q * {t}_h))",
+    ]
+
+
+def expm1_lines(t: str, x: str, exponential: str) -> list[str]:
+    """exp(x) - 1 in `t`: a series near 0, elsewhere from the text of e^x."""
+    return [
+        f"{t}_h = 0.0416666667 + {x} * (0.0083333333 + {x} * 0.0013888889)",
+        f"{t}_s = {x} * (1.0 + {x} * (0.5 + {x} * (0.1666666667 + {x} * {t}_h)))",
+        f"{t} = tl.where(tl.abs({x}) < 0.25, {t}_s, {exponential} - 1.0)",
+    ]
+
+
 def _unit(instruction: str, x: str) -> str:
     """A call of one of the units that Triton has no name for."""
     text = f'"{instruction} $0, $1;", "=f,f", [{x}], dtype=tl.float32, is_pure=True, pack=1'
@@ -73,19 +91,13 @@ def _tanh(t: str, x: str) -> list[str]:
         f"{t}_u = 1.0 + tl.exp2(tl.abs({x}) * {2 * float(LOG2E)!r})",
         *_inverse(f"{t}_i", f"{t}_u"),
         f"{t}_b = 1.0 - 2.0 * {t}_i",
-        f"{t}_q = {x} * {x}",
-        f"{t}_h = 0.1333333333 + {t}_q * (-0.0539682540 + {t}_q * 0.0218694885)",
-        f"{t}_s = {x} * (1.0 + {t}_q * (-0.3333333333 + {t}_q * {t}_h))",
+        *tanh_series(t, x),
         f"{t} = tl.where(tl.abs({x}) < 0.3, {t}_s, tl.where({x} < 0, -{t}_b, {t}_b))",
     ]
 
 
 def _expm1(t: str, x: str) -> list[str]:
-    return [
-        f"{t}_h = 0.0416666667 + {x} * (0.0083333333 + {x} * 0.0013888889)",
-        f"{t}_s = {x} * (1.0 + {x} * (0.5 + {x} * (0.1666666667 + {x} * {t}_h)))",
-        f"{t} = tl.where(tl.abs({x}) < 0.25, {t}_s, tl.exp2({x} * {LOG2E}) - 1.0)",
-    ]
+    return expm1_lines(t, x, f"tl.exp2({x} * {LOG2E})")
 
 
 FAST: dict[str, Writer] = {
@@ -113,4 +125,4 @@ FAST_HALF: dict[str, Writer] = FAST | {
 SPECIAL = frozenset(FAST) - {"inverse"}
 """Functions that there is a faster form of."""
 
-__all__ = ["FAST", "FAST_HALF", "SPECIAL", "Writer"]
+__all__ = ["FAST", "FAST_HALF", "SPECIAL", "Writer", "expm1_lines", "tanh_series"]
