@@ -7,6 +7,7 @@ action is carried out. It is the baseline that a trained planner must beat.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 
 from qimeng.graph.ops import family
 from qimeng.graph.region import Region
@@ -81,8 +82,8 @@ class HeuristicPlanner(Planner):
     def choose(self, observation: Observation) -> Action:
         """The first applicable of: fusion, lowering, fusion with what is left to the library, tuning, stop.
 
-        Tuning begins with fast special functions where a region has such functions (the action is offered) and memory
-        is not what binds it.
+        Tuning begins with the form of a reduction, then fast special functions where a region has such functions (the
+        action is offered) and memory is not what binds it.
         """
         return (
             self._fusion(observation)
@@ -135,7 +136,8 @@ class HeuristicPlanner(Planner):
                 return back
             intents = () if self._stuck(region, o) else _intents(region, o)
             if intents and not _has_product(region) and ms and _floor_ms(region, o) / ms < FAR_FROM_ROOFLINE:
-                intents = (("special", "fast"), *intents)
+                forms = tuple(takewhile(lambda i: i[0] == "split", intents))  # how memory is walked gains more
+                intents = (*forms, ("special", "fast"), *intents[len(forms) :])
             for kind, param in intents:
                 action = Action(kind, (region.id,), param)
                 if action in offered and action not in tried:
