@@ -10,7 +10,7 @@ families=pointwise,reduction,gemm
 some="1/1,4,8,12,17,23,26,36,40,47,95;2/12,28,37,45,59,64,75,88,99" # of each family, small and large
 for name in "$@"; do
     left=$((end - SECONDS))
-    options=(--root "$root" --seconds-each 35 --total-seconds "$left" --overhead-seconds 20 --jobs 3 --out "$out/$name.jsonl")
+    options=(--root "$root" --seconds-each 35 --total-seconds "$left" --overhead-seconds 40 --jobs 3 --out "$out/$name.jsonl")
     [ "$left" -gt 40 ] || break
     case $name in
     default) options+=(--level 1,2 --families $families) ;;

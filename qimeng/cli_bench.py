@@ -38,7 +38,9 @@ def kernelbench(
         str, typer.Option(help="Numbers and ranges, 1,2,5-9, or each level's own, 1/1,2;2/12; all by default.")
     ] = "",
     families: Annotated[str, typer.Option(help="Only these families (see `bench families`), comma-separated.")] = "",
-    seconds_each: Annotated[float, typer.Option(min=0, help="Time budget of a problem, baselines not counted.")] = 35.0,
+    seconds_each: Annotated[
+        float, typer.Option(min=0, help="Time budget of a problem; waiting is not counted.")
+    ] = 35.0,
     total_seconds: Annotated[float, typer.Option(min=0, help="Time budget of the run.")] = 3600.0,
     overhead_seconds: Annotated[float, typer.Option(help="Beyond its budget, a problem may take this long.")] = 120.0,
     evaluations: Annotated[int, typer.Option(help="Most evaluations of a problem; 0 for the default.")] = 0,

@@ -7,7 +7,7 @@ process of the harness, or wherever it is called.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol, runtime_checkable
@@ -95,7 +95,7 @@ def measure(problem: Problem, settings: Settings, device: str | None = None) -> 
         budget = Budget(
             max(settings.seconds - FINAL_S, settings.seconds / 2), settings.evaluations or Budget.evaluations
         )
-        result = optimize(task, search, budget, began=began)
+        result = optimize(task, search, budget, clock=_own_seconds(judge), began=began)
         wall = time.monotonic() - began
         seconds = split(wall, capture, judge.spent if judge is not None else seconds_of(result))
         row = replace(_with_result(row, result), seconds=seconds)
@@ -112,6 +112,11 @@ def measure(problem: Problem, settings: Settings, device: str | None = None) -> 
     finally:
         task.evaluator.close()
     return _timed(row, began)
+
+
+def _own_seconds(judge: Measures | None) -> Callable[[], float]:
+    """A clock that stands still while others have the GPU, so that how many share it does not change what is found."""
+    return lambda: time.monotonic() - (judge.spent.get("wait", 0.0) if judge is not None else 0.0)
 
 
 def _denied(agrees: bool | None) -> bool | None:
