@@ -441,7 +441,7 @@ class Evaluator(ABC):
     def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
         """Judge `program` with `patch` applied (the best of its alternatives), or `program` itself."""
 
-    def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+    def final(self, program: Program) -> Evaluation:
         """Verify `program` again, as a whole and in a fresh process; by default the same as `evaluate`."""
         return self.evaluate(program)
 

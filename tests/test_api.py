@@ -193,8 +193,8 @@ def test_torch_compile_stands_beside_the_result(problem: Path, tmp_path: Path) -
         def compare_with(self, modes: Sequence[str], limit_s: float) -> None:
             self.asked = (tuple(modes), limit_s)
 
-        def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
-            found = super().final(program, parent_ms)
+        def final(self, program: Program) -> Evaluation:
+            found = super().final(program)
             return replace(found, compiled={"default": Timing(2 * (found.ms or 0)), "reduce-overhead": Timing(9.0)})
 
     judge = Comparing()

@@ -213,9 +213,9 @@ def test_a_final_verification_is_known_beside_the_same_modes_only(graph: OpGraph
         def compare_with(self, modes: Sequence[str], limit_s: float) -> None:
             self.modes = tuple(modes)
 
-        def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+        def final(self, program: Program) -> Evaluation:
             self.finals += 1
-            return replace(super().final(program, parent_ms), compiled={m: Timing(1.0) for m in self.modes})
+            return replace(super().final(program), compiled={m: Timing(1.0) for m in self.modes})
 
     judge, store = Counting(), Store()
     task = fake_task(graph, judge)
@@ -297,7 +297,7 @@ class Mortal(FakeEvaluator):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().evaluate(program, patch)
 
-    def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+    def final(self, program: Program) -> Evaluation:
         return super().evaluate(program)
 
 

@@ -83,7 +83,7 @@ class EstimatingEvaluator(Evaluator):
         found = advised(found, run.candidates[found.chosen])
         return replace(found, configurations=count, seconds=run.clock.seconds, sandbox=self._interpreter.layers)
 
-    def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+    def final(self, program: Program) -> Evaluation:
         """Judge `program` again; says what a machine with the device would have checked."""
         found = self.evaluate(program)
         return replace(

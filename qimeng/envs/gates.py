@@ -125,10 +125,11 @@ class Run:
                 self.kernels[i] = own_kernels((m, c) for m, c in parts if m.generated)
 
     def regions(self) -> list[int]:
-        """Check and time the alternatives of the patch's target alone; those that go on, fastest first.
+        """Time the alternatives of the patch's target alone and check the fastest; those that go on, in this order.
 
         A single alternative for a program of one region goes on unseen: the whole program's check is the same and more.
-        What looks bad in the text is looked at last (`qimeng.envs.static_pass`).
+        So do, at the end, those that are not among the fastest that are right. What looks bad in the text is looked at
+        last (`qimeng.envs.static_pass`).
         """
         left = [i for i in range(len(self.candidates)) if i not in self.refused]
         left.sort(key=lambda i: gravity(self.candidates[i]))
@@ -142,12 +143,25 @@ class Run:
             return left
         with self.owner.turn("check", self.clock):
             reference = RegionReference(self.owner.references, self.candidates[0], target, str(self.owner.folder))
-            left = [i for i in left if self._alone(self._region_is_right, reference, i)]
-        if len(left) < 2:
-            return left
-        with self.owner.turn("time", self.clock, alone=True):
-            self.times = {i: t for i in left if (t := self._alone(self._time_alternative, reference, i)) is not None}
-        return sorted(self.times, key=lambda i: self.times[i])
+        if len(left) > 1:
+            with self.owner.turn("time", self.clock, alone=True):
+                timed = {i: self._alone(self._time_alternative, reference, i) for i in left}
+            self.times = {i: t for i, t in timed.items() if t is not None}
+            left = sorted(self.times, key=lambda i: self.times[i])
+        right: list[int] = []
+        with self.owner.turn("check", self.clock):
+            while left and self._may_be_first(left[0], right):
+                i = left.pop(0)
+                if self._alone(self._region_is_right, reference, i):
+                    right.append(i)
+        return right + left
+
+    def _may_be_first(self, i: int, before: Sequence[int]) -> bool:
+        """Whether candidate `i` is to be judged although those `before` it are right."""
+        if not before:
+            return True
+        close = self.times.get(i, 0.0) <= self.times.get(before[0], 0.0) * (1 + CLOSE)
+        return len(before) < FINALISTS and close
 
     def whole(self, order: Sequence[int], rounds: Callable[[Process], tuple[Samples, Samples]]) -> Evaluation:
         """Check and time whole programs; the evaluation of the fastest that is right.
@@ -161,8 +175,7 @@ class Run:
         """
         best: Evaluation | None = None
         for place, i in enumerate(order):
-            close = self.times.get(i, 0.0) <= self.times.get(order[0], 0.0) * (1 + CLOSE)
-            if best is not None and (place >= FINALISTS or not close):
+            if best is not None and not self._may_be_first(i, order[:place]):
                 break
             self.gate = Gate.PROGRAM
             try:
@@ -239,7 +252,7 @@ class Run:
         except WorkerFailed as failed:
             if failed.kind != "error":
                 self.drop_worker()
-            self.refused[i] = Refusal(Gate.REGION, "wrong" if failed.kind == "mutated" else failed.kind, str(failed))
+            self._refuse_region(i, failed)
             return False
         if error is not None:
             self.refused[i] = Refusal(
@@ -266,15 +279,22 @@ class Run:
 
     def _time_alternative(self, reference: RegionReference, i: int) -> float | None:
         assert self.patch is not None
-        if reference.held_by is not self.worker and not self._region_is_right(reference, i):
-            return None
         try:
-            data, _ = self.running().call("time_alternative", self.owner.limit_s, number=i, effort=SWEEP)
+            data, _ = self._with_region(reference).call(
+                "time_alternative",
+                self.owner.limit_s,
+                number=i,
+                implementation=self.patch.alternatives[i],
+                effort=SWEEP,
+            )
             return median(samples_of(data).device_ms)
         except WorkerFailed as failed:
             self.drop_worker()
-            self.refused[i] = Refusal(Gate.REGION, failed.kind, str(failed))
+            self._refuse_region(i, failed)
             return None
+
+    def _refuse_region(self, i: int, failed: WorkerFailed) -> None:
+        self.refused[i] = Refusal(Gate.REGION, "wrong" if failed.kind == "mutated" else failed.kind, str(failed))
 
     def _whole(self, i: int, rounds: Callable[[Process], tuple[Samples, Samples]]) -> Evaluation | None:
         owner, candidate = self.owner, self.candidates[i]

@@ -43,8 +43,10 @@ from qimeng.interfaces import Evaluation, Evaluator, Gate, Patch, Timing
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
 
-SEARCH = Effort(min_ms=20.0)
-"""Effort of timing a program during a search."""
+SEARCH = Effort(min_ms=10.0, min_calls=5, limit_s=0.2, warmup=2)
+"""Effort of one round of timing a program during a search."""
+SEARCH_ROUNDS = 2
+"""Each round gets other memory from the driver, which is most of the noise where memory binds."""
 FINAL = Effort(min_ms=3.0, min_calls=5, limit_s=0.15, warmup=2)
 """Effort of one round of the final timing; candidate and baselines take turns."""
 FINAL_ROUNDS = 5
@@ -83,7 +85,7 @@ class GpuEvaluator(Evaluator):
         spent: wall seconds by part, from the making of this on, over all evaluations.
     """
 
-    version = 2
+    version = 3
     estimated = False
 
     def __init__(
@@ -155,22 +157,15 @@ class GpuEvaluator(Evaluator):
         run = Run(self, program, patch, self._cache, lambda: self.references.trials(self.trials), clock)
         return self._through_gates(run, self._compilers, self._search_rounds)
 
-    def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
-        """Judge `program` once more: in a fresh process, compiled anew, on every distribution, in turns with baselines.
-
-        Args:
-            program: the program.
-            parent_ms: device milliseconds of the program that it should beat; a close result is measured for longer.
-        """
+    def final(self, program: Program) -> Evaluation:
+        """Judge `program` again: in a fresh process, compiled anew, on every distribution, in turns with baselines."""
         clock = Clock(self.clock)
         with clock.part("baselines"):
             self.compiled.wait()
         cache = self._new_cache()
         run = Run(self, program, None, cache, self.references.every_distribution, clock, thorough=True)
         try:
-            found = self._through_gates(
-                run, self._compile_into(cache), lambda w: self._final_rounds(w, parent_ms, clock)
-            )
+            found = self._through_gates(run, self._compile_into(cache), lambda w: self._final_rounds(w, clock))
         finally:
             shutil.rmtree(cache, ignore_errors=True)
         if not found.ok:
@@ -313,22 +308,21 @@ class GpuEvaluator(Evaluator):
         return replace(found, configurations=len(run.candidates), seconds=dict(run.clock.seconds), sandbox=self._layers)
 
     def _search_rounds(self, worker: Process) -> tuple[Samples, Samples]:
-        with worker.paused():
-            eager = self.baselines_process.time(FINAL)
-        return self._time(worker, SEARCH), eager
-
-    def _final_rounds(self, worker: Process, parent_ms: float | None, clock: Clock) -> tuple[Samples, Samples]:
         found: dict[str, Samples] = {}
-        for number in range(2 * FINAL_ROUNDS):
+        for _ in range(SEARCH_ROUNDS):
+            with worker.paused():
+                _add(found, EAGER, self.baselines_process.time(FINAL))
+            _add(found, "candidate", self._time(worker, SEARCH))
+        return found["candidate"], found[EAGER]
+
+    def _final_rounds(self, worker: Process, clock: Clock) -> tuple[Samples, Samples]:
+        found: dict[str, Samples] = {}
+        for _ in range(FINAL_ROUNDS):
             with worker.paused():
                 _add(found, EAGER, self.baselines_process.time(FINAL))
                 with clock.part("baselines"):
                     self._time_compiled(found)
             _add(found, "candidate", self._time(worker, FINAL))
-            timing = found["candidate"].timing()
-            close = parent_ms is not None and abs(timing.device_ms / parent_ms - 1) < 4 * timing.spread
-            if number + 1 >= FINAL_ROUNDS and not close:
-                break
         self.turns = {name: samples.timing() for name, samples in found.items()}
         return found["candidate"], found[EAGER]
 

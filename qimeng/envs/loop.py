@@ -82,7 +82,7 @@ def finish(session: Session, stopped: str) -> Result:
             winner = candidates[number]
             parent = candidates[number - 1] if number else None
             session.tell("final", f"verify the program of {len(winner.recipe())} steps in a fresh process")
-            evaluation = task.evaluator.final(winner.program, parent.ms if parent else None)
+            evaluation = task.evaluator.final(winner.program)
             problem = refusal(evaluation, parent.evaluation if parent else None)
             if problem is None or number == 0:
                 break

@@ -62,17 +62,17 @@ def refusal(final: Evaluation, parent: Evaluation | None) -> str | None:
     """Why a finally verified program is not returned, or None.
 
     Args:
-        final: of the final verification, in turns with eager.
+        final: of the final verification, in turns with eager; the search found it better than `parent`.
         parent: what is known of the program returned in its place; None for the start program.
     """
     if not final.ok:
         return f"gate {final.gate.value}: {final.error}"
     if final.timing is None or parent is None or parent.timing is None:
         return None
-    if not beats(final, parent):
+    if beats(parent, final):
         return (
-            f"{final.timing}{_beside(final)} when timed again does not beat "
-            f"{parent.timing}{_beside(parent)} by twice the uncertainty ({margin(final):.1%})"
+            f"{final.timing}{_beside(final)} when timed again is slower than "
+            f"{parent.timing}{_beside(parent)} by more than twice the uncertainty ({margin(final):.1%})"
         )
     if final.speedup is not None and final.speedup < 1 - TIE:
         return f"{final.speedup:.3f} x PyTorch eager when timed again"

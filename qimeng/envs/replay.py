@@ -64,7 +64,7 @@ class CachingEvaluator(Evaluator):
             self.store.put_evaluation(self.conditions, chosen, replace(evaluation, chosen=0))
         return evaluation
 
-    def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+    def final(self, program: Program) -> Evaluation:
         """The stored final verification beside the same modes of torch.compile, or a new one.
 
         One with tools of compute-sanitizer answers only for the same tools.
@@ -74,7 +74,7 @@ class CachingEvaluator(Evaluator):
         if known is not None:
             self.hits += 1
             return known
-        evaluation = self.evaluator.final(program, parent_ms)
+        evaluation = self.evaluator.final(program)
         for s in dict.fromkeys((program.digest, subject)):
             self.store.put_evaluation(self.conditions, s, evaluation, FINAL)
         return evaluation
@@ -122,7 +122,7 @@ class ReplayEvaluator(Evaluator):
         """The stored evaluation, or a failure of class ``"unknown"``."""
         return self._look_up(self._known, subject_of(program, patch))
 
-    def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+    def final(self, program: Program) -> Evaluation:
         """The stored final verification, else the stored evaluation."""
         return self._final.get(program.digest) or self._look_up(self._known, program.digest)
 

@@ -385,28 +385,23 @@ class Worker:
 
     def alternative(self, number: int, implementation: Implementation, expected_bytes: Sequence[int]) -> Answer:
         """Call one implementation of the region and hand its outputs over; kept until `release`."""
-        self._find_compiled([implementation.digest])
-        module = load_kernels(implementation_source(implementation), os.getcwd())
-        function, prepared = getattr(module, implementation.entry), ()
-        if implementation.prepare:
-            chosen = [self.arguments[i] for i in implementation.prepare_inputs]
-            prepared = tuple(getattr(module, implementation.prepare)(*chosen))
-        self.alternatives[number] = lambda *arguments: function(*arguments, *prepared)
+        call = self._alternative(number, implementation)
         poison(self.device, expected_bytes)
-        output = self.alternatives[number](*self.arguments)
+        output = call(*self.arguments)
         self.stopwatch.synchronize()
         self._check_seal()
-        if [checksum(x) for x in _tensors(self.arguments)] != self.sums:
-            raise Refused("mutated", "the region's function changed its inputs in place")
+        self._check_arguments()
         facts, tensors = outputs.describe(output, {f"input {i}": x for i, x in enumerate(_tensors(self.arguments))})
         self.kept[number] = tensors
         handed, files = outputs.hand_over(tensors)
         return Answer({"facts": outputs.facts_to_json(facts), "tensors": handed}, tuple(files))
 
-    def time_alternative(self, number: int, effort: Effort) -> dict[str, Any]:
+    def time_alternative(self, number: int, implementation: Implementation, effort: Effort) -> dict[str, Any]:
         """Times of one implementation on the region's inputs."""
-        samples = self.stopwatch.measure(self.alternatives[number], lambda _: self.arguments, 0, effort)
+        call = self._alternative(number, implementation)
+        samples = self.stopwatch.measure(call, lambda _: self.arguments, 0, effort)
         self._check_seal()
+        self._check_arguments()
         return _samples(samples)
 
     def forget_alternatives(self) -> None:
@@ -416,6 +411,22 @@ class Worker:
         self.release()
 
     # -- parts
+
+    def _alternative(self, number: int, implementation: Implementation) -> Callable[..., Any]:
+        """The function of alternative `number`, with its prepared buffers; loaded where it is not yet."""
+        if number not in self.alternatives:
+            self._find_compiled([implementation.digest])
+            module = load_kernels(implementation_source(implementation), os.getcwd())
+            function, prepared = getattr(module, implementation.entry), ()
+            if implementation.prepare:
+                chosen = [self.arguments[i] for i in implementation.prepare_inputs]
+                prepared = tuple(getattr(module, implementation.prepare)(*chosen))
+            self.alternatives[number] = lambda *arguments: function(*arguments, *prepared)
+        return self.alternatives[number]
+
+    def _check_arguments(self) -> None:
+        if [checksum(x) for x in _tensors(self.arguments)] != self.sums:
+            raise Refused("mutated", "the region's function changed its inputs in place")
 
     def _find_compiled(self, digests: Sequence[str]) -> None:
         if self.compiled:

@@ -48,8 +48,8 @@ GEMM_INTENTS = {
 """What to try on a matrix product, in order, by precision mode (``half`` for fp16 and bf16 operands)."""
 
 ROW_INTENTS = (
-    ("split", "cooperative"),
     ("split", "wave"),
+    ("split", "cooperative"),
     ("split", "split"),
     ("split", "resident"),
     ("tiling", "wider"),

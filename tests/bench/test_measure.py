@@ -85,7 +85,7 @@ class MeasuringFake(FakeEvaluator):
     def compare_with(self, modes: Sequence[str], limit_s: float) -> None:
         self.asked = (tuple(modes), limit_s)
 
-    def final(self, program: Program, parent_ms: float | None = None) -> Evaluation:
+    def final(self, program: Program) -> Evaluation:
         compiled = {"default": Timing(2.0), "reduce-overhead": Timing(1.0)}
         return replace(super().final(program), compiled=compiled, notes=("torch.compile max-autotune is not timed",))
 

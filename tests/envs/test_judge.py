@@ -177,7 +177,7 @@ def test_a_time_above_the_tensor_cores_peak_is_flagged_and_not_refused(evaluator
 
 
 def test_final_uses_every_distribution_and_takes_turns_with_eager(evaluator, program):
-    found = evaluator.final(program, parent_ms=1000.0)
+    found = evaluator.final(program)
     assert found.ok and found.accuracy is not None and found.accuracy.trials == 6, found.error
     assert set(evaluator.turns) == {"candidate", "eager"}
     assert evaluator.turns["eager"].calls >= 25
@@ -363,7 +363,7 @@ def test_checks_share_the_device_and_times_are_taken_alone(evaluator, program, t
         program, Patch(target=relu(program), alternatives=(RIGHT, in_torch("return (a[0].relu(),)")))
     )
     assert found.ok and found.seconds["wait"] >= 0, found.error
-    assert turns[:4] == ["beside", "alone", "beside", "alone"]  # alternatives, then the whole program
+    assert turns[:5] == ["beside", "alone", "beside", "beside", "alone"]  # alternatives, then the whole program
     other = DeviceLock(str(tmp_path / "lock"))
     checking = threading.Thread(target=evaluator.final, args=(program,))
     with other.alone():

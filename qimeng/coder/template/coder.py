@@ -28,6 +28,11 @@ from qimeng.interfaces import Coder, Facts, Patch, Request
 from qimeng.program.program import Implementation, Program, torch_implementation
 from qimeng.program.schedule import Schedule
 
+FORMS = ("wave", "cooperative", "split", "resident")
+"""Forms of a reduction that lowering tries beside the plain one (`loop` is that wherever there are rows enough)."""
+GUESSES = 2
+"""Schedules of each."""
+
 
 class TemplateCoder(Coder):
     """Prints kernels from schedules; an action changes the schedule, the patch is what changed."""
@@ -88,8 +93,12 @@ class TemplateCoder(Coder):
     def _lower(
         self, regions: Sequence[Region], region: Region, request: Request, new: tuple[Region, ...] | None
     ) -> Patch:
-        schedule = default_schedule(analyse(region), request.device, request.mode)
-        return Patch(new, region.id, (self.print(region, schedule),), f"{region.label()} as {schedule}")
+        """The region under its plain schedule, and in other forms where a plain one is no safe guess."""
+        found, context = analyse(region), Context(request.device, self, request.mode)
+        schedule = default_schedule(found, request.device, request.mode)
+        others = [s for s in other_forms(found, schedule, request.device) if check_schedule(region, s, context) is None]
+        printed = self._printed(region, [schedule, *others[: MAX_ALTERNATIVES - 1]])
+        return Patch(new, region.id, printed, f"{region.label()} as {printed[0].schedule}")
 
     def _reschedule(self, region: Region, request: Request, context: Context) -> Patch:
         """The configurations that the action leads to, and the present one, so that a step is never a step back."""
@@ -103,19 +112,31 @@ class TemplateCoder(Coder):
         else:
             choices = kind.rewrite(schedule, found.facts, request.device, request.action.param)
         fitting = [s for s in choices if check_schedule(region, s, context) is None][:MAX_ALTERNATIVES]
-        printed = []
-        for s in fitting:
+        if not fitting:
+            raise IllegalAction(f"{request.action}: no configuration fits the device")
+        try:
+            printed = self._printed(region, fitting)
+        except Unsupported as error:
+            raise IllegalAction(f"{request.action}: {error}") from None
+        present = request.program.implementation(region)
+        printed = (*printed[: MAX_ALTERNATIVES - 1], present)
+        return Patch(None, region.id, printed, f"{request.action.kind} {request.action.param}: {printed[0].schedule}")
+
+    def _printed(self, region: Region, schedules: Sequence[Schedule]) -> tuple[Implementation, ...]:
+        """The implementations under those of `schedules` that the template covers.
+
+        Raises:
+            Unsupported: it covers none.
+        """
+        printed, reason = [], Unsupported("no schedule")
+        for s in schedules:
             try:
                 printed.append(self.print(region, s))
             except Unsupported as error:
-                reason = str(error)
+                reason = error
         if not printed:
-            raise IllegalAction(f"{request.action}: {reason if fitting else 'no configuration fits the device'}")
-        present = request.program.implementation(region)
-        printed = [*printed[: MAX_ALTERNATIVES - 1], present]
-        return Patch(
-            None, region.id, tuple(printed), f"{request.action.kind} {request.action.param}: {printed[0].schedule}"
-        )
+            raise reason
+        return tuple(printed)
 
     def print(self, region: Region, schedule: Schedule) -> Implementation:
         """The implementation of `region` under `schedule`."""
@@ -165,6 +186,18 @@ def _shrink(schedule: Schedule, facts: Facts) -> Schedule:
     width = max(columns, 1) if whole else min(schedule.block_r, max(columns // 2, 8))
     rows = 1 << max(facts.rows - 1, 0).bit_length()
     return schedule.but(block_r=width, block_p=min(schedule.block_p, max(rows // 2, 1)))
+
+
+def other_forms(found: Analysis, schedule: Schedule, device: Device) -> list[Schedule]:
+    """The best guesses at each other form of a reduction whose rows are too long for one program's registers.
+
+    Which one streams best hangs on the row's length and alignment and on what is computed, so that it is measured.
+    """
+    if not isinstance(found.plan, TilePlan) or not found.plan.passes or schedule.form == "resident":
+        return []
+    split = kind_named("split")
+    guesses = [split.rewrite(schedule, found.facts, device, form) for form in FORMS]
+    return [s for several in guesses for s in several[:GUESSES]]
 
 
 def default_schedule(found: Analysis, device: Device, mode: str) -> Schedule:

@@ -1,0 +1,85 @@
+"""The fused errors are those of `qimeng.envs.accuracy`, in Triton's interpreter and on a GPU."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from qimeng.envs import accuracy
+
+ROOT = str(Path(__file__).parents[2])
+CASES = {
+    "short rows": ((37, 5), torch.float32, torch.float32),
+    "rows of a tile": ((3, 4096), torch.float32, torch.float32),
+    "long rows, odd": ((2, 5, 9001), torch.float32, torch.float32),
+    "one row": ((70001,), torch.float32, torch.float32),
+    "both double": ((11, 300), torch.float64, torch.float64),
+    "half": ((11, 300), torch.bfloat16, torch.bfloat16),
+    "mixed": ((11, 300), torch.float32, torch.float64),
+}
+
+
+def pair(name: str, device: str = "cpu", zeros: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    shape, actual, expected = CASES[name]
+    generator = torch.Generator().manual_seed(3)
+    r = torch.randn(shape, generator=generator, dtype=torch.float64).to(expected)
+    y = (r.double() * (1 + 1e-3 * torch.randn(shape, generator=generator, dtype=torch.float64))).to(actual)
+    if zeros:  # a row of zeros that are met exactly has no error
+        r[..., :] = torch.where(torch.arange(shape[-1]) < shape[-1], 0.0, r)
+        y = r.to(actual)
+    return y.to(device), r.to(device)
+
+
+def plain(y: torch.Tensor, r: torch.Tensor) -> tuple[float, float]:
+    return accuracy._summary(accuracy._quick_errors(y, r), y.device)
+
+
+def all_cases(device: str) -> dict[str, tuple[tuple[float, float], tuple[float, float]]]:
+    from qimeng.envs.fused_error import fused_summary
+
+    found = {}
+    for name in CASES:
+        for zeros in (False, True):
+            y, r = pair(name, device, zeros)
+            found[f"{name}, zeros {zeros}"] = (fused_summary(y, r), plain(y, r))
+    for value in (math.nan, math.inf):
+        y, r = pair("long rows, odd", device)
+        y[1, 2, 777] = value
+        found[f"actual {value}"] = (fused_summary(y, r), (math.inf, math.inf))
+        y[1, 2, 777], r[0, 0, 0] = 1.0, value
+        found[f"expected {value}"] = (fused_summary(y, r), (math.inf, math.inf))
+    return found
+
+
+def hold(found: dict[str, tuple[tuple[float, float], tuple[float, float]]]) -> None:
+    assert len(found) == 2 * len(CASES) + 4
+    for name, (fused, expected) in found.items():
+        assert fused[0] == pytest.approx(expected[0], rel=1e-5, abs=1e-30), name
+        if math.isfinite(expected[0]):
+            assert fused[1] == pytest.approx(expected[1], rel=1e-4, abs=1e-30), name
+
+
+def test_in_the_interpreter() -> None:
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": ROOT}
+    code = "import json; from tests.envs.test_fused_error import all_cases; print(json.dumps(all_cases('cpu')))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    hold(json.loads(run.stdout.splitlines()[-1]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu() -> None:
+    hold(all_cases("cuda"))
+    y, r = torch.randn(2, 4099, 4099, device="cuda")
+    assert y.numel() >= accuracy.FUSED_ELEMENTS
+    fused, (top, total) = accuracy.measure(y, r), plain(y, r)
+    assert fused.max == pytest.approx(top, rel=1e-5)
+    assert fused.rms == pytest.approx(math.sqrt(total / y.numel()), rel=1e-5)
