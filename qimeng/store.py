@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ from qimeng.recipe import PatchRecord, action_from_data
 
 SCHEMA_VERSION = 2
 """Version 2 adds what language models were asked and answered; a store of version 1 is extended when it is opened."""
+
+BUSY_S = 60.0
+"""Seconds that a process waits for others that write."""
 
 ACCIDENT = "accident"
 """Purpose under which failures are kept that may not be the program's: they are on record, and answer no question."""
@@ -349,8 +353,8 @@ def _conditions(body: str) -> Conditions:
 
 def _open(path: str) -> sqlite3.Connection:
     try:
-        db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
-        db.execute("PRAGMA journal_mode = WAL")
+        db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        _use_write_ahead_log(db)
         db.execute("PRAGMA synchronous = FULL")
         if db.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
             with db:
@@ -359,6 +363,19 @@ def _open(path: str) -> sqlite3.Connection:
     except sqlite3.DatabaseError as error:
         raise StoreError(f"{path} cannot be opened as a store: {error}") from None
     return db
+
+
+def _use_write_ahead_log(db: sqlite3.Connection) -> None:
+    """SQLite does not wait for others here by itself: it says at once that the file is locked."""
+    until = time.monotonic() + BUSY_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
 
 
 def _make_tables(db: sqlite3.Connection, path: str) -> None:

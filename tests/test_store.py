@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,6 +79,21 @@ def test_the_first_row_stays() -> None:
     store.put_evaluation(HERE, "p1", replace(RIGHT, timing=Timing(9.0)))
     assert store.evaluation(HERE, "p1") == RIGHT
     assert store.counts()["evaluations"] == 1
+
+
+def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:
+    together = threading.Barrier(8)
+
+    def opened(path: Path) -> int:
+        together.wait()
+        with Store(path) as store:
+            store.put_spec("a", "b")
+            return store.counts()["specs"]
+
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(30):
+            path = tmp_path / f"{number}.sqlite"
+            assert list(pool.map(opened, [path] * 8)) == [1] * 8
 
 
 def test_stores_merge(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ passes, which took most of an evaluation's time for outputs of several GiB. Know
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -17,18 +15,7 @@ TILE = 4096
 
 
 @triton.jit
-def _errors_of_tile(
-    y_ptr: Any,
-    r_ptr: Any,
-    scale_ptr: Any,
-    top_ptr: Any,
-    sum_ptr: Any,
-    tiny_ptr: Any,
-    rows: Any,
-    width: Any,
-    R: tl.constexpr,
-    C: tl.constexpr,
-) -> None:
+def _errors_of_tile(y_ptr, r_ptr, scale_ptr, top_ptr, sum_ptr, tiny_ptr, rows, width, R: tl.constexpr, C: tl.constexpr):
     """Largest error and sum of the squared errors of `R` rows by `C` columns; infinite where a value is not finite."""
     program = tl.program_id(0).to(tl.int64)
     across = tl.cdiv(width, C)

@@ -74,6 +74,31 @@ def test_in_the_interpreter() -> None:
     hold(json.loads(run.stdout.splitlines()[-1]))
 
 
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from qimeng.envs.fused_error import TILE, _errors_of_tile as kernel
+
+for y, r in (("fp32", "fp32"), ("fp64", "fp64"), ("bf16", "bf16"), ("fp32", "fp64")):
+    double = "*fp64"
+    types = [f"*{y}", f"*{r}", double, double, double, double, "i32", "i32", "constexpr", "constexpr"]
+    for height, width in ((1, TILE), (TILE // 8, 8)):
+        constants = {"R": height, "C": width}
+        source = ASTSource(kernel, dict(zip(kernel.arg_names, types)), constants)
+        assert "ptx" in compile(source, target=GPUTarget("cuda", 90, 32)).asm
+print("compiled")
+"""
+
+
+def test_it_compiles_for_a_gpu() -> None:
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    env.pop("TRITON_INTERPRET", None)
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILE], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert run.stdout.split() == ["compiled"], run.stderr
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu() -> None:
