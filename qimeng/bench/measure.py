@@ -62,7 +62,7 @@ def prepare(problem: Problem, dtype: str = "float32", modes: int = 0) -> Facts:
     if modes:
         compile_server()
     torch.ones(1, device="cuda").add_(1)
-    return survey(problem, dtype, modes)
+    return survey(problem, dtype, modes, torch.cuda.get_device_properties(0).total_memory)
 
 
 def measure(problem: Problem, settings: Settings, device: str | None = None) -> Row:

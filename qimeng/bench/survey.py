@@ -6,30 +6,35 @@ memory is a failure that says nothing about a kernel. Knows nothing about how pr
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from qimeng.bench.families import Classification, classify
 from qimeng.bench.suite import Problem
+from qimeng.device import DEVICES
+from qimeng.envs.memory_plan import Sizes, free_host_bytes, memory_plan
+from qimeng.envs.roofline import product_flops
+from qimeng.envs.timing import SETS
 from qimeng.errors import SpecError
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import OpGraph, Value
+from qimeng.graph.ops import family
 from qimeng.graph.verify import capture_spec
 from qimeng.spec import KernelSpec
 
-COPIES = 6
-"""Times that inputs, parameters and outputs are held at once: by the judge (in float64 too), eager, the worker.
-Measured: about 80 GiB in three processes for inputs of 6 GiB and outputs of 6 GiB."""
+STATE_COPIES = 6
+"""Times that parameters and buffers are held beyond what the judge's own plan counts: by eager, the worker (its packed
+operands with them) and the worker that waits, each with a copy to set them back from."""
 
-POOL_TRIALS, POOL_BYTES = 8, 14 << 30
-"""Trials whose outputs the judge keeps for the next candidate, and the most bytes that these take (see
-`qimeng.envs.memory_plan.POOL_SHARE`; of an H200)."""
+POOL_TRIALS = 8
+"""Trials whose outputs the judge keeps for the next candidate (see `qimeng.envs.memory_plan.POOL_SHARE`)."""
 
-MODE_COPIES = 1
-"""Times more for each mode of torch.compile, which has a process of its own (CUDA graphs keep inputs and outputs)."""
-
-CONTEXTS, MODE_CONTEXT = 3 << 30, 1 << 29
-"""Bytes of the CUDA contexts of those processes."""
+MODE_COPIES, MODE_CONTEXT = 1, 1 << 29
+"""Times that everything is held more for each mode of torch.compile, which has a process of its own (CUDA graphs keep
+inputs and outputs), and bytes of its CUDA context."""
 
 SHARE = 0.9
 """Share of the device's memory that may be planned."""
@@ -53,29 +58,46 @@ class Facts:
     memory_bytes: int = 0
 
 
-def survey(problem: Problem, dtype: str = "float32", modes: int = 0) -> Facts:
+def survey(problem: Problem, dtype: str = "float32", modes: int = 0, device_bytes: int = 0) -> Facts:
     """The facts of `problem`.
 
     Args:
         problem: the problem.
         dtype: what it is cast to.
         modes: number of torch.compile's modes that are measured beside it.
+        device_bytes: memory of the device; that of an H200 by default.
     """
     try:
         spec = KernelSpec.from_file(problem.path, dtype=dtype)
         graph = capture_spec(spec, verify=False)
     except (SpecError, CaptureError):
         return Facts()
-    outputs = sum(graph.meta(v).bytes for v in graph.results())
-    copies = (COPIES + MODE_COPIES * modes) * (_input_bytes(graph) + outputs)
-    pool = min(POOL_TRIALS * outputs, POOL_BYTES)
-    return Facts(classify(graph), copies + pool + CONTEXTS + MODE_CONTEXT * modes)
+    sizes = _sizes(graph, spec)
+    plan = memory_plan(sizes, device_bytes or DEVICES["h200"].memory_bytes, free_host_bytes())
+    held = sizes.inputs + sizes.state + sizes.outputs
+    beside = (SETS - 1) * sizes.inputs + STATE_COPIES * sizes.state + sizes.outputs + sizes.temporaries
+    of_modes = modes * (MODE_COPIES * held + MODE_CONTEXT)
+    return Facts(
+        classify(graph), plan.peak_bytes + min(plan.pool_bytes, POOL_TRIALS * sizes.outputs) + beside + of_modes
+    )
 
 
-def _input_bytes(graph: OpGraph) -> int:
-    """Bytes of inputs, parameters and buffers."""
-    held = [Value(n.name) for n in graph.nodes.values() if n.kind in ("input", "parameter", "buffer")]
-    return sum(graph.meta(v).bytes for v in held)
+def _sizes(graph: OpGraph, spec: KernelSpec) -> Sizes:
+    """Bytes of the computation; of what eager holds on the way, those of the two largest results of an operator."""
+    results = set(graph.results())
+    made = (m.bytes for n in graph.ops() if family(n) != "view" for m in n.metas if m is not None)
+    return Sizes(
+        inputs=_bytes(graph, "input"),
+        state=_bytes(graph, "parameter", "buffer"),
+        outputs=sum(graph.meta(v).bytes for v in results),
+        temporaries=sum(heapq.nlargest(2, made)),
+        itemsize=min(getattr(torch, spec.dtype).itemsize, 8),
+        flop=sum(product_flops(graph, n) for n in graph.ops()),
+    )
+
+
+def _bytes(graph: OpGraph, *kinds: str) -> int:
+    return sum(graph.meta(Value(n.name)).bytes for n in graph.nodes.values() if n.kind in kinds)
 
 
 def fitting(memory_bytes: int, known: Mapping[Problem, Facts]) -> Callable[[Problem, Sequence[Problem]], bool]:
