@@ -27,7 +27,10 @@ KERNELBENCH_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat1
 
 @dataclass(frozen=True)
 class Error:
-    """Maximum and root mean square of |y - r| / (|r| + rms of r over its last dimension); dimensionless."""
+    """Maximum and root mean square of |y - r| / (|r| + rms of r over its last dimension); dimensionless.
+
+    The last dimension is the last one of more than one element, so that a column [n, 1] is judged as a vector [n].
+    """
 
     max: float = 0.0
     rms: float = 0.0
@@ -107,6 +110,8 @@ def measure(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | 
     """
     if actual.numel() == 0:
         return Error()
+    actual, expected = _rows(actual), _rows(expected)
+    eager = None if eager is None else _rows(eager)
     if not actual.is_complex():
         fused = actual.is_cuda and expected.dim() > 0 and actual.numel() >= FUSED_ELEMENTS
         top, total = _fused(actual, expected) if fused else _summary(_quick_errors(actual, expected), actual.device)
@@ -114,6 +119,14 @@ def measure(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | 
             return Error(top, math.sqrt(total / actual.numel()))
     top, total = _summary(_errors(actual, expected, eager), actual.device)
     return Error(top, math.sqrt(total / actual.numel()))
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """`x` without the dimensions of one element at its end."""
+    kept = x.dim()
+    while kept and x.shape[kept - 1] == 1:
+        kept -= 1
+    return x.reshape(x.shape[:kept])
 
 
 def _fused(actual: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
@@ -327,7 +340,8 @@ def _describe(actual: torch.Tensor, expected: Expected, error: Error) -> str:
     budget = expected.budget
     worst, wrong, start, best_at = -1.0, 0, 0, 0
     where = Extent(tuple(actual.shape) if not actual.is_complex() else ())
-    for part in _errors(actual, expected.value, expected.eager):
+    eager = None if expected.eager is None else _rows(expected.eager)
+    for part in _errors(_rows(actual), _rows(expected.value), eager):
         flat = part.reshape(-1)
         top = flat.max(0)
         if float(top.values) > worst:

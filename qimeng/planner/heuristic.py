@@ -140,11 +140,18 @@ class HeuristicPlanner(Planner):
                 intents = (*forms, ("special", "fast"), *intents[len(forms) :])
             for kind, param in intents:
                 action = Action(kind, (region.id,), param)
-                if action in offered and action not in tried:
+                if action in offered and action not in tried and not self._needless(action, o):
                     return action
             if back is not None and on_torch is not None and ms > SLOWER * on_torch:
                 return back
         return None
+
+    def _needless(self, action: Action, o: Observation) -> bool:
+        """True for three bf16 products where three of fp16 are right: those keep six bits more and are as fast."""
+        if action.kind != "precision" or action.param != "bf16x3":
+            return False
+        schedule = o.program.schedule(o.program.region(action.regions[0]))
+        return schedule is not None and schedule.precision == "fp16x3"
 
     def _stuck(self, region: Region, o: Observation) -> bool:
         """True after `patience` attempts on the region that brought nothing."""

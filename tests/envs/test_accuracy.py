@@ -96,3 +96,16 @@ def test_kernelbench_rule():
     assert kernelbench_close(eager + 1.5e-4, eager) and not kernelbench_close(eager + 3e-4, eager)
     assert kernelbench_close((eager + 0.01).half(), eager.half())
     assert not kernelbench_close(eager.half(), eager)
+
+
+def test_a_column_is_judged_as_a_vector() -> None:
+    generator = torch.Generator().manual_seed(0)
+    r = torch.randn(64, generator=generator)
+    y = r + 1e-3 * torch.randn(64, generator=generator)
+    for shape in ((64, 1), (64, 1, 1), (1, 64, 1)):
+        assert measure(y.reshape(shape), r.reshape(shape)) == measure(y, r)
+    assert measure(y.reshape(8, 8, 1), r.reshape(8, 8, 1)) == measure(y.reshape(8, 8), r.reshape(8, 8))
+    one = torch.tensor([[2.0]])
+    assert measure(one + 1, one).max == pytest.approx(0.25)
+    error, text = check(y.reshape(64, 1), Expected(r.reshape(64, 1)))
+    assert text is not None and "got" in text

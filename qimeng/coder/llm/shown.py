@@ -59,12 +59,15 @@ def shown_names(text: str, implementation: Implementation) -> str:
     new = {implementation.entry: ENTRY}
     if implementation.prepare:
         new[implementation.prepare] = PREPARE
+    imported = re.findall(r"\b(\w+) as (\w+)", implementation.source)
+    new |= {alias: name for name, alias in imported if alias != name and _PREFIX.sub("", alias) == name}
     for name in sorted(used - set(new)):
         short = _PREFIX.sub("", name)
         short = short if short not in used else f"{short}_kernel"
         if short not in used and short not in new.values() and _PREFIX.match(name):
             new[name] = short
-    return re.sub(r"\w+", lambda found: new.get(found.group(), found.group()), text)
+    text = re.sub(r"\w+", lambda found: new.get(found.group(), found.group()), text)
+    return re.sub(r"\b(\w+) as \1\b", r"\1", text)
 
 
 __all__ = ["ENTRY", "PREPARE", "base_source", "shown_names", "shown_source", "target_region"]

@@ -31,7 +31,7 @@ from qimeng.program.schedule import Schedule
 FORMS = ("wave", "cooperative", "split", "resident")
 """Forms of a reduction that lowering tries beside the plain one (`loop` is that wherever there are rows enough)."""
 GUESSES = 2
-"""Schedules of each."""
+"""Schedules of each; twice as many of a product's precision."""
 
 
 class TemplateCoder(Coder):
@@ -93,10 +93,10 @@ class TemplateCoder(Coder):
     def _lower(
         self, regions: Sequence[Region], region: Region, request: Request, new: tuple[Region, ...] | None
     ) -> Patch:
-        """The region under its plain schedule, and in other forms where a plain one is no safe guess."""
+        """The region under its plain schedule, and under others where that one is no safe guess."""
         found, context = analyse(region), Context(request.device, self, request.mode)
         schedule = default_schedule(found, request.device, request.mode)
-        others = [s for s in other_forms(found, schedule, request.device) if check_schedule(region, s, context) is None]
+        others = [s for s in guesses(found, schedule, context) if check_schedule(region, s, context) is None]
         printed = self._printed(region, [schedule, *others[: MAX_ALTERNATIVES - 1]])
         return Patch(new, region.id, printed, f"{region.label()} as {printed[0].schedule}")
 
@@ -188,16 +188,24 @@ def _shrink(schedule: Schedule, facts: Facts) -> Schedule:
     return schedule.but(block_r=width, block_p=min(schedule.block_p, max(rows // 2, 1)))
 
 
-def other_forms(found: Analysis, schedule: Schedule, device: Device) -> list[Schedule]:
-    """The best guesses at each other form of a reduction whose rows are too long for one program's registers.
+def guesses(found: Analysis, schedule: Schedule, context: Context) -> list[Schedule]:
+    """Schedules that may well be faster than the plain one, so that lowering measures them beside it.
 
-    Which one streams best hangs on the row's length and alignment and on what is computed, so that it is measured.
+    For a reduction whose rows are too long for one program's registers, the other forms: which one streams best hangs
+    on the row's length and alignment and on what is computed. For a product of fp32 operands, the tensor cores at the
+    precision that the mode admits.
     """
-    if not isinstance(found.plan, TilePlan) or not found.plan.passes or schedule.form == "resident":
+    if isinstance(found.plan, TilePlan):
+        if not found.plan.passes or schedule.form == "resident":
+            return []
+        split = kind_named("split")
+        forms = [split.rewrite(schedule, found.facts, context.device, form) for form in FORMS]
+        return [s for several in forms for s in several[:GUESSES]]
+    device = context.device
+    if found.facts.dtype != "float32" or device.tf32_tflops <= device.fp32_tflops:
         return []
-    split = kind_named("split")
-    guesses = [split.rewrite(schedule, found.facts, device, form) for form in FORMS]
-    return [s for several in guesses for s in several[:GUESSES]]
+    precision = "fp16" if context.mode == "high" else "fp16x3"
+    return list(schedule_for_precision(found.plan, schedule, precision, device)[: 2 * GUESSES])
 
 
 def default_schedule(found: Analysis, device: Device, mode: str) -> Schedule:
