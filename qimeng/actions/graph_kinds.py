@@ -32,7 +32,7 @@ class Stop(Kind):
 
 
 class Lowering(Kind):
-    """Replace PyTorch calls by one plain, untuned generated kernel.
+    """Replace PyTorch calls by one generated kernel, plain or, where that is no safe guess, the fastest of a few.
 
     args: the region.
     rewrite: ``v = torch.ops.aten.add(x, y)`` -> ``kernel[grid](x, y, v)`` with the default schedule

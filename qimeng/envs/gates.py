@@ -283,7 +283,6 @@ class Run:
             data, _ = self._with_region(reference).call(
                 "time_alternative",
                 self.owner.limit_s,
-                number=i,
                 implementation=self.patch.alternatives[i],
                 effort=SWEEP,
             )
@@ -300,7 +299,7 @@ class Run:
         owner, candidate = self.owner, self.candidates[i]
         worker = self.running()
         with owner.turn("check", self.clock):
-            worker.call("forget_alternatives", owner.limit_s)
+            worker.call("forget_region", owner.limit_s)
             made = [c.digest for c in map(candidate.implementation, candidate.regions) if c.generated]
             worker.call("load", owner.limit_s, source="" if candidate.fallback else candidate.source, digests=made)
             verdict = owner.judge.check(worker, self.trials())

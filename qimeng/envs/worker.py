@@ -133,7 +133,6 @@ class Worker:
         self.trays: list[torch.Tensor] = []
         self.arguments: tuple[Any, ...] = ()
         self.sums: list[int] = []
-        self.alternatives: dict[int, Callable[..., Any]] = {}
 
     def ready(self) -> dict[str, Any]:
         """The process is up: its id, and the layers of the sandbox that it is in; foreign code has not run yet."""
@@ -385,7 +384,7 @@ class Worker:
 
     def alternative(self, number: int, implementation: Implementation, expected_bytes: Sequence[int]) -> Answer:
         """Call one implementation of the region and hand its outputs over; kept until `release`."""
-        call = self._alternative(number, implementation)
+        call = self._alternative(implementation)
         poison(self.device, expected_bytes)
         output = call(*self.arguments)
         self.stopwatch.synchronize()
@@ -396,33 +395,30 @@ class Worker:
         handed, files = outputs.hand_over(tensors)
         return Answer({"facts": outputs.facts_to_json(facts), "tensors": handed}, tuple(files))
 
-    def time_alternative(self, number: int, implementation: Implementation, effort: Effort) -> dict[str, Any]:
-        """Times of one implementation on the region's inputs."""
-        call = self._alternative(number, implementation)
+    def time_alternative(self, implementation: Implementation, effort: Effort) -> dict[str, Any]:
+        """Times of one implementation on the region's inputs; what it prepared is given up again."""
+        call = self._alternative(implementation)
         samples = self.stopwatch.measure(call, lambda _: self.arguments, 0, effort)
         self._check_seal()
         self._check_arguments()
         return _samples(samples)
 
-    def forget_alternatives(self) -> None:
-        """Give up the region's inputs and implementations."""
-        self.alternatives.clear()
+    def forget_region(self) -> None:
+        """Give up the region's inputs."""
         self.arguments, self.sums = (), []
         self.release()
 
     # -- parts
 
-    def _alternative(self, number: int, implementation: Implementation) -> Callable[..., Any]:
-        """The function of alternative `number`, with its prepared buffers; loaded where it is not yet."""
-        if number not in self.alternatives:
-            self._find_compiled([implementation.digest])
-            module = load_kernels(implementation_source(implementation), os.getcwd())
-            function, prepared = getattr(module, implementation.entry), ()
-            if implementation.prepare:
-                chosen = [self.arguments[i] for i in implementation.prepare_inputs]
-                prepared = tuple(getattr(module, implementation.prepare)(*chosen))
-            self.alternatives[number] = lambda *arguments: function(*arguments, *prepared)
-        return self.alternatives[number]
+    def _alternative(self, implementation: Implementation) -> Callable[..., Any]:
+        """The function of an implementation of the region, with its prepared buffers."""
+        self._find_compiled([implementation.digest])
+        module = load_kernels(implementation_source(implementation), os.getcwd())
+        function, prepared = getattr(module, implementation.entry), ()
+        if implementation.prepare:
+            chosen = [self.arguments[i] for i in implementation.prepare_inputs]
+            prepared = tuple(getattr(module, implementation.prepare)(*chosen))
+        return lambda *arguments: function(*arguments, *prepared)
 
     def _check_arguments(self) -> None:
         if [checksum(x) for x in _tensors(self.arguments)] != self.sums:
@@ -472,7 +468,7 @@ class Worker:
 
 COMMANDS = (
     "ready", "load", "trial", "again", "foreign", "release", "arm", "fire", "time", "timed", "peak", "profile",
-    "launches", "capture", "alternative", "time_alternative", "forget_alternatives",
+    "launches", "capture", "alternative", "time_alternative", "forget_region",
 )  # fmt: skip
 
 
