@@ -143,6 +143,8 @@ class Run:
             return left
         with self.owner.turn("check", self.clock):
             reference = RegionReference(self.owner.references, self.candidates[0], target, str(self.owner.folder))
+            if len(left) > 1 and self.patch.is_sweep:  # others would get another process for being timed
+                left = [i for i in left if self._region_runs("warm_alternative", reference, i) is not None]
         if len(left) > 1:
             with self.owner.turn("time", self.clock, alone=True):
                 timed = {i: self._alone(self._time_alternative, reference, i) for i in left}
@@ -278,15 +280,17 @@ class Run:
         return worker
 
     def _time_alternative(self, reference: RegionReference, i: int) -> float | None:
+        answer = self._region_runs("time_alternative", reference, i, effort=SWEEP)
+        return None if answer is None else median(samples_of(answer[0]).device_ms)
+
+    def _region_runs(self, command: str, reference: RegionReference, i: int, **options: Any) -> Any:
+        """The worker's answer to a command about one alternative; None where that failed, and so is refused."""
         assert self.patch is not None
+        implementation = self.patch.alternatives[i]
         try:
-            data, _ = self._with_region(reference).call(
-                "time_alternative",
-                self.owner.limit_s,
-                implementation=self.patch.alternatives[i],
-                effort=SWEEP,
+            return self._with_region(reference).call(
+                command, self.owner.limit_s, implementation=implementation, **options
             )
-            return median(samples_of(data).device_ms)
         except WorkerFailed as failed:
             self.drop_worker()
             self._refuse_region(i, failed)

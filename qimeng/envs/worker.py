@@ -133,6 +133,7 @@ class Worker:
         self.trays: list[torch.Tensor] = []
         self.arguments: tuple[Any, ...] = ()
         self.sums: list[int] = []
+        self.alternatives: dict[str, ModuleType] = {}
 
     def ready(self) -> dict[str, Any]:
         """The process is up: its id, and the layers of the sandbox that it is in; foreign code has not run yet."""
@@ -395,6 +396,13 @@ class Worker:
         handed, files = outputs.hand_over(tensors)
         return Answer({"facts": outputs.facts_to_json(facts), "tensors": handed}, tuple(files))
 
+    def warm_alternative(self, implementation: Implementation) -> None:
+        """Load one implementation and call it once, so that timing it later takes no longer than it must."""
+        self._alternative(implementation)(*self.arguments)
+        self.stopwatch.synchronize()
+        self._check_seal()
+        self._check_arguments()
+
     def time_alternative(self, implementation: Implementation, effort: Effort) -> dict[str, Any]:
         """Times of one implementation on the region's inputs; what it prepared is given up again."""
         call = self._alternative(implementation)
@@ -404,7 +412,8 @@ class Worker:
         return _samples(samples)
 
     def forget_region(self) -> None:
-        """Give up the region's inputs."""
+        """Give up the region's inputs and implementations."""
+        self.alternatives.clear()
         self.arguments, self.sums = (), []
         self.release()
 
@@ -412,8 +421,11 @@ class Worker:
 
     def _alternative(self, implementation: Implementation) -> Callable[..., Any]:
         """The function of an implementation of the region, with its prepared buffers."""
-        self._find_compiled([implementation.digest])
-        module = load_kernels(implementation_source(implementation), os.getcwd())
+        module = self.alternatives.get(implementation.digest)
+        if module is None:
+            self._find_compiled([implementation.digest])
+            module = load_kernels(implementation_source(implementation), os.getcwd())
+            self.alternatives[implementation.digest] = module
         function, prepared = getattr(module, implementation.entry), ()
         if implementation.prepare:
             chosen = [self.arguments[i] for i in implementation.prepare_inputs]
@@ -468,7 +480,7 @@ class Worker:
 
 COMMANDS = (
     "ready", "load", "trial", "again", "foreign", "release", "arm", "fire", "time", "timed", "peak", "profile",
-    "launches", "capture", "alternative", "time_alternative", "forget_region",
+    "launches", "capture", "alternative", "warm_alternative", "time_alternative", "forget_region",
 )  # fmt: skip
 
 
