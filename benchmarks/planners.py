@@ -101,6 +101,9 @@ def replay(
     evaluations: Annotated[int, typer.Option(help="Of each replay.")] = EVALUATIONS,
     seeds: Annotated[int, typer.Option(help="Seeds of methods that draw.")] = 3,
     every: Annotated[bool, typer.Option(help="Replay on every explored tree, small or without gain.")] = False,
+    trained_on: Annotated[
+        list[Path], typer.Option(help="Trees that a planner here was trained on; none may be held out.")
+    ] = [],  # noqa: B006
 ) -> None:
     """Replay every method on the trees that count."""
     from qimeng.bench.collect import STORE
@@ -108,14 +111,16 @@ def replay(
     from qimeng.bench.replay import append_replay, judged, read_replays
     from qimeng.bench.replay import replay as play
     from qimeng.bench.replay_explore import read_order
-    from qimeng.bench.replay_heldout import KERNELBENCH, best_known, chosen
+    from qimeng.bench.replay_heldout import KERNELBENCH, best_known, check_untrained, chosen
     from qimeng.envs.setup import make_device
-    from qimeng.planner.data.tree import trees_of
+    from qimeng.planner.data.tree import read_trees, trees_of
     from qimeng.store import Store
 
     order = read_order(out)
     with Store(out / STORE) as store:
         explored = list(trees_of(store))
+    for path in trained_on:
+        check_untrained(read_trees(path), explored)
     trees = explored if every else chosen(explored, order)
     counts = Counter("kernelbench" if t.family == KERNELBENCH else "generated" for t in trees)
     print(f"{len(trees)} of {len(explored)} trees count: {', '.join(f'{n} {half}' for half, n in counts.items())}")

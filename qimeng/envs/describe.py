@@ -248,7 +248,9 @@ def look(text: str) -> dict[str, Any]:
         try:
             outputs = _tensors(module(*inputs))
         except Exception:  # noqa: BLE001  some operators need values; `check` has run it on those
-            outputs = []
+            outputs = None
+    if outputs is None:
+        outputs = _results(spec, 0) if spec.is_small else []
     return asdict(Seen(_shapes(tensors), _shapes(held), _shapes(outputs), _problem(spec.reduced())))
 
 
@@ -257,17 +259,18 @@ def _problem(spec: KernelSpec) -> str:
     if not spec.is_small:
         return ""
 
-    def results(seed: int) -> list[torch.Tensor]:
-        with torch.no_grad():
-            return _tensors(spec.module()(*spec.inputs(seed)))
-
-    found = results(1)
+    found = _results(spec, 1)
     if not all(bool(y.isfinite().all()) for y in found):
         return "its results are not finite (NaN or infinite) on its own inputs"
-    same = [a.shape == b.shape for a, b in zip(found, results(2), strict=False)]
-    others = (lambda: results(2)) if spec.inputs(0) and all(same) else None
+    same = [a.shape == b.shape for a, b in zip(found, _results(spec, 2), strict=False)]
+    others = (lambda: _results(spec, 2)) if spec.inputs(0) and all(same) else None
     guessed = degenerate([y for y in found if y.is_floating_point()] or found, others)
     return f"its result says nothing: {guessed}" if guessed else ""
+
+
+def _results(spec: KernelSpec, seed: int) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return _tensors(spec.module()(*spec.inputs(seed)))
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -175,6 +175,12 @@ def test_results_that_say_nothing(forward: str, why: str) -> None:
     assert why in look(GOOD.replace("torch.bmm(a, b)", forward))["problem"]
 
 
+def test_output_shapes_are_known_where_shapes_alone_do_not_say_them() -> None:
+    plain = look(GOOD)["outputs"]
+    assert plain == ((4, 32, 32),)
+    assert look(GOOD.replace("torch.bmm(a, b)", "torch.bmm(a, b) + float(a.max())"))["outputs"] == plain
+
+
 def test_large_shapes_are_seen_without_memory() -> None:
     seen = look(GOOD.replace("(4, 32, 16)", "(4, 65536, 65536)").replace("(4, 16, 32)", "(4, 65536, 32)"))
     assert seen["outputs"] == ((4, 65536, 32),) and seen["problem"] == ""
