@@ -3,7 +3,8 @@
     python benchmarks/soak.py OUT.jsonl --count 1000 --seconds 1500 --parts 4
 
 Goes on where it ended when it is started again with the same file. With several parts, each is a judge of its own with
-its share of the candidates, and writes OUT-0.jsonl, OUT-1.jsonl … Table: `soak` of `qimeng bench tables`.
+its share of the candidates and one of the GPUs, and writes OUT-0.jsonl, OUT-1.jsonl … Table: `soak` of `qimeng bench
+tables`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from qimeng.bench.environment import environment
+from qimeng.bench.gpus import visible_gpus
 from qimeng.bench.trust.journal import Journal, read_journal
 from qimeng.bench.trust.soak import Bench, run_pass, sequence
 from qimeng.bench.trust.views import soak
@@ -35,8 +37,13 @@ def main() -> None:
     parser.add_argument("--part", type=int, default=-1, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.parts > 1 and arguments.part < 0:
-        commands = [[sys.executable, *sys.argv, "--part", str(part)] for part in range(arguments.parts)]
-        raise SystemExit(max(p.wait() for p in [subprocess.Popen(command) for command in commands]))
+        gpus = visible_gpus()
+        parts = []
+        for part in range(arguments.parts):
+            seen = {"CUDA_VISIBLE_DEVICES": gpus[part % len(gpus)]} if gpus else {}
+            command = [sys.executable, *sys.argv, "--part", str(part)]
+            parts.append(subprocess.Popen(command, env={**os.environ, **seen}))
+        raise SystemExit(max(p.wait() for p in parts))
     gpu = current_device() is not None
     specs = [name for name in arguments.specs.split(",") if name]
     candidates = sequence(arguments.count, arguments.seed, gpu, specs)

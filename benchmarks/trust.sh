@@ -12,6 +12,7 @@ names=("$@")
 [ $# -gt 0 ] || names=(exploits mutants soak cost stability)
 declare -A weight=([exploits]=3 [mutants]=3 [soak]=5 [cost]=1 [stability]=2)
 here=$(dirname "$0")
+gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
 
 # Each class of exploits, and the honest kernels, once; a class that was cut off is begun again. Fails where a verdict
 # was not the expected one.
@@ -43,8 +44,8 @@ for name in "${names[@]}"; do
     case $name in
     exploits) exploits "$seconds" ;;
     mutants) python3 "$here/mutants.py" "$out/mutants.jsonl" --count 520 --jobs 8 --seconds "$((seconds - 15))" ;;
-    soak) python3 "$here/soak.py" "$out/soak.jsonl" --count 1000 --parts 4 --seconds "$((seconds - 15))" ;;
-    cost) python3 "$here/evaluation_cost.py" "$out/cost.jsonl" --specs 16 --jobs 4 --seconds "$((seconds - 15))" ;;
+    soak) python3 "$here/soak.py" "$out/soak.jsonl" --count 1000 --parts $((4 * (gpus > 0 ? gpus : 1))) --seconds "$((seconds - 15))" ;;
+    cost) python3 "$here/evaluation_cost.py" "$out/cost.jsonl" --specs 24 --jobs 6 --seconds "$((seconds - 15))" ;;
     stability) python3 "$here/timing_stability.py" "$out/stability.jsonl" --seconds "$((seconds - 15))" ;;
     esac || { echo "$name: failed" && failed=1; }
 done

@@ -13,6 +13,9 @@ from contextlib import contextmanager
 
 import torch
 
+SHARED = "/tmp"
+"""Folder that all processes of a user share."""
+
 
 class DeviceLock:
     """A pair of lock files for one device.
@@ -63,9 +66,13 @@ class DeviceLock:
 
 
 def lock_path(device: torch.device) -> str:
-    """The lock file of a GPU, the same for every evaluator of this machine, whatever number it sees the GPU under."""
+    """The lock file of a GPU, the same for every evaluator of this machine, whatever number it sees the GPU under.
+
+    It lies in /tmp, since TMPDIR may be another for each process; where that cannot be written, in TMPDIR.
+    """
     name = torch.cuda.get_device_properties(device).uuid
-    return os.path.join(tempfile.gettempdir(), f"qimeng-{name}-{os.getuid()}.lock")
+    folder = SHARED if os.access(SHARED, os.W_OK) else tempfile.gettempdir()
+    return os.path.join(folder, f"qimeng-{name}-{os.getuid()}.lock")
 
 
 __all__ = ["DeviceLock", "lock_path"]
