@@ -42,15 +42,17 @@ def samples_of(data: Any) -> Samples:
     return Samples(device_ms, wall_ms)
 
 
-def launches_from(items: Any) -> list[tuple[str, float]]:
-    """Names and milliseconds of kernels."""
+def launches_from(items: Any) -> list[tuple[str, float, float]]:
+    """Names of kernels and when each began and ended, in milliseconds after the first."""
     if not isinstance(items, list) or len(items) > LONGEST:
         raise WorkerFailed("protocol", "the answer makes no sense: no list of kernels")
     found = []
     for item in items:
-        if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str) or not _is_amount(item[1]):
+        if not isinstance(item, list) or len(item) != 3 or not isinstance(item[0], str):
             raise WorkerFailed("protocol", "the answer makes no sense: a kernel that is none")
-        found.append((item[0], float(item[1])))
+        if not (_is_amount(item[1]) and _is_amount(item[2]) and item[1] <= item[2]):
+            raise WorkerFailed("protocol", "the answer makes no sense: a kernel that ends before it begins")
+        found.append((item[0], float(item[1]), float(item[2])))
     return found
 
 

@@ -18,7 +18,7 @@ from qimeng.envs.clock import Clock
 from qimeng.envs.compile import Compilers, launches_nothing
 from qimeng.envs.forkserver import START_S, Process, WorkerFailed
 from qimeng.envs.judge import CLOCK_FROM_MS
-from qimeng.envs.launches import LEAST, own_kernels, own_share
+from qimeng.envs.launches import LEAST, busy_ms, own_kernels, own_share
 from qimeng.envs.least_time import SHARE, above_peak
 from qimeng.envs.ranking import preferred
 from qimeng.envs.region_reference import RegionReference
@@ -47,6 +47,8 @@ become busy delays both), or that the GPU is held back for good."""
 PROFILER_S = 60.0
 """Seconds that listing the kernels of a call may take."""
 UNPROVEN = "the profiler showed no kernels: the generated share is that of regions, by what they say of themselves"
+BUSY_SHARE, BUSY_MS = 1.3, 0.03
+"""The profiler's kernels of a call may take so many times what the events say, and so many milliseconds more."""
 COOL_S = 2.0
 """Seconds of rest before a GPU that was held back is timed again."""
 
@@ -417,18 +419,25 @@ class Run:
         return replace(found, region_ms=shares, generated_share=own / total if total else None)
 
     def _proven(self, worker: Process, i: int, found: Evaluation) -> Evaluation | None:
-        """`found` with the share of the program's own kernels; None where others do the work of generated regions.
+        """`found` with the share of the program's own kernels; None where the profiler contradicts what was told.
 
-        The profiler takes seconds: it is asked in a final verification, and of kernels that no template printed.
+        Others may do the work of generated regions, or kernels may take longer than the events say. The profiler takes
+        seconds: it is asked in a final verification, and of kernels that no template printed.
         """
         owner, candidate, claimed = self.owner, self.candidates[i], found.generated_share
         generated = [m for m in map(candidate.implementation, candidate.regions) if m.generated]
         if not claimed or not (self.thorough or any(m.schedule is None for m in generated)):
             return found
         data, _ = worker.call("launches", max(owner.limit_s, PROFILER_S), seed=owner.draw_seed())
-        share = own_share(launches_from(data), self.kernels.get(i, {}))
+        launches = launches_from(data)
+        share = own_share(launches, self.kernels.get(i, {}))
         if share is None:
             return replace(found, notes=(*found.notes, UNPROVEN))
+        told, busy = found.ms, busy_ms(launches)
+        if told is not None and busy > BUSY_SHARE * told + BUSY_MS:
+            text = f"events say {told:.3f} ms a call, the profiler's kernels take {busy:.3f} ms"
+            self.refused[i] = Refusal(Gate.TIMING, "clock", text)
+            return None
         if share < LEAST * claimed:
             text = (
                 f"regions said to be generated take {claimed:.0%} of the time, kernels of their own {share:.1%} of all "

@@ -85,7 +85,7 @@ class GpuEvaluator(Evaluator):
         spent: wall seconds by part, from the making of this on, over all evaluations.
     """
 
-    version = 3
+    version = 4
     estimated = False
 
     def __init__(

@@ -8,6 +8,7 @@ a program was made.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 
@@ -20,8 +21,8 @@ LEAST = 0.3
 """Share of the time of regions said to be generated that their own kernels take at least; the rest may go to small
 helpers (a sum of partial results, memory set to zero)."""
 
-Launch = tuple[str, float]
-"""Name of a kernel, milliseconds on the device."""
+Launch = tuple[str, float, float]
+"""Name of a kernel, when it began and when it ended: milliseconds of the device."""
 
 _DRIVER = re.compile(r"Memcpy|Memset")
 _NAME = re.compile(r"(?:void\s+)?(?:[\w]+::)*([A-Za-z_]\w*)\s*(?:<.*)?(?:\(.*)?$", re.DOTALL)
@@ -40,7 +41,20 @@ def launches_of(call: Callable[[], object]) -> list[Launch]:
     except RuntimeError:  # no access to the GPU's counters
         return []
     on_gpu = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
-    return [(str(e.name), float(e.time_range.elapsed_us()) / 1e3) for e in on_gpu]
+    return [(str(e.name), float(e.time_range.start) / 1e3, float(e.time_range.end) / 1e3) for e in on_gpu]
+
+
+def busy_ms(launches: Iterable[Launch]) -> float:
+    """Milliseconds in which at least one kernel, copy or fill ran.
+
+    >>> busy_ms([("add", 1.0, 2.0), ("mul", 1.5, 3.0), ("Memcpy DtoD", 5.0, 5.5)])
+    2.5
+    """
+    total, until = 0.0, -math.inf
+    for _, began, ended in sorted(launches, key=lambda launch: launch[1]):
+        total += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return total
 
 
 def own_kernels(parts: Iterable[tuple[Implementation, Compiled | None]]) -> dict[str, int | None]:
@@ -72,15 +86,15 @@ def own_share(launches: Iterable[Launch], own: Mapping[str, int | None]) -> floa
         launches: what ran.
         own: see `own_kernels`.
 
-    >>> own_share([("void gemm<float>(float*)", 3.0), ("add", 1.0), ("Memcpy DtoD", 9.0)], {"add": 1})
+    >>> own_share([("void gemm<float>(float*)", 0.0, 3.0), ("add", 3.0, 4.0), ("Memcpy DtoD", 4.0, 9.0)], {"add": 1})
     0.25
     """
     times: dict[str, list[float]] = {}
     total = 0.0
-    for name, ms in launches:
+    for name, began, ended in launches:
         if not _DRIVER.match(name):
-            total += ms
-            times.setdefault(base_name(name), []).append(ms)
+            total += ended - began
+            times.setdefault(base_name(name), []).append(ended - began)
     mine = sum(sum(sorted(times.get(name, ()))[:count]) for name, count in own.items())
     return mine / total if total else None
 
@@ -95,4 +109,4 @@ def base_name(kernel: str) -> str:
     return found[1] if found else kernel
 
 
-__all__ = ["LEAST", "Launch", "base_name", "launches_of", "own_kernels", "own_share"]
+__all__ = ["LEAST", "Launch", "base_name", "busy_ms", "launches_of", "own_kernels", "own_share"]

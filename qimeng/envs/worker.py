@@ -21,7 +21,7 @@ from qimeng.envs import outputs
 from qimeng.envs.accuracy import checksum, same, weighted_sum
 from qimeng.envs.channel import Channel
 from qimeng.envs.kernels import implementation_source, load_kernels
-from qimeng.envs.launches import launches_of
+from qimeng.envs.launches import Launch, launches_of
 from qimeng.envs.modes import set_mode
 from qimeng.envs.regions import inputs_of_region, time_regions
 from qimeng.envs.sandbox import entered_here
@@ -362,13 +362,15 @@ class Worker:
             prepare_ms = max(with_all - self.stopwatch.once(self.model, inputs)[0], 0.0)
         return {"regions": rounds[1:], "prepare_ms": prepare_ms}
 
-    def launches(self, seed: int) -> list[tuple[str, float]]:
-        """Name and milliseconds of every kernel of one call, which takes seconds the first time; none on the CPU."""
+    def launches(self, seed: int) -> list[Launch]:
+        """Every kernel of one call, times from the first one's; takes seconds the first time. None on the CPU."""
         if self.device.type != "cuda":
             return []
         inputs = self._inputs(Draw(seed))
         self.model(*inputs)
-        return launches_of(lambda: self.model(*inputs))
+        found = launches_of(lambda: self.model(*inputs))
+        first = min((began for _, began, _ in found), default=0.0)
+        return [(name, began - first, ended - first) for name, began, ended in found]
 
     # -- one region alone
 

@@ -50,11 +50,15 @@ def test_amounts_that_are_none(item):
         amount_of(item)
 
 
-@pytest.mark.parametrize("items", [None, 1, [1], [["a"]], [["a", "b"]], [[1, 1.0]], [["a", -1.0]]], ids=repr)
+@pytest.mark.parametrize(
+    "items",
+    [None, 1, [1], [["a"]], [["a", 1.0]], [["a", "b", 1.0]], [[1, 0.0, 1.0]], [["a", -1.0, 1.0]], [["a", 2.0, 1.0]]],
+    ids=repr,
+)
 def test_kernels_that_are_none(items):
     with pytest.raises(WorkerFailed, match="makes no sense"):
         launches_from(items)
 
 
 def test_kernels_by_name_and_time():
-    assert launches_from([["add", 1.5]]) == [("add", 1.5)] and launches_from([]) == []
+    assert launches_from([["add", 0, 1.5]]) == [("add", 0.0, 1.5)] and launches_from([]) == []

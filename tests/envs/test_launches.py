@@ -13,7 +13,7 @@ from qimeng.envs.crosscompile import Compiled
 from qimeng.envs.gates import Run
 from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.launches import base_name, own_kernels, own_share
-from qimeng.interfaces import Evaluation, Gate
+from qimeng.interfaces import Evaluation, Gate, Timing
 from qimeng.program.program import Implementation, Program
 from qimeng.testing import sample_graph
 
@@ -48,12 +48,12 @@ def test_kernels_of_a_program_come_from_the_compiler_or_from_its_text():
 
 
 def test_a_decoy_that_bears_the_name_of_a_librarys_kernel_counts_once():
-    ran = [(GEMM, 3.0), (GEMM, 0.01), ("Memset (Device)", 5.0)]
+    ran = [(GEMM, 0.0, 3.0), (GEMM, 3.0, 3.01), ("Memset (Device)", 4.0, 9.0)]
     assert own_share(ran, {GEMM: 1}) == pytest.approx(0.01 / 3.01)
-    assert own_share([("Memset (Device)", 5.0)], {"add": 1}) is None
+    assert own_share([("Memset (Device)", 0.0, 5.0)], {"add": 1}) is None
 
 
-def judged(launches: list[list[object]]) -> tuple[Evaluation | None, Run]:
+def judged(launches: list[list[object]], ms: float = 9.0) -> tuple[Evaluation | None, Run]:
     """What the judge makes of a program of two regions that take the same time, one of them said to be generated."""
     start = Program.start(sample_graph())
     program = start.with_implementation(start.regions[0].id, TRITON)
@@ -61,18 +61,26 @@ def judged(launches: list[list[object]]) -> tuple[Evaluation | None, Run]:
     run = Run(owner, program, None, "", lambda: [], Clock(), thorough=True)
     run.kernels[0] = {"add": 1}
     worker = SimpleNamespace(call=lambda *a, **k: (launches, []))
-    return run._proven(worker, 0, Evaluation(Gate.PASSED, generated_share=0.5)), run
+    return run._proven(worker, 0, Evaluation(Gate.PASSED, timing=Timing(ms), generated_share=0.5)), run
 
 
 def test_the_generated_share_is_that_of_the_programs_own_kernels():
-    found, run = judged([["add", 1.0], [GEMM, 3.0], ["Memcpy DtoD", 2.0]])
+    found, run = judged([["add", 0.0, 1.0], [GEMM, 1.0, 4.0], ["Memcpy DtoD", 4.0, 6.0]])
     assert found is not None and found.generated_share == 0.25 and run.refused == {}
 
 
 def test_work_that_others_do_is_no_generated_kernel():
-    found, run = judged([["add", 0.01], [GEMM, 2.0]])
+    found, run = judged([["add", 0.0, 0.01], [GEMM, 0.01, 2.01]])
     assert found is None and run.refused[0].failure == "not-a-kernel"
     assert "take 50% of the time, kernels of their own 0.5%" in run.refused[0].error
+
+
+def test_kernels_that_run_where_the_events_do_not_see_them_are_refused():
+    beside = [["add", 0.0, 1.0], ["add", 0.1, 1.0]]  # two streams, at the same time
+    assert judged(beside, ms=1.0)[0] is not None
+    found, run = judged([["add", 0.0, 1.0], ["add", 1.0, 2.0]], ms=1.0)
+    assert found is None and run.refused[0].failure == "clock"
+    assert run.refused[0].error == "events say 1.000 ms a call, the profiler's kernels take 2.000 ms"
 
 
 def test_where_the_profiler_says_nothing_that_is_said():
