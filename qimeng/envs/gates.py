@@ -27,6 +27,7 @@ from qimeng.envs.static_pass import gravity
 from qimeng.envs.throttle import POWER_CAP, Watch
 from qimeng.envs.timing import Effort, Samples
 from qimeng.envs.trials import Trial
+from qimeng.graph.region import Region
 from qimeng.interfaces import LASTING, Evaluation, Gate, Patch, Resources, Timing
 from qimeng.program.program import Program, torch_implementation
 
@@ -47,7 +48,7 @@ become busy delays both), or that the GPU is held back for good."""
 PROFILER_S = 60.0
 """Seconds that listing the kernels of a call may take."""
 UNPROVEN = "the profiler showed no kernels: the generated share is that of regions, by what they say of themselves"
-BUSY_SHARE, BUSY_MS = 1.3, 0.03
+BUSY_SHARE, BUSY_MS = 1.3, 0.005
 """The profiler's kernels of a call may take so many times what the events say, and so many milliseconds more."""
 COOL_S = 2.0
 """Seconds of rest before a GPU that was held back is timed again."""
@@ -425,19 +426,20 @@ class Run:
         seconds: it is asked in a final verification, and of kernels that no template printed.
         """
         owner, candidate, claimed = self.owner, self.candidates[i], found.generated_share
-        generated = [m for m in map(candidate.implementation, candidate.regions) if m.generated]
-        if not claimed or not (self.thorough or any(m.schedule is None for m in generated)):
+        if not any(self._is_asked(candidate, r) for r in candidate.regions):
             return found
         data, _ = worker.call("launches", max(owner.limit_s, PROFILER_S), seed=owner.draw_seed())
         launches = launches_from(data)
-        share = own_share(launches, self.kernels.get(i, {}))
-        if share is None:
-            return replace(found, notes=(*found.notes, UNPROVEN))
         told, busy = found.ms, busy_ms(launches)
         if told is not None and busy > BUSY_SHARE * told + BUSY_MS:
             text = f"events say {told:.3f} ms a call, the profiler's kernels take {busy:.3f} ms"
             self.refused[i] = Refusal(Gate.TIMING, "clock", text)
             return None
+        if not claimed:
+            return found
+        share = own_share(launches, self.kernels.get(i, {}))
+        if share is None:
+            return replace(found, notes=(*found.notes, UNPROVEN))
         if share < LEAST * claimed:
             text = (
                 f"regions said to be generated take {claimed:.0%} of the time, kernels of their own {share:.1%} of all "
@@ -446,6 +448,13 @@ class Run:
             self.refused[i] = Refusal(Gate.TIMING, "not-a-kernel", text)
             return None
         return replace(found, generated_share=share)
+
+    def _is_asked(self, program: Program, region: Region) -> bool:
+        """Whether the profiler has to look at what computes `region`."""
+        written = program.implementation(region)
+        if self.thorough:
+            return written.generated or written.source != torch_implementation(region).source
+        return written.generated and written.schedule is None
 
 
 __all__ = ["Refusal", "Run"]
