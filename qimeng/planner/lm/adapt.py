@@ -13,8 +13,16 @@ from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config
 from qimeng.planner.lm.run import Run, Told, prepare
 from qimeng.planner.lm.sources import gather
 
-DEFAULTS = ("imitation.epochs=2", "imitation.rate=5e-4", "ppo.rate=5e-4", "validate_every=4", "held_out=0.3")
-"""What differs from training from nothing; settings that are given win."""
+DEFAULTS = (
+    "imitation.epochs=2",
+    "imitation.rate=5e-4",
+    "ppo.rate=5e-4",
+    "ppo.rollout=16",
+    "ppo.batch=32",
+    "validate_every=4",
+    "held_out=0.3",
+)
+"""What differs from training from nothing (a budget is spent before a long rollout is); settings that are given win."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class TrainConfig:
     lora: int = 0
     length: int = 512
     processor: str = "cpu"
-    reward: str = "milestones"
+    reward: str = "log-speedup"
     coverage: float = 0.0
     held_out: float = 0.2
     held_out_families: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class TrainConfig:
     imitation: Imitation = field(default_factory=Imitation)
     value: ValueStart = field(default_factory=ValueStart)
     ppo: Ppo = field(default_factory=Ppo)
-    validate_every: int = 8
+    validate_every: int = 2
     patience: int = 6
     validation_evaluations: int = 10
     tensorboard: bool = False

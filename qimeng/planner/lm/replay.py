@@ -56,7 +56,7 @@ class Chance(ScoringPlanner):
 
 
 def replay(
-    planner: ScoringPlanner, stored: StoredTask, evaluations: int = 20, steps: int = 16, seed: int = 0
+    planner: ScoringPlanner, stored: StoredTask, evaluations: int = 20, steps: int = 32, seed: int = 0
 ) -> Replayed:
     """Follow `planner` through the tree.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
 
 from qimeng.envs.environment import KernelOptimizationEnv
@@ -30,7 +31,7 @@ Progress = Callable[[dict[str, float]], None]
 
 @dataclass(frozen=True)
 class Ppo:
-    """How PPO trains; the defaults suit the mini model from scratch, where small rollouts and many updates learn.
+    """How PPO trains; docs/training.md says what the defaults were chosen by.
 
     Attributes:
         steps: steps in environments, at least; whole rollouts are taken.
@@ -43,25 +44,25 @@ class Ppo:
         gae: lambda of the generalised advantage estimate.
         clip: of the probability ratio.
         entropy: coefficient of the policy's entropy.
-        value: coefficient of the value's error.
+        value: coefficient of the value's error; a large one's gradient is most of what reaches the language model.
         target_kl: a rollout's passes end where the policy has gone 1.5 times this far; None for no limit.
-        max_steps: longest episode.
+        max_steps: longest episode; steps of the graph alone count, and a program of many operators takes one each.
         seed: of the environments, of the sampling, and of the batches.
     """
 
     steps: int = 4096
     environments: int = 8
-    rollout: int = 16
-    batch: int = 32
+    rollout: int = 64
+    batch: int = 64
     epochs: int = 4
     rate: float = 3e-4
     gamma: float = 1.0
     gae: float = 0.95
     clip: float = 0.2
     entropy: float = 0.01
-    value: float = 0.5
+    value: float = 0.1
     target_kl: float | None = 0.1
-    max_steps: int = 16
+    max_steps: int = 32
     seed: int = 0
 
 
@@ -80,6 +81,20 @@ class Validation:
     patience: int = 0
 
 
+class HorizonEnds(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any]):
+    """Episodes that the last step allowed ends, rather than cuts off.
+
+    How many steps are left is among the features, so that nothing is to come after the last one. To stable-baselines3 a
+    truncated episode would go on: it adds the value of a state that no step is ever taken from, so that is never
+    learnt, to the last reward.
+    """
+
+    def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
+        """Take a step."""
+        seen, reward, terminated, truncated, info = self.env.step(action)
+        return seen, reward, terminated or truncated, False, info
+
+
 def make_environment(
     model: PlannerModel,
     tasks: Sequence[Task],
@@ -88,7 +103,8 @@ def make_environment(
     offer: Offering | None = None,
 ) -> ReadObservation:
     """One environment as `model` reads it."""
-    return ReadObservation(KernelOptimizationEnv(tasks, reward, max_steps=max_steps), model.reader, offer)
+    env = HorizonEnds(KernelOptimizationEnv(tasks, reward, max_steps=max_steps))
+    return ReadObservation(env, model.reader, offer)
 
 
 def make_learner(

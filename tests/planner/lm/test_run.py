@@ -94,7 +94,7 @@ def test_a_run_leaves_a_planner_and_says_what_it_is(trained: Path, stored: tuple
     assert set(report["shares"]) == {"chance", "untrained", "imitated", "trained"}
     assert report["curve"][-1]["steps"] == 24 and 0 < report["coverage"] <= 1 and report["pairs"] > 4
     card = (trained / "README.md").read_text()
-    for part in ("trees.jsonl.xz (blake2b ", "h200, ESTIMATED by an analytic model", "| reward | milestones |"):
+    for part in ("trees.jsonl.xz (blake2b ", "h200, ESTIMATED by an analytic model", "| reward | log-speedup |"):
         assert part in card
     for part in ("mean coverage", "trained, ", "untrained, ", "share at 5"):
         assert f"| {part}" in card or part in card

@@ -1,0 +1,69 @@
+"""PPO on stored trees: it begins from the policy that acted, ends with the last step, and earns more than before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from qimeng.envs.reward import LogSpeedupReward
+from qimeng.planner.lm.mini import MiniSize
+from qimeng.planner.lm.reading import Reader
+from qimeng.planner.lm.stored import Offer, StoredTask
+from qimeng.planner.lm.training import Ppo, make_environment, make_learner, train
+from qimeng.planner.lm.weights import PlannerModel, new_mini
+
+Stored = tuple[StoredTask, ...]
+
+
+@pytest.fixture
+def model(reader: Reader, tiny: MiniSize) -> PlannerModel:
+    return new_mini(reader.tokenizer, tiny, seed=3, length=128)
+
+
+def test_the_first_pass_begins_from_the_policy_that_acted(model: PlannerModel, stored: Stored) -> None:
+    """The ratio of new to old probabilities is 1 before the first update, whatever batch a step is in."""
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    ratios: list[np.ndarray] = []
+
+    class Look(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            buffer = self.model.rollout_buffer
+            for step in reversed(range(buffer.buffer_size)):
+                given = {name: torch.as_tensor(rows[step]) for name, rows in buffer.observations.items()}
+                self.model.policy.set_training_mode(True)
+                with torch.no_grad():
+                    _, found, _ = self.model.policy.evaluate_actions(
+                        given,
+                        torch.as_tensor(buffer.actions[step]).flatten(),
+                        torch.as_tensor(buffer.action_masks[step]),
+                    )
+                ratios.append(np.exp(found.numpy() - buffer.log_probs[step]))
+
+    settings = Ppo(steps=32, environments=4, rollout=8, batch=8, epochs=2, rate=1e-2, max_steps=5)
+    learner = make_learner(model, [s.task for s in stored], settings, offer=Offer.of(stored))
+    learner.learn(64, callback=Look())  # the second rollout is one of a policy that was trained
+    np.testing.assert_allclose(np.concatenate(ratios), 1.0, atol=1e-4)
+    assert len(np.concatenate(ratios)) == 64
+
+
+def test_the_last_step_ends_an_episode(model: PlannerModel, stored: Stored) -> None:
+    """Nothing is to come after it: a value of a state that no step is taken from would never be learnt."""
+    env = make_environment(model, [stored[0].task], 2, offer=Offer.of(stored))
+    env.reset(seed=0)
+    ends = []
+    for _ in range(2):
+        _, _, terminated, truncated, _ = env.step(np.flatnonzero(env.action_masks())[1])
+        ends.append((terminated, truncated))
+    assert ends == [(False, False), (True, False)]
+
+
+def test_ppo_earns_more_on_trees_that_take_several_steps(model: PlannerModel, stored: Stored) -> None:
+    best = float(np.mean([np.log(s.gain) for s in stored]))
+    settings = Ppo(steps=768, environments=8, rollout=16, batch=32, rate=2e-3, max_steps=8)
+    found = train(model, [s.task for s in stored], settings, LogSpeedupReward, offer=Offer.of(stored))
+    assert found[-1]["reward"] > found[0]["reward"] + 0.2 * best
