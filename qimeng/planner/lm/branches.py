@@ -15,6 +15,10 @@ from qimeng.planner.lm.stored import StoredTask
 WORTH = 0.99
 """A branch whose end takes this share of the best time so far, or more, is not worth going: the choice is `stop`."""
 
+WALK = 16
+"""Longest random walk that is imitated: a longer one mostly adds states in which `stop` is right, and a policy that
+imitates them stops too soon."""
+
 Pair = tuple[Observation, Action]
 
 
@@ -48,11 +52,11 @@ def walk_pairs(stored: StoredTask, steps: int, seed: int) -> Iterator[Pair]:
 
 
 def imitation_pairs(stored: Sequence[StoredTask], walks: int = 0, steps: int = 16, seed: int = 0) -> Iterator[Pair]:
-    """The best branch of each tree, and `walks` random walks through each, of at most `steps` steps."""
+    """The best branch of each tree, at most `steps` steps, and `walks` random walks through each, at most `WALK`."""
     for one in stored:
         yield from best_branch_pairs(one, steps)
         for number in range(walks):
-            yield from walk_pairs(one, steps, seed + number)
+            yield from walk_pairs(one, min(steps, WALK), seed + number)
 
 
-__all__ = ["WORTH", "Pair", "best_branch_pairs", "best_choice", "imitation_pairs", "walk_pairs"]
+__all__ = ["WALK", "WORTH", "Pair", "best_branch_pairs", "best_choice", "imitation_pairs", "walk_pairs"]
