@@ -92,7 +92,8 @@ def step(
 ) -> Program:
     """`program` after `action`, with the patch's alternatives checked; unchanged where the first is wrong.
 
-    Of the schedules that lowering measures, two are checked, for time's sake: the one that is taken and one drawn.
+    Of the schedules that lowering and fusion measure, two are checked, for time's sake: the one that is taken and one
+    drawn.
     """
     try:
         patch = coder.write(Request(program, action, DEVICE))
@@ -103,7 +104,7 @@ def step(
         if patch.target is not None:
             region = after.region(patch.target)
             for number, implementation in enumerate(patch.alternatives):
-                if action.kind != "lowering" or number in (taken, drawn):
+                if action.kind not in ("lowering", "fusion") or number in (taken, drawn):
                     check(region, implementation, values)
         return after
     except Exception as error:  # noqa: BLE001 - whatever a kernel does, the row must come back
