@@ -56,7 +56,7 @@ def above_peak(graph: OpGraph, ms: float, device: Device, mode: str) -> str | No
 
 def _peak_tflops(graph: OpGraph, node: Node, device: Device, mode: str) -> float:
     dtype = operand_dtype(graph, node)
-    if dtype != "float32" or mode == "high":
+    if dtype not in ("float32", "float16", "bfloat16"):
         return device.half_tflops
     rate = best_tflops(dtype, device, mode)
     return max(rate, device.tf32_tflops) if family(node) == "convolution" and mode == "default" else rate

@@ -140,13 +140,16 @@ def floor_ms(graph: OpGraph, device: Device, mode: str = "default") -> float:
 def best_tflops(dtype: str, device: Device, mode: str) -> float:
     """The fastest rate at which a product of `dtype` may be computed in `mode`, in TFLOP/s of the product.
 
-    fp32 outside mode ``"high"`` takes at least three products of half-precision planes.
+    fp32 outside mode ``"high"`` takes at least three products of half-precision planes. In that mode it takes one: fp16
+    has the significand of TF32, and scales give it the range.
     """
     if dtype in ("float16", "bfloat16"):
         return device.half_tflops
     if dtype != "float32":
         return device.fp32_tflops
-    return max(device.tf32_tflops if mode == "high" else device.fp32_tflops, device.half_tflops / 3)
+    if mode == "high":
+        return max(device.tf32_tflops, device.half_tflops)
+    return max(device.fp32_tflops, device.half_tflops / 3)
 
 
 def product_flops(graph: OpGraph, node: Node) -> int:
