@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 
 import pytest
@@ -95,6 +96,14 @@ def test_every_timed_call_has_inputs_of_its_own_which_lie_elsewhere():
     assert samples.timing().calls == len(samples.device_ms) == 9
     assert [v for v, _ in seen] == [call_seed(7, n) % 1000003 for n in range(11)] and len({v for v, _ in seen}) == 11
     assert len({p for _, p in seen}) > 1
+
+
+def test_a_short_call_is_measured_some_dozens_of_times_and_a_long_one_three_times():
+    watch = Stopwatch(torch.device("cpu"))
+    short = watch.measure(lambda x: None, filled, 7, Effort(min_ms=1e6, limit_s=60.0, max_calls=25))
+    assert len(short.device_ms) == 25
+    long = watch.measure(lambda x: time.sleep(0.01), filled, 7, Effort(min_ms=1e6, limit_s=0.0))
+    assert len(long.device_ms) == 3
 
 
 def test_inputs_too_large_for_several_sets_are_held_one_at_a_time():
