@@ -217,3 +217,11 @@ def test_a_computation_without_a_kernel(function: Callable[[torch.Tensor], torch
     assert result.evaluation.ok and result.speedup is None and "not timed" in result.report()
     x = torch.rand(8, 6)
     assert torch.equal(result.module(x), function(x))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is no GPU")
+def test_a_module_with_kernels_says_that_there_is_no_gpu(result: Result):
+    kernels = replace(result, source=f"{result.source}\n_KERNEL = '''@triton.jit'''\n")
+    assert result.module(torch.rand(16, 32)).shape == (16, 32)
+    with pytest.raises(QimengError, match="run on a GPU and there is none here"):
+        kernels.module(torch.rand(16, 32))

@@ -7,6 +7,7 @@ program was found.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -21,6 +22,11 @@ from qimeng.recipe import Recipe, action_from_data
 
 if TYPE_CHECKING:
     import torch
+
+NEEDS_GPU = (
+    "this program's kernels run on a GPU and there is none here: call the module where there is one (save the result, "
+    "its program.py needs torch and triton only), or set TRITON_INTERPRET=1 before Triton is imported to interpret them"
+)
 
 _FACTS = ("name", "device", "mode", "estimated", "evaluations", "cached", "seconds", "stopped")
 
@@ -76,7 +82,8 @@ class Result:
     def module(self) -> torch.nn.Module:
         """The program as a module, with the reference's parameters and buffers, on their device.
 
-        A result read from disk has no reference: its module holds zeros until `load_state_dict`.
+        A result read from disk has no reference: its module holds zeros until `load_state_dict`. Where there is no GPU,
+        calling a module with Triton kernels raises a QimengError, unless Triton's interpreter is on.
         """
         import torch
 
@@ -92,6 +99,10 @@ class Result:
             state = reference.state_dict()
             module.load_state_dict({key: state[key] for key in module.state_dict()})
             module.train(reference.training)
+        if "@triton.jit" in self.source and not (
+            torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+        ):
+            module.register_forward_pre_hook(_needs_gpu)
         return module
 
     def report(self) -> str:
@@ -182,6 +193,10 @@ def outcome_text(step: Step) -> str:
         return "accepted"
     reason = (step.evaluation.error or "").partition("\n")[0]
     return f"refused ({step.evaluation.failure}): {reason[:80]}"
+
+
+def _needs_gpu(module: torch.nn.Module, inputs: Any) -> None:
+    raise QimengError(NEEDS_GPU)
 
 
 def _figures(final: Evaluation, start: Evaluation) -> list[tuple[str, str]]:
