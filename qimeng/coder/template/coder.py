@@ -209,7 +209,12 @@ def guesses(found: Analysis, schedule: Schedule, context: Context) -> list[Sched
 
 
 def default_schedule(found: Analysis, device: Device, mode: str) -> Schedule:
-    """The plain schedule that lowering gives a region."""
+    """The plain schedule that lowering gives a region.
+
+    Half types take special functions in few instructions from the start, where the GPU has the units: what those leave
+    out is below the rounding of the result, and such kernels are bound by instructions rather than memory.
+    """
     if isinstance(found.plan, TilePlan):
-        return default_tile(found.plan, device)
+        few = bool(found.facts.special) and found.nest.finest != "float32" and isinstance(device.arch, int)
+        return default_tile(found.plan, device).but(fast=few)
     return default_gemm(found.plan, device, mode, found.facts.dtype)

@@ -169,6 +169,13 @@ class Nest:
         return [e for e in self.exprs if e.op == "reduce" and (level is None or e.level == level)]
 
     @property
+    def finest(self) -> str:
+        """The finest floating numbers that are read or written: ``"float32"`` (or finer, or none), else a half type."""
+        dtypes = {s.dtype for s in self.sources} | {dtype for *_, dtype in self.outputs}
+        halves = [d for d in ("float16", "bfloat16") if d in dtypes]
+        return halves[0] if halves and not dtypes & {"float32", "float64"} else "float32"
+
+    @property
     def passes(self) -> int:
         """Number of passes over the reduced axes before the outputs can be written."""
         return max((e.level for e in self.exprs), default=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qimeng.coder.template.special import FAST, FAST_HALF, expm1_lines, tanh_series
+from qimeng.coder.template.special import FAST, TABLES, expm1_lines, tanh_series
 
 SIMPLE: dict[str, str] = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
@@ -92,13 +92,13 @@ def write(op: str, target: str, args: list[str], dtype: str = "float32", fast: s
         target: name of the result.
         args: names or literals.
         dtype: of the result.
-        fast: special functions by the approximate units (`qimeng.coder.template.special`): as ``"float32"`` or
-            ``"half"`` needs them; empty for Triton's own.
+        fast: special functions in fewer instructions (`qimeng.coder.template.special`), accurate enough for numbers
+            of this dtype; empty for Triton's own.
     """
     if dtype == "float64" and op in DOUBLE:
         return DOUBLE[op](target, args[0])
     if fast and dtype != "float64" and op in FAST:
-        return (FAST_HALF if fast == "half" else FAST)[op](target, args[0])
+        return TABLES[fast][op](target, args[0])
     if op in LONG:
         return LONG[op](target, args[0])
     return [f"{target} = {SIMPLE[op].format(*args)}"]

@@ -15,13 +15,22 @@ the budget's floor is 16):
 - ``exp`` is 2^(x log2(e)), as in Triton's own: the product rounds by less than what an ulp of x
   changes.
 - Subnormal results of ex2 are 0; subnormal operands of lg2 are handled.
+- ``erf`` is 1 - 2^P(|x|) with a polynomial P that approximates log2 erfc, as in Abramowitz and Stegun 7.1.26 without
+  the quotient; it falls for ever, so that infinity needs no care. Below 0.45 a series; 5 ulp in all.
+- ``sin`` and ``cos`` take x - k pi in three steps (Cody and Waite: 8, 12 and 24 bits of pi), which leaves an absolute
+  error of 2^-22 up to |x| = 10^7, and a polynomial of |x| <= pi / 2. Beyond, where an ulp of x is a radian, the result
+  is some value in [-1, 1].
 
-The forms for half types use less: 2^-11 is half an ulp of fp16, and 1 + x loses nothing that it could show.
+Polynomials are minimax, by `benchmarks/fit_special.py`.
+
+The forms for half types use less than fp32 shows. fp16 rounds by 2^-12: `erf` does without its series (an absolute
+error of 2^-20, a relative one of 2^-20 + 2^-22 / erf). bf16 rounds by 2^-9: ``tanh.approx`` is four times finer, and
+logarithms are absolutely right to 2^-22.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 Writer = Callable[[str, str], list[str]]
 """(result name, operand name) to lines."""
@@ -100,6 +109,86 @@ def _expm1(t: str, x: str) -> list[str]:
     return expm1_lines(t, x, f"tl.exp2({x} * {LOG2E})")
 
 
+ERF_HALF = (
+    -1.6279082298278809,
+    -0.9183765053749084,
+    -0.14893698692321777,
+    0.029797295108437538,
+    -0.0029961084946990013,
+)
+"""log2 erfc(t) / t, the lowest power first: 1 - 2^P is erf to a relative 7.2e-7."""
+
+ERF = (
+    -0.00023818237241357565,
+    -1.6263457536697388,
+    -0.9222157597541809,
+    -0.1445642113685608,
+    0.027498483657836914,
+    -0.002549552358686924,
+)
+"""log2 erfc(t), the lowest power first: 1 - 2^P is erf to a relative 2.3e-7 for t > 0.45."""
+
+ERF_SERIES = (1.1283791065216064, -0.3761161267757416, 0.11258432269096375, -0.024839704856276512)
+"""erf(t) / t by powers of t^2 for t < 0.45, to 5.8e-8."""
+
+SINE = (-0.16666659712791443, 0.008333055302500725, -0.00019808781507890671, 2.603871280371095e-06)
+"""(sin(t) / t - 1) / t^2 by powers of t^2 for |t| <= pi / 2, to 6.5e-9."""
+
+PI = ("3.140625", "0.0009675025939941406", "1.5099580252808664e-07")
+ROUND = "12582912.0"
+"""1.5 * 2^23: added to x, it leaves x rounded to an integer in the low bits."""
+
+
+def _polynomial(coefficients: Sequence[float], x: str) -> str:
+    """Horner's rule, the lowest power first."""
+    *rest, text = map(repr, coefficients)
+    for c in reversed(rest):
+        text = f"{c} + {x} * ({text})" if "*" in text else f"{c} + {x} * {text}"
+    return f"({text})"
+
+
+def _signed(x: str, by: str) -> str:
+    """`x` with the bits of the integer `by` flipped: its sign, where that has only the topmost bit."""
+    return f"({x}.to(tl.int32, bitcast=True) ^ {by}).to(tl.float32, bitcast=True)"
+
+
+def _erf_half(t: str, x: str) -> list[str]:
+    return [
+        f"{t}_a = tl.abs({x})",
+        f"{t}_r = 1.0 - tl.exp2({t}_a * {_polynomial(ERF_HALF, f'{t}_a')})",
+        f"{t}_n = {x}.to(tl.int32, bitcast=True) & -2147483648",
+        f"{t} = {_signed(f'{t}_r', f'{t}_n')}",
+    ]
+
+
+def _erf(t: str, x: str) -> list[str]:
+    return [
+        f"{t}_a = tl.abs({x})",
+        f"{t}_r = 1.0 - tl.exp2({_polynomial(ERF, f'{t}_a')})",
+        f"{t}_n = {x}.to(tl.int32, bitcast=True) & -2147483648",
+        f"{t}_q = {x} * {x}",
+        f"{t}_s = {x} * {_polynomial(ERF_SERIES, f'{t}_q')}",
+        f"{t} = tl.where({t}_a < 0.45, {t}_s, {_signed(f'{t}_r', f'{t}_n')})",
+    ]
+
+
+def _wave(t: str, x: str, half: str) -> list[str]:
+    """The sine (`half` empty) or cosine of `x`, which is (-1)^k times the sine of x - k pi, or of x - (k + 1/2) pi.
+
+    k is the integer nearest to x / pi, or to x / pi - 1/2; its last bit gives the sign (the other one for a cosine).
+    """
+    return [
+        f"{t}_m = {x} * 0.31830987334251404{f' - {half}' if half else ''} + {ROUND}",
+        f"{t}_k = {t}_m - {ROUND}{f' + {half}' if half else ''}",
+        f"{t}_r = {x} - {t}_k * {PI[0]} - {t}_k * {PI[1]} - {t}_k * {PI[2]}",
+        f"{t}_r = tl.where(tl.abs({t}_r) > 2.0, 2.0, {t}_r)",
+        f"{t}_q = {t}_r * {t}_r",
+        f"{t}_s = {t}_r + {t}_r * {t}_q * {_polynomial(SINE, f'{t}_q')}",
+        f"{t}_n = {t}_m.to(tl.int32, bitcast=True) << 31",
+        f"{t} = {'-' if half else ''}{_signed(f'{t}_s', f'{t}_n')}",
+    ]
+
+
 FAST: dict[str, Writer] = {
     "exp": lambda t, x: [f"{t} = tl.exp2({x} * {LOG2E})"],
     "expm1": _expm1,
@@ -111,18 +200,27 @@ FAST: dict[str, Writer] = {
     "inverse": _inverse,
     "sqrt": lambda t, x: [f"{t} = tl.sqrt({x})"],
     "rsqrt": lambda t, x: [f"{t} = tl.rsqrt({x})"],
+    "erf": _erf,
+    "sin": lambda t, x: _wave(t, x, ""),
+    "cos": lambda t, x: _wave(t, x, "0.5"),
 }
 """Functions of fp32 operands."""
 
-FAST_HALF: dict[str, Writer] = FAST | {
+FAST_FP16: dict[str, Writer] = FAST | {"erf": _erf_half}
+"""Functions where every floating operand and result in memory is of a half type."""
+
+FAST_BF16: dict[str, Writer] = FAST_FP16 | {
     "log": lambda t, x: [f"{t} = {_lg2(x)} * {LN2}"],
     "log2": lambda t, x: [f"{t} = {_lg2(x)}"],
     "log1p": lambda t, x: [f"{t} = tl.where(tl.abs({x}) < 0.0005, {x}, {_lg2(f'(1.0 + {x})')} * {LN2})"],
     "tanh": lambda t, x: [f"{t} = {_unit('tanh.approx.f32', x)}"],
 }
-"""Functions where every operand and result in memory is of a half type."""
+"""Functions where all of them are bf16."""
+
+TABLES = {"float32": FAST, "float16": FAST_FP16, "bfloat16": FAST_BF16}
+"""The coarsest numbers that a result is stored in, to forms that are accurate enough for it."""
 
 SPECIAL = frozenset(FAST) - {"inverse"}
 """Functions that there is a faster form of."""
 
-__all__ = ["FAST", "FAST_HALF", "SPECIAL", "Writer", "expm1_lines", "tanh_series"]
+__all__ = ["FAST", "SPECIAL", "TABLES", "Writer", "expm1_lines", "tanh_series"]

@@ -190,10 +190,7 @@ class Printer:
 
     def _fast(self) -> str:
         """How special functions are computed: half types show less, where nothing else is read or written."""
-        if not self.schedule.fast:
-            return ""
-        dtypes = {s.dtype for s in self.nest.sources} | {dtype for *_, dtype in self.nest.outputs}
-        return "float32" if dtypes & {"float32", "float64"} else "half"
+        return self.nest.finest if self.schedule.fast else ""
 
     def accumulators(self, level: int) -> list[tuple[Expr, Accumulator]]:
         """The reductions of pass `level` with their running values."""
