@@ -85,7 +85,7 @@ class GpuEvaluator(Evaluator):
         spent: wall seconds by part, from the making of this on, over all evaluations.
     """
 
-    version = 4
+    version = 5
     estimated = False
 
     def __init__(

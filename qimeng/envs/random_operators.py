@@ -1,28 +1,31 @@
-"""Which operators of a module draw random numbers.
+"""Which operators of a module draw random numbers, and the same draws again.
 
-Deals in a module's run, watched for operators that PyTorch itself marks. Knows nothing about what they compute.
+Deals in a module's run, watched for operators that PyTorch itself marks as seeded. What one run drew can be given to
+another one in a different dtype, so that a computation with dropout has a float64 result like any other. Knows nothing
+about what the operators are used for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Result = TypeVar("Result")
+Draws = list[tuple[str, torch.Tensor]]
+"""In order, the names of the operators that drew, and what they drew; of dropout the mask."""
 
-
-class _Watch(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.names.add(str(func.overloadpacket))
-        return func(*args, **(kwargs or {}))
+_DROPOUT = "aten.native_dropout"
+_NOISE = frozenset(
+    f"aten.{name}"
+    for name in (
+        "rand randn randint rand_like randn_like randint_like randperm bernoulli bernoulli_ uniform uniform_ normal_ "
+        "exponential exponential_ random_ geometric_ cauchy_ log_normal_"
+    ).split()
+)
+"""Operators whose output is what they draw; others (attention with dropout, rrelu) mix it with what they are given."""
 
 
 def random_operators(run: Callable[[], Result]) -> tuple[Result, tuple[str, ...]]:
@@ -36,4 +39,91 @@ def random_operators(run: Callable[[], Result]) -> tuple[Result, tuple[str, ...]
     return result, tuple(sorted(watch.names))
 
 
-__all__ = ["random_operators"]
+def can_repeat(names: Iterable[str]) -> bool:
+    """Whether the draws of operators of these names can be given to another run."""
+    found = set(names)
+    return bool(found) and found <= _NOISE | {_DROPOUT}
+
+
+def draws_of(run: Callable[[], object]) -> Draws:
+    """What the random operators of `run` draw."""
+    with _Record() as record:
+        run()
+    return record.draws
+
+
+def repeating(draws: Draws, run: Callable[[], Result]) -> Result:
+    """What `run` returns where its random operators draw `draws`.
+
+    Args:
+        draws: of a run of the same operators, in any dtype.
+        run: the computation.
+
+    Raises:
+        ValueError: it draws something else: other operators, shapes or places.
+
+    >>> x = torch.ones(8)
+    >>> draws = draws_of(lambda: torch.nn.functional.dropout(x, 0.5))
+    >>> y = repeating(draws, lambda: torch.nn.functional.dropout(x.double(), 0.5))
+    >>> torch.equal(y, repeating(draws, lambda: torch.nn.functional.dropout(x, 0.5)).double())
+    True
+    """
+    with _Repeat(draws) as repeat:
+        result = run()
+    if repeat.draws:
+        raise ValueError(f"{repeat.draws[0][0]} was not asked again")
+    return result
+
+
+class _Mode(TorchDispatchMode):
+    """Hands calls of random operators to `drawn`."""
+
+    def drawn(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        return self.drawn(str(func.overloadpacket), func, args, kwargs or {})
+
+
+class _Watch(_Mode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def drawn(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        self.names.add(name)
+        return func(*args, **kwargs)
+
+
+class _Record(_Mode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws: Draws = []
+
+    def drawn(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        found = func(*args, **kwargs)
+        noise = found[1] if name == _DROPOUT else found
+        self.draws.append((name, noise.clone()))  # it may be changed in place
+        return found
+
+
+class _Repeat(_Mode):
+    def __init__(self, draws: Draws) -> None:
+        super().__init__()
+        self.draws = list(draws)
+
+    def drawn(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        found = func(*args, **kwargs)  # tells shape, dtype and place; in-place operators change their first argument
+        own = found[1] if name == _DROPOUT else found
+        before, noise = self.draws.pop(0) if self.draws else ("nothing", own)
+        if (before, noise.shape, noise.device) != (name, own.shape, own.device):
+            raise ValueError(f"{name} {tuple(own.shape)} draws where {before} {tuple(noise.shape)} did")
+        if name != _DROPOUT:
+            return found.copy_(noise)
+        x, share = args[0], args[1]
+        return x * noise * (1 / (1 - share) if share < 1 else 0.0), noise
+
+
+__all__ = ["Draws", "can_repeat", "draws_of", "random_operators", "repeating"]

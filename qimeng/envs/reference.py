@@ -23,7 +23,7 @@ from qimeng.envs.double import aliases, move_one_ulp, nearby, tensors_in, to_dou
 from qimeng.envs.memory_plan import Plan, Sizes, free_host_bytes, memory_plan
 from qimeng.envs.modes import precision
 from qimeng.envs.outputs import Facts, describe
-from qimeng.envs.random_operators import random_operators
+from qimeng.envs.random_operators import Draws, can_repeat, draws_of, random_operators, repeating
 from qimeng.envs.roofline import product_flops
 from qimeng.envs.second_look import most_nearby, second_look
 from qimeng.envs.selection import selected_values
@@ -50,7 +50,8 @@ class References:
             eager runs on another machine than the one that is meant.
 
     Attributes:
-        kind: ``"float64"``, or ``"eager-highest"`` where float64 does not run or random operators are part of it.
+        kind: ``"float64"``, or ``"eager-highest"`` where float64 does not run or its random operators cannot be
+            given eager's draws.
         facts: structure of eager's output.
         dropped: distributions that are not used, since over 1 % of the values are not finite.
         distributions: those that change some input, ``"given"`` first.
@@ -110,7 +111,8 @@ class References:
         if self.degenerate:
             found.append(f"degenerate: {self.degenerate}; a speedup on it says little")
         if self.random:
-            found.append(f"random operators ({', '.join(self.random)}): checked against eager with the same seed")
+            how = "float64 with eager's draws" if self.kind == "float64" else "eager with the same seed"
+            found.append(f"random operators ({', '.join(self.random)}): checked against {how}")
         if self.mode_matters:
             mine, other = ("training", "evaluation") if self.spec.training else ("evaluation", "training")
             found.append(f"made for {mine} mode, as the spec says: in {other} mode the module computes something else")
@@ -237,7 +239,8 @@ class References:
         if not self.longest_reduction:
             self.longest_reduction = max(int(math.sqrt(max((x.numel() for x in tensors_in(inputs)), default=1))), 1)
         if any(accuracy.is_float(a) and accuracy.measure(b, a).max > 1e-3 for a, b in zip(tensors, other, strict=True)):
-            self.kind, self.random = "eager-highest", names or ("unknown",)
+            self.random = names or ("unknown",)
+            self.kind = self.kind if can_repeat(self.random) else "eager-highest"
         del second, other, output
         if not self.random:
             self.mode_matters = self._in_other_mode_differs(inputs, draw.seed, tensors)
@@ -398,11 +401,14 @@ class References:
         self, draw: Draw, near: int | None
     ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
         inputs = to_double(self.inputs(draw, near), self._place)
+        draws: Draws | None = None
+        if self.random:
+            self.parameters.set(draw.parameter_seed)
+            draws = draws_of(partial(self._eager, self.inputs(draw, near), draw.seed))
         module = self._exact_module(self.parameters.set(draw.parameter_seed))
         known = self._moved.get(draw.distribution) if self.plan.tidy else None
         with torch.no_grad():
-            torch.manual_seed(draw.seed)
-            exact = [x.clone() if aliases(x, inputs) else x for x in tensors_in(module(*inputs))]
+            exact = [x.clone() if aliases(x, inputs) else x for x in _outputs(module, inputs, draws)]
             if any(x.is_floating_point() and x.dtype is not torch.float64 for x in exact):
                 raise TypeError("the result is not float64")
             if self.plan.way != "device":  # rounded already: half an ulp more in what one ulp changes
@@ -413,8 +419,7 @@ class References:
                 return [x.to(self.device) for x in exact], buffers, known
             module = self._exact_module(self.parameters.set(draw.parameter_seed))
             move_one_ulp(inputs, torch.finfo(getattr(torch, self.spec.dtype)).eps)
-            torch.manual_seed(draw.seed)
-            other = tensors_in(module(*inputs))
+            other = _outputs(module, inputs, draws)
         moved = [
             accuracy.measure(b, a, b) if accuracy.is_float(a) else Error() for a, b in zip(exact, other, strict=True)
         ]
@@ -438,6 +443,11 @@ class References:
             idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
             if idle > 0.05 * _memory(self.device):
                 torch.cuda.empty_cache()
+
+
+def _outputs(module: torch.nn.Module, inputs: Sequence[Any], draws: Draws | None) -> list[torch.Tensor]:
+    run = partial(module, *inputs)
+    return tensors_in(run() if draws is None else repeating(draws, run))
 
 
 def _memory(device: torch.device) -> int:

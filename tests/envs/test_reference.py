@@ -75,9 +75,21 @@ def test_where_float64_does_not_run_eager_is_the_reference():
     assert refs.kind == "eager-highest"
 
 
-def test_random_operators_are_checked_against_seeded_eager():
-    refs = references(torch.nn.Dropout(0.5), torch.randn(64, 64), training=True)
-    assert refs.kind == "eager-highest"
+def test_random_operators_draw_in_float64_what_they_drew_for_eager():
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5), torch.nn.Softmax(-1))
+    refs = references(net, torch.randn(8, 64), training=True)
+    assert refs.kind == "float64" and refs.random == ("aten.bernoulli_",)
+    trial = next(iter(refs.trials(1)))
+    (expected,) = trial.outputs
+    eager = refs._eager(refs.inputs(trial.draw), trial.draw.seed)
+    assert 0 < expected.error.max < 1e-5 and accuracy.check(eager, expected)[1] is None
+    other = refs._eager(refs.inputs(trial.draw), trial.draw.seed + 1)
+    assert accuracy.check(other, expected)[1] is not None
+
+
+def test_random_operators_that_mix_their_draws_with_their_inputs_are_checked_against_seeded_eager():
+    refs = references(torch.nn.RReLU(), torch.randn(64, 64), training=True)
+    assert refs.kind == "eager-highest" and "eager with the same seed" in " ".join(refs.remarks)
     (expected,) = next(iter(refs.trials(1))).outputs
     assert expected.error.max == 0
 
