@@ -45,3 +45,19 @@ def test_other_reductions_stay_apart(
 ) -> None:
     with pytest.raises(Unsupported, match=reason):
         analyse(region_of(function, *shapes))
+
+
+@pytest.mark.parametrize(
+    ("function", "divides"),
+    [
+        (lambda x, y: x / x.sum(1, keepdim=True), False),
+        (lambda x, y: x / y[:, :1] + x / 3, False),
+        (lambda x, y: x / y, True),
+        (lambda x, y: torch.floor(x / x.amax(1, keepdim=True)), True),
+        (lambda x, y: torch.where(x / 3 >= 1, x, y), True),
+        (lambda x, y: torch.relu(x / 3) + torch.where(x / 3 > 0, x, y), False),
+    ],
+)
+def test_a_shared_divisor_is_inverted_once(function: Callable[..., torch.Tensor], divides: bool) -> None:
+    nest = analyse(region_of(function, (64, 64), (64, 64))).nest
+    assert any(e.op == "div" for e in nest.exprs) == divides

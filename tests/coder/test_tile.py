@@ -42,6 +42,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "rms_norm": (lambda x: x / torch.sqrt((x * x).mean(1, keepdim=True) + 1e-5), ((4, 16, 9, 9),)),
     "frobenius": (lambda x: x / torch.norm(x, p="fro"), ((4, 16, 9, 9),)),
     "l1": (lambda x: x / x.abs().mean(1, keepdim=True), ((40, 333),)),
+    "quotients": (lambda x: x / 7 + torch.floor(x / x.amax(1, keepdim=True)), ((60, 33),)),
     "std": (lambda x: x.std(1), ((40, 333),)),
     "prod": (lambda x: x.prod(1), ((4, 33),)),
     "triu": (lambda x: torch.triu(x), ((34, 33),)),

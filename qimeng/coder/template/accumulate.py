@@ -3,7 +3,8 @@
 Every lane of the tile keeps its own running value, so that the loop needs no communication; lanes are combined once at
 the end, and programs that share a row combine their partial results the same way. Variances use sums shifted by each
 lane's first element and Chan's formula (Chan, Golub, LeVeque 1983); sum-of-exponentials keeps a running maximum
-(Milakov and Gimelshein 2018). Deals in lines of Triton. Knows nothing about loads, loops or launches.
+(Milakov and Gimelshein 2018), whose terms are powers of two: what `tl.exp2` drops, below 2^-126, is nothing beside the
+largest term, which is 1. Deals in lines of Triton. Knows nothing about loads, loops or launches.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from __future__ import annotations
 import keyword
 from dataclasses import dataclass
 
+from qimeng.coder.template.special import LOG2E
+
 LOWEST = "-3.4028234e38"
+
+
+def _exp(x: str) -> str:
+    """e^x as text, for the text of x."""
+    return f"tl.exp2(({x}) * {LOG2E})"
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class Accumulator:
         if self.kind == "sumexp":
             return [
                 *lines,
-                f"{n}_e = tl.exp(-tl.abs({n}_x - {n}_m))",
+                f"{n}_e = {_exp(f'-tl.abs({n}_x - {n}_m)')}",
                 f"{n}_s = tl.where({n}_x > {n}_m, {n}_s * {n}_e + 1.0, {n}_s + {n}_e)",
                 f"{n}_m = tl.maximum({n}_m, {n}_x)",
             ]
@@ -159,7 +167,7 @@ class Accumulator:
         if self.kind == "sumexp":
             return [
                 f"{n}_max = tl.max({n}_m, axis=1)[:, None]",
-                f"{n}_sum = tl.sum({n}_s * tl.exp({n}_m - {n}_max), axis=1)[:, None]",
+                f"{n}_sum = tl.sum({n}_s * {_exp(f'{n}_m - {n}_max')}, axis=1)[:, None]",
             ]
         if self.kind in ("argmax", "argmin"):
             return self._pick(f"{n}_v", f"{n}_i")
@@ -180,7 +188,7 @@ class Accumulator:
             return [
                 f"{n}_t = tl.where({mask}, {top}, {LOWEST})",
                 f"{n}_max = tl.max({n}_t, axis=1)[:, None]",
-                f"{n}_sum = tl.sum(tl.where({mask}, {total} * tl.exp({n}_t - {n}_max), 0.0), axis=1)[:, None]",
+                f"{n}_sum = tl.sum(tl.where({mask}, {total} * {_exp(f'{n}_t - {n}_max')}, 0.0), axis=1)[:, None]",
             ]
         if self.kind in ("argmax", "argmin"):
             return [f"{n}_t = tl.where({mask}, {parts[0]}, {self.neutral})", *self._pick(f"{n}_t", parts[1])]
@@ -203,7 +211,7 @@ class Accumulator:
             return [
                 *lines,
                 f"{n}_max = tl.maximum(tl.max({n}_x, axis=1)[:, None], {LOWEST})",  # finite where all are -inf
-                f"{n}_sum = tl.sum(tl.exp({n}_x - {n}_max), axis=1)[:, None]",
+                f"{n}_sum = tl.sum({_exp(f'{n}_x - {n}_max')}, axis=1)[:, None]",
             ]
         if self.kind in ("argmax", "argmin"):
             return [*lines, *self._pick(f"{n}_x", f"tl.broadcast_to({index}, [PB, RB]).to(tl.int64)")]

@@ -148,7 +148,7 @@ class Printer:
 
     def rows(self, block: str) -> tuple[list[str], list[Walk]]:
         """Lines that set the row variables from the row-block number, and their walks."""
-        lines = [f"block = ({block}).to(tl.int64)" if self.wide else f"block = {block}"]
+        lines = [f"block = tl.cast({block}, tl.int64)" if self.wide else f"block = {block}"]
         walks = _decompose(lines, self.row_outer, f"block // {self.row_blocks}", "a", "")
         start = f"(block % {self.row_blocks}) * PB" if self.row_outer else "block * PB"
         lines += [
@@ -309,13 +309,12 @@ class Printer:
 
     def _pointwise(self) -> None:
         """No reductions: a program a tile."""
-        rows, row_walks = self.rows(f"pid // {self.steps}")
-        columns, col_walks = self.columns(f"pid % {self.steps}")
+        rows, row_walks = self.rows(f"pid // {self.steps}" if self.programs > 1 else "0")
+        columns, col_walks = self.columns(f"pid % {self.steps}" if self.programs > 1 else "pid")
         em = self.emitter(row_walks + col_walks)
         for i in range(len(self.nest.outputs)):
             em.store(i)
-        wide = ".to(tl.int64)" if self.wide else ""
-        body = [f"pid = tl.program_id(0){wide}", *rows, *columns, *self.flush(em)]
+        body = ["pid = tl.program_id(0)", *rows, *columns, *self.flush(em)]
         self.kernel("tiles", body, [], str(self.programs * self.steps))
 
     def partial_stores(self, accs: list[tuple[Expr, Accumulator]], level: int, splits: int) -> list[str]:
