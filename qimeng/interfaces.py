@@ -363,7 +363,8 @@ class Facts:
         n: columns of the product.
         k: depth of the product.
         batch: number of products.
-        packable: operands that are parameters, of ``""``, ``"a"``, ``"b"``, ``"ab"``.
+        packable: operands that are worth a packed copy, of ``""``, ``"a"``, ``"b"``, ``"ab"``: parameters, once, and
+            those whose rows do not begin at multiples of 16 bytes, at every call.
         special: special functions (``"log"``, ``"tanh"`` …) of every element that approximate units may compute
             (tile family).
     """

@@ -150,9 +150,11 @@ class Precision(ScheduleKind):
 class Layout(ScheduleKind):
     """Change how operands lie in memory or how they are read.
 
-    Parameters are packed once in the form that the main loop wants; tensor descriptors are the GPU's tile copy engine.
+    Operands are packed in the form that the main loop wants, parameters once, others at every call where their rows do
+    not begin at multiples of 16 bytes; tensor descriptors are the GPU's tile copy engine.
 
-    args: ``pack`` (parameters packed in `prepare`), ``unpack``, ``descriptors``, ``pointers``.
+    args: ``pack`` (parameters in `prepare`, unaligned operands before the product), ``unpack``, ``descriptors``,
+    ``pointers``.
     rewrite: ``load(w + n * K + k)`` -> ``load(packed_w[tile])``
     """
 

@@ -36,7 +36,10 @@ class Schedule:
             (gemm family; schemes of two or more planes).
         promote: depth after which a fresh accumulator is started and the old one added in fp32, since tensor cores
             truncate theirs; 0 is never (gemm family).
-        packed: operands written once in the form the main loop wants: of ``""``, ``"a"``, ``"b"``, ``"ab"``.
+        packed: operands written in the form the main loop wants before the product (parameters once, others at every
+            call): of ``""``, ``"a"``, ``"b"``, ``"ab"``.
+        inline: operands whose planes the main loop makes of what it reads, rather than a kernel before it (gemm family;
+            schemes of planes): of ``""``, ``"a"``, ``"b"``, ``"ab"``.
         persistent: one program an SM that loops over tiles.
         descriptors: operands read through tensor descriptors (TMA).
         fast: special functions by the GPU's approximate units (tile family).
@@ -59,6 +62,7 @@ class Schedule:
     cat: bool = False
     promote: int = 0
     packed: str = ""
+    inline: str = ""
     persistent: bool = False
     descriptors: bool = False
     fast: bool = False

@@ -114,6 +114,24 @@ TF32 = [{"precision": "tf32", **more} for more in ({}, {"packed": "ab"}, {"packe
 case("odd", mm, ODD, [*PLAIN, *SPLIT, {"precision": "tf32x3", "promote": 64}])
 case("mixed magnitudes", lambda s, x, y: x @ y.T, shapes((70, 200), (90, 200), spread=True), [*PLAIN, *SPLIT], 5e-6)
 case("persistent", mm, ODD, [dict(s, persistent=True) for s in BOTH])
+INLINE: list[dict[str, Any]] = [{"precision": "fp16x3", "inline": s} for s in ("ab", "a", "b")]
+case("in the loop", mm, ODD, [*INLINE, dict(INLINE[0], splits=3, promote=64), dict(INLINE[0], cat=True)])
+case(
+    "in the loop, mixed magnitudes",
+    lambda s, x, y: x @ y.T,
+    shapes((70, 200), (90, 200), spread=True),
+    [*INLINE, {"precision": "bf16x6", "inline": "ab"}],
+    5e-6,
+)
+case("in the loop, batch", lambda s, x, y: torch.bmm(x, y.mT), shapes((3, 40, 50), (3, 36, 50)), INLINE)
+case(
+    "in the loop, prologue",
+    lambda s, x: functional.linear(functional.relu(x * 2 + 1), s.w),
+    shapes((70, 100)),
+    [dict(INLINE[1], packed="b"), dict(INLINE[0], packed="b", precision="fp16")],
+    4e-3,
+    w=(36, 100),
+)
 case("one plane", mm, ODD, PLANES, 4e-3)
 case("tf32", mm, ODD, TF32, 4e-3)
 for scheme, limit in (("bf16x6", 4e-6), ("bf16x3", 1e-4)):

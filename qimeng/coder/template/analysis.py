@@ -127,5 +127,5 @@ def _special(nest: Nest, plan: TilePlan) -> tuple[str, ...]:
 
 def _gemm_facts(plan: GemmPlan) -> Facts:
     batch, m, n, k = plan.shape
-    held = "".join(side.name for side in plan.sides if side.held)
-    return Facts("gemm", plan.dtype, m=m, n=n, k=k, batch=batch, packable=held)
+    packable = "".join(side.name for side in plan.sides if side.held or not side.aligned)
+    return Facts("gemm", plan.dtype, m=m, n=n, k=k, batch=batch, packable=packable)

@@ -16,7 +16,7 @@ from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.gemm import print_gemm
 from qimeng.coder.template.gemm_plan import GemmPlan
 from qimeng.coder.template.gemm_schedule import default_schedule as default_gemm
-from qimeng.coder.template.gemm_schedule import schedule_for_precision, shared_bytes
+from qimeng.coder.template.gemm_schedule import precisions, schedule_for_precision, shared_bytes
 from qimeng.coder.template.tile import print_tile
 from qimeng.coder.template.tile_plan import TilePlan
 from qimeng.coder.template.tile_plan import default_schedule as default_tile
@@ -193,7 +193,8 @@ def guesses(found: Analysis, schedule: Schedule, context: Context) -> list[Sched
 
     For a reduction whose rows are too long for one program's registers, the other forms: which one streams best hangs
     on the row's length and alignment and on what is computed. For a product of fp32 operands, the tensor cores at the
-    precision that the mode admits.
+    precisions that the mode admits; for one of half operands, larger tiles, of packed operands where rows of memory are
+    not aligned.
     """
     if isinstance(found.plan, TilePlan):
         if not found.plan.passes or schedule.form == "resident":
@@ -201,11 +202,15 @@ def guesses(found: Analysis, schedule: Schedule, context: Context) -> list[Sched
         split = kind_named("split")
         forms = [split.rewrite(schedule, found.facts, context.device, form) for form in FORMS]
         return [s for several in forms for s in several[:GUESSES]]
-    device = context.device
-    if found.facts.dtype != "float32" or device.tf32_tflops <= device.fp32_tflops:
+    device, plan = context.device, found.plan
+    if plan.half:
+        return list(schedule_for_precision(plan, schedule, schedule.precision, device)[: 2 * GUESSES])
+    if device.tf32_tflops <= device.fp32_tflops:
         return []
-    precision = "fp16" if context.mode == "high" else "fp16x3"
-    return list(schedule_for_precision(found.plan, schedule, precision, device)[: 2 * GUESSES])
+    first, *others = precisions(plan, device, context.mode)
+    several = [schedule_for_precision(plan, schedule, first, device)[: 2 * GUESSES]]
+    several += [schedule_for_precision(plan, schedule, p, device)[:GUESSES] for p in others]
+    return [s for schedules in several for s in schedules]
 
 
 def default_schedule(found: Analysis, device: Device, mode: str) -> Schedule:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from qimeng.coder.template.gemm_kernels import Kernels
 from qimeng.coder.template.gemm_loop import indent
-from qimeng.coder.template.gemm_operand import Operand, Planes, operand, sources_of
-from qimeng.coder.template.gemm_pack import POWER, ROUND, Packer
+from qimeng.coder.template.gemm_operand import Inline, Operand, Planes, operand, sources_of
+from qimeng.coder.template.gemm_pack import POWER, ROUND, Packer, Scaler
 from qimeng.coder.template.gemm_plan import GemmPlan
-from qimeng.coder.template.gemm_scheme import is_prepared, scheme_of
+from qimeng.coder.template.gemm_scheme import is_prepared
 from qimeng.coder.template.ir import Nest
 from qimeng.coder.template.sources import Loads
 from qimeng.graph.region import Region
@@ -68,7 +68,7 @@ def print_gemm(
 class _Host:
     def __init__(self, region: Region, nest: Nest, loads: Loads, plan: GemmPlan, schedule: Schedule, prefix: str):
         self.region, self.nest, self.loads, self.plan, self.prefix = region, nest, loads, plan, prefix
-        self.schedule, self.scheme = schedule, scheme_of(plan, schedule)
+        self.schedule = schedule
         a, b = (operand(plan, schedule, side, prefix, loads.names) for side in plan.sides)
         self.operands = (a, b)
         self.prepared = [o for o in self.operands if is_prepared(plan, schedule, o.side)]
@@ -79,6 +79,7 @@ class _Host:
         launched = self.kernels.kernels()
         parts = [self.kernels.epilogue_function(), *(k.text for k in launched)]
         parts += [Packer(o, self.schedule).source() for o in self.operands if isinstance(o, Planes)]
+        parts += [Scaler(o, self.schedule).source() for o in self.operands if isinstance(o, Inline) and o.made]
         if self.prepared:
             parts.append(self._prepare())
         parts.append(self._entry([k.launch for k in launched]))
@@ -124,10 +125,7 @@ class _Host:
 
     # -- functions
     def _pack(self, o: Operand) -> str:
-        return f"{self.prefix}_pack_{o.side.name}({', '.join(self.variables([o]))})"
-
-    def _planes(self, o: Operand) -> list[str]:
-        return [f"{o.side.name}_planes"] + ([f"{o.side.name}_inverse"] if self.scheme.scaled else [])
+        return f"{o.maker}({', '.join(self.variables([o]))})"
 
     def _prepare(self) -> str:
         names = self.variables(self.prepared)
@@ -138,14 +136,14 @@ class _Host:
         return "\n".join(lines) + "\n"
 
     def _entry(self, launches: Sequence[str]) -> str:
-        given = [v for o in self.prepared for v in self._planes(o)]
+        given = [v for o in self.prepared for v in o.made]
         inputs = [f"x{i}" for i in range(len(self.region.inputs))]
         lines = [*self.views(self._read()), f"device = {self._tensor()}.device"]
         for i, (_, shape, stride, dtype) in enumerate(self.nest.outputs):
             lines.append(f"y{i} = torch.empty_strided({shape}, {stride}, dtype=torch.{dtype}, device=device)")
         for o in self.operands:
-            if isinstance(o, Planes) and o not in self.prepared:
-                lines.append(f"{', '.join(self._planes(o))}, = {self._pack(o)}")
+            if o.made and o not in self.prepared:
+                lines.append(f"{', '.join(o.made)}, = {self._pack(o)}")
         lines += [line for o in self.operands for line in o.host]
         lines += [*self.kernels.buffers(), *launches]
         lines.append(f"return ({', '.join(f'y{i}' for i in range(len(self.nest.outputs)))},)")

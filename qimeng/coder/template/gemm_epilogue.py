@@ -95,7 +95,9 @@ class Epilogue:
         for o, rows in zip(self.operands, ("rm", "rn"), strict=True):
             if o.scale:
                 base = f"z * {o.padded} + {rows}" if plan.batch else rows
-                scales.append(f"tl.load({o.scale} + {base})")
+                before, inverse = o.inverse(base)
+                lines += before
+                scales.append(inverse)
         if scales:
             lines.append(f"acc = acc * ({' * '.join(scales)})")
         tables = plan.epilogue_tables()

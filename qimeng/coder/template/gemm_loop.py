@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qimeng.coder.template.gemm_operand import Operand
+from qimeng.coder.template.gemm_operand import Inline, Operand
 from qimeng.coder.template.gemm_plan import GemmPlan
-from qimeng.coder.template.gemm_scheme import Scheme, scheme_of
+from qimeng.coder.template.gemm_scheme import Scheme, is_turned, scheme_of
 from qimeng.program.schedule import Schedule
-
-ZEROS = "tl.zeros([BM, BN], tl.float32)"
 
 
 def main_loop(
@@ -30,7 +28,7 @@ def main_loop(
         steps: blocks along the whole depth.
         splits: programs that share it; each does the blocks of its `part`.
     """
-    loop = _Loop(scheme_of(plan, schedule), operands)
+    loop = _Loop(scheme_of(plan, schedule), operands, is_turned(plan, schedule))
     low, high, lines = "0", str(steps), []
     per = -(-steps // splits)
     if splits > 1:
@@ -42,23 +40,26 @@ def main_loop(
         else:
             outside = f"col0 + {schedule.block_n - 1} - row0 < {plan.triangle.offset}"
         lines, high = [f"high = tl.where({outside}, 0, {steps})"], "high"
-    lines.append(f"acc = {ZEROS}")
+    lines.append(f"acc = {loop.zeros}")
+    end = ["acc = acc.T"] if loop.turned else []
     promote = -(-schedule.promote // schedule.block_k)
     promote = 0 if promote >= per else promote
-    cat = schedule.cat and len(loop.scheme.products) > 1
+    cat = schedule.cat and len(loop.scheme.products) > 1 and not any(isinstance(o, Inline) for o in operands)
     run = loop.end_to_end if cat else loop.together
     if not promote:
-        return [*lines, *run("acc", low, high)]
+        return [*lines, *run("acc", low, high), *end]
     if promote == 1 and not cat:
-        step = [f"fresh = {ZEROS}", *loop.step("fresh"), "acc += fresh"]
-        return [*lines, f"for i in range({low}, {high}):", *indent(step)]
-    inner = [f"stop = tl.minimum(start + {promote}, {high})", f"fresh = {ZEROS}", *run("fresh", "start", "stop")]
-    return [*lines, f"for start in range({low}, {high}, {promote}):", *indent([*inner, "acc += fresh"])]
+        step = [f"fresh = {loop.zeros}", *loop.step("fresh"), "acc += fresh"]
+        return [*lines, f"for i in range({low}, {high}):", *indent(step), *end]
+    inner = [f"stop = tl.minimum(start + {promote}, {high})", f"fresh = {loop.zeros}", *run("fresh", "start", "stop")]
+    return [*lines, f"for start in range({low}, {high}, {promote}):", *indent([*inner, "acc += fresh"]), *end]
 
 
 class _Loop:
-    def __init__(self, scheme: Scheme, operands: tuple[Operand, Operand]):
+    def __init__(self, scheme: Scheme, operands: tuple[Operand, Operand], turned: bool):
         self.scheme, self.operands = scheme, operands
+        self.turned = turned
+        self.zeros = f"tl.zeros([{'BN, BM' if turned else 'BM, BN'}], tl.float32)"
 
     def together(self, acc: str, low: str, high: str) -> list[str]:
         """Lines that add steps `low` to `high` to `acc`, all products in each step."""
@@ -80,13 +81,13 @@ class _Loop:
         """Lines that add the products of step `i` to `acc`."""
         lines = ["k = i * BK"]
         for i, o in enumerate(self.operands):
-            for plane in sorted({p[i] for p in self.scheme.products}):
-                lines += o.fetch(f"{o.side.name}{plane}", "k", str(plane * o.stride))
+            lines += o.blocks("k", sorted({p[i] for p in self.scheme.products}))
         return lines + [self._dot(acc, f"a{p}", f"b{q}") for p, q in self.scheme.products]
 
     def _dot(self, acc: str, a: str, b: str) -> str:
         precision = f', input_precision="{self.scheme.dot}"' if self.scheme.dot else ""
-        return f"{acc} = tl.dot({a}, {b}, {acc}{precision})"
+        left, right = (f"{b}.T", f"{a}.T") if self.turned else (a, b)
+        return f"{acc} = tl.dot({left}, {right}, {acc}{precision})"
 
 
 def indent(lines: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from qimeng.coder.template.emitter import Emitter, Walk
 from qimeng.coder.template.gemm_plan import Atoms, GemmPlan, Side, reach
-from qimeng.coder.template.gemm_scheme import is_packed, scheme_of
+from qimeng.coder.template.gemm_scheme import is_inline, is_packed, scheme_of
 from qimeng.coder.template.ir import Nest, coalesce, is_wide
 from qimeng.coder.template.ops import TRITON_DTYPE
 from qimeng.graph.opgraph import itemsize
@@ -102,6 +102,24 @@ class Operand(ABC):
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
         """Lines that leave the block at depth `k` (of the plane that starts `plane` rows down) in `target`."""
 
+    def blocks(self, k: str, planes: Sequence[int]) -> list[str]:
+        """Lines that leave the block at depth `k` in `<name>0`, `<name>1` … for each of `planes`."""
+        return [line for p in planes for line in self.fetch(f"{self.side.name}{p}", k, str(p * self.stride))]
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """Variables of the entry function that kernels before the product make of the operand."""
+        return ()
+
+    @property
+    def maker(self) -> str:
+        """The function that makes them."""
+        return f"{self.prefix}_pack_{self.side.name}"
+
+    def inverse(self, at: str) -> tuple[list[str], str]:
+        """Lines before, and the expression of, the inverse scales of the rows `at`."""
+        return [], f"tl.load({self.scale} + {at})"
+
     @property
     def uses_positions(self) -> bool:
         """Whether `fetch` reads the vectors of rows or columns, which otherwise wait until after the loop."""
@@ -117,6 +135,11 @@ class Operand(ABC):
     def block(self) -> str:
         """Name of the block size along the rows."""
         return "BM" if self.is_a else "BN"
+
+    @property
+    def rows_of_block(self) -> int:
+        """Block size along the rows."""
+        return self.schedule.block_m if self.is_a else self.schedule.block_n
 
     @property
     def start(self) -> str:
@@ -156,9 +179,10 @@ class Planes(Operand):
             self.scale = f"{name}_inverse_ptr"
 
     @property
-    def rows_of_block(self) -> int:
-        """Block size along the rows."""
-        return self.schedule.block_m if self.is_a else self.schedule.block_n
+    def made(self) -> tuple[str, ...]:
+        """The planes, and the inverses of their scales."""
+        name = self.side.name
+        return (f"{name}_planes", f"{name}_inverse") if self.scale else (f"{name}_planes",)
 
     @property
     def k_major(self) -> bool:
@@ -181,7 +205,7 @@ class Planes(Operand):
 
 
 class Tensor(Operand):
-    """A half tensor read through a descriptor of its own, which fills what overhangs with zeros."""
+    """A tensor read through a descriptor of its own, which fills what overhangs with zeros."""
 
     def _arrange(self) -> None:
         name, s = self.side.name, self.schedule
@@ -224,7 +248,7 @@ class Pointers(Operand):
         zs, self.z_walks = spread(nest, plan.batch, tables, "z", stem=f"{name}_z")
         rows, self.row_walks = spread(nest, self.side.rows, tables, self.rows, me, f"{name}_row")
         self.setup = zs + rows
-        self.deep, self.depth_walks = spread(nest, plan.k, tables, f"{name}_k", "r" if me == "p" else "p")
+        self.deep_lines, self.depth_walks = spread(nest, plan.k, tables, f"{name}_k", "r" if me == "p" else "p")
         extent, block = (m, s.block_m) if self.is_a else (n, s.block_n)
         self.masks = {me: f"{'m' if self.is_a else 'n'}_ok"} if extent % block else {}
         if k % s.block_k:
@@ -234,8 +258,7 @@ class Pointers(Operand):
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
         """Lines that leave one block in `target`."""
         name, nest = self.side.name, self.plan.nest
-        scheme = scheme_of(self.plan, self.schedule)
-        lines = [f"{name}_k = {k} + {self.depth}", *self.deep]
+        lines = [f"{name}_k = {k} + {self.depth}", *self.deep_lines]
         masks = {s: f"({m})" for s, m in self.masks.items()}
         em = Emitter(nest, [*self.z_walks, *self.row_walks, *self.depth_walks], masks=masks)
         mask = em.mask("pr")
@@ -252,10 +275,75 @@ class Pointers(Operand):
             lines += em.lines
             full = value if em.side(self.side.expr) == "pr" else f"{value} + tl.zeros({shape}, tl.float32)"
             lines.append(f"{target} = tl.where({mask}, {full}, 0.0)" if mask else f"{target} = {full}")
-            if scheme.dtype != "float32":
-                lines.append(f"{target} = {target}.to({TRITON_DTYPE[scheme.dtype]})")
+            if self.plan.half:
+                lines.append(f"{target} = {target}.to({TRITON_DTYPE[self.plan.dtype]})")
+        return lines
+
+
+class Inline(Operand):
+    """An fp32 operand that the main loop reads and splits into planes itself, or rounds to TF32, in registers.
+
+    It is read once where packing would read, write and read it again; the loop pays for that with arithmetic. Scales,
+    where the scheme has any, come of the largest magnitude of each row, which a kernel finds before (`a_top`, as bits).
+    """
+
+    def _arrange(self) -> None:
+        name, (_, m, n, k) = self.side.name, self.plan.shape
+        tensor = self.schedule.descriptors and strides_of_tensor(self.plan, self.side) is not None
+        kind = Tensor if tensor else Pointers
+        self.reader = kind(self.side, self.plan, self.schedule, self.prefix, self.names)
+        self.parameters, self.arguments = [*self.reader.parameters], [*self.reader.arguments]
+        self.host, self.setup, self.sources = self.reader.host, [*self.reader.setup], self.reader.sources
+        self.padded = round_up(m if self.is_a else n, self.rows_of_block)
+        self.k_major = self.side.k_major
+        self.high, self.wide = (self.padded, k) if self.k_major else (k, self.padded)
+        if scheme_of(self.plan, self.schedule).scaled:
+            self.scale = f"{name}_top_ptr"
+            self.parameters.append(self.scale)
+            self.arguments.append(f"{name}_top")
+            self.setup += self._power(f"z * {self.padded} + {self.rows}" if self.plan.batch else self.rows)
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """The largest magnitudes of the rows."""
+        return (f"{self.side.name}_top",) if self.scale else ()
+
+    @property
+    def maker(self) -> str:
+        """The function that finds them."""
+        return f"{self.prefix}_top_{self.side.name}"
+
+    @property
+    def uses_positions(self) -> bool:
+        """Whether the reader or the scales need them."""
+        return bool(self.scale) or self.reader.uses_positions
+
+    def _power(self, at: str) -> list[str]:
+        name = self.side.name
+        top = f"tl.load({self.scale} + {at}).to(tl.float32, bitcast=True)"
+        return [f"{name}_scale, {name}_inverse = {self.prefix}_power({top})"]
+
+    def inverse(self, at: str) -> tuple[list[str], str]:
+        """The power of two found again from the largest magnitude."""
+        return self._power(at), f"{self.side.name}_inverse"
+
+    def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
+        """Lines that leave the block itself, in fp32, in `target`."""
+        return self.reader.fetch(target, k)
+
+    def blocks(self, k: str, planes: Sequence[int]) -> list[str]:
+        """The block once, and its planes one after the other: each is what the ones before it leave."""
+        name, scheme = self.side.name, scheme_of(self.plan, self.schedule)
+        dtype = TRITON_DTYPE[scheme.dtype]
+        lines = self.fetch(f"{name}_left", k)
         if scheme.rounds:
-            lines.append(f"{target} = {self.prefix}_round({target})")
+            return [*lines, f"{name}0 = {self.prefix}_round({name}_left)"]
+        if self.scale:
+            lines.append(f"{name}_left = {name}_left * {name}_scale")
+        for p in planes:
+            lines.append(f"{name}{p} = {name}_left.to({dtype})")
+            if p != planes[-1]:
+                lines.append(f"{name}_left = {name}_left - {name}{p}.to(tl.float32)")
         return lines
 
 
@@ -287,12 +375,15 @@ def operand(plan: GemmPlan, schedule: Schedule, side: Side, prefix: str, names: 
     """The operand in the way the schedule asks for, or by pointers where that cannot be."""
     if is_packed(plan, schedule, side):
         return Planes(side, plan, schedule, prefix, names)
+    if is_inline(plan, schedule, side):
+        return Inline(side, plan, schedule, prefix, names)
     if schedule.descriptors and plan.half and strides_of_tensor(plan, side) is not None:
         return Tensor(side, plan, schedule, prefix, names)
     return Pointers(side, plan, schedule, prefix, names)
 
 
 __all__ = [
+    "Inline",
     "Operand",
     "Planes",
     "Pointers",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qimeng.coder.template.emitter import Emitter
-from qimeng.coder.template.gemm_operand import Planes, sources_of, spread
+from qimeng.coder.template.gemm_operand import Inline, Planes, sources_of, spread
 from qimeng.coder.template.gemm_scheme import scheme_of
 from qimeng.coder.template.ops import TRITON_DTYPE
 from qimeng.program.schedule import Schedule
@@ -69,10 +69,10 @@ class Packer:
         name: beginning of the names.
     """
 
-    def __init__(self, planes: Planes, schedule: Schedule):
+    def __init__(self, planes: Planes | Inline, schedule: Schedule):
         self.planes, self.plan, self.side = planes, planes.plan, planes.side
         self.scheme = scheme_of(self.plan, schedule)
-        self.name = f"{planes.prefix}_pack_{self.side.name}"
+        self.name = planes.maker
         batch, m, n, k = self.plan.shape
         rows = m if planes.is_a else n
         self.batch = batch
@@ -82,27 +82,32 @@ class Packer:
 
     def source(self) -> str:
         """Kernels and the host function."""
-        steps = [self._resident()] if self._fits() else self._two_steps() if self.scheme.scaled else [self._write()]
-        kernels = [text for text, _ in steps]
-        launches = [f"    {line}" for _, line in steps]
+        steps = self._steps()
+        rows = self.scheme.planes * self.batch * self.high
+        count = self.batch * self.planes.padded
+        made = [f"planes = torch.empty(({rows}, {self.wide}), dtype=torch.{self.scheme.dtype}, device=device)"]
+        if self.scheme.scaled:
+            made.append(f"inverse = torch.empty(({count},), dtype=torch.float32, device=device)")
+            if len(steps) > 1:
+                made.append(f"top = torch.zeros(({count},), dtype=torch.int32, device=device)")
+        shape = f"{self.scheme.planes} x [{self.batch * self.high}, {self.wide}]"
+        doc = f"The planes of operand {self.side.name}: {shape}."
+        return self._text(doc, made, steps, "planes, inverse" if self.scheme.scaled else "planes,")
+
+    def _steps(self) -> list[tuple[str, str]]:
+        """Kernels and the lines that launch them."""
+        if self._fits():
+            return [self._resident()]
+        return [self._top(), self._write()] if self.scheme.scaled else [self._write()]
+
+    def _text(self, doc: str, made: list[str], steps: list[tuple[str, str]], result: str) -> str:
+        """`steps` and the host function that allocates `made`, launches them and returns `result`."""
         numbers = sources_of(self.side)
         names = [self.planes.names[i] for i in numbers]
         tensor = next(self.planes.names[i] for i in numbers if not self.plan.nest.sources[i].scalar)
-        rows = self.scheme.planes * self.batch * self.high
-        shape = f"{self.scheme.planes} x [{self.batch * self.high}, {self.wide}]"
-        host = [
-            f"def {self.name}({', '.join(names)}):",
-            f'    """The planes of operand {self.side.name}: {shape}."""',
-            f"    device = {tensor}.device",
-            f"    planes = torch.empty(({rows}, {self.wide}), dtype=torch.{self.scheme.dtype}, device=device)",
-        ]
-        if self.scheme.scaled:
-            count = self.batch * self.planes.padded
-            host.append(f"    inverse = torch.empty(({count},), dtype=torch.float32, device=device)")
-            if len(steps) > 1:
-                host.append(f"    top = torch.zeros(({count},), dtype=torch.int32, device=device)")
-        result = "planes, inverse" if self.scheme.scaled else "planes,"
-        return "".join(kernels) + "\n\n" + "\n".join([*host, *launches, f"    return {result}"]) + "\n"
+        lines = [f"device = {tensor}.device", *made, *(line for _, line in steps), f"return {result}"]
+        head = [f"def {self.name}({', '.join(names)}):", f'    """{doc}"""', *(f"    {line}" for line in lines)]
+        return "".join(text for text, _ in steps) + "\n\n" + "\n".join(head) + "\n"
 
     # -- forms
     def _fits(self) -> bool:
@@ -126,8 +131,12 @@ class Packer:
         body += self._split(tile, "True")
         return self._kernel("", ["planes_ptr", "inverse_ptr"], "Scale and split.", body, tile, ["planes", "inverse"])
 
-    def _two_steps(self) -> list[tuple[str, str]]:
-        tile = Tile(1, 4096, 8, 8) if self.row_of == "p" else Tile(32, 128, 4, 8)
+    def _top(self) -> tuple[str, str]:
+        """The kernel that finds the largest magnitude of each row."""
+        rb = min(4096, power_of_two(self.wide))
+        tile = Tile(4096 // rb, rb, 8, min(8, -(-self.wide // rb)))
+        if self.row_of == "r":
+            tile = Tile(32, 128, 4, min(8, -(-self.high // 32)))
         axis = 1 if self.row_of == "p" else 0
         body = self._place(tile)
         step = f"p = (i * {tile.loop} + c) * PB + tl.arange(0, PB)[:, None]"
@@ -138,8 +147,7 @@ class Packer:
         body.append(f"top = tl.max(best, axis={axis}, keep_dims=True).to(tl.int32, bitcast=True)")
         at, ok = self._row(), self._ok(tile)[self.row_of]
         body.append(f'tl.atomic_max(top_ptr + {at}, top, mask={ok or f"{self.row_of} >= 0"}, sem="relaxed")')
-        first = self._kernel("_top", ["top_ptr"], "Largest magnitude of each row, as bits.", body, tile, ["top"])
-        return [first, self._write()]
+        return self._kernel("_top", ["top_ptr"], "Largest magnitude of each row, as bits.", body, tile, ["top"])
 
     def _write(self) -> tuple[str, str]:
         """The kernel that writes the planes when the scales are known or not needed."""
@@ -251,4 +259,15 @@ class Packer:
         return text, f"{kernel}[({grid},)]({', '.join([*passed, *arguments, sizes])})"
 
 
-__all__ = ["POWER", "ROUND", "Packer", "power_of_two"]
+class Scaler(Packer):
+    """Prints the kernel and the host function that find the scales of an operand which the main loop splits."""
+
+    def source(self) -> str:
+        """Kernel and host function."""
+        count = self.batch * self.planes.padded
+        made = [f"top = torch.zeros(({count},), dtype=torch.int32, device=device)"]
+        doc = f"Largest magnitudes of the rows of operand {self.side.name}, as bits."
+        return self._text(doc, made, [self._top()], "top,")
+
+
+__all__ = ["POWER", "ROUND", "Packer", "Scaler", "power_of_two"]

@@ -12,13 +12,17 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from qimeng.coder.template.axes import Unsupported
-from qimeng.coder.template.ir import Expr, Nest
+from qimeng.coder.template.ir import Expr, Nest, coalesce
+from qimeng.graph.opgraph import itemsize
 
 if TYPE_CHECKING:
     from qimeng.coder.template.sources import Loads
     from qimeng.graph.region import Region
 
 Atoms = tuple[int, ...]
+
+VECTOR_BYTES = 16
+"""Bytes of the widest access of a thread, and the alignment that tensor descriptors ask for."""
 
 REDUCTIONS = ("sum", "max", "min", "welford", "sumexp")
 """Kinds of reduction that the epilogue can do tile by tile."""
@@ -36,6 +40,8 @@ class Side:
         plain: the tensor where the operand is one as it is; None where there is a prologue.
         held: made of parameters and buffers alone, so that it can be packed once.
         k_major: memory runs along the depth (else along the rows, or neither).
+        aligned: every row of memory begins at a multiple of 16 bytes, so that threads and the copy engine can take
+            whole vectors; where that fails (a row stride of 2949 bf16), each element is an access of its own.
     """
 
     name: str
@@ -45,6 +51,7 @@ class Side:
     plain: Expr | None
     held: bool
     k_major: bool
+    aligned: bool
 
 
 @dataclass(frozen=True)
@@ -193,7 +200,17 @@ def _side(region: Region, nest: Nest, loads: Loads, name: str, expr: Expr, rows:
     if not expr.depends <= allowed:
         raise Unsupported("an operand of a matrix product changes along other axes")
     is_load = plain.op == "load" and not nest.sources[plain.param].scalar
-    return Side(name, expr, rows, found, plain if is_load else None, held, k_major)
+    aligned = all(_is_aligned(nest, e, (batch, rows, k)) for e in found if e.depends & set(rows) and e.depends & set(k))
+    return Side(name, expr, rows, found, plain if is_load else None, held, k_major, aligned)
+
+
+def _is_aligned(nest: Nest, load: Expr, roles: tuple[Atoms, ...]) -> bool:
+    """True where `load` has a contiguous axis and steps of whole vectors of 16 bytes along the others."""
+    strides = nest.load_strides(load)
+    groups = [g for atoms in roles for g in coalesce(nest, atoms, [strides]) if prod(nest.axes.sizes(g)) > 1]
+    steps = [strides.get(g[-1], 0) for g in groups]
+    size = itemsize(nest.sources[load.param].dtype)
+    return 1 in steps and all(step == 1 or step * size % VECTOR_BYTES == 0 for step in steps)
 
 
 def _is_held(region: Region, loads: Loads, number: int) -> bool:

@@ -6,8 +6,12 @@ over all shapes. Deals in block sizes and capacities. Knows nothing about kernel
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from qimeng.coder.template.gemm_plan import GemmPlan
-from qimeng.coder.template.gemm_scheme import is_packed, scheme_of
+from qimeng.coder.template.gemm_scheme import SCHEMES, is_packed, is_turned, scheme_of
+from qimeng.coder.template.gemm_traffic import SMALL_SHARE, inline_sides, operand_bytes, packed_sides
 from qimeng.device import Device
 from qimeng.graph.opgraph import itemsize
 from qimeng.program.schedule import Schedule
@@ -50,6 +54,19 @@ FULL_SWEEP: tuple[Blocks, ...] = (
 )
 """fp32 operands as they are (TF32 or plain fp32)."""
 
+INLINE_SWEEP: tuple[Blocks, ...] = (
+    (128, 128, 32, 8, 4),
+    (128, 256, 32, 8, 4),
+    (256, 128, 32, 8, 4),
+    (64, 128, 32, 4, 4),
+    (64, 64, 32, 4, 4),
+)
+"""Operands that the main loop splits or rounds where memory binds the product: 106 to 127 registers at 128 x 128, so
+that one block of an SM computes on what it read while another multiplies. Not from a sweep: by compiler counts."""
+
+INLINE_FIRST = 2
+"""So many of those come before packed planes, the others after them."""
+
 MOST = 8
 """Configurations that one step may try."""
 
@@ -87,42 +104,90 @@ def schedule_for_precision(plan: GemmPlan, schedule: Schedule, precision: str, d
         Configurations that fit the device, each once; packed where the scheme packs.
     """
     scheme = scheme_of(plan, schedule.but(precision=precision))
+    tma = has_tma(device) and (scheme.dtype != "float32" or scheme.rounds)
+    base = schedule.but(precision=precision, persistent=False, splits=1, cat=False, descriptors=tma)
+    base = base.but(packed=packed_sides(plan, schedule.packed, precision), inline="")
     if scheme.dtype == "float32":
         sweep = [(blocks, False) for blocks in FULL_SWEEP]
     elif len(scheme.products) > 1:
         sweep = list(SPLIT_SWEEP)
     else:
         sweep = [(blocks, False) for blocks in PLAIN_SWEEP]
-    held = "".join(side.name for side in plan.sides if side.held) if scheme.splits else schedule.packed
+    reading = inline_sides(plan, device, "fp16" if scheme.rounds else precision)
+    if not reading:
+        return _ranked(plan, base, sweep, device)[:MOST]
+    packed = "".join(side for side in base.packed if side not in reading)
+    inline = base.but(packed=packed, inline=reading if scheme.splits else "")
+    first = _ranked(plan, inline, [(blocks, False) for blocks in INLINE_SWEEP], device)
+    if scheme.rounds:
+        return first[:MOST]
+    return (*first[:INLINE_FIRST], *_ranked(plan, base, sweep, device), *first[INLINE_FIRST:])[:MOST]
+
+
+def precisions(plan: GemmPlan, device: Device, mode: str) -> tuple[str, ...]:
+    """Precisions at which lowering tries a product of fp32 operands on the tensor cores, the likeliest first.
+
+    Scaled fp16 planes at the mode's precision; where memory binds the product also what reads operands but once: TF32
+    in mode ``"high"``, else bf16 planes, where the budget of errors of so deep a product admits them.
+    """
+    if mode == "high":
+        return ("fp16", "tf32") if inline_sides(plan, device, "fp16") else ("fp16",)
+    once = inline_sides(plan, device, "bf16x3") and SCHEMES["bf16x3"].error <= budget(plan)
+    return ("fp16x3", "bf16x3") if once else ("fp16x3",)
+
+
+def budget(plan: GemmPlan) -> float:
+    """The judge's floor for the error of a product of fp32 operands: 16 ulp and what the sum's length adds."""
+    return 1.9e-6 + 6e-8 * math.sqrt(plan.shape[3])
+
+
+def _ranked(
+    plan: GemmPlan, base: Schedule, sweep: Sequence[tuple[Blocks, bool]], device: Device
+) -> tuple[Schedule, ...]:
+    """`base` with the blocks of `sweep`, those that fit the device, each once, the best guess first."""
     found: dict[Schedule, None] = {}
     for (bm, bn, bk, warps, stages), cat in sweep:
-        s = schedule.but(block_m=bm, block_n=bn, block_k=bk, warps=warps, stages=stages, precision=precision, cat=cat)
-        s = s.but(packed=held, persistent=False, splits=1, descriptors=has_tma(device) and scheme.dtype != "float32")
+        s = base.but(block_m=bm, block_n=bn, block_k=bk, warps=warps, stages=stages, cat=cat)
         s = _fit(plan, device, s)
         s = s.but(promote=promotion(plan, s))
         while shared_bytes(plan, s) > device.shared_per_block and s.stages > 1:
             s = s.but(stages=s.stages - 1)
+        if s.inline:
+            s = _deepened(plan, s, device)
         if shared_bytes(plan, s) <= device.shared_per_block:
             found[s] = None
-    ranked = sorted(found, key=lambda s: (_waste(plan, s, device), _unfit(plan, s)))
-    return tuple(ranked[:MOST])
+    return tuple(sorted(found, key=lambda s: (_waste(plan, s, device), _unfit(plan, s))))
+
+
+def _deepened(plan: GemmPlan, s: Schedule, device: Device) -> Schedule:
+    """`s` with so many parts of the depth that none needs a second accumulator, as long as they move little.
+
+    A second accumulator takes the registers that a second block of an SM would have.
+    """
+    batch, m, n, k = plan.shape
+    share = math.ceil(math.ceil(k / s.promote) / s.splits) if s.promote else 1
+    moved = 2 * itemsize("float32") * batch * m * n
+    most = SMALL_SHARE * sum(operand_bytes(plan, side) for side in plan.sides) / moved
+    return s.but(splits=s.splits * max(1, min(share, int(most // s.splits))))
 
 
 def promotion(plan: GemmPlan, schedule: Schedule) -> int:
     """Depth between promotions of the accumulator, so that its truncation stays within the error budget.
 
     Measured: the bias of a truncated accumulator is 2.7e-6 after 1024 elements of the depth (512 where the small
-    products are interleaved). The budget is 1.9e-6 + 6e-8 * sqrt(K), so that short depths need half of that. TF32 and
-    one plane of fp16 allow 1e-5, which they reach at a depth of 8192; half dtypes never do.
+    products are interleaved). Short depths need half of that; a budget that a long sum widens allows more, at most
+    half of it for the bias. TF32 and one plane of fp16 allow 1e-5, which they reach at a depth of 8192; half dtypes
+    never do.
     """
     scheme, k = scheme_of(plan, schedule), plan.shape[3]
     if plan.half or scheme.dot == "ieee" or k <= 64:
         return 0
     several = len(scheme.products) > 1
+    wider = 1 << int(math.log2(max(budget(plan) / 5.4e-6, 1)))
     if not several and scheme.dot != "tf32x3":
-        return 1024 if k >= 8192 and scheme.scaled else 0
+        return 1024 * wider if k >= 8192 and scheme.scaled else 0
     span = 1024 if schedule.cat else 512
-    return span // 2 if k < 711 else span
+    return span // 2 if k < 711 else span * wider
 
 
 def shared_bytes(plan: GemmPlan, schedule: Schedule) -> int:
@@ -130,9 +195,11 @@ def shared_bytes(plan: GemmPlan, schedule: Schedule) -> int:
 
     Each stage of the pipeline holds one block of every operand, of every plane where the products do not run end to
     end. An operand that the loop computes on first (rounding to TF32, a prologue, fp32 arithmetic) needs a stage less,
-    and the right one a block (two for tf32x3) that the tensor cores read. An epilogue's reductions reuse the stages.
+    and the right one a block of every plane (two for tf32x3) that the tensor cores read. An epilogue's reductions reuse
+    the stages.
     """
     scheme = scheme_of(plan, schedule)
+    right = "a" if is_turned(plan, schedule) else "b"
     total = 0
     for side, rows in zip(plan.sides, (schedule.block_m, schedule.block_n), strict=True):
         block = rows * schedule.block_k * itemsize(scheme.dtype)
@@ -141,8 +208,8 @@ def shared_bytes(plan: GemmPlan, schedule: Schedule) -> int:
         else:
             loaded = sum(rows * schedule.block_k * itemsize(plan.nest.sources[e.param].dtype) for e in side.loads)
             total += loaded * max(schedule.stages - 1, 1)
-            if side.name == "b" and scheme.dot != "ieee":
-                total += block * (2 if scheme.dot == "tf32x3" else 1)
+            if side.name == right and scheme.dot != "ieee":
+                total += block * (2 if scheme.dot == "tf32x3" else scheme.planes)
     return total
 
 
@@ -161,6 +228,8 @@ def _fit(plan: GemmPlan, device: Device, s: Schedule) -> Schedule:
         warps //= 2
     tiles, steps = batch * -(-m // bm) * -(-n // bn), -(-k // bk)
     room = device.sms * max(1, 8 // warps)
+    if (s.inline or scheme_of(plan, s).rounds) and bm * bn <= 64 * 32 * warps:
+        room = device.sms * max(2, 8 // warps)  # one block multiplies while another computes on what it read
     splits = max(1, min(room // tiles, steps // 8))
     return s.but(block_m=bm, block_n=bn, block_k=bk, warps=warps, splits=splits)
 
@@ -182,16 +251,17 @@ def _waste(plan: GemmPlan, s: Schedule, device: Device) -> float:
 def _unfit(plan: GemmPlan, s: Schedule) -> int:
     """1 where a configuration is of the kind that lost on the plan's kind of shape.
 
-    A short depth wants small tiles, several of which store at once; a few rows want each block of the wide operand read
-    once, for all products of a step.
+    A short depth wants small tiles, several of which store at once, unless fp32 operands go through the loop: their
+    bytes are twice those of planes, and small tiles read them more often. A few rows want each block of the wide one
+    read once, for all products of a step.
     """
     _, m, n, k = plan.shape
-    if k <= 256:
+    if k <= 256 and not s.inline and not scheme_of(plan, s).rounds:
         return int(s.block_m * s.block_n > 128 * 128 or s.warps > 4)
     return int(min(m, n) <= 128 and s.cat)
 
 
 __all__ = [
-    "FULL_SWEEP", "MOST", "PLAIN_SWEEP", "SPLIT_SWEEP", "default_schedule", "has_tma", "promotion",
-    "schedule_for_precision", "shared_bytes",
+    "FULL_SWEEP", "INLINE_SWEEP", "MOST", "PLAIN_SWEEP", "SPLIT_SWEEP", "budget", "default_schedule", "has_tma",
+    "precisions", "promotion", "schedule_for_precision", "shared_bytes",
 ]  # fmt: skip
