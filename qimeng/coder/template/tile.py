@@ -24,6 +24,10 @@ from qimeng.coder.template.tile_shared import print_shared_row
 from qimeng.program.program import Implementation
 from qimeng.program.schedule import Schedule
 
+FLAT = 8
+"""Steps of the outputs, for each program of a split row, from which they get a program each instead of a loop: stores
+stream faster from many short programs (3.8 TB/s in a loop against 4.3, measured on an H200), at one more launch."""
+
 PRODUCT = """
 @triton.jit
 def _product(a, b):
@@ -317,13 +321,15 @@ class Printer:
         body = ["pid = tl.program_id(0)", *rows, *columns, *self.flush(em)]
         self.kernel("tiles", body, [], str(self.programs * self.steps))
 
-    def partial_stores(self, accs: list[tuple[Expr, Accumulator]], level: int, splits: int) -> list[str]:
-        """Store each partial result at [component, row, split]."""
+    def partial_stores(
+        self, accs: list[tuple[Expr, Accumulator]], level: int, splits: int, split: str = "split", space: str = "w"
+    ) -> list[str]:
+        """Store each partial result at [component, row, split] of a workspace."""
         lines = [f"row = {self._row_number()}"]
         total = self.plan.row_count
         mask = ", mask=p_mask" if extent_of(self.row_inner) % self.PB else ""
         for kind, name in self._components(accs):
-            place = f"w{level}{kind}_ptr + ({self._slot(accs, name)} * {total} + row) * {splits} + split"
+            place = f"{space}{level}{kind}_ptr + ({self._slot(accs, name)} * {total} + row) * {splits} + {split}"
             lines.append(f"tl.store({place}, {name}{mask})")
         return lines
 
@@ -345,7 +351,7 @@ class Printer:
         inner = extent_of(self.row_inner)
         return f"(block // {self.row_blocks}) * {inner} + p" if self.row_outer else "p"
 
-    def partial_loads(self, em: Emitter, level: int, splits: int) -> list[str]:
+    def partial_loads(self, em: Emitter, level: int, splits: int, space: str = "w") -> list[str]:
         """Combine the partial results of `level` and make them known."""
         accs = self.accumulators(level)
         wide = power_of_two(splits)
@@ -358,7 +364,7 @@ class Printer:
             for kind, name in self._components([(e, acc)]):
                 slot = self._slot(accs, name)
                 names.append(f"{name}_parts")
-                place = f"w{level}{kind}_ptr + ({slot} * {total} + row) * {splits} + slots"
+                place = f"{space}{level}{kind}_ptr + ({slot} * {total} + row) * {splits} + slots"
                 lines.append(f"{name}_parts = tl.load({place}, mask={guard}, other=0)")
             lines += acc.merge(names, mask)
             self.define(em, e, acc)
@@ -368,8 +374,8 @@ class Printer:
         """How many columns of step `split` exist."""
         return f"tl.minimum({extent_of(self.col_inner)} - ({split} % {self.col_blocks}) * RB, RB)"
 
-    def workspaces(self, splits: int) -> list[str]:
-        """Allocate the workspaces in the entry function; returns their parameter names."""
+    def workspaces(self, splits: int, space: str = "w") -> list[str]:
+        """Allocate workspaces in the entry function; returns their parameter names."""
         names = []
         for level in range(1, self.plan.passes + 1):
             accs = self.accumulators(level)
@@ -378,9 +384,9 @@ class Printer:
                 if kind in kinds:
                     size = kinds.count(kind) * self.plan.row_count * splits
                     self.launches.append(
-                        f"w{level}{kind}_ptr = torch.empty({size}, dtype=torch.{dtype}, device=DEVICE)"
+                        f"{space}{level}{kind}_ptr = torch.empty({size}, dtype=torch.{dtype}, device=DEVICE)"
                     )
-                    names.append(f"w{level}{kind}_ptr")
+                    names.append(f"{space}{level}{kind}_ptr")
         return names
 
     def _float_dtype(self, accs: list[tuple[Expr, Accumulator]]) -> str:
@@ -403,16 +409,30 @@ class Printer:
             body += self._reduce_pass(em, level, columns, low, high)
             body += self.partial_stores(self.accumulators(level), level, splits)
             self.kernel(f"pass{level}", body, names, str(self.programs * splits))
-        if self.row_outputs:
+        flat = bool(self.full_outputs) and share >= FLAT
+        combined = self.workspaces(1, "c") if flat else []
+        if self.row_outputs or flat:
             rows, row_walks = self.rows("tl.program_id(0)")
             _, col_walks = self.columns("0")
             em = self.emitter(row_walks + col_walks)
             body = list(rows)
             for level in range(1, self.plan.passes + 1):
                 body += self.partial_loads(em, level, splits)
+                if flat:
+                    body += self.partial_stores(self.accumulators(level), level, 1, "0", "c")
             body += self.store_rows(em)
-            self.kernel("finish", body, names, str(self.programs))
-        if self.full_outputs:
+            self.kernel("finish", body, names + combined, str(self.programs))
+        if flat:
+            rows, row_walks = self.rows(f"pid // {self.steps}")
+            columns, col_walks = self.columns(f"pid % {self.steps}")
+            em = self.emitter(row_walks + col_walks)
+            body = ["pid = tl.program_id(0)", *rows, *columns]
+            for level in range(1, self.plan.passes + 1):
+                body += self.partial_loads(em, level, 1, "c")
+            for i in self.full_outputs:
+                em.store(i)
+            self.kernel("outputs", body + self.flush(em), combined, str(self.programs * self.steps))
+        elif self.full_outputs:
             rows, row_walks = self.rows(f"pid // {splits}")
             columns, col_walks = self.columns("t")
             em = self.emitter(row_walks + col_walks)
