@@ -66,16 +66,18 @@ def figures(rows: Sequence[Row]) -> str:
 
 
 def speed(rows: Sequence[Row]) -> str:
-    """Geometric means by group, one line a group and run."""
-    head = ["run", "group", "problems", "over eager", "torch.compile over eager", "its best mode over eager"]
-    head += ["over torch.compile", "over its best mode", "roofline over eager", "share of the roofline (median)"]
-    table = [[*head, "half of the GPU time generated"]]
-    for s in summarize(rows):
+    """Geometric means by group, one line a group and run; the best mode of torch.compile where several were timed."""
+    summaries = summarize(rows)
+    several = any(len(row.compiled_modes) > 1 for row in rows)
+    head = ["run", "group", "problems", "over eager", "torch.compile over eager", "over torch.compile"]
+    head += ["its best mode over eager", "over its best mode"] if several else []
+    table = [[*head, "roofline over eager", "share of the roofline (median)", "half of the GPU time generated"]]
+    for s in summaries:
         for g in s.groups:
-            compiled = (g.compile_over_eager, g.compile_best_over_eager, g.over_compile, g.over_compile_best)
+            best = (g.compile_best_over_eager, g.over_compile_best) if several else ()
+            means = (g.over_eager, g.compile_over_eager, g.over_compile, *best, g.roofline_over_eager)
             shares = (g.roofline_fraction, g.half_generated)
             count = str(g.problems) if g.timed == g.problems else f"{g.timed} of {g.problems}"
-            means = (g.over_eager, *compiled, g.roofline_over_eager)
             table.append([s.settings, g.group, count, *map(number, means), *map(percent, shares)])
     return markdown(table)
 
