@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,19 @@ def test_tables_replace_what_stands_between_the_markers(tmp_path: Path) -> None:
     text = "before\n<!-- bench:speed rows.jsonl -->\nold\n<!-- /bench -->\nafter\n"
     once = render(text, tmp_path)
     assert "old" not in once
-    assert "| pointwise and reduction | 1 | 2.00 | 2.00 | 1.00 | 2.50 | 0.80 | 4.00 | 50 % | 100 % |" in once
+    assert "| pointwise and reduction | 1 | 2.00 | 2.00 | 1.00 | 4.00 | 50 % | 100 % |" in once
     assert "| gemm | 0 of 1 | – |" in once
     assert once.startswith("before\n") and once.endswith("after\n")
     assert render(once, tmp_path) == once
+
+
+def test_the_best_mode_has_columns_where_several_were_timed(tmp_path: Path) -> None:
+    timed = row(1, 1.0)
+    assert timed.compiled is not None and timed.compiled_best is not None
+    modes = {"default": timed.compiled, "reduce-overhead": timed.compiled_best}
+    append_row(tmp_path / "rows.jsonl", replace(timed, compiled_modes=modes))
+    text = render("<!-- bench:speed rows.jsonl -->\n<!-- /bench -->\n", tmp_path)
+    assert "| pointwise and reduction | 1 | 2.00 | 2.00 | 1.00 | 2.50 | 0.80 | 4.00 | 50 % | 100 % |" in text
 
 
 @pytest.mark.parametrize("view", VIEWS)
