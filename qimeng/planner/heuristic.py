@@ -37,15 +37,10 @@ GEMM_INTENTS = {
     "default": _FP32_PRODUCT,
     "highest": _FP32_PRODUCT,
     "high": (("precision", "fp16"), ("split", "more"), ("precision", "tf32"), ("tiling", "taller")),
-    "half": (
-        ("tiling", "wider"),
-        ("tiling", "larger"),
-        ("pipeline", "stages"),
-        ("split", "more"),
-        ("tiling", "smaller"),
-    ),
+    "half": (("split", "more"), ("tiling", "smaller"), ("pipeline", "stages")),
 }
-"""What to try on a matrix product, in order, by precision mode (``half`` for fp16 and bf16 operands)."""
+"""What to try on a matrix product, in order, by precision mode (``half`` for fp16 and bf16 operands: lowering has tried
+large tiles and packed operands)."""
 
 ROW_INTENTS = (
     ("split", "wave"),

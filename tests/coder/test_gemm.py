@@ -132,8 +132,14 @@ case(
     4e-3,
     w=(36, 100),
 )
+TMA: list[dict[str, Any]] = [{"precision": p, "inline": "ab", "descriptors": True} for p in ("fp16x3", "bf16x6")]
+case("in the loop, descriptors", mm, shapes((72, 200), (200, 88)), TMA)
+DEEP = {"precision": "bf16x3", "inline": "ab", "block_m": 16, "block_n": 16, "block_k": 1024, "promote": 8192}
+case("in the loop, deep", mm, shapes((16, 70000), (70000, 16)), [DEEP, dict(DEEP, splits=4)])
+case("in the loop, deep and positive", lambda s, x, y: x.abs() @ y.abs(), shapes((16, 70000), (70000, 16)), [DEEP])
 case("one plane", mm, ODD, PLANES, 4e-3)
 case("tf32", mm, ODD, TF32, 4e-3)
+case("tf32 by descriptors", mm, shapes((72, 200), (200, 88)), [{"precision": "tf32", "descriptors": True}], 4e-3)
 for scheme, limit in (("bf16x6", 4e-6), ("bf16x3", 1e-4)):
     case(
         scheme,
@@ -229,6 +235,16 @@ case(
 )
 case("bfloat16", mm, shapes((72, 200), (200, 88), dtype=BF16), [*HALF, {"packed": "ab"}], 1.6e-2)
 case("bfloat16 batch", mm, shapes((3, 40, 48), (3, 48, 56), dtype=BF16), HALF, 1.6e-2)
+UNALIGNED = [{"packed": s, "descriptors": d} for s in ("ab", "a", "b") for d in (True, False)]
+case("half, unaligned", mm, shapes((70, 75), (75, 37), dtype=BF16), UNALIGNED, 1.6e-2)
+case(
+    "half, unaligned batch and weight",
+    lambda s, x: functional.relu(functional.linear(x, s.w)),
+    shapes((2, 30, 75), dtype=FP16),
+    [UNALIGNED[0]],
+    2e-3,
+    w=(37, 75, FP16),
+)
 case("half transposed", lambda s, x, y: x.T @ y.T, shapes((200, 72), (88, 200), dtype=FP16), HALF, 2e-3)
 case(
     "half prologue",
@@ -277,7 +293,9 @@ HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n"
 
 def interpret(names: list[str]) -> None:
     """Run every case in the interpreter and print its errors."""
-    _mend_bf16_dot()
+    from qimeng.envs.interpreter import mend
+
+    mend()
     for name in names or CASES:
         for number, changes in enumerate(CASES[name].schedules):
             row: dict[str, Any] = {"case": name, "schedule": changes}
@@ -322,25 +340,6 @@ def _measure(case: Case, number: int, changes: dict[str, Any], device: str = "cp
     batch, m, n, k = plan.shape
     facts = {"batch": batch, "m": m, "n": n, "k": k, "triangle": plan.triangle.kind if plan.triangle else None}
     return {"error": max(errors), "limit": case.limit or 1.9e-6 + 6e-8 * k**0.5, "facts": facts}
-
-
-def _mend_bf16_dot() -> None:
-    """Triton's interpreter multiplies bf16 as integers; give it floats."""
-    import numpy as np
-    from triton.runtime import interpreter
-
-    original = interpreter.InterpreterBuilder.create_dot
-
-    def widen(x: Any) -> Any:
-        if x.dtype.scalar.is_bf16():
-            data = (x.data.astype(np.uint32) << 16).view(np.float32)
-            return interpreter.TensorHandle(data, interpreter.tl.float32)
-        return x
-
-    def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
-        return original(self, widen(a), widen(b), d, *rest)
-
-    interpreter.InterpreterBuilder.create_dot = create_dot
 
 
 def _fake_driver(built: list[Any]) -> Any:
@@ -464,6 +463,9 @@ def check(found: list[dict[str, Any]]) -> None:
 
 QUICK = (
     "odd",
+    "in the loop, descriptors",
+    "in the loop, deep",
+    "half, unaligned",
     "heads",
     "split depth, batch",
     "linear gelu residual",

@@ -151,7 +151,7 @@ class Packer:
 
     def _write(self) -> tuple[str, str]:
         """The kernel that writes the planes when the scales are known or not needed."""
-        tile = Tile(1, 1024, 4)
+        tile = Tile(4 if self.plan.half else 1, 1024, 4)
         if self.side.k_major != self.planes.k_major:
             tile = Tile(32, 32, 4)
         body = [*self._place(tile), *self._element()]

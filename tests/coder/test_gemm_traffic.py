@@ -1,0 +1,131 @@
+"""What lowering tries where operands are unaligned, or where reading them binds the product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from qimeng.actions import Context
+from qimeng.actions.base import check_schedule, kind_named
+from qimeng.coder.template.analysis import Analysis, analyse
+from qimeng.coder.template.coder import TemplateCoder, default_schedule, guesses
+from qimeng.coder.template.gemm_plan import GemmPlan
+from qimeng.coder.template.gemm_traffic import inline_sides, packed_sides
+from qimeng.device import DEVICES
+from qimeng.envs.compile import Compilers, job_of
+from qimeng.envs.forkserver import ForkServer
+from qimeng.graph.capture import capture
+from qimeng.graph.region import make_region
+from qimeng.program.schedule import Schedule
+
+H200 = DEVICES["h200"]
+FP32, BF16 = torch.float32, torch.bfloat16
+
+
+class Product(torch.nn.Module):
+    """x @ y, or x @ w.T where there is a weight."""
+
+    def __init__(self, weight: tuple[int, int] | None, dtype: torch.dtype):
+        super().__init__()
+        self.w = None if weight is None else torch.nn.Parameter(torch.empty(weight, dtype=dtype))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.w) if y is None else x @ y
+
+
+def found(*shapes: tuple[int, ...], dtype: torch.dtype = FP32, weight: tuple[int, int] | None = None) -> Analysis:
+    with torch.device("meta"):
+        graph = capture(lambda: Product(weight, dtype), lambda: tuple(torch.empty(s, dtype=dtype) for s in shapes))
+    return analyse(make_region(graph, [n.name for n in graph.ops()]))
+
+
+def tried(of: Analysis, mode: str = "default") -> list[Schedule]:
+    """What lowering tries beside the plain schedule, all of which fits the device."""
+    context = Context(H200, TemplateCoder(), mode)
+    schedules = guesses(of, default_schedule(of, H200, mode), context)
+    assert all(check_schedule(of.region, s, context) is None for s in schedules)
+    assert len(schedules) < 8
+    return schedules
+
+
+def test_half_operands_are_packed_only_where_rows_are_not_aligned() -> None:
+    assert {s.packed for s in tried(found((1000, 2949), (2949, 3001), dtype=BF16))} == {"ab"}
+    assert {s.packed for s in tried(found((1000, 2952), (2952, 3001), dtype=BF16))} == {"b"}
+    assert {s.packed for s in tried(found((1000, 2952), (2952, 3008), dtype=BF16))} == {""}
+    assert {s.packed for s in tried(found((1000, 2949), dtype=BF16, weight=(3008, 2949)))} == {"ab"}
+
+
+def test_half_products_start_from_large_tiles_as_well() -> None:
+    schedules = tried(found((4096, 4096), (4096, 4096), dtype=BF16))
+    assert {(s.block_m, s.block_n, s.stages) for s in schedules} >= {(128, 256, 4), (256, 128, 4)}
+
+
+def test_the_action_packs_what_is_unaligned() -> None:
+    half = found((1000, 2949), (2949, 3008), dtype=BF16)
+    assert half.facts.packable == "a"
+    (schedule,) = kind_named("layout").rewrite(default_schedule(half, H200, "default"), half.facts, H200, "pack")
+    assert schedule.packed == "a"
+
+
+@pytest.mark.parametrize(("mode", "other"), [("default", "bf16x3"), ("high", "tf32")])
+def test_where_reading_binds_the_main_loop_splits_what_it_reads(mode: str, other: str) -> None:
+    schedules = tried(found((256, 500000), (500000, 256)), mode)
+    assert {s.precision for s in schedules} == {other, "fp16x3" if mode == "default" else "fp16"}
+    assert any(s.inline == "ab" for s in schedules) and any(not s.inline for s in schedules if s.precision != other)
+    for s in schedules:
+        assert s.splits * -(-256 // s.block_m) * -(-256 // s.block_n) >= H200.sms
+        depth = -(-500000 // s.splits)
+        assert s.promote == 0 or depth <= s.promote, "no second accumulator"
+
+
+def test_where_arithmetic_binds_planes_are_packed() -> None:
+    for mode in ("default", "high"):
+        schedules = tried(found((4096, 4096), (4096, 4096)), mode)
+        assert not any(s.inline for s in schedules) and len({s.precision for s in schedules}) == 1
+
+
+def plan(of: Analysis) -> GemmPlan:
+    assert isinstance(of.plan, GemmPlan)
+    return of.plan
+
+
+def test_what_binds_follows_from_the_device() -> None:
+    deep = plan(found((256, 500000), (500000, 256)))
+    assert inline_sides(deep, H200, "fp16x3") == "ab"
+    assert inline_sides(deep, replace(H200, bandwidth_gbs=50000.0), "fp16x3") == ""
+    assert inline_sides(plan(found((16, 512), (512, 16))), H200, "fp16x3") == "", "lost among launches"
+
+
+def test_three_bf16_products_are_tried_only_at_depths_that_forgive_them() -> None:
+    assert "bf16x3" not in {s.precision for s in tried(found((256, 32768), (32768, 256)))}
+
+
+def test_small_operands_are_packed_for_tf32() -> None:
+    tall = plan(found((65536, 2048), (2048, 768)))
+    assert packed_sides(tall, "", "tf32") == "b" and packed_sides(tall, "", "ieee") == ""
+    assert inline_sides(tall, H200, "fp16") == "a"
+
+
+@pytest.fixture(scope="module")
+def compilers() -> Iterator[Compilers]:
+    server = ForkServer()
+    yield Compilers(server, H200)
+    server.close()
+
+
+@pytest.mark.slow
+def test_two_blocks_fit_a_multiprocessor(compilers: Compilers) -> None:
+    of = found((256, 500000), (500000, 256))
+    coder = TemplateCoder()
+    chosen = [s for mode in ("default", "high") for s in tried(of, mode) if (s.block_m, s.block_n) == (128, 128)]
+    assert {s.precision for s in chosen} == {"fp16x3", "bf16x3", "fp16", "tf32"}
+    jobs = [job_of(of.region, coder.print(of.region, s)) for s in chosen]
+    for schedule, compiled in zip(chosen, compilers.compile(jobs), strict=True):
+        main = max(compiled.kernels, key=lambda k: k.shared_bytes)
+        assert compiled.error is None and main.warpgroup, schedule
+        assert main.registers is not None and 2 * main.registers * main.threads <= H200.registers_per_sm, schedule
+        assert not main.spills and 2 * (main.shared_bytes + 1024) <= H200.shared_per_sm, schedule
+        assert main.shared_bytes == pytest.approx(coder.shared_bytes(of.region, schedule), rel=0.01)
