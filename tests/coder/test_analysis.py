@@ -9,6 +9,8 @@ import torch
 
 from qimeng.coder.template.analysis import analyse
 from qimeng.coder.template.axes import Unsupported
+from qimeng.coder.template.tile_edges import edges_of
+from qimeng.coder.template.tile_plan import TilePlan
 from qimeng.graph.capture import capture
 from qimeng.graph.region import Region, make_region
 
@@ -61,3 +63,24 @@ def test_other_reductions_stay_apart(
 def test_a_shared_divisor_is_inverted_once(function: Callable[..., torch.Tensor], divides: bool) -> None:
     nest = analyse(region_of(function, (64, 64), (64, 64))).nest
     assert any(e.op == "div" for e in nest.exprs) == divides
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "steps"),
+    [
+        (lambda x: torch.softmax(x, 1), ((9, 131),), [3]),
+        (lambda x, y: torch.softmax(x + y, 2), ((5, 9, 130), (5, 9, 130)), [2]),
+        (lambda x: torch.softmax(x, 1), ((9, 132),), None),
+        (lambda x: torch.softmax(x[:, 1:], 1), ((9, 132),), None),
+        (lambda x, y: torch.softmax(x + y[:, :131], 1), ((9, 131), (9, 133)), None),
+        (lambda x, w: torch.softmax(x * w, 1), ((9, 131), (131,)), None),
+        (lambda x: torch.softmax(x, 0), ((131, 9),), None),
+    ],
+)
+def test_rows_that_vectors_can_be_shifted_to(
+    function: Callable[..., torch.Tensor], shapes: tuple[tuple[int, ...], ...], steps: list[int] | None
+) -> None:
+    found = analyse(region_of(function, *shapes))
+    assert isinstance(found.plan, TilePlan)
+    edges = edges_of(found.nest, found.plan)
+    assert (None if edges is None else list(edges.steps.values())) == steps

@@ -18,6 +18,7 @@ HEADER = "import torch\nimport triton\nimport triton.language as tl\n"
 CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
     "softmax": (lambda x: functional.softmax(x, 1), ((300, 40_000),)),
     "softmax of an odd row": (lambda x: functional.log_softmax(x * 3, 1), ((37, 65_537),)),
+    "two odd rows": (lambda x, y: (x + y) / (x + y).norm(dim=1, keepdim=True), ((61, 50_003), (61, 50_003))),
     "layer norm": (
         lambda x, w, b: functional.layer_norm(x, (33_000,), w, b), ((150, 33_000), (33_000,), (33_000,)),
     ),

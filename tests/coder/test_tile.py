@@ -43,6 +43,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "frobenius": (lambda x: x / torch.norm(x, p="fro"), ((4, 16, 9, 9),)),
     "l1": (lambda x: x / x.abs().mean(1, keepdim=True), ((40, 333),)),
     "quotients": (lambda x: x / 7 + torch.floor(x / x.amax(1, keepdim=True)), ((60, 33),)),
+    "odd_softmax": (lambda x: functional.softmax(x, 1), ((9, 131),)),
+    "odd_norm": (lambda x, y: functional.layer_norm(x + y, (37,)), ((5, 3, 37), (5, 3, 37))),
     "std": (lambda x: x.std(1), ((40, 333),)),
     "prod": (lambda x: x.prod(1), ((4, 33),)),
     "triu": (lambda x: torch.triu(x), ((34, 33),)),
@@ -69,6 +71,7 @@ class _Module(torch.nn.Module):
 def _rows() -> Iterator[dict[str, Any]]:
     from qimeng.coder.template.sources import nest_of
     from qimeng.coder.template.tile import print_tile
+    from qimeng.coder.template.tile_edges import edges_of
     from qimeng.coder.template.tile_plan import default_schedule, plan_tile
     from qimeng.device import device_named
     from qimeng.graph.capture import capture
@@ -96,6 +99,9 @@ def _rows() -> Iterator[dict[str, Any]]:
             schedules.append(base.but(form="split", block_p=2, block_r=4, splits=2))
         if plan.passes == 1 and plan.full:
             schedules.append(base.but(form="wave", block_p=2, block_r=32, lag=3))
+            if edges_of(nest, plan):
+                schedules.append(base.but(form="wave", block_p=1, block_r=32, lag=3))
+                schedules += [base.but(form="cooperative", block_p=1, block_r=width, stages=n) for n in (1, 2)]
             # the interpreter runs programs one after the other: a group of one
             schedules += [base.but(form="cooperative", block_p=2, block_r=width, stages=n) for n in (1, 2)]
         expected = function(*(x.double() for x in inputs))

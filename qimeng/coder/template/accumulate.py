@@ -201,7 +201,7 @@ class Accumulator:
             return [
                 f"{n}_x = {self._tile(x)}",
                 f"{n}_count = {count} * 1.0" if self.single else f"{n}_count = tl.full([PB, 1], {count}, tl.float32)",
-                f"{n}_mean = tl.sum({inside}, axis=1)[:, None] / {n}_count",
+                f"{n}_mean = tl.sum({inside}, axis=1)[:, None] / tl.maximum({n}_count, 1.0)",
                 f"{n}_d = {n}_x - {n}_mean" if not masked else f"{n}_d = tl.where({masked}, {n}_x - {n}_mean, 0.0)",
                 f"{n}_m2 = tl.sum({n}_d * {n}_d, axis=1)[:, None]",
             ]

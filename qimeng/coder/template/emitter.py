@@ -51,6 +51,7 @@ class Emitter:
         lines: what was printed, without indentation.
         letter: how temporaries begin; two branches of an `if` must not share names.
         fast: how special functions are computed; see `ops.write`.
+        aligned: elements that an access along a row's columns is a multiple of; 0 where nothing is known.
     """
 
     nest: Nest
@@ -62,6 +63,7 @@ class Emitter:
     load_hint: str = ""
     letter: str = "v"
     fast: str = ""
+    aligned: int = 0
     _count: int = 0
 
     def side(self, e: Expr) -> str:
@@ -88,12 +90,14 @@ class Emitter:
             if step:
                 times = "" if step == 1 else f" * {step}"
                 sides.add(w.side)
-                if self.wide and w.base:
+                if (self.wide or self.aligned) and w.base:
                     scalars.append(f"{w.base}{times}")
                     lanes.append(f"{w.lane}{times}")
                 else:
                     (lanes if w.side else scalars).append(f"{w.name}{times}")
         lanes += [f"{side}_zero" for side in pad if side not in sides]
+        if self.aligned and len({w.column for w in self.walks if w.atoms and strides.get(w.atoms[-1], 0)}) == 2:
+            scalars = [f"tl.multiple_of({' + '.join(scalars)}, {self.aligned})"]
         return " + ".join(scalars + lanes) or "0"
 
     def mask(self, sides: str, extra: Iterable[str] = ()) -> str:

@@ -19,6 +19,7 @@ from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.emitter import Emitter, Walk, without_unused
 from qimeng.coder.template.ir import Expr, Nest, is_wide
 from qimeng.coder.template.sources import Loads
+from qimeng.coder.template.tile_edges import edges_of
 from qimeng.coder.template.tile_plan import Group, TilePlan, power_of_two
 from qimeng.coder.template.tile_shared import print_shared_row
 from qimeng.program.program import Implementation
@@ -86,6 +87,7 @@ class Printer:
         self.col_blocks = -(-extent_of(self.col_inner) // self.RB)
         self.programs = self.row_blocks * extent_of(self.row_outer)
         self.steps = self.col_blocks * extent_of(self.col_outer)
+        self.edges = edges_of(self.nest, self.plan) if s.form in ("wave", "cooperative") and self.PB == 1 else None
         self.wide = is_wide(self.nest, [s for s, _ in self.nest.accesses()])
         self.row_outputs = [i for i, (e, *_) in enumerate(self.nest.outputs) if not self._changes_along_columns(e)]
         self.full_outputs = [i for i in range(len(self.nest.outputs)) if i not in self.row_outputs]
@@ -164,7 +166,7 @@ class Printer:
         if extent_of(self.row_inner) % self.PB:
             lines.append(f"p_mask = p < {extent_of(self.row_inner)}")
         walks += _decompose(lines, self.row_inner, "p", "p", "p")
-        return lines, walks
+        return lines + (self.edges.rows(walks) if self.edges else []), walks
 
     def columns(self, step: str) -> tuple[list[str], list[Walk]]:
         """Lines that set the column variables from the step number, and their walks."""
@@ -173,12 +175,14 @@ class Printer:
         number = f"({step}) % {self.col_blocks}" if self.col_outer else step
         start = f"(block * 0 + {number}) * RB" if self.wide else f"({number}) * RB"
         lines += [
-            f"r_base = {start}",
+            f"r_base = {start}" + (" + head" if self.edges else ""),
             "r_lane = tl.arange(0, RB)[None, :]",
             "r = r_base + r_lane",
             "r_zero = r_lane * 0",
         ]
-        if extent_of(self.col_inner) % self.RB:
+        if self.edges:
+            lines.append(f"r_mask = ({number}) * RB + r_lane < main")
+        elif extent_of(self.col_inner) % self.RB:
             lines.append(f"r_mask = r < {extent_of(self.col_inner)}")
         walks += _decompose(lines, self.col_inner, "r", "r", "r")
         return lines, [replace(w, column=True) for w in walks]
@@ -188,21 +192,22 @@ class Printer:
         masks = {}
         if extent_of(self.row_inner) % self.PB:
             masks["p"] = "p_mask"
-        if extent_of(self.col_inner) % self.RB:
+        if self.edges or extent_of(self.col_inner) % self.RB:
             masks["r"] = "r_mask"
-        return Emitter(self.nest, walks, self.wide, masks, fast=self._fast())
+        aligned = self.edges.vector if self.edges else 0
+        return Emitter(self.nest, walks, self.wide, masks, fast=self._fast(), aligned=aligned)
 
     def _fast(self) -> str:
         """How special functions are computed: half types show less, where nothing else is read or written."""
         return self.nest.finest if self.schedule.fast else ""
 
-    def accumulators(self, level: int) -> list[tuple[Expr, Accumulator]]:
-        """The reductions of pass `level` with their running values."""
+    def accumulators(self, level: int, letter: str = "s") -> list[tuple[Expr, Accumulator]]:
+        """The reductions of pass `level` with their running values, whose names begin with `letter`."""
         found = []
         for i, e in enumerate(self.nest.reductions(level)):
             dtype = ops.compute_dtype(e.args[0].dtype if e.param not in ("sum", "prod") else e.dtype)
             dtype = "int32" if dtype == "bool" else dtype
-            name, single = f"s{level}_{i}", self.PB == 1
+            name, single = f"{letter}{level}_{i}", self.PB == 1
             found.append((e, Accumulator(e.param, name, ops.TRITON_DTYPE[dtype], ops.is_float(dtype), single)))
         return found
 
@@ -372,6 +377,8 @@ class Printer:
 
     def inside(self, split: str) -> str:
         """How many columns of step `split` exist."""
+        if self.edges:
+            return f"tl.maximum(tl.minimum(main - ({split}) * RB, RB), 0)"
         return f"tl.minimum({extent_of(self.col_inner)} - ({split} % {self.col_blocks}) * RB, RB)"
 
     def workspaces(self, splits: int, space: str = "w") -> list[str]:

@@ -46,18 +46,18 @@ def _wave(p: Printer) -> None:
     """One launch: even tickets take statistics of a tile, odd ones write the tile `lag` tiles behind."""
     splits, tiles = p.steps, p.programs * p.steps
     lag = min(splits - 1 + max(p.schedule.lag, 1), tiles)
-    names = p.workspaces(splits)
+    names = p.workspaces(_slots(p))
     p.launches.append(f"flags_ptr = torch.zeros({p.programs + 1}, dtype=torch.int32, device=DEVICE)")
     first_rows, row_walks = p.rows(f"tile // {splits}")
     first_columns, col_walks = p.columns(f"tile % {splits}")
     em = p.emitter(row_walks + col_walks)
     em.load_hint = ', eviction_policy="evict_last"'
-    statistics = [*first_rows, *first_columns, f"split = tile % {splits}", *_statistics(p, em, splits)]
+    statistics = [*first_rows, *first_columns, f"split = tile % {splits}", *_statistics(p, em)]
     statistics += _publish(f"tile // {splits}")
     em = p.emitter(row_walks + col_walks)
     em.load_hint, em.letter = ', eviction_policy="evict_first"', "u"
-    outputs = [*first_rows, *first_columns, *_await(f"tile // {splits}", splits), *p.partial_loads(em, 1, splits)]
-    outputs += _stores(p, em)
+    outputs = [*first_rows, *first_columns, f"split = tile % {splits}", *_await(f"tile // {splits}", splits)]
+    outputs += [*p.partial_loads(em, 1, _slots(p)), *_stores(p, em)]
     body = [
         "ticket = tl.atomic_add(flags_ptr, 1)",
         "tile = ticket // 2",
@@ -79,7 +79,7 @@ def _cooperative(p: Printer) -> None:
     before this one's statistics are waited for.
     """
     splits, ahead = p.steps, p.schedule.stages > 1
-    names = p.workspaces(splits)
+    names = p.workspaces(_slots(p))
     p.helpers.append(PROCESSORS)
     fit = f"{p.schedule.per_sm} * _processors(DEVICE) // {splits}"
     p.launches.append(f"groups = max(1, min({p.programs}, {fit}))")
@@ -87,6 +87,8 @@ def _cooperative(p: Printer) -> None:
     first_rows, row_walks = p.rows(f"pid // {splits}")
     rows, next_rows = p.rows("row_block")[0], p.rows(f"tl.minimum(row_block + groups, {p.programs - 1})")[0]
     columns, col_walks = p.columns("split")
+    if p.edges:  # where a row's columns begin is the row's
+        rows, next_rows = rows + columns, next_rows + columns
     em, following = p.emitter(row_walks + col_walks), p.emitter(row_walks + col_walks)
     em.load_hint = following.load_hint = ', eviction_policy="evict_first"'
     following.letter = "n"
@@ -95,12 +97,12 @@ def _cooperative(p: Printer) -> None:
     for e in tiles if ahead else [e for e in tiles if e not in moving]:
         em.value(e)
     before = p.flush(em)
-    each = [*rows, *_statistics(p, em, splits), *_publish("row_block")]
+    each = [*rows, *_statistics(p, em), *_publish("row_block")]
     if ahead:
         for e in moving:
             following.value(e)
         each += [*next_rows, *p.flush(following), *rows]
-    each += [*_await("row_block", splits), *p.partial_loads(em, 1, splits), *_stores(p, em)]
+    each += [*_await("row_block", splits), *p.partial_loads(em, 1, _slots(p)), *_stores(p, em)]
     if ahead:
         each += [f"{em.value(e)} = {following.value(e)}" for e in moving]
     body = [
@@ -117,13 +119,31 @@ def _cooperative(p: Printer) -> None:
     p.kernel("group", body, [*names, "flags_ptr", "groups"], f"groups * {splits}", together)
 
 
-def _statistics(p: Printer, em: Emitter, splits: int) -> list[str]:
+def _slots(p: Printer) -> int:
+    """Partial results of a row: one a program, and one of its edge."""
+    return p.steps + (1 if p.edges else 0)
+
+
+def _statistics(p: Printer, em: Emitter) -> list[str]:
     """Reduce the tile at hand and store the partial results."""
     accumulators = p.accumulators(1)
     for e, acc in accumulators:
         x = em.value(e.args[0])
         em.lines += acc.whole(x, em.masks.get("r", ""), "inside", p.index(em, e))
-    return [f"inside = {p.inside('split')}", *p.flush(em), *p.partial_stores(accumulators, 1, splits)]
+    lines = [f"inside = {p.inside('split')}", *p.flush(em), *p.partial_stores(accumulators, 1, _slots(p))]
+    if p.edges:
+        edge, accumulators = p.edges.emitter(em), p.accumulators(1, "h")
+        for e, acc in accumulators:
+            x = edge.value(e.args[0])
+            edge.lines += acc.whole(x, "e_mask", f"({p.edges.columns} - main)", p.index(edge, e))
+        found = [*p.flush(edge), *p.partial_stores(accumulators, 1, _slots(p), str(p.steps))]
+        lines += _first(p.edges.narrow([*p.edges.lanes(), *found]))
+    return lines
+
+
+def _first(lines: list[str]) -> list[str]:
+    """Lines for the first of the programs that share a row."""
+    return ["if split == 0:", *[f"    {line}" for line in lines]]
 
 
 def _publish(row: str) -> list[str]:
@@ -143,7 +163,15 @@ def _stores(p: Printer, em: Emitter) -> list[str]:
         em.store(i, sides="p")
     for i in p.full_outputs:
         em.store(i, hint=', eviction_policy="evict_first"')
-    return p.flush(em)
+    lines = p.flush(em)
+    if p.edges:
+        edge = p.edges.emitter(em)
+        for e, acc in p.accumulators(1):
+            p.define(edge, e, acc)
+        for i in p.full_outputs:
+            edge.store(i)
+        lines += _first(p.edges.narrow([*p.edges.lanes(), *p.flush(edge)]))
+    return lines
 
 
 __all__ = ["print_shared_row"]
