@@ -139,7 +139,7 @@ DEEP = {
     "inline": "ab",
     "block_m": 16,
     "block_n": 16,
-    "block_k": 1024,
+    "block_k": 256,
     "promote": 8192,
     "splits": 4,
 }

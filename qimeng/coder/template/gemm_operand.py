@@ -1,4 +1,6 @@
-"""How an operand of a matrix product reaches the main loop: as packed planes, as a tensor of its own, or by pointers.
+"""How an operand of a matrix product reaches the main loop: as packed planes, or read there and split where need be.
+
+What is read there comes through a descriptor of the tensor's own, or by pointers.
 
 Deals in kernel parameters, the lines of the entry function that make them, and the lines that load one block. Knows
 nothing about the loop around them.
