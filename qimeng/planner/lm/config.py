@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from qimeng.errors import QimengError
 from qimeng.planner.lm.imitation import Imitation, ValueStart
 from qimeng.planner.lm.mini import MiniSize
@@ -47,7 +49,8 @@ class TrainConfig:
         mini: size of a new small model.
         lora: rank of the LoRA adapter that is trained instead of the whole model; 0 for the whole model.
         length: most tokens of a state that a new model reads.
-        processor: where the model runs: ``"cpu"``, ``"cuda"``.
+        processor: where the model runs, as PyTorch calls it: ``"cpu"``, ``"cuda"``, ``"cuda:1"``; the GPU if there is
+            one, by default.
         reward: ``"milestones"``, ``"paper"`` or ``"log-speedup"`` (`qimeng.envs.reward`).
         coverage: weight of the generated kernels' share of the time, added to the reward; 0 for none.
         held_out: share of the trees that training never sees; one half of those with something to gain decides which
@@ -73,7 +76,7 @@ class TrainConfig:
     mini: MiniSize = field(default_factory=MiniSize)
     lora: int = 0
     length: int = 512
-    processor: str = "cpu"
+    processor: str = ""
     reward: str = "log-speedup"
     coverage: float = 0.0
     held_out: float = 0.2
@@ -97,6 +100,21 @@ class TrainConfig:
                 raise TrainingError(f"{name} = {getattr(self, name)!r} is none of {', '.join(known)}")
         if not 0 <= self.held_out < 1:
             raise TrainingError(f"held_out is a share of the trees, from 0 to below 1, not {self.held_out}")
+
+
+def processor_of(config: TrainConfig) -> torch.device:
+    """Where the model of `config` runs.
+
+    Raises:
+        TrainingError: PyTorch cannot compute there.
+    """
+    name = config.processor or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0]
+        text = f"processor = {name!r}: PyTorch cannot compute there ({why}); leave it empty to take what there is"
+        raise TrainingError(text) from None
 
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = (), defaults: Sequence[str] = ()) -> TrainConfig:
@@ -247,4 +265,6 @@ def _value(kind: Any, value: Any, name: str) -> Any:
     return value
 
 
-__all__ = ["ANSWERS", "TrainConfig", "TrainingError", "differences", "load_config", "meanings", "to_toml"]
+__all__ = [
+    "ANSWERS", "TrainConfig", "TrainingError", "differences", "load_config", "meanings", "processor_of", "to_toml",
+]  # fmt: skip

@@ -27,7 +27,7 @@ import torch
 
 from qimeng.envs.reward import Reward, make_reward
 from qimeng.planner.lm.branches import Pair, imitation_pairs
-from qimeng.planner.lm.config import TrainConfig, TrainingError, differences, load_config, to_toml
+from qimeng.planner.lm.config import TrainConfig, TrainingError, differences, load_config, processor_of, to_toml
 from qimeng.planner.lm.corpus import corpus
 from qimeng.planner.lm.imitation import imitate, pretrain_value
 from qimeng.planner.lm.mini import train_tokenizer
@@ -249,7 +249,7 @@ def reward_words(config: TrainConfig) -> str:
 
 
 def _ready(model: PlannerModel, config: TrainConfig) -> PlannerModel:
-    model.scorer.to(config.processor)
+    model.scorer.to(processor_of(config))
     return model
 
 

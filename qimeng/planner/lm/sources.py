@@ -16,7 +16,7 @@ from qimeng.envs.setup import make_device
 from qimeng.envs.task import Task
 from qimeng.planner.data.generate import draw_many
 from qimeng.planner.data.tree import Tree, put_drawn, read_trees
-from qimeng.planner.lm.config import TrainConfig, TrainingError
+from qimeng.planner.lm.config import TrainConfig, TrainingError, processor_of
 from qimeng.planner.lm.live import Meter, OpenJudges, live_tasks, mixed_task
 from qimeng.planner.lm.replay import worth_replaying
 from qimeng.planner.lm.stored import Offer, StoredTask, stored_tasks
@@ -82,10 +82,11 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
             more evaluations; where a judge answers, it is asked no more often.
 
     Raises:
-        TrainingError: no tree, or none of the device, or nothing that can be captured here.
+        TrainingError: no tree, or none of the device, or nothing that can be captured here, or no such processor.
         TreeError: a file holds no trees.
         DeviceError: an unknown device.
     """
+    processor_of(config)  # before minutes of reading
     meter, judges = Meter(evaluations), OpenJudges()
     if config.answers == "live":
         device, store = make_device(config.device or None), Store(out / "store.sqlite")

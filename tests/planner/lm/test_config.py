@@ -6,8 +6,17 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
-from qimeng.planner.lm.config import TrainConfig, TrainingError, differences, load_config, meanings, to_toml
+from qimeng.planner.lm.config import (
+    TrainConfig,
+    TrainingError,
+    differences,
+    load_config,
+    meanings,
+    processor_of,
+    to_toml,
+)
 from qimeng.planner.lm.imitation import Imitation, ValueStart
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.planner.lm.training import Ppo
@@ -66,3 +75,11 @@ def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
     for name in ("c.toml", "missing.toml"):
         with pytest.raises(TrainingError, match="cannot be read as TOML"):
             load_config(tmp_path / name)
+
+
+def test_a_processor_that_is_not_there_is_refused_in_words() -> None:
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    assert processor_of(TrainConfig()).type == here
+    for name in ("cuda:77", "abacus"):
+        with pytest.raises(TrainingError, match="leave it empty to take what there is"):
+            processor_of(TrainConfig(processor=name))
