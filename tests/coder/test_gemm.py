@@ -211,6 +211,15 @@ case(
     [*BOTH, {"precision": "ieee", "splits": 2}],
 )
 case("transposed output", lambda s, x, y: (x @ y).T.contiguous() * 2, SMALL, BOTH)
+STORES: list[dict[str, Any]] = [{"precision": "fp16x3", "descriptors": d, "stores": True} for d in (True, False)]
+case("written by the engine", lambda s, x, y: functional.relu(x @ y), shapes((70, 50), (50, 92)), STORES)
+case(
+    "written by the engine, batch",
+    lambda s, x, y: x @ y,
+    shapes((3, 40, 50), (3, 50, 36)),
+    [dict(PIECES[1], stores=True)],
+)
+case("not for the engine", mm, ODD, [dict(STORES[0], block_m=64, block_n=64, warps=1)])
 case("output twice", lambda s, x, y: (lambda p: (p, torch.tanh(p)))(x @ y), SMALL, BOTH, 4e-6)
 case(
     "lower triangle", lambda s, x, y: torch.tril(x @ y), shapes((90, 50), (50, 90)), BOTH, expect={"triangle": "lower"}

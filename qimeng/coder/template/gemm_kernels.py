@@ -47,7 +47,7 @@ class Kernels:
             self.epilogue = Epilogue(plan, *COLLECT, operands)
         else:
             width = schedule.block_n // self.pieces
-            self.epilogue = Epilogue(plan, schedule.block_m, width, operands, self.pieces)
+            self.epilogue = Epilogue(plan, schedule.block_m, width, operands, self.pieces, schedule.stores)
 
     def kernels(self) -> list[Kernel]:
         """Every kernel in the order of their launches."""
@@ -79,7 +79,7 @@ class Kernels:
 
     def _epilogue_parameters(self) -> list[str]:
         """What the epilogue reads and writes, as parameters of any kernel that runs it."""
-        results = [f"y{i}_ptr" for i in self.plan.tiles] + (["work_ptr"] if self.plan.reductions else [])
+        results = self.epilogue.results() + (["work_ptr"] if self.plan.reductions else [])
         return [*(o.scale for o in self.operands if o.scale), *self._tensors(self.epilogue.sources()), *results]
 
     def _epilogue_call(self, acc: str, column: str, width: str) -> str:
