@@ -303,6 +303,7 @@ class Printer:
             for level in range(1, self.plan.passes + 1):
                 body += self._reduce_pass(em, level, columns, "0", str(self.steps))
             body += self.store_rows(em)
+            columns, _ = self.columns(f"{self.steps - 1} - t")  # backwards: what was read last is still in the cache
             body += self._output_pass(em, columns, "0", str(self.steps))
         self.kernel("rows", body, [], str(self.programs))
 
@@ -430,10 +431,14 @@ class Printer:
             body += self.store_rows(em)
             self.kernel("finish", body, names + combined, str(self.programs))
         if flat:
-            rows, row_walks = self.rows(f"pid // {self.steps}")
-            columns, col_walks = self.columns(f"pid % {self.steps}")
+            if self._rows_share():  # the rows' tiles at the same columns one after the other
+                block, step = f"pid % {self.programs}", f"pid // {self.programs}"
+            else:
+                block, step = f"pid // {self.steps}", f"pid % {self.steps}"
+            rows, row_walks = self.rows(block)
+            columns, col_walks = self.columns(step)
             em = self.emitter(row_walks + col_walks)
-            body = ["pid = tl.program_id(0)", *rows, *columns]
+            body = [self._backwards(self.steps), *rows, *columns]
             for level in range(1, self.plan.passes + 1):
                 body += self.partial_loads(em, level, 1, "c")
             for i in self.full_outputs:
@@ -441,13 +446,22 @@ class Printer:
             self.kernel("outputs", body + self.flush(em), combined, str(self.programs * self.steps))
         elif self.full_outputs:
             rows, row_walks = self.rows(f"pid // {splits}")
-            columns, col_walks = self.columns("t")
+            columns, col_walks = self.columns("last - t")
             em = self.emitter(row_walks + col_walks)
-            body = ["pid = tl.program_id(0)", f"split = pid % {splits}", *rows]
+            body = [self._backwards(splits), f"split = pid % {splits}", f"last = {low} + {high} - 1", *rows]
             for level in range(1, self.plan.passes + 1):
                 body += self.partial_loads(em, level, splits)
             body += self._output_pass(em, columns, low, high)
             self.kernel("outputs", body, names, str(self.programs * splits))
+
+    def _backwards(self, parts: int) -> str:
+        """Number the programs, `parts` of each block of rows, from the last: it finds what the pass before read last."""
+        return f"pid = {self.programs * parts - 1} - tl.program_id(0)"
+
+    def _rows_share(self) -> bool:
+        """True where an input as long as a row is the same for several rows, so that they should not lie far apart."""
+        columns, rows = ({a for group, _ in groups for a in group} for groups in (self.plan.columns, self.plan.rows))
+        return any(e.op == "load" and columns <= e.depends and not rows <= e.depends for e in self.nest.exprs)
 
 
 def _cut(groups: tuple[Group, ...], block: int) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
