@@ -455,7 +455,7 @@ class Printer:
             self.kernel("outputs", body, names, str(self.programs * splits))
 
     def _backwards(self, parts: int) -> str:
-        """Number the programs, `parts` of each block of rows, from the last: it finds what the pass before read last."""
+        """Number the programs, `parts` of each block of rows, from the last: what was read last is in the cache."""
         return f"pid = {self.programs * parts - 1} - tl.program_id(0)"
 
     def _rows_share(self) -> bool:
