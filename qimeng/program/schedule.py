@@ -43,7 +43,7 @@ class Schedule:
         persistent: one program an SM that loops over tiles.
         descriptors: operands read through tensor descriptors (TMA).
         stores: tiles of the result written through tensor descriptors (gemm family).
-        fast: special functions by the GPU's approximate units (tile family).
+        fast: special functions in few instructions, by the GPU's approximate units where those are accurate enough.
     """
 
     family: str = "tile"

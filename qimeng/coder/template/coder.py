@@ -17,6 +17,7 @@ from qimeng.coder.template.gemm import print_gemm
 from qimeng.coder.template.gemm_plan import GemmPlan
 from qimeng.coder.template.gemm_schedule import default_schedule as default_gemm
 from qimeng.coder.template.gemm_schedule import precisions, schedule_for_precision, shared_bytes
+from qimeng.coder.template.special import SPECIAL
 from qimeng.coder.template.tile import print_tile
 from qimeng.coder.template.tile_plan import TilePlan
 from qimeng.coder.template.tile_plan import default_schedule as default_tile
@@ -219,7 +220,8 @@ def default_schedule(found: Analysis, device: Device, mode: str) -> Schedule:
     Half types take special functions in few instructions from the start, where the GPU has the units: what those leave
     out is below the rounding of the result, and such kernels are bound by instructions rather than memory.
     """
+    special = any(e.op in SPECIAL for e in found.nest.exprs)
+    fast = special and found.nest.finest != "float32" and isinstance(device.arch, int)
     if isinstance(found.plan, TilePlan):
-        few = bool(found.facts.special) and found.nest.finest != "float32" and isinstance(device.arch, int)
-        return default_tile(found.plan, device).but(fast=few)
-    return default_gemm(found.plan, device, mode, found.facts.dtype)
+        return default_tile(found.plan, device).but(fast=fast)
+    return default_gemm(found.plan, device, mode, found.facts.dtype).but(fast=fast)

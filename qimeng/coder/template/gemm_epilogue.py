@@ -38,6 +38,7 @@ class Epilogue:
         pieces: tiles of this width, side by side, that a kernel hands over together; all but the first may lie beyond
             the last column, however well their width divides the columns.
         engine: tiles are written through tensor descriptors, where the output allows.
+        fast: special functions in few instructions.
     """
 
     plan: GemmPlan
@@ -46,6 +47,7 @@ class Epilogue:
     operands: tuple[Operand, ...]
     pieces: int = 1
     engine: bool = False
+    fast: bool = False
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -160,7 +162,7 @@ class Epilogue:
             more, found = spread(nest, atoms, tables, index, side, stem)
             lines += more
             walks += found
-        em = Emitter(nest, walks, masks=self.masks())
+        em = Emitter(nest, walks, masks=self.masks(), fast=nest.finest if self.fast else "")
         em.define(plan.dot, "acc")
         for i in plan.tiles:
             if i in self.described:

@@ -44,10 +44,12 @@ class Kernels:
         self.pieces = _pieces(schedule)
         self.main = Epilogue(plan, schedule.block_m, schedule.block_n, operands)
         if self.splits > 1:
-            self.epilogue = Epilogue(plan, *COLLECT, operands)
+            self.epilogue = Epilogue(plan, *COLLECT, operands, fast=schedule.fast)
         else:
             width = schedule.block_n // self.pieces
-            self.epilogue = Epilogue(plan, schedule.block_m, width, operands, self.pieces, schedule.stores)
+            self.epilogue = Epilogue(
+                plan, schedule.block_m, width, operands, self.pieces, schedule.stores, schedule.fast
+            )
 
     def kernels(self) -> list[Kernel]:
         """Every kernel in the order of their launches."""
