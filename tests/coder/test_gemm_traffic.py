@@ -106,7 +106,7 @@ def test_three_bf16_products_are_tried_only_at_depths_that_forgive_them() -> Non
 def test_small_operands_are_packed_for_tf32() -> None:
     tall = plan(found((65536, 2048), (2048, 768)))
     assert packed_sides(tall, "", "tf32") == "b" and packed_sides(tall, "", "ieee") == ""
-    assert inline_sides(tall, H200, "fp16") == "a"
+    assert inline_sides(tall, H200, "tf32") == "a" and inline_sides(tall, H200, "fp16") == ""
 
 
 def test_where_writing_binds_the_copy_engine_writes() -> None:

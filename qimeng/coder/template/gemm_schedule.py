@@ -114,7 +114,7 @@ def schedule_for_precision(plan: GemmPlan, schedule: Schedule, precision: str, d
         sweep = list(SPLIT_SWEEP)
     else:
         sweep = [(blocks, False) for blocks in PLAIN_SWEEP]
-    reading = inline_sides(plan, device, "fp16" if scheme.rounds else precision)
+    reading = inline_sides(plan, device, precision)
     plain = _ranked(plan, base, sweep, device)
     if tma and writing_binds(plan, device, len(scheme.products)):
         plain = tuple(form for s in plain for form in (s, *_handed_over(plan, s)))
@@ -135,7 +135,7 @@ def precisions(plan: GemmPlan, device: Device, mode: str) -> tuple[str, ...]:
     in mode ``"high"``, else bf16 planes, where the budget of errors of so deep a product admits them.
     """
     if mode == "high":
-        return ("fp16", "tf32") if inline_sides(plan, device, "fp16") else ("fp16",)
+        return ("fp16", "tf32") if inline_sides(plan, device, "tf32") else ("fp16",)
     once = inline_sides(plan, device, "bf16x3") and SCHEMES["bf16x3"].error <= budget(plan)
     return ("fp16x3", "bf16x3") if once else ("fp16x3",)
 
