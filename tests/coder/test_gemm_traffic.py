@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -25,20 +25,31 @@ H200 = DEVICES["h200"]
 FP32, BF16 = torch.float32, torch.bfloat16
 
 
-class Product(torch.nn.Module):
-    """x @ y, or x @ w.T where there is a weight."""
+Function = Callable[[torch.Tensor], torch.Tensor]
 
-    def __init__(self, weight: tuple[int, int] | None, dtype: torch.dtype):
+
+class Product(torch.nn.Module):
+    """x @ y, or x @ w.T where there is a weight; `before` is done to x first."""
+
+    def __init__(self, weight: tuple[int, int] | None, dtype: torch.dtype, before: Function):
         super().__init__()
+        self.before = before
         self.w = None if weight is None else torch.nn.Parameter(torch.empty(weight, dtype=dtype))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.before(x)
         return torch.nn.functional.linear(x, self.w) if y is None else x @ y
 
 
-def found(*shapes: tuple[int, ...], dtype: torch.dtype = FP32, weight: tuple[int, int] | None = None) -> Analysis:
+def found(
+    *shapes: tuple[int, ...],
+    dtype: torch.dtype = FP32,
+    weight: tuple[int, int] | None = None,
+    before: Function = lambda x: x,
+) -> Analysis:
     with torch.device("meta"):
-        graph = capture(lambda: Product(weight, dtype), lambda: tuple(torch.empty(s, dtype=dtype) for s in shapes))
+        made = tuple(torch.empty(s, dtype=dtype) for s in shapes)
+        graph = capture(lambda: Product(weight, dtype, before), lambda: made)
     return analyse(make_region(graph, [n.name for n in graph.ops()]))
 
 
@@ -56,6 +67,11 @@ def test_half_operands_are_packed_only_where_rows_are_not_aligned() -> None:
     assert {s.packed for s in tried(found((1000, 2952), (2952, 3001), dtype=BF16))} == {"b"}
     assert {s.packed for s in tried(found((1000, 2952), (2952, 3008), dtype=BF16))} == {""}
     assert {s.packed for s in tried(found((1000, 2949), dtype=BF16, weight=(3008, 2949)))} == {"ab"}
+
+
+def test_half_operands_that_are_computed_are_computed_once() -> None:
+    gate = found((4096, 1024), dtype=BF16, weight=(4096, 1024), before=torch.nn.functional.gelu)
+    assert {s.packed for s in tried(gate)} == {"a"}
 
 
 def test_half_products_start_from_large_tiles_as_well() -> None:

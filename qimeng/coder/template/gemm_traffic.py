@@ -41,14 +41,15 @@ def is_small(plan: GemmPlan, side: Side) -> bool:
 def packed_sides(plan: GemmPlan, packed: str, precision: str) -> str:
     """Operands to pack under `precision`, where `packed` are so far.
 
-    Parameters where planes are what the main loop reads, and operands that it could read only element by element. TF32
-    wants operands rounded and K-major, so that small ones are packed as well.
+    Parameters where planes are what the main loop reads, and operands that it could read only element by element. Half
+    operands that are computed are computed once rather than in every tile that needs them. TF32 wants operands rounded
+    and K-major, so that small ones are packed as well.
     """
     scheme = SCHEMES[precision]
     found = set(packed)
     for side in plan.sides:
         if plan.half:
-            wanted = not side.aligned
+            wanted = not side.aligned or side.plain is None
         elif scheme.splits:
             wanted = side.held or not side.aligned
         else:
