@@ -22,7 +22,7 @@ class Schedule:
         block_r: elements of the reduced axes a step (tile family).
         splits: programs that share one reduction (split-K in the gemm family).
         lag: rows that the first pass of the wave form runs ahead.
-        per_sm: programs that run on a multiprocessor at the same time (cooperative form).
+        per_sm: programs that run on a multiprocessor at the same time (cooperative form; wave form, where more than 1).
         block_m: rows of the output tile (gemm family).
         block_n: columns of the output tile (gemm family).
         block_k: depth of one step (gemm family).

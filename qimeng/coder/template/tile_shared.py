@@ -15,6 +15,7 @@ from qimeng.coder.template.axes import Unsupported
 
 if TYPE_CHECKING:
     from qimeng.coder.template.emitter import Emitter
+    from qimeng.coder.template.ir import Expr
     from qimeng.coder.template.tile import Printer
 
 REGISTERS = 65536
@@ -56,8 +57,13 @@ def _wave(p: Printer) -> None:
     statistics += _publish(f"tile // {splits}")
     em = p.emitter(row_walks + col_walks)
     em.load_hint, em.letter = ', eviction_policy="evict_first"', "u"
-    outputs = [*first_rows, *first_columns, f"split = tile % {splits}", *_await(f"tile // {splits}", splits)]
-    outputs += [*p.partial_loads(em, 1, _slots(p)), *_stores(p, em)]
+    whole = [e for e in _tiles(p, em) if e.depends >= {a for w in col_walks for a in w.atoms}]
+    if (
+        len(whole) == 1
+    ):  # loaded before the wait, which as a rule is over at once, but takes as long; two fill registers
+        em.value(whole[0])
+    outputs = [*first_rows, *first_columns, f"split = tile % {splits}", *p.flush(em)]
+    outputs += [*_await(f"tile // {splits}", splits), *p.partial_loads(em, 1, _slots(p)), *_stores(p, em)]
     body = [
         "ticket = tl.atomic_add(flags_ptr, 1)",
         "tile = ticket // 2",
@@ -69,7 +75,8 @@ def _wave(p: Printer) -> None:
         "    if tile >= 0:",
         *[f"        {line}" for line in outputs],
     ]
-    p.kernel("wave", body, [*names, "flags_ptr"], str(2 * (tiles + lag)))
+    limit = f", maxnreg={_registers(p)}" if p.schedule.per_sm > 1 else ""
+    p.kernel("wave", body, [*names, "flags_ptr"], str(2 * (tiles + lag)), limit)
 
 
 def _cooperative(p: Printer) -> None:
@@ -92,7 +99,7 @@ def _cooperative(p: Printer) -> None:
     em, following = p.emitter(row_walks + col_walks), p.emitter(row_walks + col_walks)
     em.load_hint = following.load_hint = ', eviction_policy="evict_first"'
     following.letter = "n"
-    tiles = [e for e in p.nest.exprs if e.op == "load" and not p.nest.sources[e.param].scalar and "r" in em.side(e)]
+    tiles = _tiles(p, em)
     moving = [e for e in tiles if e.depends & {a for w in row_walks for a in w.atoms}]
     for e in tiles if ahead else [e for e in tiles if e not in moving]:
         em.value(e)
@@ -114,9 +121,18 @@ def _cooperative(p: Printer) -> None:
         f"for row_block in tl.range(pid // {splits}, {p.programs}, groups):",
         *[f"    {line}" for line in each],
     ]
-    fitting = REGISTERS // (32 * p.schedule.warps * p.schedule.per_sm) // 8 * 8
-    together = "" if splits == 1 else f", maxnreg={min(fitting, 248)}, launch_cooperative_grid=True"
+    together = "" if splits == 1 else f", maxnreg={_registers(p)}, launch_cooperative_grid=True"
     p.kernel("group", body, [*names, "flags_ptr", "groups"], f"groups * {splits}", together)
+
+
+def _registers(p: Printer) -> int:
+    """Most registers a thread with which as many programs run on a multiprocessor as the schedule says."""
+    return min(REGISTERS // (32 * p.schedule.warps * p.schedule.per_sm) // 8 * 8, 248)
+
+
+def _tiles(p: Printer, em: Emitter) -> list[Expr]:
+    """The loads that change along a row."""
+    return [e for e in p.nest.exprs if e.op == "load" and not p.nest.sources[e.param].scalar and "r" in em.side(e)]
 
 
 def _slots(p: Printer) -> int:
