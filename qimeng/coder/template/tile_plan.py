@@ -28,6 +28,7 @@ class TilePlan:
         full: number of outputs that change along the columns.
         tensors: number of tensors of the full size read or written.
         contiguous: ``"r"`` or ``"p"``: the side along which the largest tensor is contiguous.
+        itemsize: bytes of an element of the largest tensor.
     """
 
     rows: tuple[Group, ...]
@@ -36,6 +37,7 @@ class TilePlan:
     full: int
     tensors: int
     contiguous: str
+    itemsize: int
 
     @property
     def row_count(self) -> int:
@@ -76,13 +78,15 @@ def plan_tile(nest: Nest) -> TilePlan:
             rows, columns = rows[:-1], [rows[-1], *columns]
     inside = {a for g, _ in columns for a in g}
     full = sum(bool({a for d in e.dims for a in d} & inside) for e, *_ in nest.outputs)
-    contiguous = "r"
+    contiguous, itemsize = "r", 4
     if accesses:
-        steps = accesses[0][0]
+        steps, size = accesses[0]
+        itemsize = size // nest.axes.extent(steps)
         nearest = min(steps, key=lambda a: steps[a], default=None)
         contiguous = "r" if nearest in inside or not rows else "p"
     tensors = sum(1 for s, _ in accesses if inside & set(s)) or 1
-    return TilePlan(tuple(rows), tuple(columns), nest.passes if nest.reduced else 0, full, tensors, contiguous)
+    passes = nest.passes if nest.reduced else 0
+    return TilePlan(tuple(rows), tuple(columns), passes, full, tensors, contiguous, itemsize)
 
 
 def _groups(nest: Nest, atoms: frozenset[int]) -> list[Group]:
@@ -106,10 +110,10 @@ def default_schedule(plan: TilePlan, device: Device) -> Schedule:
     """
     rows, columns = plan.row_count, plan.column_count
     if plan.passes == 0:
-        width = min(power_of_two(columns), 1024)
-        return Schedule(
-            "tile", "split", block_p=max(1, min(1024 // width, power_of_two(rows))), block_r=width, warps=4, stages=1
-        )
+        elements = 1024 if plan.itemsize > 2 else 2048  # two 16-byte accesses a thread or more
+        width = min(power_of_two(columns), elements)
+        height = max(1, min(elements // width, power_of_two(rows)))
+        return Schedule("tile", "split", block_p=height, block_r=width, warps=4, stages=1)
     if plan.contiguous == "p":
         height = min(power_of_two(plan.rows[-1][1]), 128)
         if plan.full and power_of_two(columns) * height <= RESIDENT_ELEMENTS // 2:
