@@ -34,7 +34,8 @@ def random_operators(run: Callable[[], Result]) -> tuple[Result, tuple[str, ...]
     >>> random_operators(lambda: torch.nn.functional.dropout(torch.zeros(1), 0.5).item())
     (0.0, ('aten.bernoulli_',))
     """
-    with _Watch() as watch:
+    watch = _Watch()
+    with watch:
         result = run()
     return result, tuple(sorted(watch.names))
 
@@ -47,7 +48,8 @@ def can_repeat(names: Iterable[str]) -> bool:
 
 def draws_of(run: Callable[[], object]) -> Draws:
     """What the random operators of `run` draw."""
-    with _Record() as record:
+    record = _Record()
+    with record:
         run()
     return record.draws
 
@@ -68,7 +70,8 @@ def repeating(draws: Draws, run: Callable[[], Result]) -> Result:
     >>> torch.equal(y, repeating(draws, lambda: torch.nn.functional.dropout(x, 0.5)).double())
     True
     """
-    with _Repeat(draws) as repeat:
+    repeat = _Repeat(draws)
+    with repeat:
         result = run()
     if repeat.draws:
         raise ValueError(f"{repeat.draws[0][0]} was not asked again")
