@@ -29,6 +29,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]
 }  # fmt: skip
 SCHEDULES = [
     Schedule("tile", "wave", block_r=8192, lag=8, warps=8, stages=1),
+    Schedule("tile", "wave", block_r=16384, lag=8, per_sm=3, warps=8, stages=1),
     *(
         Schedule("tile", "cooperative", block_r=r, per_sm=n, warps=w, stages=stages)
         for r, w, n in ((8192, 8, 2), (16384, 16, 1), (4096, 4, 4))
