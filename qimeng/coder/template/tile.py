@@ -2,9 +2,9 @@
 
 A program owns a block of rows ([PB, 1]) and walks their columns in steps ([1, RB]). Forms (see `Schedule.form`):
 ``resident`` keeps a whole row in registers; ``loop`` passes over it once a level of reductions and once more for the
-outputs; ``split`` does the same with several programs a row and one launch a pass; ``wave`` and ``cooperative`` share a
-row in one launch (`qimeng.coder.template.tile_shared`). Deals in kernel text. Knows nothing about which schedule is
-good.
+outputs; ``split`` (`qimeng.coder.template.tile_split`) does the same with several programs a row and one launch a pass;
+``wave`` and ``cooperative`` (`qimeng.coder.template.tile_shared`) share a row in one launch. Deals in kernel text.
+Knows nothing about which schedule is good.
 """
 
 from __future__ import annotations
@@ -22,12 +22,9 @@ from qimeng.coder.template.sources import Loads
 from qimeng.coder.template.tile_edges import edges_of
 from qimeng.coder.template.tile_plan import Group, TilePlan, power_of_two
 from qimeng.coder.template.tile_shared import print_shared_row
+from qimeng.coder.template.tile_split import print_split_row
 from qimeng.program.program import Implementation
 from qimeng.program.schedule import Schedule
-
-FLAT = 8
-"""Steps of the outputs, for each program of a split row, from which they get a program each instead of a loop: stores
-stream faster from many short programs (3.8 TB/s in a loop against 4.3, measured on an H200), at one more launch."""
 
 PRODUCT = """
 @triton.jit
@@ -108,7 +105,7 @@ class Printer:
         elif form in ("wave", "cooperative"):
             print_shared_row(self)
         else:
-            self._split()
+            print_split_row(self)
         if any(e.param == "prod" for e in self.nest.reductions()):
             self.helpers.append(PRODUCT)
         return "".join(self.helpers) + "\n".join(self.kernels) + "\n" + self._run(inputs)
@@ -253,7 +250,7 @@ class Printer:
         stages = f", num_stages={self.schedule.stages}" if self.schedule.stages > 1 else ""
         return [f"for t in tl.range({low}, {high}{stages}):", *[f"    {line}" for line in [*columns, *body]]]
 
-    def _reduce_pass(self, em: Emitter, level: int, columns: list[str], low: str, high: str) -> list[str]:
+    def reduce_pass(self, em: Emitter, level: int, columns: list[str], low: str, high: str) -> list[str]:
         """One pass over the columns that finishes the reductions of `level`."""
         accs = self.accumulators(level)
         for e, _ in accs:
@@ -301,20 +298,21 @@ class Printer:
             body += self.flush(em)
         else:
             for level in range(1, self.plan.passes + 1):
-                body += self._reduce_pass(em, level, columns, "0", str(self.steps))
+                body += self.reduce_pass(em, level, columns, "0", str(self.steps))
             body += self.store_rows(em)
             columns, _ = self.columns(f"{self.steps - 1} - t")  # backwards: what was read last is still in the cache
-            body += self._output_pass(em, columns, "0", str(self.steps))
+            body += self.output_pass(em, columns, "0", str(self.steps))
         self.kernel("rows", body, [], str(self.programs))
 
-    def _output_pass(self, em: Emitter, columns: list[str], low: str, high: str, hint: str = "") -> list[str]:
+    def output_pass(self, em: Emitter, columns: list[str], low: str, high: str) -> list[str]:
+        """One pass over the columns that stores the outputs which change along them."""
         if not self.full_outputs:
             return []
         for i in self.full_outputs:
             self._hoist(em, self.nest.outputs[i][0])
         lines = self.flush(em)
         for i in self.full_outputs:
-            em.store(i, hint=hint)
+            em.store(i)
         return lines + self._loop(em, columns, self.flush(em), low, high)
 
     def _pointwise(self) -> None:
@@ -399,69 +397,6 @@ class Printer:
 
     def _float_dtype(self, accs: list[tuple[Expr, Accumulator]]) -> str:
         return "float64" if any(a.dtype == "tl.float64" for _, a in accs) else "float32"
-
-    def _split(self) -> None:
-        """Several programs a row: one launch a level, then one for the outputs."""
-        splits = max(1, min(self.schedule.splits, self.steps))
-        share = -(-self.steps // splits)
-        splits = -(-self.steps // share)
-        names = self.workspaces(splits)
-        low, high = f"split * {share}", f"tl.minimum(split * {share} + {share}, {self.steps})"
-        for level in range(1, self.plan.passes + 1):
-            rows, row_walks = self.rows(f"pid // {splits}")
-            columns, col_walks = self.columns("t")
-            em = self.emitter(row_walks + col_walks)
-            body = ["pid = tl.program_id(0)", f"split = pid % {splits}", *rows]
-            for earlier in range(1, level):
-                body += self.partial_loads(em, earlier, splits)
-            body += self._reduce_pass(em, level, columns, low, high)
-            body += self.partial_stores(self.accumulators(level), level, splits)
-            self.kernel(f"pass{level}", body, names, str(self.programs * splits))
-        flat = bool(self.full_outputs) and share >= FLAT
-        combined = self.workspaces(1, "c") if flat else []
-        if self.row_outputs or flat:
-            rows, row_walks = self.rows("tl.program_id(0)")
-            _, col_walks = self.columns("0")
-            em = self.emitter(row_walks + col_walks)
-            body = list(rows)
-            for level in range(1, self.plan.passes + 1):
-                body += self.partial_loads(em, level, splits)
-                if flat:
-                    body += self.partial_stores(self.accumulators(level), level, 1, "0", "c")
-            body += self.store_rows(em)
-            self.kernel("finish", body, names + combined, str(self.programs))
-        if flat:
-            if self._rows_share():  # the rows' tiles at the same columns one after the other
-                block, step = f"pid % {self.programs}", f"pid // {self.programs}"
-            else:
-                block, step = f"pid // {self.steps}", f"pid % {self.steps}"
-            rows, row_walks = self.rows(block)
-            columns, col_walks = self.columns(step)
-            em = self.emitter(row_walks + col_walks)
-            body = [self._backwards(self.steps), *rows, *columns]
-            for level in range(1, self.plan.passes + 1):
-                body += self.partial_loads(em, level, 1, "c")
-            for i in self.full_outputs:
-                em.store(i)
-            self.kernel("outputs", body + self.flush(em), combined, str(self.programs * self.steps))
-        elif self.full_outputs:
-            rows, row_walks = self.rows(f"pid // {splits}")
-            columns, col_walks = self.columns("last - t")
-            em = self.emitter(row_walks + col_walks)
-            body = [self._backwards(splits), f"split = pid % {splits}", f"last = {low} + {high} - 1", *rows]
-            for level in range(1, self.plan.passes + 1):
-                body += self.partial_loads(em, level, splits)
-            body += self._output_pass(em, columns, low, high)
-            self.kernel("outputs", body, names, str(self.programs * splits))
-
-    def _backwards(self, parts: int) -> str:
-        """Number the programs, `parts` of each block of rows, from the last: what was read last is in the cache."""
-        return f"pid = {self.programs * parts - 1} - tl.program_id(0)"
-
-    def _rows_share(self) -> bool:
-        """True where an input as long as a row is the same for several rows, so that they should not lie far apart."""
-        columns, rows = ({a for group, _ in groups for a in group} for groups in (self.plan.columns, self.plan.rows))
-        return any(e.op == "load" and columns <= e.depends and not rows <= e.depends for e in self.nest.exprs)
 
 
 def _cut(groups: tuple[Group, ...], block: int) -> tuple[tuple[Group, ...], tuple[Group, ...]]:

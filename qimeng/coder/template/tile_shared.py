@@ -58,10 +58,8 @@ def _wave(p: Printer) -> None:
     em = p.emitter(row_walks + col_walks)
     em.load_hint, em.letter = ', eviction_policy="evict_first"', "u"
     whole = [e for e in _tiles(p, em) if e.depends >= {a for w in col_walks for a in w.atoms}]
-    if (
-        len(whole) == 1
-    ):  # loaded before the wait, which as a rule is over at once, but takes as long; two fill registers
-        em.value(whole[0])
+    if len(whole) == 1:  # loaded before the wait, which is over at once as a rule, but takes as long as a load
+        em.value(whole[0])  # two would fill the registers
     outputs = [*first_rows, *first_columns, f"split = tile % {splits}", *p.flush(em)]
     outputs += [*_await(f"tile // {splits}", splits), *p.partial_loads(em, 1, _slots(p)), *_stores(p, em)]
     body = [
