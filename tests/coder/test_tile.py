@@ -95,8 +95,8 @@ def _rows() -> Iterator[dict[str, Any]]:
                 base.but(form="split", block_p=4, block_r=16, splits=3),
                 base.but(form="resident", block_p=2, block_r=width),
             ]
-        if plan.passes and plan.full:  # so many steps that the outputs get a program each
-            schedules.append(base.but(form="split", block_p=2, block_r=4, splits=2))
+        if plan.passes and plan.full and plan.column_count >= 128:  # so many steps that the outputs get a program each
+            schedules.append(base.but(form="split", block_p=8, block_r=8, splits=2))
         if plan.passes == 1 and plan.full:
             schedules.append(base.but(form="wave", block_p=2, block_r=32, lag=3))
             if edges_of(nest, plan):
