@@ -24,6 +24,7 @@ from qimeng.envs.forkserver import Process, WorkerFailed
 from qimeng.envs.outputs import Facts, Leaf, difference, facts_from_json, facts_to_json, take
 from qimeng.envs.reference import References
 from qimeng.envs.trials import Trial
+from qimeng.envs.witness import slots_of
 from qimeng.envs.worker import Draw
 from qimeng.interfaces import Accuracy
 
@@ -205,14 +206,23 @@ class Judge:
         return verdict
 
     def check_timed(self, worker: Process, draw_of: Callable[[int, int], Draw]) -> Verdict:
-        """Look at the output of one timed call, which the worker drew after the call.
+        """Look at the outputs of some timed calls, which the worker drew after the call.
 
         Args:
             worker: with the program that was timed.
             draw_of: number of the round of timing and of the call in it to the inputs that the call had.
         """
+        leaves = [leaf for leaf in self.references.facts.leaves if leaf.is_tensor]
+        nbytes = sum(math.prod(leaf.shape) * getattr(torch, leaf.dtype).itemsize for leaf in leaves)
+        for slot in range(slots_of(max(nbytes, self.references.input_bytes))):
+            error = self._wrong_when_timed(worker, slot, draw_of)
+            if error is not None:
+                return Verdict(failure="wrong", error=f"in a call that was timed: {error}")
+        return Verdict()
+
+    def _wrong_when_timed(self, worker: Process, slot: int, draw_of: Callable[[int, int], Draw]) -> str | None:
         refs = self.references
-        data, files = worker.call("timed", self.limit_s)
+        data, files = worker.call("timed", self.limit_s, slot=slot)
         try:
             trial = refs.make(draw_of(int(data["round"]), int(data["call"])))
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -220,13 +230,11 @@ class Judge:
             raise WorkerFailed("protocol", f"the answer makes no sense: no such timed call: {error}") from error
         if trial is None:
             _close(files)
-            return Verdict()
-        refs.keep(trial)
+            return None
+        if slot == 0:
+            refs.keep(trial)
         data["facts"] = facts_to_json(refs.facts)
-        found = self.compare((data, files), refs.facts, trial.outputs, Tally(), partial(refs.look_again, trial))
-        if found.error is None:
-            return Verdict()
-        return Verdict(failure="wrong", error=f"in a call that was timed: {found.error}")
+        return self.compare((data, files), refs.facts, trial.outputs, Tally(), partial(refs.look_again, trial)).error
 
     def compare(
         self,

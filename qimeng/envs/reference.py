@@ -57,6 +57,7 @@ class References:
         distributions: those that change some input, ``"given"`` first.
         eager_agrees: whether eager run twice passes KernelBench's own rule; None before the first trial.
         exact_agrees: whether the float64 result itself passes that rule against eager; None where it was not checked.
+        input_bytes: of one set of inputs.
         input_sets: sets of inputs that a worker may hold at a time.
         degenerate: why the result can be guessed (see `qimeng.envs.degenerate`), or an empty string.
         random: names of the operators that draw random numbers, where the result depends on them.
@@ -81,6 +82,7 @@ class References:
         self.exact_agrees: bool | None = None
         self.degenerate = ""
         self.random: tuple[str, ...] = ()
+        self.input_bytes = 0
         self.mode_matters = False
         self.longest_reduction = longest_reduction(graph) if graph is not None and graph.nodes else 0
         self.parameters = Parameters(spec, device)
@@ -217,9 +219,8 @@ class References:
         """Run eager a few times: output structure, changed buffers, random operators; the plan of memory."""
         draw = self._new_draw("given", False)
         inputs = self.inputs(draw)
-        self.input_sets = max(
-            1, _memory(self.device) // FRESH_SHARE // max(sum(x.nbytes for x in tensors_in(inputs)), 1)
-        )
+        self.input_bytes = sum(x.nbytes for x in tensors_in(inputs))
+        self.input_sets = max(1, _memory(self.device) // FRESH_SHARE // max(self.input_bytes, 1))
         self._input_elements = sum(x.numel() for x in tensors_in(inputs))
         before = {k: v.clone() for k, v in self.parameters.set(None).items()}
         first, peak = self._watched(partial(self._eager, inputs, draw.seed))

@@ -1,4 +1,4 @@
-"""The output of one timed call, kept to be looked at: which call it is, is drawn after the call.
+"""The outputs of some timed calls, kept to be looked at: which calls, is drawn after the call.
 
 Deals in numbers of calls, seeds and copies of outputs. A program that is right only as long as nobody measures cannot
 know which of its calls counts. Knows nothing about what the outputs should be.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,11 +26,20 @@ def call_seed(seed: int, number: int) -> int:
     return int.from_bytes(digest, "little") >> 2
 
 
+SLOTS, SMALL_BYTES = 4, 1 << 26
+"""Outputs that are kept of small ones (64 MiB at most); of larger ones one is."""
+
 _random = random.SystemRandom().random
 
 
-class Witness:
-    """Keeps a copy of the output of one of the calls that it is shown, each as likely as any other.
+def slots_of(nbytes: int) -> int:
+    """How many outputs of `nbytes` are kept."""
+    return SLOTS if nbytes <= SMALL_BYTES else 1
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The output of one call.
 
     Attributes:
         round: measurement that the call belongs to, from 0; -1 before any.
@@ -37,24 +47,40 @@ class Witness:
         tensors: copies of the tensors of its output.
     """
 
+    round: int = -1
+    call: int = -1
+    tensors: tuple[torch.Tensor, ...] = ()
+
+
+class Witness:
+    """Keeps copies of the outputs of some of the calls that it is shown, each call as likely as any other.
+
+    Attributes:
+        kept: one output a slot; the slots are drawn apart, so that two may hold the same call.
+    """
+
     def __init__(self, draw: Callable[[], float] = _random):
         self._draw = draw
         self._rounds, self._seen = 0, 0
-        self.round, self.call = -1, -1
-        self.tensors: list[torch.Tensor] = []
+        self.kept = [Kept()] * SLOTS
 
     def begin(self) -> None:
         """A measurement begins."""
         self._rounds += 1
 
     def show(self, call: int, output: Any) -> None:
-        """Keep `output` in place of the one kept so far, with the probability of one in the number of calls shown."""
+        """Keep `output` in place of what a slot kept, with the probability of one in the number of calls shown."""
         self._seen += 1
-        if self._draw() * self._seen >= 1.0:
+        tensors = [x for x in _pytree.tree_leaves(output) if isinstance(x, torch.Tensor)]
+        count = slots_of(sum(x.nbytes for x in tensors))
+        taken = [slot for slot in range(count) if self._draw() * self._seen < 1.0]
+        if not taken:
             return
-        self.tensors = []  # their memory is what the copies need
-        self.round, self.call = self._rounds - 1, call
-        self.tensors = [x.clone() for x in _pytree.tree_leaves(output) if isinstance(x, torch.Tensor)]
+        for slot in taken:
+            self.kept[slot] = Kept()  # their memory is what the copies need
+        copies = Kept(self._rounds - 1, call, tuple(x.clone() for x in tensors))
+        for slot in taken:
+            self.kept[slot] = copies
 
 
-__all__ = ["Witness", "call_seed"]
+__all__ = ["Kept", "Witness", "call_seed", "slots_of"]

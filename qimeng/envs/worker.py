@@ -294,7 +294,7 @@ class Worker:
     def time(
         self, seed: int, effort: Effort, parameter_seed: int | None = None, mutated: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """Times of calls on as-given inputs; the output of one call is kept for `timed`.
+        """Times of calls on as-given inputs; outputs of some are kept for `timed`.
 
         The memory is given back, as the baselines do, so that whoever is timed next gets the same.
 
@@ -323,10 +323,11 @@ class Worker:
             torch.cuda.empty_cache()
         return _samples(samples)
 
-    def timed(self) -> Answer:
-        """Hand over the output of one timed call since `load`, and say which it is."""
-        handed, files = outputs.hand_over(self.witness.tensors)
-        return Answer({"tensors": handed, "round": self.witness.round, "call": self.witness.call}, tuple(files))
+    def timed(self, slot: int) -> Answer:
+        """Hand over the output of a timed call since `load`, that of `slot`, and say which it is."""
+        kept = self.witness.kept[slot]
+        handed, files = outputs.hand_over(kept.tensors)
+        return Answer({"tensors": handed, "round": kept.round, "call": kept.call}, tuple(files))
 
     def peak(self, seed: int) -> int | None:
         """Most bytes that a call holds beyond inputs and parameters (prepared buffers count); None on the CPU."""

@@ -131,9 +131,19 @@ def test_a_witness_is_any_call_that_counts_and_copied_at_once():
             witness.begin()
             for call in (3, 4):
                 witness.show(call, (output.fill_(call),))
-        assert witness.tensors[0].tolist() == [witness.call] * 2
-        chosen.add((witness.round, witness.call))
-    assert chosen == {(0, 3), (0, 4), (1, 3), (1, 4)}
+        for kept in witness.kept:
+            assert kept.tensors[0].tolist() == [kept.call] * 2
+        chosen.add(tuple((kept.round, kept.call) for kept in witness.kept))
+    assert {call for calls in chosen for call in calls} == {(0, 3), (0, 4), (1, 3), (1, 4)}
+    assert any(len(set(calls)) > 1 for calls in chosen)
+
+
+def test_of_large_outputs_one_is_kept(monkeypatch):
+    monkeypatch.setattr("qimeng.envs.witness.SMALL_BYTES", 7)
+    witness = Witness()
+    witness.begin()
+    witness.show(0, torch.zeros(2))
+    assert [kept.call for kept in witness.kept] == [0, -1, -1, -1]
 
 
 def test_the_least_time_counts_what_must_be_moved():
