@@ -365,7 +365,7 @@ class Run:
         """Why the times cannot be believed.
 
         What is too fast by the datasheet is so on a GPU only. Whatever time was told, the judge's own clock has the
-        last word where eager is slow; where it is not, the outputs of some timed calls have (`GpuEvaluator.check_timed`).
+        last word where eager is slow; elsewhere the outputs of some timed calls have (`GpuEvaluator.check_timed`).
         """
         owner = self.owner
         if owner.torch_device.type == "cuda" and timing.device_ms < SHARE * owner.least_ms:
