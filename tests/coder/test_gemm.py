@@ -490,22 +490,25 @@ QUICK = (
 )
 
 
+QUICK_TO_COMPILE = ("batch of transposed", "split depth", "half")
+
+
 def test_quick_cases_in_the_interpreter() -> None:
     check(rows("interpret", *QUICK))
 
 
 @pytest.mark.slow
-def test_all_cases_in_the_interpreter() -> None:
-    check(rows("interpret"))
+def test_the_other_cases_in_the_interpreter() -> None:
+    check(rows("interpret", *(name for name in CASES if name not in QUICK)))
 
 
 def test_quick_cases_cross_compile() -> None:
-    check(rows("compile", "batch of transposed", "split depth", "half"))
+    check(rows("compile", *QUICK_TO_COMPILE))
 
 
 @pytest.mark.slow
-def test_all_cases_cross_compile() -> None:
-    check(rows("compile"))
+def test_the_other_cases_cross_compile() -> None:
+    check(rows("compile", *(name for name in CASES if name not in QUICK_TO_COMPILE)))
 
 
 @pytest.mark.slow
