@@ -125,7 +125,9 @@ class _Repeat(_Mode):
             raise ValueError(f"{name} {tuple(own.shape)} draws where {before} {tuple(noise.shape)} did")
         if name != _DROPOUT:
             return found.copy_(noise)
-        x, share = args[0], args[1]
+        x, share, training = args
+        if training is False:  # nothing is dropped or scaled
+            return found
         return x * noise * (1 / (1 - share) if share < 1 else 0.0), noise
 
 

@@ -34,6 +34,8 @@ def test_the_mask_of_dropout_is_drawn_and_its_values_are_computed():
     y, mask = repeating(draws, lambda: torch.native_dropout(X.double() + 1, 0.25, True))
     torch.testing.assert_close(y, (X.double() + 1) * mask / 0.75)
     assert torch.equal(mask, draws[0][1])
+    draws = draws_of(lambda: torch.native_dropout(X, 0.25, False))
+    assert torch.equal(repeating(draws, lambda: torch.native_dropout(X.double(), 0.25, False))[0], X.double())
 
 
 @pytest.mark.parametrize(
