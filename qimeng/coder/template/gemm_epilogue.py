@@ -15,8 +15,8 @@ from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.emitter import Emitter
 from qimeng.coder.template.gemm_operand import Operand, spread
 from qimeng.coder.template.gemm_pack import power_of_two
-from qimeng.coder.template.gemm_plan import VECTOR_BYTES, GemmPlan, reach
-from qimeng.coder.template.ir import Expr, coalesce
+from qimeng.coder.template.gemm_plan import GemmPlan, reach
+from qimeng.coder.template.ir import VECTOR_BYTES, Expr, coalesce
 from qimeng.graph.opgraph import itemsize
 
 ENGINE_DTYPES = ("float32", "float16", "bfloat16")

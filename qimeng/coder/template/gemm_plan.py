@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from qimeng.coder.template.axes import Unsupported
-from qimeng.coder.template.ir import Expr, Nest, coalesce
+from qimeng.coder.template.ir import VECTOR_BYTES, Expr, Nest, coalesce
 from qimeng.graph.opgraph import itemsize
 
 if TYPE_CHECKING:
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from qimeng.graph.region import Region
 
 Atoms = tuple[int, ...]
-
-VECTOR_BYTES = 16
-"""Bytes of the widest access of a thread, and the alignment that tensor descriptors ask for."""
 
 REDUCTIONS = ("sum", "max", "min", "welford", "sumexp")
 """Kinds of reduction that the epilogue can do tile by tile."""

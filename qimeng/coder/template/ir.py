@@ -13,6 +13,9 @@ from typing import Any
 
 from qimeng.coder.template.axes import Axes, Dim, Unsupported, strides_of
 
+VECTOR_BYTES = 16
+"""Bytes of the widest access of a thread, and the alignment that tensor descriptors ask for."""
+
 
 @dataclass(eq=False)
 class Expr:

@@ -152,20 +152,23 @@ def _signed(x: str, by: str) -> str:
     return f"({x}.to(tl.int32, bitcast=True) ^ {by}).to(tl.float32, bitcast=True)"
 
 
-def _erf_half(t: str, x: str) -> list[str]:
+def _erf_tail(t: str, x: str, power: str) -> list[str]:
+    """1 - 2^power as {t}_r for the magnitude {t}_a of `x`, and its sign bit as {t}_n."""
     return [
         f"{t}_a = tl.abs({x})",
-        f"{t}_r = 1.0 - tl.exp2({t}_a * {_polynomial(ERF_HALF, f'{t}_a')})",
+        f"{t}_r = 1.0 - tl.exp2({power})",
         f"{t}_n = {x}.to(tl.int32, bitcast=True) & -2147483648",
-        f"{t} = {_signed(f'{t}_r', f'{t}_n')}",
     ]
+
+
+def _erf_half(t: str, x: str) -> list[str]:
+    power = f"{t}_a * {_polynomial(ERF_HALF, f'{t}_a')}"
+    return [*_erf_tail(t, x, power), f"{t} = {_signed(f'{t}_r', f'{t}_n')}"]
 
 
 def _erf(t: str, x: str) -> list[str]:
     return [
-        f"{t}_a = tl.abs({x})",
-        f"{t}_r = 1.0 - tl.exp2({_polynomial(ERF, f'{t}_a')})",
-        f"{t}_n = {x}.to(tl.int32, bitcast=True) & -2147483648",
+        *_erf_tail(t, x, _polynomial(ERF, f"{t}_a")),
         f"{t}_q = {x} * {x}",
         f"{t}_s = {x} * {_polynomial(ERF_SERIES, f'{t}_q')}",
         f"{t} = tl.where({t}_a < 0.45, {t}_s, {_signed(f'{t}_r', f'{t}_n')})",

@@ -14,12 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from qimeng.coder.template.emitter import Emitter, Walk
-from qimeng.coder.template.ir import Nest
+from qimeng.coder.template.ir import VECTOR_BYTES, Nest
 from qimeng.coder.template.tile_plan import TilePlan
 from qimeng.graph.opgraph import itemsize
-
-VECTOR = 16
-"""Bytes of the widest access of a thread."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def edges_of(nest: Nest, plan: TilePlan) -> Edges | None:
     tiles = [(s, d) for s, d in tensors if columns[-1] in s]
     if not tiles or any(s[columns[-1]] != 1 or not any(a in s for a in rows) for s, _ in tiles):
         return None
-    vector = VECTOR // min(itemsize(d) for _, d in tiles)
+    vector = VECTOR_BYTES // min(itemsize(d) for _, d in tiles)
     steps = [{a: s.get(a, 0) % vector for a in rows} for s, _ in tiles]
     if any(s != steps[0] for s in steps) or not any(steps[0].values()) or not 4 * vector <= extent < 1 << 31:
         return None
