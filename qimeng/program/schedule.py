@@ -42,7 +42,6 @@ class Schedule:
             schemes of planes): of ``""``, ``"a"``, ``"b"``, ``"ab"``.
         persistent: one program an SM that loops over tiles.
         descriptors: operands read through tensor descriptors (TMA).
-        stores: tiles of the result written through tensor descriptors (gemm family).
         fast: special functions in few instructions, by the GPU's approximate units where those are accurate enough.
     """
 
@@ -66,7 +65,6 @@ class Schedule:
     inline: str = ""
     persistent: bool = False
     descriptors: bool = False
-    stores: bool = False
     fast: bool = False
 
     def but(self, **changes: Any) -> Schedule:

@@ -143,7 +143,7 @@ DEEP = {
     "promote": 8192,
     "splits": 4,
 }
-case("in the loop, deep", mm, shapes((16, 70000), (70000, 16)), [DEEP])
+case("in the loop, deep", mm, shapes((16, 70000), (70000, 16)), [DEEP], 4e-5)
 case("one plane", mm, ODD, PLANES, 4e-3)
 case("tf32", mm, ODD, TF32, 4e-3)
 case("tf32 by descriptors", mm, shapes((72, 200), (200, 88)), [{"precision": "tf32", "descriptors": True}], 4e-3)
@@ -175,6 +175,12 @@ case(
     lambda s, x, y: functional.relu(x @ y),
     shapes((40, 500), (500, 36)),
     [dict(s, splits=n) for s in BOTH for n in (2, 3)],
+)
+case(
+    "many parts of the depth",
+    mm,
+    shapes((40, 1400), (1400, 36)),
+    [{"precision": "ieee", "splits": 41}, {"precision": "ieee", "splits": 7}],
 )
 case("split depth, batch", mm, shapes((2, 40, 300), (2, 300, 36)), [dict(s, splits=3) for s in BOTH])
 case(
@@ -211,15 +217,6 @@ case(
     [*BOTH, {"precision": "ieee", "splits": 2}],
 )
 case("transposed output", lambda s, x, y: (x @ y).T.contiguous() * 2, SMALL, BOTH)
-STORES: list[dict[str, Any]] = [{"precision": "fp16x3", "descriptors": d, "stores": True} for d in (True, False)]
-case("written by the engine", lambda s, x, y: functional.relu(x @ y), shapes((70, 50), (50, 92)), STORES)
-case(
-    "written by the engine, batch",
-    lambda s, x, y: x @ y,
-    shapes((3, 40, 50), (3, 50, 36)),
-    [dict(PIECES[1], stores=True)],
-)
-case("not for the engine", mm, ODD, [dict(STORES[0], block_m=64, block_n=64, warps=1)])
 case("output twice", lambda s, x, y: (lambda p: (p, torch.tanh(p)))(x @ y), SMALL, BOTH, 4e-6)
 case(
     "lower triangle", lambda s, x, y: torch.tril(x @ y), shapes((90, 50), (50, 90)), BOTH, expect={"triangle": "lower"}

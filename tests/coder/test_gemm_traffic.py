@@ -125,13 +125,6 @@ def test_small_operands_are_packed_for_tf32() -> None:
     assert inline_sides(tall, H200, "tf32") == "a" and inline_sides(tall, H200, "fp16") == ""
 
 
-def test_where_writing_binds_the_copy_engine_writes() -> None:
-    for dtype in (FP32, BF16):
-        assert {s.stores for s in tried(found((8192, 64), (64, 8192), dtype=dtype))} == {True, False}
-        assert {s.stores for s in tried(found((8192, 64), (64, 8191), dtype=dtype))} == {False}, "rows not aligned"
-        assert {s.stores for s in tried(found((4096, 4096), (4096, 4096), dtype=dtype))} == {False}
-
-
 @pytest.fixture(scope="module")
 def compilers() -> Iterator[Compilers]:
     server = ForkServer()

@@ -145,7 +145,7 @@ class _Host:
             if o.made and o not in self.prepared:
                 lines.append(f"{', '.join(o.made)}, = {self._pack(o)}")
         lines += [line for o in self.operands for line in o.host]
-        lines += [*self.kernels.epilogue.descriptors(), *self.kernels.buffers(), *launches]
+        lines += [*self.kernels.buffers(), *launches]
         lines.append(f"return ({', '.join(f'y{i}' for i in range(len(self.nest.outputs)))},)")
         head = f"def {self.prefix}_run({', '.join([*inputs, *given])}):"
         return "\n".join([head, *indent(lines)]) + "\n"

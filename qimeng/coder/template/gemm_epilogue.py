@@ -16,11 +16,7 @@ from qimeng.coder.template.emitter import Emitter
 from qimeng.coder.template.gemm_operand import Operand, spread
 from qimeng.coder.template.gemm_pack import power_of_two
 from qimeng.coder.template.gemm_plan import GemmPlan, reach
-from qimeng.coder.template.ir import VECTOR_BYTES, Expr, coalesce
-from qimeng.graph.opgraph import itemsize
-
-ENGINE_DTYPES = ("float32", "float16", "bfloat16")
-"""What descriptors write."""
+from qimeng.coder.template.ir import Expr
 
 MOST_PARTS = 65536
 """Partial results that one program merges."""
@@ -37,7 +33,6 @@ class Epilogue:
         operands: the operands, for their scales.
         pieces: tiles of this width, side by side, that a kernel hands over together; all but the first may lie beyond
             the last column, however well their width divides the columns.
-        engine: tiles are written through tensor descriptors, where the output allows.
         fast: special functions in few instructions.
     """
 
@@ -46,7 +41,6 @@ class Epilogue:
     bn: int
     operands: tuple[Operand, ...]
     pieces: int = 1
-    engine: bool = False
     fast: bool = False
 
     @property
@@ -81,49 +75,9 @@ class Epilogue:
         roots = [self.plan.nest.outputs[i][0] for i in self.plan.finals]
         return sorted({e.param for e in reach(roots, lambda e: e.op == "reduce") if e.op == "load"})
 
-    # -- what the copy engine writes
-    @property
-    def described(self) -> tuple[int, ...]:
-        """Numbers of the outputs whose tiles go to memory through descriptors."""
-        if not self.engine:
-            return ()
-        nest = self.plan.nest
-        roots = {i: nest.outputs[i] for i in self.plan.tiles}
-        full = [i for i, o in roots.items() if self.plan.dot in reach([o[0]]) and o[3] in ENGINE_DTYPES]
-        return tuple(i for i in full if self._walks(i) is not None)
-
     def results(self) -> list[str]:
         """Kernel parameters for the outputs that tiles go to."""
-        return [f"y{i}_out" if i in self.described else f"y{i}_ptr" for i in self.plan.tiles]
-
-    def descriptors(self) -> list[str]:
-        """Lines of the entry function that make the descriptors."""
-        batch, m, n, _ = self.plan.shape
-        lines = []
-        for i in self.described:
-            z, row = self._walks(i) or (0, 0)
-            shape, strides, box = [m, n], [row, 1], [self.bm, self.bn]
-            if self.plan.batch:
-                shape, strides, box = [batch, *shape], [z, *strides], [1, *box]
-            lines.append(f"y{i}_out = TensorDescriptor(y{i}, {shape}, {strides}, {box})")
-        return lines
-
-    def _walks(self, number: int) -> tuple[int, int] | None:
-        """Strides of the output along batch and rows where a descriptor can take them; else None."""
-        plan, strides = self.plan, self.plan.nest.output_strides(number)
-        if any(a and len(coalesce(plan.nest, a, [strides])) > 1 for a in (plan.batch, plan.m, plan.n)):
-            return None
-        z, row, column = (strides.get(a[-1], 0) if a else VECTOR_BYTES for a in (plan.batch, plan.m, plan.n))
-        size = itemsize(plan.nest.outputs[number][3])
-        fits = column == 1 and all(s > 0 and s * size % VECTOR_BYTES == 0 for s in (z, row))
-        return (z, row) if fits else None
-
-    def _hand_over(self, number: int, value: str) -> str:
-        dtype = ops.TRITON_DTYPE[self.plan.nest.outputs[number][3]]
-        tile, at = f"({value}).to({dtype})", "row0, col0"
-        if self.plan.batch:
-            tile, at = f"{tile}.reshape(1, BM, BN)", f"z, {at}"
-        return f"y{number}_out.store([{at}], {tile})"
+        return [f"y{i}_ptr" for i in self.plan.tiles]
 
     # -- the tile
     def positions(self) -> list[str]:
@@ -165,10 +119,7 @@ class Epilogue:
         em = Emitter(nest, walks, masks=self.masks(), fast=nest.finest if self.fast else "")
         em.define(plan.dot, "acc")
         for i in plan.tiles:
-            if i in self.described:
-                em.lines.append(self._hand_over(i, em.value(nest.outputs[i][0])))
-            else:
-                em.store(i)
+            em.store(i)
         self._partials(em)
         text = "\n".join(em.lines)
         lines += [

@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from qimeng.coder.template.gemm_epilogue import Epilogue
 from qimeng.coder.template.gemm_loop import indent, main_loop
 from qimeng.coder.template.gemm_operand import Operand, round_up
+from qimeng.coder.template.gemm_pack import power_of_two
 from qimeng.coder.template.gemm_plan import GemmPlan
 from qimeng.program.schedule import Schedule
 
 COLLECT = (32, 128)
-"""Tile of the kernel that sums the parts of a split depth."""
+"""Largest tile of the kernel that sums the parts of a split depth."""
+
+COLLECTORS = 256
+"""Programs of that kernel below which it takes smaller tiles and sums several parts at once: a few programs that add
+one part after the other wait for memory as often as there are parts."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,10 @@ class Kernels:
         self.pieces = _pieces(schedule)
         self.main = Epilogue(plan, schedule.block_m, schedule.block_n, operands)
         if self.splits > 1:
-            self.epilogue = Epilogue(plan, *COLLECT, operands, fast=schedule.fast)
+            self.epilogue = Epilogue(plan, *_collect_tile(plan), operands, fast=schedule.fast)
         else:
             width = schedule.block_n // self.pieces
-            self.epilogue = Epilogue(
-                plan, schedule.block_m, width, operands, self.pieces, schedule.stores, schedule.fast
-            )
+            self.epilogue = Epilogue(plan, schedule.block_m, width, operands, self.pieces, schedule.fast)
 
     def kernels(self) -> list[Kernel]:
         """Every kernel in the order of their launches."""
@@ -165,16 +168,41 @@ class Kernels:
             f"col0 = t % {gn} * BN",
             *self.epilogue.positions(),
             f"at = parts_ptr + {row} * {n} + rn",
+        ]
+        bm, bn = self.epilogue.bm, self.epilogue.bn
+        at_once = min(power_of_two(self.splits), max(1, COLLECT[0] * COLLECT[1] // 2 // (bm * bn)))
+        body += self._sum_in_turn() if at_once == 1 else self._sum_at_once(at_once)
+        body.append(self._epilogue_call("acc", "col0", "BN"))
+        parameters = ["parts_ptr", *self._epilogue_parameters()]
+        doc = "Sum the parts of the depth, then the epilogue."
+        sizes = {"BM": bm, "BN": bn} | ({"BP": at_once} if at_once > 1 else {})
+        return self._kernel("collect", doc, parameters, sizes, body, str(gm * gn * batch), "num_warps=4")
+
+    def _sum_in_turn(self) -> list[str]:
+        """Lines that sum the parts at `at` one by one."""
+        batch, m, n, _ = self.plan.shape
+        return [
             "acc = tl.zeros([BM, BN], tl.float32)",
             f"for part in range({self.splits}):",
             f"    acc += tl.load(at{self._mask(self.epilogue)}{', other=0.0' if self.epilogue.masks() else ''})",
             f"    at += {batch * m * n}",
-            self._epilogue_call("acc", "col0", "BN"),
         ]
-        parameters = ["parts_ptr", *self._epilogue_parameters()]
-        sizes = {"BM": COLLECT[0], "BN": COLLECT[1]}
-        doc = "Sum the parts of the depth, then the epilogue."
-        return self._kernel("collect", doc, parameters, sizes, body, str(gm * gn * batch), "num_warps=4")
+
+    def _sum_at_once(self, at_once: int) -> list[str]:
+        """Lines that sum the parts at `at`, `BP` of them in flight."""
+        batch, m, n, _ = self.plan.shape
+        inside = [f"({mask})[None, :, :]" for mask in self.epilogue.masks().values()]
+        inside += [f"(part + lane < {self.splits})"] if self.splits % at_once else []
+        guard = f", mask={' & '.join(inside)}, other=0.0" if inside else ""
+        return [
+            "lane = tl.arange(0, BP)[:, None, None]",
+            f"at = at[None, :, :] + lane * {batch * m * n}",
+            "sums = tl.zeros([BP, BM, BN], tl.float32)",
+            f"for part in range(0, {self.splits}, BP):",
+            f"    sums += tl.load(at{guard})",
+            f"    at += BP * {batch * m * n}",
+            "acc = tl.sum(sums, axis=0)",
+        ]
 
     def _finish(self) -> Kernel:
         body, rows, width = self.epilogue.finish()
@@ -224,6 +252,15 @@ class Kernels:
         passed = [*map(self._argument, parameters), *(f"{k}={v}" for k, v in sizes.items()), options]
         text = self._text(name, doc, parameters, " ".join(sizes), body)
         return Kernel(text, f"{self.prefix}_{name}[({grid},)]({', '.join(passed)})")
+
+
+def _collect_tile(plan: GemmPlan) -> tuple[int, int]:
+    """The largest tile up to `COLLECT` that leaves `COLLECTORS` programs, at least one row of 32."""
+    batch, m, n, _ = plan.shape
+    rows, columns = COLLECT
+    while rows * columns > 32 and batch * -(-m // rows) * -(-n // columns) < COLLECTORS:
+        rows, columns = (rows // 2, columns) if rows > 1 else (rows, columns // 2)
+    return rows, columns
 
 
 def _pieces(schedule: Schedule) -> int:

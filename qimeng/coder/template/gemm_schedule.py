@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from qimeng.coder.template.gemm_epilogue import Epilogue
 from qimeng.coder.template.gemm_plan import GemmPlan
 from qimeng.coder.template.gemm_scheme import SCHEMES, is_packed, is_turned, scheme_of
-from qimeng.coder.template.gemm_traffic import SMALL_SHARE, inline_sides, operand_bytes, packed_sides, writing_binds
+from qimeng.coder.template.gemm_traffic import SMALL_SHARE, inline_sides, operand_bytes, packed_sides
 from qimeng.device import Device
 from qimeng.graph.opgraph import itemsize
 from qimeng.program.schedule import Schedule
@@ -106,7 +105,7 @@ def schedule_for_precision(plan: GemmPlan, schedule: Schedule, precision: str, d
     """
     scheme = scheme_of(plan, schedule.but(precision=precision))
     tma = has_tma(device) and (scheme.dtype != "float32" or scheme.rounds)
-    base = schedule.but(precision=precision, persistent=False, splits=1, cat=False, descriptors=tma, stores=False)
+    base = schedule.but(precision=precision, persistent=False, splits=1, cat=False, descriptors=tma)
     base = base.but(packed=packed_sides(plan, schedule.packed, precision), inline="")
     if scheme.dtype == "float32":
         sweep = [(blocks, False) for blocks in FULL_SWEEP]
@@ -116,8 +115,6 @@ def schedule_for_precision(plan: GemmPlan, schedule: Schedule, precision: str, d
         sweep = [(blocks, False) for blocks in PLAIN_SWEEP]
     reading = inline_sides(plan, device, precision)
     plain = _ranked(plan, base, sweep, device)
-    if tma and writing_binds(plan, device, len(scheme.products)):
-        plain = tuple(form for s in plain for form in (s, *_handed_over(plan, s)))
     if not reading:
         return plain[:MOST]
     packed = "".join(side for side in base.packed if side not in reading)
@@ -161,12 +158,6 @@ def _ranked(
         if shared_bytes(plan, s) <= device.shared_per_block:
             found[s] = None
     return tuple(sorted(found, key=lambda s: (_waste(plan, s, device), _unfit(plan, s))))
-
-
-def _handed_over(plan: GemmPlan, s: Schedule) -> tuple[Schedule, ...]:
-    """`s` with tiles that the copy engine writes, where it can."""
-    engine = Epilogue(plan, s.block_m, s.block_n, (), engine=True)
-    return (s.but(stores=True),) if s.splits == 1 and engine.described else ()
 
 
 def _deepened(plan: GemmPlan, s: Schedule, device: Device) -> Schedule:

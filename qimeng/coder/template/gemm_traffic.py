@@ -83,18 +83,10 @@ def inline_sides(plan: GemmPlan, device: Device, precision: str) -> str:
     return "".join(s.name for s in sides) if pays else ""
 
 
-def writing_binds(plan: GemmPlan, device: Device, products: int) -> bool:
-    """True where the results take longer to write than `products` products of half operands to compute."""
-    nest = plan.nest
-    written = sum(nest.axes.extent(nest.output_strides(i)) * itemsize(o[3]) for i, o in enumerate(nest.outputs))
-    written_s = written / (device.bandwidth_gbs * 1e9)
-    return written_s >= max(_arithmetic_s(plan, device, products), NOTICED_S)
-
-
 def _arithmetic_s(plan: GemmPlan, device: Device, products: int) -> float:
     """Seconds that the arithmetic takes at the peak rate of half operands."""
     batch, m, n, k = plan.shape
     return 2 * batch * m * n * k * products / (device.half_tflops * 1e12)
 
 
-__all__ = ["inline_sides", "is_small", "operand_bytes", "packed_sides", "writing_binds"]
+__all__ = ["inline_sides", "is_small", "operand_bytes", "packed_sides"]
