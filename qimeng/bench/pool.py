@@ -22,6 +22,8 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
+from qimeng.envs.sandbox.layer import prctl
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -30,6 +32,9 @@ DISMISSAL_S = 5.0
 
 PATIENCE = 12
 """A task that fits nowhere may be overtaken so often; then a place is kept free for it."""
+
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when its parent ends, however that ends."""
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -276,7 +281,8 @@ def _kill(worker: _Worker) -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    """A worker's life: read work and a task, do it, send result and failure, until the other end closes."""
+    """A worker's life: read work and a task, do it, send result and failure, until the other end closes or is killed."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:

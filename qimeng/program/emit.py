@@ -87,6 +87,14 @@ class _Prepared:
 
 '''
 
+DEVICE = """
+def _check_device(device):
+    \"\"\"Refuse tensors that no kernel of Triton's can reach.\"\"\"
+    if device.type == "cpu" and not triton.knobs.runtime.interpret:
+        raise ValueError("made for a GPU, got tensors on cpu: move the module and its inputs there, as by .to('cuda')")
+
+"""
+
 STATE_CHANGES = """
     _fits = True
 
@@ -122,7 +130,7 @@ def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]])
         sections.setdefault(impl.entry, f"# ---- {region.label()}\n{impl.source.strip()}\n")
     header = HEADER.format(triton="import triton\nimport triton.language as tl" if uses_triton else "")
     carry = CARRY if any(n.kind == "buffer" and n.literal is not None for n in graph.nodes.values()) else ""
-    body = "\n\n".join(sections.values()) + "\n" + RUNTIME + carry
+    body = "\n\n".join(sections.values()) + "\n" + RUNTIME + (DEVICE if uses_triton else "") + carry
     return header.replace("\n\n\n\n", "\n\n\n") + body + _model(graph, parts)
 
 
@@ -169,7 +177,8 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
             "            _check_state(self, _STATE)",
             "            self._fits = True",
         ]
-    lines += [f"        {line}" for line in _guards(graph, inputs)]
+    generated = any(impl.generated for _, impl in parts)
+    lines += [f"        {line}" for line in _guards(graph, inputs, generated)]
     last_use = _last_uses(graph, parts)
     for k, (region, impl) in enumerate(parts):
         arguments = [names[v] for v in region.inputs]
@@ -282,7 +291,8 @@ def _is_flat(graph: OpGraph) -> bool:
     return bool(spec == flat)
 
 
-def _guards(graph: OpGraph, inputs: list[Node]) -> list[str]:
+def _guards(graph: OpGraph, inputs: list[Node], generated: bool) -> list[str]:
+    """Lines that refuse what the program was not made for; `generated` ones run on a GPU only."""
     lines = []
     tensors = [n for n in inputs if n.kind == "input"]
     state = [n for n in graph.nodes.values() if n.kind in ("parameter", "buffer")]
@@ -306,7 +316,7 @@ def _guards(graph: OpGraph, inputs: list[Node]) -> list[str]:
     for position, value in graph.scalars.items():
         lines.append(f"if not ({_equals(f'a{position}', value)}):")
         lines.append(f"    raise ValueError({f'input {position}: made for {value!r}, got '!r} + repr(a{position}))")
-    return lines
+    return lines + (["_check_device(device)"] if generated else [])
 
 
 def _equals(name: str, value: Any) -> str:

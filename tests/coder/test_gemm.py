@@ -121,7 +121,7 @@ case(
     lambda s, x, y: x @ y.T,
     shapes((70, 200), (90, 200), spread=True),
     [INLINE[0], {"precision": "bf16x6", "inline": "ab"}],
-    5e-6,
+    8e-6,
 )
 case("in the loop, batch", lambda s, x, y: torch.bmm(x, y.mT), shapes((3, 40, 50), (3, 36, 50)), INLINE[:1])
 case(
@@ -140,10 +140,10 @@ DEEP = {
     "block_m": 16,
     "block_n": 16,
     "block_k": 256,
-    "promote": 8192,
+    "promote": 1024,
     "splits": 4,
 }
-case("in the loop, deep", mm, shapes((16, 70000), (70000, 16)), [DEEP], 4e-5)
+case("in the loop, deep", mm, shapes((16, 70000), (70000, 16)), [DEEP], 3e-5)
 case("one plane", mm, ODD, PLANES, 4e-3)
 case("tf32", mm, ODD, TF32, 4e-3)
 case("tf32 by descriptors", mm, shapes((72, 200), (200, 88)), [{"precision": "tf32", "descriptors": True}], 4e-3)

@@ -72,6 +72,13 @@ def is_inline(plan: GemmPlan, schedule: Schedule, side: Side) -> bool:
     return (scheme.splits or scheme.rounds) and not is_packed(plan, schedule, side)
 
 
+def through_registers(plan: GemmPlan, schedule: Schedule, side: Side) -> bool:
+    """True where the main loop computes on the operand between memory and the tensor cores."""
+    if is_packed(plan, schedule, side):
+        return False
+    return is_inline(plan, schedule, side) or side.plain is None
+
+
 def is_turned(plan: GemmPlan, schedule: Schedule) -> bool:
     """True where the transposed product is computed.
 
@@ -88,4 +95,4 @@ def is_prepared(plan: GemmPlan, schedule: Schedule, side: Side) -> bool:
     return side.held and side.name in schedule.packed and is_packed(plan, schedule, side)
 
 
-__all__ = ["SCHEMES", "Scheme", "is_inline", "is_packed", "is_prepared", "is_turned", "scheme_of"]
+__all__ = ["SCHEMES", "Scheme", "is_inline", "is_packed", "is_prepared", "is_turned", "scheme_of", "through_registers"]
