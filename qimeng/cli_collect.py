@@ -84,12 +84,12 @@ def collect(
 @app.command()
 def merge(
     into: Annotated[Path, typer.Argument(help="Folder of the collection that the others are added to.")],
-    folders: Annotated[list[Path], typer.Argument(help="Folders of other collections.")],
+    sources: Annotated[list[Path], typer.Argument(help="Folders of other collections, or files of exported trees.")],
 ) -> None:
     """Add collections of other machines to one."""
     from qimeng.bench.collect import merge as run
 
-    added = run(into, folders)
+    added = run(into, sources)
     print(f"added to {into}: " + ", ".join(f"{n} {table}" for table, n in added.items()))
 
 

@@ -85,7 +85,11 @@ class PatchRecord:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> PatchRecord:
-        """The record from the decoded JSON."""
+        """The record from the decoded JSON.
+
+        Raises:
+            ReplayError: another version wrote it, and this one cannot read it.
+        """
         regions = data["regions"]
         if regions is not None:
             regions = tuple(
@@ -184,8 +188,15 @@ def action_from_data(data: dict[str, Any]) -> Action:
 
 
 def implementation_from_data(data: dict[str, Any]) -> Implementation:
-    """The implementation from its decoded JSON (`dataclasses.asdict`)."""
-    schedule = None if data["schedule"] is None else Schedule(**data["schedule"])
+    """The implementation from its decoded JSON (`dataclasses.asdict`).
+
+    Raises:
+        ReplayError: its schedule has a field that this version does not know.
+    """
+    try:
+        schedule = None if data["schedule"] is None else Schedule(**data["schedule"])
+    except TypeError as error:
+        raise ReplayError(f"the schedule is another version's: {error}") from None
     return Implementation(**{**data, "prepare_inputs": tuple(data["prepare_inputs"]), "schedule": schedule})
 
 

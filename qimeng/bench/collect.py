@@ -17,7 +17,7 @@ from qimeng.bench.explore import Explored, explore
 from qimeng.bench.pool import Place, Pool
 from qimeng.errors import QimengError
 from qimeng.planner.data.generate import Bytes, Drawn, draw, draw_many
-from qimeng.planner.data.tree import put_drawn
+from qimeng.planner.data.tree import put_drawn, put_tree, read_trees
 from qimeng.store import Store
 
 STORE, LOG = "store.sqlite", "explored.jsonl"
@@ -183,15 +183,20 @@ def append_rows(log: Path, rows: Iterable[Explored]) -> None:
         os.fsync(out.fileno())
 
 
-def merge(into: Path, folders: Sequence[Path]) -> dict[str, int]:
-    """Add what the collections in `folders` found to the one in `into`, which is made if it is not there.
+def merge(into: Path, sources: Sequence[Path]) -> dict[str, int]:
+    """Add what other collections found to the one in `into`, which is made if it is not there.
+
+    Args:
+        into: folder of a collection.
+        sources: folders of collections, and files of exported trees, which have no log.
 
     Returns:
         Rows of each table of the store that were added, and of the log.
 
     Raises:
-        QimengError: a folder holds no collection.
+        QimengError: a folder holds no collection, a file no trees.
     """
+    folders, files = [s for s in sources if not s.is_file()], [s for s in sources if s.is_file()]
     for folder in folders:
         if not (folder / STORE).is_file():
             raise QimengError(f"{folder} holds no collection ({STORE} is missing)")
@@ -201,6 +206,8 @@ def merge(into: Path, folders: Sequence[Path]) -> dict[str, int]:
         for folder in folders:
             with Store(folder / STORE) as other:
                 store.merge(other)
+        for tree in (tree for file in files for tree in read_trees(file)):
+            put_tree(store, tree)
         added = {table: n - before[table] for table, n in store.counts().items()}
     known = {row.to_json() for row in read_log(into / LOG)}
     new = {row.to_json(): row for folder in folders for row in read_log(folder / LOG)}

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from qimeng.actions import action_text, check_action, legal_actions
+from qimeng.actions import action_text, check_action, kinds, legal_actions
 from qimeng.envs.ranking import gain, preferred
 from qimeng.envs.replay import UNKNOWN, subject_of
 from qimeng.envs.shares import MAX_ACTIONS, carried, dropped_kernels, order_actions
@@ -211,7 +211,6 @@ class Session:
         self.ledger = Ledger(budget or Budget(), clock, clock() if began is None else began)
         self.state = State(task.start)
         self.cut = 0
-        self._legal: dict[tuple[object, ...], tuple[Action, ...]] = {}
 
     def fork(self) -> Session:
         """A branch: a state of its own, budget and best program shared."""
@@ -250,11 +249,11 @@ class Session:
 
     def offered(self) -> tuple[tuple[Action, ...], int]:
         """The legal actions in order, `stop` first, at most 256; and how many were cut."""
-        program = self.state.program
-        key = (program.digest, *(program.schedule(r) for r in program.regions))
-        if key not in self._legal:
-            self._legal[key] = legal_actions(program, self.task.context)
-        found = [a for a in self._legal[key] if a not in self.state.masked]
+        program, legal = self.state.program, self.task.legal
+        key = (program.digest, *(program.schedule(r) for r in program.regions), *kinds())
+        if key not in legal:
+            legal[key] = legal_actions(program, self.task.context)
+        found = [a for a in legal[key] if a not in self.state.masked]
         ordered = order_actions(found, program, self.state.evaluation, self.task.context.device)
         return ordered[:MAX_ACTIONS], max(0, len(ordered) - MAX_ACTIONS)
 

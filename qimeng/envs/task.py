@@ -6,11 +6,11 @@ Deals in the parts that a step loop needs, put together once. Knows nothing abou
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qimeng.actions import Context
-from qimeng.interfaces import Evaluator
+from qimeng.interfaces import Action, Evaluator
 from qimeng.program.program import Program
 from qimeng.store import Conditions
 
@@ -32,6 +32,7 @@ class Task:
         reference: makes the reference module, whose parameters a result takes over; None where there is none.
         whole: the computation as one PyTorch region, as its author wrote it: what is returned where even the start
             program, which runs operator by operator, is slower than that. None where there is none.
+        legal: what sessions have found to be legal, by program: replays of one task come to the same programs.
     """
 
     start: Program
@@ -42,6 +43,9 @@ class Task:
     reason: str = ""
     reference: Callable[[], torch.nn.Module] | None = None
     whole: Program | None = None
+    legal: dict[tuple[object, ...], tuple[Action, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def estimated(self) -> bool:

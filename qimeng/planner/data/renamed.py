@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 def renamed(tree: Tree, start: Program) -> Tree:
     """`tree` with today's digests, its edges applied one after another from `start`.
 
-    What can no longer be applied is left out, and so are programs that no edge leads to: final verifications, which
-    have a subject of their own, and those of a tree that begins with another program.
+    A tree whose programs are all called so already is returned as it is. Of another, what can no longer be applied is
+    left out, and so are programs that no edge leads to: final verifications, which have a subject of their own, and
+    those of a tree that begins with another program. The start program may have its old name while others have not.
 
     Args:
         tree: what was explored.
@@ -50,13 +51,17 @@ def renamed(tree: Tree, start: Program) -> Tree:
             if edge.child is not None and child is not None and edge.child not in programs:
                 programs[edge.child], subjects[edge.child] = child, child.digest
                 waiting.append(edge.child)
+    if all(old == new for old, new in kept.items()) and start.digest in tree.explored:
+        return tree
     evaluations = tuple((p, subjects[s], e) for p, s, e in tree.evaluations if s in subjects)
     return replace(tree, evaluations=evaluations, edges=tuple(kept[e] for e in tree.edges if e in kept))
 
 
 def _first(tree: Tree, start: Program) -> str | None:
-    """The old name of the start program: it has the same regions, and none of them is generated."""
+    """The old name of the start program: today's, or else it has the same regions, and none of them is generated."""
     regions, parents = {r.id for r in start.regions}, {e.parent for e in tree.edges}
+    if start.digest in parents:
+        return start.digest
     for _, subject, evaluation in tree.evaluations:
         if subject in parents and not evaluation.generated_share and set(evaluation.region_ms) == regions:
             return subject

@@ -11,13 +11,14 @@ import json
 import lzma
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qimeng.envs.replay import FINAL, ReplayCoder, ReplayEvaluator
-from qimeng.errors import QimengError
+from qimeng.errors import QimengError, ReplayError
 from qimeng.interfaces import Action, Coder, Evaluation, Gate, Timing
 from qimeng.recipe import PatchRecord, action_from_data
 from qimeng.store import ACCIDENT, Conditions, Store, StoredStep, content_hash, evaluation_key
@@ -195,8 +196,6 @@ class Tree:
         from qimeng.planner.data.renamed import renamed
 
         start = start or self.start()
-        if start.digest in self.explored:
-            return self
         found = renamed(self, start)
         if start.digest not in found.explored:
             raise TreeError(f"the tree of {self.name} does not begin with the program that this version makes of it")
@@ -299,16 +298,16 @@ def describe(path: Path | str) -> Written:
 
 def put_drawn(store: Store, drawn: Drawn) -> None:
     """Keep a drawn spec in the store, with all that is needed to make it again."""
-    spec = drawn.spec
-    body = {
-        "source": spec.source,
-        "dtype": spec.dtype,
-        "mode": spec.mode,
-        "family": drawn.family,
-        "seed": drawn.seed,
-        "index": drawn.index,
-    }
-    store.put_spec(spec.digest, spec.name, json.dumps(body, sort_keys=True))
+    s, where = drawn.spec, {"family": drawn.family, "seed": drawn.seed, "index": drawn.index}
+    body = {"source": s.source, "dtype": s.dtype, "mode": s.mode, **where}
+    store.put_spec(s.digest, s.name, json.dumps(body, sort_keys=True))
+
+
+def put_tree(store: Store, tree: Tree) -> None:
+    """Keep a tree in the store: what reads stores goes on with it, and what it judged is not judged again."""
+    body = {k: getattr(tree, k) for k in ("source", "dtype", "mode", "family", "seed", "index")}
+    store.put_spec(tree.conditions.spec, tree.name, json.dumps(body, sort_keys=True))
+    store.merge(tree.store())
 
 
 def trees_of(store: Store) -> Iterator[Tree]:
@@ -321,7 +320,7 @@ def trees_of(store: Store) -> Iterator[Tree]:
         if body is None or not body[1]:
             continue
         edges = store.steps(conditions)
-        records = {d: store.patch(d) for d in dict.fromkeys(e.patch for e in edges if e.patch is not None)}
+        records = {d: _patch(store, d) for d in dict.fromkeys(e.patch for e in edges if e.patch is not None)}
         about = json.loads(body[1])
         yield Tree(
             name=body[0],
@@ -334,8 +333,16 @@ def trees_of(store: Store) -> Iterator[Tree]:
             conditions=conditions,
             evaluations=tuple(judged),
             patches={d: r for d, r in records.items() if r is not None},
-            edges=edges,
+            edges=tuple(e for e in edges if e.patch is None or records[e.patch] is not None),
         )
+
+
+def _patch(store: Store, digest: str) -> PatchRecord | None:
+    """The patch; None where there is none, or another version wrote it and this one cannot read it."""
+    try:
+        return store.patch(digest)
+    except ReplayError:
+        return None
 
 
 def compact(evaluation: Evaluation) -> Evaluation:
@@ -390,7 +397,10 @@ def _from_data(data: dict[str, Any]) -> Tree:
     evaluations = tuple((p, digests[s], _dense(e)) for p, s, e in data["evaluations"])
     keys = [evaluation_key(conditions, s, p) for p, s, _ in evaluations]
     names = [content_hash(json.dumps(r, sort_keys=True)) for r in data["patches"]]  # as `Store.put_patch` has it
-    patches = {n: PatchRecord.from_data(r) for n, r in zip(names, data["patches"], strict=True)}
+    patches = dict[str, PatchRecord]()
+    for name, record in zip(names, data["patches"], strict=True):
+        with suppress(ReplayError):  # another version wrote it, and this one cannot read it
+            patches[name] = PatchRecord.from_data(record)
     edges = tuple(
         StoredStep(
             digests[parent],
@@ -401,6 +411,7 @@ def _from_data(data: dict[str, Any]) -> Tree:
             None if child is None else digests[child],
         )
         for parent, (kind, regions, param), patch, evaluation, accepted, child in data["edges"]
+        if patch is None or names[patch] in patches
     )
     about = {k: data[k] for k in ("name", "source", "dtype", "mode", "family", "seed", "index")}
     return Tree(**about, conditions=conditions, evaluations=evaluations, patches=patches, edges=edges)
@@ -487,4 +498,15 @@ def _head(line: str, path: Path | str) -> dict[str, Any]:
     return head
 
 
-__all__ = ["Tree", "TreeError", "Written", "compact", "describe", "put_drawn", "read_trees", "trees_of", "write_trees"]
+__all__ = [
+    "Tree",
+    "TreeError",
+    "Written",
+    "compact",
+    "describe",
+    "put_drawn",
+    "put_tree",
+    "read_trees",
+    "trees_of",
+    "write_trees",
+]

@@ -5,7 +5,7 @@ Deals in batches of pairs and of returns. Knows nothing about PPO, or about wher
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,9 @@ from qimeng.interfaces import Action, Observation
 from qimeng.planner.lm.reading import PAD, ReadObservation
 from qimeng.planner.lm.training import Progress
 from qimeng.planner.lm.weights import PlannerModel
+
+ALIKE = 8
+"""Batches that are drawn together, their states sorted by length and dealt out."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +85,14 @@ def imitate(
             raise ValueError(f"{action} is not among the {len(seen.actions)} actions of its observation")
         rows.append(model.reader.arrays(seen))
         wanted.append(seen.actions.index(action))
+    lengths = np.asarray([int((row["state_ids"] >= 0).sum()) for row in rows])
     scorer, shuffle = model.scorer.eval(), np.random.default_rng(s.seed)
     trained = [p for p in scorer.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=s.rate, weight_decay=0.0)
     device, found = trained[0].device, []
     for epoch in range(s.epochs):
-        loss_sum, right, order = 0.0, 0, shuffle.permutation(len(rows))
-        for start in range(0, len(rows), s.batch):
-            chosen = order[start : start + s.batch]
+        loss_sum, right = 0.0, 0
+        for chosen in _batches(lengths, s.batch, shuffle):
             given = [_against(rows[i], wanted[i], s.others, shuffle) for i in chosen]
             logits = _logits(model, given, device)
             target = torch.tensor([wanted[i] for i in chosen], device=device)
@@ -163,6 +166,19 @@ def _play(
         paid.append(float(reward))
         over = terminated or truncated
     return rows, paid
+
+
+def _batches(lengths: np.ndarray, size: int, draw: np.random.Generator) -> Iterator[np.ndarray]:
+    """Every index once, `size` at a time, in a random order; a batch's states are about as long as each other.
+
+    A batch costs as much as its longest state in every row: that saves a third.
+    """
+    order, wide = draw.permutation(len(lengths)), ALIKE * size
+    for start in range(0, len(order), wide):
+        part = order[start : start + wide]
+        part = part[np.argsort(lengths[part], kind="stable")]
+        batches = [part[i : i + size] for i in range(0, len(part), size)]
+        yield from (batches[i] for i in draw.permutation(len(batches)))
 
 
 def _against(row: dict[str, np.ndarray], wanted: int, others: int, draw: np.random.Generator) -> dict[str, np.ndarray]:

@@ -6,7 +6,11 @@ offered: no answer is made up for it.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -17,7 +21,11 @@ from qimeng.envs.task import Task
 from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Coder, Observation
 from qimeng.planner.data.tree import Tree
+from qimeng.program.program import Program
 from qimeng.store import Conditions, StoredStep
+
+MANY = 48
+"""So many trees or more are captured by several processes, which take seconds to start."""
 
 ENDLESS = Budget(seconds=float("inf"), evaluations=1 << 30, steps=1 << 30)
 """No limit but the tree's own."""
@@ -74,16 +82,35 @@ class StoredTask:
 
 
 def stored_tasks(trees: Iterable[Tree], coder: str | Coder = "template") -> Iterator[StoredTask]:
-    """Tasks of those trees that can be walked: captured as they were, their start program judged right."""
-    for tree in trees:
-        try:
-            start = tree.start()
-            now = tree.today(start)
-            task = now.task(coder, start)
-        except QimengError:
-            continue
-        if task.start.digest in now.times:
-            yield StoredTask(now, task)
+    """Tasks of those trees that can be walked: captured as they were, their start program judged right.
+
+    `MANY` trees are captured on all cores, by processes that import the script that is running: keep what it does
+    below ``if __name__ == "__main__":``.
+    """
+    listed, cores = list(trees), len(os.sched_getaffinity(0))
+    with ExitStack() as stack:
+        starts: Iterable[Program | None] = map(_start, listed)
+        if len(listed) >= MANY and cores > 1:
+            pool = ProcessPoolExecutor(min(cores, 16), multiprocessing.get_context("spawn"))
+            starts = stack.enter_context(pool).map(_start, listed, chunksize=4)
+        for tree, start in zip(listed, starts, strict=True):
+            if start is None:
+                continue
+            try:
+                now = tree.today(start)
+                task = now.task(coder, start)
+            except QimengError:
+                continue
+            if task.start.digest in now.times:
+                yield StoredTask(now, task)
+
+
+def _start(tree: Tree) -> Program | None:
+    """The program that the tree begins with; None where its spec cannot be captured."""
+    try:
+        return tree.start()
+    except QimengError:
+        return None
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qimeng.bench.collect import put_drawn
+from qimeng.bench.collect import STORE, merge, put_drawn
 from qimeng.bench.explore import Explored, explore
 from qimeng.envs.replay import CachingEvaluator
 from qimeng.envs.session import Budget, Session
@@ -158,15 +158,50 @@ def of_another_version(tree: Tree) -> Tree:
     return replace(tree, edges=tuple(edges), evaluations=tuple(judged))
 
 
+def with_start(old: Tree, tree: Tree, start: str) -> Tree:
+    """`old`, in which the start program alone has the name that it has in `tree`."""
+    first = content_hash(f"another version's {start}")
+    key, now = evaluation_key(tree.conditions, first), evaluation_key(tree.conditions, start)
+    edges = [
+        replace(
+            e, parent=start if e.parent == first else e.parent, evaluation=now if e.evaluation == key else e.evaluation
+        )
+        for e in old.edges
+    ]
+    judged = [(p, start if s == first else s, e) for p, s, e in old.evaluations]
+    return replace(old, edges=tuple(edges), evaluations=tuple(judged))
+
+
 def test_a_tree_of_another_version_is_named_anew(file: Path) -> None:
     for tree in read_trees(file):
         old = of_another_version(tree)
         start = tree.start()
         assert start.digest not in old.explored and tree.today(start) is tree
         assert old.today(start) == tree
+        mixed = with_start(old, tree, start.digest)
+        assert start.digest in mixed.explored and mixed.today(start) == tree  # all but the start's name is another's
         assert old.task(FakeCoder(), start).evaluator.evaluate(start).ok
         with pytest.raises(TreeError, match="does not begin with the program"):
             replace(old, evaluations=()).today(start)
+
+
+def test_a_store_takes_trees_up_again(file: Path, tmp_path: Path) -> None:
+    counts = merge(tmp_path / "again", [file])
+    assert counts["evaluations"] == sum(len(t.evaluations) for t in read_trees(file)) and counts["log"] == 0
+    with Store(tmp_path / "again" / STORE) as store:
+        write_trees(store, tmp_path / "again.xz")
+    assert (tmp_path / "again.xz").read_bytes() == file.read_bytes()
+
+
+def test_a_patch_that_this_version_cannot_read_costs_its_edge_alone(file: Path, tmp_path: Path) -> None:
+    head, *lines = lzma.decompress(file.read_bytes()).decode().splitlines()
+    data = json.loads(lines[0])
+    data["patches"][0]["alternatives"] = [{"schedule": {"a field of another version": 1}}]
+    other = tmp_path / "other.xz"
+    other.write_bytes(lzma.compress("\n".join([head, json.dumps(data)]).encode()))
+    whole, left = next(read_trees(file)), next(read_trees(other))
+    lost = next(iter(whole.patches))
+    assert lost not in left.patches and left.edges == tuple(e for e in whole.edges if e.patch != lost)
 
 
 def test_hill_climbing_on_a_tree_stops(file: Path) -> None:
