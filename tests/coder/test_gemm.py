@@ -533,6 +533,7 @@ MIXED: dict[str, Case] = {
             dict(
                 LARGE,
                 precision=precision,
+                promote=512,
                 packed=packed,
                 inline="" if precision == "tf32" else {"a": "b"}.get(packed, "a"),
             )
