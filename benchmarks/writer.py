@@ -1,14 +1,15 @@
 """A small model that writes Triton, trained on accepted patches, against an untrained one and against copying.
 
-    python benchmarks/writer.py data   OUT --store runs/collect/store.sqlite --draw 0
+    python benchmarks/writer.py data   OUT --store runs/collect/store.sqlite --others 8
     python benchmarks/writer.py train  OUT --minutes 18
-    python benchmarks/writer.py judge  OUT --requests 100 --minutes 25
+    python benchmarks/writer.py answer OUT --requests 120 --minutes 5
+    python benchmarks/writer.py judge  OUT --requests 120 --minutes 10
     python benchmarks/writer.py table  OUT
     python benchmarks/writer.py toy    OUT          all of it, tiny, on a CPU, from patches that nobody judged
 
-Each command can be repeated: `data` and `train` begin anew, `judge` goes on where it ended. OUT holds `examples.jsonl`,
-`examples.json` (counts), `training.jsonl`, `judged.jsonl` (a row for each request and coder) and the two models, which
-are not committed.
+Every command uses all GPUs of the machine and can be repeated: `data` begins anew, the others go on where they ended,
+`train` only with the same settings. OUT holds `examples.jsonl`, `examples.json` (counts), `training.jsonl`,
+`answers.jsonl`, `judged.jsonl` (a row for each request and coder) and the two models, which are not committed.
 """
 
 from __future__ import annotations
@@ -16,17 +17,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from qimeng.bench.environment import environment
+from qimeng.bench.gpus import gpu_places, visible_gpus
 from qimeng.bench.row import append_line
-from qimeng.bench.writer.examples import LIMITS, WORDS, Example, Split, collect, split, units
-from qimeng.coder.llm.words import Words
+from qimeng.bench.writer.examples import collect, units
+from qimeng.bench.writer.folder import ANSWERS, CODERS, EXAMPLES, JUDGED, PARTS, coders, read, requests
 from qimeng.device import target_device
-from qimeng.interfaces import Coder
 from qimeng.planner.data.generate import Bytes
+
+if TYPE_CHECKING:
+    from qimeng.bench.writer.training import Row, Training
 
 SIZES = tuple(Bytes(1 << n, 1 << (n + 2)) for n in (16, 18, 20, 22))
 """Inputs of drawn specs: 64 KiB to 16 MiB, so that judging takes seconds."""
@@ -34,76 +43,122 @@ SIZES = tuple(Bytes(1 << n, 1 << (n + 2)) for n in (16, 18, 20, 22))
 SHORT = 400
 """Tokens after which an untrained model is cut off: it does not end by itself."""
 
+LOOKED_AT = 48
+"""Held-out examples of each part that training is looked at with."""
+
 
 def data(args: argparse.Namespace) -> None:
     """Make the examples."""
     args.out.mkdir(parents=True, exist_ok=True)
-    sizes = SIZES[: args.sizes]
-    with open(args.out / "examples.jsonl", "w") as file:
-        for example in collect(units(args.store, args.seed, args.draw, sizes), args.processes):
+    some = units(args.store, args.seed, args.draw, SIZES[: args.sizes])
+    with open(args.out / EXAMPLES, "w") as file:
+        for example in collect(some, args.processes, args.others):
             file.write(example.to_json() + "\n")
     parts = read(args.out)
-    counts = {name: len(getattr(parts, name)) for name in ("learnt", "shapes", "chains")}
+    counts = {name: len(getattr(parts, name)) for name in ("learnt", *PARTS)}
     learnt = parts.learnt
     counts |= {"verified": sum(e.verified for e in learnt), "chains learnt": len({e.chain for e in learnt})}
     (args.out / "examples.json").write_text(json.dumps({**counts, "environment": asdict(environment(target_device()))}))
     print(json.dumps(counts))
 
 
-def read(out: Path) -> Split:
-    """The examples of a folder, parted."""
-    return split([Example.from_json(line) for line in (out / "examples.jsonl").read_text().splitlines()])
-
-
 def train(args: argparse.Namespace) -> None:
     """Train, within the minutes given."""
     import torch
 
-    from qimeng.bench.writer.model import Training, new_writer
-    from qimeng.bench.writer.model import train as train_model
+    from qimeng.bench.writer.model import encoded, new_writer
+    from qimeng.bench.writer.training import Training
 
-    learnt = read(args.out).learnt
-    new_writer(learnt, args.size, args.out / "untrained", args.seed)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    how = Training(seconds=60 * args.minutes, steps=args.steps, tokens=args.tokens, rate=args.rate, seed=args.seed)
-    about = {**asdict(how), "size": args.size, "environment": asdict(environment(target_device()))}
+    parts, began = read(args.out), time.monotonic()
+    new_writer(parts.learnt, args.size, args.out / "untrained", args.seed)
+    how = Training(60 * args.minutes, args.steps, args.tokens, args.rate, seed=args.seed)
+    count = torch.cuda.device_count()
+    about = {**asdict(how), "size": args.size, "gpus": count, "environment": asdict(environment(target_device()))}
     append_line(args.out / "training.jsonl", json.dumps(about))
+    looked_at = [e for part in PARTS for e in requests(args.out, part, LOOKED_AT)]
+    rows, held_out = (encoded(args.out / "untrained", some) for some in (parts.learnt, looked_at))
+    context = torch.multiprocessing.get_context("spawn")
+    stop, meeting = context.Event(), args.out.resolve() / f"meeting-{os.getpid()}"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    run_s = 60 * args.now - (time.monotonic() - began)
+    some = (count, meeting, stop, args.out.resolve(), rows, held_out, how, run_s)
+    if count > 1:
+        torch.multiprocessing.spawn(train_member, some, nprocs=count)
+    else:
+        train_member(0, *some)
+    meeting.unlink(missing_ok=True)
+
+
+def train_member(
+    rank: int,
+    count: int,
+    meeting: Path,
+    stop: Any,
+    out: Path,
+    rows: Sequence[Row],
+    held_out: Sequence[Row],
+    how: Training,
+    run_s: float,
+) -> None:
+    """What one process does of the training."""
+    from qimeng.bench.writer.training import Member
+    from qimeng.bench.writer.training import train as train_model
+
+    if count > 1:  # the first process says when to stop
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
 
     def tell(row: dict[str, float]) -> None:
-        append_line(args.out / "training.jsonl", json.dumps(row))
+        append_line(out / "training.jsonl", json.dumps(row))
         print(json.dumps(row), flush=True)
 
-    train_model(args.out / "untrained", args.out / "trained", learnt, how, device, tell)
+    member = Member(f"cuda:{rank}" if count else "cpu", rank, max(count, 1), str(meeting))
+    source, target = out / "untrained", out / "trained"
+    train_model(
+        source, target, rows, how, held_out=held_out, member=member, run_s=run_s, stopped=stop.is_set, on_row=tell
+    )
+
+
+def answer(args: argparse.Namespace) -> None:
+    """Have held-out requests answered by the trained and the untrained model."""
+    from qimeng.bench.writer.answering import Sheet, read_answers, sheets
+    from qimeng.bench.writer.answering import answer as answer_sheets
+    from qimeng.bench.writer.judging import REPAIRS
+
+    file = args.out / ANSWERS
+    asked, done = [e for part in PARTS for e in requests(args.out, part, args.requests)], read_answers(file)
+    lengths = {"trained": args.longest, "untrained": SHORT}
+    some = [s for n, most in lengths.items() for s in sheets(args.out / n, asked, done, REPAIRS, most, args.batch)]
+
+    def tell(sheet: Sheet, failure: str) -> None:
+        print(sheet.folder.name, sheet.number, len(sheet.asked), failure or "answered", flush=True)
+
+    answer_sheets(some, file, gpu_places(0, args.jobs, visible_gpus()), 60 * args.minutes, tell)
 
 
 def judge(args: argparse.Namespace) -> None:
-    """Put held-out requests to the trained model, the untrained one and the copier."""
-    from qimeng.bench.writer.judging import REPAIRS, CopyCoder, Judged
-    from qimeng.bench.writer.judging import judge as judge_examples
-    from qimeng.bench.writer.model import WriterChat
-    from qimeng.coder.llm.coder import LLMCoder
+    """Judge what was answered, beside copies of the nearest patches and the template coder's own."""
+    from qimeng.bench.writer.judging import Judged, hearings, read_rows, rows_of
+    from qimeng.bench.writer.judging import judge as judge_hearings
 
-    parts, stop_at = read(args.out), time.monotonic() + 60 * args.minutes
-    chats = {
-        "trained": WriterChat(args.out / "trained", batch=args.batch),
-        "untrained": WriterChat(args.out / "untrained", max_tokens=SHORT, batch=args.batch),
-    }
-    coders: dict[str, Coder] = {
-        name: LLMCoder(chat, again=0, words=Words(WORDS), limits=LIMITS) for name, chat in chats.items()
-    }
-    coders["copy"] = CopyCoder(parts.learnt)
-    for part in ("shapes", "chains"):
-        # the order of their keys is as good as chance, and always the same
-        some = sorted(getattr(parts, part), key=lambda e: e.key)[: args.requests]
-        for chat in chats.values():
-            chat.prepare([e.messages for e in some], REPAIRS)
+    file = args.out / JUDGED
+    work = partial(rows_of, coders=partial(coders, args.out.resolve()), environment=environment(target_device()))
+    done = list(read_rows(file))
+    # the template coder last, and of each part a few in turn, so that a run that is cut off has some of everything
+    some = [
+        hearing
+        for names in (CODERS[:-1], CODERS[-1:])
+        for both in zip_longest(*(hearings(p, requests(args.out, p, args.requests), names, done) for p in PARTS))
+        for hearing in both
+        if hearing is not None
+    ]
 
-        def tell(row: Judged) -> None:
-            print(row.part, row.coder, row.chain, row.kind, row.tries or row.error, flush=True)
+    def tell(row: Judged) -> None:
+        print(row.part, row.coder, row.chain, row.kind, row.error or row.tries, flush=True)
 
-        judge_examples(
-            part, some, coders, args.out / "judged.jsonl", environment(target_device()), stop_at=stop_at, on_row=tell
-        )
+    places = gpu_places(0, args.jobs, visible_gpus())
+    judge_hearings(some, work, file, places, 60 * args.minutes, on_row=tell)
     table(args)
 
 
@@ -112,16 +167,17 @@ def table(args: argparse.Namespace) -> None:
     from qimeng.bench.writer.judging import read_rows
     from qimeng.bench.writer.judging import table as as_table
 
-    print(as_table(read_rows(args.out / "judged.jsonl")), end="")
+    print(as_table(read_rows(args.out / JUDGED)), end="")
 
 
 def toy(args: argparse.Namespace) -> None:
     """Everything at toy size: that it runs, nothing about how good it is."""
-    args.store, args.draw, args.sizes = [], 6, 2
+    args.store, args.draw, args.sizes, args.others, args.jobs = [], 6, 2, 0, 1
     data(args)
-    args.size, args.steps, args.minutes, args.tokens, args.rate = "toy", 20, 5.0, 8192, 1e-3
+    args.size, args.steps, args.minutes, args.now, args.tokens, args.rate = "toy", 20, 5.0, 5.0, 8192, 1e-3
     train(args)
-    args.requests, args.minutes, args.batch = 2, 5.0, 2
+    args.requests, args.minutes, args.batch, args.longest = 2, 5.0, 2, 100
+    answer(args)
     judge(args)
 
 
@@ -129,7 +185,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    for function in (data, train, judge, table, toy):
+    for function in (data, train, answer, judge, table, toy):
         command = commands.add_parser(function.__name__, help=function.__doc__)
         command.add_argument("out", type=Path)
         command.add_argument("--seed", type=int, default=0)
@@ -137,18 +193,23 @@ def main() -> None:
         command.set_defaults(function=function)
         if function is data:
             command.add_argument("--store", type=Path, action="append", default=[], help="*.sqlite, or a file of trees")
+            command.add_argument("--others", type=int, default=8, help="other sizes at which steps are written again")
             command.add_argument("--draw", type=int, default=0, help="drawn specs whose patches nobody judged")
             command.add_argument("--sizes", type=int, default=len(SIZES), help="sizes of each drawn spec")
         if function is train:
             command.add_argument("--size", default="small")
-            command.add_argument("--minutes", type=float, default=18.0)
+            command.add_argument("--minutes", type=float, default=18.0, help="of the training, over all runs")
+            command.add_argument("--now", type=float, default=1e6, help="minutes of this run")
             command.add_argument("--steps", type=int, default=1_000_000)
-            command.add_argument("--tokens", type=int, default=65_536, help="of a batch")
+            command.add_argument("--tokens", type=int, default=32_768, help="of a batch, on each GPU")
             command.add_argument("--rate", type=float, default=1e-3)
-        if function is judge:
+        if function in (answer, judge):
             command.add_argument("--requests", type=int, default=100, help="of each set")
-            command.add_argument("--minutes", type=float, default=25.0)
-            command.add_argument("--batch", type=int, default=128, help="answers written together")
+            command.add_argument("--minutes", type=float, default=10.0)
+            command.add_argument("--jobs", type=int, default=4, help="processes on each GPU")
+        if function is answer:
+            command.add_argument("--batch", type=int, default=64, help="answers written together")
+            command.add_argument("--longest", type=int, default=2600, help="tokens of an answer")
     args = parser.parse_args()
     args.function(args)
 

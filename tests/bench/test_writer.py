@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import ast
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from qimeng.bench.row import Environment
+from qimeng.bench.writer.answering import Answer, Written, sheets
 from qimeng.bench.writer.examples import Draw, Example, collect, examples_of, split
-from qimeng.bench.writer.judging import CopyCoder, Judged, attempts, judge, read_rows, table
-from qimeng.bench.writer.model import SIZES, Training, WriterChat, new_writer, train
+from qimeng.bench.writer.judging import CopyCoder, Hearing, Judged, attempts, hearings, judge, read_rows, rows_of, table
+from qimeng.bench.writer.model import SIZES, encoded, new_writer
+from qimeng.bench.writer.resized import resized
 from qimeng.bench.writer.symbolic import symbolic
-from qimeng.coder.llm.chat import Reply
+from qimeng.bench.writer.training import Training, train
+from qimeng.coder.llm.chat import ChatError, Reply
 from qimeng.coder.llm.reply import read_reply
 from qimeng.coder.llm.shown import target_region
 from qimeng.coder.template.coder import TemplateCoder
+from qimeng.device import device_named
 from qimeng.envs.replay import CachingEvaluator
 from qimeng.envs.session import Session
 from qimeng.graph.verify import capture_spec
@@ -25,6 +30,7 @@ from qimeng.planner.data.generate import Bytes, draw
 from qimeng.planner.data.tree import put_drawn, trees_of
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
 from qimeng.store import Conditions, Store
 from qimeng.testing import FakeEvaluator, fake_task
 
@@ -133,7 +139,21 @@ def test_only_right_and_faster_steps_are_learnt() -> None:
     assert [e.action for e in found] == [accepted[0].action, accepted[2].action]
 
 
-def test_tries_are_counted(examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_written_again_at_other_sizes(examples: list[Example]) -> None:
+    lowering = next(e for e in examples if e.traits.kind == "lowering")
+    spec = KernelSpec.from_source(lowering.source, "s", dtype=lowering.dtype, mode=lowering.mode)
+    device = device_named("h200")
+    found = list(resized(spec, [(lowering.action,)], device, 3))
+    sources = {other.source for other, _, _ in found}
+    assert 2 <= len(sources) <= 3 and spec.source not in sources
+    for other, request, patch in found:
+        assert other.source and other.source.partition("class")[2] == (spec.source or "").partition("class")[2]
+        assert request.action == lowering.action and len(patch.alternatives) == 1
+    first = next(resized(spec, [(lowering.action,)], device, 3))
+    assert first[0].source == found[0][0].source and first[2].alternatives == found[0][2].alternatives
+
+
+def test_tries_are_counted(examples: list[Example], monkeypatch: pytest.MonkeyPatch) -> None:
     own = [e for e in examples if e.traits.kind == "lowering"][:2]
     request = own[0].request()
     assert list(attempts(CopyCoder(own[:1]), FakeEvaluator(), request, 2)) == ["passed"]
@@ -141,10 +161,32 @@ def test_tries_are_counted(examples: list[Example], tmp_path: Path, monkeypatch:
     assert list(attempts(CopyCoder(own[:1]), wrong, request, 2)) == ["region wrong", "write coder", "write coder"]
     task = fake_task(request.program.graph)
     monkeypatch.setattr("qimeng.bench.writer.judging.make_task", lambda spec, device: task)
-    for _ in range(2):
-        judge("shapes", own[:1], {"copy": CopyCoder(own)}, tmp_path / "rows.jsonl", Environment("fake"))
-    (row,) = read_rows(tmp_path / "rows.jsonl")
-    assert row.passed == 1 and row.tries == ("passed",) and row.error is None
+    (hearing,) = hearings("shapes", own[:1], ("copy", "other"), [])
+    copier = CopyCoder(own)
+    row, other = rows_of(hearing, lambda: {"copy": copier, "other": copier}, Environment("fake"))
+    assert row.passed == 1 and row.tries == ("passed",) and row.error is None and other.coder == "other"
+    (left,) = hearings("shapes", own[:1], ("copy", "other"), [row, replace(other, error="no judge")])
+    assert left.asked == ((own[0], ("other",)),)
+    assert not hearings("shapes", own[:1], ("copy",), [row])
+
+
+def heard(hearing: Hearing) -> list[Judged]:
+    """A judge for a worker process, which dies where it is asked about chains."""
+    if hearing.part == "chains":
+        os._exit(3)
+    return [
+        Judged(hearing.part, e.key, n, "lowering", "add", 1, ("passed",), 1.0, Environment())
+        for e, (n,) in hearing.asked
+    ]
+
+
+def test_a_judge_that_dies_costs_its_own_rows(examples: list[Example], tmp_path: Path) -> None:
+    out, some = tmp_path / "rows.jsonl", [examples[0]]
+    both = [*hearings("chains", some, ("copy",), []), *hearings("shapes", some, ("copy",), [])]
+    judge(both, heard, out)
+    rows = {r.part: r for r in read_rows(out)}
+    assert rows["shapes"].error is None and "exit code 3" in (rows["chains"].error or "")
+    assert hearings("chains", some, ("copy",), rows.values()) and not hearings("shapes", some, ("copy",), rows.values())
 
 
 def test_table_of_shares() -> None:
@@ -158,14 +200,36 @@ def test_table_of_shares() -> None:
 def test_a_writer_learns_and_answers(examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SIZES, "tiny", MiniSize(hidden=32, layers=1, heads=2, kv_heads=1, inner=64, positions=2048))
     short = sorted(examples, key=lambda e: len(e.prompt[1]) + len(e.answer))[:2]
-    new_writer(short, "tiny", tmp_path / "new", vocabulary=400)
-    rows: list[dict[str, float]] = []
-    how = Training(seconds=1e9, steps=50, tokens=2048, rate=1e-2)
-    train(tmp_path / "new", tmp_path / "old", short, replace(how, steps=1), on_row=rows.append)
-    train(tmp_path / "new", tmp_path / "old", short, how, on_row=rows.append)
-    assert rows[1]["loss"] < 0.8 * rows[0]["loss"] and rows[1]["examples"] == 2
-    chat = WriterChat(tmp_path / "old", max_tokens=8, batch=2, device="cpu", temperature=2.0)
-    chat.prepare([e.messages for e in short], draws=1)
-    answers = [next(chat.ask(short[0].messages)).text for _ in range(3)]
-    again = WriterChat(tmp_path / "old", max_tokens=8, batch=2, device="cpu", temperature=2.0)
-    assert next(again.ask(short[0].messages)).text == answers[0] and len(set(answers)) > 1
+    new, old = tmp_path / "new", tmp_path / "old"
+    new_writer(short, "tiny", new, vocabulary=400)
+    some, told = encoded(new, short), list[dict[str, float]]()
+    how = Training(seconds=1e9, steps=40, tokens=2048, rate=1e-2)
+    train(new, tmp_path / "begun", some, replace(how, steps=1), on_row=told.append)
+    looks = iter([False, False, False, True])
+    train(new, old, some, how, stopped=lambda: next(looks))  # ended after 24 updates, as by SIGTERM
+    last = train(new, old, some, how, held_out=some, on_row=told.append)
+    assert last["step"] == 40 and last["loss"] < 0.8 * told[0]["loss"] and last["examples"] == 2
+    assert 0 < last["held_loss"] < told[0]["loss"] and 0 <= last["held_exact"] <= 1
+    asked = list(sheets(old, short, [], draws=1, max_tokens=8, batch=2))
+    answers = [a for sheet in asked for a in sheet.answers()]
+    assert [a.number for a in answers] == [0, 0, 1, 1]
+    assert not list(sheets(old, short, answers, draws=1, max_tokens=8, batch=2))
+    chat = Written("old", [Answer.from_json(a.to_json()) for a in answers], short)
+    texts = [next(chat.ask(short[0].messages)).text for _ in range(2)]
+    assert texts == [a.reply.text for a in answers if a.key == short[0].key]
+    with pytest.raises(ChatError, match="no answer number 2"):
+        next(chat.ask(short[0].messages))
+
+
+def test_a_training_goes_on_as_if_it_had_not_ended(
+    examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SIZES, "tiny", MiniSize(hidden=16, layers=1, heads=1, kv_heads=1, inner=16, positions=2048))
+    short = sorted(examples, key=lambda e: len(e.prompt[1]) + len(e.answer))[:4]
+    new_writer(short, "tiny", tmp_path / "new", vocabulary=300)
+    some, how = encoded(tmp_path / "new", short), Training(seconds=1e9, steps=16, tokens=1024, rate=1e-2)
+    whole = train(tmp_path / "new", tmp_path / "whole", some, how)
+    looks = iter([False, True])
+    train(tmp_path / "new", tmp_path / "parts", some, how, stopped=lambda: next(looks))
+    parts = train(tmp_path / "new", tmp_path / "parts", some, how)
+    assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-3) and parts["step"] == whole["step"] == 16

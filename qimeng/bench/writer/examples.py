@@ -15,11 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 
 from qimeng.actions import Context, legal_actions
+from qimeng.bench.writer.resized import resized
 from qimeng.bench.writer.symbolic import symbolic
 from qimeng.coder.llm.chat import ChatError, Message, Reply
 from qimeng.coder.llm.prompt import Limits, write_messages
@@ -35,7 +37,7 @@ from qimeng.graph.capture import CaptureError
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Evaluation, Request
 from qimeng.planner.data.generate import Bytes, Drawn, draw
-from qimeng.planner.data.tree import Tree, read_trees, trees_of
+from qimeng.planner.data.tree import Tree, TreeError, read_trees, trees_of
 from qimeng.program.program import Implementation, Program
 from qimeng.recipe import action_from_data, program_from_json, program_to_json
 from qimeng.spec import KernelSpec
@@ -125,14 +127,22 @@ def read_source(path: Path) -> Iterator[Tree]:
         yield from read_trees(path)
 
 
-def from_tree(tree: Tree) -> Iterator[Example]:
-    """The examples of what was explored of one spec."""
-    spec = tree.spec()
-    start = Program.start(capture_spec(spec, verify=False))
+def from_tree(tree: Tree, others: int = 0) -> Iterator[Example]:
+    """The examples of what was explored of one spec, and the same steps at `others` other sizes of it.
+
+    Raises:
+        CaptureError: this version does not capture the spec.
+        TreeError: it captures another program than was explored.
+        ReplayError: a patch cannot be applied any more.
+    """
+    spec, start = tree.spec(), tree.start()
+    tree = tree.today(start)
     judged = {(purpose, subject): e for purpose, subject, e in tree.evaluations}
     device = device_named(tree.conditions.device.removesuffix("(here)"))
     known: dict[str, tuple[Program, Evaluation | None]] = {start.digest: (start, judged.get(("step", start.digest)))}
     evaluations = {evaluation_key(tree.conditions, subject, purpose): e for (purpose, subject), e in judged.items()}
+    ways: dict[str, tuple[Action, ...]] = {start.digest: ()}
+    learnt: dict[tuple[Action, ...], None] = {}
     waiting = deque([start.digest])
     while waiting:
         program, before = known[parent := waiting.popleft()]
@@ -144,14 +154,17 @@ def from_tree(tree: Tree) -> Iterator[Example]:
             child = patch.apply(program, evaluation.chosen if evaluation else 0)
             if child.digest not in known:
                 known[child.digest] = child, evaluation or before
+                ways[child.digest] = (*ways[parent], edge.action)
                 waiting.append(child.digest)
             if evaluation is None or not evaluation.ok or not patch.alternatives or child.digest == parent:
                 continue
             implementation = patch.alternatives[evaluation.chosen]
             first = all(not program.implementation(program.region(r)).generated for r in edge.action.regions)
             if first or beats(evaluation, before):
-                request = Request(program, edge.action, device, tree.mode)
-                yield from example_of(spec, request, implementation, True)
+                learnt[(*ways[parent], edge.action)] = None
+                yield from example_of(spec, Request(program, edge.action, device, tree.mode), implementation, True)
+    for other, request, patch in resized(spec, learnt, device, others):
+        yield from example_of(other, request, patch.alternatives[0], False)
 
 
 def from_drawn(drawn: Drawn, device: str = "h200", steps: int = 12, seed: int = 0) -> Iterator[Example]:
@@ -232,21 +245,28 @@ def units(sources: Iterable[Path], seed: int = 0, count: int = 0, sizes: Sequenc
             yield Draw(seed, index, size)
 
 
-def examples_of(unit: Tree | Draw) -> list[Example]:
+def examples_of(unit: Tree | Draw, others: int = 0) -> list[Example]:
     """The examples of one unit; none where this version captures it as another program than was explored."""
     try:
         if isinstance(unit, Tree):
-            return list(from_tree(unit))
+            return list(from_tree(unit, others))
         return list(from_drawn(draw(unit.seed, unit.index, unit.sizes)))
-    except (CaptureError, ReplayError):
+    except (CaptureError, ReplayError, TreeError):
         return []
 
 
-def collect(some: Iterable[Tree | Draw], processes: int = 1) -> Iterator[Example]:
-    """The examples of all units, no question twice, made by several processes."""
+def collect(some: Iterable[Tree | Draw], processes: int = 1, others: int = 0) -> Iterator[Example]:
+    """The examples of all units, no question twice, made by several processes.
+
+    Args:
+        some: trees and draws.
+        processes: how many.
+        others: at how many other sizes the steps of each tree are written once more.
+    """
     seen: set[str] = set()
+    work = partial(examples_of, others=others)
     with ProcessPoolExecutor(processes, get_context("spawn")) if processes > 1 else nullcontext() as pool:
-        made = pool.map(examples_of, some, chunksize=4) if pool is not None else map(examples_of, some)
+        made = pool.map(work, some, chunksize=2) if pool is not None else map(work, some)
         for example in chain.from_iterable(made):
             if example.key not in seen:
                 seen.add(example.key)

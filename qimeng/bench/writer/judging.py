@@ -1,12 +1,13 @@
 """What a writer's patches are worth: share that pass all gates at the first try, and after repair, beside baselines.
 
-Deals in coders, held-out examples and rows, one for each request and coder, resumable. Knows nothing about how kernels
-are judged, or how a model was trained.
+Deals in coders, held-out examples and rows, one for each request and coder, in processes on every GPU, resumable. Knows
+nothing about how kernels are judged, or how a model was trained.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -15,6 +16,7 @@ from itertools import groupby
 from pathlib import Path
 
 from qimeng.actions.graph_kinds import fused_partition
+from qimeng.bench.pool import Place, Pool
 from qimeng.bench.row import Environment, append_line, whole_lines
 from qimeng.bench.writer.examples import Example
 from qimeng.coder.llm.chat import Reply
@@ -28,6 +30,12 @@ from qimeng.recipe import program_from_json
 from qimeng.spec import KernelSpec
 
 REPAIRS = 2
+
+TOGETHER = 4
+"""Requests of one spec that are judged by one process, one after another."""
+
+LIMIT_S = 240.0
+"""Seconds that these may take."""
 
 
 class CopyCoder(Coder):
@@ -71,7 +79,7 @@ class Judged:
         chain: operators of the region.
         passed: the try that passed all gates, from 1; 0 where none did.
         tries: gate and class of failure of each try, ``"passed"`` last where it did.
-        seconds: of writing and judging, the first answer aside where answers were written together.
+        seconds: of judging, and of writing where the answers were not ready.
         environment: where it was judged.
         error: why nothing could be judged; no row of that kind counts.
     """
@@ -98,69 +106,113 @@ class Judged:
         return cls(**{**data, "tries": tuple(data["tries"]), "environment": Environment(**data["environment"])})
 
 
-def judge(
-    part: str,
-    examples: Iterable[Example],
-    coders: Mapping[str, Coder],
-    out: Path,
-    environment: Environment,
-    device: str | None = None,
-    repairs: int = REPAIRS,
-    stop_at: float = float("inf"),
-    on_row: Callable[[Judged], None] = lambda row: None,
-) -> None:
-    """Put every example to every coder; a row each, appended to `out`. What is there already is not done again.
+@dataclass(frozen=True)
+class Hearing:
+    """Requests of one spec, with the names of the coders that each is put to."""
+
+    part: str
+    asked: tuple[tuple[Example, tuple[str, ...]], ...]
+
+
+def hearings(part: str, examples: Iterable[Example], coders: Sequence[str], done: Iterable[Judged]) -> list[Hearing]:
+    """What is still to be judged; what could not be judged is tried again.
 
     Args:
         part: what the rows call the set.
         examples: the requests.
-        coders: name to coder.
-        out: JSON lines.
-        environment: of the rows.
-        device: name of a device to estimate for; the GPU of this machine by default.
-        repairs: tries after the first.
-        stop_at: the monotonic clock's time after which nothing is begun.
-        on_row: told each row.
+        coders: names of coders.
+        done: rows that are there.
     """
-    done = {(r.part, r.key, r.coder) for r in read_rows(out)}
+    known = {(r.part, r.key, r.coder) for r in done if r.error is None}
 
     def spec(e: Example) -> tuple[str, str, str]:
         return e.source, e.dtype, e.mode
 
+    found = []
     for _, group in groupby(sorted(examples, key=spec), spec):
-        left = [(e, n) for e in group for n in coders if (part, e.key, n) not in done]
-        if not left or time.monotonic() > stop_at:
-            continue
-        for row in _of_spec(part, left, coders, environment, device, repairs):
-            append_line(out, row.to_json())
-            on_row(row)
+        left = [(e, tuple(n for n in coders if (part, e.key, n) not in known)) for e in group]
+        left = [(e, names) for e, names in left if names]
+        found += [Hearing(part, tuple(left[i : i + TOGETHER])) for i in range(0, len(left), TOGETHER)]
+    return found
 
 
-def _of_spec(
-    part: str,
-    left: Sequence[tuple[Example, str]],
-    coders: Mapping[str, Coder],
+def judge(
+    some: Sequence[Hearing],
+    work: Callable[[Hearing], Sequence[Judged]],
+    out: Path,
+    places: Sequence[Place] = (Place(),),
+    seconds: float = math.inf,
+    limit_s: float = LIMIT_S,
+    on_row: Callable[[Judged], None] = lambda row: None,
+) -> None:
+    """Have `some` judged; a row for each request and coder, appended to `out`.
+
+    Args:
+        some: what is judged.
+        work: `rows_of` with its coders, pickled.
+        out: JSON lines.
+        places: where, and how many at once.
+        seconds: wall-clock limit; what is not judged by then is left to another run.
+        limit_s: seconds that one hearing may take; none of its rows is kept if it takes longer.
+        on_row: told each row.
+    """
+    stop_at = time.monotonic() + seconds
+    with Pool(places) as pool:
+        for outcome in pool.run(some, work, limit_s=limit_s, stop_at=stop_at, start_before=stop_at):
+            rows = outcome.result or ()
+            if outcome.failure is not None and not outcome.interrupted:
+                rows = [replace(r, error=outcome.failure) for r in _empty(outcome.task, Environment())]
+            for row in rows:
+                append_line(out, row.to_json())
+                on_row(row)
+
+
+def _empty(hearing: Hearing, environment: Environment) -> list[Judged]:
+    """The rows of a hearing before it takes place."""
+    return [
+        Judged(hearing.part, e.key, name, e.traits.kind, e.chain, 0, (), 0.0, environment)
+        for e, names in hearing.asked
+        for name in names
+    ]
+
+
+def rows_of(
+    hearing: Hearing,
+    coders: Callable[[], Mapping[str, Coder]],
     environment: Environment,
-    device: str | None,
-    repairs: int,
-) -> Iterator[Judged]:
-    """The rows of one spec, whose judge is made once."""
-    first = left[0][0]
+    device: str | None = None,
+    repairs: int = REPAIRS,
+) -> list[Judged]:
+    """The rows of one hearing, whose judge is made once.
+
+    Args:
+        hearing: what is judged.
+        coders: makes the coders, by name.
+        environment: of the rows.
+        device: name of a device to estimate for; the GPU of this machine by default.
+        repairs: tries after the first.
+
+    Raises:
+        QimengError: there is no judge for the spec.
+    """
+    first, by_name = hearing.asked[0][0], coders()
     spec = KernelSpec.from_source(first.source, "held-out", dtype=first.dtype, mode=first.mode)
-    task = make_task(spec, device=device)
+    task, rows = make_task(spec, device=device), iter(_empty(hearing, environment))
+    found = []
     with closing(task.evaluator) as evaluator:
-        for example, name in left:
-            row = Judged(part, example.key, name, example.traits.kind, example.chain, 0, (), 0.0, environment)
-            began = time.monotonic()
-            try:
-                program = program_from_json(example.program, task.start.graph)
-                request = Request(program, example.action, task.context.device, example.mode)
-                tries = tuple(attempts(coders[name], evaluator, request, repairs))
-            except QimengError as error:
-                yield replace(row, error=f"{type(error).__name__}: {error}"[:300])
-                continue
-            passed = len(tries) if tries[-1] == "passed" else 0
-            yield replace(row, passed=passed, tries=tries, seconds=round(time.monotonic() - began, 2))
+        for example, names in hearing.asked:
+            for name in names:
+                row, began = next(rows), time.monotonic()
+                try:
+                    program = program_from_json(example.program, task.start.graph)
+                    request = Request(program, example.action, task.context.device, example.mode)
+                    tries = tuple(attempts(by_name[name], evaluator, request, repairs))
+                except QimengError as error:
+                    found.append(replace(row, error=f"{type(error).__name__}: {error}"[:300]))
+                    continue
+                passed = len(tries) if tries[-1] == "passed" else 0
+                found.append(replace(row, passed=passed, tries=tries, seconds=round(time.monotonic() - began, 2)))
+    return found
 
 
 def attempts(coder: Coder, evaluator: Evaluator, request: Request, repairs: int) -> Iterator[str]:
@@ -188,7 +240,7 @@ def read_rows(path: Path) -> Iterator[Judged]:
 
 def table(rows: Iterable[Judged]) -> str:
     """Shares by set and coder, as Markdown."""
-    counted = [r for r in rows if r.error is None]
+    counted = list({(r.part, r.key, r.coder): r for r in rows if r.error is None}.values())
     lines = ["| set | coder | requests | first try | after repair |", "|---|---|---|---|---|"]
     for part, coder in sorted({(r.part, r.coder) for r in counted}):
         some = [r for r in counted if (r.part, r.coder) == (part, coder)]
@@ -199,4 +251,4 @@ def table(rows: Iterable[Judged]) -> str:
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["CopyCoder", "Judged", "attempts", "judge", "read_rows", "table"]
+__all__ = ["CopyCoder", "Hearing", "Judged", "attempts", "hearings", "judge", "read_rows", "rows_of", "table"]

@@ -76,8 +76,12 @@ class LocalChat(Chat):
                 raise ChatError(f"no answer within {limit_s:g} s", "timeout", True)
             yield from self._write([prompt] * number, seed_of(messages, first), left)
 
-    def ask_many(self, conversations: Sequence[Sequence[Message]]) -> list[Reply]:
+    def ask_many(self, conversations: Sequence[Sequence[Message]], number: int = 0) -> list[Reply]:
         """One answer to each conversation, written together in batches.
+
+        Args:
+            conversations: what is asked.
+            number: with a temperature, other numbers give other answers.
 
         Raises:
             ChatError: a conversation is too long for the model, or the model cannot be used.
@@ -85,7 +89,8 @@ class LocalChat(Chat):
         replies: list[Reply] = []
         for first in range(0, len(conversations), self.batch):
             some = conversations[first : first + self.batch]
-            replies += self._write([self._prompt(m) for m in some], seed_of(some[0], first))
+            seed = seed_of(some[0], first + number * len(conversations))
+            replies += self._write([self._prompt(m) for m in some], seed)
         return replies
 
     def _prompt(self, messages: Sequence[Message]) -> list[int]:

@@ -10,6 +10,7 @@ or search/replace edits of the text that `qimeng.coder.llm.shown.base_source` gi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -142,6 +143,7 @@ class Sections:
             text=fenced(region.function(), "the region in PyTorch"),
             inputs="\n".join(f"- x{i}: {_tensor(region, v)}" for i, v in enumerate(region.inputs)),
             outputs="\n".join(f"- {i}: {_tensor(region, v)}" for i, v in enumerate(region.outputs)),
+            sizes=_sizes([region.graph.meta(v).shape for v in (*region.inputs, *region.outputs)]),
         )
 
     def present(self) -> str:
@@ -219,6 +221,16 @@ class Sections:
         if request.instruction:
             text += "\n\n" + self.words.fill("instruction", text=tame(request.instruction))
         return text
+
+
+def _sizes(shapes: Sequence[Sequence[int]]) -> str:
+    """Extents and numbers of elements, each as an odd number times a power of two: what blocks divide.
+
+    >>> _sizes([(96, 8), (8,)])
+    '8 = 1 x 8, 96 = 3 x 32, 768 = 3 x 256'
+    """
+    numbers = sorted({n for shape in shapes for n in (*shape, math.prod(shape)) if n > 1})
+    return ", ".join(f"{n} = {n // (n & -n)} x {n & -n}" for n in numbers)
 
 
 def _tensor(region: Region, value: Value) -> str:
