@@ -1,7 +1,7 @@
 r"""Planners and searches compared on held-out specs: list, explore, replay, live, table, picture.
 
-    python benchmarks/planners.py list --root KernelBench
-    python benchmarks/planners.py explore --root KernelBench --out runs/heldout --lm RL=runs/rl
+    python benchmarks/planners.py list --root KernelBench --json > runs/candidates.jsonl
+    python benchmarks/planners.py explore --listed runs/candidates.jsonl --out runs/heldout --lm RL=runs/rl
     python benchmarks/planners.py replay --out runs/heldout --rows benchmarks/results/planners.jsonl \
         --lm RL=runs/rl --method "imitation=lm:runs/imitation" --method "untrained LM=lm:runs/untrained"
     python benchmarks/planners.py live --out runs/heldout --rows benchmarks/results/planners.jsonl \
@@ -10,8 +10,9 @@ r"""Planners and searches compared on held-out specs: list, explore, replay, liv
     python benchmarks/planners.py picture benchmarks/results/planners.jsonl docs/planners.svg
 
 `explore` and `live` want the GPU (without one, times are estimated, and every row says so); all else runs on a CPU.
-Every step goes on where it was interrupted. The rule by which specs are held out is in `qimeng.bench.replay_heldout`.
-Trees of KernelBench problems hold the problems' text and stay out of the repository; rows do not.
+Every step goes on where it was interrupted, and `benchmarks/planner.sh` runs them all. The rule by which specs are held
+out is in `qimeng.bench.replay_heldout`. Lists and trees of KernelBench problems hold the problems' text and stay out of
+the repository; rows do not.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def list_(
         spec = drawn.spec
         about = {"number": number, "family": drawn.family, "name": spec.name, "spec": spec.digest}
         about |= {"dtype": spec.dtype, "mode": spec.mode}
-        print(json.dumps(about) if as_json else "  ".join(str(v) for v in about.values()))
+        more = {"seed": drawn.seed, "index": drawn.index, "source": spec.source}
+        print(json.dumps({**about, **more}) if as_json else "  ".join(str(v) for v in about.values()), flush=True)
 
 
 @app.command()
@@ -78,6 +80,9 @@ def explore(
     gpus: Annotated[int, typer.Option(help="GPUs to use; 0 for all that are visible.")] = 0,
     jobs: Annotated[int, typer.Option(help="Candidates explored at once, on each GPU.")] = 2,
     only: Annotated[int, typer.Option(help="Only so many candidates of each half; 0 for all.")] = 0,
+    listed: Annotated[
+        Path | None, typer.Option(help="What `list --json` wrote: finding the candidates takes a minute.")
+    ] = None,
 ) -> None:
     """Explore the candidates' trees with the methods that are compared, then by chance."""
     from qimeng.bench.gpus import gpu_places, visible_gpus
@@ -88,7 +93,8 @@ def explore(
     target = make_device(device or None)
     places = gpu_places(gpus, jobs, visible_gpus() if target.measured else ())
     plan = Plan(_methods(lm, method, standard), evaluations, seconds_each, total_seconds, places=places, device=device)
-    explore_all(_candidates(root, only), plan, out, target.name, lambda row: print(row_line(row), flush=True))
+    candidates = _listed(listed, only) if listed else _candidates(root, only)
+    explore_all(candidates, plan, out, target.name, lambda row: print(row_line(row), flush=True))
 
 
 @app.command()
@@ -100,6 +106,8 @@ def replay(
     standard: Standard = True,
     evaluations: Annotated[int, typer.Option(help="Of each replay.")] = EVALUATIONS,
     seeds: Annotated[int, typer.Option(help="Seeds of methods that draw.")] = 3,
+    jobs: Annotated[int, typer.Option(help="Replays at once; 0 for as many as there are cores.")] = 0,
+    total_seconds: Annotated[float, typer.Option(help="Time budget; what is left is done the next time.")] = 86400.0,
     every: Annotated[bool, typer.Option(help="Replay on every explored tree, small or without gain.")] = False,
     trained_on: Annotated[
         list[Path], typer.Option(help="Trees that a planner here was trained on; none may be held out.")
@@ -109,9 +117,9 @@ def replay(
     from qimeng.bench.collect import STORE
     from qimeng.bench.environment import environment
     from qimeng.bench.replay import append_replay, judged, read_replays
-    from qimeng.bench.replay import replay as play
     from qimeng.bench.replay_explore import read_order
     from qimeng.bench.replay_heldout import KERNELBENCH, best_known, check_untrained, chosen
+    from qimeng.bench.replay_jobs import replay_at_once
     from qimeng.envs.setup import make_device
     from qimeng.planner.data.tree import read_trees, trees_of
     from qimeng.store import Store
@@ -127,15 +135,15 @@ def replay(
     for tree in trees:
         print(f"  {tree.name}: {judged(tree)} programs judged, best known {best_known(tree):.2f} x eager")
     done = read_replays(rows) if rows.exists() else ()
-    where = environment(make_device("h200"))
-    found = play(
+    found = replay_at_once(
         trees,
         _methods(lm, method, standard),
-        where,
+        environment(make_device("h200")),
+        jobs or len(os.sched_getaffinity(0)),
+        total_seconds,
         range(seeds),
         evaluations,
         done,
-        on_refused=lambda tree, error: print(f"{tree.name} cannot be replayed: {error}"),
     )
     for row in found:
         append_replay(rows, row)
@@ -148,13 +156,18 @@ def live(
     timed: Annotated[Path, typer.Option(help="File of live times; programs that it holds are not timed again.")],
     out: Out = Path("runs/heldout"),
     device: Annotated[str, typer.Option(help="Without a GPU: device to estimate times for.")] = "",
+    gpus: Annotated[int, typer.Option(help="GPUs to use; 0 for all that are visible.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Specs at once, on each GPU.")] = 2,
+    total_seconds: Annotated[float, typer.Option(help="Time budget; what is left is done the next time.")] = 86400.0,
 ) -> None:
     """Verify and time the programs that the replays ended with, and say what each method is worth live."""
     from qimeng.bench.collect import STORE
     from qimeng.bench.environment import environment
+    from qimeng.bench.gpus import gpu_places, visible_gpus
     from qimeng.bench.replay import read_replays
-    from qimeng.bench.replay_live import append_live, live_gains, read_live, time_live
-    from qimeng.envs.setup import make_device, make_task
+    from qimeng.bench.replay_jobs import time_at_once
+    from qimeng.bench.replay_live import append_live, live_gains, read_live
+    from qimeng.envs.setup import make_device
     from qimeng.planner.data.tree import trees_of
     from qimeng.store import Store
 
@@ -162,7 +175,8 @@ def live(
     with Store(out / STORE) as store:
         trees = list(trees_of(store))
     done = read_live(timed) if timed.exists() else ()
-    for row in time_live(trees, replays, lambda t: make_task(t.spec(), device=target), environment(target), done):
+    places = gpu_places(gpus, jobs, visible_gpus() if target.measured else ())
+    for row in time_at_once(trees, replays, environment(target), places, total_seconds, device, done):
         append_live(timed, row)
         print(f"{row.name:<24} {row.program} {row.speedup:.2f} x eager{'' if row.right else f', {row.error}'}")
     kind = "measured" if target.measured else "estimated"
@@ -208,6 +222,24 @@ def _candidates(root: Path | None, only: int = 0):  # type: ignore[no-untyped-de
 
     problems = kernelbench(root, only or PROBLEMS) if root is not None else ()
     return [*generated(only or DRAWN), *problems]
+
+
+def _listed(path: Path, only: int):  # type: ignore[no-untyped-def]
+    from qimeng.bench.replay_heldout import KERNELBENCH
+    from qimeng.planner.data.generate import Drawn
+    from qimeng.spec import KernelSpec
+
+    counts, found = Counter[bool](), []
+    for line in path.read_text().splitlines():
+        about = json.loads(line)
+        spec = KernelSpec.from_source(about["source"], about["name"], dtype=about["dtype"], mode=about["mode"])
+        if spec.digest != about["spec"]:
+            raise QimengError(f"{path}: {about['name']} is another spec in this version; write the list anew")
+        half = about["family"] == KERNELBENCH
+        counts[half] += 1
+        if not only or counts[half] <= only:
+            found.append(Drawn(spec, about["family"], about["seed"], about["index"]))
+    return found
 
 
 def _methods(lm: list[str], given: list[str], standard: bool) -> tuple[Method, ...]:

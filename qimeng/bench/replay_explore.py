@@ -73,7 +73,7 @@ def explore_one(drawn: Drawn, plan: Plan, store: Path) -> Explored:
 def explore_all(
     candidates: Sequence[Drawn], plan: Plan, out: Path, device: str, on_row: Callable[[Explored], None]
 ) -> None:
-    """Explore the candidates that have no row in the log yet, the two halves as they come.
+    """Explore the candidates that have no row in the log yet, then go on with those that ran out of seconds.
 
     Args:
         candidates: in their order, which is kept beside the log.
@@ -84,8 +84,9 @@ def explore_all(
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / ORDER).write_text(json.dumps([[d.spec.digest, d.spec.name] for d in candidates], indent=0) + "\n")
-    done = {r.spec for r in read_log(out / LOG) if r.device == device and r.asked >= plan.evaluations}
-    left = [d for d in candidates if d.spec.digest not in done]
+    rows = {r.spec: r for r in read_log(out / LOG) if r.device == device and r.asked >= plan.evaluations}
+    late = [d for d in candidates if (row := rows.get(d.spec.digest)) and row.stopped == "seconds"]
+    left = [d for d in candidates if d.spec.digest not in rows] + late
     end = time.monotonic() + plan.total_seconds
     with Pool(plan.places) as pool:
         for outcome in pool.run(

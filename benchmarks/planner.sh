@@ -1,0 +1,225 @@
+#!/usr/bin/env bash
+# The planner's measured path: trees for training, planners, held-out trees, comparison, live times, adaptation.
+#   benchmarks/planner.sh OUT SECONDS [NAME ...]
+# NAME is collect, train, explore, replay, live or adapt; all of them, in this order, by default. What is left of SECONDS
+# is shared out among those that are left, and each ends within its share. With the same OUT, on this machine or on
+# another that has a copy of it, each goes on where it ended; OUT holds trees, rows and planners, stores and checkpoints
+# lie in SCRATCH (a run of training that was cut off begins anew on another machine). One that fails does not keep the
+# others from running. Variables: CANDIDATES (what `planners.py list --root KernelBench --json` wrote; without it, the
+# generated half of the held-out specs alone), SPECS, ONLY (candidates of each half; 0 for all), RUNS (instead of those
+# below), METHODS ("LABEL=PLANNER+SEARCH", one a line, to compare besides), DEVICE (to adapt to; h200), SCRATCH.
+set -uo pipefail
+out=$1 end=$((SECONDS + $2))
+shift 2
+names=("$@")
+[ $# -gt 0 ] || names=(collect train explore replay live adapt)
+declare -A weight=([collect]=6 [train]=5 [explore]=5 [replay]=2 [live]=3 [adapt]=4)
+here=$(dirname "$0")
+scratch=${SCRATCH:-/tmp/qimeng-planner}
+gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
+export TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+
+# Runs of training, one a line: name and settings that differ from the defaults. The first is the one that is compared
+# with every search.
+runs() {
+    [ -z "${RUNS:-}" ] || { echo "$RUNS" && return; }
+    cat <<-END
+	seed0
+	seed1 seed=1
+	seed2 seed=2
+	milestones reward=milestones
+	paper reward=paper
+	coverage coverage=0.5
+	milestones1 reward=milestones seed=1
+	untrained imitation.epochs=0 ppo.steps=0
+	END
+}
+
+first=$(runs | head -n 1 | cut -d ' ' -f 1)
+qimeng() { python3 -m qimeng.cli "$@"; }
+
+# A command with so many seconds; ended with the script.
+limited() {
+    local seconds=$1
+    shift
+    [ "$seconds" -gt 0 ] || return 1
+    timeout -k 5 "$seconds" "$@" &
+    child=$!
+    trap 'end=0; kill $child' TERM INT # also of a subshell, which has lost the script's
+    wait $child                        # a signal interrupts this, not a command in the foreground
+}
+
+# The collection NAME in SCRATCH, from its trees and its log in OUT where it is not there.
+restore() {
+    local work=$scratch/$1
+    mkdir -p "$work"
+    [ -s "$work/store.sqlite" ] || [ ! -s "$out/$1.xz" ] || qimeng collect merge "$work" "$out/$1.xz"
+    [ -s "$work/explored.jsonl" ] || [ ! -s "$out/$1.jsonl" ] || cp "$out/$1.jsonl" "$work/explored.jsonl"
+    [ -s "$work/candidates.json" ] || [ ! -s "$out/$1.json" ] || cp "$out/$1.json" "$work/candidates.json"
+}
+
+# Its trees, log and candidates to OUT, whole or not at all.
+keep() {
+    local work=$scratch/$1
+    [ -s "$work/store.sqlite" ] || return 1
+    qimeng collect export "$work" "$out/$1.xz.part" && mv "$out/$1.xz.part" "$out/$1.xz"
+    [ ! -s "$work/explored.jsonl" ] || cp "$work/explored.jsonl" "$out/$1.jsonl"
+    [ ! -s "$work/candidates.json" ] || cp "$work/candidates.json" "$out/$1.json"
+}
+
+# 24 places take 13,000 s of 560: 40 s for each of 300 specs. One that has judged its programs earlier leaves the rest
+# to others, so that more come in. Sizes up to 256 MiB: six judges fit one GPU, and checking takes less than timing.
+collect() {
+    restore trees
+    limited $(($1 - 25)) python3 -m qimeng.cli collect --out "$scratch/trees" --specs "${SPECS:-400}" \
+        --families pointwise,reduction,normalization,softmax,product,block --most-mib 256 \
+        --evaluations 28 --seconds-each 40 --total-seconds $(($1 - 45)) --overhead-seconds 15 --jobs 6
+    keep trees
+}
+
+# Each place takes the next run of the list; two share a GPU, which a small model does not fill.
+train() {
+    local until=$((SECONDS + $1)) place places=$((gpus > 0 ? 2 * gpus : 1))
+    [ -s "$out/trees.xz" ] || { echo "no trees: collect first" && return 1; }
+    rm -rf "$scratch/taken"
+    mkdir -p "$scratch/taken" "$out/planners"
+    for ((place = 0; place < places; place++)); do
+        runs | while read -r name settings; do
+            [ "$end" -gt 0 ] && mkdir "$scratch/taken/$name" 2>/dev/null && one_run "$place" "$until" "$name" $settings
+        done &
+    done
+    wait
+    finished "$(runs | wc -l)"
+}
+
+# Planner NAME, trained on the trees with these settings, at a place and until a time.
+one_run() {
+    local place=$1 until=$2 name=$3 setting options=()
+    shift 3
+    unpack "$name"
+    [ ! -s "$scratch/$name/report.json" ] || return 0
+    for setting in "$@"; do options+=(--set "$setting"); done
+    on_gpu "$place" limited $((until - SECONDS - 5)) python3 -m qimeng.cli train "$out/trees.xz" --out "$scratch/$name" \
+        ${options[@]+"${options[@]}"} >>"$scratch/$name.log" 2>&1
+    pack "$name"
+}
+
+on_gpu() {
+    local place=$1
+    shift
+    if [ "$gpus" -gt 0 ]; then CUDA_VISIBLE_DEVICES=$((place % gpus)) OMP_NUM_THREADS=4 "$@"; else "$@"; fi
+}
+
+# A finished run to OUT, its checkpoint left out; its report as a row; what imitation alone gave, of the first run.
+pack() {
+    local name=$1
+    if [ ! -s "$scratch/$name/report.json" ]; then
+        echo "$name: not finished"
+        tail -n 3 "$scratch/$name.log"
+        return 1
+    fi
+    [ ! -s "$out/planners/$name.tar.gz" ] || return 0
+    rm -f "$scratch/$name/checkpoint.pt"
+    local left=()
+    [ "$name" = "$first" ] || left=(--exclude imitated)
+    tar -C "$scratch" ${left[@]+"${left[@]}"} -czf "$out/planners/$name.part" "$name" &&
+        mv "$out/planners/$name.part" "$out/planners/$name.tar.gz"
+    python3 - "$name" "$scratch/$name/report.json" >>"$out/runs.jsonl" <<-END
+	import json, sys
+	print(json.dumps({"run": sys.argv[1], **json.load(open(sys.argv[2]))}))
+	END
+}
+
+unpack() {
+    [ -e "$scratch/$1" ] || [ ! -s "$out/planners/$1.tar.gz" ] || tar -C "$scratch" -xzf "$out/planners/$1.tar.gz"
+}
+
+finished() {
+    local count
+    count=$(find "$out/planners" -name '*.tar.gz' | wc -l)
+    echo "$count planners are there"
+    [ "$count" -ge "$1" ]
+}
+
+# What is compared: the first run with every search, imitation alone, the others; nothing of theirs where there is none.
+methods() {
+    options=()
+    unpack "$first"
+    if [ -s "$scratch/$first/planner.json" ]; then
+        options=(--lm "RL=$scratch/$first" --method "imitation=lm:$scratch/$first/imitated"
+            --method "imitation, best-of-n=lm:$scratch/$first/imitated+best-of-n")
+    fi
+    local name settings
+    while read -r name settings; do
+        unpack "$name"
+        [ "$name" = "$first" ] || [ ! -s "$scratch/$name/planner.json" ] ||
+            options+=(--method "$name=lm:$scratch/$name" --method "$name, best-of-n=lm:$scratch/$name+best-of-n")
+    done < <(runs)
+    while read -r name; do [ -z "$name" ] || options+=(--method "$name"); done <<<"${METHODS:-}"
+}
+
+# A candidate that ran out of seconds is gone on with once all have been looked at.
+explore() {
+    restore heldout
+    methods
+    local each=$((($1 - 50) / 2))
+    limited $(($1 - 25)) python3 "$here/planners.py" explore ${CANDIDATES:+--listed "$CANDIDATES"} --out "$scratch/heldout" \
+        --evaluations 140 --seconds-each $((each < 150 ? each : 150)) --total-seconds $(($1 - 50)) --jobs 5 \
+        --only "${ONLY:-0}" ${options[@]+"${options[@]}"}
+    keep heldout
+}
+
+replay() {
+    restore heldout
+    methods
+    limited $(($1 - 5)) python3 "$here/planners.py" replay --out "$scratch/heldout" --rows "$out/replays.jsonl" \
+        --total-seconds $(($1 - 15)) ${options[@]+"${options[@]}"} &&
+        python3 "$here/planners.py" table "$out/replays.jsonl" >"$out/planners.md"
+}
+
+live() {
+    restore heldout
+    limited $(($1 - 5)) python3 "$here/planners.py" live --out "$scratch/heldout" --rows "$out/replays.jsonl" \
+        --timed "$out/live.jsonl" --jobs 3 --total-seconds $(($1 - 15))
+}
+
+# From a planner trained on estimates for another GPU to the measured trees, with three budgets.
+adapt() {
+    local until=$((SECONDS + $1)) budget place=0
+    restore estimates
+    limited $(($1 / 3)) python3 -m qimeng.cli collect --out "$scratch/estimates" --specs 100 --seed 31 --device a100 \
+        --families pointwise,reduction,normalization,softmax,product,block --most-mib 256 \
+        --seconds-each 60 --total-seconds $(($1 / 3 - 10)) --overhead-seconds 10 --jobs "$(nproc)"
+    keep estimates
+    mkdir -p "$out/planners"
+    unpack base
+    [ -s "$scratch/base/report.json" ] || on_gpu 0 limited $(((until - SECONDS) / 2)) python3 -m qimeng.cli train \
+        "$out/estimates.xz" --out "$scratch/base" >>"$scratch/base.log" 2>&1
+    pack base || return 1
+    for budget in 100 300 1000; do
+        unpack "adapt$budget"
+        {
+            [ -s "$scratch/adapt$budget/report.json" ] || on_gpu "$place" limited $((until - SECONDS - 5)) \
+                python3 -m qimeng.cli adapt "$scratch/base" "$out/trees.xz" --device "${DEVICE:-h200}" \
+                --evaluations "$budget" --out "$scratch/adapt$budget" >>"$scratch/adapt$budget.log" 2>&1
+            pack "adapt$budget"
+        } &
+        place=$((place + 1))
+    done
+    wait
+}
+
+mkdir -p "$out" "$scratch"
+total=0
+for name in "${names[@]}"; do total=$((total + ${weight[$name]:?unknown: $name})); done
+failed=0
+for name in "${names[@]}"; do
+    left=$((end - SECONDS))
+    seconds=$((left * weight[$name] / total))
+    total=$((total - weight[$name]))
+    [ "$seconds" -gt 60 ] || continue
+    echo "== $name, $seconds s"
+    trap 'end=0; kill $(jobs -p) 2>/dev/null' TERM INT
+    "$name" "$seconds" || { echo "$name: failed" && failed=1; }
+done
+exit $failed
