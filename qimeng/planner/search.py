@@ -38,10 +38,18 @@ class ScoringPlanner(Planner):
     def scores(self, observation: Observation) -> Sequence[float]:
         """A score for each of `observation.actions`, higher is better (log-probabilities, say)."""
 
+    def scores_of(self, observations: Sequence[Observation]) -> list[Sequence[float]]:
+        """`scores` of several observations; a planner that is quicker at many together says so here."""
+        return [self.scores(o) for o in observations]
+
     def choose(self, observation: Observation) -> Action:
         """The action with the highest score, the first of them where several share it."""
-        scores = self.scores(observation)
-        return observation.actions[max(range(len(scores)), key=scores.__getitem__)]
+        return best_action(observation, self.scores(observation))
+
+
+def best_action(observation: Observation, scores: Sequence[float]) -> Action:
+    """The action with the highest of `scores`, the first of them where several share it."""
+    return observation.actions[max(range(len(scores)), key=scores.__getitem__)]
 
 
 class ValuingPlanner(ScoringPlanner):

@@ -7,6 +7,7 @@ does not disturb what is timed on the GPU.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ from qimeng.planner.search import ValuingPlanner
 
 if TYPE_CHECKING:
     from qimeng.planner.lm.weights import PlannerModel
+
+TOGETHER = 16
+"""Observations that are scored in one pass at most."""
 
 SHIPPED = Path(__file__).parent / "shipped"
 """Where the weights that come with the package lie, once there are any."""
@@ -67,17 +71,32 @@ class LanguageModelPlanner(ValuingPlanner):
 
     def look(self, observation: Observation) -> tuple[list[float], float]:
         """Log-probability of each of `observation.actions`, and the value of the state (the reward still to come)."""
+        return self._look([observation])[0]
+
+    def scores_of(self, observations: Sequence[Observation]) -> list[Sequence[float]]:
+        """Log-probabilities, `TOGETHER` observations at a time, those about as long as each other together."""
+        order = sorted(range(len(observations)), key=lambda i: len(observations[i].program.regions))
+        found: dict[int, Sequence[float]] = {}
+        for start in range(0, len(order), TOGETHER):
+            part = order[start : start + TOGETHER]
+            found |= {i: s for i, (s, _) in zip(part, self._look([observations[i] for i in part]), strict=True)}
+        return [found[i] for i in range(len(observations))]
+
+    def _look(self, observations: Sequence[Observation]) -> list[tuple[list[float], float]]:
+        import numpy as np
         import torch
 
-        self._warn(observation.device.name.removesuffix("(here)"))
-        arrays = self.model.reader.arrays(observation)
-        device = next(self.model.scorer.parameters()).device
-        given = {name: torch.from_numpy(array)[None].to(device) for name, array in arrays.items()}
-        actions = given["action_ids"].long().view(1, MAX_ACTIONS, -1)[:, : len(observation.actions)]
+        for device in dict.fromkeys(o.device.name.removesuffix("(here)") for o in observations):
+            self._warn(device)
+        rows = [self.model.reader.arrays(o) for o in observations]
+        where = next(self.model.scorer.parameters()).device
+        given = {name: torch.from_numpy(np.stack([row[name] for row in rows])).to(where) for name in rows[0]}
+        most = max(len(o.actions) for o in observations)
+        actions = given["action_ids"].long().view(len(rows), MAX_ACTIONS, -1)[:, :most]
         with torch.inference_mode():
             logits, values = self.model.scorer(given["state_ids"].long(), actions, given["features"])
-        found: list[float] = logits[0].log_softmax(-1).tolist()
-        return found, float(values[0])
+        scores, worth = logits.log_softmax(-1).tolist(), values.tolist()
+        return [(s[: len(o.actions)], v) for o, s, v in zip(observations, scores, worth, strict=True)]
 
     def _warn(self, device: str) -> None:
         """Say once that this device is new to the planner, where that is known."""
@@ -87,5 +106,5 @@ class LanguageModelPlanner(ValuingPlanner):
             warnings.warn(
                 f"this planner was trained on times of {', '.join(sorted(known))}; for {device} it goes by the "
                 f"device's numbers alone: `qimeng adapt --device {device}` trains it further",
-                stacklevel=4,
+                stacklevel=5,
             )

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from qimeng.envs.session import STOP
-from qimeng.interfaces import Action, Observation
+from qimeng.interfaces import Observation
 from qimeng.planner.lm.stored import ENDLESS, StoredTask
-from qimeng.planner.search import ScoringPlanner
+from qimeng.planner.search import ScoringPlanner, best_action
 
 AT = (5, 10, 20, 40)
 """Evaluations after which the share is told."""
+
+STEPS = 32
+"""Longest trajectory."""
 
 IDLE = 8
 """Trajectories in a row that judge nothing new, after which no more are begun."""
@@ -47,6 +50,9 @@ class Replayed:
         return sum(self.curve) / len(self.curve)
 
 
+Following = Generator[Observation, Sequence[float], Replayed]
+
+
 class Chance(ScoringPlanner):
     """Gives every action the same score."""
 
@@ -56,7 +62,7 @@ class Chance(ScoringPlanner):
 
 
 def replay(
-    planner: ScoringPlanner, stored: StoredTask, evaluations: int = 20, steps: int = 32, seed: int = 0
+    planner: ScoringPlanner, stored: StoredTask, evaluations: int = 20, steps: int = STEPS, seed: int = 0
 ) -> Replayed:
     """Follow `planner` through the tree.
 
@@ -65,9 +71,15 @@ def replay(
     up or nothing is new. After n trajectories in a row without anything new, scores are divided by 1 + n, so that a
     planner that is sure of itself looks elsewhere as well. What the tree has no answer for is not offered.
     """
+    return _side_by_side(planner, [_follow(stored, evaluations, steps, seed)])[0]
+
+
+def _follow(stored: StoredTask, evaluations: int, steps: int, seed: int) -> Following:
+    """One replay: yields what is to be scored, is sent the scores."""
     draw, session = random.Random(f"{seed} {stored.tree.conditions.spec}"), stored.begin(ENDLESS.steps, evaluations)
     root, ledger, idle, first = session.state, session.ledger, 0, None
-    reached, choices = {1: 0.0}, _Remembering(planner, stored)
+    reached: dict[int, float] = {1: 0.0}
+    known: dict[object, list[float]] = {}  # a state that comes again (the start, above all) is scored once
     while idle < IDLE and ledger.evaluations < evaluations:
         branch, before = session.fork(), ledger.evaluations
         branch.return_to(root)
@@ -75,12 +87,37 @@ def replay(
             if branch.exhausted() is not None:
                 break
             seen = branch.observe()
-            branch.step(choices.best(seen) if first is None else choices.drawn(seen, draw, 1 + idle))
+            offered = stored.offered(seen)
+            if first is None:
+                seen = replace(seen, actions=offered)
+                branch.step(best_action(seen, (yield seen)))
+            else:
+                actions = tuple(a for a in offered if a != STOP) or offered  # to stop only where there is nothing else
+                key = (seen.program.digest, seen.best_ms, actions, tuple(s.action for s in seen.history))
+                if key not in known:
+                    scores = yield replace(seen, actions=actions)
+                    known[key] = [s - max(scores) for s in scores]
+                branch.step(draw.choices(actions, [math.exp(s / (1 + idle)) for s in known[key]])[0])
             reached[ledger.evaluations] = _share(stored, ledger.best.ms if ledger.best else None)
         first = reached[ledger.evaluations] if first is None else first
         idle = 0 if ledger.evaluations > before else idle + 1
     curve = [max(share for count, share in reached.items() if count <= n) for n in range(1, evaluations + 1)]
     return Replayed(stored.tree.name, tuple(curve), first or 0.0)
+
+
+def _side_by_side(planner: ScoringPlanner, replays: Sequence[Following]) -> list[Replayed]:
+    """What comes of each; they go on together, so that the planner scores many states in one pass."""
+    ended: dict[int, Replayed] = {}
+    given: dict[int, Sequence[float] | None] = dict.fromkeys(range(len(replays)))
+    while given:
+        asked: dict[int, Observation] = {}
+        for number, scores in given.items():
+            try:
+                asked[number] = next(replays[number]) if scores is None else replays[number].send(scores)
+            except StopIteration as end:
+                ended[number] = end.value
+        given = dict(zip(asked, planner.scores_of(list(asked.values())), strict=True))
+    return [ended[i] for i in range(len(replays))]
 
 
 def worth_replaying(stored: Sequence[StoredTask]) -> list[StoredTask]:
@@ -96,7 +133,7 @@ def mean_shares(
     Returns:
         ``share at 5`` and so on up to `evaluations`; ``area``; ``greedy``: what the greedy trajectory alone ends with.
     """
-    found = [replay(planner, s, evaluations, seed=seed) for s in stored for seed in seeds]
+    found = _side_by_side(planner, [_follow(s, evaluations, STEPS, seed) for s in stored for seed in seeds])
     if not found:
         return {}
     means = {f"share at {n}": _mean(r.curve[n - 1] for r in found) for n in AT if n <= evaluations}
@@ -111,33 +148,6 @@ def _mean(values: Iterable[float]) -> float:
 def _share(stored: StoredTask, best_ms: float | None) -> float:
     whole = math.log(stored.gain)
     return math.log(stored.start_ms / best_ms) / whole if best_ms and whole else 0.0
-
-
-class _Remembering:
-    """A planner's choices; a state that comes again (the start, above all) is scored once.
-
-    Args:
-        planner: scores.
-        stored: says what is offered.
-    """
-
-    def __init__(self, planner: ScoringPlanner, stored: StoredTask):
-        self.planner, self.stored = planner, stored
-        self._known: dict[object, list[float]] = {}
-
-    def best(self, seen: Observation) -> Action:
-        """The action with the best score, `stop` among them."""
-        return self.planner.choose(replace(seen, actions=self.stored.offered(seen)))
-
-    def drawn(self, seen: Observation, draw: random.Random, heat: float) -> Action:
-        """An action by chance, `stop` only where there is nothing else."""
-        offered = self.stored.offered(seen)
-        actions = tuple(a for a in offered if a != STOP) or offered
-        key = (seen.program.digest, seen.best_ms, actions, tuple(s.action for s in seen.history))
-        if key not in self._known:
-            scores = self.planner.scores(replace(seen, actions=actions))
-            self._known[key] = [s - max(scores) for s in scores]
-        return draw.choices(actions, [math.exp(s / heat) for s in self._known[key]])[0]
 
 
 __all__ = ["AT", "GAIN", "IDLE", "Chance", "Replayed", "mean_shares", "replay", "worth_replaying"]
