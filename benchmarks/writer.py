@@ -8,7 +8,7 @@
     python benchmarks/writer.py toy    OUT          all of it, tiny, on a CPU, from patches that nobody judged
 
 Every command uses all GPUs of the machine and can be repeated: `data` begins anew, the others go on where they ended,
-`train` only with the same settings. OUT holds `examples.jsonl`, `examples.json` (counts), `training.jsonl`,
+`train` only with the same settings. OUT holds the examples, `examples.json` (counts), `training.jsonl`,
 `answers.jsonl`, `judged.jsonl` (a row for each request and coder) and the two models, which are not committed.
 """
 
@@ -30,7 +30,7 @@ from qimeng.bench.environment import environment
 from qimeng.bench.gpus import gpu_places, visible_gpus
 from qimeng.bench.row import append_line
 from qimeng.bench.writer.examples import collect, units
-from qimeng.bench.writer.folder import ANSWERS, CODERS, EXAMPLES, JUDGED, PARTS, coders, read, requests
+from qimeng.bench.writer.folder import ANSWERS, CODERS, JUDGED, LEARNT, PARTS, coders, read, requests, write
 from qimeng.device import target_device
 from qimeng.planner.data.generate import Bytes
 
@@ -49,17 +49,13 @@ LOOKED_AT = 48
 
 def data(args: argparse.Namespace) -> None:
     """Make the examples."""
-    args.out.mkdir(parents=True, exist_ok=True)
     some = units(args.store, args.seed, args.draw, SIZES[: args.sizes])
-    with open(args.out / EXAMPLES, "w") as file:
-        for example in collect(some, args.processes, args.others):
-            file.write(example.to_json() + "\n")
-    parts = read(args.out)
-    counts = {name: len(getattr(parts, name)) for name in ("learnt", *PARTS)}
+    parts = write(args.out, collect(some, args.processes, args.others))
+    counts = {name: len(getattr(parts, name)) for name in (LEARNT, *PARTS)}
     learnt = parts.learnt
     counts |= {"verified": sum(e.verified for e in learnt), "chains learnt": len({e.chain for e in learnt})}
     (args.out / "examples.json").write_text(json.dumps({**counts, "environment": asdict(environment(target_device()))}))
-    print(json.dumps(counts))
+    print(json.dumps(counts), flush=True)
 
 
 def train(args: argparse.Namespace) -> None:
@@ -69,14 +65,14 @@ def train(args: argparse.Namespace) -> None:
     from qimeng.bench.writer.model import encoded, new_writer
     from qimeng.bench.writer.training import Training
 
-    parts, began = read(args.out), time.monotonic()
-    new_writer(parts.learnt, args.size, args.out / "untrained", args.seed)
+    began, learnt = time.monotonic(), list(read(args.out, LEARNT))
+    new_writer(learnt, args.size, args.out / "untrained", args.seed)
     how = Training(60 * args.minutes, args.steps, args.tokens, args.rate, seed=args.seed)
     count = torch.cuda.device_count()
     about = {**asdict(how), "size": args.size, "gpus": count, "environment": asdict(environment(target_device()))}
     append_line(args.out / "training.jsonl", json.dumps(about))
     looked_at = [e for part in PARTS for e in requests(args.out, part, LOOKED_AT)]
-    rows, held_out = (encoded(args.out / "untrained", some) for some in (parts.learnt, looked_at))
+    rows, held_out = (encoded(args.out / "untrained", some) for some in (learnt, looked_at))
     context = torch.multiprocessing.get_context("spawn")
     stop, meeting = context.Event(), args.out.resolve() / f"meeting-{os.getpid()}"
     for number in (signal.SIGTERM, signal.SIGINT):

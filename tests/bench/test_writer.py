@@ -12,6 +12,7 @@ import pytest
 from qimeng.bench.row import Environment
 from qimeng.bench.writer.answering import Answer, Written, sheets
 from qimeng.bench.writer.examples import Draw, Example, collect, examples_of, split
+from qimeng.bench.writer.folder import read, requests, write
 from qimeng.bench.writer.judging import CopyCoder, Hearing, Judged, attempts, hearings, judge, read_rows, rows_of, table
 from qimeng.bench.writer.model import SIZES, encoded, new_writer
 from qimeng.bench.writer.resized import resized
@@ -87,7 +88,7 @@ def test_examples_say_the_same_as_the_template_coder(examples: list[Example]) ->
         assert "[data " in e.prompt[1] and len(e.prompt[0]) < 20
 
 
-def test_chains_and_shapes_are_held_out(examples: list[Example]) -> None:
+def test_chains_and_shapes_are_held_out(examples: list[Example], tmp_path: Path) -> None:
     e = examples[0]
     many = [
         replace(e, traits=replace(e.traits, ops=("add", f"op{n}")), shapes=f"{m}", prompt=("", f"{n} {m}"))
@@ -99,6 +100,11 @@ def test_chains_and_shapes_are_held_out(examples: list[Example]) -> None:
     learnt = {x.chain for x in parts.learnt}
     assert {x.chain for x in parts.shapes} <= learnt and not {x.chain for x in parts.chains} & learnt
     assert not {(x.chain, x.shapes) for x in parts.shapes} & {(x.chain, x.shapes) for x in parts.learnt}
+    assert write(tmp_path, many) == parts and sorted(e.key for e in read(tmp_path, "chains")) == sorted(
+        e.key for e in parts.chains
+    )
+    asked = requests(tmp_path, "shapes", 3)
+    assert len(asked) == 3 and asked == requests(tmp_path, "shapes")[:3]
     assert 0.1 < len(parts.chains) / len(many) < 0.3 and 0.05 < len(parts.shapes) / len(many) < 0.2
     alone = replace(e, traits=replace(e.traits, ops=("add",)))
     assert not split([alone]).chains
@@ -156,13 +162,17 @@ def test_steps_are_written_again_at_other_sizes(examples: list[Example]) -> None
 def test_tries_are_counted(examples: list[Example], monkeypatch: pytest.MonkeyPatch) -> None:
     own = [e for e in examples if e.traits.kind == "lowering"][:2]
     request = own[0].request()
-    assert list(attempts(CopyCoder(own[:1]), FakeEvaluator(), request, 2)) == ["passed"]
+    assert list(attempts(CopyCoder([(own[0].traits, own[0].answer)]), FakeEvaluator(), request, 2)) == ["passed"]
     wrong = FakeEvaluator(wrong=lambda program: "it differs")
-    assert list(attempts(CopyCoder(own[:1]), wrong, request, 2)) == ["region wrong", "write coder", "write coder"]
+    assert list(attempts(CopyCoder([(own[0].traits, own[0].answer)]), wrong, request, 2)) == [
+        "region wrong",
+        "write coder",
+        "write coder",
+    ]
     task = fake_task(request.program.graph)
     monkeypatch.setattr("qimeng.bench.writer.judging.make_task", lambda spec, device: task)
     (hearing,) = hearings("shapes", own[:1], ("copy", "other"), [])
-    copier = CopyCoder(own)
+    copier = CopyCoder([(e.traits, e.answer) for e in own])
     row, other = rows_of(hearing, lambda: {"copy": copier, "other": copier}, Environment("fake"))
     assert row.passed == 1 and row.tries == ("passed",) and row.error is None and other.coder == "other"
     (left,) = hearings("shapes", own[:1], ("copy", "other"), [row, replace(other, error="no judge")])

@@ -5,7 +5,7 @@ Deals in the files' names. Knows nothing about training or judging.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,7 +17,10 @@ from qimeng.coder.llm.words import Words
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.interfaces import Coder
 
-EXAMPLES, ANSWERS, JUDGED = "examples.jsonl", "answers.jsonl", "judged.jsonl"
+ANSWERS, JUDGED = "answers.jsonl", "judged.jsonl"
+
+LEARNT = "learnt"
+"""What is learnt from."""
 
 PARTS = ("shapes", "chains")
 """What is held out."""
@@ -26,26 +29,37 @@ CODERS = ("trained", "copy", "untrained", "template")
 """Who is judged; the template coder shows what the patches that nobody judged are worth."""
 
 
-@lru_cache(1)
-def read(out: Path) -> Split:
-    """The examples of a folder, parted."""
-    return split([Example.from_json(line) for line in (out / EXAMPLES).read_text().splitlines()])
+def write(out: Path, examples: Iterable[Example]) -> Split:
+    """Part `examples` and write each part to a file."""
+    out.mkdir(parents=True, exist_ok=True)
+    parts = split(tuple(examples))
+    for name in (LEARNT, *PARTS):
+        with open(out / f"{name}.jsonl", "w") as file:
+            file.writelines(f"{example.to_json()}\n" for example in getattr(parts, name))
+    return parts
 
 
-def requests(out: Path, part: str, count: int) -> list[Example]:
+def read(out: Path, part: str) -> Iterator[Example]:
+    """The examples of a part, one after another."""
+    with open(out / f"{part}.jsonl") as file:
+        yield from map(Example.from_json, file)
+
+
+def requests(out: Path, part: str, count: int | None = None) -> list[Example]:
     """What is asked of a part; what a judge accepted comes first. The order of keys is as good as chance."""
-    return sorted(getattr(read(out), part), key=lambda e: (not e.verified, e.key))[:count]
+    return sorted(read(out, part), key=lambda e: (not e.verified, e.key))[:count]
 
 
 @lru_cache(1)
 def coders(out: Path) -> Mapping[str, Coder]:
     """Everyone who is judged, by name."""
-    parts, answers = read(out), read_answers(out / ANSWERS)
-    found: dict[str, Coder] = {"copy": CopyCoder(parts.learnt), "template": TemplateCoder()}
+    answers, questions = read_answers(out / ANSWERS), [e for part in PARTS for e in read(out, part)]
+    copier = CopyCoder((e.traits, e.answer) for e in read(out, LEARNT))
+    found: dict[str, Coder] = {"copy": copier, "template": TemplateCoder()}
     for name in ("trained", "untrained"):
-        chat = Written(name, answers, (*parts.shapes, *parts.chains))
+        chat = Written(name, answers, questions)
         found[name] = LLMCoder(chat, again=0, words=Words(WORDS), limits=LIMITS)
     return found
 
 
-__all__ = ["ANSWERS", "CODERS", "EXAMPLES", "JUDGED", "PARTS", "coders", "read", "requests"]
+__all__ = ["ANSWERS", "CODERS", "JUDGED", "LEARNT", "PARTS", "coders", "read", "requests", "write"]

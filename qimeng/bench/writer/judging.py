@@ -22,7 +22,7 @@ from qimeng.bench.writer.examples import Example
 from qimeng.coder.llm.chat import Reply
 from qimeng.coder.llm.reply import read_reply
 from qimeng.coder.llm.shown import target_region
-from qimeng.coder.llm.similar import similarity, traits_of
+from qimeng.coder.llm.similar import Traits, similarity, traits_of
 from qimeng.envs.setup import make_task
 from qimeng.errors import CoderError, IllegalAction, QimengError
 from qimeng.interfaces import Coder, Evaluator, Patch, Request
@@ -42,11 +42,11 @@ class CopyCoder(Coder):
     """Answers with the code of the nearest example it knows; asked again, with the next one.
 
     Args:
-        examples: what it copies from.
+        known: traits and answers of the examples that it copies from.
     """
 
-    def __init__(self, examples: Sequence[Example]):
-        self.examples = tuple(examples)
+    def __init__(self, known: Iterable[tuple[Traits, str]]):
+        self.known = tuple(known)
 
     def write(self, request: Request) -> Patch:
         """The patch of the nearest example that can be read for this region.
@@ -56,9 +56,9 @@ class CopyCoder(Coder):
         """
         region, wanted = target_region(request), traits_of(request)
         tried = {a.source for a in request.failed.alternatives} if request.failed else set()
-        for example in sorted(self.examples, key=lambda e: -similarity(wanted, e.traits)):
+        for _, answer in sorted(self.known, key=lambda pair: -similarity(wanted, pair[0])):
             try:
-                found = read_reply(Reply(f"```python\n{example.answer}```"), region)
+                found = read_reply(Reply(f"```python\n{answer}```"), region)
             except CoderError:
                 continue
             if found.source not in tried:

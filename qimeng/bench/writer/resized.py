@@ -108,19 +108,38 @@ def resized(
     """
     rng, texts = random.Random(f"{seed}/{spec.digest}"), {spec.source or ""}
     for _ in range(2 * count):  # some sizes fit no more
-        text = other_sizes(spec.source or "", rng)
-        if len(texts) > count or text in texts:
-            continue
+        if len(texts) > count:
+            return
         try:
-            other = KernelSpec.from_source(text, spec.name, dtype=spec.dtype, mode=spec.mode)
-            start = Program.start(capture_spec(other, verify=False))
+            other, start = _moderate(other_sizes(spec.source or "", rng), spec)
         except QimengError:
             continue
-        most = max((math.prod(start.graph.meta(v).shape) for r in start.regions for v in r.outputs), default=0)
-        if ELEMENTS[0] <= most <= ELEMENTS[1]:
-            texts.add(text)
+        if other.source and other.source not in texts and _largest(start) >= ELEMENTS[0]:
+            texts.add(other.source)
             for request, patch in _again(start, paths, device, spec.mode):
                 yield other, request, patch
+
+
+def _moderate(text: str, like: KernelSpec) -> tuple[KernelSpec, Program]:
+    """The spec with `text`, its largest named size halved until no value is too large, and its first program.
+
+    Raises:
+        QimengError: it cannot be captured.
+    """
+    while True:
+        spec = KernelSpec.from_source(text, like.name, dtype=like.dtype, mode=like.mode)
+        start = Program.start(capture_spec(spec, verify=False))
+        largest = max(_SIZE.finditer(text), key=lambda found: int(found.group(2)), default=None)
+        if _largest(start) <= ELEMENTS[1] or largest is None:
+            return spec, start
+        begin, end = largest.span(2)
+        text = f"{text[:begin]}{int(largest.group(2)) // 2}{text[end:]}"
+
+
+def _largest(start: Program) -> int:
+    """Elements of the largest value that goes into a region or comes out of one."""
+    metas = [r.graph.meta(v) for r in start.regions for v in (*r.inputs, *r.outputs)]
+    return max((math.prod(m.shape) for m in metas), default=0)
 
 
 def _again(start: Program, paths: Collection[Path], device: Device, mode: str) -> Iterator[tuple[Request, Patch]]:
