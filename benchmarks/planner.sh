@@ -84,9 +84,9 @@ train() {
     rm -rf "$scratch/taken"
     mkdir -p "$scratch/taken" "$out/planners"
     for ((place = 0; place < places; place++)); do
-        runs | while read -r name settings; do
+        while read -r name settings; do
             [ "$end" -gt 0 ] && mkdir "$scratch/taken/$name" 2>/dev/null && one_run "$place" "$until" "$name" $settings
-        done &
+        done < <(runs) & # its own process, which a signal to the script is handed on to
     done
     wait
     finished "$(runs | wc -l)"

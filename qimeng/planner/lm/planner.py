@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from qimeng.envs.shares import MAX_ACTIONS
 from qimeng.errors import WeightsError
 from qimeng.interfaces import Observation
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
     from qimeng.planner.lm.weights import PlannerModel
 
 TOGETHER = 16
-"""Observations that are scored in one pass at most."""
+"""Observations that a GPU scores in one pass; a CPU takes them one by one, since what is padded costs it as well."""
+
+TOKENS = ("state_ids", "action_ids")
+"""Of what is read, the arrays of tokens."""
 
 SHIPPED = Path(__file__).parent / "shipped"
 """Where the weights that come with the package lie, once there are any."""
@@ -71,32 +76,35 @@ class LanguageModelPlanner(ValuingPlanner):
 
     def look(self, observation: Observation) -> tuple[list[float], float]:
         """Log-probability of each of `observation.actions`, and the value of the state (the reward still to come)."""
-        return self._look([observation])[0]
+        return self._look([self._read(observation)])[0]
 
     def scores_of(self, observations: Sequence[Observation]) -> list[Sequence[float]]:
-        """Log-probabilities, `TOGETHER` observations at a time, those about as long as each other together."""
-        order = sorted(range(len(observations)), key=lambda i: len(observations[i].program.regions))
+        """Log-probabilities; on a GPU `TOGETHER` at a time, those about as long as each other."""
+        rows = [self._read(o) for o in observations]
+        order = sorted(range(len(rows)), key=lambda i: sum(int((rows[i][k] >= 0).sum()) for k in TOKENS))
+        size = 1 if next(self.model.scorer.parameters()).device.type == "cpu" else TOGETHER
         found: dict[int, Sequence[float]] = {}
-        for start in range(0, len(order), TOGETHER):
-            part = order[start : start + TOGETHER]
-            found |= {i: s for i, (s, _) in zip(part, self._look([observations[i] for i in part]), strict=True)}
-        return [found[i] for i in range(len(observations))]
+        for start in range(0, len(order), size):
+            part = order[start : start + size]
+            found |= {i: s for i, (s, _) in zip(part, self._look([rows[i] for i in part]), strict=True)}
+        return [found[i] for i in range(len(rows))]
 
-    def _look(self, observations: Sequence[Observation]) -> list[tuple[list[float], float]]:
-        import numpy as np
+    def _read(self, observation: Observation) -> dict[str, np.ndarray]:
+        self._warn(observation.device.name.removesuffix("(here)"))
+        return self.model.reader.arrays(observation)
+
+    def _look(self, rows: Sequence[dict[str, np.ndarray]]) -> list[tuple[list[float], float]]:
         import torch
 
-        for device in dict.fromkeys(o.device.name.removesuffix("(here)") for o in observations):
-            self._warn(device)
-        rows = [self.model.reader.arrays(o) for o in observations]
         where = next(self.model.scorer.parameters()).device
         given = {name: torch.from_numpy(np.stack([row[name] for row in rows])).to(where) for name in rows[0]}
-        most = max(len(o.actions) for o in observations)
-        actions = given["action_ids"].long().view(len(rows), MAX_ACTIONS, -1)[:, :most]
+        actions = given["action_ids"].long().view(len(rows), MAX_ACTIONS, -1)
+        counts = (actions[:, :, 0] >= 0).sum(1).tolist()
+        actions = actions[:, : max(counts)]
         with torch.inference_mode():
             logits, values = self.model.scorer(given["state_ids"].long(), actions, given["features"])
         scores, worth = logits.log_softmax(-1).tolist(), values.tolist()
-        return [(s[: len(o.actions)], v) for o, s, v in zip(observations, scores, worth, strict=True)]
+        return [(s[:n], v) for n, s, v in zip(counts, scores, worth, strict=True)]
 
     def _warn(self, device: str) -> None:
         """Say once that this device is new to the planner, where that is known."""
