@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qimeng.bench.row import Environment
-from qimeng.bench.writer.answering import Answer, Written, sheets
+from qimeng.bench.writer.answering import Answer, Sheet, Written, sheets
 from qimeng.bench.writer.examples import Draw, Example, collect, examples_of, split
 from qimeng.bench.writer.folder import read, requests, write
 from qimeng.bench.writer.judging import CopyCoder, Hearing, Judged, attempts, hearings, judge, read_rows, rows_of, table
@@ -18,7 +18,7 @@ from qimeng.bench.writer.model import SIZES, encoded, new_writer
 from qimeng.bench.writer.resized import resized
 from qimeng.bench.writer.symbolic import symbolic
 from qimeng.bench.writer.training import Training, train
-from qimeng.coder.llm.chat import ChatError, Reply
+from qimeng.coder.llm.chat import ChatError, Message, Reply
 from qimeng.coder.llm.reply import read_reply
 from qimeng.coder.llm.shown import target_region
 from qimeng.coder.template.coder import TemplateCoder
@@ -170,7 +170,7 @@ def test_tries_are_counted(examples: list[Example], monkeypatch: pytest.MonkeyPa
         "write coder",
     ]
     task = fake_task(request.program.graph)
-    monkeypatch.setattr("qimeng.bench.writer.judging.make_task", lambda spec, device: task)
+    monkeypatch.setattr("qimeng.bench.writer.judging.make_task", lambda spec, coder, device: task)
     (hearing,) = hearings("shapes", own[:1], ("copy", "other"), [])
     copier = CopyCoder([(e.traits, e.answer) for e in own])
     row, other = rows_of(hearing, lambda: {"copy": copier, "other": copier}, Environment("fake"))
@@ -223,6 +223,8 @@ def test_a_writer_learns_and_answers(examples: list[Example], tmp_path: Path, mo
     asked = list(sheets(old, short, [], draws=1, max_tokens=8, batch=2))
     answers = [a for sheet in asked for a in sheet.answers()]
     assert [a.number for a in answers] == [0, 0, 1, 1]
+    long = Sheet(old, 0, 8, (("long", (Message("user", "x" * 9000),)), asked[0].asked[0]))
+    assert [a.reply.finish for a in long.answers()] == ["length"] * 2 and not long.answers()[0].reply.text
     assert not list(sheets(old, short, answers, draws=1, max_tokens=8, batch=2))
     chat = Written("old", [Answer.from_json(a.to_json()) for a in answers], short)
     texts = [next(chat.ask(short[0].messages)).text for _ in range(2)]

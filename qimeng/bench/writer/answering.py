@@ -62,14 +62,16 @@ class Sheet:
     asked: tuple[tuple[str, tuple[Message, ...]], ...]
 
     def answers(self) -> list[Answer]:
-        """The answers.
+        """The answers; a question that is too long for the writer gets an empty one that counts as cut off.
 
         Raises:
             ChatError: the writer cannot be used.
         """
         chat = _chat(self.folder, TEMPERATURE if self.number else 0.0, self.max_tokens, len(self.asked))
-        replies = chat.ask_many([messages for _, messages in self.asked], self.number)
-        return [Answer(self.folder.name, key, self.number, r) for (key, _), r in zip(self.asked, replies, strict=True)]
+        short = {key: messages for key, messages in self.asked if chat.fits(messages)}
+        replies = dict(zip(short, chat.ask_many(list(short.values()), self.number), strict=True))
+        cut = Reply("", finish="length")
+        return [Answer(self.folder.name, key, self.number, replies.get(key, cut)) for key, _ in self.asked]
 
 
 @lru_cache(4)

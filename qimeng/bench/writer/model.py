@@ -27,7 +27,7 @@ WORDS = r" ?[A-Za-z_]+|[0-9]| ?[^\sA-Za-z_0-9]+|\s+"
 
 SIZES = {
     "toy": MiniSize(hidden=128, layers=3, heads=4, kv_heads=2, inner=352, positions=4096),
-    "small": MiniSize(hidden=512, layers=9, heads=8, kv_heads=4, inner=1408, positions=6144),
+    "small": MiniSize(hidden=512, layers=9, heads=8, kv_heads=4, inner=1408, positions=8192),
 }
 """About 1 and 30 million parameters."""
 

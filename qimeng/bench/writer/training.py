@@ -67,10 +67,12 @@ class Member:
 
     def join(self) -> None:
         """Meet the others, who come to the file `meeting`."""
-        if self.count > 1:
+        on_gpu = self.device.startswith("cuda")
+        if on_gpu:
             torch.cuda.set_device(self.device)
+        if self.count > 1:
             torch.distributed.init_process_group(
-                "nccl", f"file://{self.meeting}", rank=self.rank, world_size=self.count
+                "nccl" if on_gpu else "gloo", f"file://{self.meeting}", rank=self.rank, world_size=self.count
             )
 
     def leave(self) -> None:
@@ -159,7 +161,7 @@ def train(
             state = found["state"]
     scores: Any = Scores(model)
     if member.count > 1:
-        scores = torch.nn.parallel.DistributedDataParallel(scores, device_ids=[device])
+        scores = torch.nn.parallel.DistributedDataParallel(scores)
     step, before, tokens = int(state["step"]), float(state["seconds"]), int(state["tokens"])
     saved, figures, running = time.monotonic(), Figures(examples=float(len(rows))), True
     share = before / how.seconds
@@ -194,7 +196,7 @@ def train(
         figures |= looked_at(model, held_out, device) if held_out else {}
         on_row(figures)
         AutoTokenizer.from_pretrained(source).save_pretrained(target)
-        model.to(torch.bfloat16 if kind == "cuda" else torch.float32).save_pretrained(target)
+        model.save_pretrained(target)
     member.leave()
     return figures
 

@@ -93,6 +93,15 @@ class LocalChat(Chat):
             replies += self._write([self._prompt(m) for m in some], seed)
         return replies
 
+    def fits(self, messages: Sequence[Message]) -> bool:
+        """Whether the conversation and an answer are within the model's length."""
+        try:
+            return bool(self._prompt(messages))
+        except ChatError as error:
+            if error.kind != "too-long":
+                raise
+            return False
+
     def _prompt(self, messages: Sequence[Message]) -> list[int]:
         """The conversation as tokens."""
         from jinja2 import TemplateError
