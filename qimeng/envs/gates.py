@@ -223,6 +223,16 @@ class Run:
                 self.worker.answer(START_S)
         return self.worker
 
+    @property
+    def may_share(self) -> bool:
+        """Whether a worker may serve this evaluation and others: in a search, of what templates printed."""
+        return not self.thorough and all(candidate.printed for candidate in self.candidates)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether something went wrong where a worker ran it."""
+        return any(r.gate not in (Gate.COMPILE, Gate.RESOURCES) for r in self.refused.values())
+
     def drop_worker(self) -> None:
         """End the worker; the evaluator waits for its end before the next one gets to work."""
         if self.worker is not None:

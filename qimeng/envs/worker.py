@@ -420,6 +420,12 @@ class Worker:
         self.arguments, self.sums = (), []
         self.release()
 
+    def rest(self, tidy: bool) -> None:
+        """Give up program and region, for the next ones; `tidy`: give their memory back as well."""
+        self.load("")
+        self.forget_region()
+        self.release(tidy=tidy)
+
     # -- parts
 
     def _alternative(self, implementation: Implementation) -> Callable[..., Any]:
@@ -484,6 +490,7 @@ class Worker:
 COMMANDS = (
     "ready", "load", "trial", "again", "foreign", "release", "arm", "fire", "time", "timed", "peak", "profile",
     "launches", "capture", "alternative", "warm_alternative", "time_alternative", "forget_region",
+    "rest",
 )  # fmt: skip
 
 

@@ -108,6 +108,12 @@ class Program:
         implementation = self.implementations.get(region.signature)
         return implementation.schedule if implementation is not None else None
 
+    @cached_property
+    def printed(self) -> bool:
+        """True where templates and PyTorch wrote all of it: no text of a model's or of anyone else's is in it."""
+        every = ((region, self.implementation(region)) for region in self.regions)
+        return all(i.schedule is not None or i == torch_implementation(region) for region, i in every)
+
     def with_regions(self, regions: tuple[Region, ...]) -> Program:
         """The same computation, partitioned otherwise; implementations stay where the region is still there."""
         keep = {r.signature for r in regions}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from qimeng.envs.timing import Samples
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Evaluation, Gate, Patch
 from qimeng.program.program import Implementation, Program, torch_implementation
+from qimeng.program.schedule import Schedule
 from qimeng.spec import KernelSpec
 from qimeng.testing import FakeClock
 
@@ -234,6 +236,27 @@ def test_prepared_buffers_are_made_anew_when_parameters_change(evaluator, progra
     patch = Patch(target=program.regions[0].id, alternatives=(packed,))
     found = evaluator.evaluate(program, patch)
     assert found.ok and found.prepare_ms is not None, found.error
+
+
+def test_printed_programs_share_a_worker_and_others_never_do(evaluator, program, monkeypatch):
+    served = []
+    take = GpuEvaluator._take_worker
+    monkeypatch.setattr(GpuEvaluator, "_take_worker", lambda self, run: served.append(take(self, run)) or served[-1])
+    region = program.regions[-1].id
+
+    def judged(*alternatives: Implementation) -> bool:
+        patch = Patch(target=region, alternatives=alternatives) if alternatives else None
+        return evaluator.evaluate(program, patch).ok
+
+    assert judged() and judged()
+    assert served[0] is served[1] and served[0].alive
+    assert judged(RIGHT), "written by somebody"
+    assert served[2] is not served[0]
+    assert judged() and served[3] is served[0] and not served[2].alive
+    assert evaluator.final(program).ok and served[4] not in served[:4]
+    assert not judged(replace(in_torch(WRONG["zeros"][0]), schedule=Schedule("pointwise")))
+    assert served[5] is served[0], "printed, as it says"
+    assert judged() and served[6] not in served[:6], "something went wrong in the one before"
 
 
 def test_source_that_does_not_load_is_refused(evaluator, program):
