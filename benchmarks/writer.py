@@ -7,8 +7,8 @@
     python benchmarks/writer.py table  OUT
     python benchmarks/writer.py toy    OUT          all of it, tiny, on a CPU, from patches that nobody judged
 
-Every command uses all GPUs of the machine and can be repeated: `data` begins anew, the others go on where they ended,
-`train` only with the same settings. OUT holds the examples, `examples.json` (counts), `training.jsonl`,
+Every command uses all GPUs of the machine and can be repeated: `data` begins anew, the others go on where they ended.
+Another training needs another OUT. OUT holds the examples, `examples.json` (counts), `training.jsonl`,
 `answers.jsonl`, `judged.jsonl` (a row for each request and coder) and the two models, which are not committed.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -49,6 +50,10 @@ LOOKED_AT = 48
 
 def data(args: argparse.Namespace) -> None:
     """Make the examples."""
+    for name in ("untrained", "trained"):
+        shutil.rmtree(args.out / name, ignore_errors=True)
+    for name in (ANSWERS, JUDGED):
+        (args.out / name).unlink(missing_ok=True)
     some = units(args.store, args.seed, args.draw, SIZES[: args.sizes])
     parts = write(args.out, collect(some, args.processes, args.others))
     counts = {name: len(getattr(parts, name)) for name in (LEARNT, *PARTS)}
@@ -66,7 +71,8 @@ def train(args: argparse.Namespace) -> None:
     from qimeng.bench.writer.training import Training
 
     began, learnt = time.monotonic(), list(read(args.out, LEARNT))
-    new_writer(learnt, args.size, args.out / "untrained", args.seed)
+    if not (args.out / "untrained").exists():
+        new_writer(learnt, args.size, args.out / "untrained", args.seed)
     how = Training(60 * args.minutes, args.steps, args.tokens, args.rate, seed=args.seed)
     count = torch.cuda.device_count()
     about = {**asdict(how), "size": args.size, "gpus": count, "environment": asdict(environment(target_device()))}
