@@ -356,7 +356,7 @@ def _open(path: str) -> sqlite3.Connection:
     try:
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         _use_write_ahead_log(db)
-        db.execute("PRAGMA synchronous = NORMAL")  # a write costs no fsync: two dozen processes wait for each other here
+        db.execute("PRAGMA synchronous = NORMAL")  # no fsync a write, for which two dozen processes would wait
         if db.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
             with db:
                 db.execute("BEGIN IMMEDIATE")  # another process may be making the tables at this moment

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
+from qimeng.envs.sandbox.layer import prctl
 from qimeng.envs.session import STOP, Budget, Session
 from qimeng.envs.task import Task
 from qimeng.errors import QimengError
@@ -26,6 +28,9 @@ from qimeng.store import Conditions, StoredStep
 
 MANY = 48
 """So many trees or more are captured by several processes, which take seconds to start."""
+
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when its parent ends, however that ends."""
 
 ENDLESS = Budget(seconds=float("inf"), evaluations=1 << 30, steps=1 << 30)
 """No limit but the tree's own."""
@@ -91,7 +96,8 @@ def stored_tasks(trees: Iterable[Tree], coder: str | Coder = "template") -> Iter
     with ExitStack() as stack:
         starts: Iterable[Program | None] = map(_start, listed)
         if len(listed) >= MANY and cores > 1:
-            pool = ProcessPoolExecutor(min(cores, 16), multiprocessing.get_context("spawn"))
+            spawn = multiprocessing.get_context("spawn")
+            pool = ProcessPoolExecutor(min(cores, 16), spawn, prctl, (PR_SET_PDEATHSIG, signal.SIGKILL))
             starts = stack.enter_context(pool).map(_start, listed, chunksize=4)
         for tree, start in zip(listed, starts, strict=True):
             if start is None:
