@@ -281,7 +281,7 @@ def _kill(worker: _Worker) -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    """A worker's life: read work and a task, do it, send result and failure, until the other end closes or is killed."""
+    """A worker's life: read work and a task, do it, send result and failure, until the other end closes."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     with contextlib.suppress(EOFError, BrokenPipeError):

@@ -6,7 +6,6 @@ timing, and handing over what came out. It knows no reference values and passes 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from qimeng.envs.channel import Channel
 from qimeng.envs.kernels import implementation_source, load_kernels
 from qimeng.envs.launches import Launch, launches_of
 from qimeng.envs.modes import set_mode
+from qimeng.envs.poison import fenced, perturb_malloc, poison
 from qimeng.envs.regions import inputs_of_region, time_regions
 from qimeng.envs.sandbox import entered_here
 from qimeng.envs.seal import Seal, shadowed
@@ -94,7 +94,7 @@ def open_device(device: torch.device) -> None:
         torch.cuda.synchronize()
     else:
         torch.set_num_threads(1)  # several processes share the cores, and OpenMP's threads spin
-        _perturb_malloc()
+        perturb_malloc()
 
 
 class Parameters:
@@ -159,6 +159,8 @@ class Worker:
             self.model = self.module.Model()
         self._check_seal()
         self.model.to(self.device)
+        for held in (*self.model.parameters(), *self.model.buffers()):
+            held.data = fenced(held.data)
         self.model.load_state_dict({key: state[key] for key in self.model.state_dict()})
 
     def trial(
@@ -185,8 +187,7 @@ class Worker:
         """
         state = self._set_parameters(draw.parameter_seed)
         inputs = self._inputs(draw)
-        if in_place and self.reused:
-            inputs = _put_into(self.reused, inputs)
+        inputs = _put_into(self.reused, inputs) if in_place and self.reused else self._fenced(inputs)
         self.reused = inputs if self.stopwatch.has_room(inputs) else ()
         sums = [] if copies else [weighted_sum(x, draw.seed) for x in _tensors(inputs)]
         poison(self.device, expected_bytes)
@@ -381,7 +382,9 @@ class Worker:
         assert self.module is not None
         self._set_parameters(draw.parameter_seed)
         torch.manual_seed(draw.seed)
-        self.arguments = inputs_of_region(self.module, self.model, self._inputs(draw), entries, number)
+        self.arguments = self._fenced(
+            tuple(inputs_of_region(self.module, self.model, self._inputs(draw), entries, number))
+        )
         self.module, self.model = None, torch.nn.Module()
         self.sums = [checksum(x) for x in _tensors(self.arguments)]
         self._collect()
@@ -454,6 +457,13 @@ class Worker:
     def _inputs(self, draw: Draw) -> tuple[Any, ...]:
         return self.spec.inputs(draw.seed, str(self.device), draw.distribution)
 
+    def _fenced(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """`inputs` with a fence around each, where there is memory for a copy."""
+        if not self.stopwatch.has_room(inputs):
+            return inputs
+        leaves, tree = _pytree.tree_flatten(inputs)
+        return tuple(_pytree.tree_unflatten([fenced(x) if isinstance(x, torch.Tensor) else x for x in leaves], tree))
+
     def _set_parameters(self, seed: int | None) -> Mapping[str, torch.Tensor]:
         state = self.parameters.set(seed)
         if self.model is not self.parameters.module:
@@ -518,39 +528,6 @@ def foreign_inputs(leaves: Sequence[Any], placed: bool) -> Iterator[tuple[str, l
         if y is None:
             continue
         yield what, [*leaves[:number], y, *leaves[number + 1 :]]
-
-
-def poison(device: torch.device, sizes: Sequence[int]) -> None:
-    """Fill memory that the next allocations will get with NaN, so that what is never written shows.
-
-    Args:
-        device: where.
-        sizes: bytes of the tensors that are about to be allocated.
-    """
-    if device.type != "cuda":  # see _perturb_malloc
-        return
-    torch.cuda.ipc_collect()
-    blocks = [torch.empty(max(n, 1), dtype=torch.uint8, device=device) for n in sizes for _ in range(2)]
-    free = [
-        block["size"]
-        for segment in torch.cuda.memory_snapshot()
-        for block in segment["blocks"]
-        if block["state"] == "inactive"
-    ]
-    blocks += [torch.empty(n, dtype=torch.uint8, device=device) for n in sorted(free, reverse=True)]
-    for block in blocks:
-        block.fill_(0xFF)
-
-
-def _perturb_malloc() -> None:
-    """Let the C library fill fresh memory with 0xFF, which is NaN in any floating dtype.
-
-    glibc's M_PERTURB takes the complement of the lowest byte, and 0 would turn it off. A number in place of NaN would
-    not show where any number is right, such as a count that is divided out again.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(-6, 0x100)
 
 
 def _put_into(old: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -56,6 +56,11 @@ WRONG = {
     "wrong values": ("return (a[0].clamp(min=0.1),)", "wrong", "elements are out of bounds"),
     "zeros": ("return (torch.zeros_like(a[0]),)", "wrong", "all zero"),
     "unwritten": ("o = torch.empty_like(a[0]); o[:64] = a[0][:64].clamp(min=0); return (o,)", "wrong", "out of bounds"),
+    "read beyond the end": (
+        "x = a[0].as_strided((128, 96), (97, 1)); return (torch.where(x == x, a[0], x).clamp(min=0),)",
+        "wrong",
+        "NaN",
+    ),
     "input changed": ("return (a[0].clamp_(min=0).clone(),)", "wrong", "changed its inputs"),
     "input returned": ("a[0].clamp_(min=0); return (a[0],)", "wrong", "changed its inputs"),
     "dtype": ("return (a[0].clamp(min=0).double(),)", "wrong", "dtype is float64, expected float32"),
