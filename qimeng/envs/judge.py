@@ -328,7 +328,14 @@ class Judge:
             raise WorkerFailed("protocol", "the answer makes no sense: nothing was handed over")
         data["facts"] = facts_to_json(facts)
         refs = self.references
-        found = self.compare((data, files), refs.facts, trial.expected, Tally(), partial(refs.look_again, trial))
+        tensors = [leaf for leaf in refs.facts.leaves if leaf.is_tensor]
+        follow = {i for i, t in enumerate(tensors) if any(name.startswith("parameter ") for name in t.shares)}
+
+        def look_again(number: int, actual: torch.Tensor, error: Error) -> Expected | None:
+            """A parameter that is returned has new values by now, in eager as well."""
+            return trial.expected[number] if number in follow else refs.look_again(trial, number, actual, error)
+
+        found = self.compare((data, files), refs.facts, trial.expected, Tally(), look_again)
         return None if found.error is None else f"a later call changed what the first one returned: {found.error}"
 
     def _check_clock(self, worker: Process, trial: Trial, device_ms: float) -> Verdict:

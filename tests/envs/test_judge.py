@@ -243,6 +243,25 @@ def test_prepared_buffers_are_made_anew_when_parameters_change(evaluator, progra
     assert found.ok and found.prepare_ms is not None, found.error
 
 
+def test_views_of_inputs_and_of_parameters_may_be_returned():
+    class Views(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x.view(-1), x[1:], torch.relu(x @ self.weight), self.weight.t()
+
+    spec = KernelSpec.from_module(Views(), (torch.randn(4, 8),))
+    graph = capture_spec(spec)
+    judge = GpuEvaluator(spec, graph, torch_device="cpu", timeout_s=3.0)
+    try:
+        found = judge.evaluate(Program.start(graph))
+        assert found.ok, found.error
+    finally:
+        judge.close()
+
+
 def test_printed_programs_share_a_worker_and_others_never_do(evaluator, program, monkeypatch):
     served = []
     take = GpuEvaluator._take_worker
