@@ -163,6 +163,7 @@ def _convert(exported: Any, in_spec: Any, leaves: list[Any], floats: set[int]) -
     nodes: dict[str, Node] = {}
     rename: dict[str, Value] = {}
     sources = {spec.arg.name: spec for spec in signature.input_specs if hasattr(spec.arg, "name")}
+    _check_sources(signature, kinds)
     users = [spec for spec in signature.input_specs if spec.kind == kinds.USER_INPUT]
     position = {spec.arg.name: i for i, spec in enumerate(users) if hasattr(spec.arg, "name")}
     for fx in exported.graph.nodes:
@@ -211,6 +212,15 @@ def _convert(exported: Any, in_spec: Any, leaves: list[Any], floats: set[int]) -
         n_inputs=len(leaves),
     )
     return _prune(graph)
+
+
+def _check_sources(signature: Any, kinds: Any) -> None:
+    """A program cannot order effects (tokens: an error check, a print) and holds no objects but tensors."""
+    for spec in signature.input_specs:
+        if spec.kind == kinds.TOKEN:
+            raise CaptureError("an operator has an effect besides its results, such as an error check or a print")
+        if spec.kind not in (kinds.USER_INPUT, kinds.PARAMETER, kinds.BUFFER, kinds.CONSTANT_TENSOR):
+            raise CaptureError(f"the module holds an object that is no tensor ({spec.target})")
 
 
 def _source(exported: Any, fx: Any, spec: Any, position: dict[str, int], floats: set[int], kinds: Any) -> Node | None:

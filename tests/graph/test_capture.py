@@ -190,10 +190,11 @@ def test_random_operators_agree_when_seeded() -> None:
         (lambda x: x * x.max().item(), "depends on data|torch.export"),
         (lambda x: x[x > 0.5], "depends on data|torch.export"),
         (lambda x: torch.topk(x, 2), "returns a topk; only tuples, lists and dicts"),
+        (lambda x: torch.linalg.inv(x @ x.T + torch.eye(8)), "an effect besides its results"),
         (Counting(), "output 0 differs by up to"),
         (Plain([[[0.0] * 6]] * 50_000), "tensor factor of 1200000 B is not in the state_dict"),
     ],
-    ids=["branch", "item", "mask", "namedtuple", "counter", "large_tensor"],
+    ids=["branch", "item", "mask", "namedtuple", "effect", "counter", "large_tensor"],
 )
 def test_reasons(thing: Any, reason: str) -> None:
     spec = KernelSpec.of(thing, (X,))
