@@ -199,9 +199,7 @@ class GpuEvaluator(Evaluator):
         if self._spare is not None:
             self._ending.append(self._spare)
             self._spare = None
-        if self._kept is not None:
-            self._ending.append(self._kept)
-            self._kept = None
+        self._drop_kept()
         for process in self._ending:
             process.kill(wait=False)
         self.compiled.close()
@@ -293,6 +291,7 @@ class GpuEvaluator(Evaluator):
         clock, found = run.clock, None
         try:
             if not self._has_kept(run):
+                self._drop_kept()  # what it holds would be missing
                 self._prefetch(run.cache)
             with clock.part("compile"):
                 self.baselines_process.start()
@@ -311,7 +310,7 @@ class GpuEvaluator(Evaluator):
             return self._told(run, Evaluation(Gate.PROGRAM, f"the judge could not go on: {failed}", "judge"))
         finally:
             self._part_with(run, found)
-            if self._kept is None:
+            if self._kept is None and not run.thorough:  # a final verification is the last one, as a rule
                 self._prefetch(self._cache)
             self.references.tidy()
 
@@ -367,6 +366,11 @@ class GpuEvaluator(Evaluator):
         """Whether a worker that served before is there for `run`."""
         return run.may_share and self._kept is not None and self._kept.alive
 
+    def _drop_kept(self) -> None:
+        if self._kept is not None:
+            self.let_go(self._kept)
+            self._kept = None
+
     def _take_worker(self, run: Run) -> Process:
         """The worker that served before, where `run` may share one; else the one started last, once it is ready."""
         while self._ending:
@@ -388,7 +392,7 @@ class GpuEvaluator(Evaluator):
         well = found is not None and found.ok and run.may_share and not run.has_failed
         if well and worker is not None and worker.alive and self._kept is None and self._served < SERVES:
             with suppress(WorkerFailed):
-                worker.call("rest", self.limit_s, tidy=self.references.plan.tidy)
+                worker.call("rest", self.limit_s)
                 self._kept, run.worker = worker, None
                 self._served += 1
         run.drop_worker()

@@ -33,6 +33,9 @@ from qimeng.envs.witness import Witness
 from qimeng.program.program import Implementation
 from qimeng.spec import KernelSpec, perturb_parameters
 
+IDLE_BYTES = 1 << 30
+"""What a worker that waits for the next program may keep of the device's memory beside parameters."""
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -423,11 +426,11 @@ class Worker:
         self.arguments, self.sums = (), []
         self.release()
 
-    def rest(self, tidy: bool) -> None:
-        """Give up program and region, for the next ones; `tidy`: give their memory back as well."""
+    def rest(self) -> None:
+        """Give up program and region, for the next ones, and their memory where it is much."""
         self.load("")
         self.forget_region()
-        self.release(tidy=tidy)
+        self.release(tidy=self.device.type == "cuda" and torch.cuda.memory_reserved(self.device) > IDLE_BYTES)
 
     # -- parts
 

@@ -275,12 +275,14 @@ def test_printed_programs_share_a_worker_and_others_never_do(evaluator, program,
     assert judged() and judged()
     assert served[0] is served[1] and served[0].alive
     assert judged(RIGHT), "written by somebody"
-    assert served[2] is not served[0]
-    assert judged() and served[3] is served[0] and not served[2].alive
-    assert evaluator.final(program).ok and served[4] not in served[:4]
+    assert served[2] is not served[0] and not served[0].alive
+    assert judged() and served[3] not in served[:3] and not served[2].alive
+    assert judged() and served[4] is served[3]
+    assert evaluator.final(program).ok and served[5] not in served[:5]
+    assert judged() and served[6] not in served[:6] and not served[5].alive
     assert not judged(replace(in_torch(WRONG["zeros"][0]), schedule=Schedule("pointwise")))
-    assert served[5] is served[0], "printed, as it says"
-    assert judged() and served[6] not in served[:6], "something went wrong in the one before"
+    assert served[7] is served[6], "printed, as it says"
+    assert judged() and served[8] not in served[:8], "something went wrong in the one before"
 
 
 def test_source_that_does_not_load_is_refused(evaluator, program):
