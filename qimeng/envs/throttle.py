@@ -61,7 +61,7 @@ class Watch:
         seen: the bits that were set in any reading.
     """
 
-    def __init__(self, read: Reader | None, period_s: float = 0.02):
+    def __init__(self, read: Reader | None, period_s: float = 0.1):
         self._read, self._period_s = read, period_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)

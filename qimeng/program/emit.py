@@ -130,7 +130,7 @@ def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]])
         sections.setdefault(impl.entry, f"# ---- {region.label()}\n{impl.source.strip()}\n")
     header = HEADER.format(triton="import triton\nimport triton.language as tl" if uses_triton else "")
     carry = CARRY if any(n.kind == "buffer" and n.literal is not None for n in graph.nodes.values()) else ""
-    body = "\n\n".join(sections.values()) + "\n" + RUNTIME + (DEVICE if uses_triton else "") + carry
+    body = "\n\n".join(sections.values()) + "\n" + RUNTIME + (DEVICE if _has_kernels(parts) else "") + carry
     return header.replace("\n\n\n\n", "\n\n\n") + body + _model(graph, parts)
 
 
@@ -177,8 +177,7 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
             "            _check_state(self, _STATE)",
             "            self._fits = True",
         ]
-    generated = any(impl.generated for _, impl in parts)
-    lines += [f"        {line}" for line in _guards(graph, inputs, generated)]
+    lines += [f"        {line}" for line in _guards(graph, inputs, _has_kernels(parts))]
     last_use = _last_uses(graph, parts)
     for k, (region, impl) in enumerate(parts):
         arguments = [names[v] for v in region.inputs]
@@ -201,6 +200,10 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
     out = [names[o] if isinstance(o, Value) else literal(o) for o in graph.outputs]
     lines.append(f"        return {_rebuild(graph.out_spec, out)}")
     return "\n".join(lines) + "\n"
+
+
+def _has_kernels(parts: Sequence[tuple[Region, Implementation]]) -> bool:
+    return any("@triton.jit" in impl.source for _, impl in parts)
 
 
 def _state(state: Sequence[Node]) -> list[str]:
@@ -291,8 +294,8 @@ def _is_flat(graph: OpGraph) -> bool:
     return bool(spec == flat)
 
 
-def _guards(graph: OpGraph, inputs: list[Node], generated: bool) -> list[str]:
-    """Lines that refuse what the program was not made for; `generated` ones run on a GPU only."""
+def _guards(graph: OpGraph, inputs: list[Node], on_gpu: bool) -> list[str]:
+    """Lines that refuse what the program was not made for, the CPU if it runs `on_gpu` only."""
     lines = []
     tensors = [n for n in inputs if n.kind == "input"]
     state = [n for n in graph.nodes.values() if n.kind in ("parameter", "buffer")]
@@ -316,7 +319,7 @@ def _guards(graph: OpGraph, inputs: list[Node], generated: bool) -> list[str]:
     for position, value in graph.scalars.items():
         lines.append(f"if not ({_equals(f'a{position}', value)}):")
         lines.append(f"    raise ValueError({f'input {position}: made for {value!r}, got '!r} + repr(a{position}))")
-    return lines + (["_check_device(device)"] if generated else [])
+    return lines + (["_check_device(device)"] if on_gpu else [])
 
 
 def _equals(name: str, value: Any) -> str:
