@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 
 from qimeng.errors import SpecError
 from qimeng.spec.origin import ExampleOrigin, FunctionModule
@@ -34,10 +35,22 @@ def pack(spec: KernelSpec) -> bytes:
         data: bytes = cloudpickle.dumps(spec)
         return data
     except Exception as error:  # pickling calls the user's own reducers, which may raise anything
-        raise SpecError(f"{spec.name}: cannot travel to a worker process: {type(error).__name__}: {error}") from error
+        advice = next((_ADVICE for m in _held_modules(spec) if is_parametrized(m)), f"{type(error).__name__}: {error}")
+        raise SpecError(f"{spec.name}: cannot travel to a worker process: {advice}") from error
     finally:
         for m in modules:
             cloudpickle.unregister_pickle_by_value(m)
+
+
+_ADVICE = (
+    "PyTorch does not pickle modules with parametrizations (weight_norm, spectral_norm …); remove them first "
+    "(torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')), or make the module in a file "
+    "(KernelSpec.from_file)"
+)
+
+
+def _held_modules(spec: KernelSpec) -> list[torch.nn.Module]:
+    return list(spec.origin.held.modules()) if isinstance(spec.origin, ExampleOrigin) else []
 
 
 def unpack(data: bytes) -> KernelSpec:
@@ -50,10 +63,8 @@ def unpack(data: bytes) -> KernelSpec:
 
 def _own_modules(spec: KernelSpec) -> list[ModuleType]:
     """Python modules of the user's that define the spec's classes and functions."""
-    if not isinstance(spec.origin, ExampleOrigin):
-        return []
-    things: list[Any] = [type(m) for m in spec.origin.held.modules()]
-    things += [m.function for m in spec.origin.held.modules() if isinstance(m, FunctionModule)]
+    held = _held_modules(spec)
+    things: list[Any] = [*map(type, held), *(m.function for m in held if isinstance(m, FunctionModule))]
     found: dict[str, ModuleType] = {}
     for thing in things:
         module = sys.modules.get(getattr(inspect.unwrap(thing), "__module__", None) or "")

@@ -256,6 +256,9 @@ def test_bad_options(spec: KernelSpec) -> None:
         "input 0 has no values": lambda: KernelSpec.of(torch.nn.ReLU(), (torch.rand(3, device="meta"),)),
         "input 0 is sparse": lambda: KernelSpec.of(torch.nn.ReLU(), (torch.eye(3).to_sparse(),)),
         "cannot travel": lambda: KernelSpec.of(lambda x: (lock, x), (torch.rand(3),)).to_bytes(),
+        "remove_parametrizations": lambda: KernelSpec.from_module(
+            torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 3)), (torch.rand(2, 3),)
+        ).to_bytes(),
     }
     for message, act in refusals.items():
         with pytest.raises(SpecError, match=message):
