@@ -86,6 +86,12 @@ def heads(s: Call, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x.view(2, 20, 3, 16).transpose(1, 2) @ y.view(2, 20, 3, 16).permute(0, 2, 3, 1)
 
 
+def masked_and_counted(s: Call, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of which whole tiles are -inf, and sums of integers that fp32 does not hold."""
+    p = torch.round(x) @ torch.round(y)
+    return torch.logsumexp(p + s.mask, 1), (p.to(torch.int64) * 1000003).sum(1).remainder(1009).float()
+
+
 def statistics(s: Call, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
     p = x @ y
     return p, torch.logsumexp(p, 1), *torch.var_mean(p, 1)
@@ -233,6 +239,14 @@ case(
 )
 case("row maximum and product", lambda s, x, y: (lambda p: (p, p.amax(1)))(x @ y), MEDIUM, BOTH)
 case("logsumexp", lambda s, x, y: functional.gelu(torch.logsumexp(x @ y, 1, keepdim=True)), MEDIUM, BOTH)
+case(
+    "masked tiles, integers",
+    masked_and_counted,
+    shapes((70, 50), (50, 90)),
+    PLAIN,
+    4e-6,
+    mask=torch.full((70, 90), float("-inf")).triu(1),
+)
 case("wide tiles, odd columns", statistics, shapes((20, 40), (40, 300)), [{"block_m": 64, "block_n": 256}], 4e-6)
 case("column statistics", lambda s, x, y: (lambda p: (p, *torch.var_mean(p, 0)))(x @ y), MEDIUM, BOTH)
 case("batch row minimum", lambda s, x, y: torch.bmm(x, y).amin(2), shapes((3, 40, 50), (3, 50, 36)), BOTH)

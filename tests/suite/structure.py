@@ -59,11 +59,13 @@ class Buffers(nn.Module):
         self.register_buffer("mean", torch.randn(7))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.register_buffer("average", torch.zeros(7))
+        self.register_buffer("last", torch.zeros(5, 7, dtype=torch.float16))
 
     def forward(self, x: Tensor) -> Tensor:
         self.steps.add_(1)
+        self.last.copy_(x.amax(0))
         self.average.mul_(0.9).add_(x.mean(0), alpha=0.1)
-        return (x - self.mean) * self.steps + self.average
+        return (x - self.mean) * self.steps + self.average + self.last
 
 
 @problem("constants", normal((5, 3)))

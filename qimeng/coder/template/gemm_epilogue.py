@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qimeng.coder.template import ops
-from qimeng.coder.template.accumulate import Accumulator
+from qimeng.coder.template.accumulate import LOWEST, Accumulator
 from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.emitter import Emitter
 from qimeng.coder.template.gemm_operand import Operand, spread
@@ -62,8 +62,13 @@ class Epilogue:
 
     @property
     def workspace(self) -> int:
-        """Floats of the workspace."""
+        """Elements of the workspace."""
         return self.parts * self.kept * sum(len(_accumulator(e, "q").parts) for e in self.plan.reductions)
+
+    @property
+    def held(self) -> str:
+        """Dtype of the workspace: fp64 where integers are reduced, which fp32 would round."""
+        return "float32" if all(ops.is_float(e.dtype) for e in self.plan.reductions) else "float64"
 
     def sources(self) -> list[int]:
         """Numbers of the sources that the tiles read."""
@@ -157,7 +162,8 @@ class Epilogue:
                 at = f"work_ptr + ({slot * self.parts} + {part}) * {self.kept} + {position}"
                 beyond = [f"(col0 < {n})"] if "n" in plan.over and n % (2 * self.bn) else []
                 mask = em.mask(kept_mask, beyond)
-                em.lines.append(f"tl.store({at}, {text}.to(tl.float32){f', mask={mask}' if mask else ''})")
+                held = ops.TRITON_DTYPE[self.held]
+                em.lines.append(f"tl.store({at}, {text}.to({held}){f', mask={mask}' if mask else ''})")
                 slot += 1
 
     # -- the second kernel
@@ -182,7 +188,7 @@ class Epilogue:
             names = []
             for k in range(len(acc.parts)):
                 at = f"work_ptr + ({slot * self.parts} + s) * {self.kept} + p"
-                cast = "" if acc.floating else f".to({acc.dtype})"
+                cast = "" if self.held == "float32" else f".to({acc.dtype})"
                 names.append(f"q{number}_{k}")
                 em.lines.append(f"{names[-1]} = tl.load({at}, mask=p_ok & s_ok, other=0.0){cast}")
                 slot += 1
@@ -233,7 +239,8 @@ def _partial(e: Expr, name: str, reduced: str, mask: str, shape: tuple[int, int]
             f"{n}_count = {n}_count + tl.zeros_like({n}_mean)",
         ]
     if e.param == "sumexp":
-        return [*masked, f"{n}_max = {fold('max', x)}", f"{n}_sum = {fold('sum', f'tl.exp({x} - {n}_max)')}"]
+        top = f"tl.maximum({fold('max', x)}, {LOWEST})"  # finite where all are -inf
+        return [*masked, f"{n}_max = {top}", f"{n}_sum = {fold('sum', f'tl.exp({x} - {n}_max)')}"]
     lines = [*masked, f"{n} = {fold(e.param, x)}"]
     if acc.floating and e.param in ("max", "min"):
         lines.append(f"{n} = tl.where({fold('max', f'({x} != {x}).to(tl.int32)')} > 0, float('nan'), {n})")

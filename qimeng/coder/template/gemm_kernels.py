@@ -70,7 +70,7 @@ class Kernels:
             lines.append(f"parts = torch.empty({shape}, dtype=torch.float32, device=device)")
         if self.plan.reductions:
             shape = f"({self.epilogue.workspace},)"
-            lines.append(f"work = torch.empty({shape}, dtype=torch.float32, device=device)")
+            lines.append(f"work = torch.empty({shape}, dtype=torch.{self.epilogue.held}, device=device)")
         return lines
 
     # -- the epilogue as a function of a tile

@@ -16,13 +16,19 @@ from qimeng.coder.template.rule_base import operand, out_dtype, rule
 from qimeng.coder.template.rules import Builder
 
 
-@rule("clone", "alias", "detach", "lift_fresh_copy", "_to_copy", "copy")
+@rule("clone", "alias", "detach", "lift_fresh_copy", "_to_copy")
 def _copy(b: Builder, node: Any, x: Expr, **unused: Any) -> Expr:
     d = out_dtype(node)
     if d == x.dtype:
         return b.redim(x, x.dims)
     rounds = d in ("float16", "bfloat16") and is_float(x.dtype)
     return b.pw("round", operand(b, x, d), dtype=d) if rounds else b.cast(x, d)
+
+
+@rule("copy")
+def _overwritten(b: Builder, node: Any, x: Expr, source: Expr, non_blocking: bool = False) -> Expr:
+    """`source` with the dtype and the shape of `x`."""
+    return _expand(b, node, _copy(b, node, source), node.metas[0].shape)
 
 
 @rule("full", "full_like", "zeros_like", "ones_like", "zeros", "ones", "fill")
