@@ -118,9 +118,10 @@ def check_schedule(region: Region, schedule: Schedule, context: Context) -> str 
         return f"needs {shared} B of shared memory, {device.name} allows {device.shared_per_block} B a block"
     if schedule.warps * device.warp_size > 1024:
         return f"{schedule.warps} warps are {schedule.warps * device.warp_size} threads, a block has at most 1024"
-    elements = schedule.block_p * schedule.block_r if schedule.family == "tile" else schedule.block_m * schedule.block_n
+    tile = schedule.family == "tile"  # is computed piece by piece; a product's accumulator is held as a whole
+    elements = schedule.block_p * schedule.block_r if tile else schedule.block_m * schedule.block_n
     per_thread = elements // (schedule.warps * device.warp_size)
-    if per_thread > 256:
+    if per_thread > (256 if tile else 255):
         held = f"a tile of {elements} elements is {per_thread} a thread at {schedule.warps} warps"
         return f"{held}; a thread has 255 registers"
     return None

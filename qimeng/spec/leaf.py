@@ -96,7 +96,8 @@ class Leaf:
             torch.float32 if self.domain in ("mask", "sign", "probability") or self.dtype.itemsize == 1 else self.dtype
         )
         if self.domain == "index":
-            once.random_(int(self.low), int(self.high) + 1, generator=generator)
+            beyond = min(int(self.high) + 1, torch.iinfo(torch.int64).max)
+            once.random_(int(self.low), beyond, generator=generator)
             return out
         x = once if wide is self.dtype else torch.empty(once.shape, dtype=wide, device=device)
         if self.domain in ("mask", "sign"):

@@ -154,6 +154,7 @@ def test_limits_come_with_their_numbers(context: Context) -> None:
     assert "a thread has 255 registers" in str(
         check_schedule(region, schedule.but(block_m=256, block_n=256, stages=2), context)
     )
+    assert "256 a thread" in str(check_schedule(region, schedule.but(block_m=128, block_n=128, warps=2), context))
     assert "a block has at most 1024" in str(check_schedule(region, schedule.but(warps=64), context))
 
 

@@ -55,6 +55,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         lambda x: functional.mish(x) + functional.softplus(x) + functional.selu(x) + functional.hardswish(x),
         ((34, 330),),
     ),
+    "bytes": (lambda x: (lambda b: b // b.clamp(3))((x.abs() * 20).to(torch.uint8)), ((9, 13),)),
     "two_levels": (lambda x: functional.softmax(functional.layer_norm(x, (50,)), 1), ((7, 50),)),
 }  # fmt: skip
 

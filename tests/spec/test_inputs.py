@@ -43,6 +43,8 @@ def test_values_drawn_are_like_the_example() -> None:
     generator = torch.Generator().manual_seed(0)
     index = Leaf.of(torch.tensor([3, 7])).draw(generator, "cpu")
     assert int(index.min()) >= 3 and int(index.max()) <= 7
+    most = torch.iinfo(torch.int64).max
+    assert Leaf.of(torch.tensor([most - 1, most])).draw(generator, "cpu").min() == most - 1
     mask = Leaf.of(torch.rand(100, 100) < 0.1).draw(generator, "cpu")
     assert 0.05 < float(mask.float().mean()) < 0.15
     normal = Leaf.of(torch.randn(100, 100) * 5 + 2).draw(generator, "cpu")
@@ -88,6 +90,9 @@ def test_distributions_stay_in_the_domain() -> None:
     assert torch.allclose(found["x3"], 3 * x) and torch.allclose(found["x0.01"], 0.01 * x)
     assert torch.equal(found["negated"], -x)
     assert abs(float(found["normal"].mean())) < 0.05 and abs(float(found["normal"].std()) - 1) < 0.05
+    rounded = [redistribute(x, "real", "rounded", seed) for seed in range(8)]
+    assert all(len(r.unique()) < 60 and (r == 0).any() for r in rounded), "zeros and equal values"
+    assert len({r.abs().max().log2().round().item() for r in rounded}) > 2, "of more than one size"
     index = torch.arange(4)
     assert redistribute(index, "real", "x3", 1) is index, "only floating inputs change"
     with pytest.raises(SpecError, match="unknown distribution 'cauchy'; known: given"):
@@ -112,6 +117,7 @@ def test_spec_inputs_in_every_distribution() -> None:
         "x3": [True, True, False, False],
         "x0.01": [True, True, False, False],
         "negated": [True, False, False, False],
+        "rounded": [True, False, False, False],
     }
     assert all(x.dtype is torch.bfloat16 for i, x in enumerate(spec.inputs(5, "cpu", "normal")[:4]) if i != 2)
 

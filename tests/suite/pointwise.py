@@ -59,7 +59,7 @@ def integer_division(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @problem("bytes", lambda: (torch.randint(0, 255, (9, 13), dtype=UINT8), torch.randint(-99, 99, (13,), dtype=INT8)))
 def bytes_of_images(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    return x.float() / 255 - 0.5, x + 100, y * 3, x > 7, x - y
+    return x.float() / 255 - 0.5, x + 100, y * 3, x > 7, x - y, x // x.clamp(3)
 
 
 @problem("booleans", lambda: (torch.rand(9, 31) > 0.5, torch.rand(31) > 0.3, torch.randn(9, 31)))
@@ -127,9 +127,11 @@ def clamp_by_tensors(x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tens
     return torch.clamp(x, low, low + high), torch.clamp(high, min=0.5)
 
 
-@problem("not finite", lambda: (torch.tensor([[1.0, float("inf"), float("nan"), -2.0, float("-inf"), 0.0, 3.0]]),))
+@problem("not finite", normal((40, 7)))
 def not_finite(x: Tensor) -> tuple[Tensor, ...]:
-    return torch.nan_to_num(x), x.isnan(), x.isinf(), torch.relu(x), x.clamp(-1, 1), torch.maximum(x, -x), x.isfinite()
+    x = torch.where(x.abs() > 1.5, x * float("inf"), torch.where(x < -1, x.log(), x))
+    signs = torch.nan_to_num(x), x.isnan(), x.isinf(), torch.relu(x), x.clamp(-1, 1), torch.maximum(x, -x), x.isfinite()
+    return *signs, x.sinh(), torch.logsumexp(x, 1)
 
 
 @problem("made inside", normal((9, 14)), stays=("arange", "full"))

@@ -144,6 +144,8 @@ class Emitter:
             args = [f"tl.full([1, 1], {a}, {dtype})" for a in args]
         target = self.fresh()
         self.lines += ops.write(e.op, target, args, e.dtype, self.fast)
+        if e.dtype in ("int8", "uint8", "int16"):  # numbers beside them may have made int32 of them
+            self.lines.append(f"{target} = {target}.to({ops.TRITON_DTYPE[e.dtype]})")
         return target
 
     def _partner(self, e: Expr) -> str:

@@ -242,7 +242,8 @@ def _hyperbolic(b: Builder, node: Any, x: Expr) -> Expr:
     d = out_dtype(node)
     x = operand(b, x, d)
     grown = b.pw("expm1", b.pw("abs", x))
-    falling = b.pw("div", grown, b.pw("add", grown, 1.0))
+    finite = b.pw("minimum", grown, 1e30)
+    falling = b.pw("div", finite, b.pw("add", finite, 1.0))
     if node.packet == "aten.cosh":
         return b.pw("add", b.pw("mul", b.pw("sub", grown, falling), 0.5), 1.0, dtype=d)
     half = b.pw("mul", b.pw("add", grown, falling), 0.5)

@@ -115,19 +115,10 @@ def _logsumexp(b: Builder, node: Any, x: Expr, dims: Any, keepdim: bool = False)
     top = b.reduce("max", x, dims_of(dims), True)
     finite = b.pw("where", b.pw("isinf", top, dtype="bool"), 0.0, top)
     total = b.reduce("sum", b.pw("exp", b.pw("sub", x, finite)), dims_of(dims), keepdim)
-    low = (
-        finite
-        if keepdim
-        else b.redim(
-            finite,
-            [
-                d
-                for i, d in enumerate(finite.dims)
-                if i not in {k % len(x.dims) for k in dims_of(dims) or range(len(x.dims))}
-            ],
-        )
-    )
-    return b.pw("add", b.pw("log", total), low, dtype=out_dtype(node))
+    gone = set() if keepdim else {k % len(x.dims) for k in dims_of(dims) or range(len(x.dims))}
+    top, finite = (b.redim(e, [d for i, d in enumerate(e.dims) if i not in gone]) for e in (top, finite))
+    found = b.pw("add", b.pw("log", total), finite, dtype=out_dtype(node))
+    return b.pw("where", b.pw("isinf", top, dtype="bool"), top, found, dtype=out_dtype(node))
 
 
 def _affine(b: Builder, x: Expr, weight: Expr | None, bias: Expr | None) -> Expr:
