@@ -578,6 +578,16 @@ def test_deep_products_are_split_and_promoted() -> None:
     assert all(s.promote == 0 and s.splits == 1 for s in schedule_for_precision(shallow, start, "fp16x3", device))
 
 
+def test_narrow_operands_are_packed_in_full_tiles() -> None:
+    from qimeng.coder.template.gemm import print_gemm
+    from qimeng.program.schedule import Schedule
+
+    _, region, nest, loads, plan = planned(lambda: Call(mm), shapes((16, 8192), (8192, 16)))
+    schedule = Schedule("gemm", block_m=16, block_n=16, block_k=64, precision="fp16x3")
+    source = print_gemm(region, nest, loads, plan, schedule, "g").source
+    assert f"g_pack_b_kernel[({8192 * 16 // 1024},)]" in source, source
+
+
 def test_only_parameters_are_packed_once() -> None:
     from qimeng.coder.template.gemm import print_gemm
     from qimeng.program.schedule import Schedule

@@ -151,7 +151,8 @@ class Packer:
 
     def _write(self) -> tuple[str, str]:
         """The kernel that writes the planes when the scales are known or not needed."""
-        tile = Tile(4 if self.plan.half else 1, 1024, 4)
+        rb = min(1024, power_of_two(self.wide))
+        tile = Tile((4096 if self.plan.half else 1024) // rb, rb, 4)
         if self.side.k_major != self.planes.k_major:
             tile = Tile(32, 32, 4)
         body = [*self._place(tile), *self._element()]
