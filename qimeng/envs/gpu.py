@@ -90,7 +90,7 @@ class GpuEvaluator(Evaluator):
         spent: wall seconds by part, from the making of this on, over all evaluations.
     """
 
-    version = 6
+    version = 7
     estimated = False
 
     def __init__(

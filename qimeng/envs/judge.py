@@ -21,7 +21,7 @@ from qimeng.envs import accuracy
 from qimeng.envs.accuracy import Error, Expected
 from qimeng.envs.channel import Malformed
 from qimeng.envs.forkserver import Process, WorkerFailed
-from qimeng.envs.outputs import Facts, Leaf, difference, facts_from_json, facts_to_json, take
+from qimeng.envs.outputs import Facts, Leaf, difference, facts_from_json, facts_to_json, hand_over, take
 from qimeng.envs.reference import References
 from qimeng.envs.trials import Trial
 from qimeng.envs.witness import slots_of
@@ -43,6 +43,8 @@ CLOCK_SLACK_MS = {"cuda": 0.2, "cpu": 1.0}
 that is also what fresh inputs cost where caches are not flushed before a timed call."""
 LAUNCH_MS = {"cuda": 0.1, "cpu": 0.0}
 """What launching a call may cost the host, which events do not count (`qimeng.envs.timing.LEAD_CYCLES`)."""
+CLOCK_BESIDE = 0.25
+"""Share of what making inputs and handing outputs over takes in the judge by which it may take longer in a worker."""
 CLOCK_BATCH_MS = 10.0
 CLOCK_CALLS = {"cuda": 64, "cpu": 8}
 """Calls that the judge's clock times together: for so long, at most so many, so that hand-over counts for little."""
@@ -339,27 +341,29 @@ class Judge:
         return None if found.error is None else f"a later call changed what the first one returned: {found.error}"
 
     def _check_clock(self, worker: Process, trial: Trial, device_ms: float) -> Verdict:
-        """A few calls; what handing over takes is measured by handing the same output over again, and subtracted.
+        """A few calls, inputs made and outputs handed over; what these two take is measured here, and subtracted.
 
-        Each call has inputs of its own, the trial's at a random place among them: what was computed for one call is of
-        no use in another. On a GPU the memory that outputs are handed over in is mapped before the clock starts, and
-        zeroed.
+        Nothing that a candidate's process says of its own time counts. Each call has inputs of its own, the trial's at
+        a random place among them, which come to be while the clock runs: nothing can be computed for them before. On a
+        GPU the memory that outputs are handed over in is mapped before the clock starts, and zeroed.
         """
         refs = self.references
         copies = [torch.zeros_like(e.value) for e in trial.outputs]
         kind = refs.device.type
         calls = max(1, min(math.ceil(CLOCK_BATCH_MS / device_ms), CLOCK_CALLS[kind], refs.input_sets))
-        slack = CLOCK_SLACK_MS[kind] / (calls if kind == "cuda" else 1)
         draws = [replace(trial.draw, seed=refs.draw_seed()) for _ in range(calls)]
         keep = refs.draw_seed() % calls
         warm_up, draws[keep] = draws[keep], trial.draw
-        trays = self._taken(worker.call("arm", self.limit_s, draws=draws, keep=keep, warm_up=warm_up))
+        trays = self._taken(worker.call("arm", self.limit_s, warm_up=warm_up))
         for tray in trays:
             tray.zero_()
-        whole = self._timed(lambda: worker.call("fire", self.limit_s, again=False), trays, copies)
+        around = [self._without_calls(draws, copies)]
+        whole = self._timed(lambda: worker.call("fire", self.limit_s, draws=draws, keep=keep), trays, copies)
         wrong = next((t for n, copy in enumerate(copies) if (t := self._wrong(trial, n, copy))), None)
-        again = [self._timed(lambda: worker.call("fire", self.limit_s, again=True), trays, copies) for _ in range(2)]
-        outer = (whole - min(again)) / calls
+        around.append(self._without_calls(draws, copies))
+        beside = min(around) / calls
+        outer = whole / calls - beside
+        slack = CLOCK_SLACK_MS[kind] / (calls if kind == "cuda" else 1) + CLOCK_BESIDE * beside
         del trays
         worker.call("release", self.limit_s, tidy=refs.plan.tidy)
         if wrong:
@@ -368,6 +372,30 @@ class Judge:
             text = f"events say {device_ms:.3f} ms a call, the judge's clock says {outer:.3f} ms"
             return Verdict(failure="clock", error=text)
         return Verdict()
+
+    def _without_calls(self, draws: Sequence[Draw], outputs: Sequence[torch.Tensor]) -> float:
+        """Milliseconds that making the inputs of `draws` and handing tensors like `outputs` over take in this process.
+
+        A worker may take as long as it likes for that where it is asked; here nobody but the judge is.
+        """
+        self._synchronize()
+        began = time.perf_counter()
+        for draw in draws:
+            inputs = self.references.inputs(draw)
+            torch.manual_seed(draw.seed)
+            self._synchronize()
+            del inputs
+        if self.references.device.type == "cuda":
+            for x in outputs:
+                torch.empty_like(x).copy_(x)
+        else:
+            items, files = hand_over(outputs)
+            try:
+                take(items, files, [_leaf_of(x) for x in outputs])
+            finally:
+                _close(files)
+        self._synchronize()
+        return (time.perf_counter() - began) * 1e3
 
     def _timed(
         self, call: Callable[[], tuple[Any, list[int]]], trays: list[torch.Tensor], copies: Sequence[torch.Tensor]

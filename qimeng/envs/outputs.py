@@ -240,7 +240,13 @@ def _kind(leaf: Any) -> str:
     """Class of a leaf; a name is no proof of a class, and an attribute may hide a method of the class."""
     kind = type(leaf)
     if kind is torch.Tensor:
-        own = sorted(vars(leaf)) + ["a pending negation"] * leaf.is_neg() + ["a pending conjugation"] * leaf.is_conj()
+        traits = {
+            "a pending negation": leaf.is_neg(),
+            "a pending conjugation": leaf.is_conj(),
+            "a gradient to come": leaf.requires_grad,
+            "inference mode's limits": leaf.is_inference(),
+        }
+        own = sorted(vars(leaf)) + [name for name, here in traits.items() if here]
         return "Tensor" if not own else f"Tensor with {', '.join(own)[:200]}"
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 

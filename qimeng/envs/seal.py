@@ -8,7 +8,9 @@ was changed, also where that did no harm yet. Knows nothing about verdicts.
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
@@ -30,7 +32,26 @@ _HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_buffer_registration_hooks",
     "_global_module_registration_hooks", "_global_parameter_registration_hooks",
 )  # fmt: skip
+_RELIED_ON = (
+    "add_.Tensor", "clone", "copy_", "empty.memory_format", "empty_strided", "eq.Tensor", "equal", "fill_.Scalar",
+    "linear", "mul.Tensor", "mul_.Tensor", "normal_", "rand", "randint", "randn", "randperm", "sum", "sum.dim_IntList",
+    "uniform_", "view.dtype", "zero_",
+)  # fmt: skip
+"""Operators that inputs, parameters and comparisons are made with."""
 _MISSING = object()
+_SIGNALS = sorted(signal.valid_signals())
+_SETTINGS = tuple(
+    name
+    for name in (
+        "_get_cublas_allow_bf16_reduced_precision_reduction", "_get_cublas_allow_fp16_accumulation",
+        "_get_cublas_allow_fp16_reduced_precision_reduction", "_get_cudnn_benchmark", "_get_cudnn_enabled",
+        "_get_deterministic_algorithms", "_get_mkldnn_enabled", "_get_cudnn_deterministic",
+    )
+    if hasattr(torch._C, name)
+)  # fmt: skip
+_PRECISIONS = [("generic", "all"), *((b, op) for b in ("cuda", "mkldnn") for op in ("all", "matmul", "conv"))]
+_SMALL, _DENORMAL = 2.0**-60, 5e-324
+"""Added to one, and doubled: what comes of it says how the processor rounds, and whether it keeps denormals."""
 
 
 class Seal:
@@ -102,15 +123,28 @@ def _by_torch_itself(present: Any, value: Any) -> bool:
     )
 
 
+_precision_of = getattr(torch._C, "_get_fp32_precision_getter", lambda backend, operator: "")  # PyTorch 2.9 has it
+
+
 def _state() -> dict[str, Any]:
     """Doors of Python and PyTorch through which foreign code is called back, and settings that change results."""
     return {
         "a tracing function": sys.gettrace(),
         "a profiling function": sys.getprofile(),
+        "a callback of the garbage collector": tuple(gc.callbacks),
+        "the handler of a signal": tuple(map(signal.getsignal, _SIGNALS)),
         "a function mode of torch": torch._C._len_torch_function_stack(),
         "a dispatch mode of torch": torch._C._len_torch_dispatch_stack(),
+        "an operator of torch": tuple(torch._C._dispatch_dump(f"aten::{n}").count(" (inactive): ") for n in _RELIED_ON),
         "global hooks of torch.nn.Module": tuple(len(getattr(hooks, name)) for name in _HOOKS),
         "torch's default dtype": torch.get_default_dtype(),
+        "torch's number of threads": torch.get_num_threads(),
+        "torch's autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
+        "a setting of torch.backends": (
+            *(getattr(torch._C, name)() for name in _SETTINGS),
+            *(_precision_of(*which) for which in _PRECISIONS),
+        ),
+        "the processor's rounding": (1.0 + _SMALL, 1.0 - _SMALL, 2 * _DENORMAL > 0),
     }
 
 

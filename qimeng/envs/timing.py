@@ -165,8 +165,8 @@ class Stopwatch:
         sets = [inputs]
         room = max(min(self._memory // FRESH_SHARE // max(_bytes(inputs), 1), SETS), 1)
         empty_ms = self._empty_ms()
-        device_ms: list[float] = []
-        wall_ms: list[float] = []
+        device_ms: tuple[float, ...] = ()  # what foreign code finds in a caller's frame it could change, were it a list
+        wall_ms: tuple[float, ...] = ()
         with _no_garbage_collection():
             began = _now()
             total, number = 0.0, 0
@@ -178,12 +178,12 @@ class Stopwatch:
                 if number:
                     inputs = ()  # where there is no room for two sets, the old one goes first
                     inputs = _next_inputs(sets, room, make_inputs, call_seed(seed, number))
-                on_device, on_wall, output = self.once(call, inputs)
+                on_device, on_wall, output = self.once(call, _aliases(inputs))
                 if number >= effort.warmup:
                     if witness is not None:
                         witness.show(number, output)
-                    device_ms.append(on_device)
-                    wall_ms.append(on_wall)
+                    device_ms += (on_device,)
+                    wall_ms += (on_wall,)
                     total += on_device
                 elif number + 1 == effort.warmup:
                     began = _now()
@@ -191,8 +191,8 @@ class Stopwatch:
                 number += 1
         hidden = statistics.median(w - d for d, w in zip(device_ms, wall_ms, strict=True)) - empty_ms
         if self.device.type == "cuda" and hidden > HIDDEN_MS:
-            device_ms = [d + hidden for d in device_ms]
-        return Samples(tuple(device_ms), tuple(wall_ms))
+            device_ms = tuple(d + hidden for d in device_ms)
+        return Samples(device_ms, wall_ms)
 
     def _empty_ms(self) -> float:
         """What the wall clock says beyond the events where nothing is called."""
@@ -214,6 +214,15 @@ def _next_inputs(
     else:
         sets[_choose(len(sets))] = made
     return made
+
+
+def _aliases(inputs: Sequence[Any]) -> list[Any]:
+    """The same content in tensors that end with the call: whoever waits for their end is called before others are made.
+
+    With the tensors themselves, that would be when those of the next call are there, and no clock runs yet.
+    """
+    aliases: list[Any] = _pytree.tree_map(lambda x: x.data if isinstance(x, torch.Tensor) else x, list(inputs))
+    return aliases
 
 
 _choose = random.SystemRandom().randrange

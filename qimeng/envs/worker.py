@@ -130,8 +130,6 @@ class Worker:
         self.model: torch.nn.Module = self.parameters.module
         self.kept: dict[int, list[torch.Tensor]] = {}
         self.witness = Witness()
-        self.armed: list[tuple[int, tuple[Any, ...]]] = []
-        self.armed_keep = 0
         self.fired: list[torch.Tensor] = []
         self.trays: list[torch.Tensor] = []
         self.arguments: tuple[Any, ...] = ()
@@ -152,7 +150,7 @@ class Worker:
         self._find_compiled(digests)
         self.kept.clear()
         self.witness = Witness()
-        self.armed, self.module, self.model = [], None, torch.nn.Module()
+        self.module, self.model = None, torch.nn.Module()
         state = self.parameters.set(None)
         if not source:
             self.model = self.parameters.module
@@ -246,47 +244,47 @@ class Worker:
             tidy: whether memory goes back to the device, for others.
         """
         self.kept = {number: tensors for number, tensors in self.kept.items() if number in keep}
-        self.armed, self.fired, self.trays = [], [], []
+        self.fired, self.trays = [], []
         if not keep:
             self.reused = ()
         self._collect()
         if tidy and self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def arm(self, draws: Sequence[Draw], keep: int, warm_up: Draw) -> Answer:
-        """Make inputs ready for `fire`, and hand over the trays that it will put the outputs of one call on.
+    def arm(self, warm_up: Draw) -> Answer:
+        """Hand over the trays that `fire` will put the outputs of one call on.
 
-        A call on other inputs leaves behind the memory that the calls will need; it comes first, so that no foreign
-        code runs between the making of the inputs and the calls.
+        A call on other inputs leaves behind the memory that the calls will need.
 
         Args:
-            draws: inputs of the calls, in order; all with the same parameters.
-            keep: number of the call whose outputs are kept.
-            warm_up: inputs of the call that comes first.
+            warm_up: its inputs, and the parameters of all calls.
         """
         self._set_parameters(warm_up.parameter_seed)
         self.fired = _leaves(self.model(*self._inputs(warm_up)))
         self.trays = [torch.empty_like(x) for x in self.fired]
-        self.armed, self.armed_keep = [(draw.seed, self._inputs(draw)) for draw in draws], keep
         self.stopwatch.synchronize()
         handed, files = outputs.hand_over(self.trays)
         return Answer({"tensors": handed}, tuple(files))
 
-    def fire(self, again: bool) -> Answer:
-        """Call the model on the inputs made ready and put the outputs of the call that counts on the trays.
+    def fire(self, draws: Sequence[Draw], keep: int) -> Answer:
+        """Make inputs, call the model on them, and so on; put the outputs of the call that counts on the trays.
+
+        The inputs come to be while the judge's clock runs: what foreign code could do as soon as they are there is
+        seen. On the CPU there is no shared memory: the outputs are handed over.
 
         Args:
-            again: put the same outputs there once more, without calls. On the CPU there is no shared memory: they are
-                handed over.
+            draws: inputs of the calls, in order.
+            keep: number of the call whose outputs count.
         """
-        for number, (seed, inputs) in enumerate(self.armed):
-            torch.manual_seed(seed)  # takes as long as a short kernel: the second time as well
-            if again:
-                continue
+        for number, draw in enumerate(draws):
+            inputs = self._inputs(draw)
+            torch.manual_seed(draw.seed)
+            self.stopwatch.synchronize()
             output = self.model(*inputs)
-            if number == self.armed_keep:
+            self.stopwatch.synchronize()
+            if number == keep:
                 self.fired = _leaves(output)
-            del output
+            del inputs, output
         if self.device.type != "cuda":
             handed, files = outputs.hand_over(self.fired)
             return Answer({"tensors": handed}, tuple(files))

@@ -5,6 +5,7 @@ Deals in changing tensors within their domain. Knows nothing about where they co
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
@@ -12,8 +13,13 @@ import torch
 from qimeng.errors import SpecError
 from qimeng.spec.leaf import unexpanded
 
-DISTRIBUTIONS = ("given", "normal", "x3", "x0.01", "negated")
-"""As the spec makes them; normal with mean 0 and deviation 1; times 3; times 0.01; times -1."""
+DISTRIBUTIONS = ("given", "normal", "x3", "x0.01", "negated", "rounded")
+"""As the spec makes them; normal with mean 0 and deviation 1; times 3; times 0.01; times -1; normal, rounded to few
+values."""
+
+_STEP, _POWERS = 0.25, (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)
+"""Rounded values are multiples of a quarter of the deviation, which is a power of two, by the seed. Zeros and equal
+values, which numbers drawn at random hardly ever are, are among them, and nobody knows their size before."""
 
 _ALLOWED = {
     "real": DISTRIBUTIONS,
@@ -39,11 +45,14 @@ def redistribute(x: Any, domain: str, distribution: str, seed: int) -> Any:
         return x
     out = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
     once = unexpanded(out)
-    if distribution == "normal":
+    if distribution in ("normal", "rounded"):
         generator = torch.Generator(device=x.device)
         generator.manual_seed(seed ^ 0x5EED)
         once.normal_(generator=generator)
-    else:
+    if distribution == "rounded":
+        scale = 2.0 ** random.Random(seed).choice(_POWERS)
+        once.div_(_STEP).round_().mul_(_STEP * scale)
+    elif distribution != "normal":
         torch.mul(unexpanded(x), {"x3": 3.0, "x0.01": 0.01, "negated": -1.0}[distribution], out=once)
     return out
 

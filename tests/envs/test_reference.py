@@ -40,11 +40,11 @@ def test_the_reference_is_float64_and_eager_is_within_a_quarter_of_its_own_budge
 
 def test_trials_start_with_the_specs_own_parameters_and_vary_from_there():
     refs = references(torch.nn.Linear(8, 8), torch.randn(4, 8))
-    kinds = [(t.draw.distribution, t.draw.parameter_seed is not None) for t in refs.trials(6)]
+    kinds = [(t.draw.distribution, t.draw.parameter_seed is not None) for t in refs.trials(7)]
     assert kinds[:2] == [("given", False), ("given", True)]
-    assert {d for d, _ in kinds[2:]} == {"normal", "x3", "x0.01", "negated"}
+    assert {d for d, _ in kinds[2:]} == {"normal", "x3", "x0.01", "negated", "rounded"}
     assert [bool(t.eager) for t in refs.trials(3)] == [True, False, False]
-    assert len(list(refs.every_distribution())) == 6
+    assert len(list(refs.every_distribution())) == 7
 
 
 def test_one_candidate_never_gets_the_same_trial_twice():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -64,6 +65,42 @@ def test_doors_through_which_others_are_called_back(seal):
     found = seal.broken()
     sys.setprofile(before)
     assert found == ["a profiling function"]
+
+
+SETTINGS = {
+    "a callback of the garbage collector": (lambda: gc.callbacks.append(print), lambda: gc.callbacks.remove(print)),
+    "torch's number of threads": (
+        lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+        lambda: torch.set_num_threads(torch.get_num_threads() - 1),
+    ),
+    "torch's autocast": (
+        lambda: torch.set_autocast_enabled("cpu", True),
+        lambda: torch.set_autocast_enabled("cpu", False),
+    ),
+    "a setting of torch.backends": (
+        lambda: torch.backends.cudnn.__setattr__("benchmark", True),
+        lambda: torch.backends.cudnn.__setattr__("benchmark", False),
+    ),
+    "the processor's rounding": (lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False)),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_others_would_not_have(name):
+    seal, (change, restore) = Seal(), SETTINGS[name]
+    change()
+    found = seal.broken()
+    restore()
+    assert found == [name] and seal.broken() == []
+
+
+def test_an_operator_below_its_name(seal):
+    library = torch.library.Library("aten", "IMPL")
+    with pytest.warns(UserWarning, match="Overriding"):
+        library.impl("equal", lambda a, b: True, "CPU")
+    found = seal.broken()
+    library._destroy()
+    assert found == ["an operator of torch"] and seal.broken() == []
 
 
 def test_a_method_of_one_object():
