@@ -105,7 +105,7 @@ def test_trials_of_another_distribution_lend_no_error():
     errors: dict[str, Error] = {}
     for trial in refs.every_distribution():
         errors[trial.draw.distribution] = trial.outputs[0].error
-        if trial.draw.distribution != "x0.01":
+        if trial.draw.distribution not in ("x0.01", "rounded"):  # the latter may be as small
             y = refs.parameters.module(refs.inputs(trial.draw)[0]) * 1.001
             error, text = accuracy.check(y, trial.outputs[0])
             assert text is not None and refs.look_again(trial, 0, y, error) is None
