@@ -374,15 +374,19 @@ class Judge:
         return Verdict()
 
     def _without_calls(self, draws: Sequence[Draw], outputs: Sequence[torch.Tensor]) -> float:
-        """Milliseconds that making the inputs of `draws` and handing tensors like `outputs` over take in this process.
+        """Milliseconds that all but the calls takes in this process: inputs of `draws`, and handing `outputs` over.
 
-        A worker may take as long as it likes for that where it is asked; here nobody but the judge is.
+        A worker may take as long as it likes for that where it is asked; here nobody but the judge is. A kernel that
+        does nothing stands for each call: the host's way to the device and back is no time of a candidate's.
         """
+        tick = torch.zeros(1, device=self.references.device)
         self._synchronize()
         began = time.perf_counter()
         for draw in draws:
             inputs = self.references.inputs(draw)
             torch.manual_seed(draw.seed)
+            self._synchronize()
+            tick.add_(1)
             self._synchronize()
             del inputs
         if self.references.device.type == "cuda":
