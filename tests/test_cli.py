@@ -191,8 +191,8 @@ def test_doctor_puts_exploits_before_the_judge(
     monkeypatch.setattr("qimeng.device.current_device", lambda: None)
     assert run("doctor", "--exploits") == 0
     text = capsys.readouterr().out
-    assert "1 of 3 cases need one and are skipped" in text and "honest (must pass)" in text
-    assert text.count("ok  ") == len(flags) == 2
+    assert f"1 of {len(flags) + 1} cases need one and are skipped" in text and "honest (must pass)" in text
+    assert text.count("ok  ") == len(flags) >= 2
     honest = next(c for c in flags if c.kind == "honest")
     monkeypatch.setattr(cli_exploits, "EXPLOITS", (replace(honest, kind="reuse", failures=("wrong",)),))
     assert run("doctor", "--exploits", "--json") == 1

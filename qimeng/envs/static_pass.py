@@ -67,6 +67,7 @@ _CALLS: dict[str, tuple[str, bool]] = {
     "sys.settrace": ("callback", True),
     "sys.setprofile": ("callback", True),
     "sys.addaudithook": ("callback", True),
+    "gc.callbacks": ("callback", True),
     "atexit.register": ("callback", True),
     "signal.signal": ("callback", True),
     "signal.setitimer": ("callback", True),
@@ -82,6 +83,7 @@ _CALLS: dict[str, tuple[str, bool]] = {
     "concurrent.futures.ThreadPoolExecutor": ("thread", False),
     "torch.manual_seed": ("seed", False),
     "torch.Tensor._make_subclass": ("subclass", True),
+    "torch.library.Library": ("patch", True),
     "id": ("pointer", False),
 }
 _PREFIXES: dict[str, tuple[str, bool]] = {
