@@ -210,16 +210,5 @@ adapt() {
 }
 
 mkdir -p "$out" "$scratch"
-total=0
-for name in "${names[@]}"; do total=$((total + ${weight[$name]:?unknown: $name})); done
-failed=0
-for name in "${names[@]}"; do
-    left=$((end - SECONDS))
-    seconds=$((left * weight[$name] / total))
-    total=$((total - weight[$name]))
-    [ "$seconds" -gt 60 ] || continue
-    echo "== $name, $seconds s"
-    trap 'end=0; kill $(jobs -p) 2>/dev/null' TERM INT
-    "$name" "$seconds" || { echo "$name: failed" && failed=1; }
-done
-exit $failed
+. "$here/in_turn.sh"
+in_turn 60

@@ -31,22 +31,11 @@ exploits() {
     return $found
 }
 
+mutants() { python3 "$here/mutants.py" "$out/mutants.jsonl" --count 520 --jobs 8 --seconds "$(($1 - 15))"; }
+soak() { python3 "$here/soak.py" "$out/soak.jsonl" --count 1000 --parts $((4 * (gpus > 0 ? gpus : 1))) --seconds "$(($1 - 15))"; }
+cost() { python3 "$here/evaluation_cost.py" "$out/cost.jsonl" --specs 24 --jobs 6 --seconds "$(($1 - 15))"; }
+stability() { python3 "$here/timing_stability.py" "$out/stability.jsonl" --seconds "$(($1 - 15))"; }
+
 mkdir -p "$out"
-total=0
-for name in "${names[@]}"; do total=$((total + ${weight[$name]:?unknown: $name})); done
-failed=0
-for name in "${names[@]}"; do
-    left=$((end - SECONDS))
-    seconds=$((left * weight[$name] / total))
-    total=$((total - weight[$name]))
-    [ "$seconds" -gt 20 ] || continue
-    echo "== $name, $seconds s"
-    case $name in
-    exploits) exploits "$seconds" ;;
-    mutants) python3 "$here/mutants.py" "$out/mutants.jsonl" --count 520 --jobs 8 --seconds "$((seconds - 15))" ;;
-    soak) python3 "$here/soak.py" "$out/soak.jsonl" --count 1000 --parts $((4 * (gpus > 0 ? gpus : 1))) --seconds "$((seconds - 15))" ;;
-    cost) python3 "$here/evaluation_cost.py" "$out/cost.jsonl" --specs 24 --jobs 6 --seconds "$((seconds - 15))" ;;
-    stability) python3 "$here/timing_stability.py" "$out/stability.jsonl" --seconds "$((seconds - 15))" ;;
-    esac || { echo "$name: failed" && failed=1; }
-done
-exit $failed
+. "$here/in_turn.sh"
+in_turn 20

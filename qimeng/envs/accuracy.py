@@ -21,6 +21,9 @@ BLOCK = 1 << 24
 FUSED_ELEMENTS = 1 << 24
 """Elements from which errors on a GPU are computed by a kernel of our own, in one pass instead of some fifteen."""
 
+LONGEST_CHAIN = 1 << 16
+"""Terms that any program worth having adds up one after the other; longer sums are cut into parts."""
+
 KERNELBENCH_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """KernelBench's atol = rtol (`src/kernelbench/eval.py: get_tolerance_for_precision`, commit 423217d)."""
 
@@ -85,12 +88,12 @@ def is_float(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def floor(dtype: torch.dtype, longest_reduction: int, moved: Error, ulps: float = Tolerances.floor_ulp) -> Error:
+def floor(dtype: torch.dtype, roundings: float, moved: Error, ulps: float = Tolerances.floor_ulp) -> Error:
     """The error that is always allowed: some ulp, accumulated rounding, and what one ulp of the inputs changes.
 
     Args:
         dtype: dtype of the output.
-        longest_reduction: most terms that are added up for one element.
+        roundings: how many of them add up in one element (see `roundings`).
         moved: change of the float64 result when the inputs move by one ulp.
         ulps: units in the last place of `dtype`.
 
@@ -98,8 +101,20 @@ def floor(dtype: torch.dtype, longest_reduction: int, moved: Error, ulps: float 
     """
     eps = torch.finfo(dtype).eps
     unit = min(eps, torch.finfo(torch.float32).eps) / 2
-    allowed = ulps * eps + unit * math.sqrt(max(longest_reduction, 1))
+    allowed = ulps * eps + unit * roundings
     return Error(allowed, allowed) + moved
+
+
+def roundings(terms: int, independent: bool = True) -> float:
+    """Roundings that add up when `terms` numbers are summed in any order, as a multiple of the rounding unit.
+
+    Those of numbers of many digits are as good as random, and grow like the root of their number; those of numbers of
+    few digits may fall to the same side again and again, and then grow like their number, up to `LONGEST_CHAIN`
+    (N. J. Higham and T. Mary, A New Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41(5),
+    2019).
+    """
+    terms = max(terms, 1)
+    return math.sqrt(terms) if independent else float(min(terms, LONGEST_CHAIN))
 
 
 def measure(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None = None) -> Error:
@@ -381,6 +396,7 @@ __all__ = [
     "kernelbench_close",
     "measure",
     "not_finite_share",
+    "roundings",
     "same",
     "weighted_sum",
 ]

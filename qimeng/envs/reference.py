@@ -85,6 +85,7 @@ class References:
         self.input_bytes = 0
         self.mode_matters = False
         self.longest_reduction = longest_reduction(graph) if graph is not None and graph.nodes else 0
+        self._terms = self.longest_reduction
         self.parameters = Parameters(spec, device)
         self.exact: torch.nn.Module | None = None
         self.input_sets = 1
@@ -185,7 +186,7 @@ class References:
         if exact is None or eager is None:
             return False
         error = accuracy.measure(eager.best.to(self._place), exact.best)
-        floor = accuracy.floor(eager.best.dtype, self.longest_reduction, Error())
+        floor = accuracy.floor(eager.best.dtype, accuracy.roundings(self.longest_reduction), Error())
         return accuracy.measure(exact.chosen, exact.best).max <= Expected(exact.best, error, floor).budget.max
 
     def look_again(self, trial: Trial, number: int, actual: torch.Tensor, error: Error) -> Expected | None:
@@ -238,7 +239,8 @@ class References:
         output, names = random_operators(partial(self._eager, inputs, draw.seed + 1))
         other = tensors_in(output)
         if not self.longest_reduction:
-            self.longest_reduction = max(int(math.sqrt(max((x.numel() for x in tensors_in(inputs)), default=1))), 1)
+            self._terms = max((x.numel() for x in tensors_in(inputs)), default=1)
+            self.longest_reduction = max(math.isqrt(self._terms), 1)
         if any(accuracy.is_float(a) and accuracy.measure(b, a).max > 1e-3 for a, b in zip(tensors, other, strict=True)):
             self.random = names or ("unknown",)
             self.kind = self.kind if can_repeat(self.random) else "eager-highest"
@@ -343,12 +345,12 @@ class References:
         tensors = tensors_in(output)
         outputs, buffers, shares = [], {}, [0.0]
         for number, tensor in enumerate(tensors):
-            expected, share = self.expect(tensor, exact[number], moved[number])
+            expected, share = self.expect(tensor, exact[number], moved[number], draw.distribution)
             exact[number] = torch.empty(0)  # as large as eager's output or twice that: gone as soon as it can be
             outputs.append(expected)
             shares.append(share)
         for key in self.mutated:
-            buffers[key], share = self.expect(state[key].clone(), exact_buffers[key], Error())
+            buffers[key], share = self.expect(state[key].clone(), exact_buffers[key], Error(), draw.distribution)
             shares.append(share)
         if max(shares) > NOT_FINITE_LIMIT:
             self.dropped.add(draw.distribution)
@@ -363,19 +365,28 @@ class References:
             self.exact_agrees = agree and self.exact_agrees is not False
         return Trial(draw, outputs, buffers, tensors if plain else [])
 
-    def expect(self, eager: torch.Tensor, exact: torch.Tensor, moved: Error) -> tuple[Expected, float]:
+    def expect(
+        self, eager: torch.Tensor, exact: torch.Tensor, moved: Error, distribution: str
+    ) -> tuple[Expected, float]:
         """What an output should be, and the share of its values that are not finite.
+
+        Rounded inputs show what is wrong where numbers are equal or zero. Eager is often exact on them, where another
+        order of the same sums is not, so that the floor is wide there.
 
         Args:
             eager: eager's output.
             exact: the float64 result.
             moved: change of that when the inputs move by one ulp.
+            distribution: of the inputs.
         """
         value = exact.to(eager.dtype)
         if not accuracy.is_float(eager):
             return Expected(value, eager=None if torch.equal(value, eager) else eager), 0.0
         tolerances = self.spec.tolerances
-        floor = accuracy.floor(eager.dtype, self.longest_reduction, moved, tolerances.floor_ulp)
+        independent = accuracy.roundings(self.longest_reduction)
+        roundings = accuracy.roundings(self._terms, independent=False) if distribution == "rounded" else independent
+        wider = moved * (roundings / independent)
+        floor = accuracy.floor(eager.dtype, roundings, wider, tolerances.floor_ulp)
         share = accuracy.not_finite_share(value, eager)
         kept = eager if share else None
         return Expected(value, accuracy.measure(eager, value, kept), floor, kept, tolerances), share

@@ -110,7 +110,9 @@ class RegionReference:
         if values is None:
             with torch.no_grad(), precision("highest"):
                 values, moved = tensors_in(function(*arguments)), [Error()] * len(eager)
-        expected = [references.expect(e, v, m)[0] for e, v, m in zip(eager, values, moved, strict=True)]
+        expected = [
+            references.expect(e, v, m, self.draw.distribution)[0] for e, v, m in zip(eager, values, moved, strict=True)
+        ]
         references.tidy()
         return facts, expected
 

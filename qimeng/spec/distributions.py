@@ -13,10 +13,8 @@ import torch
 from qimeng.errors import SpecError
 from qimeng.spec.leaf import unexpanded
 
-DISTRIBUTIONS = ("given", "normal", "x3", "x0.01", "negated")
-"""As the spec makes them; normal with mean 0 and deviation 1; times 3; times 0.01; times -1. `redistribute`
-also knows "rounded": normal, of few
-values."""
+DISTRIBUTIONS = ("given", "normal", "x3", "x0.01", "negated", "rounded")
+"""As the spec makes them; normal with mean 0 and deviation 1; times 3; times 0.01; times -1; normal, of few values."""
 
 _STEP, _POWERS = 0.25, (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)
 """Rounded values are multiples of a quarter of the deviation, which is a power of two, by the seed. Zeros and equal

@@ -170,7 +170,7 @@ def check(region: Region, implementation: Implementation, values: dict[Value, An
                 )
             continue
         longest = max((x.numel() for x in arguments if isinstance(x, torch.Tensor)), default=1)
-        low = accuracy.floor(e.dtype, longest, accuracy.measure(m.to(r.dtype), r))
+        low = accuracy.floor(e.dtype, accuracy.roundings(longest), accuracy.measure(m.to(r.dtype), r))
         error, own = accuracy.measure(y, r, e), accuracy.measure(e, r)
         limit = max(low.max, 4 * own.max if own.max < 1 else 0.0, LOOSE.get(precision, 0.0))
         if not error.max <= limit:
