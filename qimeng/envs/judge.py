@@ -354,18 +354,18 @@ class Judge:
         draws = [replace(trial.draw, seed=refs.draw_seed()) for _ in range(calls)]
         keep = refs.draw_seed() % calls
         warm_up, draws[keep] = draws[keep], trial.draw
+        around = [self._without_calls(draws, copies)]
         trays = self._taken(worker.call("arm", self.limit_s, warm_up=warm_up))
         for tray in trays:
             tray.zero_()
-        around = [self._without_calls(draws, copies)]
         whole = self._timed(lambda: worker.call("fire", self.limit_s, draws=draws, keep=keep), trays, copies)
         wrong = next((t for n, copy in enumerate(copies) if (t := self._wrong(trial, n, copy))), None)
+        del trays
+        worker.call("release", self.limit_s, tidy=refs.plan.tidy)
         around.append(self._without_calls(draws, copies))
         beside = min(around) / calls
         outer = whole / calls - beside
         slack = CLOCK_SLACK_MS[kind] / (calls if kind == "cuda" else 1) + CLOCK_BESIDE * beside
-        del trays
-        worker.call("release", self.limit_s, tidy=refs.plan.tidy)
         if wrong:
             return Verdict(failure="wrong", error=f"the output that the judge copied at once is wrong: {wrong}")
         if device_ms < CLOCK_SHARE[kind] * (outer - slack - LAUNCH_MS[kind]):
@@ -377,7 +377,8 @@ class Judge:
         """Milliseconds that all but the calls takes in this process: inputs of `draws`, and handing `outputs` over.
 
         A worker may take as long as it likes for that where it is asked; here nobody but the judge is. A kernel that
-        does nothing stands for each call: the host's way to the device and back is no time of a candidate's.
+        does nothing stands for each call: the host's way to the device and back is no time of a candidate's. The worker
+        holds no inputs meanwhile: both sets together may be more than the device has.
         """
         tick = torch.zeros(1, device=self.references.device)
         self._synchronize()
