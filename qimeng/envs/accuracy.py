@@ -21,6 +21,9 @@ BLOCK = 1 << 24
 FUSED_ELEMENTS = 1 << 24
 """Elements from which errors on a GPU are computed by a kernel of our own, in one pass instead of some fifteen."""
 
+SAMPLE = 1 << 20
+"""Elements of which a share is told from."""
+
 LONGEST_CHAIN = 1 << 16
 """Terms that any program worth having adds up one after the other; longer sums are cut into parts."""
 
@@ -82,6 +85,10 @@ class Expected:
         """The same value with the budget that follows from the worse of both trials' figures."""
         return replace(self, error=self.error.worst(other.error), floor=self.floor.worst(other.floor))
 
+    def excused(self, error: Error) -> Expected:
+        """The same value with a budget that `error` is within."""
+        return replace(self, floor=self.floor.worst(error))
+
 
 def is_float(tensor: torch.Tensor) -> bool:
     """True for floating-point and complex tensors."""
@@ -136,6 +143,16 @@ def measure(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | 
     return Error(top, math.sqrt(total / actual.numel()))
 
 
+def measure_most(actual: torch.Tensor, expected: torch.Tensor) -> Error:
+    """As `measure`, of all but the worst hundredth: four times the error that 99 % of a sample of the elements have."""
+    if actual.numel() == 0:
+        return Error()
+    step = actual.numel() // SAMPLE + 1
+    parts = torch.cat([part.reshape(-1)[::step] for part in _errors(_rows(actual), _rows(expected), None)])
+    most = 4 * float(parts.sort().values[int(0.99 * (parts.numel() - 1))])
+    return Error(most, most)
+
+
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """`x` without the dimensions of one element at its end."""
     kept = x.dim()
@@ -158,6 +175,12 @@ def check(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
     if error.within(expected.budget):
         return error, None
     return error, _describe(actual, expected, error)
+
+
+def allowance(expected: Expected) -> torch.Tensor:
+    """By how much each element of a real output, all finite, may be off: the maximum of the budget, absolute."""
+    value = _rows(expected.value)
+    return (expected.budget.max * (value.abs() + _row_rms(value))).reshape(expected.value.shape)
 
 
 def kernelbench_close(actual: torch.Tensor, eager: torch.Tensor, tolerance: float | None = None) -> bool:
@@ -389,12 +412,14 @@ def _position(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 __all__ = [
     "Error",
     "Expected",
+    "allowance",
     "check",
     "checksum",
     "floor",
     "is_float",
     "kernelbench_close",
     "measure",
+    "measure_most",
     "not_finite_share",
     "roundings",
     "same",

@@ -34,18 +34,18 @@ def to_double(inputs: Sequence[Any], device: torch.device | None = None) -> tupl
     )
 
 
-def move_one_ulp(inputs: Sequence[Any], eps: float) -> None:
-    """Multiply floating inputs by 1 + eps or 1 - eps, element by element, in place."""
+def move(inputs: Sequence[Any], by: float) -> None:
+    """Multiply floating inputs by 1 + by or 1 - by, element by element, in place."""
     for x in tensors_in(inputs):
         if x.is_floating_point() and x.numel():
             if not x.is_contiguous():
-                x.mul_(1 + eps * _signs(x.shape, x))
+                x.mul_(1 + by * _signs(x.shape, x))
                 continue
             flat = x.view(-1)
             signs = _signs((min(flat.numel(), accuracy.BLOCK),), x)
             for start in range(0, flat.numel(), accuracy.BLOCK):
                 part = flat[start : start + accuracy.BLOCK]
-                part.addcmul_(part, signs[: part.numel()], value=eps)
+                part.addcmul_(part, signs[: part.numel()], value=by)
 
 
 def nearby(inputs: Sequence[Any], domains: Sequence[str], seed: int) -> tuple[Any, ...]:
@@ -83,4 +83,4 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
-__all__ = ["aliases", "move_one_ulp", "nearby", "tensors_in", "to_double"]
+__all__ = ["aliases", "move", "nearby", "tensors_in", "to_double"]

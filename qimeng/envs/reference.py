@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from qimeng.envs import accuracy
+from qimeng.envs import accuracy, discrete
 from qimeng.envs.accuracy import Error, Expected
 from qimeng.envs.degenerate import degenerate
-from qimeng.envs.double import aliases, move_one_ulp, nearby, tensors_in, to_double
+from qimeng.envs.double import aliases, move, nearby, tensors_in, to_double
 from qimeng.envs.memory_plan import Plan, Sizes, free_host_bytes, memory_plan
 from qimeng.envs.modes import precision
 from qimeng.envs.outputs import Facts, describe
@@ -89,6 +89,7 @@ class References:
         self.parameters = Parameters(spec, device)
         self.exact: torch.nn.Module | None = None
         self.input_sets = 1
+        self._jumps = discrete.may_jump(graph.ops()) if graph is not None and graph.nodes else None  # None: unknown
         self._moved: dict[str, list[Error]] = {}  # by distribution: over so many elements all draws have the same
         self._flop = sum(product_flops(graph, n) for n in graph.ops()) if graph is not None and graph.nodes else None
         self.distributions = tuple(
@@ -198,10 +199,15 @@ class References:
             actual: what the candidate handed over.
             error: its error.
         """
-        if accuracy.is_float(trial.expected[number].value):
-            return second_look(error, lambda: trial.expected[number], lambda: self._look_nearby(trial))
-        if number < len(trial.outputs) and self.accepts_selection(trial, number, actual):
-            return trial.expected[number]
+        expected = trial.expected[number]
+        if accuracy.is_float(expected.value):
+            wider = second_look(error, lambda: trial.expected[number], lambda: self._look_nearby(trial))
+            if wider is not None:
+                return wider
+        elif number < len(trial.outputs) and self.accepts_selection(trial, number, actual):
+            return expected
+        if number < len(trial.outputs) and self._has_jumped(trial, number, actual):
+            return expected.excused(error)
         return None
 
     def may_look_nearby(self, done: int, elements: int) -> bool:
@@ -324,6 +330,22 @@ class References:
         with torch.no_grad(), self.arithmetic(mode or self.spec.mode):
             return self.parameters.module(*inputs)
 
+    def _has_jumped(self, trial: Trial, number: int, actual: torch.Tensor) -> bool:
+        """Whether what is out of bounds is a matter of rounding next to a threshold (`qimeng.envs.discrete`)."""
+        if self._jumps is False or self.kind != "float64" or self.random:
+            return False
+        dtype = getattr(torch, self.spec.dtype)
+        by = discrete.amplitude(dtype, self.spec.mode, self.longest_reduction)
+
+        def run() -> torch.Tensor:
+            inputs = to_double(self.inputs(trial.draw), self._place)
+            module = self._exact_module(self.parameters.set(trial.draw.parameter_seed))
+            with torch.no_grad():
+                move([*tensors_in(inputs), *module.state_dict().values()], by)
+                return tensors_in(module(*inputs))[number]
+
+        return discrete.explained(actual, trial.expected[number], run)
+
     def _look_nearby(self, trial: Trial) -> bool:
         """Widen `trial` by one more on inputs nearby; False where no more are to be made."""
         elements = sum(e.value.numel() for e in trial.expected) + self._input_elements
@@ -345,12 +367,14 @@ class References:
         tensors = tensors_in(output)
         outputs, buffers, shares = [], {}, [0.0]
         for number, tensor in enumerate(tensors):
-            expected, share = self.expect(tensor, exact[number], moved[number], draw.distribution)
+            expected, share = self.expect(tensor, exact[number], moved[number], draw.distribution, bool(self._jumps))
             exact[number] = torch.empty(0)  # as large as eager's output or twice that: gone as soon as it can be
             outputs.append(expected)
             shares.append(share)
         for key in self.mutated:
-            buffers[key], share = self.expect(state[key].clone(), exact_buffers[key], Error(), draw.distribution)
+            buffers[key], share = self.expect(
+                state[key].clone(), exact_buffers[key], Error(), draw.distribution, bool(self._jumps)
+            )
             shares.append(share)
         if max(shares) > NOT_FINITE_LIMIT:
             self.dropped.add(draw.distribution)
@@ -366,7 +390,7 @@ class References:
         return Trial(draw, outputs, buffers, tensors if plain else [])
 
     def expect(
-        self, eager: torch.Tensor, exact: torch.Tensor, moved: Error, distribution: str
+        self, eager: torch.Tensor, exact: torch.Tensor, moved: Error, distribution: str, jumps: bool
     ) -> tuple[Expected, float]:
         """What an output should be, and the share of its values that are not finite.
 
@@ -378,6 +402,7 @@ class References:
             exact: the float64 result.
             moved: change of that when the inputs move by one ulp.
             distribution: of the inputs.
+            jumps: whether an element may jump (`qimeng.envs.discrete`), which is no measure of the others.
         """
         value = exact.to(eager.dtype)
         if not accuracy.is_float(eager):
@@ -388,8 +413,9 @@ class References:
         wider = moved * (roundings / independent)
         floor = accuracy.floor(eager.dtype, roundings, wider, tolerances.floor_ulp)
         share = accuracy.not_finite_share(value, eager)
-        kept = eager if share else None
-        return Expected(value, accuracy.measure(eager, value, kept), floor, kept, tolerances), share
+        if share:
+            return Expected(value, accuracy.measure(eager, value, eager), floor, eager, tolerances), share
+        return Expected(value, discrete.error(eager, value, jumps), floor, None, tolerances), share
 
     def _exact(self, draw: Draw, near: int | None) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
         """Outputs and changed buffers in float64, and what one ulp of the inputs changes.
@@ -430,11 +456,9 @@ class References:
             if known is not None:
                 return [x.to(self.device) for x in exact], buffers, known
             module = self._exact_module(self.parameters.set(draw.parameter_seed))
-            move_one_ulp(inputs, torch.finfo(getattr(torch, self.spec.dtype)).eps)
+            move(inputs, torch.finfo(getattr(torch, self.spec.dtype)).eps)
             other = _outputs(module, inputs, draws)
-        moved = [
-            accuracy.measure(b, a, b) if accuracy.is_float(a) else Error() for a, b in zip(exact, other, strict=True)
-        ]
+        moved = [discrete.error(b, a, bool(self._jumps)) for a, b in zip(exact, other, strict=True)]
         self._moved[draw.distribution] = moved
         return [x.to(self.device) for x in exact], buffers, moved
 

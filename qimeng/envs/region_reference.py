@@ -6,13 +6,14 @@ implementations.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from qimeng.envs import accuracy
+from qimeng.envs import accuracy, discrete
 from qimeng.envs.accuracy import Error, Expected
-from qimeng.envs.double import move_one_ulp, tensors_in
+from qimeng.envs.double import move, tensors_in
 from qimeng.envs.forkserver import Process
 from qimeng.envs.judge import Tally
 from qimeng.envs.modes import precision
@@ -72,11 +73,34 @@ class RegionReference:
             actual: what the candidate handed over.
             error: its error.
         """
-        if not accuracy.is_float(actual):
-            return None
-        return second_look(error, lambda: self.expected[number], self._look_nearby)
+        if accuracy.is_float(actual):
+            wider = second_look(error, lambda: self.expected[number], self._look_nearby)
+            if wider is not None:
+                return wider
+        return self.expected[number].excused(error) if self._has_jumped(number, actual) else None
 
     # -- parts
+
+    def _has_jumped(self, number: int, actual: torch.Tensor) -> bool:
+        """Whether what is out of bounds is a matter of rounding next to a threshold (`qimeng.envs.discrete`)."""
+        references = self._references
+        if not discrete.may_jump(self.region.ops):
+            return False
+        by = discrete.amplitude(
+            getattr(torch, references.spec.dtype), references.spec.mode, references.longest_reduction
+        )
+        function, arguments = self._call()
+
+        def run() -> torch.Tensor:
+            raised = _in_float64(arguments)
+            move(raised, by)
+            with torch.no_grad():
+                return tensors_in(function(*raised))[number]
+
+        try:
+            return discrete.explained(actual, self.expected[number], run)
+        except _NOT_IN_DOUBLE:
+            return False
 
     def _look_nearby(self) -> bool:
         """Widen what is expected by a run on inputs of the program nearby; False where no more are to be made."""
@@ -87,8 +111,8 @@ class RegionReference:
         self.expected = [a.widened(b) for a, b in zip(self.expected, other, strict=True)]
         return True
 
-    def _evaluate(self, near: int | None = None) -> tuple[Facts, list[Expected]]:
-        """Structure and values of the outputs, on the inputs of the draw or on others nearby."""
+    def _call(self, near: int | None = None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The region's function and its inputs on PyTorch, on the program's inputs of the draw or on others nearby."""
         references, module = self._references, self._module
         state = references.parameters.set(self.draw.parameter_seed)
         with torch.no_grad(), precision(references.spec.mode):
@@ -99,27 +123,41 @@ class RegionReference:
             torch.manual_seed(self.draw.seed)
             inputs = references.inputs(self.draw, near)
             arguments = inputs_of_region(module, model, inputs, self.entries, self.number)
-            del inputs, model
-            entry = torch_implementation(self.region).entry
-            function = getattr(module, entry)
+        return getattr(module, torch_implementation(self.region).entry), arguments
+
+    def _evaluate(self, near: int | None = None) -> tuple[Facts, list[Expected]]:
+        """Structure and values of the outputs, on the inputs of the draw or on others nearby."""
+        references = self._references
+        function, arguments = self._call(near)
+        with torch.no_grad(), precision(references.spec.mode):
             output = function(*arguments)
         held = {f"input {i}": x for i, x in enumerate(tensors_in(arguments))}
         facts, eager = describe(output, held)
         self._elements = sum(x.numel() for x in (*tensors_in(arguments), *eager))
-        values, moved = _in_double(function, arguments)
+        jumps = discrete.may_jump(self.region.ops)
+        values, moved = _in_double(function, arguments, jumps)
         if values is None:
             with torch.no_grad(), precision("highest"):
                 values, moved = tensors_in(function(*arguments)), [Error()] * len(eager)
         expected = [
-            references.expect(e, v, m, self.draw.distribution)[0] for e, v, m in zip(eager, values, moved, strict=True)
+            references.expect(e, v, m, self.draw.distribution, jumps)[0]
+            for e, v, m in zip(eager, values, moved, strict=True)
         ]
         references.tidy()
         return facts, expected
 
 
-def _in_double(function: Any, arguments: tuple[Any, ...]) -> tuple[list[torch.Tensor] | None, list[Error]]:
+_NOT_IN_DOUBLE = (RuntimeError, TypeError, ValueError, NotImplementedError)
+"""Raised where an operator has no float64 form, or names another dtype."""
+
+
+def _in_float64(arguments: Sequence[Any]) -> list[Any]:
+    return [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments]
+
+
+def _in_double(function: Any, arguments: tuple[Any, ...], jumps: bool) -> tuple[list[torch.Tensor] | None, list[Error]]:
     """The outputs in float64 and what one ulp of the inputs changes; None where float64 does not run."""
-    raised = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments]
+    raised = _in_float64(arguments)
     try:
         with torch.no_grad():
             exact = [x.clone() for x in tensors_in(function(*raised))]
@@ -127,14 +165,11 @@ def _in_double(function: Any, arguments: tuple[Any, ...]) -> tuple[list[torch.Te
                 return None, []
             for x, given in zip(raised, arguments, strict=True):
                 if isinstance(x, torch.Tensor) and x.is_floating_point() and given.dtype is not torch.float64:
-                    move_one_ulp([x], torch.finfo(given.dtype).eps)
+                    move([x], torch.finfo(given.dtype).eps)
             other = tensors_in(function(*raised))
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        # an operator has no float64 form, or names another dtype
+    except _NOT_IN_DOUBLE:
         return None, []
-    return exact, [
-        accuracy.measure(b, a, b) if accuracy.is_float(a) else Error() for a, b in zip(exact, other, strict=True)
-    ]
+    return exact, [discrete.error(b, a, jumps) for a, b in zip(exact, other, strict=True)]
 
 
 __all__ = ["RegionReference"]

@@ -22,7 +22,7 @@ from qimeng.actions import Context, legal_actions
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.envs import accuracy
-from qimeng.envs.double import move_one_ulp
+from qimeng.envs.double import move
 from qimeng.envs.interpreter import mend
 from qimeng.envs.kernels import implementation_source
 from qimeng.graph.capture import CaptureError
@@ -189,7 +189,7 @@ def in_double(function: Any, arguments: Sequence[Any]) -> tuple[Any, Any]:
         exact = [x.clone() for x in function(*raised)]
         for x, given in zip(raised, arguments, strict=True):
             if is_floating(x):
-                move_one_ulp([x], torch.finfo(given.dtype).eps)
+                move([x], torch.finfo(given.dtype).eps)
         return exact, [x.clone() for x in function(*raised)]
     except (RuntimeError, TypeError):
         return None, None

@@ -1,0 +1,111 @@
+"""Integers and booleans that come of rounded numbers: other orders pass, lower precision and comparisons do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from qimeng.envs.accuracy import Expected, check
+from qimeng.envs.discrete import explained, may_jump
+from qimeng.envs.reference import References
+from qimeng.envs.region_reference import RegionReference
+from qimeng.graph.verify import capture_spec
+from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
+
+PRODUCT = (torch.randn(128, 200), torch.randn(200, 128))
+ROWS = (torch.randn(512, 100),)
+
+
+def references(function: Callable[..., torch.Tensor], *inputs: torch.Tensor, mode: str = "default") -> References:
+    spec = KernelSpec.from_function(function, inputs, mode=mode)
+    return References(spec, capture_spec(spec), torch.device("cpu"))
+
+
+def refused(refs: References, candidate: Callable[..., torch.Tensor], rounds: int = 3) -> int:
+    """How many of so many rounds of trials a candidate fails."""
+    found = 0
+    for _ in range(rounds):
+        for trial in refs.every_distribution():
+            y = candidate(*refs.inputs(trial.draw))
+            error, text = check(y, trial.expected[0])
+            found += text is not None and refs.look_again(trial, 0, y, error) is None
+    return found
+
+
+def split(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The product, summed in another order."""
+    return x[:, :64] @ y[:64] + x[:, 64:] @ y[64:]
+
+
+def tf32(x: torch.Tensor) -> torch.Tensor:
+    return ((x.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "honest", "inputs"),
+    [
+        (lambda x, y: x @ y > 0, lambda x, y: split(x, y) > 0, PRODUCT),
+        (lambda x, y: torch.round(x @ y).to(torch.int8), lambda x, y: torch.round(split(x, y)).to(torch.int8), PRODUCT),
+        (lambda x, y: (x @ y).argmax(1), lambda x, y: split(x, y).argmax(1), PRODUCT),
+        (lambda x: x > x.mean(1, keepdim=True), lambda x: x > x.sum(1, keepdim=True) * (1 / 100), ROWS),
+    ],
+)
+def test_what_another_order_of_roundings_yields_is_right(function, honest, inputs):
+    refs = references(function, *inputs)
+    assert refused(refs, function) == 0 and refused(refs, honest) == 0
+
+
+def test_a_lower_precision_is_not_a_matter_of_rounding_unless_the_mode_allows_it():
+    function = lambda x, y: torch.round(8 * (x @ y)).to(torch.int32)  # noqa: E731
+    lower = lambda x, y: torch.round(8 * (tf32(x) @ tf32(y))).to(torch.int32)  # noqa: E731
+    half = lambda x, y: torch.round(8 * (x.bfloat16() @ y.bfloat16()).float()).to(torch.int32)  # noqa: E731
+    assert refused(references(function, *PRODUCT), lower) >= 3 * 5, "all but the rounded inputs, which are exact"
+    assert refused(references(function, *PRODUCT, mode="high"), lower) == 0
+    assert refused(references(function, *PRODUCT, mode="high"), half) >= 3 * 5
+
+
+def test_an_element_next_to_a_threshold_may_jump_and_no_other():
+    inputs = torch.randn(512, 100), torch.randn(100, 1024)
+    refs = references(lambda x, y: torch.round(x @ y) / 2, *inputs)
+    trial = next(iter(refs.trials(1)))
+    expected = trial.outputs[0]
+    x, y = refs.inputs(trial.draw)
+    exact = x.double() @ y.double()
+    distance = (exact - exact.floor() - 0.5).abs()
+    other = (torch.where(exact - exact.floor() < 0.5, exact.floor() + 1, exact.floor()) / 2).float()
+
+    def verdict(at: torch.Tensor, factor: float = 1.0) -> bool:
+        z = torch.where(at, other, expected.value) * factor
+        error, text = check(z, expected)
+        return text is None or refs.look_again(trial, 0, z, error) is not None
+
+    assert verdict(distance == distance.min()), "one of 524,288 is within rounding of a threshold"
+    assert not verdict(distance == distance.max())
+    assert not verdict(distance < 0.001) and not verdict(distance == distance.min(), 1 + 1e-2)
+
+
+def test_inputs_that_are_compared_as_they_are_are_not_moved():
+    refs = references(lambda x, y: torch.relu(x).t() > y.abs().t(), *torch.randn(2, 128, 128))
+    assert refused(refs, lambda x, y: torch.relu(x).t() > y.abs().t()) == 0
+    assert refused(refs, lambda x, y: torch.relu(x).t() >= y.abs().t()) >= 3
+
+
+def test_a_region_is_given_the_same_leave(tmp_path):
+    spec = KernelSpec.from_function(lambda x, y: torch.round(8 * (x @ y)).to(torch.int32), PRODUCT)
+    graph = capture_spec(spec)
+    refs = References(spec, graph, torch.device("cpu"))
+    program = Program.start(graph)
+    last = RegionReference(refs, program, program.regions[-1], str(tmp_path))
+    assert not may_jump(program.regions[-1].ops) and may_jump(graph.ops())
+    y = last.expected[0].value
+    assert last.look_again(0, y + 1, check(y + 1, last.expected[0])[0]) is None
+
+
+def test_an_element_that_no_run_explains_is_refused():
+    expected = Expected(torch.tensor([1, 2, 3]), eager=torch.tensor([1, 5, 3]))
+    runs = iter([torch.tensor([-1, 2, 3]), *[torch.tensor([1, 2, 3])] * 99])
+    assert explained(torch.tensor([0, 5, 3]), expected, lambda: next(runs)), "between two runs"
+    assert not explained(torch.tensor([1, 2, 4]), expected, lambda: torch.tensor([1, 2, 3]))
