@@ -21,10 +21,11 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from qimeng.envs.channel import Channel, Closed, unpack
+from qimeng.envs.process_tree import children as processes_of
+from qimeng.envs.process_tree import tree
 from qimeng.envs.sandbox import Report, Sandbox
 from qimeng.envs.sandbox.surroundings import settle
 
@@ -211,10 +212,7 @@ def _kill_tree(pid: int) -> None:
 
 def _signal_tree(pid: int, number: int) -> None:
     """Signal `pid`, its group and its descendants, children first seen last so that none can be missed."""
-    table = _parents()
-    below = [pid]
-    for p in below:
-        below += [c for c, parent in table.items() if parent == p]
+    below = tree(pid)
     _signal_group(pid, number)
     for p in below:
         _signal(p, number)
@@ -222,8 +220,7 @@ def _signal_tree(pid: int, number: int) -> None:
 
 def _orphans(children: Mapping[int, Any]) -> list[int]:
     """What left its parents behind: as subreaper, the server is the parent now."""
-    own = os.getpid()
-    return [p for p, parent in _parents().items() if parent == own and p not in children]
+    return [p for p in processes_of(os.getpid()) if p not in children]
 
 
 def _kill_orphans(children: Mapping[int, Any]) -> None:
@@ -244,9 +241,9 @@ def _kill_crowds(counted: Sequence[int]) -> None:
     """Kill those of the processes `counted` that have become too many."""
     if not counted:
         return
-    groups = Counter(group for _, group in _table().values())
+    adopted = Counter(group for p in processes_of(os.getpid()) if (group := _group(p)) != p)
     for pid in counted:
-        if groups[pid] > PROCESSES:
+        if len(tree(pid)) + adopted[pid] > PROCESSES:
             _kill_tree(pid)
 
 
@@ -260,22 +257,11 @@ def _kill_all(children: dict[int, Child]) -> None:
     _kill_orphans({})
 
 
-def _parents() -> dict[int, int]:
-    return {pid: parent for pid, (parent, _) in _table().items()}
-
-
-def _table() -> dict[int, tuple[int, int]]:
-    """Process id to those of its parent and its group."""
-    table = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                stat = Path("/proc", entry, "stat").read_text(errors="replace")
-            except OSError:  # it has ended meanwhile
-                continue
-            parent, group = stat.rpartition(")")[2].split()[1:3]
-            table[int(entry)] = int(parent), int(group)
-    return table
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def _signal(pid: int, number: int) -> None:
