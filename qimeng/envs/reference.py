@@ -344,7 +344,12 @@ class References:
                 move([*tensors_in(inputs), *module.state_dict().values()], by)
                 return tensors_in(module(*inputs))[number]
 
-        return discrete.explained(actual, trial.expected[number], run)
+        try:
+            return discrete.explained(actual, trial.expected[number], run)
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            self.tidy()
 
     def _look_nearby(self, trial: Trial) -> bool:
         """Widen `trial` by one more on inputs nearby; False where no more are to be made."""

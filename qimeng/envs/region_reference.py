@@ -99,8 +99,10 @@ class RegionReference:
 
         try:
             return discrete.explained(actual, self.expected[number], run)
-        except _NOT_IN_DOUBLE:
+        except _NOT_IN_DOUBLE:  # memory that runs out is a RuntimeError too
             return False
+        finally:
+            references.tidy()
 
     def _look_nearby(self) -> bool:
         """Widen what is expected by a run on inputs of the program nearby; False where no more are to be made."""
