@@ -12,6 +12,7 @@ from pathlib import Path
 from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config
 from qimeng.planner.lm.run import Run, Told, prepare
 from qimeng.planner.lm.sources import gather
+from qimeng.planner.lm.weights import is_planner
 
 DEFAULTS = (
     "imitation.epochs=2",
@@ -82,7 +83,7 @@ def run_adaptation(
         TrainingError: the start is no planner's folder, or the settings do not fit.
         WeightsError: the planner cannot be loaded.
     """
-    if not (Path(config.start) / "planner.json").is_file():
+    if not is_planner(config.start):
         raise TrainingError(f"no planner in {config.start}: name a folder that a training run wrote")
     prepare(out, config)
     sources = gather(config, out, evaluations)

@@ -27,6 +27,7 @@ import torch
 
 from qimeng.envs.reward import Reward, make_reward
 from qimeng.planner.lm.branches import Pair, imitation_pairs
+from qimeng.planner.lm.checkpoint import put_weights, trained_weights
 from qimeng.planner.lm.config import TrainConfig, TrainingError, differences, load_config, processor_of, to_toml
 from qimeng.planner.lm.corpus import corpus
 from qimeng.planner.lm.imitation import imitate, pretrain_value
@@ -37,7 +38,7 @@ from qimeng.planner.lm.replay import Chance, mean_shares
 from qimeng.planner.lm.sources import Sources
 from qimeng.planner.lm.stored import Offer
 from qimeng.planner.lm.training import Validation, make_environment, train
-from qimeng.planner.lm.weights import Card, PlannerModel, add_lora, from_hub, load, new_mini, save
+from qimeng.planner.lm.weights import Card, PlannerModel, add_lora, from_hub, is_planner, load, new_mini, save
 
 FINAL_SEEDS = (0, 1, 2)
 FINAL_EVALUATIONS = 20
@@ -156,8 +157,7 @@ class Run:
             self._tell("chance", self.report.shares["chance"])
             self.report.shares["untrained"] = self._final("untrained", model)
         if pairs and config.imitation.epochs:
-            settings = replace(config.imitation, seed=config.seed + config.imitation.seed)
-            imitate(model, pairs, settings, lambda row: self._tell("imitation", row))
+            self._imitate(model, pairs)
             if s.held_out:
                 self.report.shares["imitated"] = self._final("imitated", model)
         if config.value.episodes and config.ppo.steps and s.offer is not None:  # live episodes would cost evaluations
@@ -171,13 +171,28 @@ class Run:
         figures.write_text(json.dumps({"shares": self.report.shares, "pairs": len(pairs)}))
         return model
 
+    def _imitate(self, model: PlannerModel, pairs: Sequence[Pair]) -> None:
+        """Imitate the best branches; a planner to begin with is kept as it is where that makes it no better."""
+        settings = replace(self.config.imitation, seed=self.config.seed + self.config.imitation.seed)
+        may_lose = bool(self.sources.validation) and is_planner(self.config.start)
+        before, weights = (self._shares(model), trained_weights(model.scorer)) if may_lose else ({}, {})
+        imitate(model, pairs, settings, lambda row: self._tell("imitation", row))
+        if before:
+            after = self._shares(model)
+            if (after["area"], after["greedy"]) <= (before["area"], before["greedy"]):
+                put_weights(model.scorer, weights)
+                self._tell("imitation undone", after)
+
+    def _shares(self, model: PlannerModel) -> dict[str, float]:
+        """How good the policy is on the trees for validation."""
+        return mean_shares(LanguageModelPlanner(model), self.sources.validation, self.config.validation_evaluations)
+
     def _validation(self, model: PlannerModel) -> Validation | None:
-        trees = self.sources.validation
-        if not trees or not self.config.validate_every:
+        if not self.sources.validation or not self.config.validate_every:
             return None
 
         def score() -> tuple[float, dict[str, float]]:
-            found = mean_shares(LanguageModelPlanner(model), trees, self.config.validation_evaluations)
+            found = self._shares(model)
             return found.pop("area"), found
 
         return Validation(score, self.config.validate_every, self.config.patience)
@@ -230,7 +245,7 @@ def start_model(config: TrainConfig, sources: Sources, pairs: Sequence[Pair]) ->
     if config.start == "mini":
         texts = [text for seen, _ in pairs for text in _texts(seen)] or list(corpus(sources.tasks[:8], 1, 4))
         model = new_mini(train_tokenizer(texts), config.mini, seed=config.seed, length=config.length)
-    elif (Path(config.start) / "planner.json").is_file():
+    elif is_planner(config.start):
         model = load(config.start, trainable=True)
         model.base = model.base or (str(Path(config.start).resolve()) if config.lora else "")
     else:

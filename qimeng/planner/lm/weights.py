@@ -166,6 +166,11 @@ def load(folder: str | Path, base: Any = None, trainable: bool = False) -> Plann
         raise WeightsError(f"the planner in {folder} cannot be loaded: {_first_line(error)}") from error
 
 
+def is_planner(folder: str | Path) -> bool:
+    """Whether a planner was saved in `folder`."""
+    return (Path(folder) / "planner.json").is_file()
+
+
 def fingerprint(tokenizer: Any) -> str:
     """Content hash of a tokenizer's vocabulary."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))

@@ -186,6 +186,24 @@ def test_adapting_trains_an_adapter_on_a_budget(
     assert "no trees are held out" in replace(found, shares={}).sentence()
 
 
+def test_imitation_that_makes_a_planner_no_better_is_undone(
+    trained: Path, trees_file: Path, settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [f'start="{trained}"', "lora=2", f'trees=["{trees_file}"]', "ppo.steps=0", "device=h200"]
+    config, told = adaptation_config(settings, given), []
+    better = {"area": 0.9, "greedy": 0.5}
+    for found, undone in ((dict(better), True), (better | {"greedy": 0.6}, False)):
+        looks = iter([better, found])
+        monkeypatch.setattr(Run, "_shares", lambda run, model, looks=looks: next(looks))
+        out = tmp_path / str(undone)
+        run_adaptation(config, out, 20, lambda phase, row: told.append(phase))
+        adapter = load(out).scorer
+        ups = [p for n, p in adapter.named_parameters() if "lora_B" in n]
+        assert ups and all((p == 0).all() for p in ups) is undone
+        assert ("imitation undone" in told) is undone
+        told.clear()
+
+
 def test_there_must_be_a_planner_to_adapt(tmp_path: Path) -> None:
     config = adaptation_config(None, ["device=h200", f'start="{tmp_path}"', "lora=2"])
     assert config.answers == "live"
