@@ -19,12 +19,12 @@ from qimeng.envs.accuracy import Error, Expected
 from qimeng.graph.opgraph import Node
 from qimeng.graph.ops import EXACT, JUMPS
 
-RUNS, LOOK_EVERY, FEW = 64, 8, 16
+RUNS, LOOK_EVERY, FEW = 96, 8, 16
 """Runs on moved inputs at most; those between two looks; elements that may take all of them. An element that lies four
 deviations of an honest error from its threshold falls on the other side in a quarter of the runs, so that eight of them
 explain nine elements in ten: where more than half is left, and more than a few, the rest is refused."""
-TF32_EPS = 2.0**-10
-"""Unit in the last place of what mode ``"high"`` may round fp32 operands of products to."""
+TF32_UNIT = 2.0**-11
+"""Rounding unit of what mode ``"high"`` may round fp32 operands of products to."""
 
 
 def may_jump(nodes: Iterable[Node]) -> bool:
@@ -41,11 +41,13 @@ def error(actual: torch.Tensor, expected: torch.Tensor, jumps: bool) -> Error:
 
 
 def amplitude(dtype: torch.dtype, mode: str, longest_reduction: int) -> float:
-    """By how much inputs may move, as a share of each: two ulp, and the roundings of a sum of so many terms."""
-    eps = torch.finfo(dtype).eps
-    if mode == "high" and dtype is torch.float32:
-        eps = TF32_EPS
-    return 2 * eps + torch.finfo(torch.float32).eps / 2 * accuracy.roundings(longest_reduction)
+    """By how much inputs may move, as a share of each: 1.5 of their roundings, and those of a sum of so many terms.
+
+    That is some four deviations of what rounding does to them. Much more would excuse operands of a lower precision
+    than the mode allows, whose roundings are four times as large at least.
+    """
+    unit = TF32_UNIT if mode == "high" and dtype is torch.float32 else torch.finfo(dtype).eps / 2
+    return 1.5 * unit + torch.finfo(torch.float32).eps / 2 * accuracy.roundings(longest_reduction)
 
 
 def explained(actual: torch.Tensor, expected: Expected, run: Callable[[], torch.Tensor]) -> bool:

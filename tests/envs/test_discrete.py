@@ -67,6 +67,18 @@ def test_a_lower_precision_is_not_a_matter_of_rounding_unless_the_mode_allows_it
     assert refused(references(function, *PRODUCT, mode="high"), half) >= 3 * 5
 
 
+def test_a_result_that_may_jump_is_no_excuse_for_a_lower_precision():
+    function = lambda x, y: torch.where(x @ y > 0, x @ y, -0.1)  # noqa: E731
+
+    def lower(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = (x.bfloat16() @ y.bfloat16()).float()
+        return torch.where(z > 0, z, -0.1)
+
+    for mode in ("default", "high"):
+        refs = references(function, *PRODUCT, mode=mode)
+        assert refused(refs, function) == 0 and refused(refs, lower) >= 3 * 5
+
+
 def test_an_element_next_to_a_threshold_may_jump_and_no_other():
     inputs = torch.randn(512, 100), torch.randn(100, 1024)
     refs = references(lambda x, y: torch.round(x @ y) / 2, *inputs)
