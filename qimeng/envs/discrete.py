@@ -16,7 +16,7 @@ import torch
 
 from qimeng.envs import accuracy
 from qimeng.envs.accuracy import Error, Expected
-from qimeng.graph.opgraph import Node
+from qimeng.graph.opgraph import Meta, Node, OpGraph
 from qimeng.graph.ops import EXACT, JUMPS
 
 RUNS, LOOK_EVERY, FEW = 96, 8, 16
@@ -27,10 +27,25 @@ TF32_UNIT = 2.0**-11
 """Rounding unit of what mode ``"high"`` may round fp32 operands of products to."""
 
 
-def may_jump(nodes: Iterable[Node]) -> bool:
+def may_jump(graph: OpGraph, nodes: Iterable[Node]) -> bool:
     """Whether a result of the operators `nodes` may hang on how a number in between was rounded."""
-    packets = {node.packet for node in nodes}
-    return bool(packets & JUMPS) and not packets <= EXACT
+    listed = list(nodes)
+    jumps = any(n.packet in JUMPS or _makes_integers(graph, n) for n in listed)
+    return jumps and not {n.packet for n in listed} <= EXACT
+
+
+def _makes_integers(graph: OpGraph, node: Node) -> bool:
+    """Whether integers or booleans come of floats there: a comparison, an index, a cast."""
+    read = [m for v in node.operands() for m in graph.nodes[v.node].metas[v.port : v.port + 1]]
+    return any(_floating(m) is False for m in node.metas) and any(_floating(m) for m in read)
+
+
+def _floating(meta: Meta | None) -> bool | None:
+    """Whether that is a tensor of floats; None where it is no tensor."""
+    if meta is None:
+        return None
+    dtype: torch.dtype = getattr(torch, meta.dtype)
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def error(actual: torch.Tensor, expected: torch.Tensor, jumps: bool) -> Error:

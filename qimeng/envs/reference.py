@@ -89,7 +89,9 @@ class References:
         self.parameters = Parameters(spec, device)
         self.exact: torch.nn.Module | None = None
         self.input_sets = 1
-        self._jumps = discrete.may_jump(graph.ops()) if graph is not None and graph.nodes else None  # None: unknown
+        self._jumps = (
+            discrete.may_jump(graph, graph.ops()) if graph is not None and graph.nodes else None
+        )  # None: unknown
         self._moved: dict[str, list[Error]] = {}  # by distribution: over so many elements all draws have the same
         self._flop = sum(product_flops(graph, n) for n in graph.ops()) if graph is not None and graph.nodes else None
         self.distributions = tuple(

@@ -84,7 +84,7 @@ class RegionReference:
     def _has_jumped(self, number: int, actual: torch.Tensor) -> bool:
         """Whether what is out of bounds is a matter of rounding next to a threshold (`qimeng.envs.discrete`)."""
         references = self._references
-        if not discrete.may_jump(self.region.ops):
+        if not discrete.may_jump(self.region.graph, self.region.ops):
             return False
         by = discrete.amplitude(
             getattr(torch, references.spec.dtype), references.spec.mode, references.longest_reduction
@@ -136,7 +136,7 @@ class RegionReference:
         held = {f"input {i}": x for i, x in enumerate(tensors_in(arguments))}
         facts, eager = describe(output, held)
         self._elements = sum(x.numel() for x in (*tensors_in(arguments), *eager))
-        jumps = discrete.may_jump(self.region.ops)
+        jumps = discrete.may_jump(self.region.graph, self.region.ops)
         values, moved = _in_double(function, arguments, jumps)
         if values is None:
             with torch.no_grad(), precision("highest"):

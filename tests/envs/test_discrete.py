@@ -45,6 +45,23 @@ def tf32(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
+    ("function", "jumps"),
+    [
+        (lambda x: (x.sigmoid() * 255).to(torch.uint8), True),
+        (lambda x: x.softmax(0).max(0).indices, True),
+        (lambda x: torch.where(x > x.mean(), x, 0.0), True),
+        (lambda x: torch.floor(x * 3), True),
+        (lambda x: x > 0, False),
+        (lambda x: torch.relu(x.softmax(0)), False),
+        (lambda x: x.amax(0).half(), False),
+    ],
+)
+def test_what_may_jump(function, jumps):
+    graph = capture_spec(KernelSpec.from_function(function, (torch.randn(8, 8),)))
+    assert may_jump(graph, graph.ops()) is jumps
+
+
+@pytest.mark.parametrize(
     ("function", "honest", "inputs"),
     [
         (lambda x, y: x @ y > 0, lambda x, y: split(x, y) > 0, PRODUCT),
@@ -111,7 +128,7 @@ def test_a_region_is_given_the_same_leave(tmp_path):
     refs = References(spec, graph, torch.device("cpu"))
     program = Program.start(graph)
     last = RegionReference(refs, program, program.regions[-1], str(tmp_path))
-    assert not may_jump(program.regions[-1].ops) and may_jump(graph.ops())
+    assert not may_jump(graph, program.regions[-1].ops) and may_jump(graph, graph.ops())
     y = last.expected[0].value
     assert last.look_again(0, y + 1, check(y + 1, last.expected[0])[0]) is None
 
