@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from qimeng.device import DEVICES
+from qimeng.envs.estimate import EstimatingEvaluator
 from qimeng.envs.replay import ReplayEvaluator
 from qimeng.envs.task import Task
 from qimeng.interfaces import Evaluator
@@ -50,7 +51,10 @@ def test_judges_are_open_a_few_at_a_time(judged: None) -> None:
     specs = [d.spec for d in draw_many(11, 3, 3, Bytes(1 << 12, 1 << 14))]
     tasks = list(live_tasks(specs, DEVICES["h200"], store, meter, judges, FakeCoder()))
     assert len(tasks) == 3 and Closing.made == 0
-    assert all(t.estimated and dict(t.conditions.versions)["evaluator"] == "EstimatingEvaluator 1" for t in tasks)
+    assert all(
+        t.estimated and dict(t.conditions.versions)["evaluator"] == f"EstimatingEvaluator {EstimatingEvaluator.version}"
+        for t in tasks
+    )
     for task in tasks:
         assert task.evaluator.evaluate(task.start).ok
     assert (Closing.made, Closing.open, meter.used, meter.over()) == (3, 2, 3, False)
