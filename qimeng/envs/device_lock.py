@@ -47,17 +47,37 @@ class DeviceLock:
         with self._held(fcntl.LOCK_SH):
             yield
 
+    def step_aside(self) -> None:
+        """Let those who wait to be alone go first, where there are any; for who is beside others, between two pieces.
+
+        Who waits would otherwise wait for the longest check that runs, and nobody new may begin one meanwhile.
+        """
+        if self._somebody_waits():
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
+            self._take(fcntl.LOCK_SH)
+
+    def _somebody_waits(self) -> bool:
+        try:
+            fcntl.flock(self._gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self._gate, fcntl.LOCK_UN)
+        return False
+
     @contextmanager
     def _held(self, kind: int) -> Iterator[None]:
+        self._take(kind)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def _take(self, kind: int) -> None:
         fcntl.flock(self._gate, fcntl.LOCK_EX)
         try:
             fcntl.flock(self._turn, kind)
         finally:
             fcntl.flock(self._gate, fcntl.LOCK_UN)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Close the files."""

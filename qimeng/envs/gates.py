@@ -147,7 +147,7 @@ class Run:
         with self.owner.turn("check", self.clock):
             reference = RegionReference(self.owner.references, self.candidates[0], target, str(self.owner.folder))
             if len(left) > 1 and self.patch.is_sweep:  # others would get another process for being timed
-                left = [i for i in left if self._region_runs("warm_alternative", reference, i) is not None]
+                left = [i for i in left if self._is_warmed(reference, i)]
         if len(left) > 1:
             with self.owner.turn("time", self.clock, alone=True):
                 timed = {i: self._alone(self._time_alternative, reference, i) for i in left}
@@ -156,6 +156,7 @@ class Run:
         right: list[int] = []
         with self.owner.turn("check", self.clock):
             while left and self._may_be_first(left[0], right):
+                self.owner.step_aside(self.clock)
                 i = left.pop(0)
                 if self._alone(self._region_is_right, reference, i):
                     right.append(i)
@@ -292,6 +293,10 @@ class Run:
             reference.held_by = worker
         return worker
 
+    def _is_warmed(self, reference: RegionReference, i: int) -> bool:
+        self.owner.step_aside(self.clock)
+        return self._region_runs("warm_alternative", reference, i) is not None
+
     def _time_alternative(self, reference: RegionReference, i: int) -> float | None:
         answer = self._region_runs("time_alternative", reference, i, effort=SWEEP)
         return None if answer is None else median(samples_of(answer[0]).device_ms)
@@ -319,7 +324,7 @@ class Run:
             worker.call("forget_region", owner.limit_s)
             made = [c.digest for c in map(candidate.implementation, candidate.regions) if c.generated]
             worker.call("load", owner.limit_s, source="" if candidate.fallback else candidate.source, digests=made)
-            verdict = owner.judge.check(worker, self.trials())
+            verdict = owner.judge.check(worker, self.trials(), lambda: owner.step_aside(self.clock))
             if verdict.ok and self.thorough and not candidate.fallback:
                 verdict = replace(owner.judge.check_guards(worker), accuracy=verdict.accuracy, notes=verdict.notes)
             if verdict.failure is not None:

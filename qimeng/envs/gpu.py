@@ -266,6 +266,12 @@ class GpuEvaluator(Evaluator):
             with clock.part(part):
                 yield
 
+    def step_aside(self, clock: Clock) -> None:
+        """Between two pieces of a check: let those go first who wait to measure on the device."""
+        if self._lock is not None:
+            with clock.part("wait"):
+                self._lock.step_aside()
+
     # -- parts
 
     def _sanitized(self, program: Program, found: Evaluation, own: Collection[str], clock: Clock) -> Evaluation:

@@ -140,11 +140,16 @@ class Judge:
         """Seconds that a call may take."""
         return self._limit()
 
-    def check(self, worker: Process, trials: Iterable[Trial]) -> Verdict:
+    def check(self, worker: Process, trials: Iterable[Trial], between: Callable[[], None] = lambda: None) -> Verdict:
         """Try the program that the worker has loaded.
 
         The first trial is run three times; every run has to be right, and runs that differ are noted. The outputs of
         the first call are looked at again after the last, since none may have touched them.
+
+        Args:
+            worker: with the program loaded.
+            trials: what to try it on.
+            between: called between two runs.
 
         Raises:
             WorkerFailed: the worker crashed, hung, ran out of memory, or its program raised.
@@ -157,6 +162,8 @@ class Judge:
         error: str | None = None
         number = 0
         while trial is not None and error is None:
+            if number:
+                between()
             found, error = self._one(worker, number, trial, tally)
             first = first or (trial, found.facts)
             if number < RUNS:

@@ -46,6 +46,23 @@ def test_who_measures_is_not_overtaken_for_ever_by_those_who_check(tmp_path: Pat
     assert log.events == ["+a", "-a", "+c", "-c", "+b", "-b"]
 
 
+def test_who_checks_steps_aside_for_who_waits_to_measure_and_goes_on_after(tmp_path: Path) -> None:
+    log = Log(tmp_path / "lock")
+    lock = DeviceLock(log.path)
+    with lock.beside():
+        lock.step_aside()  # nobody waits
+        assert log.events == []
+        thread = log.start("c", "alone", 0.2)
+        assert log.events == []
+        lock.step_aside()
+        assert log.events == ["+c", "-c"]
+        other = log.start("d", "alone", 0.0)
+        assert log.events == ["+c", "-c"], "it is beside others again"
+    thread.join()
+    other.join()
+    lock.close()
+
+
 def hold_and_die(path: str) -> None:
     with DeviceLock(path).alone():
         multiprocessing.current_process().kill()
