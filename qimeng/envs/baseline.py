@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from qimeng.envs.channel import Channel
-from qimeng.envs.forkserver import START_S, ForkServer, Process
+from qimeng.envs.forkserver import FEW_QUEUES, START_S, ForkServer, Process
 from qimeng.envs.modes import set_mode
 from qimeng.envs.service import serve
 from qimeng.envs.timing import Effort, Samples, Stopwatch
@@ -43,7 +43,8 @@ class Baseline:
     def start(self) -> None:
         """Start the process unless it runs; it becomes ready by itself."""
         if self._process is None or not self._process.alive:
-            self._process, self._ready = self._server.start("qimeng.envs.baseline:main", self._setup), False
+            process = self._server.start("qimeng.envs.baseline:main", self._setup, environment=FEW_QUEUES)
+            self._process, self._ready = process, False
             self._process.send("ready")
 
     def wait(self) -> None:

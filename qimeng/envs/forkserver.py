@@ -34,6 +34,9 @@ PRELOAD = ("torch", "qimeng.envs.worker", "qimeng.envs.compile", "qimeng.envs.tr
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_", "LD_LIBRARY", "CUDA", "NVIDIA", "TORCH", "PYTORCH", "TRITON", "OMP_", "TZ")
 """Prefixes of the environment variables that processes get; all else (tokens, keys) stays with the judge."""
 
+FEW_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "2"}
+"""For processes that launch on one or two streams: the driver makes a context's queues one by one, all processes of a
+machine in turns. 24 contexts on four H200s take 2.9 s instead of 4.4, and their end 0.7 s instead of 1.4."""
 START_S = 120.0
 """Seconds that a process may take until it is ready; the first waits for the server's imports as well."""
 
@@ -327,4 +330,4 @@ def _root() -> Path:
     return Path(qimeng.__file__).resolve().parent.parent
 
 
-__all__ = ["START_S", "ForkServer", "Process", "WorkerFailed", "plain_environment"]
+__all__ = ["FEW_QUEUES", "START_S", "ForkServer", "Process", "WorkerFailed", "plain_environment"]

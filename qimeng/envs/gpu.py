@@ -25,7 +25,7 @@ from qimeng.envs.baseline import EAGER, Baseline
 from qimeng.envs.clock import Clock, now_seconds
 from qimeng.envs.compile import Compilers
 from qimeng.envs.device_lock import DeviceLock, lock_path
-from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed, plain_environment
+from qimeng.envs.forkserver import FEW_QUEUES, START_S, ForkServer, Process, WorkerFailed, plain_environment
 from qimeng.envs.gates import Run
 from qimeng.envs.judge import Judge, Verdict
 from qimeng.envs.least_time import least_ms
@@ -91,7 +91,7 @@ class GpuEvaluator(Evaluator):
         spent: wall seconds by part, from the making of this on, over all evaluations.
     """
 
-    version = 7
+    version = 8
     estimated = False
 
     def __init__(
@@ -216,13 +216,17 @@ class GpuEvaluator(Evaluator):
         """A fresh worker, with Triton's cache in folder `cache`, that answers once it is ready.
 
         It opens the device while others may be timed: for a few milliseconds, which medians do not see. That of this
-        evaluator's own next evaluation is ready before anything is timed (`settle`).
+        evaluator's own next evaluation is ready before anything is timed (`settle`). In a search it has few queues on
+        the device; a final verification, which has a cache of its own, gets what PyTorch gets.
         """
+        environment = FEW_QUEUES if cache == self._cache else {}
         if self.sandbox == "full":
             setup = replace(self._setup, compiled=cache)
-            worker = self.server.start("qimeng.envs.worker:main", setup, sandbox="full", readable=[cache])
+            worker = self.server.start(
+                "qimeng.envs.worker:main", setup, environment=environment, sandbox="full", readable=[cache]
+            )
         else:
-            environment = {"TRITON_CACHE_DIR": cache}
+            environment = {**environment, "TRITON_CACHE_DIR": cache}
             worker = self.server.start(
                 "qimeng.envs.worker:main", self._setup, environment=environment, sandbox=self.sandbox
             )
@@ -366,7 +370,7 @@ class GpuEvaluator(Evaluator):
             mutated=self.references.mutated,
         )
         samples = samples_of(data)
-        self._timed.rounds.append((seed, effort.warmup + len(samples.device_ms)))
+        self._timed.rounds.append((seed, effort.most_calls))
         return samples
 
     def _has_kept(self, run: Run) -> bool:
@@ -429,7 +433,7 @@ class _TimedCalls:
 
     Attributes:
         parameter_seed: of the change to the parameters.
-        rounds: seed and number of calls, warm-up included, of each measurement so far.
+        rounds: seed and most calls, warm-up included, of each measurement so far.
     """
 
     parameter_seed: int | None = None

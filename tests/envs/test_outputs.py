@@ -13,7 +13,7 @@ from qimeng.device import DEVICES
 from qimeng.envs.channel import Malformed
 from qimeng.envs.least_time import least_ms
 from qimeng.envs.outputs import describe, difference, facts_from_json, facts_to_json, hand_over, take
-from qimeng.envs.timing import Effort, Stopwatch
+from qimeng.envs.timing import HOPELESS, MOST_LATE, Effort, Stopwatch
 from qimeng.envs.witness import Witness, call_seed
 from qimeng.graph.verify import capture_spec
 from qimeng.spec import KernelSpec
@@ -104,6 +104,37 @@ def test_a_short_call_is_measured_some_dozens_of_times_and_a_long_one_three_time
     assert len(short.device_ms) == 25
     long = watch.measure(lambda x: time.sleep(0.01), filled, 7, Effort(min_ms=1e6, limit_s=0.0))
     assert len(long.device_ms) == 3
+
+
+def measured_when_late(
+    late_ms: list[float], effort: Effort, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[float], int]:
+    """Device times of the calls that count, and how many calls were made; call n takes 1 + n ms, late by `late_ms`."""
+    watch, made = Stopwatch(torch.device("cpu")), []
+
+    def once(call: object, arguments: object) -> tuple[float, float, float, None]:
+        number = len(made)
+        made.append(number)
+        return 1.0 + number, 1.0 + number, late_ms[number % len(late_ms)], None
+
+    monkeypatch.setattr(watch, "once", once)
+    found = watch.measure(lambda x: None, filled, 7, effort)
+    assert len(made) <= effort.most_calls
+    return list(found.device_ms), len(made)
+
+
+def test_a_call_whose_kernels_came_late_is_repeated(monkeypatch: pytest.MonkeyPatch):
+    effort = Effort(min_ms=0.0, min_calls=4, limit_s=60.0, warmup=1)
+    times, made = measured_when_late([0.0, 0.0, 0.5, 0.001, 0.5], effort, monkeypatch)
+    assert times == [2.0, 4.0, 6.0, 7.0] and made == 7
+
+
+def test_a_program_that_the_host_is_long_to_launch_is_timed_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    effort = Effort(min_ms=0.0, min_calls=4, limit_s=60.0, warmup=1)
+    times, made = measured_when_late([0.5], effort, monkeypatch)
+    assert times == [1.0 + 1 + HOPELESS + n for n in range(4)] and made == 1 + HOPELESS + 4
+    times, made = measured_when_late([0.0, 0.0, *[90.0] * 99], effort, monkeypatch)
+    assert times[0] == 2.0 and made == 1 + 1 + MOST_LATE + 3
 
 
 def test_inputs_too_large_for_several_sets_are_held_one_at_a_time():
