@@ -42,7 +42,7 @@ CLOCK_SLACK_MS = {"cuda": 0.2, "cpu": 1.0}
 """What hand-over may take longer than when it was measured: all calls together on a GPU; on the CPU each call, since
 that is also what fresh inputs cost where caches are not flushed before a timed call."""
 LAUNCH_MS = {"cuda": 0.1, "cpu": 0.0}
-"""What launching a call may cost the host, which events do not count (`qimeng.envs.timing.LEAD_CYCLES`)."""
+"""What launching a call may cost the host, which events do not count (`qimeng.envs.timing.LEAD_MS`)."""
 CLOCK_BESIDE = 0.25
 """Share of what making inputs and handing outputs over takes in the judge by which it may take longer in a worker."""
 CLOCK_BATCH_MS = 10.0

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import math
 import random
 import statistics
 import time
@@ -33,16 +34,19 @@ _sleep = torch.cuda._sleep
 _drain = getattr(torch._C, "_cuda_synchronize", torch.cuda.synchronize)
 FRESH_SHARE = 8
 """Input sets may take this fraction (one in) of the device's memory; larger inputs are held one set at a time."""
-LEAD_CYCLES = 200_000
-"""Cycles of the GPU's clock before the start event: 0.1 ms at 2 GHz. What a candidate does on another stream meanwhile
-shows in the profiler's kernels (`qimeng.envs.launches.busy_ms`)."""
+LEAD_MS, CYCLES_PER_MS = 0.1, 2_000_000
+"""Lead before the start event, of a GPU at 2 GHz. What a candidate does on another stream meanwhile shows in the
+profiler's kernels (`qimeng.envs.launches.busy_ms`)."""
+MOST_LEAD_MS = 0.4
+"""The longest lead, for a program that the host can launch within the usual one and is too busy to. Short, since what
+the host itself computes meanwhile is seen by the judge's clock alone."""
 SETS = 3
 """Sets of inputs that stay in memory while the next one is made, so that it lies elsewhere."""
 LATE_SHARE = 0.01
 """Share of a call's device time by which the host may come too late with its kernels; beyond, the call is repeated."""
 MOST_LATE, HOPELESS = 60, 8
-"""Calls that may be repeated in one measurement, and in one whose host is late from the first call on: its way to the
-device is long by nature (many kernels), and then that is part of the time."""
+"""Calls that may be repeated in one measurement, and as long as none was launched within the usual lead: the host's way
+to the device may be long by nature (many kernels), and then it is part of the time."""
 HIDDEN_MS = 0.05
 """What the wall clock may say beyond the events, and beyond an empty call's, before it counts as time of the call."""
 
@@ -70,6 +74,23 @@ class Effort:
     def most_calls(self) -> int:
         """Calls that are made at most: to warm up, those that count (three in any case), those that are repeated."""
         return self.warmup + max(self.max_calls, 3) + MOST_LATE
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Milliseconds of one call.
+
+    Attributes:
+        device: between the events.
+        wall: until everything was drained, without the lead.
+        host: what the host took to launch all of it, the lead included.
+        late: how much of that was beyond the lead; the device may have waited so long for its work.
+    """
+
+    device: float
+    wall: float
+    host: float = 0.0
+    late: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -128,30 +149,29 @@ class Stopwatch:
         if self.device.type == "cuda":
             _drain()
 
-    def once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> tuple[float, float, float, Any]:
-        """One call: its device and wall milliseconds without the lead, how late the host was, and what it returned.
-
-        The host is late by what it takes to launch the call beyond the lead: the device may have waited so long for it.
-        """
+    def once(self, call: Callable[..., Any], arguments: Sequence[Any], lead_ms: float = LEAD_MS) -> tuple[Reading, Any]:
+        """One call after a lead on the device: its times, and what it returned."""
         self.flush()
         self.synchronize()
         if self.device.type != "cuda":
             began = _now()
             output = call(*arguments)
             wall = (_now() - began) * 1e3
-            return wall, wall, 0.0, output
+            return Reading(wall, wall), output
         ready, start, end = (_Event(enable_timing=True) for _ in range(3))
+        busy = _now()
         _record(ready)
-        _sleep(LEAD_CYCLES)
+        _sleep(int(lead_ms * CYCLES_PER_MS))
         began = _now()
         _record(start)
         output = call(*arguments)
         _record(end)
-        launched = (_now() - began) * 1e3
+        host = (_now() - busy) * 1e3
         _drain()
         wall = (_now() - began) * 1e3
-        device, lead = _elapsed_ms(start, end), _elapsed_ms(ready, start)
-        return device, max(wall - lead, device), max(launched - lead, 0.0), output
+        device = _elapsed_ms(start, end)
+        wall = max(wall - _elapsed_ms(ready, start), device)
+        return Reading(device, wall, host, max(host - lead_ms, 0.0)), output
 
     def measure(
         self,
@@ -166,8 +186,9 @@ class Stopwatch:
         Call number n, those of the warm-up included, gets the inputs of `call_seed(seed, n)`. Where several sets fit
         into memory, they lie where an earlier set was given up, chosen at random; else there is one set at a time.
 
-        A call whose kernels the host launched too late does not count, and is repeated: beside other work on the host
-        that happens to one call in ten, and half the time of a short kernel would be the host's (measured on an H200).
+        A call whose kernels the host launched too late does not count, and is repeated: on a host with other work that
+        happens to one call in ten up to one in two, and half the time of a short kernel would be the host's (measured
+        on an H200). Where the host was seen to be fast enough, the following calls get a longer lead.
 
         Args:
             call: what is timed.
@@ -187,7 +208,7 @@ class Stopwatch:
         with _no_garbage_collection():
             began = _now()
             total, number = 0.0, 0
-            repeated, patience = 0, HOPELESS
+            lead_ms, fastest_ms, repeated = LEAD_MS, math.inf, 0
             while len(wall_ms) < 3 or (
                 (total < effort.min_ms or len(wall_ms) < effort.min_calls)
                 and len(wall_ms) < effort.max_calls
@@ -196,19 +217,21 @@ class Stopwatch:
                 if number:
                     inputs = ()  # where there is no room for two sets, the old one goes first
                     inputs = _next_inputs(sets, room, make_inputs, call_seed(seed, number))
-                on_device, on_wall, late, output = self.once(call, _aliases(inputs))
-                is_late = late > LATE_SHARE * on_device
-                if number >= effort.warmup and is_late and repeated < patience:
+                found, output = self.once(call, _aliases(inputs), lead_ms)
+                fastest_ms = min(fastest_ms, found.host)
+                can_be_prompt = fastest_ms <= LEAD_MS
+                if found.late > LATE_SHARE * found.device and can_be_prompt:
+                    lead_ms = min(max(lead_ms, 2 * found.host), MOST_LEAD_MS)
+                if number < effort.warmup:
+                    began = _now()
+                elif found.late > LATE_SHARE * found.device and repeated < (MOST_LATE if can_be_prompt else HOPELESS):
                     repeated += 1
-                elif number >= effort.warmup:
-                    patience = patience if is_late else MOST_LATE
+                else:
                     if witness is not None:
                         witness.show(number, output)
-                    device_ms += (on_device,)
-                    wall_ms += (on_wall,)
-                    total += on_device
-                elif number + 1 == effort.warmup:
-                    began = _now()
+                    device_ms += (found.device,)
+                    wall_ms += (found.wall,)
+                    total += found.device
                 del output
                 number += 1
         hidden = statistics.median(w - d for d, w in zip(device_ms, wall_ms, strict=True)) - empty_ms
@@ -220,8 +243,8 @@ class Stopwatch:
         """What the wall clock says beyond the events where nothing is called."""
         if self.device.type != "cuda":
             return 0.0
-        samples = [self.once(lambda: None, ())[:2] for _ in range(7)]
-        return statistics.median(wall - device for device, wall in samples)  # a busy host delays these as well
+        samples = [self.once(lambda: None, ())[0] for _ in range(7)]
+        return statistics.median(found.wall - found.device for found in samples)  # a busy host delays these as well
 
 
 def _next_inputs(
@@ -277,4 +300,4 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-__all__ = ["Effort", "Samples", "Stopwatch", "spread"]
+__all__ = ["Effort", "Reading", "Samples", "Stopwatch", "spread"]

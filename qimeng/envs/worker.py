@@ -361,8 +361,8 @@ class Worker:
         if prepared:
             self.model(*inputs)
             self.stopwatch.synchronize()
-            with_all = self.stopwatch.once(self._unprepared, inputs)[0]
-            prepare_ms = max(with_all - self.stopwatch.once(self.model, inputs)[0], 0.0)
+            with_all = self.stopwatch.once(self._unprepared, inputs)[0].device
+            prepare_ms = max(with_all - self.stopwatch.once(self.model, inputs)[0].device, 0.0)
         return {"regions": rounds[1:], "prepare_ms": prepare_ms}
 
     def launches(self, seed: int) -> list[Launch]:

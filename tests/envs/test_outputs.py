@@ -13,7 +13,7 @@ from qimeng.device import DEVICES
 from qimeng.envs.channel import Malformed
 from qimeng.envs.least_time import least_ms
 from qimeng.envs.outputs import describe, difference, facts_from_json, facts_to_json, hand_over, take
-from qimeng.envs.timing import HOPELESS, MOST_LATE, Effort, Stopwatch
+from qimeng.envs.timing import HOPELESS, LEAD_MS, MOST_LATE, MOST_LEAD_MS, Effort, Reading, Stopwatch
 from qimeng.envs.witness import Witness, call_seed
 from qimeng.graph.verify import capture_spec
 from qimeng.spec import KernelSpec
@@ -106,35 +106,34 @@ def test_a_short_call_is_measured_some_dozens_of_times_and_a_long_one_three_time
     assert len(long.device_ms) == 3
 
 
-def measured_when_late(
-    late_ms: list[float], effort: Effort, monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[float], int]:
-    """Device times of the calls that count, and how many calls were made; call n takes 1 + n ms, late by `late_ms`."""
-    watch, made = Stopwatch(torch.device("cpu")), []
+def measured(host_ms: list[float], effort: Effort, monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[float]]:
+    """Which calls count, and the lead of every call; launching call n takes the host `host_ms[n]`, or the last."""
+    watch, leads = Stopwatch(torch.device("cpu")), []
 
-    def once(call: object, arguments: object) -> tuple[float, float, float, None]:
-        number = len(made)
-        made.append(number)
-        return 1.0 + number, 1.0 + number, late_ms[number % len(late_ms)], None
+    def once(call: object, arguments: object, lead_ms: float = LEAD_MS) -> tuple[Reading, None]:
+        number, host = len(leads), host_ms[min(len(leads), len(host_ms) - 1)]
+        leads.append(lead_ms)
+        return Reading(1.0 + number, 1.0 + number, host, max(host - lead_ms, 0.0)), None
 
     monkeypatch.setattr(watch, "once", once)
     found = watch.measure(lambda x: None, filled, 7, effort)
-    assert len(made) <= effort.most_calls
-    return list(found.device_ms), len(made)
+    assert len(leads) <= effort.most_calls
+    return [ms - 1.0 for ms in found.device_ms], leads
 
 
-def test_a_call_whose_kernels_came_late_is_repeated(monkeypatch: pytest.MonkeyPatch):
-    effort = Effort(min_ms=0.0, min_calls=4, limit_s=60.0, warmup=1)
-    times, made = measured_when_late([0.0, 0.0, 0.5, 0.001, 0.5], effort, monkeypatch)
-    assert times == [2.0, 4.0, 6.0, 7.0] and made == 7
+FOUR = Effort(min_ms=0.0, min_calls=4, limit_s=60.0, warmup=1)
+
+
+def test_a_call_that_the_host_launched_late_is_repeated_with_a_longer_lead(monkeypatch: pytest.MonkeyPatch):
+    counted, leads = measured([9.0, 0.05, 0.15, 0.25, 0.5, 0.101, 0.05], FOUR, monkeypatch)
+    assert counted == [1, 3, 5, 6] and leads == [0.1, 0.1, 0.1, 0.3, 0.3, 0.4, 0.4]
 
 
 def test_a_program_that_the_host_is_long_to_launch_is_timed_as_it_is(monkeypatch: pytest.MonkeyPatch):
-    effort = Effort(min_ms=0.0, min_calls=4, limit_s=60.0, warmup=1)
-    times, made = measured_when_late([0.5], effort, monkeypatch)
-    assert times == [1.0 + 1 + HOPELESS + n for n in range(4)] and made == 1 + HOPELESS + 4
-    times, made = measured_when_late([0.0, 0.0, *[90.0] * 99], effort, monkeypatch)
-    assert times[0] == 2.0 and made == 1 + 1 + MOST_LATE + 3
+    counted, leads = measured([0.5], FOUR, monkeypatch)
+    assert counted == [1 + HOPELESS + n for n in range(4)] and set(leads) == {LEAD_MS}
+    counted, leads = measured([0.05, 90.0], FOUR, monkeypatch)
+    assert counted == [1 + MOST_LATE + n for n in range(4)] and max(leads) == MOST_LEAD_MS
 
 
 def test_inputs_too_large_for_several_sets_are_held_one_at_a_time():
