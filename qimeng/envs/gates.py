@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+KEEPS_LINES = "evict_last"
+"""What stands in a Triton kernel that asks for it."""
 SWEEP = Effort(min_ms=3.0, min_calls=7, limit_s=0.2, warmup=2)
 """How long alternatives of a region are timed to choose among them."""
 CLOSE = 0.03
@@ -230,6 +232,11 @@ class Run:
         return not self.thorough and all(candidate.printed for candidate in self.candidates)
 
     @property
+    def resets(self) -> bool:
+        """Whether a kernel may ask the L2 cache to keep lines, so that they have to be given up (`Effort.resets`)."""
+        return not self.may_share or any(KEEPS_LINES in candidate.source for candidate in self.candidates)
+
+    @property
     def has_failed(self) -> bool:
         """Whether something went wrong where a worker ran it."""
         return any(r.gate not in (Gate.COMPILE, Gate.RESOURCES) for r in self.refused.values())
@@ -298,7 +305,7 @@ class Run:
         return self._region_runs("warm_alternative", reference, i) is not None
 
     def _time_alternative(self, reference: RegionReference, i: int) -> float | None:
-        answer = self._region_runs("time_alternative", reference, i, effort=SWEEP)
+        answer = self._region_runs("time_alternative", reference, i, effort=replace(SWEEP, resets=self.resets))
         return None if answer is None else median(samples_of(answer[0]).device_ms)
 
     def _region_runs(self, command: str, reference: RegionReference, i: int, **options: Any) -> Any:

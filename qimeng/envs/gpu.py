@@ -91,7 +91,7 @@ class GpuEvaluator(Evaluator):
         spent: wall seconds by part, from the making of this on, over all evaluations.
     """
 
-    version = 8
+    version = 9
     estimated = False
 
     def __init__(
@@ -163,7 +163,7 @@ class GpuEvaluator(Evaluator):
         """Judge `program` with the best of the patch's alternatives: the gates in order, the first refusal ends it."""
         clock = Clock(self.clock)
         run = Run(self, program, patch, self._cache, lambda: self.references.trials(self.trials), clock)
-        return self._through_gates(run, self._compilers, self._search_rounds)
+        return self._through_gates(run, self._compilers, lambda w: self._search_rounds(w, run.resets))
 
     def final(self, program: Program) -> Evaluation:
         """Judge `program` again: in a fresh process, compiled anew, on every distribution, in turns with baselines."""
@@ -331,12 +331,12 @@ class GpuEvaluator(Evaluator):
         found = advised(found, run.candidates[found.chosen])
         return replace(found, configurations=len(run.candidates), seconds=dict(run.clock.seconds), sandbox=self._layers)
 
-    def _search_rounds(self, worker: Process) -> tuple[Samples, Samples]:
+    def _search_rounds(self, worker: Process, resets: bool) -> tuple[Samples, Samples]:
         found: dict[str, Samples] = {}
         for _ in range(SEARCH_ROUNDS):
             with worker.paused():
-                _add(found, EAGER, self.baselines_process.time(FINAL))
-            _add(found, "candidate", self._time(worker, SEARCH))
+                _add(found, EAGER, self.baselines_process.time(replace(FINAL, resets=False)))
+            _add(found, "candidate", self._time(worker, replace(SEARCH, resets=resets)))
         return found["candidate"], found[EAGER]
 
     def _final_rounds(self, worker: Process, clock: Clock) -> tuple[Samples, Samples]:

@@ -62,13 +62,16 @@ class Effort:
         warmup: calls before the first one that counts.
         max_calls: calls that are measured at most. A short call is mostly flush, lead and new inputs (0.8 ms, measured
             on an H200); beyond some dozens its median hardly moves.
+        resets: whether lines that a kernel asked the L2 cache to keep are given up before each call. The driver does
+            that, all processes of a machine in turns; it is needless where no kernel asks for it.
     """
 
     min_ms: float = 5.0
     min_calls: int = 10
     limit_s: float = 0.35
     warmup: int = 3
-    max_calls: int = 60
+    max_calls: int = 30
+    resets: bool = True
 
     @property
     def most_calls(self) -> int:
@@ -138,10 +141,11 @@ class Stopwatch:
         """Whether another set of inputs like these may stay in memory."""
         return _bytes(inputs) <= self._memory // FRESH_SHARE
 
-    def flush(self) -> None:
-        """Write twice the size of the L2 cache, lines that a kernel asked to stay there included."""
+    def flush(self, resets: bool = True) -> None:
+        """Write twice the size of the L2 cache; with `resets`, lines that a kernel asked to stay there go as well."""
         if self._flush is not None:
-            _reset_persisting_lines()
+            if resets:
+                _reset_persisting_lines()
             self._flush.add_(1)
 
     def synchronize(self) -> None:
@@ -149,9 +153,11 @@ class Stopwatch:
         if self.device.type == "cuda":
             _drain()
 
-    def once(self, call: Callable[..., Any], arguments: Sequence[Any], lead_ms: float = LEAD_MS) -> tuple[Reading, Any]:
+    def once(
+        self, call: Callable[..., Any], arguments: Sequence[Any], lead_ms: float = LEAD_MS, resets: bool = True
+    ) -> tuple[Reading, Any]:
         """One call after a lead on the device: its times, and what it returned."""
-        self.flush()
+        self.flush(resets)
         self.synchronize()
         if self.device.type != "cuda":
             began = _now()
@@ -217,7 +223,7 @@ class Stopwatch:
                 if number:
                     inputs = ()  # where there is no room for two sets, the old one goes first
                     inputs = _next_inputs(sets, room, make_inputs, call_seed(seed, number))
-                found, output = self.once(call, _aliases(inputs), lead_ms)
+                found, output = self.once(call, _aliases(inputs), lead_ms, effort.resets)
                 fastest_ms = min(fastest_ms, found.host)
                 can_be_prompt = fastest_ms <= LEAD_MS
                 if found.late > LATE_SHARE * found.device and can_be_prompt:

@@ -177,7 +177,7 @@ def test_the_start_program_passes_with_figures(evaluator, program):
 def test_a_time_above_the_tensor_cores_peak_is_flagged_and_not_refused(evaluator, program, monkeypatch):
     assert evaluator.evaluate(program).notes == ()
     fast = Samples((1e-9,) * 10, (1e-9,) * 10)  # 1.6 MFLOP in a picosecond
-    monkeypatch.setattr(evaluator, "_search_rounds", lambda worker: (fast, fast))
+    monkeypatch.setattr(evaluator, "_search_rounds", lambda worker, resets: (fast, fast))
     found = evaluator.evaluate(program)
     assert found.ok and len(found.notes) == 1 and "above the tensor cores' peak" in found.notes[0]
     assert Evaluation.from_json(found.to_json()) == found

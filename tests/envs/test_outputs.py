@@ -110,7 +110,7 @@ def measured(host_ms: list[float], effort: Effort, monkeypatch: pytest.MonkeyPat
     """Which calls count, and the lead of every call; launching call n takes the host `host_ms[n]`, or the last."""
     watch, leads = Stopwatch(torch.device("cpu")), []
 
-    def once(call: object, arguments: object, lead_ms: float = LEAD_MS) -> tuple[Reading, None]:
+    def once(call: object, arguments: object, lead_ms: float = LEAD_MS, resets: bool = True) -> tuple[Reading, None]:
         number, host = len(leads), host_ms[min(len(leads), len(host_ms) - 1)]
         leads.append(lead_ms)
         return Reading(1.0 + number, 1.0 + number, host, max(host - lead_ms, 0.0)), None

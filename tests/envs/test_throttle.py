@@ -86,9 +86,9 @@ def test_what_was_timed_while_the_gpu_was_held_back_is_timed_again(bits, rounds,
     judge = GpuEvaluator(spec, graph, torch_device="cpu", throttle=lambda: bits[len(timed) - 1] if timed else 0)
     plain = judge._search_rounds
 
-    def counted(worker):
+    def counted(worker, resets):
         timed.append(1)
-        return plain(worker)
+        return plain(worker, resets)
 
     monkeypatch.setattr(judge, "_search_rounds", counted)
     try:
