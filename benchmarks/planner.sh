@@ -67,13 +67,14 @@ keep() {
     [ ! -s "$work/candidates.json" ] || cp "$work/candidates.json" "$out/$1.json"
 }
 
-# 24 places take 13,000 s of 560: 40 s for each of 300 specs. One that has judged its programs earlier leaves the rest
-# to others, so that more come in. Sizes up to 256 MiB: six judges fit one GPU, and checking takes less than timing.
+# On four H200s 24 places judge 5 to 7 programs a second, so that one place takes 100 s for 28 of a spec, and 300 specs
+# take 25 minutes. Fewer than some 25 each are no tree to train on: chance finds the best of it as soon. What was judged
+# earlier comes from the store. Sizes up to 256 MiB: six judges fit one GPU, and checking takes less than timing.
 collect() {
     restore trees
     limited $(($1 - 25)) python3 -m qimeng.cli collect --out "$scratch/trees" --specs "${SPECS:-400}" \
         --families pointwise,reduction,normalization,softmax,product,block --most-mib 256 \
-        --evaluations 28 --seconds-each 40 --total-seconds $(($1 - 45)) --overhead-seconds 15 --jobs 6
+        --evaluations 28 --seconds-each 110 --total-seconds $(($1 - 45)) --overhead-seconds 15 --jobs 6
     keep trees
 }
 

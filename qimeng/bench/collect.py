@@ -22,6 +22,8 @@ from qimeng.store import Store
 
 STORE, LOG = "store.sqlite", "explored.jsonl"
 """Names of the two files of a collection's folder."""
+LEAST_S = 20.0
+"""Seconds of a collection in which it is worth while to start a spec: making its task takes half of it on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Plan:
         families: only these; empty for all.
         evaluations: programs judged for each spec.
         seconds_each: wall-clock budget of a spec.
-        total_seconds: none is started that could not use its whole budget before this many seconds.
+        total_seconds: none is started in the last `LEAST_S` of them. One that is cut off at the end is gone on with by
+            the next collection in the same folder.
         overhead_seconds: what a spec may take beyond its budget before it is given up as hanging, and the whole
             collection beyond its own.
         places: where specs are explored, and how many at once.
@@ -151,7 +154,7 @@ def collect(
             work,
             limit_s=plan.seconds_each + plan.overhead_seconds,
             stop_at=end + plan.overhead_seconds,
-            start_before=end - plan.seconds_each,
+            start_before=end - min(plan.seconds_each, LEAST_S),
         )
         for outcome in outcomes:
             if outcome.interrupted:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
@@ -16,6 +17,7 @@ from typing import Any
 from qimeng.envs.loop import Search
 from qimeng.envs.session import Budget, Session
 from qimeng.envs.task import Task
+from qimeng.interfaces import Evaluation
 from qimeng.planner.beam import BeamSearch
 from qimeng.planner.climb import HillClimb
 from qimeng.planner.greedy import GreedySearch
@@ -61,6 +63,7 @@ class Explored:
         best_ms: of the best program.
         by: explorer to the programs that it was the first to have judged.
         seconds: wall seconds.
+        spent: seconds by part of the programs judged now; what is left of `seconds` made the task, and chose and wrote.
         stopped: ``"evaluations"``, ``"seconds"``, or ``"explored"`` where nothing new was found.
         error: why it was not explored; None where it was.
     """
@@ -83,6 +86,7 @@ class Explored:
     best_ms: float | None = None
     by: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    spent: dict[str, float] = field(default_factory=dict)
     stopped: str = ""
     error: str | None = None
 
@@ -157,8 +161,16 @@ def explore(
         best_ms=ledger.best.ms if ledger.best else None,
         by=by,
         seconds=round(clock() - ledger.began, 2),
+        spent=_spent(ledger.known.values()),
         stopped=stopped,
     )
+
+
+def _spent(evaluations: Iterable[Evaluation]) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for evaluation in evaluations:
+        total.update(evaluation.seconds)
+    return {part: round(seconds, 2) for part, seconds in total.items()}
 
 
 def planned() -> Iterator[Explorer]:
