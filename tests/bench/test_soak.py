@@ -17,7 +17,7 @@ from qimeng.bench.trust.machine import look
 from qimeng.bench.trust.soak import HARM, PREAMBLE, SAMPLE, SHARE, Bench, Candidate, run_pass, sequence
 from qimeng.bench.trust.stability import TIMES_US, cases, lowered
 from qimeng.device import DEVICES
-from qimeng.exploits.cases import MARK
+from qimeng.exploits.cases import own_mark
 from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
 
@@ -84,7 +84,7 @@ def test_verdicts_that_harm_changes_are_told(tmp_path: Path, moody: bool) -> Non
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    code = f"open('/proc/self/comm', 'w').write({MARK!r}); print(flush=True); input()"
+    code = f"open('/proc/self/comm', 'w').write({own_mark()!r}); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from qimeng.exploits.cases import MARK
+from qimeng.exploits.cases import own_mark
 
 SHARED = (Path("/tmp"), Path("/dev/shm"))
 """Folders that everybody may write to, where files are looked for by name."""
@@ -23,9 +23,8 @@ class Remains:
     Attributes:
         rss_mib: memory of this process.
         processes: living descendants of this process.
-        marked: living processes, whoever's, that call themselves what exploits do.
-        files: files in this process's folder for temporary files, and those in shared folders with the exploits' name
-            that were not there when this module was loaded.
+        marked: living processes, whoever's children, that call themselves what this process's exploits do.
+        files: files in this process's folder for temporary files, and those in shared folders with that name.
         gpu_mib: memory in use on the GPU, by anybody; 0 without one.
     """
 
@@ -44,7 +43,7 @@ def look(folder: Path | str, gpu: bool) -> Remains:
         gpu: whether to ask the GPU.
     """
     living = _living()
-    marked = sum(name == MARK for _, name in living.values())
+    marked = sum(name == own_mark() for _, name in living.values())
     return Remains(_rss_mib(), len(_descendants(os.getpid(), living)), marked, _files(Path(folder)), _gpu_mib(gpu))
 
 
@@ -71,15 +70,12 @@ def _descendants(pid: int, living: dict[int, tuple[int, str]]) -> set[int]:
 
 def _files(folder: Path) -> int:
     own = sum(len(names) for _, _, names in os.walk(folder))
-    return own + len(shared_files() - _THERE)
+    return own + len(shared_files())
 
 
 def shared_files() -> frozenset[Path]:
-    """Files with the exploits' name in the folders that everybody may write to."""
-    return frozenset(path for place in SHARED if place.is_dir() for path in place.glob(f"{MARK}*"))
-
-
-_THERE = shared_files()
+    """Files with the name of this process's exploits in the folders that everybody may write to."""
+    return frozenset(path for place in SHARED if place.is_dir() for path in place.glob(f"{own_mark()}*"))
 
 
 def _rss_mib() -> float:

@@ -122,6 +122,25 @@ def cost(rows: Rows) -> str:
     return f"{_where(rows, PYTORCH)}\n\n{markdown(table)}\n{markdown(lines)}"
 
 
+def exploits(rows: Rows) -> str:
+    """What became of the exploits, by class, and of the honest candidates; then each that was not as it must be."""
+    table = [["class", "judged", "refused", "passed, and gained nothing", "as they must be", "processes left"]]
+    odd = [["candidate", "class", "what became of it"]]
+    found = [r for r in rows if r["what"] == "case"]
+    for kind in dict.fromkeys(r["class"] for r in found):
+        mine = [r for r in found if r["class"] == kind]
+        right = sum(r["as_expected"] for r in mine)
+        passed = sum(r["passed"] for r in mine)
+        left = sum(r["left_behind"] for r in mine)
+        table.append([kind, *map(str, (len(mine), len(mine) - passed, passed, right, left))])
+        for r in mine:
+            if not r["as_expected"]:
+                verdict = f"passed, {r['speedup'] or 0:.2f} x eager" if r["passed"] else _verdict(r)
+                odd.append([r["case"], kind, verdict])
+    text = f"{_where(rows, PYTORCH)}\n\n{markdown(table)}"
+    return text if len(odd) == 1 else f"{text}\n{markdown(odd)}"
+
+
 def stability(rows: Rows) -> str:
     """How far the medians of the same kernel lie apart."""
     table = [["kernel", "size", "evaluations", "passed", "median of medians, ms", "quartiles apart", "extremes apart"]]
@@ -186,6 +205,7 @@ def _short(value: float | None) -> str:
 
 
 JOURNALS: dict[str, Callable[[Rows], str]] = {
+    "exploits": exploits,
     "mutants": mutants,
     "survivors": survivors,
     "soak": soak,
@@ -194,4 +214,15 @@ JOURNALS: dict[str, Callable[[Rows], str]] = {
 }
 """What a marker may ask for of rows of these measurements."""
 
-__all__ = ["JOURNALS", "Rows", "cost", "is_missed", "is_witnessed", "mutants", "soak", "stability", "survivors"]
+__all__ = [
+    "JOURNALS",
+    "Rows",
+    "cost",
+    "exploits",
+    "is_missed",
+    "is_witnessed",
+    "mutants",
+    "soak",
+    "stability",
+    "survivors",
+]
