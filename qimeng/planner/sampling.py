@@ -1,4 +1,4 @@
-"""Best-of-n sampling: the planner's own trajectory, then others drawn from its policy.
+"""Best-of-n sampling: the planner's own trajectory, then others drawn from its policy, none of them twice.
 
 Deals in independent trajectories from a seed. Knows nothing about branches.
 """
@@ -6,41 +6,112 @@ Deals in independent trajectories from a seed. Knows nothing about branches.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 
-from qimeng.envs.session import Session
+from qimeng.envs.session import STOP, Session
 from qimeng.interfaces import Action, Observation, Planner
-from qimeng.planner.search import PATIENCE, Search, own_trajectory, policy, trajectory
+from qimeng.planner.search import FLOOR, PATIENCE, Search, own_trajectory, policy, trajectory
+
+END = ""
+"""Where a trajectory ends: in place of the digest of a next program."""
 
 
 class BestOfN(Search):
     """Take the planner's choices once, then draw `n` - 1 more trajectories from its policy; the best program counts.
 
-    Each begins at the start program and ends where `stop` is drawn or nothing better was found for a while. What was
-    judged before is not judged again, so it costs no evaluation.
+    Each begins at the start program and ends where `stop` is drawn or nothing better was found for a while. They are
+    drawn without replacement: what was drawn before is left out, so that a planner that is sure of itself does not say
+    the same again and again (Shi, Bieber and Singh, "Incremental sampling without replacement for sequence models",
+    ICML 2020; here for programs, which several orders of steps lead to). What was judged before is not judged again,
+    so it costs no evaluation.
 
     Args:
         planner: gives the policy (`qimeng.planner.search.policy`).
         n: trajectories at most; the budget usually ends them earlier.
         seed: of what is drawn.
         patience: evaluations in a row without a better program after which a trajectory is left; 0 for never.
+        floor: share of the policy that is uniform over all actions but `stop`.
     """
 
-    def __init__(self, planner: Planner, n: int = 32, seed: int = 0, patience: int = PATIENCE):
-        if n < 1 or patience < 0:
-            raise ValueError(f"n must be at least 1 and patience at least 0, got {n} and {patience}")
-        self.planner, self.n, self.patience = planner, n, patience
+    def __init__(self, planner: Planner, n: int = 1000, seed: int = 0, patience: int = PATIENCE, floor: float = FLOOR):
+        if n < 1 or patience < 0 or not 0 <= floor <= 1:
+            raise ValueError(
+                f"n must be at least 1, patience at least 0 and floor a share, got {n}, {patience} and {floor}"
+            )
+        self.planner, self.n, self.patience, self.floor = planner, n, patience, floor
         self._random = random.Random(f"best of n {seed}")
 
     def run(self, session: Session) -> str:
         """Go on until all trajectories have ended or the budget is used up; ``"stop"`` in the first case."""
-        for _ in own_trajectory(self.planner, session, self.patience):
-            pass
+        left = _Left(self)
+        left.take_out(own_trajectory(self.planner, session, self.patience))
         for _ in range(self.n - 1):
             if reason := session.exhausted():
                 return reason
-            for _ in trajectory(session, self._draw, self.patience):
-                pass
+            if not left.anything(session):
+                break
+            left.take_out(trajectory(session, left.draw, self.patience))
         return session.exhausted() or "stop"
 
-    def _draw(self, observation: Observation) -> Action:
-        return self._random.choices(observation.actions, policy(self.planner, observation))[0]
+    def chances(self, observation: Observation) -> dict[Action, float]:
+        """The probability of each action: the planner's policy with its floor."""
+        found = policy(self.planner, observation)
+        moves = sum(a != STOP for a in observation.actions)
+        share = self.floor / moves if moves else 0.0
+        return {
+            a: (1 - self.floor) * p + (share if a != STOP else 0.0)
+            for a, p in zip(observation.actions, found, strict=True)
+        }
+
+    def pick(self, actions: Sequence[Action], weights: Sequence[float]) -> Action:
+        """One of `actions`, by their weights."""
+        return self._random.choices(actions, weights)[0]
+
+
+class _Left:
+    """Which trajectories were not drawn yet: a share of those from each program on, 1 where none was.
+
+    A program's share is that of its next programs, weighed by the chances of the actions that lead there.
+    """
+
+    def __init__(self, search: BestOfN):
+        self.search = search
+        self._chances: dict[str, dict[Action, float]] = {}
+        self._next: dict[str, dict[Action, str]] = {}
+        self._share: dict[str, float] = {END: 0.0}
+
+    def anything(self, session: Session) -> bool:
+        """Whether there is a trajectory from where `session` stands that was not drawn."""
+        return self._share.get(session.state.program.digest, 1.0) > 1e-9
+
+    def draw(self, observation: Observation) -> Action:
+        """An action, with the probability that is left for it; `stop` where nothing is."""
+        digest = observation.program.digest
+        if digest not in self._chances:
+            self._chances[digest] = self.search.chances(observation)
+        weights = [self._weight(digest, a) for a in observation.actions]
+        return self.search.pick(observation.actions, weights) if sum(weights) > 0 else STOP
+
+    def take_out(self, steps: Iterator[Session]) -> None:
+        """Follow a trajectory and leave it out from now on, with all that would go on where it ends."""
+        passed: list[str] = []
+        for branch in steps:
+            digest = branch.state.program.digest
+            if passed:
+                step = branch.state.history[-1]
+                ended = step.action == STOP or not step.accepted
+                self._next.setdefault(passed[-1], {})[step.action] = END if ended else digest
+            if not passed or digest != passed[-1]:
+                passed.append(digest)
+        if passed and self._next.get(passed[-1], {}).get(STOP) != END:
+            self._share[passed[-1]] = 0.0
+        for digest in reversed(passed):
+            if self._share.get(digest, 1.0) > 0 and digest in self._chances:
+                self._share[digest] = sum(self._weight(digest, a) for a in self._chances[digest])
+
+    def _weight(self, digest: str, action: Action) -> float:
+        after = self._next.get(digest, {}).get(action)
+        return self._chances[digest].get(action, 0.0) * (1.0 if after is None else self._share.get(after, 1.0))
+
+
+__all__ = ["BestOfN"]

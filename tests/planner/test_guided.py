@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import mean
 
@@ -15,7 +15,7 @@ from qimeng.envs.session import Budget, Session
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Evaluation, Observation, Patch, Planner
-from qimeng.planner import make_planner, make_search
+from qimeng.planner import make_planner, make_search, sampling
 from qimeng.planner.archive import ArchiveSearch, Island, cell_of
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.mcts import TreeSearch
@@ -128,7 +128,7 @@ def test_the_seed_decides_what_is_drawn(graph: OpGraph, search: str) -> None:
     assert found[0] == found[1] != found[2]
 
 
-@pytest.mark.parametrize("search", ["archive", "mcts"])
+@pytest.mark.parametrize("search", ["archive", "best-of-n", "mcts"])
 def test_a_small_tree_is_searched_whole(search: str) -> None:
     class Add(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -166,6 +166,30 @@ def test_one_sample_is_the_planner_alone(graph: OpGraph) -> None:
     alone = optimize(fake_task(graph), make_search("greedy", Fuser()), Budget(evaluations=30))
     assert [s.action for s in results[0].steps] == [s.action for s in alone.steps]
     assert results[0].stopped == "stop"
+
+
+class Sure(Fuser):
+    """A policy that leaves hardly anything but its first choice."""
+
+    weights = {"fusion": 40.0, "lowering": 20.0, "stop": 0.0}
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_no_trajectory_is_drawn_twice_however_sure_the_planner_is(graph: OpGraph, floor: float) -> None:
+    session = Session(fake_task(graph), Budget(evaluations=60, steps=8))
+    search = BestOfN(Sure(), n=40, patience=0, floor=floor)
+    taken: list[tuple[str, ...]] = []
+
+    class Left(sampling._Left):
+        def take_out(self, steps: Iterator[Session]) -> None:
+            branches = list(steps)
+            taken.append(tuple(b.state.program.digest for b in branches))
+            super().take_out(iter(branches))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "_Left", Left)
+        search.run(session)
+    assert len(taken) > 10 and len(set(taken)) == len(taken)
 
 
 def test_tree_search_tries_what_the_value_promises(graph: OpGraph) -> None:
