@@ -12,6 +12,8 @@ from qimeng.envs.session import STOP, Session
 from qimeng.interfaces import Action, Observation, Planner
 from qimeng.planner.search import FLOOR, PATIENCE, Search, own_trajectory, policy, trajectory
 
+MOST_STOP = 0.5
+"""Largest probability of `stop`: a planner that stops too soon would end the same way on every trajectory."""
 END = ""
 """Where a trajectory ends: in place of the digest of a next program."""
 
@@ -30,7 +32,7 @@ class BestOfN(Search):
         n: trajectories at most; the budget usually ends them earlier.
         seed: of what is drawn.
         patience: evaluations in a row without a better program after which a trajectory is left; 0 for never.
-        floor: share of the policy that is uniform over all actions but `stop`.
+        floor: share of the policy's other actions than `stop` that is uniform; `stop` has `MOST_STOP` at most.
     """
 
     def __init__(self, planner: Planner, n: int = 1000, seed: int = 0, patience: int = PATIENCE, floor: float = FLOOR):
@@ -54,13 +56,16 @@ class BestOfN(Search):
         return session.exhausted() or "stop"
 
     def chances(self, observation: Observation) -> dict[Action, float]:
-        """The probability of each action: the planner's policy with its floor."""
-        found = policy(self.planner, observation)
-        moves = sum(a != STOP for a in observation.actions)
-        share = self.floor / moves if moves else 0.0
-        return {
-            a: (1 - self.floor) * p + (share if a != STOP else 0.0)
-            for a, p in zip(observation.actions, found, strict=True)
+        """The probability of each action: the planner's policy, `stop` at most `MOST_STOP`, the others with a floor."""
+        found = dict(zip(observation.actions, policy(self.planner, observation), strict=True))
+        moves = [a for a in observation.actions if a != STOP]
+        if not moves:
+            return {STOP: 1.0}
+        stop = min(found.get(STOP, 0.0), MOST_STOP)
+        total = sum(found[a] for a in moves)
+        shares = {a: found[a] / total if total else 1 / len(moves) for a in moves}
+        return {STOP: stop} | {
+            a: (1 - stop) * ((1 - self.floor) * p + self.floor / len(moves)) for a, p in shares.items()
         }
 
     def pick(self, actions: Sequence[Action], weights: Sequence[float]) -> Action:
