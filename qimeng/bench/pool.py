@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
-from qimeng.envs.sandbox.layer import prctl
+from qimeng.envs.sandbox.layer import end_with_parent
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -32,9 +32,6 @@ DISMISSAL_S = 5.0
 
 PATIENCE = 12
 """A task that fits nowhere may be overtaken so often; then a place is kept free for it."""
-
-PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl: the signal that a process gets when its parent ends, however that ends."""
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -282,7 +279,7 @@ def _kill(worker: _Worker) -> None:
 
 def _serve(pipe: Connection) -> None:
     """A worker's life: read work and a task, do it, send result and failure, until the other end closes."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     os.setsid()
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:

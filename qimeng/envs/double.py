@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qimeng.envs import accuracy
 from qimeng.spec.leaf import unexpanded
@@ -32,6 +33,27 @@ def to_double(inputs: Sequence[Any], device: torch.device | None = None) -> tupl
             list(inputs),
         )
     )
+
+
+class NamedAsDouble(TorchDispatchMode):
+    """In the block, float64 is what operators get where they name a shorter float dtype.
+
+    ``x.float()`` in the middle of a module, or in what the standard deviation of half types consists of, would end its
+    float64 run: what followed could be held against eager alone.
+
+    Raises:
+        TypeError: bits are taken for a number of another dtype, which says nothing in float64.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.view.dtype:
+            raise TypeError("the bits of a float are no bits of its float64 value")
+        args, kwargs = _pytree.tree_map_only(torch.dtype, _as_double, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _as_double(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype.is_floating_point else dtype
 
 
 def move(inputs: Sequence[Any], by: float) -> None:
@@ -83,4 +105,4 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
-__all__ = ["aliases", "move", "nearby", "tensors_in", "to_double"]
+__all__ = ["NamedAsDouble", "aliases", "move", "nearby", "tensors_in", "to_double"]

@@ -19,7 +19,7 @@ import torch
 from qimeng.envs import accuracy, discrete
 from qimeng.envs.accuracy import Error, Expected
 from qimeng.envs.degenerate import degenerate
-from qimeng.envs.double import aliases, move, nearby, tensors_in, to_double
+from qimeng.envs.double import NamedAsDouble, aliases, move, nearby, tensors_in, to_double
 from qimeng.envs.memory_plan import Plan, Sizes, free_host_bytes, memory_plan
 from qimeng.envs.modes import precision
 from qimeng.envs.outputs import Facts, describe
@@ -344,7 +344,7 @@ class References:
             module = self._exact_module(self.parameters.set(trial.draw.parameter_seed))
             with torch.no_grad():
                 move([*tensors_in(inputs), *module.state_dict().values()], by)
-                return tensors_in(module(*inputs))[number]
+                return _outputs(module, inputs, None)[number]
 
         try:
             return discrete.explained(actual, trial.expected[number], run)
@@ -490,7 +490,8 @@ class References:
 
 def _outputs(module: torch.nn.Module, inputs: Sequence[Any], draws: Draws | None) -> list[torch.Tensor]:
     run = partial(module, *inputs)
-    return tensors_in(run() if draws is None else repeating(draws, run))
+    with NamedAsDouble():
+        return tensors_in(run() if draws is None else repeating(draws, run))
 
 
 def _memory(device: torch.device) -> int:

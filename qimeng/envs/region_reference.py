@@ -13,7 +13,7 @@ import torch
 
 from qimeng.envs import accuracy, discrete
 from qimeng.envs.accuracy import Error, Expected
-from qimeng.envs.double import move, tensors_in
+from qimeng.envs.double import NamedAsDouble, move, tensors_in
 from qimeng.envs.forkserver import Process
 from qimeng.envs.judge import Tally
 from qimeng.envs.modes import precision
@@ -94,7 +94,7 @@ class RegionReference:
         def run() -> torch.Tensor:
             raised = _in_float64(arguments)
             move(raised, by)
-            with torch.no_grad():
+            with torch.no_grad(), NamedAsDouble():
                 return tensors_in(function(*raised))[number]
 
         try:
@@ -161,7 +161,7 @@ def _in_double(function: Any, arguments: tuple[Any, ...], jumps: bool) -> tuple[
     """The outputs in float64 and what one ulp of the inputs changes; None where float64 does not run."""
     raised = _in_float64(arguments)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), NamedAsDouble():
             exact = [x.clone() for x in tensors_in(function(*raised))]
             if any(x.is_floating_point() and x.dtype is not torch.float64 for x in exact):
                 return None, []

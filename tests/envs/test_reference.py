@@ -10,8 +10,11 @@ import torch
 from qimeng.envs import accuracy
 from qimeng.envs.interpret import gpu_arithmetic
 from qimeng.envs.reference import References
+from qimeng.envs.region_reference import RegionReference
 from qimeng.graph.ops import longest_reduction
+from qimeng.graph.region import merge
 from qimeng.graph.verify import capture_spec
+from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
 
 CPU = torch.device("cpu")
@@ -70,7 +73,7 @@ def test_changed_buffers_are_expected_too():
 
 
 def test_where_float64_does_not_run_eager_is_the_reference():
-    refs = of_function(lambda x: torch.cat([x, torch.ones(4, dtype=torch.float32)]).float(), torch.randn(4))
+    refs = of_function(lambda x: (x.view(torch.int32) & 0x7FFFFFFF).view(torch.float32), torch.randn(4))
     list(refs.trials(1))
     assert refs.kind == "eager-highest"
 
@@ -178,3 +181,22 @@ def test_every_run_of_eager_is_in_the_arithmetic_given():
     assert count >= 2 and modes[count:] == ["high"]
     refs.accepts_selection(trial, 0, trial.outputs[0].value)
     assert modes[count:] == ["high", "high"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: torch.relu(torch.std(torch.log1p(x.abs()), -1)), lambda x: (x * 0.3).float().half().float().sum(-1)],
+    ids=["std of half types", "casts in the middle"],
+)
+def test_float64_goes_through_where_a_computation_names_a_shorter_dtype(function, tmp_path):
+    """Eager rounds to half types before it goes on in float32: its error, and so the budget, shows that."""
+    spec = KernelSpec.from_function(function, (torch.randn(8, 49),), dtype="bfloat16")
+    graph = capture_spec(spec)
+    refs = References(spec, graph, torch.device("cpu"))
+    assert len(list(refs.fresh(1))) == 1 and refs.kind == "float64"
+    program = Program.start(graph)
+    inner = [r.id for r in program.regions][:4]
+    program = program.with_regions(merge(program.regions, inner))
+    region = next(r for r in program.regions if len(r.ops) > 1)
+    found = RegionReference(refs, program, region, str(tmp_path)).expected[0]
+    assert found.budget.max > 1e-4, "eager's own error, far above the floor of float32"

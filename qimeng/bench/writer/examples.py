@@ -32,6 +32,7 @@ from qimeng.coder.llm.words import Words
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.envs.ranking import beats
+from qimeng.envs.sandbox.layer import end_with_parent
 from qimeng.errors import CoderError, IllegalAction, ReplayError
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.verify import capture_spec
@@ -265,7 +266,8 @@ def collect(some: Iterable[Tree | Draw], processes: int = 1, others: int = 0) ->
     """
     seen: set[str] = set()
     work = partial(examples_of, others=others)
-    with ProcessPoolExecutor(processes, get_context("spawn")) if processes > 1 else nullcontext() as pool:
+    several = ProcessPoolExecutor(processes, get_context("spawn"), end_with_parent) if processes > 1 else nullcontext()
+    with several as pool:
         made = pool.map(work, some, chunksize=2) if pool is not None else map(work, some)
         for example in chain.from_iterable(made):
             if example.key not in seen:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
 
 LIBC = ctypes.CDLL(None, use_errno=True)
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when its parent ends, however that ends."""
 
 
 class Unavailable(Exception):
@@ -35,6 +38,11 @@ def prctl(option: int, *arguments: int) -> int:
     """
     padded = [ctypes.c_ulong(a) for a in (*arguments, 0, 0, 0, 0)[:4]]
     return checked(LIBC.prctl(option, *padded), f"prctl {option}")
+
+
+def end_with_parent() -> None:
+    """Have this process killed when its parent ends, however that ends; a pool's workers begin with it."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def syscall(number: int, *arguments: object) -> int:

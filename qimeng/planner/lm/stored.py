@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from qimeng.envs.sandbox.layer import prctl
+from qimeng.envs.sandbox.layer import end_with_parent
 from qimeng.envs.session import STOP, Budget, Session
 from qimeng.envs.task import Task
 from qimeng.errors import QimengError
@@ -29,8 +28,6 @@ from qimeng.store import Conditions, StoredStep
 MANY = 48
 """So many trees or more are captured by several processes, which take seconds to start."""
 
-PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl: the signal that a process gets when its parent ends, however that ends."""
 
 ENDLESS = Budget(seconds=float("inf"), evaluations=1 << 30, steps=1 << 30)
 """No limit but the tree's own."""
@@ -97,7 +94,7 @@ def stored_tasks(trees: Iterable[Tree], coder: str | Coder = "template") -> Iter
         starts: Iterable[Program | None] = map(_start, listed)
         if len(listed) >= MANY and cores > 1:
             spawn = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(min(cores, 16), spawn, prctl, (PR_SET_PDEATHSIG, signal.SIGKILL))
+            pool = ProcessPoolExecutor(min(cores, 16), spawn, end_with_parent)
             starts = stack.enter_context(pool).map(_start, listed, chunksize=4)
         for tree, start in zip(listed, starts, strict=True):
             if start is None:
