@@ -1,6 +1,6 @@
-"""Inputs in float64, and how they are moved: by one ulp, or to others nearby.
+"""Computations in float64: their inputs, the dtypes that they name, and how inputs are moved, by one ulp or nearby.
 
-Deals in trees of tensors. Knows nothing about specifications or budgets.
+Deals in trees of tensors and in operators as they are called. Knows nothing about specifications or budgets.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ def to_double(inputs: Sequence[Any], device: torch.device | None = None) -> tupl
 
 
 class NamedAsDouble(TorchDispatchMode):
-    """In the block, float64 is what operators get where they name a shorter float dtype.
+    """In the block, an operator that names float32 gets float64; what names a half type is rounded to it, in float64.
 
     ``x.float()`` in the middle of a module, or in what the standard deviation of half types consists of, would end its
-    float64 run: what followed could be held against eager alone.
+    float64 run: what followed could be held against eager alone. A cast to a half type is a rounding that was asked
+    for. It is for computations without jumps: where these follow a cast, they hang on every rounding after it as well.
 
     Raises:
         TypeError: bits are taken for a number of another dtype, which says nothing in float64.
@@ -48,12 +49,19 @@ class NamedAsDouble(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.view.dtype:
             raise TypeError("the bits of a float are no bits of its float64 value")
-        args, kwargs = _pytree.tree_map_only(torch.dtype, _as_double, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        named = [x for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.dtype)]
+        args, kwargs = _pytree.tree_map_only(torch.dtype, _raised, (args, kwargs or {}))
+        found = func(*args, **kwargs)
+        if not _HALF & set(named):
+            return found
+        return _pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.dtype in _HALF else x, found)
 
 
-def _as_double(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype.is_floating_point else dtype
+_HALF = {torch.float16, torch.bfloat16}
+
+
+def _raised(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float32 else dtype
 
 
 def move(inputs: Sequence[Any], by: float) -> None:

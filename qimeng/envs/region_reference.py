@@ -7,6 +7,7 @@ implementations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ class RegionReference:
         def run() -> torch.Tensor:
             raised = _in_float64(arguments)
             move(raised, by)
-            with torch.no_grad(), NamedAsDouble():
+            with torch.no_grad():
                 return tensors_in(function(*raised))[number]
 
         try:
@@ -161,7 +162,7 @@ def _in_double(function: Any, arguments: tuple[Any, ...], jumps: bool) -> tuple[
     """The outputs in float64 and what one ulp of the inputs changes; None where float64 does not run."""
     raised = _in_float64(arguments)
     try:
-        with torch.no_grad(), NamedAsDouble():
+        with torch.no_grad(), nullcontext() if jumps else NamedAsDouble():
             exact = [x.clone() for x in tensors_in(function(*raised))]
             if any(x.is_floating_point() and x.dtype is not torch.float64 for x in exact):
                 return None, []

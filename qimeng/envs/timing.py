@@ -192,9 +192,9 @@ class Stopwatch:
         Call number n, those of the warm-up included, gets the inputs of `call_seed(seed, n)`. Where several sets fit
         into memory, they lie where an earlier set was given up, chosen at random; else there is one set at a time.
 
-        A call whose kernels the host launched too late does not count, and is repeated: on a host with other work that
-        happens to one call in ten up to one in two, and half the time of a short kernel would be the host's (measured
-        on an H200). Where the host was seen to be fast enough, the following calls get a longer lead.
+        A call whose kernels the host launched too late does not count, and is repeated: beside two dozen judges of the
+        same machine, programs of one short kernel came out twice as long as their kernel (seen on H200s). Where the
+        host was seen to be fast enough, the following calls get a longer lead.
 
         Args:
             call: what is timed.

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from qimeng.envs import accuracy
+from qimeng.envs.double import NamedAsDouble
 from qimeng.envs.interpret import gpu_arithmetic
 from qimeng.envs.reference import References
 from qimeng.envs.region_reference import RegionReference
@@ -73,9 +74,27 @@ def test_changed_buffers_are_expected_too():
 
 
 def test_where_float64_does_not_run_eager_is_the_reference():
-    refs = of_function(lambda x: (x.view(torch.int32) & 0x7FFFFFFF).view(torch.float32), torch.randn(4))
+    refs = of_function(lambda x: torch.cat([x, torch.ones(4, dtype=torch.float32)]).float(), torch.randn(4))
     list(refs.trials(1))
     assert refs.kind == "eager-highest"
+
+
+def test_what_jumps_after_a_cast_to_half_types_is_what_eager_gives():
+    spec = KernelSpec.from_function(lambda x: torch.round(x.half() * 100).to(torch.int32), (torch.randn(64, 64),))
+    refs = References(spec, capture_spec(spec), CPU)
+    trial = next(iter(refs.trials(1)))
+    eager = refs._eager(refs.inputs(trial.draw), trial.draw.seed)
+    assert refs.kind == "float64" and torch.equal(trial.expected[0].value, eager)
+
+
+def test_half_types_that_are_named_round_and_bits_are_no_numbers():
+    x = torch.rand(64, dtype=torch.float64)
+    with NamedAsDouble():
+        rounded, raised = x.half(), x.float()
+        with pytest.raises(TypeError, match="bits"):
+            x.view(torch.float16)
+    assert rounded.dtype is raised.dtype is torch.float64
+    assert torch.equal(rounded, x.to(torch.float16).double()) and torch.equal(raised, x)
 
 
 def test_random_operators_draw_in_float64_what_they_drew_for_eager():
