@@ -67,8 +67,8 @@ keep() {
     [ ! -s "$work/candidates.json" ] || cp "$work/candidates.json" "$out/$1.json"
 }
 
-# On four H200s 24 places judge 5 to 7 programs a second, so that one place takes 100 s for 28 of a spec, and 300 specs
-# take 25 minutes. Fewer than some 25 each are no tree to train on: chance finds the best of it as soon. What was judged
+# An estimate, from 3.7 programs a second of 12 places on two H200s: one place takes some 100 s for the 28 of a spec, and
+# 300 specs take half an hour on four. With 4 to 8 each, chance finds the best of a tree at once. What was judged
 # earlier comes from the store. Sizes up to 256 MiB: six judges fit one GPU, and checking takes less than timing.
 collect() {
     restore trees

@@ -23,7 +23,7 @@ from qimeng.store import Store
 STORE, LOG = "store.sqlite", "explored.jsonl"
 """Names of the two files of a collection's folder."""
 LEAST_S = 20.0
-"""Seconds of a collection in which it is worth while to start a spec: making its task takes half of it on a GPU."""
+"""Seconds of a collection that are worth starting a spec in: what is judged in them is kept."""
 
 
 @dataclass(frozen=True)

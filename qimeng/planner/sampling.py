@@ -98,18 +98,20 @@ class _Left:
         return self.search.pick(observation.actions, weights) if sum(weights) > 0 else STOP
 
     def take_out(self, steps: Iterator[Session]) -> None:
-        """Follow a trajectory and leave it out from now on, with all that would go on where it ends."""
+        """Follow a trajectory and leave it out from now on, with what would go on where it ends, by this way there."""
         passed: list[str] = []
+        last: tuple[str, Action] | None = None
         for branch in steps:
             digest = branch.state.program.digest
             if passed:
                 step = branch.state.history[-1]
-                ended = step.action == STOP or not step.accepted
-                self._next.setdefault(passed[-1], {})[step.action] = END if ended else digest
+                goes_on = step.accepted and step.action != STOP
+                self._next.setdefault(passed[-1], {})[step.action] = digest if goes_on else END
+                last = (passed[-1], step.action) if goes_on or step.action == STOP else last
             if not passed or digest != passed[-1]:
                 passed.append(digest)
-        if passed and self._next.get(passed[-1], {}).get(STOP) != END:
-            self._share[passed[-1]] = 0.0
+        if last is not None:
+            self._next[last[0]][last[1]] = END
         for digest in reversed(passed):
             if self._share.get(digest, 1.0) > 0 and digest in self._chances:
                 self._share[digest] = sum(self._weight(digest, a) for a in self._chances[digest])

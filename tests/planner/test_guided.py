@@ -192,6 +192,20 @@ def test_no_trajectory_is_drawn_twice_however_sure_the_planner_is(graph: OpGraph
     assert len(taken) > 10 and len(set(taken)) == len(taken)
 
 
+def test_a_trajectory_that_ends_where_it_began_is_not_the_end_of_the_search(graph: OpGraph) -> None:
+    class Around(Fuser):
+        """Fuses, and takes it back."""
+
+        weights = {"fusion": 40.0, "unfuse": 80.0, "stop": 0.0}
+
+    session = Session(fake_task(graph), Budget(evaluations=30, steps=2))
+    BestOfN(Around(), n=20, patience=0).run(session)
+    start = session.state.program.digest
+    first = [a.action.kind for a in session.ledger.attempts[:2]]
+    assert first == ["fusion", "unfuse"] and start == session.task.start.digest
+    assert len(session.ledger.attempts) > 20
+
+
 def test_tree_search_tries_what_the_value_promises(graph: OpGraph) -> None:
     class Counts(Fuser):
         """Has no preference among actions; likes programs of many regions, or of few."""

@@ -44,7 +44,7 @@ def walk_pairs(stored: StoredTask, steps: int, seed: int) -> Iterator[Pair]:
     """Along a random walk through the tree, the best choice in each state; at most `steps` pairs.
 
     States from which the tree knows nothing better are passed over: more was never tried there, which is no reason to
-    stop, and a policy that imitates it stops too soon (seen on estimates: at 99 % two steps after the start).
+    stop, and a policy that imitates it stops too soon.
     """
     draw, session = random.Random(f"{seed} {stored.tree.conditions.spec}"), stored.begin(steps)
     while session.exhausted() is None:

@@ -28,7 +28,6 @@ from qimeng.store import Conditions, StoredStep
 MANY = 48
 """So many trees or more are captured by several processes, which take seconds to start."""
 
-
 ENDLESS = Budget(seconds=float("inf"), evaluations=1 << 30, steps=1 << 30)
 """No limit but the tree's own."""
 
