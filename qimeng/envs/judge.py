@@ -23,6 +23,7 @@ from qimeng.envs.channel import Malformed
 from qimeng.envs.forkserver import Process, WorkerFailed
 from qimeng.envs.outputs import Facts, Leaf, difference, facts_from_json, facts_to_json, hand_over, take
 from qimeng.envs.reference import References
+from qimeng.envs.timing import MOST_LEAD_MS
 from qimeng.envs.trials import Trial
 from qimeng.envs.witness import slots_of
 from qimeng.envs.worker import Draw
@@ -41,8 +42,8 @@ host, takes as long as they do. The output of a timed call is checked there too.
 CLOCK_SLACK_MS = {"cuda": 0.2, "cpu": 1.0}
 """What hand-over may take longer than when it was measured: all calls together on a GPU; on the CPU each call, since
 that is also what fresh inputs cost where caches are not flushed before a timed call."""
-LAUNCH_MS = {"cuda": 0.1, "cpu": 0.0}
-"""What launching a call may cost the host, which events do not count (`qimeng.envs.timing.LEAD_MS`)."""
+LAUNCH_MS = {"cuda": MOST_LEAD_MS, "cpu": 0.0}
+"""What launching a call may cost the host, which events do not count."""
 CLOCK_BESIDE = 0.25
 """Share of what making inputs and handing outputs over takes in the judge by which it may take longer in a worker."""
 CLOCK_BATCH_MS = 10.0

@@ -337,7 +337,7 @@ class References:
         if self._jumps is False or self.kind != "float64" or self.random:
             return False
         dtype = getattr(torch, self.spec.dtype)
-        by = discrete.amplitude(dtype, self.spec.mode, self.longest_reduction)
+        by = discrete.amplitude(dtype, self._rounding_mode(trial.draw, number), self.longest_reduction)
 
         def run() -> torch.Tensor:
             inputs = to_double(self.inputs(trial.draw), self._place)
@@ -352,6 +352,16 @@ class References:
             return False
         finally:
             self.tidy()
+
+    def _rounding_mode(self, draw: Draw, number: int) -> str:
+        """``"highest"`` where the spec's mode lets eager round operands and it does not, else the spec's mode."""
+        if self.spec.mode != "high":
+            return self.spec.mode
+        self.parameters.set(draw.parameter_seed)
+        given = tensors_in(self._eager(self.inputs(draw), draw.seed))[number]
+        self.parameters.set(draw.parameter_seed)
+        highest = tensors_in(self._eager(self.inputs(draw), draw.seed, "highest"))[number]
+        return "highest" if accuracy.same(given, highest) else self.spec.mode
 
     def _look_nearby(self, trial: Trial) -> bool:
         """Widen `trial` by one more on inputs nearby; False where no more are to be made."""

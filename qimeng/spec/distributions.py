@@ -13,8 +13,9 @@ import torch
 from qimeng.errors import SpecError
 from qimeng.spec.leaf import unexpanded
 
-DISTRIBUTIONS = ("given", "normal", "x3", "x0.01", "negated", "rounded")
-"""As the spec makes them; normal with mean 0 and deviation 1; times 3; times 0.01; times -1; normal, of few values."""
+DISTRIBUTIONS = ("given", "normal", "x3", "x30", "x0.01", "negated", "rounded")
+"""As the spec makes them; normal with mean 0 and deviation 1; times 3, 30 (exponentials overflow there where nothing
+keeps them from it), 0.01 and -1; normal, of few values."""
 
 _STEP, _POWERS = 0.25, (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)
 """Rounded values are multiples of a quarter of the deviation, which is a power of two, by the seed. Zeros and equal
@@ -22,7 +23,7 @@ values, which numbers drawn at random hardly ever are, are among them, and nobod
 
 _ALLOWED = {
     "real": DISTRIBUTIONS,
-    "positive": ("given", "x3", "x0.01"),
+    "positive": ("given", "x3", "x30", "x0.01"),
     "sign": ("given", "negated"),
 }
 
@@ -52,7 +53,7 @@ def redistribute(x: Any, domain: str, distribution: str, seed: int) -> Any:
         scale = 2.0 ** random.Random(seed).choice(_POWERS)
         once.div_(_STEP).round_().mul_(_STEP * scale)
     elif distribution != "normal":
-        torch.mul(unexpanded(x), {"x3": 3.0, "x0.01": 0.01, "negated": -1.0}[distribution], out=once)
+        torch.mul(unexpanded(x), {"x3": 3.0, "x30": 30.0, "x0.01": 0.01, "negated": -1.0}[distribution], out=once)
     return out
 
 

@@ -62,7 +62,7 @@ def test_budget_is_four_and_two_times_eager_or_the_floor():
     assert Expected(torch.ones(1), Error(1e-5, 1e-6), Error(1e-6, 1e-6)).budget == Error(4e-5, 2e-6)
     assert Expected(torch.ones(1), Error(0.0, 0.0), Error(1e-6, 1e-6)).budget == Error(1e-6, 1e-6)
     assert floor(torch.float32, roundings(10000), Error()).max == pytest.approx(16 * 2**-23 + 100 * 2**-24)
-    assert floor(torch.bfloat16, roundings(10000), Error()).max == pytest.approx(16 * 2**-7 + 100 * 2**-24)
+    assert floor(torch.bfloat16, roundings(10000), Error()).max == pytest.approx(4 * 2**-7 + 100 * 2**-24)
     assert roundings(10000, independent=False) == 10000 and roundings(1 << 30, independent=False) == 1 << 16
 
 

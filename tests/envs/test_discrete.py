@@ -9,6 +9,8 @@ import torch
 
 from qimeng.envs.accuracy import Expected, check
 from qimeng.envs.discrete import explained, may_jump
+from qimeng.envs.interpret import gpu_arithmetic
+from qimeng.envs.modes import precision
 from qimeng.envs.reference import References
 from qimeng.envs.region_reference import RegionReference
 from qimeng.graph.verify import capture_spec
@@ -19,9 +21,11 @@ PRODUCT = (torch.randn(128, 200), torch.randn(200, 128))
 ROWS = (torch.randn(512, 100),)
 
 
-def references(function: Callable[..., torch.Tensor], *inputs: torch.Tensor, mode: str = "default") -> References:
+def references(
+    function: Callable[..., torch.Tensor], *inputs: torch.Tensor, mode: str = "default", arithmetic=gpu_arithmetic
+) -> References:
     spec = KernelSpec.from_function(function, inputs, mode=mode)
-    return References(spec, capture_spec(spec), torch.device("cpu"))
+    return References(spec, capture_spec(spec), torch.device("cpu"), arithmetic=arithmetic)
 
 
 def refused(refs: References, candidate: Callable[..., torch.Tensor], rounds: int = 3) -> int:
@@ -82,6 +86,13 @@ def test_a_lower_precision_is_not_a_matter_of_rounding_unless_the_mode_allows_it
     assert refused(references(function, *PRODUCT), lower) >= 3 * 5, "all but the rounded inputs, which are exact"
     assert refused(references(function, *PRODUCT, mode="high"), lower) == 0
     assert refused(references(function, *PRODUCT, mode="high"), half) >= 3 * 5
+
+
+def test_a_mode_that_allows_a_lower_precision_excuses_nothing_where_eager_makes_no_use_of_it():
+    function = lambda x, y: torch.where(x @ y > 0, x @ y, -0.1)  # noqa: E731
+    off = lambda x, y: function(x, y) * 1.0003  # noqa: E731
+    refs = references(function, *PRODUCT, mode="high", arithmetic=precision)  # CPUs know no TF32
+    assert refused(refs, function) == 0 and refused(refs, off) >= 3 * 6
 
 
 def test_a_result_that_may_jump_is_no_excuse_for_a_lower_precision():

@@ -44,11 +44,22 @@ def test_the_reference_is_float64_and_eager_is_within_a_quarter_of_its_own_budge
 
 def test_trials_start_with_the_specs_own_parameters_and_vary_from_there():
     refs = references(torch.nn.Linear(8, 8), torch.randn(4, 8))
-    kinds = [(t.draw.distribution, t.draw.parameter_seed is not None) for t in refs.trials(7)]
+    kinds = [(t.draw.distribution, t.draw.parameter_seed is not None) for t in refs.trials(8)]
     assert kinds[:2] == [("given", False), ("given", True)]
-    assert {d for d, _ in kinds[2:]} == {"normal", "x3", "x0.01", "negated", "rounded"}
+    assert {d for d, _ in kinds[2:]} == {"normal", "x3", "x30", "x0.01", "negated", "rounded"}
     assert [bool(t.eager) for t in refs.trials(3)] == [True, False, False]
-    assert len(list(refs.every_distribution())) == 7
+    assert len(list(refs.every_distribution())) == 8
+
+
+def test_exponentials_that_nothing_keeps_from_overflowing_are_seen():
+    refs = of_function(lambda x: torch.softmax(x, -1), torch.randn(16, 64))
+    wrong = set()
+    for trial in refs.every_distribution():
+        e = refs.inputs(trial.draw)[0].exp()
+        wrong |= (
+            {trial.draw.distribution} if accuracy.check(e / e.sum(-1, keepdim=True), trial.outputs[0])[1] else set()
+        )
+    assert "x30" in wrong and wrong <= {"x30", "rounded"}
 
 
 def test_one_candidate_never_gets_the_same_trial_twice():
@@ -118,7 +129,7 @@ def test_random_operators_that_mix_their_draws_with_their_inputs_are_checked_aga
 
 def test_a_distribution_with_many_values_that_are_not_finite_is_dropped():
     refs = of_function(torch.log, torch.rand(64, 64) + 0.5, domains=("real",))
-    trials = list(refs.trials(5))
+    trials = list(refs.trials(8))
     assert {"normal", "negated"} <= refs.dropped
     assert "given" in {t.draw.distribution for t in trials}
     assert all(t.draw.distribution not in refs.dropped for t in trials)

@@ -78,7 +78,7 @@ def test_strides_stay(example: torch.Tensor) -> None:
 def test_distributions_stay_in_the_domain() -> None:
     allowed = {
         "real": set(DISTRIBUTIONS),
-        "positive": {"given", "x3", "x0.01"},
+        "positive": {"given", "x3", "x30", "x0.01"},
         "sign": {"given", "negated"},
         **{d: {"given"} for d in ("probability", "index", "mask", "scalar")},
     }
@@ -87,7 +87,11 @@ def test_distributions_stay_in_the_domain() -> None:
     x = torch.rand(200, 200)
     found = {d: redistribute(x, "real", d, 1) for d in DISTRIBUTIONS}
     assert found["given"] is x
-    assert torch.allclose(found["x3"], 3 * x) and torch.allclose(found["x0.01"], 0.01 * x)
+    assert (
+        torch.allclose(found["x3"], 3 * x)
+        and torch.allclose(found["x30"], 30 * x)
+        and torch.allclose(found["x0.01"], 0.01 * x)
+    )
     assert torch.equal(found["negated"], -x)
     assert abs(float(found["normal"].mean())) < 0.05 and abs(float(found["normal"].std()) - 1) < 0.05
     rounded = [redistribute(x, "real", "rounded", seed) for seed in range(8)]
@@ -115,6 +119,7 @@ def test_spec_inputs_in_every_distribution() -> None:
         "given": [False] * 4,
         "normal": [True, False, False, False],
         "x3": [True, True, False, False],
+        "x30": [True, True, False, False],
         "x0.01": [True, True, False, False],
         "negated": [True, False, False, False],
         "rounded": [True, False, False, False],
