@@ -65,6 +65,16 @@ def amplitude(dtype: torch.dtype, mode: str, longest_reduction: int) -> float:
     return 1.5 * unit + torch.finfo(torch.float32).eps / 2 * accuracy.roundings(longest_reduction)
 
 
+def rounding_mode(mode: str, eager: Callable[[str], torch.Tensor]) -> str:
+    """``"highest"`` where `mode` lets eager round operands and it does not, else `mode`.
+
+    Args:
+        mode: precision mode.
+        eager: runs eager in a mode, on the same inputs each time.
+    """
+    return "highest" if mode == "high" and accuracy.same(eager(mode), eager("highest")) else mode
+
+
 def explained(actual: torch.Tensor, expected: Expected, run: Callable[[], torch.Tensor]) -> bool:
     """Whether all that is out of bounds is a matter of rounding, and the rest within the budget as a whole.
 
@@ -100,4 +110,4 @@ def _ordered(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.int16) if x.dtype in (torch.bool, torch.uint8) else x
 
 
-__all__ = ["amplitude", "error", "explained", "may_jump"]
+__all__ = ["amplitude", "error", "explained", "may_jump", "rounding_mode"]

@@ -214,7 +214,7 @@ class References:
 
     def may_look_nearby(self, done: int, elements: int) -> bool:
         """Whether one more trial nearby is to be made, after `done` with so many elements of inputs and outputs."""
-        return self.kind == "float64" and done < most_nearby(elements)
+        return self.kind == "float64" and self.plan.way == "device" and done < most_nearby(elements)
 
     def release(self) -> None:
         """Give the memory of the pool and of the float64 module back."""
@@ -337,7 +337,12 @@ class References:
         if self._jumps is False or self.kind != "float64" or self.random:
             return False
         dtype = getattr(torch, self.spec.dtype)
-        by = discrete.amplitude(dtype, self._rounding_mode(trial.draw, number), self.longest_reduction)
+
+        def eager(mode: str) -> torch.Tensor:
+            self.parameters.set(trial.draw.parameter_seed)
+            return tensors_in(self._eager(self.inputs(trial.draw), trial.draw.seed, mode))[number]
+
+        by = discrete.amplitude(dtype, discrete.rounding_mode(self.spec.mode, eager), self.longest_reduction)
 
         def run() -> torch.Tensor:
             inputs = to_double(self.inputs(trial.draw), self._place)
@@ -353,23 +358,15 @@ class References:
         finally:
             self.tidy()
 
-    def _rounding_mode(self, draw: Draw, number: int) -> str:
-        """``"highest"`` where the spec's mode lets eager round operands and it does not, else the spec's mode."""
-        if self.spec.mode != "high":
-            return self.spec.mode
-        self.parameters.set(draw.parameter_seed)
-        given = tensors_in(self._eager(self.inputs(draw), draw.seed))[number]
-        self.parameters.set(draw.parameter_seed)
-        highest = tensors_in(self._eager(self.inputs(draw), draw.seed, "highest"))[number]
-        return "highest" if accuracy.same(given, highest) else self.spec.mode
-
     def _look_nearby(self, trial: Trial) -> bool:
         """Widen `trial` by one more on inputs nearby; False where no more are to be made."""
         elements = sum(e.value.numel() for e in trial.expected) + self._input_elements
         if not self.may_look_nearby(trial.nearby, elements):
             return False
         try:
-            other = self._make(trial.draw, self.draw_seed())
+            other = self._make(trial.draw, self.draw_seed(), trial)
+        except torch.OutOfMemoryError:
+            return False
         finally:
             self.tidy()
         if other is None:
@@ -377,20 +374,24 @@ class References:
         trial.widen(other)
         return True
 
-    def _make(self, draw: Draw, near: int | None = None) -> Trial | None:
+    def _make(self, draw: Draw, near: int | None = None, to: Trial | None = None) -> Trial | None:
+        """The trial of `draw`, or of inputs near its own by the seed `near`, held against the values of `to`."""
         exact, exact_buffers, moved = self._exact(draw, near)
         state = self.parameters.set(draw.parameter_seed)
         output = self._eager(self.inputs(draw, near), draw.seed)
         tensors = tensors_in(output)
         outputs, buffers, shares = [], {}, [0.0]
+        jumps = bool(self._jumps)
         for number, tensor in enumerate(tensors):
-            expected, share = self.expect(tensor, exact[number], moved[number], draw.distribution, bool(self._jumps))
+            at = to.outputs[number].value if to else None
+            expected, share = self.expect(tensor, exact[number], moved[number], draw.distribution, jumps, at)
             exact[number] = torch.empty(0)  # as large as eager's output or twice that: gone as soon as it can be
             outputs.append(expected)
             shares.append(share)
         for key in self.mutated:
+            at = to.buffers[key].value if to else None
             buffers[key], share = self.expect(
-                state[key].clone(), exact_buffers[key], Error(), draw.distribution, bool(self._jumps)
+                state[key].clone(), exact_buffers[key], Error(), draw.distribution, jumps, at
             )
             shares.append(share)
         if max(shares) > NOT_FINITE_LIMIT:
@@ -407,7 +408,13 @@ class References:
         return Trial(draw, outputs, buffers, tensors if plain else [])
 
     def expect(
-        self, eager: torch.Tensor, exact: torch.Tensor, moved: Error, distribution: str, jumps: bool
+        self,
+        eager: torch.Tensor,
+        exact: torch.Tensor,
+        moved: Error,
+        distribution: str,
+        jumps: bool,
+        at: torch.Tensor | None = None,
     ) -> tuple[Expected, float]:
         """What an output should be, and the share of its values that are not finite.
 
@@ -420,6 +427,8 @@ class References:
             moved: change of that when the inputs move by one ulp.
             distribution: of the inputs.
             jumps: whether an element may jump (`qimeng.envs.discrete`), which is no measure of the others.
+            at: what the result is on the inputs that these are near to; eager's error is told relative to it. Where
+                terms nearly cancel, errors are large beside what is left, and on inputs nearby more is left.
         """
         value = exact.to(eager.dtype)
         if not accuracy.is_float(eager):
@@ -432,7 +441,11 @@ class References:
         share = accuracy.not_finite_share(value, eager)
         if share:
             return Expected(value, accuracy.measure(eager, value, eager), floor, eager, tolerances), share
-        return Expected(value, discrete.error(eager, value, jumps), floor, None, tolerances), share
+        error = discrete.error(eager, value, jumps)
+        if at is not None:
+            there = discrete.error(at.double() + (eager.double() - value.double()), at.double(), jumps)
+            error = there if math.isfinite(there.max) else error
+        return Expected(value, error, floor, None, tolerances), share
 
     def _exact(self, draw: Draw, near: int | None) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
         """Outputs and changed buffers in float64, and what one ulp of the inputs changes.

@@ -87,10 +87,14 @@ class RegionReference:
         references = self._references
         if not discrete.may_jump(self.region.graph, self.region.ops):
             return False
-        by = discrete.amplitude(
-            getattr(torch, references.spec.dtype), references.spec.mode, references.longest_reduction
-        )
         function, arguments = self._call()
+
+        def eager(mode: str) -> torch.Tensor:
+            with torch.no_grad(), precision(mode):
+                return tensors_in(function(*arguments))[number]
+
+        mode = discrete.rounding_mode(references.spec.mode, eager)
+        by = discrete.amplitude(getattr(torch, references.spec.dtype), mode, references.longest_reduction)
 
         def run() -> torch.Tensor:
             raised = _in_float64(arguments)
@@ -142,9 +146,10 @@ class RegionReference:
         if values is None:
             with torch.no_grad(), precision("highest"):
                 values, moved = tensors_in(function(*arguments)), [Error()] * len(eager)
+        at = [None] * len(eager) if near is None else [e.value for e in self.expected]
         expected = [
-            references.expect(e, v, m, self.draw.distribution, jumps)[0]
-            for e, v, m in zip(eager, values, moved, strict=True)
+            references.expect(e, v, m, self.draw.distribution, jumps, there)[0]
+            for e, v, m, there in zip(eager, values, moved, at, strict=True)
         ]
         references.tidy()
         return facts, expected

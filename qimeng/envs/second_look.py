@@ -2,8 +2,9 @@
 
 Eager's error on one trial is partly luck: of a small output, a few roundings decide it, so that an honest program that
 rounds elsewhere is now and then out of bounds. The design's "worst over the trials" is therefore taken over trials that
-are alike: the same distribution and parameters, inputs nearby (`qimeng.envs.double.nearby`), which are as well or as
-badly conditioned and whose roundings all fall out anew, each with a float64 result of its own. Trials of another
+are alike: the same distribution and parameters, inputs nearby (`qimeng.envs.double.nearby`), whose roundings all fall
+out anew, each with a float64 result of its own; how far eager is from that is told relative to the result in question,
+whose terms may nearly cancel where those of its neighbours do less. Trials of another
 distribution have no say: eager's errors there may be larger by orders of magnitude, and a program that is wrong on
 inputs on which eager is good would hide behind them. Nor have fresh draws of the same distribution, among which one is
 badly conditioned now and then. What a cheat gains is what eager's own error varies by on the inputs at hand: little for
@@ -21,15 +22,16 @@ from qimeng.envs.accuracy import Error, Expected
 NEARBY_TRIALS = 64
 """Trials that are looked at before a result is refused. Of 28,800 trials of an honest Linear with BatchNorm1d over two
 or three rows (fp32) 146 were out of bounds at first, 7 after 16 trials nearby and none after 64; most needed one."""
-NEARBY_ELEMENTS = 1 << 22
-"""Elements, inputs and outputs, that all of them may have together: larger ones leave little to luck."""
+NEARBY_ELEMENTS, FEWEST = 1 << 22, 4
+"""Elements, inputs and outputs, that all of them may have together, but for so many trials: larger ones leave little to
+luck, unless all hangs on the few elements whose terms nearly cancel."""
 FAR = 16.0
 """Times its budget from which an error is not looked at again."""
 
 
 def most_nearby(elements: int) -> int:
     """Trials nearby that may be made of a specification with so many elements of inputs and outputs."""
-    return min(NEARBY_TRIALS, NEARBY_ELEMENTS // max(elements, 1))
+    return max(FEWEST, min(NEARBY_TRIALS, NEARBY_ELEMENTS // max(elements, 1)))
 
 
 def second_look(error: Error, expected: Callable[[], Expected], look: Callable[[], bool]) -> Expected | None:

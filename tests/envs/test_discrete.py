@@ -102,9 +102,9 @@ def test_a_result_that_may_jump_is_no_excuse_for_a_lower_precision():
         z = (x.bfloat16() @ y.bfloat16()).float()
         return torch.where(z > 0, z, -0.1)
 
-    for mode in ("default", "high"):
+    for mode, least in (("default", 3 * 5), ("high", 3 * 2)):  # eager itself is off by a quarter as much there
         refs = references(function, *PRODUCT, mode=mode)
-        assert refused(refs, function) == 0 and refused(refs, lower) >= 3 * 5
+        assert refused(refs, function) == 0 and refused(refs, lower) >= least
 
 
 def test_an_element_next_to_a_threshold_may_jump_and_no_other():
