@@ -3,8 +3,8 @@
     python benchmarks/soak.py OUT.jsonl --count 1000 --seconds 1500 --parts 4
 
 Goes on where it ended when it is started again with the same file. With several parts, each is a judge of its own with
-its share of the candidates and one of the GPUs, and writes OUT-0.jsonl, OUT-1.jsonl … Table: `soak` of `qimeng bench
-tables`.
+its share of the candidates and one of the GPUs, and writes OUT-0.jsonl, OUT-1.jsonl …; what all of them left goes to
+OUT.jsonl. Table: `soak` of `qimeng bench tables`, of these files in one.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from qimeng.bench.environment import environment
 from qimeng.bench.gpus import visible_gpus
 from qimeng.bench.trust.journal import Journal, read_journal
+from qimeng.bench.trust.machine import look_at_machine
 from qimeng.bench.trust.soak import Bench, run_pass, sequence
 from qimeng.bench.trust.views import soak
 from qimeng.device import current_device, target_device
@@ -38,12 +40,18 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.parts > 1 and arguments.part < 0:
         gpus = visible_gpus()
+        whole = Journal(arguments.out, environment(target_device()))
+        about = {"what": "sample", "run": "machine", "number": 0, "device": "cuda" if gpus else "cpu"}
+        if not whole.has("machine-before"):
+            whole.add("machine-before", when="before", **about, **asdict(look_at_machine()))
         parts = []
         for part in range(arguments.parts):
             seen = {"CUDA_VISIBLE_DEVICES": gpus[part % len(gpus)]} if gpus else {}
             command = [sys.executable, *sys.argv, "--part", str(part)]
             parts.append(subprocess.Popen(command, env={**os.environ, **seen}))
-        raise SystemExit(max(p.wait() for p in parts))
+        failed = max(p.wait() for p in parts)
+        whole.add("machine-after", when="after", **about, **asdict(look_at_machine()))
+        raise SystemExit(failed)
     gpu = current_device() is not None
     specs = [name for name in arguments.specs.split(",") if name]
     candidates = sequence(arguments.count, arguments.seed, gpu, specs)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from qimeng.exploits.cases import own_mark
+from qimeng.exploits.cases import MARK, own_mark
 
 SHARED = (Path("/tmp"), Path("/dev/shm"))
 """Folders that everybody may write to, where files are looked for by name."""
@@ -25,7 +27,7 @@ class Remains:
         processes: living descendants of this process.
         marked: living processes, whoever's children, that call themselves what this process's exploits do.
         files: files in this process's folder for temporary files, and those in shared folders with that name.
-        gpu_mib: memory in use on the GPU, by anybody; 0 without one.
+        gpu_mib: memory in use on the GPU (all of them, where the whole machine is looked at), by anybody; 0 without.
     """
 
     rss_mib: float
@@ -45,6 +47,13 @@ def look(folder: Path | str, gpu: bool) -> Remains:
     living = _living()
     marked = sum(name == own_mark() for _, name in living.values())
     return Remains(_rss_mib(), len(_descendants(os.getpid(), living)), marked, _files(Path(folder)), _gpu_mib(gpu))
+
+
+def look_at_machine() -> Remains:
+    """What all judges of this machine have left; nothing of this process's own."""
+    marked = sum(name.startswith(MARK) for _, name in _living().values())
+    files = sum(1 for place in SHARED if place.is_dir() for _ in place.glob(f"{MARK}*"))
+    return Remains(0.0, 0, marked, files, _all_gpus_mib())
 
 
 def _living() -> dict[int, tuple[int, str]]:
@@ -92,4 +101,14 @@ def _gpu_mib(gpu: bool) -> float:
     return round((total - free) / (1 << 20), 1)
 
 
-__all__ = ["Remains", "look", "shared_files"]
+def _all_gpus_mib() -> float:
+    """As the driver tells, so that no context has to be made for it."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return 0.0
+    query = [tool, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    told = subprocess.run(query, capture_output=True, text=True, check=False).stdout
+    return float(sum(int(line) for line in told.split() if line.isdigit()))
+
+
+__all__ = ["Remains", "look", "look_at_machine", "shared_files"]

@@ -22,13 +22,15 @@ from qimeng.graph.region import merge
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Gate
 from qimeng.program.program import Program, torch_implementation
+from qimeng.spec import DISTRIBUTIONS
 
 SHARE = 5
 """One in so many candidates does harm."""
 SAMPLE = 20
 """So many candidates are judged between two looks at the machine."""
-TRIALS = 6
-"""Trials of a program: one on every distribution, so that its verdict is no matter of which are drawn."""
+TRIALS = len(DISTRIBUTIONS) + 1
+"""Trials of a program: on every distribution (as given with changed parameters as well), so that its verdict is no matter
+of which are drawn."""
 TIMEOUT_S = 5.0
 """Seconds after which a call counts as hung."""
 

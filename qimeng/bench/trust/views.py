@@ -91,7 +91,7 @@ def soak(rows: Rows) -> str:
     lines = [
         ["run", "moment", "candidate", "judge's memory, MiB", "processes", "left by exploits", "files", "GPU, MiB"]
     ]
-    for name in passes:
+    for name in (*passes, "machine"):
         samples = [r for r in rows if r["what"] == "sample" and r["run"] == name]
         kept = [*samples[:1], *samples[len(samples) // 2 : len(samples) // 2 + 1], *samples[-2:]]
         for r in {r["key"]: r for r in kept}.values():
