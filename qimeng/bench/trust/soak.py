@@ -29,8 +29,8 @@ SHARE = 5
 SAMPLE = 20
 """So many candidates are judged between two looks at the machine."""
 TRIALS = len(DISTRIBUTIONS) + 1
-"""Trials of a program: on every distribution (as given with changed parameters as well), so that its verdict is no matter
-of which are drawn."""
+"""Trials of a program: on every distribution (as given, with changed parameters as well), so that its verdict is no
+matter of which are drawn."""
 TIMEOUT_S = 5.0
 """Seconds after which a call counts as hung."""
 
@@ -141,7 +141,9 @@ def sequence(count: int, seed: int, gpu: bool, specs: Sequence[str] = ()) -> lis
 
 
 class Bench:
-    """Judges candidates with one evaluator for each specification; close it when done.
+    """Judges candidates, with a new evaluator where the specification changes; close it when done.
+
+    One at a time: with those of all specifications open, eight judges had no room left on an H200.
 
     Args:
         gpu: whether on the GPU.
@@ -150,7 +152,7 @@ class Bench:
 
     def __init__(self, gpu: bool, sandbox: str):
         self.gpu, self.sandbox = gpu, sandbox
-        self._made: dict[str, tuple[OpGraph, GpuEvaluator]] = {}
+        self._made: tuple[str, OpGraph, GpuEvaluator] | None = None
 
     def judge(self, candidate: Candidate) -> Data:
         """The fields of a candidate's row: gate, class of failure, times, seconds."""
@@ -169,21 +171,22 @@ class Bench:
         }
 
     def close(self) -> None:
-        """Close the evaluators."""
-        for _, evaluator in self._made.values():
-            evaluator.close()
-        self._made.clear()
+        """Close the evaluator."""
+        if self._made is not None:
+            self._made[2].close()
+            self._made = None
 
     def _evaluator(self, key: str) -> tuple[OpGraph, GpuEvaluator]:
-        if key not in self._made:
+        if self._made is None or self._made[0] != key:
+            self.close()
             spec = spec_of(key, self.gpu)
             graph = capture_spec(spec)
             device = "cuda" if self.gpu else "cpu"
             made = GpuEvaluator(
                 spec, graph, torch_device=device, timeout_s=TIMEOUT_S, trials=TRIALS, sandbox=self.sandbox
             )
-            self._made[key] = graph, made
-        return self._made[key]
+            self._made = key, graph, made
+        return self._made[1:]
 
 
 def run_pass(
@@ -194,7 +197,9 @@ def run_pass(
     folder: Path | str,
     keep_s: float = 0.0,
 ) -> Iterator[Data]:
-    """Judge those of `candidates` that have no row yet, looking at the machine now and then; the rows as they come.
+    """Judge those of `candidates` that have no row yet, those of one specification one after the other.
+
+    The machine is looked at now and then. Yields the rows as they come.
 
     Args:
         journal: where the rows go.
@@ -207,6 +212,7 @@ def run_pass(
     name = "with" if harmful else "without"
     device = "cuda" if bench.gpu else "cpu"
     left = [c for c in candidates if (harmful or not c.harm) and not journal.has(f"{name}-{c.number}")]
+    left.sort(key=lambda c: c.case.spec)
 
     def sample(when: str, number: int) -> Data:
         key = f"{name}-{when}-{number}"
