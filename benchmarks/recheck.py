@@ -1,0 +1,93 @@
+"""The winners of stored rows before the judge of today: is each still right, on every distribution, and as fast?
+
+    python benchmarks/recheck.py OUT.jsonl --root KERNELBENCH --rows results/a.jsonl,results/b.jsonl --jobs 2
+
+For after the judge has changed: programs are made again from their recipes, no coder is asked, and each is judged once.
+Goes on where it ended when it is started again with the same file; ends with 1 where a winner is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from qimeng.bench.environment import environment
+from qimeng.bench.gpus import gpu_places, visible_gpus
+from qimeng.bench.pool import Pool
+from qimeng.bench.row import Row, read_rows
+from qimeng.bench.suite import load_levels
+from qimeng.bench.trust.journal import Journal, read_journal
+from qimeng.device import current_device, target_device
+from qimeng.envs.gpu import GpuEvaluator
+from qimeng.graph.verify import capture_spec
+from qimeng.recipe import Recipe
+from qimeng.spec import DISTRIBUTIONS, KernelSpec
+
+WINNER_S = 120.0
+"""Seconds that one may take."""
+
+
+def judge(root: str, task: tuple[str, Row]) -> dict[str, Any]:
+    """What becomes of a row's winner: gate, failure, error, times; those that the row has beside them."""
+    row = task[1]
+    (problem,) = load_levels(root, str(row.level), str(row.number))
+    began = time.monotonic()
+    spec = KernelSpec.from_file(problem.path, dtype=row.settings.dtype, mode=row.settings.mode)
+    graph = capture_spec(spec)
+    recipe = replace(Recipe.from_json(row.recipe), program="")  # what is around kernels may be printed anew
+    evaluator = GpuEvaluator(spec, graph, trials=len(DISTRIBUTIONS) + 1)
+    try:
+        found = evaluator.evaluate(recipe.replay(graph))
+        dropped = sorted(evaluator.references.dropped)
+    finally:
+        evaluator.close()
+    return {
+        "gate": found.gate.value,
+        "failure": found.failure,
+        "error": (found.error or "")[:600],
+        "ms": found.ms,
+        "eager_ms": found.eager.device_ms if found.eager else None,
+        "row_ms": row.candidate and row.candidate.device_ms,
+        "row_eager_ms": row.eager and row.eager.device_ms,
+        "dropped": dropped,
+        "seconds": round(time.monotonic() - began, 2),
+    }
+
+
+def winners(paths: Sequence[str]) -> list[tuple[str, Row]]:
+    """The rows that have a right program, with their keys."""
+    rows = [row for path in paths for row in read_rows(path) if row.right and row.recipe]
+    return [(f"{r.level}/{r.number} {r.settings.dtype} {r.settings.mode}", r) for r in rows]
+
+
+def main() -> None:
+    """Judge the winners that have no row yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", help="file of rows")
+    parser.add_argument("--root", required=True, help="a checkout of KernelBench")
+    parser.add_argument("--rows", required=True, help="files of rows, by commas")
+    parser.add_argument("--seconds", type=float, default=600.0, help="after which none is begun")
+    parser.add_argument("--jobs", type=int, default=1, help="processes on each GPU")
+    arguments = parser.parse_args()
+    if current_device() is None:
+        raise SystemExit("there is no GPU: stored winners are judged where they can run")
+    journal = Journal(arguments.out, environment(target_device()), arguments.seconds)
+    pending = [(key, row) for key, row in winners(arguments.rows.split(",")) if not journal.has(key)]
+    end = time.monotonic() + journal.seconds_left
+    with Pool(gpu_places(0, arguments.jobs, visible_gpus())) as pool:
+        for outcome in pool.run(pending, partial(judge, arguments.root), WINNER_S, start_before=end):
+            told = outcome.result or {"gate": "", "failure": "run", "error": outcome.failure}
+            journal.add(outcome.task[0], what="winner", **told)
+            print(f"{outcome.task[0]}: {told['gate']} {told['failure'] or ''} {told['error'] or ''}"[:300], flush=True)
+    rows = read_journal(arguments.out)
+    wrong = [row["key"] for row in rows if row["gate"] != "passed"]
+    print(f"{len(rows)} winners judged, {len(wrong)} refused{': ' if wrong else ''}{', '.join(wrong)}")
+    raise SystemExit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
