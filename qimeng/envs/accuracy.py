@@ -30,6 +30,10 @@ SAMPLE = 1 << 20
 LONGEST_CHAIN = 1 << 16
 """Terms that any program worth having adds up one after the other; longer sums are cut into parts."""
 
+OF_ALL = 2.0**-52
+"""Share of the root mean square of a whole output below which no number is told from zero: float64 has no digits there,
+and a reference may come to exactly 0 where a better formula does not (gelu of a large negative number)."""
+
 KERNELBENCH_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """KernelBench's atol = rtol (`src/kernelbench/eval.py: get_tolerance_for_precision`, commit 423217d)."""
 
@@ -38,7 +42,8 @@ KERNELBENCH_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat1
 class Error:
     """Maximum and root mean square of |y - r| / (|r| + rms of r over its last dimension); dimensionless.
 
-    The last dimension is the last one of more than one element, so that a column [n, 1] is judged as a vector [n].
+    The last dimension is the last one of more than one element, so that a column [n, 1] is judged as a vector [n]. What
+    is divided by is at least `OF_ALL` of the root mean square of the whole output.
     """
 
     max: float = 0.0
@@ -167,7 +172,7 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 def _fused(actual: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
     from qimeng.envs.fused_error import fused_summary  # loads Triton
 
-    return fused_summary(actual, expected)
+    return fused_summary(actual, expected, _least(expected))
 
 
 def check(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
@@ -183,7 +188,8 @@ def check(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
 def allowance(expected: Expected) -> torch.Tensor:
     """By how much each element of a real output, all finite, may be off: the maximum of the budget, absolute."""
     value = _rows(expected.value)
-    return (expected.budget.max * (value.abs() + _row_rms(value))).reshape(expected.value.shape)
+    scale = (value.abs() + _row_rms(value)).clamp(min=_least(value))
+    return (expected.budget.max * scale).reshape(expected.value.shape)
 
 
 def kernelbench_close(actual: torch.Tensor, eager: torch.Tensor, tolerance: float | None = None) -> bool:
@@ -285,6 +291,7 @@ def _errors(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | 
     if actual.is_complex():
         actual, expected = torch.view_as_real(actual).flatten(-2), torch.view_as_real(expected).flatten(-2)
         eager = torch.view_as_real(eager).flatten(-2) if eager is not None else None
+    least = _least(expected)
     for where in _blocks(actual.shape):
         y, r = _block(actual, where), _block(expected, where)
         e = _block(eager, where) if eager is not None else None
@@ -292,9 +299,9 @@ def _errors(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | 
         if y.dim() and y.shape[-1] > BLOCK:  # a row longer than a block: its parts share the row's scale
             for start in range(0, y.shape[-1], BLOCK):
                 cut = (..., slice(start, start + BLOCK))
-                yield _part(y[cut], r[cut], e[cut] if e is not None else None, scale, expected.dtype)
+                yield _part(y[cut], r[cut], e[cut] if e is not None else None, scale, least)
         else:
-            yield _part(y, r, e, scale, expected.dtype)
+            yield _part(y, r, e, scale, least)
 
 
 def _summary(parts: Iterator[torch.Tensor], device: torch.device) -> tuple[float, float]:
@@ -315,7 +322,7 @@ def _quick_errors(actual: torch.Tensor, expected: torch.Tensor) -> Iterator[torc
     is exact), so that float64 throughout would say the same.
     """
     dtype = torch.promote_types(torch.promote_types(actual.dtype, expected.dtype), torch.float32)
-    tiny = torch.finfo(expected.dtype).tiny
+    least = _least(expected)
     for where in _blocks(actual.shape):
         y, r = _block(actual, where), _block(expected, where)
         if r.dim() == 0:
@@ -327,7 +334,18 @@ def _quick_errors(actual: torch.Tensor, expected: torch.Tensor) -> Iterator[torc
         for start in range(0, width, BLOCK):
             cut = (..., slice(start, start + BLOCK)) if width > BLOCK else ...
             error = (y[cut].to(dtype) - r[cut].to(dtype)).abs_()
-            yield error.div_(r[cut].abs().to(dtype).add_(scale).clamp_(min=tiny))
+            yield error.div_(r[cut].abs().to(dtype).add_(scale).clamp_(min=least))
+
+
+def _least(r: torch.Tensor) -> float:
+    """What errors are divided by at least: the smallest normal number of the dtype, or `OF_ALL` of the whole output."""
+    if r.is_complex():
+        r = torch.view_as_real(r)
+    total = float(torch.linalg.vector_norm(r, dtype=torch.float64))
+    if not math.isfinite(total):
+        finite = (_block(r, where).double().nan_to_num(0.0, 0.0, 0.0) for where in _blocks(r.shape))
+        total = math.sqrt(sum(float(part.square().sum()) for part in finite))
+    return max(torch.finfo(r.dtype).tiny, OF_ALL * total / math.sqrt(max(r.numel(), 1)))
 
 
 def _row_rms(r: torch.Tensor) -> torch.Tensor:
@@ -343,21 +361,18 @@ def _row_rms(r: torch.Tensor) -> torch.Tensor:
     return (total / count.clamp(min=1)).sqrt().unsqueeze(-1)
 
 
-def _part(
-    y: torch.Tensor, r: torch.Tensor, e: torch.Tensor | None, scale: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
+def _part(y: torch.Tensor, r: torch.Tensor, e: torch.Tensor | None, scale: torch.Tensor, least: float) -> torch.Tensor:
     y, r = y.double(), r.double()
-    error = _relative(y, r, scale, dtype)
+    error = _relative(y, r, scale, least)
     if e is None:
         return error
     e = e.double()
     odd = ~(r.isfinite() & e.isfinite())
-    return torch.where(odd, torch.minimum(error, _relative(y, e, scale, dtype)), error)
+    return torch.where(odd, torch.minimum(error, _relative(y, e, scale, least)), error)
 
 
-def _relative(y: torch.Tensor, r: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    tiny = torch.finfo(dtype).tiny
-    error = (y - r).abs() / (r.abs().nan_to_num(0.0, 0.0, 0.0) + scale).clamp(min=tiny)
+def _relative(y: torch.Tensor, r: torch.Tensor, scale: torch.Tensor, least: float) -> torch.Tensor:
+    error = (y - r).abs() / (r.abs().nan_to_num(0.0, 0.0, 0.0) + scale).clamp(min=least)
     error = error.nan_to_num(math.inf, math.inf)
     return torch.where((y == r) | (y.isnan() & r.isnan()), 0.0, error)
 

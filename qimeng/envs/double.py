@@ -6,6 +6,7 @@ Deals in trees of tensors and in operators as they are called. Knows nothing abo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,9 +17,23 @@ from qimeng.envs import accuracy
 from qimeng.spec.leaf import unexpanded
 
 CONTINUOUS = ("real", "positive", "probability")
-NEARBY = 1 / 64
-"""Most that `nearby` takes off a value, as a share of it: enough that every rounding falls out anew also in half types,
-and little enough that what is ill-conditioned stays so."""
+NEARBY = (2.0**-17, 1 / 64)
+"""Most that `nearby` takes off a value, as a share of it, for one look and the next: so little that two logits which
+are nearly the same stay so, and enough that every rounding falls out anew, TF32's too. Half types, whose last place is
+more than the former, are moved by two of them at least."""
+
+
+@dataclass(frozen=True)
+class Near:
+    """Which inputs near those of a draw.
+
+    Attributes:
+        seed: of how much each value is moved.
+        share: most that it is moved by, as a share of it.
+    """
+
+    seed: int
+    share: float = NEARBY[1]
 
 
 def to_double(inputs: Sequence[Any], device: torch.device | None = None) -> tuple[Any, ...]:
@@ -78,23 +93,26 @@ def move(inputs: Sequence[Any], by: float) -> None:
                 part.addcmul_(part, signs[: part.numel()], value=by)
 
 
-def nearby(inputs: Sequence[Any], domains: Sequence[str], seed: int) -> tuple[Any, ...]:
-    """Inputs like `inputs` with other roundings: continuous ones times 1 - u / 64, u uniform in [0, 1); strides stay.
+def nearby(inputs: Sequence[Any], domains: Sequence[str], near: Near) -> tuple[Any, ...]:
+    """Inputs like `inputs` with other roundings: continuous ones times 1 - share * u, u uniform in [0, 1).
+
+    Strides stay.
 
     Args:
         inputs: a specification's inputs.
         domains: of each of them, flattened (`KernelSpec.domains`); signs, indices and masks stay as they are.
-        seed: of u.
+        near: seed of u, and the share.
     """
     leaves, tree = _pytree.tree_flatten(list(inputs))
     for i, (x, domain) in enumerate(zip(leaves, domains, strict=True)):
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or domain not in CONTINUOUS:
             continue
         once = unexpanded(x)
-        generator = torch.Generator(device=x.device).manual_seed(seed + i)
+        generator = torch.Generator(device=x.device).manual_seed(near.seed + i)
+        share = max(near.share, min(NEARBY[1], 2 * torch.finfo(x.dtype).eps))
         u = torch.empty(once.shape, dtype=torch.float32, device=x.device).uniform_(generator=generator)
         leaves[i] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-        unexpanded(leaves[i]).copy_(once.double() * (1 - NEARBY * u))
+        unexpanded(leaves[i]).copy_(once.double() * (1 - share * u))
     return tuple(_pytree.tree_unflatten(leaves, tree))
 
 
@@ -113,4 +131,4 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
-__all__ = ["NamedAsDouble", "aliases", "move", "nearby", "tensors_in", "to_double"]
+__all__ = ["NEARBY", "NamedAsDouble", "Near", "aliases", "move", "nearby", "tensors_in", "to_double"]

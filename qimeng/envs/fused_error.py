@@ -15,7 +15,9 @@ TILE = 4096
 
 
 @triton.jit
-def _errors_of_tile(y_ptr, r_ptr, scale_ptr, top_ptr, sum_ptr, tiny_ptr, rows, width, R: tl.constexpr, C: tl.constexpr):
+def _errors_of_tile(
+    y_ptr, r_ptr, scale_ptr, top_ptr, sum_ptr, least_ptr, rows, width, R: tl.constexpr, C: tl.constexpr
+):
     """Largest error and sum of the squared errors of `R` rows by `C` columns; infinite where a value is not finite."""
     program = tl.program_id(0).to(tl.int64)
     across = tl.cdiv(width, C)
@@ -30,19 +32,20 @@ def _errors_of_tile(y_ptr, r_ptr, scale_ptr, top_ptr, sum_ptr, tiny_ptr, rows, w
     else:
         r, y = r.to(tl.float32), y.to(tl.float32)
     scale = tl.load(scale_ptr + row, mask=row < rows, other=0.0)[:, None].to(r.dtype)
-    tiny = tl.load(tiny_ptr).to(r.dtype)
-    error = tl.abs(y - r) / tl.maximum(tl.abs(r) + scale, tiny)
+    least = tl.load(least_ptr).to(r.dtype)
+    error = tl.abs(y - r) / tl.maximum(tl.abs(r) + scale, least)
     error = tl.where(error == error, error, float("inf"))
     tl.store(top_ptr + program, tl.max(error.to(tl.float64)))
     tl.store(sum_ptr + program, tl.sum((error * error).to(tl.float64)))
 
 
-def fused_summary(actual: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+def fused_summary(actual: torch.Tensor, expected: torch.Tensor, least: float) -> tuple[float, float]:
     """Largest error and sum of the squared errors over all elements; infinite where a value is not finite.
 
     Args:
         actual: real floating-point tensor on a GPU.
         expected: of the same shape and device; at least one dimension.
+        least: what errors are divided by at least.
     """
     actual, expected = actual.contiguous(), expected.contiguous()
     width = expected.shape[-1]
@@ -52,9 +55,9 @@ def fused_summary(actual: torch.Tensor, expected: torch.Tensor) -> tuple[float, 
     height = TILE // columns
     programs = triton.cdiv(rows, height) * triton.cdiv(width, columns)
     tops, sums = torch.empty(2, programs, dtype=torch.float64, device=expected.device)
-    tiny = torch.full((), torch.finfo(expected.dtype).tiny, dtype=torch.float64, device=expected.device)
+    floor = torch.full((), least, dtype=torch.float64, device=expected.device)
     with torch.cuda.device_of(expected):
-        _errors_of_tile[(programs,)](actual, expected, scale, tops, sums, tiny, rows, width, height, columns)
+        _errors_of_tile[(programs,)](actual, expected, scale, tops, sums, floor, rows, width, height, columns)
     top, total = torch.stack([tops.amax(), sums.sum()]).tolist()
     return top, total
 

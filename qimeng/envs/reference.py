@@ -19,7 +19,7 @@ import torch
 from qimeng.envs import accuracy, discrete
 from qimeng.envs.accuracy import Error, Expected
 from qimeng.envs.degenerate import degenerate
-from qimeng.envs.double import NamedAsDouble, aliases, move, nearby, tensors_in, to_double
+from qimeng.envs.double import NEARBY, NamedAsDouble, Near, aliases, move, nearby, tensors_in, to_double
 from qimeng.envs.memory_plan import Plan, Sizes, free_host_bytes, memory_plan
 from qimeng.envs.modes import precision
 from qimeng.envs.outputs import Facts, describe
@@ -216,6 +216,10 @@ class References:
         """Whether one more trial nearby is to be made, after `done` with so many elements of inputs and outputs."""
         return self.kind == "float64" and self.plan.way == "device" and done < most_nearby(elements)
 
+    def near(self, done: int) -> Near:
+        """Where to look next, after `done` trials nearby."""
+        return Near(self.draw_seed(), NEARBY[done % len(NEARBY)])
+
     def release(self) -> None:
         """Give the memory of the pool and of the float64 module back."""
         self._pool.clear()
@@ -322,8 +326,8 @@ class References:
     def _new_draw(self, distribution: str, perturbed: bool) -> Draw:
         return Draw(self.draw_seed(), distribution, self.draw_seed() if perturbed else None)
 
-    def inputs(self, draw: Draw, near: int | None = None) -> tuple[Any, ...]:
-        """The specification's inputs for `draw`, or others near them, by a seed."""
+    def inputs(self, draw: Draw, near: Near | None = None) -> tuple[Any, ...]:
+        """The specification's inputs for `draw`, or others near them."""
         made = self.spec.inputs(draw.seed, str(self.device), draw.distribution)
         return made if near is None else nearby(made, self.spec.domains, near)
 
@@ -364,7 +368,7 @@ class References:
         if not self.may_look_nearby(trial.nearby, elements):
             return False
         try:
-            other = self._make(trial.draw, self.draw_seed(), trial)
+            other = self._make(trial.draw, self.near(trial.nearby), trial)
         except torch.OutOfMemoryError:
             return False
         finally:
@@ -374,8 +378,8 @@ class References:
         trial.widen(other)
         return True
 
-    def _make(self, draw: Draw, near: int | None = None, to: Trial | None = None) -> Trial | None:
-        """The trial of `draw`, or of inputs near its own by the seed `near`, held against the values of `to`."""
+    def _make(self, draw: Draw, near: Near | None = None, to: Trial | None = None) -> Trial | None:
+        """The trial of `draw`, or of inputs near its own, held against the values of `to`."""
         exact, exact_buffers, moved = self._exact(draw, near)
         state = self.parameters.set(draw.parameter_seed)
         output = self._eager(self.inputs(draw, near), draw.seed)
@@ -447,7 +451,7 @@ class References:
             error = there if math.isfinite(there.max) else error
         return Expected(value, error, floor, None, tolerances), share
 
-    def _exact(self, draw: Draw, near: int | None) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
+    def _exact(self, draw: Draw, near: Near | None) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
         """Outputs and changed buffers in float64, and what one ulp of the inputs changes.
 
         Where memory is tight, the latter is found once for each distribution, which halves the time of a trial.
@@ -466,7 +470,7 @@ class References:
         return output, {k: state[k].clone() for k in self.mutated}, [Error()] * len(output)
 
     def _in_double(
-        self, draw: Draw, near: int | None
+        self, draw: Draw, near: Near | None
     ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
         inputs = to_double(self.inputs(draw, near), self._place)
         draws: Draws | None = None

@@ -14,7 +14,7 @@ import torch
 
 from qimeng.envs import accuracy, discrete
 from qimeng.envs.accuracy import Error, Expected
-from qimeng.envs.double import NamedAsDouble, move, tensors_in
+from qimeng.envs.double import NamedAsDouble, Near, move, tensors_in
 from qimeng.envs.forkserver import Process
 from qimeng.envs.judge import Tally
 from qimeng.envs.modes import precision
@@ -113,12 +113,12 @@ class RegionReference:
         """Widen what is expected by a run on inputs of the program nearby; False where no more are to be made."""
         if not self._references.may_look_nearby(self._nearby, self._elements):
             return False
+        _, other = self._evaluate(self._references.near(self._nearby))
         self._nearby += 1
-        _, other = self._evaluate(self._references.draw_seed())
         self.expected = [a.widened(b) for a, b in zip(self.expected, other, strict=True)]
         return True
 
-    def _call(self, near: int | None = None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def _call(self, near: Near | None = None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The region's function and its inputs on PyTorch, on the program's inputs of the draw or on others nearby."""
         references, module = self._references, self._module
         state = references.parameters.set(self.draw.parameter_seed)
@@ -132,7 +132,7 @@ class RegionReference:
             arguments = inputs_of_region(module, model, inputs, self.entries, self.number)
         return getattr(module, torch_implementation(self.region).entry), arguments
 
-    def _evaluate(self, near: int | None = None) -> tuple[Facts, list[Expected]]:
+    def _evaluate(self, near: Near | None = None) -> tuple[Facts, list[Expected]]:
         """Structure and values of the outputs, on the inputs of the draw or on others nearby."""
         references = self._references
         function, arguments = self._call(near)

@@ -110,3 +110,16 @@ def test_a_column_is_judged_as_a_vector() -> None:
     assert measure(one + 1, one).max == pytest.approx(0.25)
     error, text = check(y.reshape(64, 1), Expected(r.reshape(64, 1)))
     assert text is not None and "got" in text
+
+
+def test_what_float64_has_no_digits_for_is_no_error():
+    expected = torch.ones(4, 8)
+    expected[1] = 0.0
+    actual = expected.clone()
+    actual[1, 3] = 1e-21  # a better formula than the reference's, which came to zero
+    assert measure(actual, expected).max < 1e-4 and measure(actual.double(), expected.double()).max < 1e-4
+    actual[1, 3] = 1e-12
+    assert measure(actual, expected).max > 1e3, "a row of zeros is a row of zeros"
+    expected[2, 2] = actual[2, 2] = math.inf
+    actual[1, 3] = 1e-21
+    assert measure(actual, expected, expected).max < 1e-4

@@ -11,7 +11,7 @@ import torch
 
 from qimeng.envs import accuracy
 from qimeng.envs.accuracy import Error, Expected
-from qimeng.envs.double import nearby
+from qimeng.envs.double import NEARBY, Near, nearby
 from qimeng.envs.judge import Judge, Tally
 from qimeng.envs.outputs import describe, facts_to_json, hand_over
 from qimeng.envs.reference import References
@@ -112,6 +112,28 @@ def test_rows_whose_terms_nearly_cancel_are_no_reason_to_refuse_an_honest_progra
             assert text is None or refs.look_again(trial, 0, y, error) is not None, trial.draw.distribution
 
 
+def test_logits_that_are_nearly_the_same_are_no_reason_to_refuse_an_honest_program():
+    """Which of two keys a query attends to hangs on how the sums were rounded, where logits go into the hundreds."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q @ k.t(), -1) @ v
+
+    def in_two_parts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q[:, :16] @ k[:, :16].t() + q[:, 16:] @ k[:, 16:].t(), -1) @ v
+
+    torch.manual_seed(0)
+    inputs = torch.randn(300, 32), torch.randn(32, 32), torch.randn(32, 16)
+    draw_seed, first = partial(random.Random(0).getrandbits, 62), 0
+    refs = References(KernelSpec.from_function(attention, inputs), None, CPU, draw_seed)
+    for _ in range(10):
+        for trial in refs.every_distribution():
+            y = in_two_parts(*refs.inputs(trial.draw))
+            error, text = accuracy.check(y, trial.expected[0])
+            first += text is not None
+            assert text is None or refs.look_again(trial, 0, y, error) is not None, trial.draw.distribution
+    assert first > 0, "what this test is about does not happen any more"
+
+
 def test_eagers_error_nearby_is_told_relative_to_the_result_in_question():
     refs = References(KernelSpec.from_function(torch.sin, (torch.randn(4, 4),)), None, CPU)
     near, at = torch.full((4, 4), 100.0), torch.ones(4, 4)
@@ -151,14 +173,19 @@ def test_inputs_nearby_keep_their_domain_layout_and_sign():
     real, shares = torch.randn(6, 5).t(), torch.rand(1, 8).softmax(-1).expand(3, 8)
     sign, index = torch.randn(9).sign(), torch.arange(7)
     inputs = ({"a": real}, shares, sign, index, 3)
-    moved = nearby(inputs, ("real", "probability", "sign", "index", "scalar"), seed=1)
+    moved = nearby(inputs, ("real", "probability", "sign", "index", "scalar"), Near(1))
     assert moved[2] is sign and moved[3] is index and moved[4] == 3
     assert moved[0]["a"].stride() == real.stride() and moved[1].stride() == shares.stride()
     for new, old in ((moved[0]["a"], real), (moved[1], shares)):
         factor = (new / old).double()
         assert float(factor.min()) >= 1 - 1 / 64 - 1e-6 and float(factor.max()) <= 1 and float(factor.std()) > 1e-3
-    again = nearby(inputs, ("real", "probability", "sign", "index", "scalar"), seed=1)
+    again = nearby(inputs, ("real", "probability", "sign", "index", "scalar"), Near(1))
     assert torch.equal(again[1], moved[1]) and not torch.equal(moved[1], shares)
+    for dtype, most in ((torch.float32, NEARBY[0]), (torch.float16, 2.0**-9), (torch.bfloat16, 1 / 64)):
+        x = torch.rand(1000).add(1).to(dtype)
+        (moved,) = nearby((x,), ("real",), Near(1, NEARBY[0]))
+        off = 1 - moved.double() / x.double()
+        assert most / 4 < float(off.max()) <= most + torch.finfo(dtype).eps, "every rounding falls out anew"
 
 
 def test_a_second_look_ends_as_soon_as_it_can_and_is_refused_to_what_is_far_off():
