@@ -30,9 +30,9 @@ SAMPLE = 1 << 20
 LONGEST_CHAIN = 1 << 16
 """Terms that any program worth having adds up one after the other; longer sums are cut into parts."""
 
-OF_ALL = 2.0**-52
-"""Share of the root mean square of a whole output below which no number is told from zero: float64 has no digits there,
-and a reference may come to exactly 0 where a better formula does not (gelu of a large negative number)."""
+OF_ALL = 2.0**-13
+"""Share of an ulp of a whole output's root mean square below which no number is told from zero. The reference's own
+roundings are of that size: gelu of a large negative number is exactly 0 in float64, and is not by a better formula."""
 
 KERNELBENCH_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """KernelBench's atol = rtol (`src/kernelbench/eval.py: get_tolerance_for_precision`, commit 423217d)."""
@@ -43,7 +43,7 @@ class Error:
     """Maximum and root mean square of |y - r| / (|r| + rms of r over its last dimension); dimensionless.
 
     The last dimension is the last one of more than one element, so that a column [n, 1] is judged as a vector [n]. What
-    is divided by is at least `OF_ALL` of the root mean square of the whole output.
+    is divided by is at least `OF_ALL` of an ulp of the root mean square of the whole output.
     """
 
     max: float = 0.0
@@ -338,14 +338,15 @@ def _quick_errors(actual: torch.Tensor, expected: torch.Tensor) -> Iterator[torc
 
 
 def _least(r: torch.Tensor) -> float:
-    """What errors are divided by at least: the smallest normal number of the dtype, or `OF_ALL` of the whole output."""
+    """What errors are divided by at least: the smallest normal number of the dtype, or what `OF_ALL` says."""
     if r.is_complex():
         r = torch.view_as_real(r)
+    kind = torch.finfo(r.dtype)
     total = float(torch.linalg.vector_norm(r, dtype=torch.float64))
     if not math.isfinite(total):
         finite = (_block(r, where).double().nan_to_num(0.0, 0.0, 0.0) for where in _blocks(r.shape))
         total = math.sqrt(sum(float(part.square().sum()) for part in finite))
-    return max(torch.finfo(r.dtype).tiny, OF_ALL * total / math.sqrt(max(r.numel(), 1)))
+    return max(kind.tiny, OF_ALL * kind.eps * total / math.sqrt(max(r.numel(), 1)))
 
 
 def _row_rms(r: torch.Tensor) -> torch.Tensor:
