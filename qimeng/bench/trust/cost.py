@@ -88,6 +88,7 @@ def _evaluations(plan: Plan, number: int, own: Data) -> Iterator[Data]:
                 "start": place == 0,
                 "gate": found.gate.value,
                 "failure": found.failure,
+                "error": (found.error or "")[:400],
                 "ms": found.ms,
                 "eager_ms": found.eager.device_ms if found.eager else None,
                 "parts": {part: round(s, 4) for part, s in found.seconds.items()},
