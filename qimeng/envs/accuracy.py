@@ -339,14 +339,15 @@ def _quick_errors(actual: torch.Tensor, expected: torch.Tensor) -> Iterator[torc
 
 def _least(r: torch.Tensor) -> float:
     """What errors are divided by at least: the smallest normal number of the dtype, or what `OF_ALL` says."""
-    if r.is_complex():
-        r = torch.view_as_real(r)
-    kind = torch.finfo(r.dtype)
-    total = float(torch.linalg.vector_norm(r, dtype=torch.float64))
-    if not math.isfinite(total):
-        finite = (_block(r, where).double().nan_to_num(0.0, 0.0, 0.0) for where in _blocks(r.shape))
-        total = math.sqrt(sum(float(part.square().sum()) for part in finite))
-    return max(kind.tiny, OF_ALL * kind.eps * total / math.sqrt(max(r.numel(), 1)))
+    r = torch.view_as_real(r) if r.is_complex() else r
+    kind, squares = torch.finfo(r.dtype), torch.zeros((), dtype=torch.float64, device=r.device)
+    for where in _blocks(r.shape):
+        for part in torch.atleast_1d(_block(r, where)).split(BLOCK, -1):
+            norm = torch.linalg.vector_norm(part, dtype=torch.float64)
+            if not math.isfinite(float(norm)):
+                norm = torch.linalg.vector_norm(part.nan_to_num(0.0, 0.0, 0.0), dtype=torch.float64)
+            squares += norm.square()
+    return max(kind.tiny, OF_ALL * kind.eps * math.sqrt(float(squares) / max(r.numel(), 1)))
 
 
 def _row_rms(r: torch.Tensor) -> torch.Tensor:

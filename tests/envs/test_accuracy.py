@@ -124,3 +124,13 @@ def test_what_is_far_below_an_ulp_of_the_whole_output_is_no_error():
     expected[2, 2] = actual[2, 2] = math.inf
     actual[1, 3] = 1e-17
     assert measure(actual, expected, expected).max < 2e-6
+
+
+def test_what_an_output_is_divided_by_is_found_block_by_block(monkeypatch):
+    r = torch.randn(7, 5, 300)
+    whole = accuracy._least(r)
+    assert whole == pytest.approx(accuracy.OF_ALL * 2**-23 * float(r.square().mean().sqrt()), rel=1e-5)
+    monkeypatch.setattr(accuracy, "BLOCK", 100)
+    for shape in ((7, 5, 300), (10500,), (7, 1500)):
+        assert accuracy._least(r.reshape(shape)) == pytest.approx(whole, rel=1e-9)
+    assert accuracy._least(torch.tensor(0.0)) == torch.finfo(torch.float32).tiny
