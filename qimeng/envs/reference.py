@@ -446,7 +446,7 @@ class References:
         if share:
             return Expected(value, accuracy.measure(eager, value, eager), floor, eager, tolerances), share
         error = discrete.error(eager, value, jumps)
-        if at is not None:
+        if at is not None and not eager.is_complex():
             there = discrete.error(at.double() + (eager.double() - value.double()), at.double(), jumps)
             error = there if math.isfinite(there.max) else error
         return Expected(value, error, floor, None, tolerances), share
