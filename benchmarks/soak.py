@@ -3,7 +3,7 @@
     python benchmarks/soak.py OUT.jsonl --count 1000 --seconds 1500 --parts 4
 
 Goes on where it ended when it is started again with the same file. With several parts, each is a judge of its own with
-its share of the candidates and one of the GPUs, and writes OUT-0.jsonl, OUT-1.jsonl …; what all of them left goes to
+its share of the candidates (of few specifications) and one of the GPUs, and writes OUT-0.jsonl, OUT-1.jsonl …; what all of them left goes to
 OUT.jsonl. Table: `soak` of `qimeng bench tables`, of these files in one.
 """
 
@@ -21,7 +21,7 @@ from qimeng.bench.environment import environment
 from qimeng.bench.gpus import visible_gpus
 from qimeng.bench.trust.journal import Journal, read_journal
 from qimeng.bench.trust.machine import look_at_machine
-from qimeng.bench.trust.soak import Bench, run_pass, sequence
+from qimeng.bench.trust.soak import Bench, run_pass, sequence, share
 from qimeng.bench.trust.views import soak
 from qimeng.device import current_device, target_device
 
@@ -57,7 +57,7 @@ def main() -> None:
     candidates = sequence(arguments.count, arguments.seed, gpu, specs)
     out = arguments.out
     if arguments.part >= 0:
-        candidates = candidates[arguments.part :: arguments.parts]
+        candidates = share(candidates, arguments.part, arguments.parts)
         out = out.with_stem(f"{out.stem}-{arguments.part}")
     journal = Journal(out, environment(target_device()), arguments.seconds)
     with tempfile.TemporaryDirectory(prefix="soak_") as folder:

@@ -14,7 +14,7 @@ from qimeng.bench.row import Environment
 from qimeng.bench.tables import render
 from qimeng.bench.trust.journal import Journal, read_journal
 from qimeng.bench.trust.machine import look
-from qimeng.bench.trust.soak import HARM, PREAMBLE, SAMPLE, SHARE, Bench, Candidate, run_pass, sequence
+from qimeng.bench.trust.soak import HARM, PREAMBLE, SAMPLE, SHARE, Bench, Candidate, run_pass, sequence, share
 from qimeng.bench.trust.stability import TIMES_US, cases, lowered
 from qimeng.device import DEVICES
 from qimeng.exploits.cases import own_mark
@@ -52,6 +52,15 @@ def test_one_in_five_does_harm_and_every_harm_is_done() -> None:
     assert {c.case.spec for c in sequence(50, 0, False, ["softmax", "norm"])} == {"softmax", "norm"}
     for text in HARM.values():
         ast.parse(PREAMBLE + text)
+
+
+def test_judges_share_the_candidates_evenly_with_few_specifications_each():
+    candidates = sequence(100, seed=3, gpu=False)
+    shares = [share(candidates, part, 4) for part in range(4)]
+    assert [len(s) for s in shares] == [25] * 4
+    assert sorted(c.number for s in shares for c in s) == list(range(100))
+    specs = {c.case.spec for c in candidates}
+    assert sum(len({c.case.spec for c in s}) for s in shares) <= len(specs) + 3
 
 
 def test_a_run_goes_on_and_every_candidate_is_judged_once(tmp_path: Path) -> None:

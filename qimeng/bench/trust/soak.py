@@ -140,6 +140,15 @@ def sequence(count: int, seed: int, gpu: bool, specs: Sequence[str] = ()) -> lis
     return found
 
 
+def share(candidates: Sequence[Candidate], part: int, parts: int) -> list[Candidate]:
+    """What judge `part` of `parts` takes: as many as the others, of as few specifications as can be.
+
+    An evaluator takes seconds to make; dealt out in turns, every judge would make one for each specification.
+    """
+    ordered = sorted(candidates, key=lambda c: c.case.spec)
+    return ordered[len(ordered) * part // parts : len(ordered) * (part + 1) // parts]
+
+
 class Bench:
     """Judges candidates, with a new evaluator where the specification changes; close it when done.
 
@@ -250,4 +259,4 @@ def _program(candidate: Candidate, graph: OpGraph, gpu: bool) -> Program:
     return program_of(case, graph, gpu)
 
 
-__all__ = ["HARM", "SAMPLE", "SHARE", "Bench", "Candidate", "run_pass", "sequence"]
+__all__ = ["HARM", "SAMPLE", "SHARE", "Bench", "Candidate", "run_pass", "sequence", "share"]
