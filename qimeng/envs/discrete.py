@@ -17,7 +17,7 @@ import torch
 from qimeng.envs import accuracy
 from qimeng.envs.accuracy import Error, Expected
 from qimeng.graph.opgraph import Meta, Node, OpGraph
-from qimeng.graph.ops import EXACT, JUMPS
+from qimeng.graph.ops import EXACT, JUMPS, RANDOM
 
 RUNS, LOOK_EVERY, FEW = 96, 8, 16
 """Runs on moved inputs at most; those between two looks; elements that may take all of them. An element that lies four
@@ -35,7 +35,9 @@ def may_jump(graph: OpGraph, nodes: Iterable[Node]) -> bool:
 
 
 def _makes_integers(graph: OpGraph, node: Node) -> bool:
-    """Whether integers or booleans come of floats there: a comparison, an index, a cast."""
+    """Whether integers or booleans come of floats there: a comparison, an index, a cast; no mask drawn at random."""
+    if node.packet in RANDOM:
+        return False
     read = [m for v in node.operands() for m in graph.nodes[v.node].metas[v.port : v.port + 1]]
     return any(_floating(m) is False for m in node.metas) and any(_floating(m) for m in read)
 
@@ -75,12 +77,13 @@ def rounding_mode(mode: str, eager: Callable[[str], torch.Tensor]) -> str:
     return "highest" if mode == "high" and accuracy.same(eager(mode), eager("highest")) else mode
 
 
-def explained(actual: torch.Tensor, expected: Expected, run: Callable[[], torch.Tensor]) -> bool:
+def explained(actual: torch.Tensor, expected: Expected, eager: torch.Tensor, run: Callable[[], torch.Tensor]) -> bool:
     """Whether all that is out of bounds is a matter of rounding, and the rest within the budget as a whole.
 
     Args:
         actual: what a candidate returned; real.
         expected: what it should be.
+        eager: eager's output on the same inputs, whose values are as right as any.
         run: gives that output in float64, or as integers, for inputs moved anew.
     """
     is_float = accuracy.is_float(actual)
@@ -90,10 +93,8 @@ def explained(actual: torch.Tensor, expected: Expected, run: Callable[[], torch.
     low = high = _ordered(expected.value)
     before = left = actual.numel()
     for number in range(RUNS + 1):
-        other = run() if number else expected.eager
-        if other is not None:
-            other = _ordered(other.to(actual.device, expected.value.dtype))
-            low, high = torch.minimum(low, other), torch.maximum(high, other)
+        other = _ordered((run() if number else eager).to(actual.device, expected.value.dtype))
+        low, high = torch.minimum(low, other), torch.maximum(high, other)
         y = _ordered(actual)
         left = actual.numel() - int(((y >= low - slack) & (y <= high + slack)).sum())
         if not left or (number and number % LOOK_EVERY == 0 and left > max(FEW, before // 2)):

@@ -49,7 +49,7 @@ class EstimatingEvaluator(Evaluator):
         estimated: True: times are the model's.
     """
 
-    version = 4
+    version = 5
     estimated = True
 
     def __init__(

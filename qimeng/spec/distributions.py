@@ -14,8 +14,11 @@ from qimeng.errors import SpecError
 from qimeng.spec.leaf import unexpanded
 
 DISTRIBUTIONS = ("given", "normal", "x3", "x30", "x0.01", "negated", "rounded")
-"""As the spec makes them; normal with mean 0 and deviation 1; times 3, 30 (exponentials overflow there where nothing
+"""As the spec makes them; normal with mean 0 and a deviation of 1/4 to 4, by the seed; times 3, 30 (exponentials overflow there where nothing
 keeps them from it), 0.01 and -1; normal, of few values."""
+
+_SPAN = 2.0
+"""Logarithm to base 2 of the largest deviation of normal values: nobody can tell a trial by a deviation of 1."""
 
 _STEP, _POWERS = 0.25, (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)
 """Rounded values are multiples of a quarter of the deviation, which is a power of two, by the seed. Zeros and equal
@@ -49,10 +52,12 @@ def redistribute(x: Any, domain: str, distribution: str, seed: int) -> Any:
         generator = torch.Generator(device=x.device)
         generator.manual_seed(seed ^ 0x5EED)
         once.normal_(generator=generator)
-    if distribution == "rounded":
+    if distribution == "normal":
+        once.mul_(2.0 ** random.Random(seed).uniform(-_SPAN, _SPAN))
+    elif distribution == "rounded":
         scale = 2.0 ** random.Random(seed).choice(_POWERS)
         once.div_(_STEP).round_().mul_(_STEP * scale)
-    elif distribution != "normal":
+    else:
         torch.mul(unexpanded(x), {"x3": 3.0, "x30": 30.0, "x0.01": 0.01, "negated": -1.0}[distribution], out=once)
     return out
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional
 
-from tests.coder.test_gemm import Call, Case, _measure, mm, shapes
+from qimeng.device import DEVICES
+from qimeng.envs.compile import Compilers, job_of
+from qimeng.envs.gpu import shared_server
+from tests.coder.test_gemm import Call, Case, _measure, _printed, mm, shapes
 
 LARGE = {"block_m": 128, "block_n": 128, "block_k": 32, "warps": 8, "stages": 4, "descriptors": True}
 """What races where stages are refilled too early: enough warps and stages, and a depth to run them."""
@@ -35,6 +41,25 @@ MIXED["computed half"] = Case(
     [LARGE, dict(LARGE, block_k=64, stages=3)],
     1.6e-2,
 )
+
+
+FROM_REGISTERS = re.compile(r"wgmma\.mma_async\S+ \{[^}]*\}, \{")
+PENDING = re.compile(r"wgmma\.wait_group\.sync\.aligned (\d+)")
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_no_operand_is_made_while_the_tensor_cores_read_registers(name: str, tmp_path: Path) -> None:
+    for number, changes in enumerate(MIXED[name].schedules):
+        _, region, _, implementation = _printed(MIXED[name], number, changes)
+        cache = tmp_path / str(number)
+        cache.mkdir()
+        compilers = Compilers(shared_server(), DEVICES["h200"], str(cache), 2, 120.0)
+        (found,) = compilers.compile([job_of(region, implementation)])
+        assert found.error is None
+        (ptx,) = [path.read_text() for path in cache.rglob("*product*.ptx")]
+        assert "wgmma.mma_async" in ptx
+        if FROM_REGISTERS.search(ptx):
+            assert set(PENDING.findall(ptx)) == {"0"}, changes
 
 
 @pytest.mark.gpu

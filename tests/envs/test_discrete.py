@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from qimeng.envs.accuracy import Expected, check
+from qimeng.envs.accuracy import Error, Expected, check
 from qimeng.envs.discrete import explained, may_jump
 from qimeng.envs.interpret import gpu_arithmetic
 from qimeng.envs.modes import precision
@@ -58,6 +58,7 @@ def tf32(x: torch.Tensor) -> torch.Tensor:
         (lambda x: x > 0, False),
         (lambda x: torch.relu(x.softmax(0)), False),
         (lambda x: x.amax(0).half(), False),
+        (lambda x: torch.dropout(x.softmax(0), 0.5, True), False),
     ],
 )
 def test_what_may_jump(function, jumps):
@@ -145,7 +146,14 @@ def test_a_region_is_given_the_same_leave(tmp_path):
 
 
 def test_an_element_that_no_run_explains_is_refused():
-    expected = Expected(torch.tensor([1, 2, 3]), eager=torch.tensor([1, 5, 3]))
+    expected, eager = Expected(torch.tensor([1, 2, 3])), torch.tensor([1, 5, 3])
     runs = iter([torch.tensor([-1, 2, 3]), *[torch.tensor([1, 2, 3])] * 99])
-    assert explained(torch.tensor([0, 5, 3]), expected, lambda: next(runs)), "between two runs"
-    assert not explained(torch.tensor([1, 2, 4]), expected, lambda: torch.tensor([1, 2, 3]))
+    assert explained(torch.tensor([0, 5, 3]), expected, eager, lambda: next(runs)), "between two runs"
+    assert not explained(torch.tensor([1, 2, 4]), expected, eager, lambda: torch.tensor([1, 2, 3]))
+
+
+def test_what_eager_has_is_right_where_results_may_jump():
+    value = torch.tensor([1.0, 2.0, 3.0])
+    expected, eager = Expected(value, Error(1e-6, 1e-6)), torch.tensor([1.0, 2.0, 7.0])
+    assert explained(eager.clone(), expected, eager, lambda: value)
+    assert not explained(torch.tensor([1.0, 7.0, 3.0]), expected, eager, lambda: value)
