@@ -3,8 +3,8 @@
     python benchmarks/soak.py OUT.jsonl --count 1000 --seconds 1500 --parts 4
 
 Goes on where it ended when it is started again with the same file. With several parts, each is a judge of its own with
-its share of the candidates (of few specifications) and one of the GPUs, and writes OUT-0.jsonl, OUT-1.jsonl …; what all of them left goes to
-OUT.jsonl. Table: `soak` of `qimeng bench tables`, of these files in one.
+its share of the candidates (of few specifications) and one of the GPUs, and writes OUT-0.jsonl, OUT-1.jsonl …; what all
+of them left goes to OUT.jsonl. Table: `soak` of `qimeng bench tables`, of these files in one.
 """
 
 from __future__ import annotations

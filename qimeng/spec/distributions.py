@@ -11,11 +11,18 @@ from typing import Any
 import torch
 
 from qimeng.errors import SpecError
-from qimeng.spec.leaf import unexpanded
+from qimeng.spec.leaf import sample, unexpanded
 
 DISTRIBUTIONS = ("given", "normal", "x3", "x30", "x0.01", "negated", "rounded")
-"""As the spec makes them; normal with mean 0 and a deviation of 1/4 to 4, by the seed; times 3, 30 (exponentials overflow there where nothing
-keeps them from it), 0.01 and -1; normal, of few values."""
+"""As the spec makes them; normal with mean 0 and a deviation of 1/4 to 4, by the seed; times 3, 30, 0.01 and -1;
+normal, of few values. Times 30, exponentials overflow where nothing keeps them from it: what is large as given is made
+larger by less (see `WIDEST`)."""
+
+WIDEST = 32.0
+"""Root mean square that times 30 does not exceed: powers of two take its place, 1 at least. Of logits of a thousand,
+which no model has, good formulas give a few wrong digits: exp(x - logsumexp(x)) loses what one rounding of the sum's
+logarithm does (P. Blanchard, D. J. Higham, N. J. Higham, Accurately computing the log-sum-exp and softmax functions,
+IMA J. Numer. Anal. 41(4), 2021)."""
 
 _SPAN = 2.0
 """Logarithm to base 2 of the largest deviation of normal values: nobody can tell a trial by a deviation of 1."""
@@ -58,8 +65,14 @@ def redistribute(x: Any, domain: str, distribution: str, seed: int) -> Any:
         scale = 2.0 ** random.Random(seed).choice(_POWERS)
         once.div_(_STEP).round_().mul_(_STEP * scale)
     else:
-        torch.mul(unexpanded(x), {"x3": 3.0, "x30": 30.0, "x0.01": 0.01, "negated": -1.0}[distribution], out=once)
+        factor = {"x3": 3.0, "x30": 0.0, "x0.01": 0.01, "negated": -1.0}[distribution] or _largest_factor(x)
+        torch.mul(unexpanded(x), factor, out=once)
     return out
+
+
+def _largest_factor(x: torch.Tensor) -> float:
+    size = float(sample(x).double().square().mean().sqrt())  # not a number: nothing is below it
+    return next((f for f in (30.0, 16.0, 8.0, 4.0, 2.0) if size * f <= WIDEST), 1.0)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 
 from qimeng.errors import SpecError
 from qimeng.spec import DISTRIBUTIONS, KernelSpec, applies, infer_domain, perturb_parameters
-from qimeng.spec.distributions import redistribute
+from qimeng.spec.distributions import WIDEST, redistribute
 from qimeng.spec.leaf import Leaf, sample, unexpanded
 
 EXAMPLES = {
@@ -96,6 +96,8 @@ def test_distributions_stay_in_the_domain() -> None:
     normal = [redistribute(x, "real", "normal", seed) for seed in range(8)]
     assert all(abs(float(n.mean() / n.std())) < 0.05 and 0.24 < n.std() < 4.1 for n in normal)
     assert max(n.std() for n in normal) > 2 * min(n.std() for n in normal), "no deviation that tells them"
+    wide = redistribute(15 * torch.randn(64, 64), "real", "x30", 1)
+    assert 20 < wide.std() < WIDEST, "what is wide as given is made less so"
     rounded = [redistribute(x, "real", "rounded", seed) for seed in range(8)]
     assert all(len(r.unique()) < 60 and (r == 0).any() for r in rounded), "zeros and equal values"
     assert len({r.abs().max().log2().round().item() for r in rounded}) > 2, "of more than one size"

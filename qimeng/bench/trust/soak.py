@@ -6,6 +6,7 @@ machine. Knows nothing about files of rows or tables.
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -225,8 +226,8 @@ def run_pass(
 
     def sample(when: str, number: int) -> Data:
         key = f"{name}-{when}-{number}"
-        seen = asdict(look(folder, bench.gpu))
-        return journal.add(key, what="sample", run=name, when=when, number=number, device=device, **seen)
+        about = {"run": name, "when": when, "number": number, "device": device, "judge": os.getpid()}
+        return journal.add(key, what="sample", **about, **asdict(look(folder, bench.gpu)))
 
     if not left or journal.seconds_left <= keep_s:
         return

@@ -67,14 +67,20 @@ def survivors(rows: Rows) -> str:
 
 
 def soak(rows: Rows) -> str:
-    """The others with and without the harmful ones: verdicts, times; and what is left on the machine."""
+    """The others with and without the harmful ones: verdicts, times; and what is left on the machine.
+
+    Times are compared where both were taken in one run.
+    """
     passes = {name: _candidates(rows, name) for name in ("without", "with")}
     both = sorted(set(passes["without"]) & set(passes["with"]))
     pairs = [(passes["without"][n], passes["with"][n]) for n in both]
     other = [f"{a['name']}: {_verdict(a)}, then {_verdict(b)}" for a, b in pairs if _verdict(a) != _verdict(b)]
-    timed = [(a, b) for a, b in pairs if a["ms"] and b["ms"]]
+    timed = [(a, b) for a, b in pairs if a["ms"] and b["ms"] and a["environment"] == b["environment"]]
     close = [abs(b["ms"] / a["ms"] - 1) <= a["spread"] + b["spread"] for a, b in timed]
+    ratio = number(median(b["ms"] / a["ms"] for a, b in timed) if timed else None, 4)
     harmful = [r for r in rows if r["what"] == "candidate" and r["harm"]]
+    samples = [r for r in rows if r["what"] == "sample"]
+    growth = _growth([r for r in samples if r["run"] != "machine"])
     table = [
         ["", "figure"],
         ["candidates that do harm", f"{len(harmful)} ({', '.join(sorted({r['harm'] for r in harmful}))})"],
@@ -82,22 +88,30 @@ def soak(rows: Rows) -> str:
         ["with another gate or verdict", f"{len(other)}" + "".join(f"; {text}" for text in other)],
         ["timed in both", str(len(timed))],
         ["times within the two spreads", percent(sum(close) / len(close) if close else None)],
-        [
-            "time with over time without, median",
-            number(median(b["ms"] / a["ms"] for a, b in timed) if timed else None, 4),
-        ],
+        ["time with over time without, median", ratio],
         ["seconds an evaluation, median: others, harmful", f"{_middle(pairs)}, {_seconds(harmful)}"],
+        ["judges that were looked at three times or more", str(len(growth))],
+        ["memory of a judge at the last look less that halfway, MiB: median, largest", _two(growth)],
     ]
-    lines = [
-        ["run", "moment", "candidate", "judge's memory, MiB", "processes", "left by exploits", "files", "GPU, MiB"]
-    ]
-    for name in (*passes, "machine"):
-        samples = [r for r in rows if r["what"] == "sample" and r["run"] == name]
-        kept = [*samples[:1], *samples[len(samples) // 2 : len(samples) // 2 + 1], *samples[-2:]]
-        for r in {r["key"]: r for r in kept}.values():
-            figures = [r["rss_mib"], r["processes"], r["marked"], r["files"], r["gpu_mib"]]
-            lines.append([name, r["when"], str(r["number"]), *(f"{x:g}" for x in figures)])
+    figures = {"rss_mib": "judge's memory, MiB", "processes": "processes", "marked": "left by exploits"}
+    figures |= {"files": "files", "gpu_mib": "GPU, MiB"}
+    lines = [["run", "moment", "looks", *(f"{name}, most" for name in figures.values())]]
+    for run, when in dict.fromkeys((r["run"], r["when"]) for r in samples):
+        mine = [r for r in samples if (r["run"], r["when"]) == (run, when)]
+        lines.append([run, when, str(len(mine)), *(f"{max(r[f] for r in mine):g}" for f in figures)])
     return f"{_where(rows, PYTORCH)}\n\n{markdown(table)}\n{markdown(lines)}"
+
+
+def _growth(samples: Rows) -> list[float]:
+    """By how many MiB each judge's memory grew in the latter half of its looks: in the former it loads libraries."""
+    judges: dict[Any, list[float]] = {}
+    for r in sorted(samples, key=lambda r: str(r["at"])):
+        judges.setdefault(r["judge"], []).append(float(r["rss_mib"]))
+    return [seen[-1] - seen[len(seen) // 2] for seen in judges.values() if len(seen) > 2]
+
+
+def _two(values: Sequence[float]) -> str:
+    return f"{median(values):.1f}, {max(values):.1f}" if values else "–"
 
 
 def cost(rows: Rows) -> str:
