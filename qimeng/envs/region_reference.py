@@ -103,7 +103,7 @@ class RegionReference:
                 return tensors_in(function(*raised))[number]
 
         try:
-            return discrete.explained(actual, self.expected[number], run)
+            return discrete.explained(actual, self.expected[number], eager(references.spec.mode), run)
         except _NOT_IN_DOUBLE:  # memory that runs out is a RuntimeError too
             return False
         finally:

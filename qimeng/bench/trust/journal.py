@@ -26,12 +26,20 @@ class Journal:
         path: the file.
         environment: where the rows of this run are made.
         seconds: after which no further work should begin.
+        others: files whose rows count as there already.
     """
 
-    def __init__(self, path: Path | str, environment: Environment, seconds: float = float("inf")):
+    def __init__(
+        self,
+        path: Path | str,
+        environment: Environment,
+        seconds: float = float("inf"),
+        others: Iterable[Path] = (),
+    ):
         self.path, self._environment = Path(path), asdict(environment)
         self._end = time.monotonic() + seconds
-        self._keys = {row["key"] for row in read_journal(self.path)} if self.path.exists() else set()
+        files = [file for file in (self.path, *others) if file.exists()]
+        self._keys = {row["key"] for file in files for row in read_journal(file)}
 
     @property
     def seconds_left(self) -> float:

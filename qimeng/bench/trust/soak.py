@@ -90,6 +90,9 @@ def entry(*a):
 }
 """What it does to what it runs; ``right`` is the computation itself, and every text begins with an exploit's bounds."""
 
+JUDGE = f"{os.getpid()}-{int(time.time())}"
+"""Tells what this process saw from what others did."""
+
 PREAMBLE = "import os, signal, tempfile, threading, time\nimport torch\n"
 
 
@@ -225,8 +228,8 @@ def run_pass(
     left.sort(key=lambda c: c.case.spec)
 
     def sample(when: str, number: int) -> Data:
-        key = f"{name}-{when}-{number}"
-        about = {"run": name, "when": when, "number": number, "device": device, "judge": os.getpid()}
+        key = f"{name}-{when}-{number}-{JUDGE}"
+        about = {"run": name, "when": when, "number": number, "device": device, "judge": JUDGE}
         return journal.add(key, what="sample", **about, **asdict(look(folder, bench.gpu)))
 
     if not left or journal.seconds_left <= keep_s:

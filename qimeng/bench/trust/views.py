@@ -6,7 +6,7 @@ Deals in rows as plain data and in Markdown. Knows nothing about how rows are ma
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median, quantiles
+from statistics import geometric_mean, median, quantiles
 from typing import Any
 
 from qimeng.bench.markdown import markdown, number, percent
@@ -171,6 +171,20 @@ def stability(rows: Rows) -> str:
     return f"{_where(rows, PYTORCH)}\n\n{markdown(table)}"
 
 
+def recheck(rows: Rows) -> str:
+    """What became of stored winners before a later judge, by dtype and mode; then each that was refused."""
+    table = [["dtype, mode", "winners", "passed", "their time then over now, geometric mean", "least"]]
+    odd = [["winner", "refused at", "why"]]
+    for kind in dict.fromkeys(r["key"].partition(" ")[2] for r in rows):
+        mine = [r for r in rows if r["key"].partition(" ")[2] == kind]
+        ratios = [r["row_ms"] / r["ms"] for r in mine if r["ms"] and r["row_ms"]]
+        told = [number(geometric_mean(ratios) if ratios else None, 3), number(min(ratios, default=None), 3)]
+        table.append([kind, str(len(mine)), str(sum(r["gate"] == "passed" for r in mine)), *told])
+        odd += [[r["key"], r["gate"], r["error"]] for r in mine if r["gate"] != "passed"]
+    text = f"{_where(rows, PYTORCH)}\n\n{markdown(table)}"
+    return text if len(odd) == 1 else f"{text}\n{markdown(odd)}"
+
+
 def is_witnessed(row: dict[str, Any]) -> bool:
     """Whether the oracle saw a mutant wrong."""
     return bool(row["witness"]["found"] == "wrong")
@@ -225,6 +239,7 @@ JOURNALS: dict[str, Callable[[Rows], str]] = {
     "soak": soak,
     "cost": cost,
     "stability": stability,
+    "recheck": recheck,
 }
 """What a marker may ask for of rows of these measurements."""
 
@@ -236,6 +251,7 @@ __all__ = [
     "is_missed",
     "is_witnessed",
     "mutants",
+    "recheck",
     "soak",
     "stability",
     "survivors",
