@@ -17,7 +17,7 @@ from qimeng.envs.answers import amount_of, entry_of, launches_from, samples_of, 
 from qimeng.envs.clock import Clock
 from qimeng.envs.compile import Compilers, launches_nothing
 from qimeng.envs.forkserver import START_S, Process, WorkerFailed
-from qimeng.envs.judge import CLOCK_FROM_MS
+from qimeng.envs.judge import CLOCK_FROM_MS, RUNS, RUNS_OVERLAPPING
 from qimeng.envs.launches import LEAST, busy_ms, own_kernels, own_share
 from qimeng.envs.least_time import SHARE, above_peak
 from qimeng.envs.ranking import preferred
@@ -49,6 +49,10 @@ CLOCK_ROUNDS = 3
 become busy delays both), or that the GPU is held back for good."""
 PROFILER_S = 60.0
 """Seconds that listing the kernels of a call may take."""
+OVERLAPS = (
+    "{}: a product reads its left operand from registers while the next step makes another; CUDA before 13.3 may give "
+    "both the same (it was right in {} runs)"
+)
 UNPROVEN = "the profiler showed no kernels: the generated share is that of regions, by what they say of themselves"
 BUSY_SHARE, BUSY_MS = 1.3, 0.005
 """The profiler's kernels of a call may take so many times what the events say, and so many milliseconds more."""
@@ -81,6 +85,8 @@ class Run:
         refused: number of a candidate to why it does not go on.
         resources: number of a candidate to what its kernels need.
         kernels: number of a candidate to its own kernels (`qimeng.envs.launches.own_kernels`).
+        overlapping: number of a candidate to those of its kernels that may be wrong now and then, if any
+            (`qimeng.envs.kernel_facts.overlapping_reads`).
         times: number of a candidate to milliseconds of the region alone.
         gate: the gate that the program at hand has reached.
     """
@@ -96,6 +102,7 @@ class Run:
     refused: dict[int, Refusal] = field(default_factory=dict)
     resources: dict[int, Resources] = field(default_factory=dict)
     kernels: dict[int, dict[str, int | None]] = field(default_factory=dict)
+    overlapping: dict[int, list[str]] = field(default_factory=dict)
     times: dict[int, float] = field(default_factory=dict)
     gate: Gate = Gate.WRITE
 
@@ -125,6 +132,8 @@ class Run:
                 self.refused[i] = Refusal(Gate.RESOURCES, "resources", too_much)
             if table:
                 self.resources[i] = largest(kernels)
+                if overlapping := sorted({k.name for k in kernels if k.overlaps}):
+                    self.overlapping[i] = overlapping
                 candidate = self.candidates[i]
                 parts = [(candidate.implementation(r), table.get(r.signature)) for r in candidate.regions]
                 self.kernels[i] = own_kernels((m, c) for m, c in parts if m.generated)
@@ -331,7 +340,8 @@ class Run:
             worker.call("forget_region", owner.limit_s)
             made = [c.digest for c in map(candidate.implementation, candidate.regions) if c.generated]
             worker.call("load", owner.limit_s, source="" if candidate.fallback else candidate.source, digests=made)
-            verdict = owner.judge.check(worker, self.trials(), lambda: owner.step_aside(self.clock))
+            runs = RUNS_OVERLAPPING if i in self.overlapping else RUNS
+            verdict = owner.judge.check(worker, self.trials(), lambda: owner.step_aside(self.clock), runs)
             if verdict.ok and self.thorough and not candidate.fallback:
                 verdict = replace(owner.judge.check_guards(worker), accuracy=verdict.accuracy, notes=verdict.notes)
             if verdict.failure is not None:
@@ -367,7 +377,7 @@ class Run:
                 resources=self.resources.get(i),
                 peak_bytes=None if peak_bytes is None else int(peak_bytes),
                 eager_peak_bytes=eager_peak_bytes,
-                notes=(*verdict.notes, *self._remarks(timing), *self._on_clocks(watch)),
+                notes=(*verdict.notes, *self._remarks(timing), *self._on_clocks(watch), *self._on_overlaps(i)),
             )
             found = self._profiled(worker, candidate, found)
         with owner.turn("check", self.clock):
@@ -412,6 +422,10 @@ class Run:
             return remarks
         note = above_peak(owner.graph, timing.device_ms, owner.device, owner.spec.mode)
         return remarks if note is None else (*remarks, note)
+
+    def _on_overlaps(self, i: int) -> tuple[str, ...]:
+        """What is to be said of kernels that the assembler may have made wrong."""
+        return tuple(OVERLAPS.format(name, RUNS_OVERLAPPING) for name in self.overlapping.get(i, ()))
 
     def _on_clocks(self, watch: Watch) -> tuple[str, ...]:
         """What is to be said of the GPU's clocks while it was timed."""

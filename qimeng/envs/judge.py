@@ -31,7 +31,9 @@ from qimeng.interfaces import Accuracy
 
 RUNS = 3
 """Times that the first trial is run."""
-NOT_REPEATABLE = f"not repeatable bit for bit: {RUNS} runs on the same inputs differ, each within its error budget"
+RUNS_OVERLAPPING = 16
+"""The same where a kernel may be wrong now and then (`qimeng.envs.kernel_facts.overlapping_reads`)."""
+NOT_REPEATABLE = "not repeatable bit for bit: {} runs on the same inputs differ, each within its error budget"
 
 CLOCK_SHARE = {"cuda": 0.8, "cpu": 0.4}
 """Least share of the judge's own time that an event time must reach; judge and worker may be given a CPU's cores in
@@ -141,16 +143,23 @@ class Judge:
         """Seconds that a call may take."""
         return self._limit()
 
-    def check(self, worker: Process, trials: Iterable[Trial], between: Callable[[], None] = lambda: None) -> Verdict:
+    def check(
+        self,
+        worker: Process,
+        trials: Iterable[Trial],
+        between: Callable[[], None] = lambda: None,
+        runs: int = RUNS,
+    ) -> Verdict:
         """Try the program that the worker has loaded.
 
-        The first trial is run three times; every run has to be right, and runs that differ are noted. The outputs of
+        The first trial is run a few times; every run has to be right, and runs that differ are noted. The outputs of
         the first call are looked at again after the last, since none may have touched them.
 
         Args:
             worker: with the program loaded.
             trials: what to try it on.
             between: called between two runs.
+            runs: of the first trial.
 
         Raises:
             WorkerFailed: the worker crashed, hung, ran out of memory, or its program raised.
@@ -165,16 +174,16 @@ class Judge:
         while trial is not None and error is None:
             if number:
                 between()
-            found, error = self._one(worker, number, trial, tally)
+            found, error = self._one(worker, number, trial, tally, runs)
             first = first or (trial, found.facts)
-            if number < RUNS:
+            if number < runs:
                 sums.add(tuple(accuracy.checksum(x) for x in found.tensors))
                 tally.trials = 1
             del found
             number += 1
             if error is None and number > 1:
                 worker.call("release", self.limit_s, keep=[0], tidy=refs.plan.tidy)
-            if number >= RUNS:
+            if number >= runs:
                 if refs.plan.tidy:
                     first[0].eager.clear()
                 trial = None  # its memory may be what the next one needs
@@ -182,7 +191,7 @@ class Judge:
         if error is None and first is not None:
             error = self._look_again(worker, *first)
         worker.call("release", self.limit_s, tidy=refs.plan.tidy)
-        notes = (NOT_REPEATABLE,) if len(sums) > 1 else ()
+        notes = (NOT_REPEATABLE.format(runs),) if len(sums) > 1 else ()
         return Verdict(tally.accuracy(refs.kind, refs.dropped), None if error is None else "wrong", error, notes)
 
     def check_guards(self, worker: Process) -> Verdict:
@@ -297,7 +306,9 @@ class Judge:
         error, text = accuracy.check(actual, trial.expected[number])
         return text if text and self.references.look_again(trial, number, actual, error) is None else None
 
-    def _one(self, worker: Process, number: int, trial: Trial, tally: Tally) -> tuple[Comparison, str | None]:
+    def _one(
+        self, worker: Process, number: int, trial: Trial, tally: Tally, runs: int
+    ) -> tuple[Comparison, str | None]:
         refs = self.references
         answer = worker.call(
             "trial",
@@ -327,8 +338,8 @@ class Judge:
         where = f"on inputs {trial.draw.distribution!r}"
         if trial.draw.parameter_seed is not None:
             where += " and parameters changed by load_state_dict"
-        if 0 < number < RUNS:
-            where += f", run {number + 1} of {RUNS}"
+        if 0 < number < runs:
+            where += f", run {number + 1} of {runs}"
         return found, f"{where}: {text}"
 
     def _look_again(self, worker: Process, trial: Trial, facts: Facts) -> str | None:

@@ -34,6 +34,7 @@ class KernelFacts:
         dots: operand dtypes of its tensor-core instructions (``"tf32"``, ``"bf16"``, ``"f16"``).
         warpgroup: those are the instructions of whole warp groups that Hopper and later need for their full rate.
         instructions: instructions in the PTX or AMD assembly text.
+        overlaps: a product that reads registers may be under way while they are written anew (`overlapping_reads`).
     """
 
     name: str
@@ -50,6 +51,7 @@ class KernelFacts:
     dots: tuple[str, ...] = ()
     warpgroup: bool = False
     instructions: int = 0
+    overlaps: bool = False
 
     @property
     def blocks(self) -> int:
@@ -93,6 +95,7 @@ def facts_of(
         dots=dot_types(text),
         warpgroup="wgmma.mma_async" in text or "tcgen05.mma" in text,
         instructions=len(_INSTRUCTION.findall(text)),
+        overlaps=overlapping_reads(text),
     )
 
 
@@ -135,6 +138,22 @@ def dot_types(assembly: str) -> tuple[str, ...]:
     return tuple(sorted({m for pattern in _DOTS for m in pattern.findall(assembly)}))
 
 
+_FROM_REGISTERS = re.compile(r"wgmma\.mma_async\S+ \{[^}]*\}, \{")
+_STILL_PENDING = re.compile(r"wgmma\.wait_group\.sync\.aligned\s+[1-9]")
+
+
+def overlapping_reads(ptx: str) -> bool:
+    """Whether a kernel goes on while a product of its left operand's registers is under way.
+
+    It is right as it stands, but the assembler of CUDA before 13.3 may write those registers too early, so that some
+    results are wrong now and then (github.com/triton-lang/triton/issues/9433, pull/11781; seen with Triton 3.6).
+
+    >>> overlapping_reads("wgmma.mma_async.sync.aligned.m64n8k8 {%r1}, {%r2}, %rd1; wgmma.wait_group.sync.aligned 3;")
+    True
+    """
+    return bool(_FROM_REGISTERS.search(ptx) and _STILL_PENDING.search(ptx))
+
+
 def _tensor_bytes(arguments: Iterable[Any]) -> int:
     storages: dict[int, tuple[int, dict[tuple[int, int], int]]] = {}
     for a in arguments:
@@ -146,4 +165,4 @@ def _tensor_bytes(arguments: Iterable[Any]) -> int:
     return sum(min(total, sum(views.values())) for total, views in storages.values())
 
 
-__all__ = ["KernelFacts", "dot_types", "facts_of", "registers_of"]
+__all__ = ["KernelFacts", "dot_types", "facts_of", "overlapping_reads", "registers_of"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,9 @@ from torch.nn import functional
 from qimeng.device import DEVICES
 from qimeng.envs.compile import Compilers, job_of
 from qimeng.envs.gpu import shared_server
+from qimeng.envs.kernel_facts import KernelFacts
+from qimeng.graph.region import Region
+from qimeng.program.program import Implementation
 from tests.coder.test_gemm import Call, Case, _measure, _printed, mm, shapes
 
 LARGE = {"block_m": 128, "block_n": 128, "block_k": 32, "warps": 8, "stages": 4, "descriptors": True}
@@ -43,23 +46,31 @@ MIXED["computed half"] = Case(
 )
 
 
-FROM_REGISTERS = re.compile(r"wgmma\.mma_async\S+ \{[^}]*\}, \{")
-PENDING = re.compile(r"wgmma\.wait_group\.sync\.aligned (\d+)")
+def compiled_product(region: Region, implementation: Implementation, cache: Path) -> KernelFacts:
+    """What the compiler says of the main kernel for an H200."""
+    cache.mkdir()
+    compilers = Compilers(shared_server(), DEVICES["h200"], str(cache), 2, 120.0)
+    (found,) = compilers.compile([job_of(region, implementation)])
+    assert found.error is None
+    return next(kernel for kernel in found.kernels if kernel.name.endswith("_product"))
 
 
 @pytest.mark.parametrize("name", MIXED)
 def test_no_operand_is_made_while_the_tensor_cores_read_registers(name: str, tmp_path: Path) -> None:
     for number, changes in enumerate(MIXED[name].schedules):
         _, region, _, implementation = _printed(MIXED[name], number, changes)
-        cache = tmp_path / str(number)
-        cache.mkdir()
-        compilers = Compilers(shared_server(), DEVICES["h200"], str(cache), 2, 120.0)
-        (found,) = compilers.compile([job_of(region, implementation)])
-        assert found.error is None
-        (ptx,) = [path.read_text() for path in cache.rglob("*product*.ptx")]
-        assert "wgmma.mma_async" in ptx
-        if FROM_REGISTERS.search(ptx):
-            assert set(PENDING.findall(ptx)) == {"0"}, changes
+        product = compiled_product(region, implementation, tmp_path / str(number))
+        assert product.warpgroup and not product.overlaps, changes
+
+
+def test_a_kernel_that_goes_on_meanwhile_is_known(tmp_path: Path) -> None:
+    case = MIXED["tf32, b packed"]
+    _, region, _, implementation = _printed(case, 0, case.schedules[0])
+    lines = implementation.source.splitlines()
+    kept = [line for line in lines if "until the product is done" not in line]
+    assert len(kept) == len(lines) - 1
+    hasty = replace(implementation, source="\n".join(kept) + "\n")
+    assert compiled_product(region, hasty, tmp_path / "cache").overlaps
 
 
 @pytest.mark.gpu
