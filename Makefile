@@ -22,13 +22,13 @@ demo: setup
 	$(BIN)/qimeng optimize examples/softmax_problem.py --out runs/demo
 
 test: setup
-	$(BIN)/python -m pytest --slow -n $(WORKERS)
+	$(BIN)/python -m pytest --slow -n $(WORKERS) --dist worksteal
 
 check: setup
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 format: setup
 	$(BIN)/ruff check --fix

@@ -18,10 +18,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if needs_gpu and not _has_gpu():
         for item in needs_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+    slow = [item for item in items if item.get_closest_marker("slow")]
     if not config.getoption("--slow"):
-        for item in items:
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+        for item in slow:
+            item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+    first = {item.path for item in slow}  # whole files, which share what they set up, so that none is left to the end
+    items.sort(key=lambda item: item.path not in first)
 
 
 def _has_gpu() -> bool:
