@@ -31,6 +31,8 @@ _STEP, _POWERS = 0.25, (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)
 """Rounded values are multiples of a quarter of the deviation, which is a power of two, by the seed. Zeros and equal
 values, which numbers drawn at random hardly ever are, are among them, and nobody knows their size before."""
 
+_FACTORS = {"x3": 3.0, "x0.01": 0.01, "negated": -1.0}
+
 _ALLOWED = {
     "real": DISTRIBUTIONS,
     "positive": ("given", "x3", "x30", "x0.01"),
@@ -65,7 +67,7 @@ def redistribute(x: Any, domain: str, distribution: str, seed: int) -> Any:
         scale = 2.0 ** random.Random(seed).choice(_POWERS)
         once.div_(_STEP).round_().mul_(_STEP * scale)
     else:
-        factor = {"x3": 3.0, "x30": 0.0, "x0.01": 0.01, "negated": -1.0}[distribution] or _largest_factor(x)
+        factor = _largest_factor(x) if distribution == "x30" else _FACTORS[distribution]
         torch.mul(unexpanded(x), factor, out=once)
     return out
 

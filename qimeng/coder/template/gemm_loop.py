@@ -10,7 +10,7 @@ while the next step's operand is made, and the assembler of CUDA before 13.3 giv
 (github.com/triton-lang/triton/issues/9433 and pull/11781; on an H200 under Triton 3.6, 8 x 128 results were wrong here
 and there, others in each run). Where the right operand is not made in registers as well, which has every step wait
 anyhow, such a step ends with a `tl.where` that changes nothing: reading the accumulator waits for the tensor cores. It
-costs 2 to 5 % with tiles of 128 x 128 and up to 45 % with 128 x 256, where packing the operand is faster.
+costs at most 5 % with tiles of 128 x 128 and up to 45 % with 128 x 256, where packing the operand is faster.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def promotion(plan: GemmPlan, schedule: Schedule) -> int:
     Measured: the bias of a truncated accumulator is 2.7e-6 after 1024 elements of the depth (512 where the small
     products are interleaved). Short depths need half of that, and so do long ones, of which PyTorch adds up parts
     apart: the judge's floor is all they are allowed. Of 4 million results of a depth of 32768, promoted every 512, the
-    worst was 1.9e-5 off in one evaluation of seven, where 1.3e-5 is allowed; every 256 takes 3.7 % longer. The sums of
+    worst was 1.9e-5 off in one evaluation of five, where 1.3e-5 is allowed; every 256 takes 3.7 % longer. The sums of
     `VERY_LONG` depths have a budget that allows more, at most half of it for the bias. TF32 and one plane of fp16 allow
     1e-5, which they reach at a depth of 8192; half dtypes never do.
     """
