@@ -49,7 +49,7 @@ class EstimatingEvaluator(Evaluator):
         estimated: True: times are the model's.
     """
 
-    version = 5
+    version = 6
     estimated = True
 
     def __init__(

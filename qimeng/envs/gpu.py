@@ -91,7 +91,7 @@ class GpuEvaluator(Evaluator):
         spent: wall seconds by part, from the making of this on, over all evaluations.
     """
 
-    version = 11
+    version = 12
     estimated = False
 
     def __init__(

@@ -33,6 +33,7 @@ from qimeng.envs.worker import Draw, Parameters
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import longest_reduction
 from qimeng.spec import DISTRIBUTIONS, KernelSpec, applies
+from qimeng.spec.distributions import SECRET_SIZE
 
 NOT_FINITE_LIMIT = 0.01
 """Largest share of values that are not finite; a distribution above it is dropped."""
@@ -150,8 +151,9 @@ class References:
             del trial
 
     def every_distribution(self) -> Iterable[Trial]:
-        """New trials, one for each distribution and one more with the spec's own parameters."""
-        for distribution, perturbed in [("given", False), *((d, True) for d in self.distributions)]:
+        """New trials: one for each distribution, two for those of secret size, one with the spec's own parameters."""
+        again = [d for d in self.distributions if d in SECRET_SIZE]
+        for distribution, perturbed in [("given", False), *((d, True) for d in (*self.distributions, *again))]:
             if distribution in self.dropped:
                 continue
             trial = self.make(self._new_draw(distribution, perturbed and self.has_state))

@@ -18,6 +18,10 @@ DISTRIBUTIONS = ("given", "normal", "x3", "x30", "x0.01", "negated", "rounded")
 normal, of few values. Times 30, exponentials overflow where nothing keeps them from it: what is large as given is made
 larger by less (see `WIDEST`)."""
 
+SECRET_SIZE = ("normal", "rounded")
+"""Those of a size that nobody knows before: a program that goes by the size of its inputs meets one that it takes for a
+usual one now and then, so that a final verification draws them twice."""
+
 WIDEST = 32.0
 """Root mean square that times 30 does not exceed: powers of two take its place, 1 at least. Of logits of a thousand,
 which no model has, good formulas give a few wrong digits: exp(x - logsumexp(x)) loses what one rounding of the sum's

@@ -48,7 +48,7 @@ def test_trials_start_with_the_specs_own_parameters_and_vary_from_there():
     assert kinds[:2] == [("given", False), ("given", True)]
     assert {d for d, _ in kinds[2:]} == {"normal", "x3", "x30", "x0.01", "negated", "rounded"}
     assert [bool(t.eager) for t in refs.trials(3)] == [True, False, False]
-    assert len(list(refs.every_distribution())) == 8
+    assert len(list(refs.every_distribution())) == 10, "those of secret size twice"
 
 
 def test_exponentials_that_nothing_keeps_from_overflowing_are_seen():
