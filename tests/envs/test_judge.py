@@ -18,6 +18,7 @@ from qimeng.interfaces import Evaluation, Gate, Patch
 from qimeng.program.program import Implementation, Program, torch_implementation
 from qimeng.program.schedule import Schedule
 from qimeng.spec import DISTRIBUTIONS, KernelSpec
+from qimeng.spec.distributions import SECRET_SIZE
 from qimeng.testing import FakeClock
 
 
@@ -185,7 +186,9 @@ def test_a_time_above_the_tensor_cores_peak_is_flagged_and_not_refused(evaluator
 
 def test_final_uses_every_distribution_and_takes_turns_with_eager(evaluator, program):
     found = evaluator.final(program)
-    assert found.ok and found.accuracy is not None and found.accuracy.trials == len(DISTRIBUTIONS) + 1, found.error
+    assert (
+        found.ok and found.accuracy is not None and found.accuracy.trials == len(DISTRIBUTIONS) + len(SECRET_SIZE) + 1
+    ), found.error
     assert set(evaluator.turns) == {"candidate", "eager"}
     assert evaluator.turns["eager"].calls >= 25
 

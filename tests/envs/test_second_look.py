@@ -22,6 +22,7 @@ from qimeng.graph.region import merge
 from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
 from qimeng.spec import DISTRIBUTIONS, KernelSpec
+from qimeng.spec.distributions import SECRET_SIZE
 
 CPU = torch.device("cpu")
 State = dict[str, torch.Tensor]
@@ -83,7 +84,7 @@ def test_an_honest_program_is_out_of_bounds_now_and_then_and_never_refused():
         for seed in range(6)
         for look in looks(linear_batch_norm(seed), [honest, lambda s, x: honest(s, x, True)], rounds=15)
     ]
-    assert len(found) == 6 * 15 * (len(DISTRIBUTIONS) + 1) * 2
+    assert len(found) == 6 * 15 * (len(DISTRIBUTIONS) + len(SECRET_SIZE) + 1) * 2
     assert sum(not first for first, _ in found) >= 3, "what this test is about does not happen any more"
     assert all(second for _, second in found)
 
