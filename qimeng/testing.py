@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from qimeng.actions import MAX_ALTERNATIVES, Context, check_schedule, kind_named
 from qimeng.actions.graph_kinds import fused_partition, fused_region
@@ -225,6 +226,7 @@ class ScriptedPlanner(Planner):
         return Action("stop")
 
 
+@cache
 def sample_graph() -> OpGraph:
     """The graph of ``softmax(relu(linear(x)) * 2 + 1)``, x of 4096 x 512: five operators of three families."""
     import torch

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+# Before torch is imported, and for the processes that tests start: more threads than cores wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,7 +7,6 @@ comes back has not been executed here. Knows nothing about kernels.
 from __future__ import annotations
 
 import ast
-import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -24,9 +23,10 @@ from qimeng.coder.llm.words import Words
 from qimeng.envs.channel import Channel
 from qimeng.envs.degenerate import degenerate
 from qimeng.envs.described import disagreement, read_words
-from qimeng.envs.forkserver import PRELOAD, ForkServer, WorkerFailed
+from qimeng.envs.forkserver import ForkServer, WorkerFailed
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.service import Refused, serve
+from qimeng.envs.shared_server import shared_server
 from qimeng.envs.static_pass import look as look_at
 from qimeng.errors import SpecError
 from qimeng.spec import KernelSpec
@@ -125,19 +125,19 @@ def spec_from_text(
     asked = Words(prompts)
     messages = [Message("system", asked.fill("describe")), Message("user", words)]
     text, seen, problem = "", Seen(), "the model wrote nothing"
-    with contextlib.closing(ForkServer(PRELOAD)) as server:  # it gets ready while the model writes
-        for left in range(repairs, -1, -1):
-            reply = next(iter(chat.ask(messages)))
-            try:
-                text = read_file(reply)
-                seen = try_text(text, server)
-                problem = seen.problem or disagreement(stated, seen.shapes, text) or ""
-            except ChatError as error:
-                problem = str(error)
-            if not problem or not left:
-                break
-            told = asked.fill("describe-repair", problem=fenced(clipped(problem, 2000), "what is wrong", "text"))
-            messages = [*messages[:2], Message("assistant", clipped(reply.text, 20_000)), Message("user", told)]
+    server = shared_server()  # it gets ready while the model writes
+    for left in range(repairs, -1, -1):
+        reply = next(iter(chat.ask(messages)))
+        try:
+            text = read_file(reply)
+            seen = try_text(text, server)
+            problem = seen.problem or disagreement(stated, seen.shapes, text) or ""
+        except ChatError as error:
+            problem = str(error)
+        if not problem or not left:
+            break
+        told = asked.fill("describe-repair", problem=fenced(clipped(problem, 2000), "what is wrong", "text"))
+        messages = [*messages[:2], Message("assistant", clipped(reply.text, 20_000)), Message("user", told)]
     if not text:
         raise SpecError(f"no file came of it: {problem}")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,6 @@ from qimeng.device import Device
 from qimeng.envs.clock import Clock
 from qimeng.envs.compile import Compilers, launches_nothing
 from qimeng.envs.crosscompile import Compiled
-from qimeng.envs.forkserver import ForkServer
 from qimeng.envs.interpret import Checked, Interpreter
 from qimeng.envs.judge import Verdict
 from qimeng.envs.kernel_facts import KernelFacts
@@ -24,6 +23,7 @@ from qimeng.envs.resources import largest, refusal, too_many_spills
 from qimeng.envs.roofline import eager_ms
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.sanitizer import check_tools
+from qimeng.envs.shared_server import shared_server
 from qimeng.envs.static_pass import advised
 from qimeng.graph.region import Region
 from qimeng.interfaces import Coder, Evaluation, Evaluator, Facts, Gate, Patch, Timing
@@ -49,7 +49,7 @@ class EstimatingEvaluator(Evaluator):
         estimated: True: times are the model's.
     """
 
-    version = 6
+    version = 7
     estimated = True
 
     def __init__(
@@ -64,8 +64,7 @@ class EstimatingEvaluator(Evaluator):
         self.spec, self.device, self._coder = spec, device, coder
         if cache_dir is not None:
             Path(cache_dir).mkdir(parents=True, exist_ok=True)
-        self._server = ForkServer()
-        self._compilers = Compilers(self._server, device, cache_dir, processes, sandbox=sandbox)
+        self._compilers = Compilers(shared_server(), device, cache_dir, processes, sandbox=sandbox)
         self._interpreter = Interpreter(spec, coder, sandbox=sandbox)
         self._checked: dict[str, Checked] = {}
         self._tools: tuple[str, ...] = ()
@@ -95,9 +94,8 @@ class EstimatingEvaluator(Evaluator):
         self._tools = check_tools(tools)
 
     def close(self) -> None:
-        """End the compiling and interpreting processes."""
-        self._server.close()
-        self._interpreter.close()
+        """Forget what was checked; no process outlives an evaluation."""
+        self._checked.clear()
 
     # -- parts, asked by a run
 

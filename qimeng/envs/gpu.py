@@ -6,7 +6,6 @@ are in `qimeng.envs.gates`. Knows nothing about actions, coders or planners.
 
 from __future__ import annotations
 
-import atexit
 import random
 import select
 import shutil
@@ -14,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,6 +31,7 @@ from qimeng.envs.least_time import least_ms
 from qimeng.envs.reference import References
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.sanitizer import check_tools, sanitize
+from qimeng.envs.shared_server import shared_server
 from qimeng.envs.static_pass import advised
 from qimeng.envs.throttle import Reader, reader_for
 from qimeng.envs.timing import Effort, Samples
@@ -91,7 +91,7 @@ class GpuEvaluator(Evaluator):
         spent: wall seconds by part, from the making of this on, over all evaluations.
     """
 
-    version = 12
+    version = 13
     estimated = False
 
     def __init__(
@@ -450,12 +450,4 @@ def _add(table: dict[str, Samples], name: str, samples: Samples) -> None:
     table[name] = table[name] + samples if name in table else samples
 
 
-@lru_cache(1)
-def shared_server() -> ForkServer:
-    """The fork server that the evaluators of this process share; it ends with the process."""
-    server = ForkServer()
-    atexit.register(server.close)
-    return server
-
-
-__all__ = ["GpuEvaluator", "shared_server"]
+__all__ = ["GpuEvaluator"]

@@ -24,6 +24,7 @@ from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.modes import precision
 from qimeng.envs.reference import References
 from qimeng.envs.sandbox import DEFAULT
+from qimeng.envs.shared_server import shared_server
 from qimeng.envs.trials import Trial
 from qimeng.envs.worker import Setup
 from qimeng.errors import CoderError
@@ -83,7 +84,6 @@ class Interpreter:
     Args:
         spec: what is computed.
         coder: prints programs for the reduced size, where it can (`Reprints`).
-        server: starts the processes; one is started, and closed with this object, where None.
         trials: draws of inputs and parameters that a program must pass.
         call_s: seconds that a call may take.
         sandbox: level of the processes' sandbox; see `ForkServer.start`.
@@ -96,7 +96,6 @@ class Interpreter:
         self,
         spec: KernelSpec,
         coder: Coder | None = None,
-        server: ForkServer | None = None,
         trials: int = TRIALS,
         call_s: float = CALL_SECONDS,
         sandbox: str = DEFAULT,
@@ -104,20 +103,11 @@ class Interpreter:
         self._sandbox = sandbox
         self.layers: tuple[str, ...] = ()
         self.spec, self._coder, self._trials, self._call_s = spec, coder, trials, call_s
-        self._server, self._owns_server = server, server is None
         self._full: _Stage | None = None
 
     def start(self) -> ForkServer:
         """Start the fork server, so that its imports run while something else does."""
-        if self._server is None:
-            self._server = ForkServer(PRELOAD)
-        return self._server
-
-    def close(self) -> None:
-        """End the fork server, where it is this object's own."""
-        if self._server is not None and self._owns_server:
-            self._server.close()
-            self._server = None
+        return shared_server(PRELOAD)
 
     def check(self, program: Program, kernels: Sequence[KernelFacts] = ()) -> Checked:
         """Run `program` on the CPU and hold it against the reference.

@@ -25,8 +25,9 @@ of bounds in one trial of some 200, and a few of these need more than 16."""
 NEARBY_ELEMENTS, FEWEST = 1 << 22, 4
 """Elements, inputs and outputs, that all of them may have together, but for so many trials: larger ones leave little to
 luck, unless all hangs on the few elements whose terms nearly cancel."""
-FAR = 16.0
-"""Times its budget from which an error is not looked at again."""
+FAR = (256.0, 64.0, 16.0)
+"""Times its budget from which an error is not looked at again: at first, after one more look, and from then on. Where a
+single rounding decides all (two logits that are nearly the same), eager was lucky once, hardly twice."""
 
 
 def most_nearby(elements: int) -> int:
@@ -42,11 +43,11 @@ def second_look(error: Error, expected: Callable[[], Expected], look: Callable[[
         expected: tells what is expected by now.
         look: makes one more trial nearby and widens what is expected; False where no more are to be made.
     """
-    if not error.within(expected().budget * FAR):
-        return None
+    looks = 0
     while not error.within(expected().budget):
-        if not look():
+        if not error.within(expected().budget * FAR[min(looks, len(FAR) - 1)]) or not look():
             return None
+        looks += 1
     return expected()
 
 

@@ -6,11 +6,10 @@ The judge's side is `TorchCompile`; `compile_module` runs in the process. Knows 
 
 from __future__ import annotations
 
-import atexit
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from qimeng.envs.baseline import ask_times
 from qimeng.envs.device_lock import DeviceLock
 from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed
+from qimeng.envs.shared_server import shared_server
 from qimeng.envs.timing import Effort, Samples
 from qimeng.envs.worker import Setup
 
@@ -50,12 +50,9 @@ def compiled_name(mode: str) -> str:
     return "compile" if mode == "default" else f"compile-{mode}"
 
 
-@lru_cache(1)
 def compile_server() -> ForkServer:
     """The fork server of the compiling processes, with TorchInductor loaded; it ends with this process."""
-    server = ForkServer(PRELOAD)
-    atexit.register(server.close)
-    return server
+    return shared_server(PRELOAD)
 
 
 class TorchCompile:

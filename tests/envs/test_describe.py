@@ -84,17 +84,13 @@ def test_a_file_agrees_where_its_extents_do() -> None:
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts are tried in this process, which is faster; `test_a_spec_from_words` shows the real way."""
 
-    class Nothing:
-        def close(self) -> None:
-            pass
-
     def try_here(text: str, server: object) -> Seen:
         try:
             return Seen(problem=screen(text) or "") if screen(text) else Seen.from_data(look(text))
         except Refused as refused:
             return Seen(problem=f"it does not run: {refused}")
 
-    monkeypatch.setattr("qimeng.envs.describe.ForkServer", lambda preload: Nothing())
+    monkeypatch.setattr("qimeng.envs.describe.shared_server", lambda: None)
     monkeypatch.setattr("qimeng.envs.describe.try_text", try_here)
 
 

@@ -11,7 +11,8 @@ import torch
 
 from qimeng.envs.clock import Clock
 from qimeng.envs.device_lock import DeviceLock
-from qimeng.envs.gpu import GpuEvaluator, shared_server
+from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.shared_server import shared_server
 from qimeng.envs.timing import Samples
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Evaluation, Gate, Patch

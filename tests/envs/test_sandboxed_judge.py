@@ -15,9 +15,10 @@ from qimeng.envs.compile import Compilers, Job
 from qimeng.envs.crosscompile import compile_here
 from qimeng.envs.estimate import EstimatingEvaluator
 from qimeng.envs.forkserver import ForkServer
-from qimeng.envs.gpu import GpuEvaluator, shared_server
+from qimeng.envs.gpu import GpuEvaluator
 from qimeng.envs.sandbox import Sandbox
 from qimeng.envs.service import serve
+from qimeng.envs.shared_server import shared_server
 from qimeng.graph.opgraph import Meta
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Evaluation, Gate, Patch, Request

@@ -117,21 +117,24 @@ def test_logits_that_are_nearly_the_same_are_no_reason_to_refuse_an_honest_progr
     """Which of two keys a query attends to hangs on how the sums were rounded, where logits go into the hundreds."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        k = torch.cat([k, 1.0001 * k])
         return torch.softmax(q @ k.t(), -1) @ v
 
     def in_two_parts(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        k = torch.cat([k, 1.0001 * k])
         return torch.softmax(q[:, :16] @ k[:, :16].t() + q[:, 16:] @ k[:, 16:].t(), -1) @ v
 
     torch.manual_seed(0)
-    inputs = torch.randn(300, 32), torch.randn(32, 32), torch.randn(32, 16)
+    inputs = torch.randn(1, 32), torch.randn(16, 32), torch.randn(32, 16)
     draw_seed, first = partial(random.Random(0).getrandbits, 62), 0
     refs = References(KernelSpec.from_function(attention, inputs), None, CPU, draw_seed)
-    for _ in range(10):
+    refs.dropped.update(set(DISTRIBUTIONS) - {"x30"})
+    for _ in range(60):
         for trial in refs.every_distribution():
             y = in_two_parts(*refs.inputs(trial.draw))
             error, text = accuracy.check(y, trial.expected[0])
             first += text is not None
-            assert text is None or refs.look_again(trial, 0, y, error) is not None, trial.draw.distribution
+            assert text is None or refs.look_again(trial, 0, y, error) is not None
     assert first > 0, "what this test is about does not happen any more"
 
 
@@ -201,8 +204,12 @@ def test_a_second_look_ends_as_soon_as_it_can_and_is_refused_to_what_is_far_off(
     assert second_look(Error(1e-5, 1e-6), lambda: expected[0], look) == expected[0]
     assert len(asked) == 3 and expected[0].budget.max == pytest.approx(1.2e-5)
     assert second_look(Error(1e-4, 1e-6), lambda: expected[0], look) is None and len(asked) == 5
-    far = expected[0].budget.max * FAR * 1.01
+    far = expected[0].budget.max * FAR[0] * 1.01
     assert second_look(Error(far, 1e-6), lambda: expected[0], look) is None and len(asked) == 5
+    for number, share in enumerate(FAR):
+        asked.clear()
+        assert second_look(Error(expected[0].budget.max * share * 0.99, 1e-6), lambda: expected[0], look) is None
+        assert len(asked) == (1, 2, 5)[number], "one more look for what is far off, two for what is nearer"
     assert second_look(Error(float("nan"), 1e-6), lambda: expected[0], look) is None and len(asked) == 5
     assert most_nearby(10) == NEARBY_TRIALS and most_nearby(1 << 20) == 4 and most_nearby(1 << 30) == 4
 
@@ -255,4 +262,4 @@ def test_a_region_gets_a_second_look_too(tmp_path):
     assert region.look_again(number, lucky.value, lucky.floor * 0.9) is not None
     assert region.expected[number].floor.max >= 0.9 * lucky.floor.max
     assert torch.equal(region.expected[number].value, lucky.value)
-    assert region.look_again(number, lucky.value, region.expected[number].budget * 2 * FAR) is None
+    assert region.look_again(number, lucky.value, region.expected[number].budget * 2 * FAR[0]) is None

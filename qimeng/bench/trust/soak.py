@@ -15,7 +15,8 @@ from pathlib import Path
 
 from qimeng.bench.trust.journal import Data, Journal
 from qimeng.bench.trust.machine import look
-from qimeng.envs.gpu import GpuEvaluator, shared_server
+from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.shared_server import close_shared_servers
 from qimeng.exploits import EXPLOITS, HONEST_CASES, Case, program_of, spec_of
 from qimeng.exploits.cases import MARK
 from qimeng.graph.opgraph import OpGraph
@@ -246,9 +247,7 @@ def run_pass(
         yield sample("before the end", left[-1].number)
     finally:
         bench.close()
-        if shared_server.cache_info().currsize:
-            shared_server().close()
-            shared_server.cache_clear()
+        close_shared_servers()
     yield sample("closed", left[-1].number)
 
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed
-from qimeng.envs.gpu import shared_server
+from qimeng.envs.forkserver import START_S, Process, WorkerFailed
 from qimeng.envs.interpret import PRELOAD, gpu_arithmetic
 from qimeng.envs.interpreter import ENVIRONMENT
 from qimeng.envs.judge import Judge, Verdict
 from qimeng.envs.modes import precision
 from qimeng.envs.reference import References
 from qimeng.envs.sandbox import DEFAULT
+from qimeng.envs.shared_server import shared_server
 from qimeng.envs.worker import Setup
 from qimeng.graph.opgraph import OpGraph
 from qimeng.program.program import Program
@@ -62,7 +62,7 @@ class Verdicts:
     def __init__(self, spec: KernelSpec, graph: OpGraph, device: str, sandbox: str = DEFAULT):
         self.device, self.sandbox = device, sandbox
         interpreted = device == "cpu"
-        self._server = ForkServer(PRELOAD) if interpreted else shared_server()
+        self._server = shared_server(PRELOAD) if interpreted else shared_server()
         self._target = "qimeng.envs.interpreter:main" if interpreted else "qimeng.envs.worker:main"
         place = torch.device("cpu") if interpreted else torch.device(device, 0)
         self._setup = Setup(spec.to_bytes(), spec.mode, str(place))
@@ -71,10 +71,8 @@ class Verdicts:
         self._judge = Judge(self.references, lambda: CALL_S)
 
     def close(self) -> None:
-        """End the processes and give the memory back."""
+        """Give the memory back."""
         self.references.release()
-        if self.device == "cpu":
-            self._server.close()
 
     def judge(self, program: Program) -> Judged:
         """The verdict on `program`: as in a search, and if that is good as in the final verification."""

@@ -73,9 +73,9 @@ def test_check_and_capture(number: int) -> None:
 @pytest.mark.slow
 def test_drawn_graphs_are_different_and_hardly_any_is_reserved() -> None:
     """A sample, for time's sake; of the first 2,300 of seed 0 all were different and two were reserved."""
-    found = [signatures_of(draw(0, 28 * number).spec) for number in range(60)]
+    found = [signatures_of(draw(0, 70 * number).spec) for number in range(24)]
     free = {s.whole for s in found if s.structure not in reserved()}
-    assert len(free) >= 58
+    assert len(free) >= 23
 
 
 def _captured(index: int) -> None:
