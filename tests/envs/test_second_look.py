@@ -82,10 +82,10 @@ def test_an_honest_program_is_out_of_bounds_now_and_then_and_never_refused():
     found = [
         look
         for seed in range(6)
-        for look in looks(linear_batch_norm(seed), [honest, lambda s, x: honest(s, x, True)], rounds=15)
+        for look in looks(linear_batch_norm(seed), [honest, lambda s, x: honest(s, x, True)], rounds=8)
     ]
-    assert len(found) == 6 * 15 * (len(DISTRIBUTIONS) + len(SECRET_SIZE) + 1) * 2
-    assert sum(not first for first, _ in found) >= 3, "what this test is about does not happen any more"
+    assert len(found) == 6 * 8 * (len(DISTRIBUTIONS) + len(SECRET_SIZE) + 1) * 2
+    assert sum(not first for first, _ in found) >= 1, "what this test is about does not happen any more"
     assert all(second for _, second in found)
 
 
@@ -106,7 +106,7 @@ def test_rows_whose_terms_nearly_cancel_are_no_reason_to_refuse_an_honest_progra
     inputs = torch.randn(4000, 64).bfloat16(), torch.randn(64, 64).bfloat16()
     draw_seed = partial(random.Random(0).getrandbits, 62)  # some draws have such rows
     refs = References(KernelSpec.from_function(sums, inputs), None, CPU, draw_seed)
-    for _ in range(10):
+    for _ in range(4):
         for trial in refs.every_distribution():
             y = in_two_parts(*refs.inputs(trial.draw))
             error, text = accuracy.check(y, trial.expected[0])
