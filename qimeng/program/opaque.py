@@ -37,7 +37,9 @@ def _from_text(spec: KernelSpec) -> str:
         '    """The reference, made with its own arguments; this computation could not be captured as a graph."""\n\n'
         "    def __init__(self, *unused):\n"
         "        super().__init__(*get_init_inputs())\n"
-        f"        self.to(__import__('torch').{spec.dtype}).train({spec.training})\n"
+        f"        self.to(__import__('torch').{spec.dtype})\n"
+        f"        if self.training is not {spec.training}:  # its parts may be in modes of their own\n"
+        f"            self.train({spec.training})\n"
     )
 
 

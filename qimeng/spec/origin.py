@@ -24,6 +24,7 @@ from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
 from qimeng.errors import SpecError
+from qimeng.spec.fake import fake_tensors
 from qimeng.spec.fingerprint import fingerprint
 from qimeng.spec.leaf import Leaf
 
@@ -123,6 +124,20 @@ class SourceOrigin(Origin):
         if not isinstance(module, torch.nn.Module):
             raise SpecError(f"{self.name}: Model must be a torch.nn.Module, got {type(module).__name__}")
         return module
+
+    @cached_property
+    def training(self) -> bool:
+        """The mode that the module comes in: the file's own constructor may call ``eval()``.
+
+        Found out without allocating memory where it can be made so; True where it cannot be made at all.
+        """
+        for values in (fake_tensors, contextlib.nullcontext):
+            try:
+                with values(), torch.no_grad():
+                    return self.module(0, "cpu").training
+            except SpecError:
+                continue
+        return True
 
     def inputs(self, seed: int, device: str) -> tuple[Any, ...]:
         """`get_inputs()` run on `device` from `seed`, so that nothing large passes the host."""
@@ -237,6 +252,11 @@ def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool)
     native = max(counts, key=lambda d: counts[d]) if counts else torch.float32
     numbers = _pytree.tree_unflatten(list(range(len(flat))), tree)
     return ExampleOrigin(module, tuple(Leaf.of(x) for x in flat), numbers, native, shrinkable)
+
+
+def in_mode(module: torch.nn.Module, training: bool) -> torch.nn.Module:
+    """`module` in training or evaluation mode; as it is where it is in that mode already, since parts may be frozen."""
+    return module if module.training == training else module.train(training)
 
 
 def cast(module: torch.nn.Module, dtype: torch.dtype, only: torch.dtype | None = None) -> None:

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from qimeng.spec.fake import fake_tensors
 from qimeng.spec.leaf import Leaf
-from qimeng.spec.origin import ExampleOrigin, Origin, SourceOrigin
+from qimeng.spec.origin import ExampleOrigin, Origin, SourceOrigin, in_mode
 
 ENOUGH = 1 << 16
 """No tensor of a reduced computation should have more elements than this (the Triton interpreter is slow)."""
@@ -246,7 +246,7 @@ def _size(origin: Origin, training: bool, fake: bool) -> _Size | None:
     size = _Size()
     try:
         with mode, torch.no_grad():
-            module = origin.module(0, "cpu").train(training)
+            module = in_mode(origin.module(0, "cpu"), training)
             inputs = origin.inputs(0, "cpu")
             size.add(inputs)
             size.add([*module.parameters(), *module.buffers()], held=True)

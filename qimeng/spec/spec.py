@@ -21,7 +21,7 @@ from qimeng.errors import SpecError
 from qimeng.spec.distributions import redistribute
 from qimeng.spec.fake import fake_tensors
 from qimeng.spec.leaf import DOMAINS, infer_domain
-from qimeng.spec.origin import ExampleOrigin, FunctionModule, Origin, SourceOrigin, cast, examples
+from qimeng.spec.origin import ExampleOrigin, FunctionModule, Origin, SourceOrigin, cast, examples, in_mode
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64,
@@ -60,7 +60,8 @@ class KernelSpec:
         origin: where the module and its inputs come from.
         dtype: floating dtype of inputs and parameters.
         mode: precision mode, one of `MODES`.
-        training: whether the module runs in training mode (KernelBench never calls ``eval()``: True there).
+        training: whether the module runs in training mode; that of the given module by default. Nobody calls ``eval()``
+            on a file's module (KernelBench never does), so that it is True unless the file's own constructor did.
         seed: seed of the weights.
         declared: domain of each flattened input, where the user says so; empty where they are inferred.
         tolerances: how far a result may be off.
@@ -123,6 +124,7 @@ class KernelSpec:
         """
         origin = SourceOrigin(text, name)
         origin.load()
+        options.setdefault("training", origin.training)
         return cls(name, origin, dtype or "float32", mode or "default", declared=tuple(domains), **options)
 
     @classmethod
@@ -226,7 +228,7 @@ class KernelSpec:
             cast(module, target, only=native)
         if dtype is not None:
             cast(module, dtype)
-        return module if module.training == self.training else module.train(self.training)  # parts may be frozen
+        return in_mode(module, self.training)
 
     def inputs(
         self, seed: int, device: str = "cpu", distribution: str = "given", dtype: torch.dtype | None = None

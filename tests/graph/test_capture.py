@@ -329,6 +329,18 @@ def test_opaque_program_of_a_file_stands_alone(tmp_path: Path) -> None:
     assert not model.training and torch.equal(model(*spec.inputs(0)), module(*spec.inputs(0)))
 
 
+def test_opaque_program_of_a_file_leaves_frozen_parts_in_their_mode(tmp_path: Path) -> None:
+    text = (
+        "import torch\n\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.drop = torch.nn.Dropout().eval()\n\n    def forward(self, x):\n        return self.drop(x)\n\n"
+        "def get_inputs():\n    return [torch.rand(2)]\n\ndef get_init_inputs():\n    return []\n"
+    )
+    for number, training in enumerate((True, False)):
+        spec = KernelSpec.from_source(text, training=training)
+        model = load_source(opaque_program(spec).source, f"opaque{number}", folder=str(tmp_path)).Model()
+        assert model.training is training and not model.drop.training
+
+
 def test_opaque_program_of_live_code_imports_it(tmp_path: Path) -> None:
     linear = opaque_program(KernelSpec.of(torch.nn.Linear(3, 3), (torch.rand(2, 3),)))
     assert "from torch.nn.modules.linear import Linear\n\nModel = Linear" in linear.source

@@ -109,6 +109,27 @@ def test_frozen_parts_of_a_module_stay_in_their_mode() -> None:
     assert not frozen.with_(training=False).module().training
 
 
+def test_a_file_says_its_mode_by_its_constructor() -> None:
+    dropping = "self.drop = torch.nn.Dropout(0.5)"
+    texts = [
+        problems.problem("return self.drop(x)", "[torch.rand(4)]", init=i)
+        for i in (dropping, f"{dropping}; self.eval()")
+    ]
+    left, called = (KernelSpec.from_source(text) for text in texts)
+    assert left.training and left.module().training
+    assert not called.training and not called.module().training and not called.reduced().module().training
+    assert KernelSpec.from_source(texts[1], training=True).module().drop.training, "what is asked for goes first"
+    valued = problems.problem("return x", "[torch.rand(4)]", init="self.p = torch.ones(1).item(); self.eval()")
+    assert not KernelSpec.from_source(valued).training, "where it cannot be made without values"
+
+
+def test_frozen_parts_of_a_file_stay_in_their_mode() -> None:
+    init = "self.drop = torch.nn.Dropout(0.5).eval()"
+    spec = KernelSpec.from_source(problems.problem("return self.drop(x)", "[torch.rand(1 << 20)]", init=init))
+    assert spec.training and not spec.module().drop.training
+    assert not spec.reduced().module().drop.training
+
+
 def test_nested_inputs_and_scalars() -> None:
     examples = ((torch.rand(4, 5), torch.arange(6)), {"a": torch.rand(5), "b": True})
     spec = KernelSpec.of(problems.Nested(), examples)
