@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributions import Distribution
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
@@ -139,12 +140,26 @@ def _quiet(name: str) -> Iterator[None]:
         logger.disabled = before
 
 
+@contextlib.contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """Without the look at values that torch.distributions takes at its arguments, which no graph can hold.
+
+    PyTorch leaves it out itself where Python's assertions are off.
+    """
+    checks = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(checks)
+
+
 def _export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
     table = torch.export.default_decompositions()
     for op in list(table):
         if isinstance(op, torch._ops.OpOverload) and op.name().split("::")[1].split(".")[0] in KEPT:
             table.pop(op)
-    with warnings.catch_warnings(), _quiet("torch.fx.experimental.symbolic_shapes"):
+    with warnings.catch_warnings(), _quiet("torch.fx.experimental.symbolic_shapes"), _unchecked_distributions():
         warnings.simplefilter("ignore")
         try:
             return torch.export.export(module, inputs, strict=False).run_decompositions(table)

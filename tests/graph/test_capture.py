@@ -155,6 +155,17 @@ def test_numbers_are_kept_free_where_a_tensor_decides_the_dtype() -> None:
     assert function(lambda x, s: x.clamp(max=s), X, float("inf")).scalars == {1: float("inf")}
 
 
+def test_distributions_are_captured_without_their_look_at_values() -> None:
+    def likelihood(logits: torch.Tensor, taken: torch.Tensor, mean: torch.Tensor) -> Any:
+        chosen = torch.distributions.Categorical(logits=logits)
+        return chosen.log_prob(taken), chosen.entropy(), torch.distributions.Normal(mean, mean.exp()).log_prob(mean + 1)
+
+    before = torch.distributions.Distribution._validate_args
+    found = function(likelihood, torch.randn(8, 6), torch.randint(0, 6, (8,)), torch.randn(8))
+    assert {"logsumexp", "gather"} <= set(ops(found))
+    assert torch.distributions.Distribution._validate_args is before
+
+
 def test_no_inputs_and_constant_outputs() -> None:
     graph = function(lambda: (torch.ones(3), 5))
     assert torch.equal(Program.start(graph).load().Model()()[0], torch.ones(3))
