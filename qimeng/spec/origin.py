@@ -10,6 +10,7 @@ import ast
 import contextlib
 import copy
 import hashlib
+import inspect
 import linecache
 import sys
 from abc import ABC, abstractmethod
@@ -112,11 +113,15 @@ class SourceOrigin(Origin):
         return module
 
     def module(self, seed: int, device: str) -> torch.nn.Module:
-        """A fresh `Model(*get_init_inputs())`, its weights drawn on `device` from `seed`."""
+        """A fresh `Model(*get_init_inputs())`, its weights drawn on `device` from `seed`.
+
+        Keyword arguments are those of KernelBook's form, ``[[...], {...}]``, or a dict (see `init_arguments`).
+        """
         space = self.namespace
         with seeded(seed, device):
             try:
-                module = space.Model(*space.get_init_inputs())
+                args, kwargs = init_arguments(space.Model, space.get_init_inputs())
+                module = space.Model(*args, **kwargs)
             except Exception as error:  # whatever the user's constructor raises is reported as it is
                 raise SpecError(
                     f"{self.name}: Model(*get_init_inputs()) raises {type(error).__name__}: {error}"
@@ -252,6 +257,29 @@ def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool)
     native = max(counts, key=lambda d: counts[d]) if counts else torch.float32
     numbers = _pytree.tree_unflatten(list(range(len(flat))), tree)
     return ExampleOrigin(module, tuple(Leaf.of(x) for x in flat), numbers, native, shrinkable)
+
+
+def init_arguments(made: Any, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a constructor from what `get_init_inputs` returns.
+
+    A list is the positional ones (KernelBench), a dict the keyword ones, and ``[[...], {...}]`` both (KernelBook) where
+    every key of the dict names a parameter of `made`; a list and a dict are two positional arguments otherwise.
+
+    >>> init_arguments(torch.nn.Linear, [3, 4])
+    ((3, 4), {})
+    >>> init_arguments(torch.nn.Linear, [[3], {"out_features": 4}])
+    ((3,), {'out_features': 4})
+    >>> init_arguments(torch.nn.Sequential, [[], {"layers": 4}])
+    (([], {'layers': 4}), {})
+    """
+    if isinstance(given, dict):
+        return (), given
+    if isinstance(given, (list, tuple)) and list(map(type, given)) in ([list, dict], [tuple, dict]):
+        args, kwargs = given
+        with contextlib.suppress(TypeError, ValueError):  # it takes no such arguments, or hides what it takes
+            if set(kwargs) <= set(inspect.signature(made).bind(*args, **kwargs).arguments):
+                return tuple(args), kwargs
+    return tuple(given), {}
 
 
 def in_mode(module: torch.nn.Module, training: bool) -> torch.nn.Module:

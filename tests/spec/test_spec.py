@@ -261,6 +261,24 @@ def test_bad_constructor() -> None:
         KernelSpec.from_source(problems.problem("return x", "[]", init="raise ValueError('no')")).check()
 
 
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ("[5]", (5, 7)),
+        ("[[5], {'outer': 3}]", (5, 3)),
+        ("[[], {'inner': 5, 'outer': 3}]", (5, 3)),
+        ("{'inner': 2}", (2, 7)),
+    ],
+)
+def test_arguments_of_the_constructor(given: str, size: tuple[int, int]) -> None:
+    text = problems.problem("return x", "[torch.rand(4)]", init="self.w = torch.nn.Parameter(torch.rand(inner, outer))")
+    text = text.replace("__init__(self)", "__init__(self, inner, outer=7)")
+    module = KernelSpec.from_source(
+        text[: text.index("def get_init_inputs")] + f"get_init_inputs = lambda: {given}"
+    ).module()
+    assert module.w.shape == size
+
+
 def test_bad_options(spec: KernelSpec) -> None:
     lock = threading.Lock()
     refusals = {
