@@ -94,7 +94,8 @@ class Accuracy:
         kernelbench: whether KernelBench's own rule passes (allclose against eager); None where not checked.
         reference: ``"float64"``, or ``"eager-highest"`` where float64 does not run.
         trials: number of trials checked.
-        dropped: names of distributions dropped because over 1 % of the reference is not finite.
+        dropped: names of distributions dropped, because over 1 % of the reference is not finite or the module refuses
+            them.
     """
 
     max_error: float

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from qimeng.envs import accuracy, discrete
+from qimeng.envs.accepted import refused_distributions
 from qimeng.envs.accuracy import Error, Expected
 from qimeng.envs.degenerate import degenerate
 from qimeng.envs.double import NEARBY, NamedAsDouble, Near, aliases, move, nearby, tensors_in, to_double
@@ -54,7 +55,7 @@ class References:
         kind: ``"float64"``, or ``"eager-highest"`` where float64 does not run or its random operators cannot be
             given eager's draws.
         facts: structure of eager's output.
-        dropped: distributions that are not used, since over 1 % of the values are not finite.
+        dropped: distributions that are not used, since over 1 % of the values are not finite or the module raises.
         distributions: those that change some input, ``"given"`` first.
         eager_agrees: whether eager run twice passes KernelBench's own rule; None before the first trial.
         exact_agrees: whether the float64 result itself passes that rule against eager; None where it was not checked.
@@ -77,7 +78,6 @@ class References:
         self.spec, self.device, self.draw_seed, self.arithmetic = spec, device, draw_seed, arithmetic
         self.kind = "float64"
         self.facts = Facts("", ())
-        self.dropped: set[str] = set()
         self.mutated: tuple[str, ...] = ()
         self.eager_agrees: bool | None = None
         self.exact_agrees: bool | None = None
@@ -98,6 +98,7 @@ class References:
         self.distributions = tuple(
             d for d in DISTRIBUTIONS if d == "given" or any(applies(d, domain) for domain in spec.domains)
         )
+        self.dropped = refused_distributions(spec, self.distributions)
         self.plan = self._look()
         self._pool = TrialPool(self.plan.pool_bytes)
 
