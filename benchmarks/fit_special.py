@@ -1,4 +1,4 @@
-"""Fits the polynomials of `qimeng.coder.template.special`: minimax, by Lawson's iteratively reweighted least squares.
+"""Fits the polynomials of `qimeng.coder.template.special` and `ops`: minimax, by Lawson's reweighted least squares.
 
 Prints each form's coefficients (rounded to fp32) and its largest error, of the fit alone: what fp32 arithmetic and the
 units add is in the module's docstring. Needs numpy only: `python benchmarks/fit_special.py`.
@@ -61,6 +61,12 @@ def main() -> None:
     t = points(1e-2, math.pi / 2 + 0.01)
     values = np.sin(t) / t
     show("sin(t) / t - 1 in t^2", minimax([t ** (2 * k) for k in range(1, 5)], values - 1, 1 / values))
+    t = points(1e-3, math.tan(math.pi / 8) + 1e-4)
+    values = of(math.atan, t) / t
+    show("atan(t) / t in t^2", minimax([t ** (2 * k) for k in range(5)], values, 1 / values))
+    t = points(0.4, 10.2)
+    u, values = 1 / (1 + t / 2), of(math.erfc, t) * np.exp(t * t)
+    show("erfc(t) e^(t^2) / u in u = 1 / (1 + t / 2)", minimax([u**k for k in range(1, 10)], values, 1 / values))
 
 
 if __name__ == "__main__":

@@ -37,11 +37,12 @@ POINTWISE = frozenset(
     ("aten." + name)
     for name in (
         "add sub rsub mul div pow neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan "
-        "tanh sinh cosh asin acos atan atan2 sigmoid relu relu6 leaky_relu elu selu celu gelu silu "
+        "tanh sinh cosh asin acos atan atan2 asinh acosh atanh sigmoid relu relu6 leaky_relu elu selu celu gelu silu "
         "mish hardsigmoid hardswish hardtanh softplus softsign log_sigmoid_forward threshold clamp "
         "clamp_min clamp_max maximum "
         "minimum fmod remainder where eq ne lt le gt ge "
-        "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor sign floor ceil "
+        "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor "
+        "bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ sign floor ceil "
         "round trunc erf erfc isnan isinf square clone _to_copy copy scalar_tensor full full_like zeros_like ones_like "
         "lift_fresh_copy tril triu arange fill masked_fill addcmul addcdiv lerp hypot frac sgn signbit "
         "native_dropout prelu _prelu_kernel glu"

@@ -117,9 +117,39 @@ def powers(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return x**-2, x**1.7, x**0.5, x**y, 2**y, torch.rsqrt(x), x.square(), x**0
 
 
-@problem("special functions", lambda: (torch.randn(8, 40),), stays=("atan", "full"))
+@problem("special functions", lambda: (torch.randn(8, 40),), stays=("full",))
 def special_functions(x: Tensor) -> tuple[Tensor, ...]:
     return torch.erf(x), torch.sin(x) * torch.cos(x), torch.tan(x), torch.atan(x), torch.lerp(x, -x, 0.3), x.sinh()
+
+
+@problem("inverse functions", lambda: (torch.rand(8, 40) * 2 - 1, torch.randn(8, 40) * 4))
+def inverse_functions(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    arcs = torch.asin(x), torch.acos(x), torch.atanh(x), torch.atan(y * 5)
+    return *arcs, torch.asinh(y * 1e3), torch.acosh(1 + y.abs()), torch.erfc(y), torch.hypot(x, y * 1e20)
+
+
+@problem("inverse functions of half types", normal((8, 40), dtype=BF16))
+def inverse_functions_of_half_types(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.atan(x), torch.erfc(x), torch.asinh(x), torch.atan2(x, x.flip(0))
+
+
+@problem("angles of all quarters", lambda: (torch.randn(16, 40), torch.randint(-2, 3, (16, 40)) * 1.0))
+def angles_of_all_quarters(x: Tensor, whole: Tensor) -> tuple[Tensor, ...]:
+    return torch.atan2(x, whole), torch.atan2(whole, -x), torch.atan2(whole.abs(), whole), torch.hypot(whole, x * whole)
+
+
+@problem("inverse functions of doubles", normal((8, 40), dtype=FP64), stays=("atan", "erfc"))
+def inverse_functions_of_doubles(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.atan(x), torch.erfc(x), torch.asinh(x), torch.acosh(1 + x.square()), torch.atanh(torch.tanh(x))
+
+
+@problem(
+    "shifts",
+    lambda: (torch.randint(-(1 << 40), 1 << 40, (9, 13)), torch.randint(0, 255, (9, 13), dtype=UINT8)),
+    stays=("bitwise_left_shift",),
+)
+def shifts(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return x >> 7, x << 3, y >> 2, y << 6, torch.bitwise_right_shift(x, 63), torch.bitwise_left_shift(x, y)
 
 
 @problem("clamp by tensors", lambda: (torch.randn(9, 14), torch.randn(14) - 1, torch.randint(0, 3, (9, 1))))

@@ -24,7 +24,8 @@ SIMPLE: dict[str, str] = {
     "ge": "{0} >= {1}",
     "idiv": "{0} // {1}", "imod": "{0} % {1}",
     "where": "tl.where({0}, {1}, {2})", "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}",
-    "not": "{0} == 0", "isnan": "{0} != {0}", "isinf": "tl.abs({0}) == float('inf')",
+    "shl": "{0} << {1}", "shr": "{0} >> {1}", "not": "{0} == 0",
+    "isnan": "{0} != {0}", "isinf": "tl.abs({0}) == float('inf')",
     "sign": "({0} > 0).to({0}.dtype) - ({0} < 0).to({0}.dtype)", "square": "{0} * {0}",
     "identity": "{0}", "inverse": "1.0 / {0}",
 }  # fmt: skip
@@ -54,6 +55,46 @@ def _log1p(t: str, x: str) -> list[str]:
     ]
 
 
+ATAN = (1.0, -0.333327978849411, 0.19974437355995178, -0.13851723074913025, 0.07985523343086243)
+"""atan(t) / t in t^2 up to tan(pi / 8), the lowest power first; minimax, a relative error of 1.8e-8."""
+
+ERFC = (
+    0.28207531571388245, 0.28260183334350586, 0.24119694530963898, 0.21134938299655914, -0.049909867346286774,
+    0.3160950243473053, -0.5241609215736389, 0.30417388677597046, -0.06341914087533951,
+)  # fmt: skip
+"""erfc(t) e^(t^2) / u in u = 1 / (1 + t / 2) from t = 0.4 on, the lowest power first; minimax, to 1.0e-8."""
+
+
+def _polynomial(coefficients: tuple[float, ...], x: str) -> str:
+    text = repr(coefficients[-1])
+    for c in coefficients[-2::-1]:
+        text = f"({c!r} + {x} * {text})"
+    return text
+
+
+def _atan(t: str, x: str) -> list[str]:
+    """The tangent turned by 0, 45 or 90 degrees, so that its angle is at most 22.5, where the polynomial holds."""
+    return [
+        f"{t}_a = tl.abs({x})",
+        f"{t}_n = tl.where({t}_a > 2.414213562, -1.0, tl.where({t}_a > 0.414213562, {t}_a - 1.0, {t}_a))",
+        f"{t}_d = tl.where({t}_a > 2.414213562, {t}_a, tl.where({t}_a > 0.414213562, {t}_a + 1.0, 1.0))",
+        f"{t}_k = tl.where({t}_a > 2.414213562, 1.570796327, tl.where({t}_a > 0.414213562, 0.7853981634, 0.0))",
+        f"{t}_r = {t}_n / {t}_d",
+        f"{t}_q = {t}_r * {t}_r",
+        f"{t}_b = {t}_k + {t}_r * {_polynomial(ATAN, f'{t}_q')}",
+        f"{t} = tl.where({x} < 0, -{t}_b, {t}_b)",
+    ]
+
+
+def _erfc(t: str, x: str) -> list[str]:
+    return [
+        f"{t}_a = tl.abs({x})",
+        f"{t}_u = 1.0 / (1.0 + 0.5 * {t}_a)",
+        f"{t}_b = {t}_u * tl.exp(-{t}_a * {t}_a) * {_polynomial(ERFC, f'{t}_u')}",
+        f"{t} = tl.where({t}_a < 0.5, 1.0 - tl.erf({x}), tl.where({x} < 0, 2.0 - {t}_b, {t}_b))",
+    ]
+
+
 def _expm1_double(t: str, x: str) -> list[str]:
     return [
         f"{t}_u = tl.exp({x})",
@@ -72,7 +113,9 @@ def _tanh_double(t: str, x: str) -> list[str]:
     ]
 
 
-LONG: dict[str, Callable[[str, str], list[str]]] = {"tanh": _tanh, "expm1": _expm1, "log1p": _log1p}
+LONG: dict[str, Callable[[str, str], list[str]]] = {
+    "tanh": _tanh, "expm1": _expm1, "log1p": _log1p, "atan": _atan, "erfc": _erfc,
+}  # fmt: skip
 """Operators that take several lines: (result name, operand name) to lines."""
 
 DOUBLE: dict[str, Callable[[str, str], list[str]]] = {
