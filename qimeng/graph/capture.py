@@ -164,8 +164,9 @@ def _export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
         try:
             return torch.export.export(module, inputs, strict=False).run_decompositions(table)
         except Exception as error:  # torch.export raises many classes of its own, none of them public
-            first = str(error).strip().splitlines() or [""]
-            raise CaptureError(f"torch.export: {type(error).__name__}: {first[0][:300]}") from error
+            first, name = str(error).strip().splitlines() or [""], type(error).__name__
+            plain = "what it does depends on the values of a tensor; " if "DataDependent" in name else ""
+            raise CaptureError(f"torch.export: {plain}{name}: {first[0][:300]}") from error
 
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
