@@ -47,6 +47,15 @@ class Function(torch.nn.Module):
         return self.function(*inputs)
 
 
+def test_programs_that_wait_for_each_other_refuse_the_interpreter() -> None:
+    graph = capture(lambda: Function(CASES["one row"][0]), lambda: (torch.empty(100_003),))
+    region = make_region(graph, [n.name for n in graph.ops()])
+    made = TemplateCoder().print(region, SCHEDULES[-1])
+    call = getattr(load_source(HEADER + made.source, "shared_row"), made.entry)
+    with pytest.raises(ValueError, match="wait for each other"):
+        call(torch.rand(100_003))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("case", CASES)

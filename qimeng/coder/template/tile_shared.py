@@ -27,6 +27,13 @@ def _processors(device):
 """
 """Number of multiprocessors; 1 where there are none (Triton's interpreter)."""
 
+TOGETHER = """
+def _together(device):
+    if device.type == "cpu":
+        raise ValueError("programs of this kernel wait for each other; Triton's interpreter runs them one by one")
+"""
+"""Refuses the interpreter, where the first program would wait for ever."""
+
 
 def print_shared_row(printer: Printer) -> None:
     """Print the kernel of a ``wave`` or ``cooperative`` schedule, and its launch.
@@ -86,6 +93,9 @@ def _cooperative(p: Printer) -> None:
     splits, ahead = p.steps, p.schedule.stages > 1
     names = p.workspaces(_slots(p))
     p.helpers.append(PROCESSORS)
+    if splits > 1:
+        p.helpers.append(TOGETHER)
+        p.launches.append("_together(DEVICE)")
     fit = f"{p.schedule.per_sm} * _processors(DEVICE) // {splits}"
     p.launches.append(f"groups = max(1, min({p.programs}, {fit}))")
     p.launches.append(f"flags_ptr = torch.zeros({p.programs + 1}, dtype=torch.int32, device=DEVICE)")
