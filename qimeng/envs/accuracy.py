@@ -34,6 +34,10 @@ OF_ALL = 2.0**-13
 """Share of an ulp of a whole output's root mean square below which no number is told from zero. The reference's own
 roundings are of that size: gelu of a large negative number is exactly 0 in float64, and is not by a better formula."""
 
+MIXED_ULPS = 8.0
+"""Times the ulps that are allowed of outputs of uneven inputs. What Strassen's algorithm adds and subtracts again there
+may be larger than the output: one product in 50 is 5e-6 of the largest number off, one in 150 is 1e-5 off."""
+
 KERNELBENCH_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """KernelBench's atol = rtol (`src/kernelbench/eval.py: get_tolerance_for_precision`, commit 423217d)."""
 
@@ -75,6 +79,8 @@ class Expected:
         eager: eager's output, kept only where it is needed: some element of it or of `value` is not finite, or the
             output is no floating-point tensor and differs from `value`.
         tolerances: times eager's error that is allowed.
+        uneven: whether the inputs are (`qimeng.spec.distributions.UNEVEN`). Algorithms that mix rows (Strassen's,
+            Fourier transforms) have errors relative to the largest number then, and so errors are told (`measure`).
     """
 
     value: torch.Tensor
@@ -82,6 +88,7 @@ class Expected:
     floor: Error = field(default_factory=Error)
     eager: torch.Tensor | None = None
     tolerances: Tolerances = Tolerances()
+    uneven: bool = False
 
     @property
     def budget(self) -> Error:
@@ -132,8 +139,12 @@ def roundings(terms: int, independent: bool = True) -> float:
     return math.sqrt(terms) if independent else float(min(terms, LONGEST_CHAIN))
 
 
-def measure(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None = None) -> Error:
+def measure(
+    actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None = None, uneven: bool = False
+) -> Error:
     """The error of `actual` against `expected` (same shape, any floating dtypes, same device).
+
+    With `uneven`, what is divided by is at least the largest finite magnitude of the whole output.
 
     Where `expected` or `eager` is not finite, either's value is right: the element's error is the smaller one, and 0
     where the values are the same. NaN elsewhere counts as an infinite error.
@@ -144,19 +155,22 @@ def measure(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | 
     eager = None if eager is None else _rows(eager)
     if not actual.is_complex():
         fused = actual.is_cuda and expected.dim() > 0 and actual.numel() >= FUSED_ELEMENTS
-        top, total = _fused(actual, expected) if fused else _summary(_quick_errors(actual, expected), actual.device)
+        if fused:
+            top, total = _fused(actual, expected, uneven)
+        else:
+            top, total = _summary(_quick_errors(actual, expected, uneven), actual.device)
         if math.isfinite(top):  # every value is finite, so that eager has no say
             return Error(top, math.sqrt(total / actual.numel()))
-    top, total = _summary(_errors(actual, expected, eager), actual.device)
+    top, total = _summary(_errors(actual, expected, eager, uneven), actual.device)
     return Error(top, math.sqrt(total / actual.numel()))
 
 
-def measure_most(actual: torch.Tensor, expected: torch.Tensor) -> Error:
+def measure_most(actual: torch.Tensor, expected: torch.Tensor, uneven: bool = False) -> Error:
     """As `measure`, of all but the worst hundredth: four times the error that 99 % of a sample of the elements have."""
     if actual.numel() == 0:
         return Error()
     step = actual.numel() // SAMPLE + 1
-    parts = torch.cat([part.reshape(-1)[::step] for part in _errors(_rows(actual), _rows(expected), None)])
+    parts = torch.cat([part.reshape(-1)[::step] for part in _errors(_rows(actual), _rows(expected), None, uneven)])
     most = 4 * float(parts.sort().values[int(0.99 * (parts.numel() - 1))])
     return Error(most, most)
 
@@ -169,17 +183,17 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(x.shape[:kept])
 
 
-def _fused(actual: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+def _fused(actual: torch.Tensor, expected: torch.Tensor, uneven: bool) -> tuple[float, float]:
     from qimeng.envs.fused_error import fused_summary  # loads Triton
 
-    return fused_summary(actual, expected, _least(expected))
+    return fused_summary(actual, expected, _least(expected, uneven))
 
 
 def check(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
     """The error of `actual` and None, or what is wrong in words; shapes and dtypes are equal already."""
     if not is_float(expected.value):
         return _check_exact(actual, expected)
-    error = measure(actual, expected.value, expected.eager)
+    error = measure(actual, expected.value, expected.eager, expected.uneven)
     if error.within(expected.budget):
         return error, None
     return error, _describe(actual, expected, error)
@@ -188,7 +202,7 @@ def check(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
 def allowance(expected: Expected) -> torch.Tensor:
     """By how much each element of a real output, all finite, may be off: the maximum of the budget, absolute."""
     value = _rows(expected.value)
-    scale = (value.abs() + _row_rms(value)).clamp(min=_least(value))
+    scale = (value.abs() + _row_rms(value)).clamp(min=_least(value, expected.uneven))
     return (expected.budget.max * scale).reshape(expected.value.shape)
 
 
@@ -286,12 +300,14 @@ def _block(tensor: torch.Tensor, where: tuple[slice, ...]) -> torch.Tensor:
     return tensor[where] if where else tensor
 
 
-def _errors(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None) -> Iterator[torch.Tensor]:
+def _errors(
+    actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None, uneven: bool
+) -> Iterator[torch.Tensor]:
     """The elements' errors in float64, part by part; never NaN."""
     if actual.is_complex():
         actual, expected = torch.view_as_real(actual).flatten(-2), torch.view_as_real(expected).flatten(-2)
         eager = torch.view_as_real(eager).flatten(-2) if eager is not None else None
-    least = _least(expected)
+    least = _least(expected, uneven)
     for where in _blocks(actual.shape):
         y, r = _block(actual, where), _block(expected, where)
         e = _block(eager, where) if eager is not None else None
@@ -315,14 +331,14 @@ def _summary(parts: Iterator[torch.Tensor], device: torch.device) -> tuple[float
     return top, total
 
 
-def _quick_errors(actual: torch.Tensor, expected: torch.Tensor) -> Iterator[torch.Tensor]:
+def _quick_errors(actual: torch.Tensor, expected: torch.Tensor, uneven: bool) -> Iterator[torch.Tensor]:
     """The elements' errors part by part; infinite or NaN where a value is not finite.
 
     Differences are taken in the wider of the two dtypes (fp32 at least, where that of two numbers that are nearly equal
     is exact), so that float64 throughout would say the same.
     """
     dtype = torch.promote_types(torch.promote_types(actual.dtype, expected.dtype), torch.float32)
-    least = _least(expected)
+    least = _least(expected, uneven)
     for where in _blocks(actual.shape):
         y, r = _block(actual, where), _block(expected, where)
         if r.dim() == 0:
@@ -337,9 +353,14 @@ def _quick_errors(actual: torch.Tensor, expected: torch.Tensor) -> Iterator[torc
             yield error.div_(r[cut].abs().to(dtype).add_(scale).clamp_(min=least))
 
 
-def _least(r: torch.Tensor) -> float:
-    """What errors are divided by at least: the smallest normal number of the dtype, or what `OF_ALL` says."""
+def _least(r: torch.Tensor, uneven: bool = False) -> float:
+    """What errors are divided by at least: the smallest normal number of the dtype, or what `OF_ALL` says.
+
+    On uneven inputs, the largest finite magnitude.
+    """
     r = torch.view_as_real(r) if r.is_complex() else r
+    if uneven:
+        return max(torch.finfo(r.dtype).tiny, *(_largest(_block(r, where)) for where in _blocks(r.shape)))
     kind, squares = torch.finfo(r.dtype), torch.zeros((), dtype=torch.float64, device=r.device)
     for where in _blocks(r.shape):
         for part in torch.atleast_1d(_block(r, where)).split(BLOCK, -1):
@@ -348,6 +369,13 @@ def _least(r: torch.Tensor) -> float:
                 norm = torch.linalg.vector_norm(part.nan_to_num(0.0, 0.0, 0.0), dtype=torch.float64)
             squares += norm.square()
     return max(kind.tiny, OF_ALL * kind.eps * math.sqrt(float(squares) / max(r.numel(), 1)))
+
+
+def _largest(r: torch.Tensor) -> float:
+    """The largest finite magnitude; 0 where there is none."""
+    low, high = torch.aminmax(r) if r.numel() else (torch.zeros(()), torch.zeros(()))
+    top = max(-float(low), float(high))
+    return top if math.isfinite(top) else float(torch.where(r.isfinite(), r, 0).abs().amax())
 
 
 def _row_rms(r: torch.Tensor) -> torch.Tensor:
@@ -399,7 +427,7 @@ def _describe(actual: torch.Tensor, expected: Expected, error: Error) -> str:
     worst, wrong, start, best_at = -1.0, 0, 0, 0
     where = Extent(tuple(actual.shape) if not actual.is_complex() else ())
     eager = None if expected.eager is None else _rows(expected.eager)
-    for part in _errors(_rows(actual), _rows(expected.value), eager):
+    for part in _errors(_rows(actual), _rows(expected.value), eager, expected.uneven):
         flat = part.reshape(-1)
         top = flat.max(0)
         if float(top.values) > worst:

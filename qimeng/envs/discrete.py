@@ -50,11 +50,13 @@ def _floating(meta: Meta | None) -> bool | None:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def error(actual: torch.Tensor, expected: torch.Tensor, jumps: bool) -> Error:
+def error(actual: torch.Tensor, expected: torch.Tensor, jumps: bool, uneven: bool = False) -> Error:
     """The error of eager, or what moving the inputs changed: of results that may jump, without those that did."""
     if not accuracy.is_float(expected):
         return Error()
-    return accuracy.measure_most(actual, expected) if jumps else accuracy.measure(actual, expected, actual)
+    if jumps:
+        return accuracy.measure_most(actual, expected, uneven)
+    return accuracy.measure(actual, expected, actual, uneven)
 
 
 def amplitude(dtype: torch.dtype, mode: str, longest_reduction: int) -> float:
@@ -104,7 +106,7 @@ def explained(actual: torch.Tensor, expected: Expected, eager: torch.Tensor, run
         return not left
     value = expected.value
     kept = torch.where((actual - value).abs() <= slack, actual, value)
-    return accuracy.measure(kept, value).within(expected.budget)
+    return accuracy.measure(kept, value, uneven=expected.uneven).within(expected.budget)
 
 
 def _ordered(x: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ from qimeng.envs.worker import Draw, Parameters
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import longest_reduction
 from qimeng.spec import DISTRIBUTIONS, KernelSpec, applies
-from qimeng.spec.distributions import SECRET_SIZE
+from qimeng.spec.distributions import SECRET_SIZE, UNEVEN
 
 NOT_FINITE_LIMIT = 0.01
 """Largest share of values that are not finite; a distribution above it is dropped."""
@@ -444,15 +444,17 @@ class References:
         independent = accuracy.roundings(self.longest_reduction)
         roundings = accuracy.roundings(self._terms, independent=False) if distribution == "rounded" else independent
         wider = moved * (roundings / independent)
-        floor = accuracy.floor(eager.dtype, roundings, wider, tolerances.floor_ulp)
-        share = accuracy.not_finite_share(value, eager)
+        share, uneven = accuracy.not_finite_share(value, eager), distribution in UNEVEN
+        ulps = tolerances.floor_ulp * (accuracy.MIXED_ULPS if uneven and value.numel() > 1 else 1.0)
+        floor = accuracy.floor(eager.dtype, roundings, wider, ulps)
         if share:
-            return Expected(value, accuracy.measure(eager, value, eager), floor, eager, tolerances), share
-        error = discrete.error(eager, value, jumps)
+            error = accuracy.measure(eager, value, eager, uneven)
+            return Expected(value, error, floor, eager, tolerances, uneven), share
+        error = discrete.error(eager, value, jumps, uneven)
         if at is not None and not eager.is_complex():
-            there = discrete.error(at.double() + (eager.double() - value.double()), at.double(), jumps)
+            there = discrete.error(at.double() + (eager.double() - value.double()), at.double(), jumps, uneven)
             error = there if math.isfinite(there.max) else error
-        return Expected(value, error, floor, None, tolerances), share
+        return Expected(value, error, floor, None, tolerances, uneven), share
 
     def _exact(self, draw: Draw, near: Near | None) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
         """Outputs and changed buffers in float64, and what one ulp of the inputs changes.
@@ -495,7 +497,8 @@ class References:
             module = self._exact_module(self.parameters.set(draw.parameter_seed))
             move(inputs, torch.finfo(getattr(torch, self.spec.dtype)).eps)
             other = _outputs(module, inputs, draws, self._jumps)
-        moved = [discrete.error(b, a, bool(self._jumps)) for a, b in zip(exact, other, strict=True)]
+        uneven = draw.distribution in UNEVEN
+        moved = [discrete.error(b, a, bool(self._jumps), uneven) for a, b in zip(exact, other, strict=True)]
         self._moved[draw.distribution] = moved
         return [x.to(self.device) for x in exact], buffers, moved
 

@@ -13,20 +13,33 @@ import torch
 from qimeng.errors import SpecError
 from qimeng.spec.leaf import sample, unexpanded
 
-DISTRIBUTIONS = ("given", "normal", "x3", "x30", "x0.01", "negated", "rounded")
+DISTRIBUTIONS = ("given", "normal", "x3", "x30", "x0.01", "negated", "rounded", "slices", "spots")
 """As the spec makes them; normal with mean 0 and a deviation of 1/4 to 4, by the seed; times 3, 30, 0.01 and -1;
-normal, of few values. Times 30, exponentials overflow where nothing keeps them from it: what is large as given is made
-larger by less (see `WIDEST`)."""
+normal, of few values; as the spec makes them but for some slices, or for a few elements (see `_SLICES`, `_SPOTS`).
+Times 30, exponentials overflow where nothing keeps them from it: what is large as given is made larger by less (see
+`WIDEST`)."""
 
-SECRET_SIZE = ("normal", "rounded")
-"""Those of a size that nobody knows before: a program that goes by the size of its inputs meets one that it takes for a
-usual one now and then, so that a final verification draws them twice."""
+SECRET_SIZE = ("normal", "rounded", "slices")
+"""Those of a size, or in a place, that nobody knows before: a program that goes by the size of its inputs, or by a part
+of them, meets one that it takes for a usual one now and then, so that a final verification draws them twice."""
+
+UNEVEN = ("slices", "spots")
+"""Those in which a few numbers are unlike all others: results may differ by orders of magnitude within one tensor."""
 
 WIDEST = 32.0
 """Root mean square that times 30 does not exceed: powers of two take its place, 1 at least. Of logits of a thousand,
 which no model has, good formulas give a few wrong digits: exp(x - logsumexp(x)) loses what one rounding of the sum's
 logarithm does (P. Blanchard, D. J. Higham, N. J. Higham, Accurately computing the log-sum-exp and softmax functions,
 IMA J. Numer. Anal. 41(4), 2021)."""
+
+_SLICES = 8
+"""Of a dimension drawn by the seed, one slice in so many is unlike the others, in turns wide and negated; of every
+dimension as long as that, one slice is zero, as padding is. All others are as given, so that a program that goes by a
+sample of its inputs, or by their means, takes them for usual."""
+
+_SPOTS = (9, 14)
+"""One element in two to the power of this, by the seed, is unlike the others: negated, zero, or as large as numbers of
+deviation `WIDEST` get, at which exponentials overflow whatever the inputs are as given."""
 
 _SPAN = 2.0
 """Logarithm to base 2 of the largest deviation of normal values: nobody can tell a trial by a deviation of 1."""
@@ -39,7 +52,7 @@ _FACTORS = {"x3": 3.0, "x0.01": 0.01, "negated": -1.0}
 
 _ALLOWED = {
     "real": DISTRIBUTIONS,
-    "positive": ("given", "x3", "x30", "x0.01"),
+    "positive": ("given", "x3", "x30", "x0.01", "slices", "spots"),
     "sign": ("given", "negated"),
 }
 
@@ -70,15 +83,59 @@ def redistribute(x: Any, domain: str, distribution: str, seed: int) -> Any:
     elif distribution == "rounded":
         scale = 2.0 ** random.Random(seed).choice(_POWERS)
         once.div_(_STEP).round_().mul_(_STEP * scale)
+    elif distribution in ("slices", "spots"):
+        once.copy_(unexpanded(x))
+        (_unlike_slices if distribution == "slices" else _unlike_spots)(once, domain, seed, _size(x))
     else:
-        factor = _largest_factor(x) if distribution == "x30" else _FACTORS[distribution]
+        factor = _factor(_size(x)) if distribution == "x30" else _FACTORS[distribution]
         torch.mul(unexpanded(x), factor, out=once)
     return out
 
 
-def _largest_factor(x: torch.Tensor) -> float:
-    size = float(sample(x).double().square().mean().sqrt())  # not a number: nothing is below it
-    return next((f for f in (30.0, 16.0, 8.0, 4.0, 2.0) if size * f <= WIDEST), 1.0)
+def _unlike_slices(x: torch.Tensor, domain: str, seed: int, size: float) -> None:
+    draw = random.Random(seed)
+    dims = [d for d, length in enumerate(x.shape) if length > 1]
+    if not dims:
+        return
+    dim = draw.choice(dims[:-1] * 3 + dims[-1:])  # what is reduced is last, as a rule
+    count = -(-x.shape[dim] // _SLICES)
+    generator = torch.Generator(device=x.device).manual_seed(seed ^ 0x5EED)
+    for number, at in enumerate(draw.sample(range(x.shape[dim]), count)):
+        part, is_wide = x.select(dim, at), number % 2 == 0
+        if domain == "positive":
+            part.mul_(_factor(size) if is_wide else 0.01)
+        elif is_wide:
+            part.copy_(torch.empty_like(part).normal_(generator=generator) * max(WIDEST, size))
+        else:
+            part.neg_()
+    for d in dims if domain == "real" else ():
+        if x.shape[d] >= _SLICES:
+            x.select(d, draw.randrange(x.shape[d])).zero_()
+
+
+def _unlike_spots(x: torch.Tensor, domain: str, seed: int, size: float) -> None:
+    if not x.numel():
+        return
+    generator = torch.Generator(device=x.device).manual_seed(seed ^ 0x5EED)
+    count = max(x.numel() >> random.Random(seed).randint(*_SPOTS), 1)
+    flat = torch.randint(x.numel(), (count,), generator=generator, device=x.device).unique()
+    x = x if x.dim() else x.view(1)
+    at = torch.unravel_index(flat, x.shape)
+    if domain == "positive":
+        x[at] *= _factor(size)
+        return
+    kinds = torch.randperm(len(flat), generator=generator, device=x.device) % 4
+    large = torch.empty(len(flat), device=x.device).uniform_(3, 4, generator=generator) * max(WIDEST, size)
+    values = torch.stack([large.to(x.dtype), -x[at], torch.zeros_like(x[at]), -large.to(x.dtype)])
+    x[at] = values.gather(0, kinds[None])[0]
+
+
+def _size(x: torch.Tensor) -> float:
+    return float(sample(x).double().square().mean().sqrt())
+
+
+def _factor(size: float) -> float:
+    return next((f for f in (30.0, 16.0, 8.0, 4.0, 2.0) if size * f <= WIDEST), 1.0)  # not a number: 1
 
 
 @torch.no_grad()

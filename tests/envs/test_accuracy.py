@@ -126,6 +126,19 @@ def test_what_is_far_below_an_ulp_of_the_whole_output_is_no_error():
     assert measure(actual, expected, expected).max < 2e-6
 
 
+def test_errors_on_uneven_inputs_are_relative_to_the_largest_finite_number():
+    r = torch.full((4, 8), 1e-3)
+    r[0, 0], r[1, 1] = 100.0, math.inf
+    y = r + 1e-3
+    y[1, 1] = math.inf
+    assert accuracy.measure(y, r).max > 0.4
+    assert 0.9e-5 < accuracy.measure(y, r, uneven=True).max < 1.1e-5
+    y[2, 2] = math.nan
+    assert accuracy.measure(y, r, uneven=True).max == math.inf, "no number is right nowhere else"
+    expected = Expected(torch.full((4, 8), 1e-3), floor=Error(1e-2, 1e-2), uneven=True)
+    assert float(accuracy.allowance(expected).max()) < 3e-5
+
+
 def test_what_an_output_is_divided_by_is_found_block_by_block(monkeypatch):
     r = torch.randn(7, 5, 300)
     whole = accuracy._least(r)

@@ -78,7 +78,7 @@ def test_strides_stay(example: torch.Tensor) -> None:
 def test_distributions_stay_in_the_domain() -> None:
     allowed = {
         "real": set(DISTRIBUTIONS),
-        "positive": {"given", "x3", "x30", "x0.01"},
+        "positive": {"given", "x3", "x30", "x0.01", "slices", "spots"},
         "sign": {"given", "negated"},
         **{d: {"given"} for d in ("probability", "index", "mask", "scalar")},
     }
@@ -101,6 +101,13 @@ def test_distributions_stay_in_the_domain() -> None:
     rounded = [redistribute(x, "real", "rounded", seed) for seed in range(8)]
     assert all(len(r.unique()) < 60 and (r == 0).any() for r in rounded), "zeros and equal values"
     assert len({r.abs().max().log2().round().item() for r in rounded}) > 2, "of more than one size"
+    for distribution, most in (("slices", 0.15), ("spots", 0.01)):
+        uneven = [redistribute(x, "real", distribution, seed) for seed in range(8)]
+        assert all(0 < float((u != x).double().mean()) < most for u in uneven), "most are as given"
+        assert max(u.amax() for u in uneven) > 90 and min(u.amin() for u in uneven) < -90, "where exponentials overflow"
+        assert all((redistribute(x + 1, "positive", distribution, seed) > 0).all() for seed in range(8))
+    slices = [redistribute(x, "real", "slices", seed) for seed in range(8)]
+    assert all((s == 0).all(d).any() for s in slices for d in (0, 1)), "a row and a column of zeros"
     index = torch.arange(4)
     assert redistribute(index, "real", "x3", 1) is index, "only floating inputs change"
     with pytest.raises(SpecError, match="unknown distribution 'cauchy'; known: given"):
@@ -127,6 +134,8 @@ def test_spec_inputs_in_every_distribution() -> None:
         "x0.01": [True, True, False, False],
         "negated": [True, False, False, False],
         "rounded": [True, False, False, False],
+        "slices": [True, True, False, False],
+        "spots": [True, True, False, False],
     }
     assert all(x.dtype is torch.bfloat16 for i, x in enumerate(spec.inputs(5, "cpu", "normal")[:4]) if i != 2)
 
