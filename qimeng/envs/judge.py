@@ -363,21 +363,27 @@ class Judge:
         """A few calls, inputs made and outputs handed over; what these two take is measured here, and subtracted.
 
         Nothing that a candidate's process says of its own time counts. Each call has inputs of its own, the trial's at
-        a random place among them, which come to be while the clock runs: nothing can be computed for them before. On a
-        GPU the memory that outputs are handed over in is mapped before the clock starts, and zeroed.
+        a random place among them, which come to be while the clock runs: nothing can be computed for them before. Which
+        place that is, the worker hears when all calls were made: none of them can be left out. On a GPU the memory that
+        outputs are handed over in is mapped before the clock starts, and zeroed.
         """
         refs = self.references
         copies = [torch.zeros_like(e.value) for e in trial.outputs]
         kind = refs.device.type
-        calls = max(1, min(math.ceil(CLOCK_BATCH_MS / device_ms), CLOCK_CALLS[kind], refs.input_sets))
+        calls = max(1, min(math.ceil(CLOCK_BATCH_MS / device_ms), CLOCK_CALLS[kind], refs.input_sets, refs.output_sets))
         draws = [replace(trial.draw, seed=refs.draw_seed()) for _ in range(calls)]
         keep = refs.draw_seed() % calls
         warm_up, draws[keep] = draws[keep], trial.draw
         around = [self._without_calls(draws, copies)]
-        trays = self._taken(worker.call("arm", self.limit_s, warm_up=warm_up))
+        trays = self._taken(worker.call("arm", self.limit_s, warm_up=warm_up, calls=calls))
         for tray in trays:
             tray.zero_()
-        whole = self._timed(lambda: worker.call("fire", self.limit_s, draws=draws, keep=keep), trays, copies)
+
+        def run() -> tuple[Any, list[int]]:
+            worker.call("fire", self.limit_s, draws=draws)
+            return worker.call("pick", self.limit_s, number=keep)
+
+        whole = self._timed(run, trays, copies)
         wrong = next((t for n, copy in enumerate(copies) if (t := self._wrong(trial, n, copy))), None)
         del trays
         worker.call("release", self.limit_s, tidy=refs.plan.tidy)

@@ -113,6 +113,11 @@ class References:
         return [leaf.bytes for leaf in self.facts.leaves if leaf.is_tensor]
 
     @property
+    def output_sets(self) -> int:
+        """Outputs of calls that a worker may hold at a time."""
+        return max(1, _memory(self.device) // FRESH_SHARE // max(sum(self.output_bytes), 1))
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """What is to be said of the specification beside every result, in sentences."""
         found = []

@@ -130,7 +130,7 @@ class Worker:
         self.model: torch.nn.Module = self.parameters.module
         self.kept: dict[int, list[torch.Tensor]] = {}
         self.witness = Witness()
-        self.fired: list[torch.Tensor] = []
+        self.fired: list[list[torch.Tensor]] = []
         self.trays: list[torch.Tensor] = []
         self.arguments: tuple[Any, ...] = ()
         self.sums: list[int] = []
@@ -251,45 +251,53 @@ class Worker:
         if tidy and self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def arm(self, warm_up: Draw) -> Answer:
-        """Hand over the trays that `fire` will put the outputs of one call on.
+    def arm(self, warm_up: Draw, calls: int) -> Answer:
+        """Hand over the trays that `pick` will put the outputs of one call on.
 
         A call on other inputs leaves behind the memory that the calls will need.
 
         Args:
             warm_up: its inputs, and the parameters of all calls.
+            calls: how many `fire` will make.
         """
         self._set_parameters(warm_up.parameter_seed)
-        self.fired = _leaves(self.model(*self._inputs(warm_up)))
-        self.trays = [torch.empty_like(x) for x in self.fired]
-        _ = [torch.empty_like(x) for x in self.fired]  # memory for another call's outputs beside these
+        made = _leaves(self.model(*self._inputs(warm_up)))
+        self.trays = [torch.empty_like(x) for x in made]
+        _ = [torch.empty_like(x) for x in made for _ in range(calls)]  # memory for all calls' outputs beside these
         self.stopwatch.synchronize()
         handed, files = outputs.hand_over(self.trays)
         return Answer({"tensors": handed}, tuple(files))
 
-    def fire(self, draws: Sequence[Draw], keep: int) -> Answer:
-        """Make inputs, call the model on them, and so on; put the outputs of the call that counts on the trays.
+    def fire(self, draws: Sequence[Draw]) -> None:
+        """Make inputs, call the model on them, and so on; keep the outputs of all calls for `pick`.
 
         The inputs come to be while the judge's clock runs: what foreign code could do as soon as they are there is
-        seen. On the CPU there is no shared memory: the outputs are handed over.
+        seen.
 
         Args:
             draws: inputs of the calls, in order.
-            keep: number of the call whose outputs count.
         """
-        for number, draw in enumerate(draws):
+        self.fired = []
+        for draw in draws:
             inputs = self._inputs(draw)
             torch.manual_seed(draw.seed)
             self.stopwatch.synchronize()
             output = self.model(*inputs)
             self.stopwatch.synchronize()
-            if number == keep:
-                self.fired = _leaves(output)
+            self.fired.append(_leaves(output))
             del inputs, output
+
+    def pick(self, number: int) -> Answer:
+        """Put the outputs of one call of `fire` on the trays, or on the CPU, without shared memory, hand them over.
+
+        Which one, nobody in this process knows before: a program that looks into its callers would compute that one
+        alone.
+        """
+        picked = self.fired[number]
         if self.device.type != "cuda":
-            handed, files = outputs.hand_over(self.fired)
+            handed, files = outputs.hand_over(picked)
             return Answer({"tensors": handed}, tuple(files))
-        for tray, x in zip(self.trays, self.fired, strict=True):
+        for tray, x in zip(self.trays, picked, strict=True):
             tray.copy_(x)
         self.stopwatch.synchronize()
         return Answer({}, ())
@@ -500,7 +508,7 @@ class Worker:
 
 
 COMMANDS = (
-    "ready", "load", "trial", "again", "foreign", "release", "arm", "fire", "time", "timed", "peak", "profile",
+    "ready", "load", "trial", "again", "foreign", "release", "arm", "fire", "pick", "time", "timed", "peak", "profile",
     "launches", "capture", "alternative", "warm_alternative", "time_alternative", "forget_region",
     "rest",
 )  # fmt: skip
