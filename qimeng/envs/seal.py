@@ -12,8 +12,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -66,6 +66,18 @@ class Seal:
             self._take(f"{kind.__module__}.{kind.__qualname__}", vars(kind))
         self._names = {kind: frozenset(vars(kind)) for kind in _CLASSES}
         self._state = _state()
+
+    def apart(self) -> Callable[[], list[str]]:
+        """`broken` as a function with code, names and tables of its own, which no change to this class reaches.
+
+        Who replaces what looks for changes would otherwise be seen by nobody.
+        """
+        look = FunctionType(Seal.broken.__code__, dict(Seal.broken.__globals__))
+        spaces = {name: (now, dict(taken)) for name, (now, taken) in self._spaces.items()}
+        tables = SimpleNamespace(
+            _modules=dict(self._modules), _spaces=spaces, _names=dict(self._names), _state=dict(self._state)
+        )
+        return lambda: look(tables)
 
     def broken(self) -> list[str]:
         """Names that stand for something else now, and other traces; empty where there are none."""
@@ -132,6 +144,7 @@ def _state() -> dict[str, Any]:
         "a tracing function": sys.gettrace(),
         "a profiling function": sys.getprofile(),
         "a callback of the garbage collector": tuple(gc.callbacks),
+        "how often threads take turns": sys.getswitchinterval(),
         "the handler of a signal": tuple(map(signal.getsignal, _SIGNALS)),
         "a function mode of torch": torch._C._len_torch_function_stack(),
         "a dispatch mode of torch": torch._C._len_torch_dispatch_stack(),

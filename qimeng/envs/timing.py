@@ -261,11 +261,10 @@ def _next_inputs(
     """Inputs of `seed`: beside those of `sets` as long as there is room for more, then instead of one of them."""
     if room < 2:
         sets.clear()
+    elif len(sets) == room:
+        sets.pop(_choose(room))  # gone before others are made: whoever waits for their end is called too early
     made = make_inputs(seed)
-    if len(sets) < room:
-        sets.append(made)
-    else:
-        sets[_choose(len(sets))] = made
+    sets.append(made)
     return made
 
 

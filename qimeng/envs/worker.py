@@ -79,7 +79,9 @@ def main(channel: Channel, setup: Setup) -> None:
     worker = Worker(KernelSpec.from_bytes(setup.spec), device, setup.compiled)
     worker.stopwatch.synchronize()
     with torch.no_grad():
-        serve(channel, {name: getattr(worker, name) for name in COMMANDS})
+        commands = {name: getattr(worker, name) for name in COMMANDS}
+        broken = worker.seal.apart()
+        serve(channel, commands | {name: _guarded(commands[name], broken) for name in GUARDED})
 
 
 def open_device(device: torch.device) -> None:
@@ -499,8 +501,7 @@ class Worker:
             name for it in (self, self.stopwatch, self.parameters, self.witness) for name in shadowed(it)
         ]
         if broken:
-            more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
-            raise Refused("tampered", f"the candidate changed {', '.join(broken[:5])}{more}")
+            raise _tampered(broken)
 
     def _collect(self) -> None:
         if self.device.type == "cuda":
@@ -512,6 +513,27 @@ COMMANDS = (
     "launches", "capture", "alternative", "warm_alternative", "time_alternative", "forget_region",
     "rest",
 )  # fmt: skip
+
+
+GUARDED = ("load", "trial", "time")
+"""Those after which the seal is looked at by who cannot be replaced; none that the judge's clock times."""
+
+
+def _guarded(command: Callable[..., Any], broken: Callable[[], list[str]]) -> Callable[..., Any]:
+    """`command`, then a look at the seal (`Seal.apart`): `Worker._check_seal` is a name that can be replaced."""
+
+    def run(**arguments: Any) -> Any:
+        result = command(**arguments)
+        if names := broken():
+            raise _tampered(names)
+        return result
+
+    return run
+
+
+def _tampered(names: Sequence[str]) -> Refused:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return Refused("tampered", f"the candidate changed {', '.join(names[:5])}{more}")
 
 
 def foreign_inputs(leaves: Sequence[Any], placed: bool) -> Iterator[tuple[str, list[Any]]]:

@@ -108,3 +108,13 @@ def test_a_method_of_one_object():
     assert shadowed(watch) == []
     watch.once = lambda *a: (1.0, 1.0)
     assert shadowed(watch) == ["Stopwatch.once of one object"]
+
+
+def test_who_replaces_what_looks_for_changes_is_seen_all_the_same(monkeypatch):
+    seal = Seal()
+    broken = seal.apart()
+    assert broken() == []
+    monkeypatch.setattr(Seal, "broken", lambda self: [])
+    seal._spaces.clear()
+    assert seal.broken() == []
+    assert broken() == ["qimeng.envs.seal.Seal.broken"]
