@@ -235,7 +235,7 @@ class GpuEvaluator(Evaluator):
 
     def begin_timing(self) -> None:
         """A program that a worker has just loaded is timed from now on, with parameters that nobody has seen."""
-        self._timed = _TimedCalls(self.draw_seed() if self.references.has_state else None)
+        self._timed = _TimedCalls(self.references.parameter_seed() if self.references.has_state else None)
 
     def check_timed(self, worker: Process) -> Verdict:
         """Whether the output of one timed call of the program is right; the program is still loaded."""

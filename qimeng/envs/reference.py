@@ -91,6 +91,7 @@ class References:
         self.exact: torch.nn.Module | None = None
         self.input_sets = 1
         self._jumps: bool | None = None  # unknown
+        self._keeps_signs = False
         if graph is not None and graph.nodes:
             self._jumps = discrete.may_jump(graph, graph.ops())
         self._moved: dict[str, list[Error]] = {}  # by distribution: over so many elements all draws have the same
@@ -267,6 +268,7 @@ class References:
         del second, other, output
         if not self.random:
             self.mode_matters = self._in_other_mode_differs(inputs, draw.seed, tensors)
+        self._keeps_signs = self.has_state and self._needs_signs(inputs)
         plan = self._planned(inputs, tensors, peak)
         has_inputs = bool(tensors_in(inputs))
         del inputs, held, first  # others are about to be made
@@ -332,7 +334,22 @@ class References:
         return trial
 
     def _new_draw(self, distribution: str, perturbed: bool) -> Draw:
-        return Draw(self.draw_seed(), distribution, self.draw_seed() if perturbed else None)
+        return Draw(self.draw_seed(), distribution, self.parameter_seed() if perturbed else None)
+
+    def parameter_seed(self) -> int:
+        """A new seed of a change to the parameters; even, so that signs stay, where results would be no numbers."""
+        seed = self.draw_seed()
+        return seed - seed % 2 if self._keeps_signs else seed
+
+    def _needs_signs(self, inputs: Sequence[Any]) -> bool:
+        """Whether other signs of parameters (under a root, say) give values that are not finite."""
+        shares = []
+        for seed in (2, 3):
+            self.parameters.set(seed)
+            made = [x for x in tensors_in(self._eager(inputs, seed)) if accuracy.is_float(x)]
+            shares.append(max((accuracy.not_finite_share(x, x) for x in made), default=0.0))
+        self.parameters.set(None)
+        return shares[1] > shares[0]
 
     def inputs(self, draw: Draw, near: Near | None = None) -> tuple[Any, ...]:
         """The specification's inputs for `draw`, or others near them."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from qimeng.errors import SpecError
-from qimeng.spec.leaf import sample, unexpanded
+from qimeng.spec.leaf import infer_domain, sample, unexpanded
 
 DISTRIBUTIONS = ("given", "normal", "x3", "x30", "x0.01", "negated", "rounded", "slices", "spots")
 """As the spec makes them; normal with mean 0 and a deviation of 1/4 to 4, by the seed; times 3, 30, 0.01 and -1;
@@ -138,12 +138,19 @@ def _factor(size: float) -> float:
     return next((f for f in (30.0, 16.0, 8.0, 4.0, 2.0) if size * f <= WIDEST), 1.0)  # not a number: 1
 
 
+_SHARES = (1.0, 0.25, 1 / 16)
+"""Of the rows of a parameter, those that change, by the seed: nobody can tell a change by a sample of the values."""
+
+
 @torch.no_grad()
 def perturb_parameters(module: torch.nn.Module, seed: int) -> None:
     """Change `module`'s state in place, so that nothing made for its first weights stays right.
 
-    With n ~ N(0, 1): parameters p (1 + 0.1 n) + 0.05 n, running variances v exp(0.3 n), running means m + 0.1 n;
-    other buffers, integer and boolean parameters stay. The same on every call with the same seed and device type.
+    With n ~ N(0, 1): parameters p (1 + 0.1 n) + 0.05 n in some rows, one at least; running variances v exp(0.3 n),
+    running means m + 0.1 n; other buffers of many real values b (1 + 0.1 n) in some rows. Where all elements of a
+    parameter have one sign, as a scale made of ones has, and `seed` is odd, half of those that change get the other.
+    Masks, constants, what no state dictionary holds, integers and booleans stay. The same on every call with the same
+    seed and device type.
     """
 
     def noise(like: torch.Tensor) -> torch.Tensor:
@@ -152,19 +159,37 @@ def perturb_parameters(module: torch.nn.Module, seed: int) -> None:
         )
         return draw.to(like.dtype)
 
+    def rows(like: torch.Tensor) -> torch.Tensor:
+        """1 where the rows of `like` change, 0 where they stay, to be broadcast."""
+        shape = [size if d == dim else 1 for d, size in enumerate(like.shape)] if (dim := _long(like)) >= 0 else []
+        draw = torch.rand(shape, generator=generators[like.device], device=like.device)
+        return ((draw < share) | (draw == draw.min())).to(like.dtype)
+
+    share = random.Random(seed).choice(_SHARES)
     generators: dict[torch.device, torch.Generator] = {}
-    state = [(n, t, True) for n, t in module.named_parameters()] + [(n, t, False) for n, t in module.named_buffers()]
+    held = module.state_dict().keys()
+    state = [(n, t, True) for n, t in module.named_parameters()]
+    state += [(n, t, False) for n, t in module.named_buffers() if n in held]
     for name, tensor, trained in state:
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or not tensor.numel():
             continue
         if tensor.device not in generators:
             generators[tensor.device] = torch.Generator(device=tensor.device)
             generators[tensor.device].manual_seed(seed)
         last = name.rsplit(".", 1)[-1]
         if trained:
-            n = noise(tensor)
-            tensor.mul_(1 + 0.1 * n).add_(n, alpha=0.05)
+            n, moved = noise(tensor), rows(tensor)
+            if seed % 2 and bool((tensor > 0).all() | (tensor < 0).all()):
+                tensor.mul_(1 - 2 * moved * (noise(tensor) > 0))
+            tensor.mul_(1 + 0.1 * n * moved).add_(n * moved, alpha=0.05)
         elif last == "running_var":
             tensor.mul_((0.3 * noise(tensor)).exp())
         elif last == "running_mean":
             tensor.add_(noise(tensor), alpha=0.1)
+        elif infer_domain(tensor) in ("real", "positive") and bool(tensor.min() != tensor.max()):
+            tensor.mul_(1 + 0.1 * noise(tensor) * rows(tensor))
+
+
+def _long(x: torch.Tensor) -> int:
+    """The first dimension of more than one element, else the last; -1 where there is none."""
+    return next((d for d, size in enumerate(x.shape) if size > 1), x.dim() - 1)

@@ -171,4 +171,19 @@ def test_perturbed_parameters() -> None:
     perturb_parameters(other, 2)
     perturb_parameters(again, 1)
     assert torch.equal(again.state_dict()["0.weight"], after["0.weight"])
+    shares, signs = set(), []
+    for seed in range(2, 20):
+        module = make()
+        perturb_parameters(module, seed)
+        changed = (module.state_dict()["0.weight"] != before["0.weight"]).any(1).double().mean()
+        shares.add(round(float(changed), 1))
+        signs.append(float((module.state_dict()["1.weight"] < 0).double().mean()))
+    assert len(shares) > 2 and min(shares) < 0.2 and max(shares) == 1, "all rows or some"
+    assert max(signs[0::2]) == 0 and 0.3 < max(signs[1::2]) < 0.7, "ones get both signs, by odd seeds"
+    table = torch.nn.Module()
+    table.register_buffer("table", torch.randn(64, 8))
+    table.register_buffer("idle", torch.randn(64, 8), persistent=False)
+    old = table.table.clone(), table.idle.clone()
+    perturb_parameters(table, 1)
+    assert not torch.equal(table.table, old[0]) and torch.equal(table.idle, old[1])
     assert not torch.equal(other.state_dict()["0.weight"], after["0.weight"])
