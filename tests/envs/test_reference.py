@@ -38,17 +38,19 @@ def test_the_reference_is_float64_and_eager_is_within_a_quarter_of_its_own_budge
         state = refs.parameters.set(trial.draw.parameter_seed)
         exact = (x.double() @ state["weight"].double().T + state["bias"].double()).float()
         assert torch.equal(exact, expected.value)
-        error = accuracy.measure(torch.nn.functional.linear(x, state["weight"], state["bias"]), exact)
+        error = accuracy.measure(
+            torch.nn.functional.linear(x, state["weight"], state["bias"]), exact, None, expected.uneven
+        )
         assert error == expected.error and 0 < error.max <= expected.budget.max / 4 or error.max < expected.floor.max
 
 
 def test_trials_start_with_the_specs_own_parameters_and_vary_from_there():
     refs = references(torch.nn.Linear(8, 8), torch.randn(4, 8))
-    kinds = [(t.draw.distribution, t.draw.parameter_seed is not None) for t in refs.trials(8)]
+    kinds = [(t.draw.distribution, t.draw.parameter_seed is not None) for t in refs.trials(10)]
     assert kinds[:2] == [("given", False), ("given", True)]
-    assert {d for d, _ in kinds[2:]} == {"normal", "x3", "x30", "x0.01", "negated", "rounded"}
+    assert {d for d, _ in kinds[2:]} == {"normal", "x3", "x30", "x0.01", "negated", "rounded", "slices", "spots"}
     assert [bool(t.eager) for t in refs.trials(3)] == [True, False, False]
-    assert len(list(refs.every_distribution())) == 10, "those of secret size twice"
+    assert len(list(refs.every_distribution())) == 13, "those of secret size or place twice"
 
 
 def test_distributions_on_which_the_module_raises_are_dropped_beforehand():
@@ -68,7 +70,7 @@ def test_exponentials_that_nothing_keeps_from_overflowing_are_seen():
         wrong |= (
             {trial.draw.distribution} if accuracy.check(e / e.sum(-1, keepdim=True), trial.outputs[0])[1] else set()
         )
-    assert "x30" in wrong and wrong <= {"x30", "rounded"}
+    assert "x30" in wrong and wrong <= {"x30", "rounded", "slices", "spots"}
 
 
 def test_one_candidate_never_gets_the_same_trial_twice():
