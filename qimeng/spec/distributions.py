@@ -168,7 +168,7 @@ def perturb_parameters(module: torch.nn.Module, seed: int) -> None:
     share = random.Random(seed).choice(_SHARES)
     generators: dict[torch.device, torch.Generator] = {}
     held = module.state_dict().keys()
-    state = [(n, t, True) for n, t in module.named_parameters()]
+    state: list[tuple[str, torch.Tensor, bool]] = [(n, t, True) for n, t in module.named_parameters()]
     state += [(n, t, False) for n, t in module.named_buffers() if n in held]
     for name, tensor, trained in state:
         if not tensor.is_floating_point() or not tensor.numel():
