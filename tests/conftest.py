@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-# Before torch is imported, and for the processes that tests start: more threads than cores wait for each other.
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    # Before torch is imported, and for the processes that tests start: threads that outnumber the cores spin, and wait
+    # for one another. Not in the controller, whose environment its workers inherit.
+    share = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew instead of comparing")
+
+
+def pytest_collection_finish() -> None:
+    """What is there stays, and is not looked at again: captures make millions of objects, each time beside more."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
