@@ -19,7 +19,7 @@ normal, of few values; as the spec makes them but for some slices, or for a few 
 Times 30, exponentials overflow where nothing keeps them from it: what is large as given is made larger by less (see
 `WIDEST`)."""
 
-SECRET_SIZE = ("normal", "rounded", "slices")
+SECRET_SIZE = ("normal", "rounded", "slices", "spots")
 """Those of a size, or in a place, that nobody knows before: a program that goes by the size of its inputs, or by a part
 of them, meets one that it takes for a usual one now and then, so that a final verification draws them twice."""
 
@@ -37,9 +37,10 @@ _SLICES = 8
 dimension as long as that, one slice is zero, as padding is. All others are as given, so that a program that goes by a
 sample of its inputs, or by their means, takes them for usual."""
 
-_SPOTS = (9, 14)
-"""One element in two to the power of this, by the seed, is unlike the others: negated, zero, or as large as numbers of
-deviation `WIDEST` get, at which exponentials overflow whatever the inputs are as given."""
+_SPOTS = (2, 4)
+"""Two to the power of this many elements, by the seed, are unlike the others: a quarter each is negated, zero, and as
+large as numbers of deviation `WIDEST` get (at which exponentials overflow whatever the inputs are as given), in both
+signs. So few of a large tensor that hardly any sample has one."""
 
 _SPAN = 2.0
 """Logarithm to base 2 of the largest deviation of normal values: nobody can tell a trial by a deviation of 1."""
@@ -117,7 +118,7 @@ def _unlike_spots(x: torch.Tensor, domain: str, seed: int, size: float) -> None:
     if not x.numel():
         return
     generator = torch.Generator(device=x.device).manual_seed(seed ^ 0x5EED)
-    count = max(x.numel() >> random.Random(seed).randint(*_SPOTS), 1)
+    count = 2 ** random.Random(seed).randint(*_SPOTS)
     flat = torch.randint(x.numel(), (count,), generator=generator, device=x.device).unique()
     x = x if x.dim() else x.view(1)
     at = torch.unravel_index(flat, x.shape)

@@ -50,7 +50,7 @@ def test_trials_start_with_the_specs_own_parameters_and_vary_from_there():
     assert kinds[:2] == [("given", False), ("given", True)]
     assert {d for d, _ in kinds[2:]} == {"normal", "x3", "x30", "x0.01", "negated", "rounded", "slices", "spots"}
     assert [bool(t.eager) for t in refs.trials(3)] == [True, False, False]
-    assert len(list(refs.every_distribution())) == 13, "those of secret size or place twice"
+    assert len(list(refs.every_distribution())) == 14, "those of secret size or place twice"
 
 
 def test_distributions_on_which_the_module_raises_are_dropped_beforehand():

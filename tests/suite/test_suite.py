@@ -63,15 +63,15 @@ def test_captured_lowered_and_right(lowered: dict[str, Row], problem: Problem) -
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
 def test_every_kernel_compiles_for_a_device(tmp_path: Path) -> None:
-    """Every fifth problem, for time's sake."""
-    programs = {p.name: lowered_program(p) for p in problems()[::5] if not p.whole}
+    """Every eighth problem, for time's sake."""
+    programs = {p.name: lowered_program(p) for p in problems()[::8] if not p.whole}
     server = ForkServer()
     try:
         found = Compilers(server, device_named("h200"), str(tmp_path)).programs(list(programs.values()))
     finally:
         server.close()
     failed = {name: c.error for name, t in zip(programs, found, strict=True) for c in t.values() if c.failure}
-    assert sum(map(len, found)) > 70 and not failed, json.dumps(failed, indent=1)
+    assert sum(map(len, found)) > 40 and not failed, json.dumps(failed, indent=1)
 
 
 def lowered_program(problem: Problem) -> Program:
@@ -88,8 +88,8 @@ def lowered_program(problem: Problem) -> Program:
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
 def test_random_trajectories_are_right() -> None:
-    """Every fourth problem, for time's sake; `TRITON_INTERPRET=1 python -m tests.suite.run --steps 8 --seed N`."""
-    rows = rows_of("--steps", "3", "--seed", "0", *(p.name for p in problems()[1::4]))
-    assert sum(row.get("actions", 0) for row in rows.values()) > 40
+    """Every sixth problem, for time's sake; `TRITON_INTERPRET=1 python -m tests.suite.run --steps 8 --seed N`."""
+    rows = rows_of("--steps", "3", "--seed", "0", *(p.name for p in problems()[1::6]))
+    assert sum(row.get("actions", 0) for row in rows.values()) > 25
     wrong = {name: row.get("raised") or row["wrong"] for name, row in rows.items() if row.get("raised") or row["wrong"]}
     assert not wrong, json.dumps(wrong, indent=1)
