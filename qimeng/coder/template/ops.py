@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qimeng.coder.template.special import FAST, TABLES, expm1_lines, tanh_series
+from qimeng.coder.template.special import FAST, TABLES, expm1_lines, polynomial, tanh_series
 
 SIMPLE: dict[str, str] = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
@@ -65,13 +65,6 @@ ERFC = (
 """erfc(t) e^(t^2) / u in u = 1 / (1 + t / 2) from t = 0.4 on, the lowest power first; minimax, to 1.0e-8."""
 
 
-def _polynomial(coefficients: tuple[float, ...], x: str) -> str:
-    text = repr(coefficients[-1])
-    for c in coefficients[-2::-1]:
-        text = f"({c!r} + {x} * {text})"
-    return text
-
-
 def _atan(t: str, x: str) -> list[str]:
     """The tangent turned by 0, 45 or 90 degrees, so that its angle is at most 22.5, where the polynomial holds."""
     return [
@@ -81,7 +74,7 @@ def _atan(t: str, x: str) -> list[str]:
         f"{t}_k = tl.where({t}_a > 2.414213562, 1.570796327, tl.where({t}_a > 0.414213562, 0.7853981634, 0.0))",
         f"{t}_r = {t}_n / {t}_d",
         f"{t}_q = {t}_r * {t}_r",
-        f"{t}_b = {t}_k + {t}_r * {_polynomial(ATAN, f'{t}_q')}",
+        f"{t}_b = {t}_k + {t}_r * {polynomial(ATAN, f'{t}_q')}",
         f"{t} = tl.where({x} < 0, -{t}_b, {t}_b)",
     ]
 
@@ -90,7 +83,7 @@ def _erfc(t: str, x: str) -> list[str]:
     return [
         f"{t}_a = tl.abs({x})",
         f"{t}_u = 1.0 / (1.0 + 0.5 * {t}_a)",
-        f"{t}_b = {t}_u * tl.exp(-{t}_a * {t}_a) * {_polynomial(ERFC, f'{t}_u')}",
+        f"{t}_b = {t}_u * tl.exp(-{t}_a * {t}_a) * {polynomial(ERFC, f'{t}_u')}",
         f"{t} = tl.where({t}_a < 0.5, 1.0 - tl.erf({x}), tl.where({x} < 0, 2.0 - {t}_b, {t}_b))",
     ]
 

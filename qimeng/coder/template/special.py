@@ -139,7 +139,7 @@ ROUND = "12582912.0"
 """1.5 * 2^23: added to x, it leaves x rounded to an integer in the low bits."""
 
 
-def _polynomial(coefficients: Sequence[float], x: str) -> str:
+def polynomial(coefficients: Sequence[float], x: str) -> str:
     """Horner's rule, the lowest power first."""
     *rest, text = map(repr, coefficients)
     for c in reversed(rest):
@@ -162,15 +162,15 @@ def _erf_tail(t: str, x: str, power: str) -> list[str]:
 
 
 def _erf_half(t: str, x: str) -> list[str]:
-    power = f"{t}_a * {_polynomial(ERF_HALF, f'{t}_a')}"
+    power = f"{t}_a * {polynomial(ERF_HALF, f'{t}_a')}"
     return [*_erf_tail(t, x, power), f"{t} = {_signed(f'{t}_r', f'{t}_n')}"]
 
 
 def _erf(t: str, x: str) -> list[str]:
     return [
-        *_erf_tail(t, x, _polynomial(ERF, f"{t}_a")),
+        *_erf_tail(t, x, polynomial(ERF, f"{t}_a")),
         f"{t}_q = {x} * {x}",
-        f"{t}_s = {x} * {_polynomial(ERF_SERIES, f'{t}_q')}",
+        f"{t}_s = {x} * {polynomial(ERF_SERIES, f'{t}_q')}",
         f"{t} = tl.where({t}_a < 0.45, {t}_s, {_signed(f'{t}_r', f'{t}_n')})",
     ]
 
@@ -186,7 +186,7 @@ def _wave(t: str, x: str, half: str) -> list[str]:
         f"{t}_r = {x} - {t}_k * {PI[0]} - {t}_k * {PI[1]} - {t}_k * {PI[2]}",
         f"{t}_r = tl.where(tl.abs({t}_r) > 2.0, 2.0, {t}_r)",
         f"{t}_q = {t}_r * {t}_r",
-        f"{t}_s = {t}_r + {t}_r * {t}_q * {_polynomial(SINE, f'{t}_q')}",
+        f"{t}_s = {t}_r + {t}_r * {t}_q * {polynomial(SINE, f'{t}_q')}",
         f"{t}_n = {t}_m.to(tl.int32, bitcast=True) << 31",
         f"{t} = {'-' if half else ''}{_signed(f'{t}_s', f'{t}_n')}",
     ]
@@ -226,4 +226,4 @@ TABLES = {"float32": FAST, "float16": FAST_FP16, "bfloat16": FAST_BF16}
 SPECIAL = frozenset(FAST) - {"inverse"}
 """Functions that there is a faster form of."""
 
-__all__ = ["FAST", "SPECIAL", "TABLES", "Writer", "expm1_lines", "tanh_series"]
+__all__ = ["FAST", "SPECIAL", "TABLES", "Writer", "expm1_lines", "polynomial", "tanh_series"]
