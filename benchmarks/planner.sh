@@ -8,7 +8,7 @@
 # others from running. Variables: CANDIDATES (what `planners.py list --root KernelBench --json` wrote; without it, the
 # generated half of the held-out specs alone), SPECS, ONLY (candidates of each half; 0 for all), RUNS (instead of those
 # below), METHODS ("LABEL=PLANNER+SEARCH", one a line, to compare besides), DEVICE (to adapt to; h200), JOBS (places of
-# the collection on each GPU; 6), EACH (seconds that it gives a spec; 110), SCRATCH.
+# the collection on each GPU; 6), EACH (seconds that it gives a spec; 110), EVALUATIONS (of a spec; 28), SCRATCH.
 set -uo pipefail
 out=$1 end=$((SECONDS + $2))
 shift 2
@@ -75,7 +75,7 @@ collect() {
     restore trees
     limited $(($1 - 25)) python3 -m qimeng.cli collect --out "$scratch/trees" --specs "${SPECS:-400}" \
         --families pointwise,reduction,normalization,softmax,product,block --most-mib 256 \
-        --evaluations 28 --seconds-each "${EACH:-110}" --total-seconds $(($1 - 45)) --overhead-seconds 15 --jobs "${JOBS:-6}"
+        --evaluations "${EVALUATIONS:-28}" --seconds-each "${EACH:-110}" --total-seconds $(($1 - 45)) --overhead-seconds 15 --jobs "${JOBS:-6}"
     keep trees
 }
 

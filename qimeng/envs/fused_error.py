@@ -12,6 +12,8 @@ import triton.language as tl
 
 TILE = 4096
 """Elements of a program."""
+SLICE = 1 << 24
+"""Elements whose norms are taken at a time: 128 MiB in float64."""
 
 
 @triton.jit
@@ -50,7 +52,8 @@ def fused_summary(actual: torch.Tensor, expected: torch.Tensor, least: float) ->
     actual, expected = actual.contiguous(), expected.contiguous()
     width = expected.shape[-1]
     rows = expected.numel() // width
-    scale = torch.linalg.vector_norm(expected, dim=-1, dtype=torch.float64).reshape(-1) / width**0.5
+    parts = expected.reshape(rows, width).split(max(1, SLICE // width))  # on a GPU the norm makes a float64 copy first
+    scale = torch.cat([torch.linalg.vector_norm(p, dim=-1, dtype=torch.float64) for p in parts]) / width**0.5
     columns = min(triton.next_power_of_2(width), TILE)
     height = TILE // columns
     programs = triton.cdiv(rows, height) * triton.cdiv(width, columns)
