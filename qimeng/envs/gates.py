@@ -18,7 +18,7 @@ from qimeng.envs.clock import Clock
 from qimeng.envs.compile import Compilers, launches_nothing
 from qimeng.envs.forkserver import START_S, Process, WorkerFailed
 from qimeng.envs.judge import CLOCK_FROM_MS, RUNS, RUNS_OVERLAPPING
-from qimeng.envs.launches import LEAST, busy_ms, own_kernels, own_share
+from qimeng.envs.launches import LEAST, Launch, busy_ms, own_kernels, own_share
 from qimeng.envs.least_time import SHARE, above_peak
 from qimeng.envs.ranking import preferred
 from qimeng.envs.region_reference import RegionReference
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 KEEPS_LINES = "evict_last"
 """What stands in a Triton kernel that asks for it."""
-SWEEP = Effort(min_ms=3.0, min_calls=7, limit_s=0.2, warmup=2)
+SWEEP = Effort(min_ms=3.0, min_calls=7, limit_s=0.2, warmup=2, error=0.006)
 """How long alternatives of a region are timed to choose among them."""
 CLOSE = 0.03
 """Alternatives within this share of the fastest go on as well, up to `FINALISTS`."""
@@ -382,11 +382,10 @@ class Run:
             found = self._profiled(worker, candidate, found)
         with owner.turn("check", self.clock):
             verdict = owner.check_timed(worker)
-            proven = self._proven(worker, i, found) if verdict.ok else None
         if verdict.failure is not None:
             self.refused[i] = Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
             return None
-        return proven
+        return self._proven(worker, i, found)
 
     def _is_slow(self) -> bool:
         """Whether the judge's own clock may be asked: eager takes long enough that a false time would show."""
@@ -458,17 +457,20 @@ class Run:
     def _proven(self, worker: Process, i: int, found: Evaluation) -> Evaluation | None:
         """`found` with the share of the program's own kernels; None where the profiler contradicts what was told.
 
-        Others may do the work of generated regions, or kernels may take longer than the events say. The profiler takes
-        seconds: it is asked in a final verification, and of kernels that no template printed.
+        Others may do the work of generated regions, or kernels may take longer than the events say (which is looked at
+        again alone on the device: what others check beside makes kernels slower). The profiler takes seconds: it is
+        asked in a final verification, and of kernels that no template printed.
         """
-        owner, candidate, claimed = self.owner, self.candidates[i], found.generated_share
+        owner, candidate, claimed, told = self.owner, self.candidates[i], found.generated_share, found.ms
         if not any(self._is_asked(candidate, r) for r in candidate.regions):
             return found
-        data, _ = worker.call("launches", max(owner.limit_s, PROFILER_S), seed=owner.draw_seed())
-        launches = launches_from(data)
-        told, busy = found.ms, busy_ms(launches)
-        if told is not None and busy > BUSY_SHARE * told + BUSY_MS:
-            text = f"events say {told:.3f} ms a call, the profiler's kernels take {busy:.3f} ms"
+        with owner.turn("check", self.clock):
+            launches = self._launches(worker)
+        if told is not None and _is_longer(launches, told):
+            with owner.turn("time", self.clock, alone=True):
+                launches = self._launches(worker)
+        if told is not None and _is_longer(launches, told):
+            text = f"events say {told:.3f} ms a call, the profiler's kernels take {busy_ms(launches):.3f} ms"
             self.refused[i] = Refusal(Gate.TIMING, "clock", text)
             return None
         if not claimed:
@@ -485,12 +487,22 @@ class Run:
             return None
         return replace(found, generated_share=share)
 
+    def _launches(self, worker: Process) -> list[Launch]:
+        """The kernels of a call, as the profiler sees them."""
+        data, _ = worker.call("launches", max(self.owner.limit_s, PROFILER_S), seed=self.owner.draw_seed())
+        return launches_from(data)
+
     def _is_asked(self, program: Program, region: Region) -> bool:
         """Whether the profiler has to look at what computes `region`."""
         written = program.implementation(region)
         if self.thorough:
             return written.generated or written.source != torch_implementation(region).source
         return written.generated and written.schedule is None
+
+
+def _is_longer(launches: Sequence[Launch], told_ms: float) -> bool:
+    """Whether the profiler's kernels take longer than the events have told."""
+    return busy_ms(launches) > BUSY_SHARE * told_ms + BUSY_MS
 
 
 __all__ = ["Refusal", "Run"]

@@ -43,8 +43,10 @@ from qimeng.interfaces import Evaluation, Evaluator, Gate, Patch, Timing
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
 
-SEARCH = Effort(min_ms=10.0, min_calls=5, limit_s=0.2, warmup=2)
+SEARCH = Effort(min_ms=10.0, min_calls=5, limit_s=0.2, warmup=2, error=0.004)
 """Effort of one round of timing a program during a search."""
+SEARCH_EAGER = Effort(min_ms=3.0, min_calls=5, limit_s=0.15, warmup=2, error=0.004, resets=False)
+"""The same of eager."""
 SEARCH_ROUNDS = 2
 """Each round gets other memory from the driver, which is most of the noise where memory binds."""
 FINAL = Effort(min_ms=3.0, min_calls=5, limit_s=0.15, warmup=2)
@@ -335,7 +337,7 @@ class GpuEvaluator(Evaluator):
         found: dict[str, Samples] = {}
         for _ in range(SEARCH_ROUNDS):
             with worker.paused():
-                _add(found, EAGER, self.baselines_process.time(replace(FINAL, resets=False)))
+                _add(found, EAGER, self.baselines_process.time(SEARCH_EAGER))
             _add(found, "candidate", self._time(worker, replace(SEARCH, resets=resets)))
         return found["candidate"], found[EAGER]
 

@@ -47,6 +47,8 @@ LATE_SHARE = 0.01
 MOST_LATE, HOPELESS = 60, 8
 """Calls that may be repeated in one measurement, and as long as none was launched within the longest lead: the host's
 way to the device may be long by nature (many kernels), and then what is beyond the lead is part of the time."""
+ENOUGH = 8
+"""Calls from which a spread can be told."""
 HIDDEN_MS = 0.05
 """What the wall clock may say beyond the events, and beyond an empty call's, before it counts as time of the call."""
 
@@ -62,6 +64,8 @@ class Effort:
         warmup: calls before the first one that counts.
         max_calls: calls that are measured at most. A short call is mostly flush, lead and new inputs (0.8 ms, measured
             on an H200); beyond some dozens its median hardly moves.
+        error: standard error of the median, over the median, at which measuring may end before `min_ms`, once `ENOUGH`
+            calls were measured; 0 for never.
         resets: whether lines that a kernel asked the L2 cache to keep are given up before each call. The driver does
             that, all processes of a machine in turns; it is needless where no kernel asks for it.
     """
@@ -71,6 +75,7 @@ class Effort:
     limit_s: float = 0.35
     warmup: int = 3
     max_calls: int = 30
+    error: float = 0.0
     resets: bool = True
 
     @property
@@ -122,6 +127,18 @@ def spread(samples: Sequence[float]) -> float:
         return 0.0
     low, middle, high = statistics.quantiles(samples, n=4)
     return (high - low) / middle if middle else 0.0
+
+
+def median_error(samples: Sequence[float]) -> float:
+    """Standard error of the median over the median, of samples as the normal distribution has them.
+
+    The median's is sqrt(pi / 2) of the mean's (Kenney and Keeping, Mathematics of Statistics, 1962), and the
+    interquartile range is 1.349 standard deviations.
+
+    >>> round(median_error([1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0]), 3)
+    0.351
+    """
+    return math.sqrt(math.pi / 2) / 1.349 * spread(samples) / math.sqrt(len(samples))
 
 
 class Stopwatch:
@@ -219,6 +236,7 @@ class Stopwatch:
                 (total < effort.min_ms or len(wall_ms) < effort.min_calls)
                 and len(wall_ms) < effort.max_calls
                 and _now() - began < effort.limit_s
+                and not _is_known(device_ms, effort)
             ):
                 if number:
                     inputs = ()  # where there is no room for two sets, the old one goes first
@@ -253,6 +271,11 @@ class Stopwatch:
             return 0.0
         samples = [self.once(lambda: None, ())[0] for _ in range(7)]
         return statistics.median(found.wall - found.device for found in samples)  # a busy host delays these as well
+
+
+def _is_known(device_ms: Sequence[float], effort: Effort) -> bool:
+    """Whether the median is as certain as `effort` asks for."""
+    return effort.error > 0 and len(device_ms) >= ENOUGH and median_error(device_ms) <= effort.error
 
 
 def _next_inputs(
@@ -307,4 +330,4 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-__all__ = ["Effort", "Reading", "Samples", "Stopwatch", "spread"]
+__all__ = ["Effort", "Reading", "Samples", "Stopwatch", "median_error", "spread"]

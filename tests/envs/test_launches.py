@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -53,14 +55,27 @@ def test_a_decoy_that_bears_the_name_of_a_librarys_kernel_counts_once():
     assert own_share([("Memset (Device)", 0.0, 5.0)], {"add": 1}) is None
 
 
-def judged(launches: list[list[object]], ms: float = 9.0) -> tuple[Evaluation | None, Run]:
-    """What the judge makes of a program of two regions that take the same time, one of them said to be generated."""
+def judged(
+    launches: list[list[object]], ms: float = 9.0, alone: list[list[object]] | None = None
+) -> tuple[Evaluation | None, Run]:
+    """What the judge makes of a program of two regions that take the same time, one of them said to be generated.
+
+    `alone` is what the profiler says where nobody else is on the device, if that is something else.
+    """
+    held: list[bool] = []
+
+    @contextmanager
+    def turn(part: str, clock: Clock, alone: bool = False) -> Iterator[None]:
+        held.append(alone)
+        yield
+        held.pop()
+
     start = Program.start(sample_graph())
     program = start.with_implementation(start.regions[0].id, TRITON)
-    owner = SimpleNamespace(limit_s=1.0, draw_seed=lambda: 1)
+    owner = SimpleNamespace(limit_s=1.0, draw_seed=lambda: 1, turn=turn)
     run = Run(owner, program, None, "", lambda: [], Clock(), thorough=True)
     run.kernels[0] = {"add": 1}
-    worker = SimpleNamespace(call=lambda *a, **k: (launches, []))
+    worker = SimpleNamespace(call=lambda *a, **k: (alone if alone is not None and held == [True] else launches, []))
     return run._proven(worker, 0, Evaluation(Gate.PASSED, timing=Timing(ms), generated_share=0.5)), run
 
 
@@ -81,6 +96,11 @@ def test_kernels_that_run_where_the_events_do_not_see_them_are_refused():
     found, run = judged([["add", 0.0, 1.0], ["add", 1.0, 2.0]], ms=1.0)
     assert found is None and run.refused[0].failure == "clock"
     assert run.refused[0].error == "events say 1.000 ms a call, the profiler's kernels take 2.000 ms"
+
+
+def test_kernels_that_others_made_slower_are_looked_at_again_alone():
+    found, run = judged([["add", 0.0, 2.0]], ms=1.0, alone=[["add", 0.0, 1.0]])
+    assert found is not None and run.refused == {} and found.generated_share == 1.0
 
 
 def test_where_the_profiler_says_nothing_that_is_said():

@@ -13,7 +13,7 @@ from qimeng.device import DEVICES
 from qimeng.envs.channel import Malformed
 from qimeng.envs.least_time import least_ms
 from qimeng.envs.outputs import describe, difference, facts_from_json, facts_to_json, hand_over, take
-from qimeng.envs.timing import HOPELESS, LEAD_MS, MOST_LATE, MOST_LEAD_MS, Effort, Reading, Stopwatch
+from qimeng.envs.timing import ENOUGH, HOPELESS, LEAD_MS, MOST_LATE, MOST_LEAD_MS, Effort, Reading, Stopwatch
 from qimeng.envs.witness import Witness, call_seed
 from qimeng.graph.verify import capture_spec
 from qimeng.spec import KernelSpec
@@ -119,6 +119,15 @@ def measured(host_ms: list[float], effort: Effort, monkeypatch: pytest.MonkeyPat
     found = watch.measure(lambda x: None, filled, 7, effort)
     assert len(leads) <= effort.most_calls
     return [ms - 1.0 for ms in found.device_ms], leads
+
+
+def test_measuring_ends_once_the_median_is_certain_enough(monkeypatch):
+    watch, times = Stopwatch(torch.device("cpu")), iter([1.0 + 0.001 * (n % 2) for n in range(40)])
+    monkeypatch.setattr(watch, "once", lambda *a, **k: (lambda t: (Reading(t, t), None))(next(times)))
+    asked = Effort(min_ms=1e6, limit_s=60.0, warmup=2, error=0.005)
+    assert len(watch.measure(lambda x: None, filled, 7, asked).device_ms) == ENOUGH
+    times = iter([1.0 + 0.1 * (n % 2) for n in range(80)])
+    assert len(watch.measure(lambda x: None, filled, 7, asked).device_ms) == asked.max_calls
 
 
 FOUR = Effort(min_ms=0.0, min_calls=4, limit_s=60.0, warmup=1)
