@@ -21,9 +21,9 @@ class DeviceLock:
     """A pair of lock files for one device.
 
     Who is alone on the device disturbs nobody and is not disturbed: times are taken so. Who is beside others runs
-    programs whose time does not matter. Turns are given in the order in which they are asked for: who waits holds the
-    gate, so that many who check cannot keep one who measures waiting for good. The system gives the locks of a process
-    back when it dies.
+    programs whose time does not matter, and may begin only when nobody measures or waits to: each turn alone has to wait
+    for the checks that run, and turns that follow each other wait for them once. Who measures has checked before, so
+    that those who check are not kept waiting for good. The system gives the locks of a process back when it dies.
 
     Args:
         path: of the lock file; made, with another for the gate, where it is not there.
@@ -33,19 +33,27 @@ class DeviceLock:
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._turn = os.open(path, flags, 0o666)
-        self._gate = os.open(f"{path}.gate", flags, 0o666)
+        self._gate = os.open(f"{path}.gate", flags, 0o666)  # held together by all who measure or wait to
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Be alone on the device in the block; wait for it first."""
-        with self._held(fcntl.LOCK_EX):
+        fcntl.flock(self._gate, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(self._turn, fcntl.LOCK_EX)
             yield
+        finally:
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
+            fcntl.flock(self._gate, fcntl.LOCK_UN)
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Be on the device in the block beside others who check; wait until nobody is alone on it."""
-        with self._held(fcntl.LOCK_SH):
+        """Be on the device in the block beside others who check; wait until nobody measures or waits to."""
+        self._join()
+        try:
             yield
+        finally:
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def step_aside(self) -> None:
         """Let those who wait to be alone go first, where there are any; for who is beside others, between two pieces.
@@ -54,7 +62,7 @@ class DeviceLock:
         """
         if self._somebody_waits():
             fcntl.flock(self._turn, fcntl.LOCK_UN)
-            self._take(fcntl.LOCK_SH)
+            self._join()
 
     def _somebody_waits(self) -> bool:
         try:
@@ -64,18 +72,10 @@ class DeviceLock:
         fcntl.flock(self._gate, fcntl.LOCK_UN)
         return False
 
-    @contextmanager
-    def _held(self, kind: int) -> Iterator[None]:
-        self._take(kind)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._turn, fcntl.LOCK_UN)
-
-    def _take(self, kind: int) -> None:
+    def _join(self) -> None:
         fcntl.flock(self._gate, fcntl.LOCK_EX)
         try:
-            fcntl.flock(self._turn, kind)
+            fcntl.flock(self._turn, fcntl.LOCK_SH)
         finally:
             fcntl.flock(self._gate, fcntl.LOCK_UN)
 

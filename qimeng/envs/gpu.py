@@ -147,7 +147,9 @@ class GpuEvaluator(Evaluator):
         opening = Clock(clock)
         try:
             with self.turn("reference", opening):
-                self.references = References(spec, graph, self.torch_device, self.draw_seed)
+                self.references = References(
+                    spec, graph, self.torch_device, self.draw_seed, between=lambda: self.step_aside(opening)
+                )
         except BaseException:
             self._end()
             raise

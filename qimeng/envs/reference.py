@@ -74,8 +74,10 @@ class References:
         device: torch.device,
         draw_seed: Callable[[], int] = lambda: random.SystemRandom().getrandbits(62),
         arithmetic: Callable[[str], AbstractContextManager[None]] = precision,
+        between: Callable[[], None] = lambda: None,
     ):
         self.spec, self.device, self.draw_seed, self.arithmetic = spec, device, draw_seed, arithmetic
+        self._between = between
         self.kind = "float64"
         self.facts = Facts("", ())
         self.mutated: tuple[str, ...] = ()
@@ -254,9 +256,11 @@ class References:
         )
         del before
         self.parameters.set(None)
+        self._between()
         second = tensors_in(self._eager(inputs, draw.seed))
         self.eager_agrees = all(accuracy.kernelbench_close(a, b) for a, b in zip(second, tensors, strict=True))
         self.parameters.set(None)
+        self._between()
         output, names = random_operators(partial(self._eager, inputs, draw.seed + 1))
         other = tensors_in(output)
         if not self.longest_reduction:
@@ -266,9 +270,11 @@ class References:
             self.random = names or ("unknown",)
             self.kind = self.kind if can_repeat(self.random) else "eager-highest"
         del second, other, output
+        self._between()
         if not self.random:
             self.mode_matters = self._in_other_mode_differs(inputs, draw.seed, tensors)
         self._keeps_signs = self.has_state and self._needs_signs(inputs)
+        self._between()
         plan = self._planned(inputs, tensors, peak)
         has_inputs = bool(tensors_in(inputs))
         del inputs, held, first  # others are about to be made

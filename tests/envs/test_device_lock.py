@@ -46,6 +46,15 @@ def test_who_measures_is_not_overtaken_for_ever_by_those_who_check(tmp_path: Pat
     assert log.events == ["+a", "-a", "+c", "-c", "+b", "-b"]
 
 
+def test_turns_alone_follow_each_other_before_anybody_checks(tmp_path: Path) -> None:
+    log = Log(tmp_path / "lock")
+    names = [("a", "beside", 0.5), ("c", "alone", 0.3), ("b", "beside", 0.1), ("d", "alone", 0.1)]
+    for thread in [log.start(*name) for name in names]:
+        thread.join()
+    assert log.events[:2] == ["+a", "-a"] and log.events[-2:] == ["+b", "-b"]
+    assert sorted([log.events[2:4], log.events[4:6]]) == [["+c", "-c"], ["+d", "-d"]]
+
+
 def test_who_checks_steps_aside_for_who_waits_to_measure_and_goes_on_after(tmp_path: Path) -> None:
     log = Log(tmp_path / "lock")
     lock = DeviceLock(log.path)
