@@ -21,9 +21,9 @@ class DeviceLock:
     """A pair of lock files for one device.
 
     Who is alone on the device disturbs nobody and is not disturbed: times are taken so. Who is beside others runs
-    programs whose time does not matter, and may begin only when nobody measures or waits to: each turn alone has to wait
-    for the checks that run, and turns that follow each other wait for them once. Who measures has checked before, so
-    that those who check are not kept waiting for good. The system gives the locks of a process back when it dies.
+    programs whose time does not matter, and may begin only when nobody measures or waits to: each turn alone has to
+    wait for the checks that run, and turns that follow each other wait for them once. Who measures has checked before,
+    so that those who check are not kept waiting for good. The system gives the locks of a process back when it dies.
 
     Args:
         path: of the lock file; made, with another for the gate, where it is not there.
