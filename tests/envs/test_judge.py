@@ -389,7 +389,7 @@ def test_what_cannot_be_referenced_leaves_no_process_behind(monkeypatch):
     start = shared_server().start
     monkeypatch.setattr(shared_server(), "start", lambda *a, **k: started.append(start(*a, **k)) or started[-1])
 
-    def fails(*arguments):
+    def fails(*arguments, **options):
         raise MemoryError("too large")
 
     monkeypatch.setattr("qimeng.envs.gpu.References", fails)
