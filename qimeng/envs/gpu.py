@@ -241,9 +241,9 @@ class GpuEvaluator(Evaluator):
         """A program that a worker has just loaded is timed from now on, with parameters that nobody has seen."""
         self._timed = _TimedCalls(self.references.parameter_seed() if self.references.has_state else None)
 
-    def check_timed(self, worker: Process) -> Verdict:
-        """Whether the output of one timed call of the program is right; the program is still loaded."""
-        return self.judge.check_timed(worker, self._timed.draw) if self._timed.rounds else Verdict()
+    def check_timed(self, worker: Process, few: bool = False) -> Verdict:
+        """Whether the outputs of some timed calls of the program are right, or of one; the program is still loaded."""
+        return self.judge.check_timed(worker, self._timed.draw, few) if self._timed.rounds else Verdict()
 
     def settle(self) -> None:
         """Wait until the worker that was started for the next evaluation is ready, so that it disturbs no measurement.
