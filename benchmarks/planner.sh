@@ -4,11 +4,12 @@
 # NAME is collect, train, explore, replay, live or adapt; all of them, in this order, by default. What is left of SECONDS
 # is shared out among those that are left, and each ends within its share. With the same OUT, on this machine or on
 # another that has a copy of it, each goes on where it ended; OUT holds trees, rows and planners, stores and checkpoints
-# lie in SCRATCH (a run of training that was cut off begins anew on another machine). One that fails does not keep the
-# others from running. Variables: CANDIDATES (what `planners.py list --root KernelBench --json` wrote; without it, the
-# generated half of the held-out specs alone), SPECS, ONLY (candidates of each half; 0 for all), RUNS (instead of those
-# below), METHODS ("LABEL=PLANNER+SEARCH", one a line, to compare besides), DEVICE (to adapt to; h200), JOBS (places of
-# the collection on each GPU; 6), EACH (seconds that it gives a spec; 110), EVALUATIONS (of a spec; 28), SCRATCH.
+# lie in SCRATCH (a run of training that was cut off begins its PPO anew on another machine, or all of it before that).
+# One that fails does not keep the others from running. Variables: CANDIDATES (what `planners.py list --root KernelBench
+# --json` wrote; without it, the generated half of the held-out specs alone), SPECS, ONLY (candidates of each half; 0 for
+# all), RUNS (instead of those below), METHODS ("LABEL=PLANNER+SEARCH", one a line, to compare besides), DEVICE (to adapt
+# to; h200), JOBS (places of the collection on each GPU; 6), EACH (seconds that it gives a spec; 110), EVALUATIONS (of a
+# spec; 28), SIDE (runs of training on each GPU; 2), SCRATCH.
 set -uo pipefail
 out=$1 end=$((SECONDS + $2))
 shift 2
@@ -79,9 +80,9 @@ collect() {
     keep trees
 }
 
-# Each place takes the next run of the list; two share a GPU, which a small model does not fill.
+# Each place takes the next run of the list; some share a GPU, which a small model does not fill.
 train() {
-    local until=$((SECONDS + $1)) place places=$((gpus > 0 ? 2 * gpus : 1))
+    local until=$((SECONDS + $1)) place places=$((gpus > 0 ? ${SIDE:-2} * gpus : 1))
     [ -s "$out/trees.xz" ] || { echo "no trees: collect first" && return 1; }
     rm -rf "$scratch/taken"
     mkdir -p "$scratch/taken" "$out/planners"
@@ -118,6 +119,8 @@ pack() {
     if [ ! -s "$scratch/$name/report.json" ]; then
         echo "$name: not finished"
         tail -n 3 "$scratch/$name.log"
+        [ ! -s "$scratch/$name/imitated/figures.json" ] ||
+            tar -C "$scratch" --exclude checkpoint.pt -czf "$out/planners/$name.begun.tar.gz" "$name"
         return 1
     fi
     [ ! -s "$out/planners/$name.tar.gz" ] || return 0
@@ -126,6 +129,7 @@ pack() {
     [ "$name" = "$first" ] || left=(--exclude imitated)
     tar -C "$scratch" ${left[@]+"${left[@]}"} -czf "$out/planners/$name.part" "$name" &&
         mv "$out/planners/$name.part" "$out/planners/$name.tar.gz"
+    rm -f "$out/planners/$name.begun.tar.gz"
     python3 - "$name" "$scratch/$name/report.json" >>"$out/runs.jsonl" <<-END
 	import json, sys
 	print(json.dumps({"run": sys.argv[1], **json.load(open(sys.argv[2]))}))
@@ -133,12 +137,15 @@ pack() {
 }
 
 unpack() {
-    [ -e "$scratch/$1" ] || [ ! -s "$out/planners/$1.tar.gz" ] || tar -C "$scratch" -xzf "$out/planners/$1.tar.gz"
+    local kind
+    for kind in tar.gz begun.tar.gz; do
+        [ -e "$scratch/$1" ] || [ ! -s "$out/planners/$1.$kind" ] || tar -C "$scratch" -xzf "$out/planners/$1.$kind"
+    done
 }
 
 finished() {
     local count
-    count=$(find "$out/planners" -name '*.tar.gz' | wc -l)
+    count=$(find "$out/planners" -name '*.tar.gz' ! -name '*.begun.tar.gz' | wc -l)
     echo "$count planners are there"
     [ "$count" -ge "$1" ]
 }
