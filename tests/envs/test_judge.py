@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from qimeng.envs import gates
 from qimeng.envs.clock import Clock
 from qimeng.envs.device_lock import DeviceLock
 from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.judge import Verdict
 from qimeng.envs.shared_server import shared_server
 from qimeng.envs.timing import Samples
 from qimeng.graph.verify import capture_spec
@@ -396,6 +398,20 @@ def test_what_cannot_be_referenced_leaves_no_process_behind(monkeypatch):
     with pytest.raises(MemoryError):
         GpuEvaluator(spec, None, torch_device="cpu")
     assert len(started) == 2 and not any(process.alive for process in started)
+
+
+def test_in_a_search_the_judges_clock_is_asked_of_what_no_template_printed(evaluator, program, monkeypatch):
+    asked: list[object] = []
+    plain = evaluator.judge.check_timed
+    monkeypatch.setattr(evaluator.judge, "check_clock", lambda *a: asked.append("clock") or Verdict())
+    monkeypatch.setattr(evaluator.judge, "check_timed", lambda w, d, few: asked.append(few) or plain(w, d, few))
+    monkeypatch.setattr(gates, "CLOCK_FROM_MS", {"cpu": 0.0})
+    assert evaluator.evaluate(program).ok and asked == [True]
+    asked.clear()
+    assert evaluator.evaluate(program, Patch(target=relu(program), alternatives=(RIGHT,))).ok
+    assert asked == ["clock", False]
+    asked.clear()
+    assert evaluator.final(program).ok and asked == ["clock", False]
 
 
 def test_checks_share_the_device_and_times_are_taken_alone(evaluator, program, tmp_path, monkeypatch):
