@@ -359,6 +359,8 @@ class Run:
                 with Watch(owner.throttle) as watch:
                     samples, eager = rounds(worker)
                 timing = samples.timing()
+                if watch.slowed:
+                    owner.forget_eager()
                 if watch.slowed and attempt + 1 < CLOCK_ROUNDS:
                     time.sleep(COOL_S)
                     continue

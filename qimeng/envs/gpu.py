@@ -10,6 +10,7 @@ import random
 import select
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -48,7 +49,8 @@ SEARCH = Effort(min_ms=10.0, min_calls=5, limit_s=0.2, warmup=2, error=0.004)
 SEARCH_EAGER = Effort(min_ms=3.0, min_calls=5, limit_s=0.15, warmup=2, error=0.004, resets=False)
 """The same of eager."""
 SEARCH_ROUNDS = 2
-"""Each round gets other memory from the driver, which is most of the noise where memory binds."""
+"""Each round gets other memory from the driver, which is most of the noise where memory binds. Eager is timed once for
+each program: its earlier rounds are as good."""
 FINAL = Effort(min_ms=3.0, min_calls=5, limit_s=0.15, warmup=2)
 """Effort of one round of the final timing; candidate and baselines take turns."""
 FINAL_ROUNDS = 5
@@ -126,6 +128,7 @@ class GpuEvaluator(Evaluator):
             reader = reader_for(self.torch_device)
             self.throttle, self.unwatched = (None, reader) if isinstance(reader, str) else (reader, "")
         self.turns: dict[str, Timing] = {}
+        self._eager: deque[Samples] = deque(maxlen=SEARCH_ROUNDS)
         self._timed = _TimedCalls()
         self.draw_seed = partial(random.SystemRandom().getrandbits, 62)
         self.folder = Path(tempfile.mkdtemp(prefix="qimeng_judge_"))
@@ -245,6 +248,10 @@ class GpuEvaluator(Evaluator):
         """Whether the outputs of some timed calls of the program are right, or of one; the program is still loaded."""
         return self.judge.check_timed(worker, self._timed.draw, few) if self._timed.rounds else Verdict()
 
+    def forget_eager(self) -> None:
+        """Eager's times were taken while the GPU was held back: they serve nobody else."""
+        self._eager.clear()
+
     def settle(self) -> None:
         """Wait until the worker that was started for the next evaluation is ready, so that it disturbs no measurement.
 
@@ -337,10 +344,13 @@ class GpuEvaluator(Evaluator):
 
     def _search_rounds(self, worker: Process, resets: bool) -> tuple[Samples, Samples]:
         found: dict[str, Samples] = {}
-        for _ in range(SEARCH_ROUNDS):
-            with worker.paused():
-                _add(found, EAGER, self.baselines_process.time(SEARCH_EAGER))
+        for number in range(SEARCH_ROUNDS):
+            if number == 0 or len(self._eager) < SEARCH_ROUNDS:
+                with worker.paused():
+                    self._eager.append(self.baselines_process.time(SEARCH_EAGER))
             _add(found, "candidate", self._time(worker, replace(SEARCH, resets=resets)))
+        for samples in self._eager:
+            _add(found, EAGER, samples)
         return found["candidate"], found[EAGER]
 
     def _final_rounds(self, worker: Process, clock: Clock) -> tuple[Samples, Samples]:

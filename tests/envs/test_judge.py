@@ -414,6 +414,17 @@ def test_in_a_search_the_judges_clock_is_asked_of_what_no_template_printed(evalu
     assert evaluator.final(program).ok and asked == ["clock", False]
 
 
+def test_in_a_search_eager_is_timed_once_for_each_program_beside_its_last_round(evaluator, program, monkeypatch):
+    timed: list[Samples] = []
+    rounds = (Samples((t,) * 8, (t,) * 8) for t in (1.0, 2.0, 3.0, 9.0, 4.0, 5.0))
+    monkeypatch.setattr(evaluator.baselines_process, "time", lambda effort: timed.append(next(rounds)) or timed[-1])
+    evaluator.forget_eager()  # other tests have the same evaluator
+    assert [evaluator.evaluate(program).eager.device_ms for _ in range(2)] == [1.5, 2.5] and len(timed) == 3
+    evaluator.forget_eager()
+    assert evaluator.evaluate(program).eager.device_ms == 6.5 and len(timed) == 5
+    evaluator.forget_eager()
+
+
 def test_checks_share_the_device_and_times_are_taken_alone(evaluator, program, tmp_path, monkeypatch):
     turns = []
 
