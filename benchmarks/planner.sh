@@ -22,17 +22,17 @@ gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
 export TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 # Runs of training, one a line: name and settings that differ from the defaults. The first is the one that is compared
-# with every search.
+# with every search. One with `from=NAME` begins with what NAME imitated: the same seed, another reward, say.
 runs() {
     [ -z "${RUNS:-}" ] || { echo "$RUNS" && return; }
     cat <<-END
 	seed0
 	seed1 seed=1
 	seed2 seed=2
-	milestones reward=milestones
-	paper reward=paper
-	coverage coverage=0.5
-	milestones1 reward=milestones seed=1
+	milestones from=seed0 reward=milestones
+	paper from=seed0 reward=paper
+	coverage from=seed0 coverage=0.5
+	milestones1 from=seed1 reward=milestones seed=1
 	untrained imitation.epochs=0 ppo.steps=0
 	END
 }
@@ -101,10 +101,26 @@ one_run() {
     shift 3
     unpack "$name"
     [ ! -s "$scratch/$name/report.json" ] || return 0
-    for setting in "$@"; do options+=(--set "$setting"); done
+    for setting in "$@"; do
+        case $setting in
+        from=*) take_up "$name" "${setting#from=}" "$until" || return 0 ;;
+        *) options+=(--set "$setting") ;;
+        esac
+    done
     on_gpu "$place" limited $((until - SECONDS - 5)) python3 -m qimeng.cli train "$out/trees.xz" --out "$scratch/$name" \
         ${options[@]+"${options[@]}"} >>"$scratch/$name.log" 2>&1
     pack "$name"
+}
+
+# What the run OTHER imitated becomes what NAME did, once it is there; fails where it does not come in time.
+take_up() {
+    local name=$1 other=$2 until=$3
+    unpack "$other"
+    until [ -s "$scratch/$other/imitated/figures.json" ]; do # written last
+        [ $((SECONDS + 60)) -lt "$until" ] && [ "$end" -gt 0 ] && sleep 1 || return 1
+    done
+    [ -s "$scratch/$name/imitated/figures.json" ] && return 0
+    mkdir -p "$scratch/$name" && cp -r "$scratch/$other/imitated" "$scratch/$name/" && touch "$scratch/$name/taken"
 }
 
 on_gpu() {
@@ -113,26 +129,37 @@ on_gpu() {
     if [ "$gpus" -gt 0 ]; then CUDA_VISIBLE_DEVICES=$((place % gpus)) OMP_NUM_THREADS=4 "$@"; else "$@"; fi
 }
 
-# A finished run to OUT, its checkpoint left out; its report as a row; what imitation alone gave, of the first run.
+# A finished run to OUT, its checkpoint left out; its report as a row; what it imitated, unless another run did.
 pack() {
     local name=$1
     if [ ! -s "$scratch/$name/report.json" ]; then
         echo "$name: not finished"
         tail -n 3 "$scratch/$name.log"
-        [ ! -s "$scratch/$name/imitated/figures.json" ] ||
-            tar -C "$scratch" --exclude checkpoint.pt -czf "$out/planners/$name.begun.tar.gz" "$name"
+        [ ! -s "$scratch/$name/imitated/figures.json" ] || { halve "$scratch/$name" &&
+            tar -C "$scratch" --exclude checkpoint.pt -czf "$out/planners/$name.begun.tar.gz" "$name"; }
         return 1
     fi
     [ ! -s "$out/planners/$name.tar.gz" ] || return 0
     rm -f "$scratch/$name/checkpoint.pt"
+    halve "$scratch/$name"
     local left=()
-    [ "$name" = "$first" ] || left=(--exclude imitated)
+    [ ! -e "$scratch/$name/taken" ] || left=(--exclude imitated)
     tar -C "$scratch" ${left[@]+"${left[@]}"} -czf "$out/planners/$name.part" "$name" &&
         mv "$out/planners/$name.part" "$out/planners/$name.tar.gz"
     rm -f "$out/planners/$name.begun.tar.gz"
     python3 - "$name" "$scratch/$name/report.json" >>"$out/runs.jsonl" <<-END
 	import json, sys
 	print(json.dumps({"run": sys.argv[1], **json.load(open(sys.argv[2]))}))
+	END
+}
+
+# Weights in half precision: what travels is half as large.
+halve() {
+    python3 - "$1" <<-END
+	import pathlib, sys
+	from safetensors.torch import load_file, save_file
+	for path in pathlib.Path(sys.argv[1]).glob("**/model.safetensors"):
+	    save_file({k: v.half() for k, v in load_file(path).items()}, path, {"format": "pt"})
 	END
 }
 

@@ -20,6 +20,9 @@ PLAIN = 16
 GROUPS = (8, *range(2, 8), *range(9, 17))
 """Factors beside tiles: rows of tiles visited together, parts of a depth."""
 
+MOST_GROUPS = 256
+"""Numbers of the prompt up to this may be a number of groups."""
+
 Place = tuple[int, int]
 """Line, from 1, and column of a token."""
 
@@ -38,6 +41,7 @@ def symbolic(source: str, shapes: Sequence[Sequence[int]], prompt: str = "") -> 
     extents = sorted({n for shape in shapes for n in shape if n > 1}, reverse=True)
     grids, every = _launches(source)
     given = set(re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", prompt))
+    groups = sorted({int(n) for n in given if n.isdecimal() and 1 < int(n) <= MOST_GROUPS})
     lines = source.splitlines(True)
     tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.NUMBER]
     for token in reversed(tokens):
@@ -45,7 +49,7 @@ def symbolic(source: str, shapes: Sequence[Sequence[int]], prompt: str = "") -> 
         in_grid = (row, column) in grids
         if token.string in given and not in_grid:
             continue
-        text = _replacement(token.string, extents, shapes, grids.get((row, column), every), in_grid)
+        text = _replacement(token.string, extents, shapes, groups, grids.get((row, column), every), in_grid)
         if text is not None:
             line = lines[row - 1]
             lines[row - 1] = line[:column] + (text if in_grid else f"({text})") + line[column + len(token.string) :]
@@ -53,15 +57,27 @@ def symbolic(source: str, shapes: Sequence[Sequence[int]], prompt: str = "") -> 
 
 
 def _replacement(
-    number: str, extents: Sequence[int], shapes: Sequence[Sequence[int]], blocks: Sequence[int], in_grid: bool
+    number: str,
+    extents: Sequence[int],
+    shapes: Sequence[Sequence[int]],
+    groups: Sequence[int],
+    blocks: Sequence[int],
+    in_grid: bool,
 ) -> str | None:
     """The expression in place of `number`; None where it stays."""
     if not number.isdecimal():
-        return next((f"1 / ({p})" for p in _products(extents, shapes) if repr(1 / _worth(p)) == number), None)
+        counts = [*_products(extents, shapes), *_shared(shapes, groups)]
+        counts += [f"{count} - 1" for count in counts]  # of an unbiased variance
+        return next((f"1 / ({c})" for c in counts if repr(1 / max(1, _worth(c))) == number), None)
     value = int(number)
     if value in extents or (not in_grid and (value <= PLAIN or value & (value - 1) == 0)):
         return None
-    found = itertools.chain(_products(extents, shapes), _divided(extents, shapes, blocks), _tiles(extents, blocks))
+    found = itertools.chain(
+        _products(extents, shapes),
+        _shared(shapes, groups),
+        _divided(extents, shapes, blocks),
+        _tiles(extents, blocks),
+    )
     return next((text for text in found if _worth(text) == value), None)
 
 
@@ -78,6 +94,13 @@ def _products(extents: Sequence[int], shapes: Sequence[Sequence[int]]) -> Iterat
             yield " * ".join(map(str, shape[start:]))
     for a, b in itertools.combinations_with_replacement(extents, 2):
         yield f"{a} * {b}"
+
+
+def _shared(shapes: Sequence[Sequence[int]], groups: Sequence[int]) -> Iterator[str]:
+    """The elements of the end of a shape, dealt out to groups (of channels, say)."""
+    for whole, count in itertools.product(_products((), shapes), groups):
+        if _worth(whole) % count == 0:
+            yield f"{whole} // {count}"
 
 
 def _divided(extents: Sequence[int], shapes: Sequence[Sequence[int]], blocks: Sequence[int]) -> Iterator[str]:

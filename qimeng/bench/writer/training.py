@@ -146,6 +146,7 @@ def train(
     began, device, kind = time.monotonic(), member.device, member.device.partition(":")[0]
     model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="sdpa")
     model.to(device).train()
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each length of a batch: two thirds of a step
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=how.rate, betas=(0.9, 0.95), weight_decay=0.1, fused=kind == "cuda"
     )

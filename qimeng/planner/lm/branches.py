@@ -57,9 +57,15 @@ def walk_pairs(stored: StoredTask, steps: int, seed: int) -> Iterator[Pair]:
 def imitation_pairs(stored: Sequence[StoredTask], walks: int = 0, steps: int = 16, seed: int = 0) -> Iterator[Pair]:
     """The best branch of each tree, at most `steps` steps, and `walks` random walks through each, at most `WALK`."""
     for one in stored:
-        yield from best_branch_pairs(one, steps)
-        for number in range(walks):
-            yield from walk_pairs(one, min(steps, WALK), seed + number)
+        yield from pairs_of(one, walks, steps, seed)
 
 
-__all__ = ["WALK", "WORTH", "Pair", "best_branch_pairs", "best_choice", "imitation_pairs", "walk_pairs"]
+def pairs_of(stored: StoredTask, walks: int = 0, steps: int = 16, seed: int = 0) -> list[Pair]:
+    """Those of one tree."""
+    found = list(best_branch_pairs(stored, steps))
+    for number in range(walks):
+        found += walk_pairs(stored, min(steps, WALK), seed + number)
+    return found
+
+
+__all__ = ["WALK", "WORTH", "Pair", "best_branch_pairs", "best_choice", "imitation_pairs", "pairs_of", "walk_pairs"]

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from qimeng.envs.reward import Reward, make_reward
-from qimeng.planner.lm.branches import Pair, imitation_pairs
+from qimeng.planner.lm.branches import Pair
 from qimeng.planner.lm.checkpoint import put_weights, trained_weights
 from qimeng.planner.lm.config import TrainConfig, TrainingError, differences, load_config, processor_of, to_toml
 from qimeng.planner.lm.corpus import corpus
@@ -42,6 +42,9 @@ from qimeng.planner.lm.weights import Card, PlannerModel, add_lora, from_hub, is
 
 FINAL_SEEDS = (0, 1, 2)
 FINAL_EVALUATIONS = 20
+
+READ = 1500
+"""States, with their actions, that a tokenizer is learnt from: more take minutes and hold no new words."""
 
 Told = Callable[[str, Mapping[str, float]], None]
 """Called with the name of the phase and its figures."""
@@ -109,11 +112,12 @@ class Run:
 
     def __init__(self, config: TrainConfig, out: Path, sources: Sources, told: Told = lambda phase, row: None):
         self.config, self.out, self.sources, self.told = config, out, sources, told
+        self.began = time.monotonic()
         self.report = Report(sources.data, sources.times, reward_words(config), held_out=len(sources.held_out))
 
     def __call__(self) -> Report:
         """Train, save, report."""
-        began, config = time.monotonic(), self.config
+        config = self.config
         prepare(self.out, config)
         model = self._warm()
         rows = train(
@@ -135,7 +139,7 @@ class Run:
         report.coverage = self.sources.offer.coverage if self.sources.offer else 1.0
         if self.sources.held_out:
             report.shares["trained"] = self._final("trained", model)
-        report.seconds = time.monotonic() - began
+        report.seconds = time.monotonic() - self.began
         card = Card(report.data, report.times, report.reward, report.figures())
         save(model, self.out, card)
         report.save(self.out)
@@ -150,7 +154,7 @@ class Run:
             data = json.loads(figures.read_text())
             self.report.shares, self.report.pairs = data["shares"], data["pairs"]
             return _ready(load(folder, trainable=True), config)
-        pairs = list(imitation_pairs(s.stored, config.walks, config.ppo.max_steps, config.seed))
+        pairs = s.pairs
         model = start_model(config, s, pairs)
         if s.held_out:
             self.report.shares["chance"] = mean_shares(Chance(), s.held_out, FINAL_EVALUATIONS, FINAL_SEEDS)
@@ -209,7 +213,8 @@ class Run:
         offer = self.sources.offer
         told = {**row, "evaluations": self.sources.evaluations, "coverage": offer.coverage if offer else 1.0}
         with open(self.out / "progress.jsonl", "a") as log:
-            log.write(json.dumps({"phase": phase, **told}) + "\n")
+            since = round(time.monotonic() - self.began, 1)
+            log.write(json.dumps({"phase": phase, **told, "since": since}) + "\n")
         self.told(phase, told)
 
 
@@ -243,7 +248,8 @@ def start_model(config: TrainConfig, sources: Sources, pairs: Sequence[Pair]) ->
         WeightsError: it cannot be loaded.
     """
     if config.start == "mini":
-        texts = [text for seen, _ in pairs for text in _texts(seen)] or list(corpus(sources.tasks[:8], 1, 4))
+        some = pairs[:: max(1, len(pairs) // READ)]
+        texts = [text for seen, _ in some for text in _texts(seen)] or list(corpus(sources.tasks[:8], 1, 4))
         model = new_mini(train_tokenizer(texts), config.mini, seed=config.seed, length=config.length)
     elif is_planner(config.start):
         model = load(config.start, trainable=True)

@@ -9,6 +9,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from qimeng.device import Device
@@ -16,10 +17,11 @@ from qimeng.envs.setup import make_device
 from qimeng.envs.task import Task
 from qimeng.planner.data.generate import draw_many
 from qimeng.planner.data.tree import Tree, put_drawn, read_trees
+from qimeng.planner.lm.branches import Pair, pairs_of
 from qimeng.planner.lm.config import TrainConfig, TrainingError, processor_of
 from qimeng.planner.lm.live import Meter, OpenJudges, live_tasks, mixed_task
 from qimeng.planner.lm.replay import worth_replaying
-from qimeng.planner.lm.stored import Offer, StoredTask, stored_tasks
+from qimeng.planner.lm.stored import Offer, StoredTask, looked_through, stored_tasks
 from qimeng.store import Store
 
 
@@ -35,6 +37,7 @@ class Sources:
         offer: leaves out what the trees have no answer for; None where a judge answers.
         meter: evaluations asked of live judges, and their budget.
         paid: evaluations that the trees trained on hold.
+        pairs: choices to imitate.
         judges: live judges that are open.
         device: name of the device.
         estimated: whether times are the analytic model's.
@@ -53,6 +56,7 @@ class Sources:
     data: str
     paid: int = 0
     store: Store | None = None
+    pairs: tuple[Pair, ...] = ()
     judges: OpenJudges = field(default_factory=OpenJudges)
 
     @property
@@ -97,12 +101,14 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
         if not tasks:
             raise TrainingError(f"none of {config.specs} drawn specs can be optimized here")
         words = f"live: {len(tasks)} drawn specs (sequence {config.seed})"
-        return Sources(tasks, (), (), (), None, meter, device.name, not device.measured, words, 0, store, judges)
+        return Sources(tasks, (), (), (), None, meter, device.name, not device.measured, words, 0, store, judges=judges)
     trees = _of_device([t for path in config.trees for t in read_trees(path)], config.device)
     kept, held = split(trees, config.held_out, config.held_out_families, config.seed)
     if config.answers == "stored" and evaluations:
         kept = within(kept, evaluations, config.seed)
-    stored = tuple(stored_tasks(kept, config.coder))
+    look = partial(pairs_of, walks=config.walks, steps=config.ppo.max_steps, seed=config.seed)
+    found = list(looked_through(kept, config.coder, look))
+    stored, pairs = tuple(s for s, _ in found), tuple(pair for _, some in found for pair in some)
     apart = tuple(worth_replaying(list(stored_tasks(held, config.coder))))
     if not stored:
         raise TrainingError(f"none of {len(kept)} trees begins with the program that this version makes of its spec")
@@ -129,6 +135,7 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
         data=words,
         paid=sum(len(s.tree.evaluations) for s in stored),
         store=asked,
+        pairs=pairs,
         judges=judges,
     )
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from qimeng.interfaces import Action, Coder, Observation
 from qimeng.planner.data.tree import Tree
 from qimeng.program.program import Program
 from qimeng.store import Conditions, StoredStep
+
+T = TypeVar("T")
 
 MANY = 48
 """So many trees or more are captured by several processes, which take seconds to start."""
@@ -88,31 +91,54 @@ def stored_tasks(trees: Iterable[Tree], coder: str | Coder = "template") -> Iter
     `MANY` trees are captured on all cores, by processes that import the script that is running: keep what it does
     below ``if __name__ == "__main__":``.
     """
+    return (one for one, _ in looked_through(trees, coder, nothing))
+
+
+def nothing(stored: StoredTask) -> None:
+    """What `stored_tasks` looks for in a tree."""
+
+
+def looked_through(
+    trees: Iterable[Tree], coder: str | Coder, look: Callable[[StoredTask], T]
+) -> Iterator[tuple[StoredTask, T]]:
+    """The tasks of `stored_tasks`, each with what `look` finds in it, in the process that captured it.
+
+    Args:
+        trees: of which some cannot be walked.
+        coder: says what is legal.
+        look: a function that can be pickled, and so can what it returns.
+    """
     listed, cores = list(trees), len(os.sched_getaffinity(0))
+    work = partial(_begun, coder=coder, look=look)
     with ExitStack() as stack:
-        starts: Iterable[Program | None] = map(_start, listed)
+        begun: Iterable[tuple[Program, T] | None] = map(work, listed)
         if len(listed) >= MANY and cores > 1:
             spawn = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(min(cores, 16), spawn, end_with_parent)
-            starts = stack.enter_context(pool).map(_start, listed, chunksize=4)
-        for tree, start in zip(listed, starts, strict=True):
-            if start is None:
-                continue
-            try:
-                now = tree.today(start)
-                task = now.task(coder, start)
-            except QimengError:
-                continue
-            if task.start.digest in now.times:
-                yield StoredTask(now, task)
+            begun = stack.enter_context(pool).map(work, listed, chunksize=2)
+        for tree, found in zip(listed, begun, strict=True):
+            one = _task(tree, coder, found[0]) if found is not None else None
+            if one is not None and found is not None:
+                yield one, found[1]
 
 
-def _start(tree: Tree) -> Program | None:
-    """The program that the tree begins with; None where its spec cannot be captured."""
+def _begun(tree: Tree, coder: str | Coder, look: Callable[[StoredTask], T]) -> tuple[Program, T] | None:
+    """The program that the tree begins with, and what `look` finds; None where it cannot be walked."""
     try:
-        return tree.start()
+        start = tree.start()
     except QimengError:
         return None
+    one = _task(tree, coder, start)
+    return None if one is None else (start, look(one))
+
+
+def _task(tree: Tree, coder: str | Coder, start: Program) -> StoredTask | None:
+    try:
+        now = tree.today(start)
+        task = now.task(coder, start)
+    except QimengError:
+        return None
+    return StoredTask(now, task) if task.start.digest in now.times else None
 
 
 @dataclass
@@ -155,4 +181,4 @@ class Offer:
         return self.shares / self.states if self.states else 1.0
 
 
-__all__ = ["ENDLESS", "Offer", "StoredTask", "stored_tasks"]
+__all__ = ["ENDLESS", "Offer", "StoredTask", "looked_through", "stored_tasks"]
