@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -253,11 +254,8 @@ class Patch:
         return all(i.schedule is not None for i in self.alternatives)
 
     def apply(self, program: Program, chosen: int = 0) -> Program:
-        """The program with this patch and alternative number `chosen`."""
-        new = program if self.regions is None else program.with_regions(self.regions)
-        if self.target is not None and self.alternatives:
-            new = new.with_implementation(self.target, self.alternatives[chosen])
-        return new
+        """The program with this patch and alternative number `chosen`; asked again, the same object."""
+        return _applied(self, program, chosen)
 
     def diff(self, program: Program, chosen: int = 0) -> str:
         """A unified diff of the program's source."""
@@ -278,6 +276,15 @@ class Patch:
         if self.alternatives:
             parts.append(self.alternatives[chosen].source)
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+
+
+@lru_cache(1024)
+def _applied(patch: Patch, program: Program, chosen: int) -> Program:
+    """What `Patch.apply` returns: one step of a search asks several times, walks of a stored tree again and again."""
+    new = program if patch.regions is None else program.with_regions(patch.regions)
+    if patch.target is not None and patch.alternatives:
+        new = new.with_implementation(patch.target, patch.alternatives[chosen])
+    return new
 
 
 @dataclass(frozen=True)

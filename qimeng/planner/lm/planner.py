@@ -6,6 +6,7 @@ does not disturb what is timed on the GPU.
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 TOGETHER = 16
 """Observations that a GPU scores in one pass; a CPU takes them one by one, since what is padded costs it as well."""
+
+REMEMBERED = 4096
+"""Answers that are remembered, the oldest forgotten first."""
 
 TOKENS = ("state_ids", "action_ids")
 """Of what is read, the arrays of tokens."""
@@ -47,8 +51,11 @@ class LanguageModelPlanner(ValuingPlanner):
         self.device = device
         self._model: PlannerModel | None = None
         self._folder = SHIPPED
+        self._own = False  # weights that nobody trains meanwhile
         self._warned: set[str] = set()
+        self._known: dict[bytes, tuple[list[float], float]] = {}
         if weights is None or isinstance(weights, str | Path):
+            self._own = True
             self._folder = Path(weights or SHIPPED)
             if not (self._folder / "planner.json").is_file():
                 raise WeightsError(
@@ -75,8 +82,20 @@ class LanguageModelPlanner(ValuingPlanner):
         return self._model
 
     def look(self, observation: Observation) -> tuple[list[float], float]:
-        """Log-probability of each of `observation.actions`, and the value of the state (the reward still to come)."""
-        return self._look([self._read(observation)])[0]
+        """Log-probability of each of `observation.actions`, and the value of the state (the reward still to come).
+
+        What a planner with weights of its own was asked before, it knows: searches come to the same state again.
+        """
+        row = self._read(observation)
+        if not self._own:
+            return self._look([row])[0]
+        key = hashlib.blake2b(b"".join(part.tobytes() for part in row.values()), digest_size=16).digest()
+        if key not in self._known:
+            if len(self._known) >= REMEMBERED:
+                del self._known[next(iter(self._known))]
+            self._known[key] = self._look([row])[0]
+        scores, value = self._known[key]
+        return list(scores), value
 
     def scores_of(self, observations: Sequence[Observation]) -> list[Sequence[float]]:
         """Log-probabilities; on a GPU `TOGETHER` at a time, those about as long as each other."""

@@ -11,8 +11,8 @@ import random
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from qimeng.envs.session import STOP
-from qimeng.interfaces import Observation
+from qimeng.envs.session import STOP, State
+from qimeng.interfaces import Action, Observation
 from qimeng.planner.lm.stored import ENDLESS, StoredTask
 from qimeng.planner.search import ScoringPlanner, best_action
 
@@ -80,9 +80,11 @@ def _follow(stored: StoredTask, evaluations: int, steps: int, seed: int) -> Foll
     root, ledger, idle, first = session.state, session.ledger, 0, None
     reached: dict[int, float] = {1: 0.0}
     known: dict[object, list[float]] = {}  # a state that comes again (the start, above all) is scored once
+    walked: dict[tuple[Action, ...], State] = {}  # and a step that is taken again needs no answer
     while idle < IDLE and ledger.evaluations < evaluations:
         branch, before = session.fork(), ledger.evaluations
         branch.return_to(root)
+        path: tuple[Action, ...] = ()
         for _ in range(steps):
             if branch.exhausted() is not None:
                 break
@@ -90,14 +92,19 @@ def _follow(stored: StoredTask, evaluations: int, steps: int, seed: int) -> Foll
             offered = stored.offered(seen)
             if first is None:
                 seen = replace(seen, actions=offered)
-                branch.step(best_action(seen, (yield seen)))
+                action = best_action(seen, (yield seen))
             else:
                 actions = tuple(a for a in offered if a != STOP) or offered  # to stop only where there is nothing else
                 key = (seen.program.digest, seen.best_ms, actions, tuple(s.action for s in seen.history))
                 if key not in known:
                     scores = yield replace(seen, actions=actions)
                     known[key] = [s - max(scores) for s in scores]
-                branch.step(draw.choices(actions, [math.exp(s / (1 + idle)) for s in known[key]])[0])
+                action = draw.choices(actions, [math.exp(s / (1 + idle)) for s in known[key]])[0]
+            path = (*path, action)
+            if path not in walked:
+                branch.step(action)
+                walked[path] = branch.state
+            branch.state = walked[path]
             reached[ledger.evaluations] = _share(stored, ledger.best.ms if ledger.best else None)
         first = reached[ledger.evaluations] if first is None else first
         idle = 0 if ledger.evaluations > before else idle + 1
