@@ -97,6 +97,10 @@ class Region:
 
     def label(self) -> str:
         """Short text such as ``"addmm+relu+mul"`` (views left out)."""
+        return self._label
+
+    @cached_property
+    def _label(self) -> str:
         names = [n.packet.removeprefix("aten.") for n in self.ops if n.packet not in VIEWS]
         return "+".join(names) or "view"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -286,6 +287,7 @@ def _structure(graph: OpGraph) -> list[str]:
     return ["", f"_INPUTS = torch.utils._pytree.tree_structure({whole}[0])", ""]
 
 
+@lru_cache(64)
 def _is_flat(graph: OpGraph) -> bool:
     from torch.utils import _pytree
 
