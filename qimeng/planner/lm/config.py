@@ -24,6 +24,8 @@ from qimeng.planner.lm.training import Ppo
 
 ANSWERS = ("stored", "live", "mixed")
 
+DTYPES = ("float32", "bfloat16")
+
 NONE = "none"
 """TOML has no other word for it."""
 
@@ -46,6 +48,8 @@ class TrainConfig:
         specs: specs drawn from `seed` to train on where there are no trees (``"live"``).
         start: ``"mini"`` for a new small model, the folder of a planner, or any causal language model of Hugging Face
             by name or path.
+        dtype: of the weights of a model of Hugging Face that is only adapted: ``"float32"`` or ``"bfloat16"``, which
+            takes half the memory; adapter and value head stay in float32.
         mini: size of a new small model.
         lora: rank of the LoRA adapter that is trained instead of the whole model; 0 for the whole model.
         length: most tokens of a state that a new model reads.
@@ -73,6 +77,7 @@ class TrainConfig:
     coder: str = "template"
     specs: int = 32
     start: str = "mini"
+    dtype: str = "float32"
     mini: MiniSize = field(default_factory=MiniSize)
     lora: int = 0
     length: int = 512
@@ -95,11 +100,14 @@ class TrainConfig:
         from qimeng.envs.reward import REWARDS
         from qimeng.envs.setup import CODERS
 
-        for name, known in (("answers", ANSWERS), ("reward", tuple(REWARDS)), ("coder", tuple(CODERS))):
+        allowed = (("answers", ANSWERS), ("reward", tuple(REWARDS)), ("coder", tuple(CODERS)), ("dtype", DTYPES))
+        for name, known in allowed:
             if getattr(self, name) not in known:
                 raise TrainingError(f"{name} = {getattr(self, name)!r} is none of {', '.join(known)}")
         if not 0 <= self.held_out < 1:
             raise TrainingError(f"held_out is a share of the trees, from 0 to below 1, not {self.held_out}")
+        if self.dtype != "float32" and not self.lora:
+            raise TrainingError(f"dtype = {self.dtype!r} is for weights that stay as they are: set lora, say to 16")
 
 
 def processor_of(config: TrainConfig) -> torch.device:

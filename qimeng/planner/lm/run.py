@@ -255,7 +255,7 @@ def start_model(config: TrainConfig, sources: Sources, pairs: Sequence[Pair]) ->
         model = load(config.start, trainable=True)
         model.base = model.base or (str(Path(config.start).resolve()) if config.lora else "")
     else:
-        model = from_hub(config.start, length=config.length)
+        model = from_hub(config.start, dtype=config.dtype, length=config.length)
     if config.lora and not model.adapted:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)

@@ -1,0 +1,125 @@
+"""A planner around a large language model: imitation, PPO and decisions of one with 1.5 billion parameters.
+
+    python benchmarks/planner_large.py benchmarks/results/h200_planner_large.json
+    python benchmarks/planner_large.py /tmp/toy.json --size toy --trees 2
+
+The model has the architecture of Qwen2.5-1.5B (its published configuration) with random weights, since none can be
+fetched on our machines, and a tokenizer trained here: it says how fast training runs and what memory it takes, nothing
+about how well such a model plans. It goes the way of any model of Hugging Face: a folder, read by `from_hub`, LoRA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qimeng.bench.environment import environment
+from qimeng.device import target_device
+from qimeng.planner.data.tree import read_trees
+from qimeng.planner.lm.branches import imitation_pairs
+from qimeng.planner.lm.imitation import Imitation, imitate
+from qimeng.planner.lm.mini import train_tokenizer
+from qimeng.planner.lm.planner import LanguageModelPlanner
+from qimeng.planner.lm.reading import state_and_actions
+from qimeng.planner.lm.stored import Offer, stored_tasks
+from qimeng.planner.lm.training import Ppo, train
+from qimeng.planner.lm.weights import add_lora, from_hub
+
+TREES = Path(__file__).parent / "trees" / "h200.xz"
+
+SIZES: dict[str, dict[str, Any]] = {
+    "1.5B": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+    },
+    "toy": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 4096,
+    },
+}
+
+
+def random_model(size: str, folder: Path, texts: list[str]) -> None:
+    """Save a model of the architecture with random weights, and a tokenizer of `texts`, in `folder`."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = train_tokenizer(texts)
+    config = Qwen2Config(**SIZES[size], tie_word_embeddings=True, eos_token_id=0, pad_token_id=0)
+    with torch.random.fork_rng(devices=[]), torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        torch.manual_seed(0)
+        model = Qwen2ForCausalLM(config).bfloat16()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="JSON file of the figures")
+    parser.add_argument("--size", choices=SIZES, default="1.5B")
+    parser.add_argument("--trees", type=int, default=8, help="of benchmarks/trees/h200.xz")
+    parser.add_argument("--pairs", type=int, default=96, help="choices imitated")
+    parser.add_argument("--steps", type=int, default=256, help="of PPO, a multiple of 128")
+    parser.add_argument("--rank", type=int, default=16)
+    args = parser.parse_args()
+
+    on_gpu = torch.cuda.is_available()
+    where = torch.device("cuda" if on_gpu else "cpu")
+    stored = list(stored_tasks([t for _, t in zip(range(args.trees), read_trees(TREES), strict=False)]))
+    pairs = list(imitation_pairs(stored, 2, 16))[: args.pairs]
+    texts = [text for seen, _ in pairs for state, actions in [state_and_actions(seen)] for text in (state, *actions)]
+    with tempfile.TemporaryDirectory() as folder:
+        random_model(args.size, Path(folder), texts)
+        model = from_hub(folder, dtype="bfloat16", length=1024)
+    torch.manual_seed(0)
+    add_lora(model, args.rank, 2 * args.rank)
+    model.scorer.to(where)
+    figures: dict[str, Any] = {"size": args.size, "environment": asdict(environment(target_device()))}
+    sizes = [(p.numel(), p.requires_grad) for p in model.scorer.parameters()]
+    figures |= {"parameters": sum(n for n, _ in sizes), "trained": sum(n for n, wanted in sizes if wanted)}
+    figures |= {"dtype": "bfloat16 weights, float32 adapter and value head", "rank": args.rank}
+
+    def timed(name: str, count: int, work: Any) -> None:
+        """Figures of `work`, which does `count` things, after it was done once before."""
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        began = time.monotonic()
+        work()
+        if on_gpu:
+            torch.cuda.synchronize()
+            figures[f"{name}: peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
+        figures[f"{name}: a second"] = count / (time.monotonic() - began)
+
+    seen = [s for s, _ in pairs[:24]]
+    planner = LanguageModelPlanner(model)
+    planner.look(seen[0])
+    timed("decisions, one by one", len(seen), lambda: [planner.look(s) for s in seen])
+    settings = Imitation(epochs=1, batch=8, rate=1e-4)
+    imitate(model, pairs[:8], settings)
+    timed("imitated choices", len(pairs), lambda: imitate(model, pairs, settings))
+    tasks, offer = [s.task for s in stored], Offer.of(stored)
+    ppo = Ppo(steps=16, environments=4, rollout=4, batch=8, epochs=1, rate=1e-4)
+    train(model, tasks, ppo, offer=offer)
+    longer = replace(ppo, steps=args.steps, rollout=32, epochs=2)
+    timed("PPO steps (8 rows a batch, 2 epochs)", longer.steps, lambda: train(model, tasks, longer, offer=offer))
+    args.out.write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
