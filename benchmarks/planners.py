@@ -1,4 +1,4 @@
-r"""Planners and searches compared on held-out specs: list, explore, replay, live, table, picture.
+r"""Planners and searches compared on held-out specs: list, explore, replay, live, table, picture, curves.
 
     python benchmarks/planners.py list --root KernelBench --json > runs/candidates.jsonl
     python benchmarks/planners.py explore --listed runs/candidates.jsonl --out runs/heldout --lm RL=runs/rl
@@ -8,6 +8,7 @@ r"""Planners and searches compared on held-out specs: list, explore, replay, liv
         --timed benchmarks/results/planners_live.jsonl
     python benchmarks/planners.py table benchmarks/results/planners.jsonl
     python benchmarks/planners.py picture benchmarks/results/planners.jsonl docs/planners.svg
+    python benchmarks/planners.py curves benchmarks/results/planner_runs.jsonl docs/learning.svg
 
 `explore` and `live` want the GPU (without one, times are estimated, and every row says so); all else runs on a CPU.
 Every step goes on where it was interrupted, and `benchmarks/planner.sh` runs them all. The rule by which specs are held
@@ -215,6 +216,18 @@ def picture(
     from qimeng.bench.replay_picture import draw
 
     draw(read_replays(rows), out, method)
+
+
+@app.command()
+def curves(
+    runs: Path,
+    out: Path,
+    run: Annotated[list[str], typer.Option(help="Only runs of these names.")] = [],  # noqa: B006
+) -> None:
+    """The learning curves of the runs that `planner.sh train` reported (runs.jsonl)."""
+    from qimeng.bench.training_picture import draw_training, read_runs
+
+    draw_training(read_runs(runs), out, run)
 
 
 def _candidates(root: Path | None, only: int = 0):  # type: ignore[no-untyped-def]
