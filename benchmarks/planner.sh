@@ -8,8 +8,9 @@
 # One that fails does not keep the others from running. Variables: CANDIDATES (what `planners.py list --root KernelBench
 # --json` wrote; without it, the generated half of the held-out specs alone), SPECS, ONLY (candidates of each half; 0 for
 # all), RUNS (instead of those below), METHODS ("LABEL=PLANNER+SEARCH", one a line, to compare besides), DEVICE (to adapt
-# to; h200), JOBS (places of the collection on each GPU; 6), EACH (seconds that it gives a spec; 110), EVALUATIONS (of a
-# spec; 28), SIDE (runs of training on each GPU; 2), SCRATCH.
+# to; h200), JOBS (places on each GPU; 6 for the collection, 5 for held-out trees, whose specs are larger), EACH (seconds
+# that the collection gives a spec; 110), EVALUATIONS (of a spec there; 28), DEPTH (of a held-out tree; 140), SIDE (runs
+# of training on each GPU; 2), SCRATCH.
 set -uo pipefail
 out=$1 end=$((SECONDS + $2))
 shift 2
@@ -200,7 +201,7 @@ explore() {
     methods
     local each=$((($1 - 50) / 2))
     limited $(($1 - 25)) python3 "$here/planners.py" explore ${CANDIDATES:+--listed "$CANDIDATES"} --out "$scratch/heldout" \
-        --evaluations 140 --seconds-each $((each < 150 ? each : 150)) --total-seconds $(($1 - 50)) --jobs 5 \
+        --evaluations "${DEPTH:-140}" --seconds-each $((each < 150 ? each : 150)) --total-seconds $(($1 - 50)) --jobs "${JOBS:-5}" \
         --only "${ONLY:-0}" ${options[@]+"${options[@]}"}
     keep heldout
 }
