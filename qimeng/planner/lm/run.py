@@ -35,7 +35,7 @@ from qimeng.planner.lm.mini import train_tokenizer
 from qimeng.planner.lm.planner import LanguageModelPlanner
 from qimeng.planner.lm.reading import state_and_actions
 from qimeng.planner.lm.replay import Chance, mean_shares
-from qimeng.planner.lm.sources import Sources
+from qimeng.planner.lm.sources import IMITATED, Sources
 from qimeng.planner.lm.stored import Offer
 from qimeng.planner.lm.training import Validation, make_environment, train
 from qimeng.planner.lm.weights import Card, PlannerModel, add_lora, from_hub, is_planner, load, new_mini, save
@@ -148,8 +148,8 @@ class Run:
     # ---- parts
     def _warm(self) -> PlannerModel:
         """The model after imitation and value pretraining; from the folder where it is there already."""
-        config, s, folder = self.config, self.sources, self.out / "imitated"
-        figures = folder / "figures.json"
+        config, s, figures = self.config, self.sources, self.out / IMITATED
+        folder = figures.parent
         if figures.is_file():
             data = json.loads(figures.read_text())
             self.report.shares, self.report.pairs = data["shares"], data["pairs"]

@@ -24,6 +24,9 @@ from qimeng.planner.lm.replay import worth_replaying
 from qimeng.planner.lm.stored import Offer, StoredTask, looked_through, stored_tasks
 from qimeng.store import Store
 
+IMITATED = Path("imitated") / "figures.json"
+"""File of a run's folder that is there once imitation is done."""
+
 
 @dataclass
 class Sources:
@@ -106,8 +109,8 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
     kept, held = split(trees, config.held_out, config.held_out_families, config.seed)
     if config.answers == "stored" and evaluations:
         kept = within(kept, evaluations, config.seed)
-    look = partial(pairs_of, walks=config.walks, steps=config.ppo.max_steps, seed=config.seed)
-    found = list(looked_through(kept, config.coder, look))
+    wanted = partial(pairs_of, walks=config.walks, steps=config.ppo.max_steps, seed=config.seed)
+    found = list(looked_through(kept, config.coder, no_pairs if (out / IMITATED).is_file() else wanted))
     stored, pairs = tuple(s for s, _ in found), tuple(pair for _, some in found for pair in some)
     apart = tuple(worth_replaying(list(stored_tasks(held, config.coder))))
     if not stored:
@@ -138,6 +141,11 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
         pairs=pairs,
         judges=judges,
     )
+
+
+def no_pairs(stored: StoredTask) -> list[Pair]:
+    """What is left to imitate where that was done."""
+    return []
 
 
 def within(trees: Sequence[Tree], evaluations: int, seed: int = 0) -> list[Tree]:
@@ -192,4 +200,4 @@ def _judging(name: str) -> Device:
     return make_device(name.removesuffix("(here)"))
 
 
-__all__ = ["Sources", "describe_trees", "gather", "split", "within"]
+__all__ = ["IMITATED", "Sources", "describe_trees", "gather", "split", "within"]
