@@ -72,6 +72,13 @@ def test_numbers_become_expressions(source: str, shapes: list[tuple[int, ...]], 
     assert folded(wanted) == folded(source)
 
 
+def test_numbers_of_a_group_and_of_an_unbiased_variance_become_expressions() -> None:
+    prompt = "group_norm(x, 4)"
+    assert symbolic("n = 588", [(96, 48, 49)], prompt) == "n = (48 * 49 // 4)"
+    assert symbolic("x = v * 0.0017006802721088435", [(96, 48, 49)], prompt) == "x = v * (1 / (48 * 49 // 4))"
+    assert symbolic("x = v * 0.004016064257028112", [(8, 250)]) == "x = v * (1 / (250 - 1))"
+
+
 def test_numbers_that_can_be_copied_stay() -> None:
     assert symbolic("a = p * 1200", [(3, 400)], "strides (1200, 1)") == "a = p * 1200"
 
@@ -103,6 +110,8 @@ def test_chains_and_shapes_are_held_out(examples: list[Example], tmp_path: Path)
     assert write(tmp_path, many) == parts and sorted(e.key for e in read(tmp_path, "chains")) == sorted(
         e.key for e in parts.chains
     )
+    again = write(tmp_path / "both", many[:400], [tmp_path])  # what both folders ask is taken once
+    assert {e.key for e in again.learnt} == {e.key for e in parts.learnt} and len(again.learnt) == len(parts.learnt)
     asked = requests(tmp_path, "shapes", 3)
     assert len(asked) == 3 and asked == requests(tmp_path, "shapes")[:3]
     assert 0.1 < len(parts.chains) / len(many) < 0.3 and 0.05 < len(parts.shapes) / len(many) < 0.2

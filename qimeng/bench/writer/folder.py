@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 from qimeng.bench.writer.answering import Written, read_answers
@@ -29,10 +30,19 @@ CODERS = ("trained", "copy", "untrained", "template")
 """Who is judged; the template coder shows what the patches that nobody judged are worth."""
 
 
-def write(out: Path, examples: Iterable[Example]) -> Split:
-    """Part `examples` and write each part to a file."""
+def write(out: Path, examples: Iterable[Example], others: Iterable[Path] = ()) -> Split:
+    """Part `examples` and write each part to a file.
+
+    Args:
+        out: the folder, made where it does not exist.
+        examples: of these, and of `others`, the first that asks a question is kept.
+        others: folders whose examples are taken along; not `out`.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    parts = split(tuple(examples))
+    kept: dict[str, Example] = {}
+    for example in chain(examples, *(read(folder, part) for folder in others for part in (LEARNT, *PARTS))):
+        kept.setdefault(example.key, example)
+    parts = split(tuple(kept.values()))
     for name in (LEARNT, *PARTS):
         with open(out / f"{name}.jsonl", "w") as file:
             file.writelines(f"{example.to_json()}\n" for example in getattr(parts, name))
