@@ -278,7 +278,7 @@ class Patch:
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
-@lru_cache(1024)
+@lru_cache(256)
 def _applied(patch: Patch, program: Program, chosen: int) -> Program:
     """What `Patch.apply` returns: one step of a search asks several times, walks of a stored tree again and again."""
     new = program if patch.regions is None else program.with_regions(patch.regions)

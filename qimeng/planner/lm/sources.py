@@ -110,7 +110,7 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
     if config.answers == "stored" and evaluations:
         kept = within(kept, evaluations, config.seed)
     wanted = partial(pairs_of, walks=config.walks, steps=config.ppo.max_steps, seed=config.seed)
-    found = list(looked_through(kept, config.coder, no_pairs if (out / IMITATED).is_file() else wanted))
+    found = list(looked_through(kept, config.coder, None if (out / IMITATED).is_file() else wanted))
     stored, pairs = tuple(s for s, _ in found), tuple(pair for _, some in found for pair in some)
     apart = tuple(worth_replaying(list(stored_tasks(held, config.coder))))
     if not stored:
@@ -141,11 +141,6 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
         pairs=pairs,
         judges=judges,
     )
-
-
-def no_pairs(stored: StoredTask) -> list[Pair]:
-    """What is left to imitate where that was done."""
-    return []
 
 
 def within(trees: Sequence[Tree], evaluations: int, seed: int = 0) -> list[Tree]:

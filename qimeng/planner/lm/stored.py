@@ -91,45 +91,42 @@ def stored_tasks(trees: Iterable[Tree], coder: str | Coder = "template") -> Iter
     `MANY` trees are captured on all cores, by processes that import the script that is running: keep what it does
     below ``if __name__ == "__main__":``.
     """
-    return (one for one, _ in looked_through(trees, coder, nothing))
-
-
-def nothing(stored: StoredTask) -> None:
-    """What `stored_tasks` looks for in a tree."""
+    return (one for one, _ in looked_through(trees, coder))
 
 
 def looked_through(
-    trees: Iterable[Tree], coder: str | Coder, look: Callable[[StoredTask], T]
-) -> Iterator[tuple[StoredTask, T]]:
+    trees: Iterable[Tree], coder: str | Coder, look: Callable[[StoredTask], Sequence[T]] | None = None
+) -> Iterator[tuple[StoredTask, Sequence[T]]]:
     """The tasks of `stored_tasks`, each with what `look` finds in it, in the process that captured it.
 
     Args:
         trees: of which some cannot be walked.
         coder: says what is legal.
-        look: a function that can be pickled, and so can what it returns.
+        look: a function that can be pickled, and so can what it returns; None to look for nothing.
     """
     listed, cores = list(trees), len(os.sched_getaffinity(0))
     work = partial(_begun, coder=coder, look=look)
     with ExitStack() as stack:
-        begun: Iterable[tuple[Program, T] | None] = map(work, listed)
+        begun: Iterable[tuple[Program, Sequence[T]] | None] = map(work, listed)
         if len(listed) >= MANY and cores > 1:
             spawn = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(min(cores, 16), spawn, end_with_parent)
             begun = stack.enter_context(pool).map(work, listed, chunksize=2)
-        for tree, found in zip(listed, begun, strict=True):
-            one = _task(tree, coder, found[0]) if found is not None else None
-            if one is not None and found is not None:
-                yield one, found[1]
+        for tree, both in zip(listed, begun, strict=True):
+            if both is not None and (one := _task(tree, coder, both[0])) is not None:
+                yield one, both[1]
 
 
-def _begun(tree: Tree, coder: str | Coder, look: Callable[[StoredTask], T]) -> tuple[Program, T] | None:
-    """The program that the tree begins with, and what `look` finds; None where it cannot be walked."""
+def _begun(
+    tree: Tree, coder: str | Coder, look: Callable[[StoredTask], Sequence[T]] | None
+) -> tuple[Program, Sequence[T]] | None:
+    """The program that the tree begins with, and what `look` finds; None where its spec cannot be captured."""
     try:
         start = tree.start()
     except QimengError:
         return None
-    one = _task(tree, coder, start)
-    return None if one is None else (start, look(one))
+    one = _task(tree, coder, start) if look is not None else None
+    return start, look(one) if look is not None and one is not None else ()
 
 
 def _task(tree: Tree, coder: str | Coder, start: Program) -> StoredTask | None:

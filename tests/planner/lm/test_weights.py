@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -178,3 +179,26 @@ def test_missing_weights_say_what_to_do(tmp_path: Path) -> None:
 def test_every_search_takes_it(search: str, folder: Path, task: Task) -> None:
     result = optimize(task, make_search(search, f"lm:{folder}"), Budget(evaluations=8, steps=8))
     assert result.evaluation.ok and result.evaluations <= 8
+
+
+def test_a_planner_of_its_own_weights_is_asked_once(folder: Path, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, (first, second, *_) = LanguageModelPlanner(folder), random_walk(task, 3)
+    passes: list[int] = []
+    look = planner._look
+    monkeypatch.setattr(planner, "_look", lambda rows: passes.append(len(rows)) or look(rows))
+    found = [planner.look(first), planner.look(second), planner.look(first)]
+    assert found[0] == found[2] != found[1] and passes == [1, 1]
+    found[0][0][0] = 0.0  # the caller's list, not what is remembered
+    assert planner.look(first) == found[2]
+    monkeypatch.setattr("qimeng.planner.lm.planner.REMEMBERED", 2)
+    planner.look(replace(first, steps_left=1))  # the oldest is forgotten
+    planner.look(first)
+    assert passes == [1, 1, 1, 1]
+
+
+def test_a_model_that_may_be_trained_is_asked_each_time(reader: Reader, tiny: MiniSize, task: Task) -> None:
+    trained = model(reader, tiny)
+    planner, seen = LanguageModelPlanner(trained), next(random_walk(task, 3))
+    before = planner.look(seen)
+    torch.nn.init.normal_(next(trained.scorer.value.parameters()))
+    assert planner.look(seen) != before
