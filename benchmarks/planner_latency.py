@@ -13,9 +13,12 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 import torch
 
+from qimeng.bench.environment import environment
+from qimeng.device import target_device
 from qimeng.graph.capture import capture
 from qimeng.planner.lm.corpus import corpus, random_walk
 from qimeng.planner.lm.mini import make_mini, train_tokenizer
@@ -89,6 +92,7 @@ def main() -> None:
                 **{f"{name}_ms": round(statistics.median(found), 1) for name, found in rows.items()},
                 "decision_max_ms": round(max(rows["decision"]), 1),
                 "one_core_cpu_ms": round(statistics.median(cpu), 1),
+                "environment": asdict(environment(target_device())),
             }
         )
     )
