@@ -88,8 +88,8 @@ def lowered_program(problem: Problem) -> Program:
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
 def test_random_trajectories_are_right() -> None:
-    """Every sixth problem, for time's sake; `TRITON_INTERPRET=1 python -m tests.suite.run --steps 8 --seed N`."""
-    rows = rows_of("--steps", "3", "--seed", "0", *(p.name for p in problems()[1::6]))
-    assert sum(row.get("actions", 0) for row in rows.values()) > 25
+    """Every twelfth problem, for time's sake; `TRITON_INTERPRET=1 python -m tests.suite.run --steps 8 --seed N`."""
+    rows = rows_of("--steps", "3", "--seed", "0", *(p.name for p in problems()[1::12]))
+    assert sum(row.get("actions", 0) for row in rows.values()) > 12
     wrong = {name: row.get("raised") or row["wrong"] for name, row in rows.items() if row.get("raised") or row["wrong"]}
     assert not wrong, json.dumps(wrong, indent=1)
