@@ -15,7 +15,7 @@ setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[test]' $(PINS)
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[test]' $(PINS)
 	touch $@
 
 demo: setup
