@@ -24,6 +24,7 @@ from qimeng.graph.capture import capture
 from qimeng.graph.ops import family
 from qimeng.interfaces import Facts, Observation, Request
 from qimeng.planner.heuristic import HeuristicPlanner
+from qimeng.planner.lm.branches import Pair
 from qimeng.planner.lm.corpus import corpus, random_walk
 from qimeng.planner.lm.imitation import Imitation, imitate
 from qimeng.planner.lm.mini import MiniSize, train_tokenizer
@@ -99,12 +100,12 @@ def made_without_it(tasks: Sequence[Task]) -> PlannerModel:
     tokenizer = train_tokenizer(corpus(tasks, 2, 8), 400)
     model = new_mini(tokenizer, MiniSize(48, 2, 2, 1, 96), Scale("tokens", 0.1), length=96)
     planner = HeuristicPlanner()
-    pairs = [(seen, planner.choose(seen)) for task in tasks for seen in random_walk(task, 6)]
+    pairs = [(seen, {planner.choose(seen): 1.0}) for task in tasks for seen in random_walk(task, 6)]
     imitate(model, pairs, Imitation(epochs=3, batch=8, rate=3e-3))
     return model
 
 
-def best_of_all(task: Task, walks: int, steps: int) -> Iterator[tuple[Observation, Action]]:
+def best_of_all(task: Task, walks: int, steps: int) -> Iterator[Pair]:
     """In states of random walks, the action that the judge likes best, or `stop`; each is tried once."""
     for seed in range(walks):
         draw, session = random.Random(seed), Session(task)
@@ -115,10 +116,8 @@ def best_of_all(task: Task, walks: int, steps: int) -> Iterator[tuple[Observatio
                 tried = session.clone()
                 tried.step(action)
                 times[action] = tried.state.ms or math.inf
-            yield (
-                seen,
-                min(seen.actions, key=lambda action: times[action]),
-            )  # `stop`, the first, where nothing is faster
+            best = min(seen.actions, key=lambda action: times[action])  # `stop`, the first, where nothing is faster
+            yield seen, {best: 1.0}
             session.step(draw.choice(seen.actions[1:]))
 
 

@@ -186,6 +186,39 @@ class LogSpeedupReward(Reward):
         return min(self.high, math.log(gained)) if gained else 0.0
 
 
+class AnytimeReward(LogSpeedupReward):
+    """`LogSpeedupReward`, discounted by evaluations: what is found soon is worth more.
+
+    For step t, with n_t the steps of the episode, t included, that were judged::
+
+        r_t = discount^(n_t - 1) log(b_{t-1} / b_t) - failure where the step was refused or named no action
+
+    Steps of the graph alone, which cost no evaluation, discount nothing: `gamma` of PPO, which would, stays 1. Over an
+    episode this is the mean of log(b_0 / b) over the number of evaluations that one can afford, where that is as likely
+    to be n as a run of n throws, each of which goes on with probability `discount`.
+
+    Args:
+        discount: of a gain, for each evaluation before it.
+        failure: for a refused step.
+        limit: greatest reward of a step, in nepers.
+    """
+
+    def __init__(self, discount: float = 0.95, failure: float = 0.02, limit: float = 8.0):
+        super().__init__(failure, limit)
+        self.discount = discount
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing was judged yet."""
+        self._judged = 0
+
+    def update(self, transition: Transition) -> float:
+        """The reward of a step."""
+        self._judged += transition.step is not None and transition.step.evaluation is not None
+        paid = super().update(transition)
+        return paid if transition.failed else paid * self.discount ** max(0, self._judged - 1)
+
+
 class CoverageReward(Reward):
     """Another reward, and a share of it for work that generated kernels really do.
 
@@ -227,6 +260,7 @@ REWARDS: Mapping[str, Callable[[], Reward]] = {
     "milestones": MilestoneReward,
     "paper": PaperReward,
     "log-speedup": LogSpeedupReward,
+    "anytime": AnytimeReward,
 }
 """Name to what makes the reward of one environment."""
 

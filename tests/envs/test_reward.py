@@ -11,6 +11,7 @@ import pytest
 from qimeng.envs.ranking import beats
 from qimeng.envs.reward import (
     REWARDS,
+    AnytimeReward,
     CoverageReward,
     LogSpeedupReward,
     MilestoneReward,
@@ -107,6 +108,16 @@ def test_the_log_speedup_telescopes() -> None:
     assert total == pytest.approx(math.log(10 / 4))
 
 
+def test_what_is_found_soon_is_worth_more() -> None:
+    reward = AnytimeReward(discount=0.5)
+    for _ in range(2):
+        assert reward.update(GRAPH_ONLY) == 0  # which costs no evaluation
+        assert reward.update(right(10.0, 8.0)) == pytest.approx(math.log(10 / 8))
+        assert reward.update(refused(Gate.COMPILE)) == -0.02  # this one does
+        assert reward.update(right(8.0, 4.0)) == pytest.approx(0.25 * math.log(2))
+        reward.reset()
+
+
 @pytest.mark.parametrize(
     "reward",
     [MilestoneReward(), PaperReward(), LogSpeedupReward(), CoverageReward(PaperReward())],
@@ -145,10 +156,15 @@ def test_coverage_is_paid_once_and_taken_back() -> None:
 
 
 def test_rewards_are_made_by_name() -> None:
-    assert type(make_reward("milestones")) is MilestoneReward and set(REWARDS) == {"milestones", "paper", "log-speedup"}
+    assert type(make_reward("milestones")) is MilestoneReward and set(REWARDS) == {
+        "milestones",
+        "paper",
+        "log-speedup",
+        "anytime",
+    }
     made = make_reward("paper", 0.3)
     assert isinstance(made, CoverageReward) and isinstance(made.inner, PaperReward) and made.weight == 0.3
-    with pytest.raises(ValueError, match="unknown reward 'speed'; known: log-speedup, milestones, paper"):
+    with pytest.raises(ValueError, match="unknown reward 'speed'; known: anytime, log-speedup, milestones, paper"):
         make_reward("speed")
     with pytest.raises(ValueError, match="must not be negative"):
         make_reward("paper", -1)

@@ -1,71 +1,114 @@
-"""What to imitate: the best branches of stored trees, and what would have been best off them.
+"""What to imitate: the best choices along the best branches of stored trees, and off them.
 
-Deals in pairs of what is seen and what is to be chosen. Knows nothing about models.
+Deals in pairs of what is seen and how likely each action is to be chosen. Knows nothing about models, nor about how the
+worth of an action is found (`qimeng.planner.lm.outlook`).
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from qimeng.envs.session import STOP, Session
+from qimeng.envs.session import STOP
 from qimeng.interfaces import Action, Observation
+from qimeng.planner.lm.outlook import Outlook
 from qimeng.planner.lm.stored import StoredTask
-
-WORTH = 0.99
-"""A branch whose end takes this share of the best time so far, or more, is not worth going: the choice is `stop`."""
 
 WALK = 16
 """Longest random walk that is imitated."""
 
-Pair = tuple[Observation, Action]
+LEAST = 0.01
+"""Actions less likely than this share of the likeliest are not imitated."""
+
+Choice = Mapping[Action, float]
+"""How likely each action is to be chosen; the sum is 1."""
+
+Pair = tuple[Observation, Choice]
 
 
-def best_choice(stored: StoredTask, session: Session) -> Action:
-    """The first step of the best branch from here, where it leads to a program faster than the best so far; `stop`."""
-    branch, best = stored.branch(session.state.program.digest), session.ledger.best
-    if not branch or best is None or best.ms is None:
-        return STOP
-    return branch[0].action if stored.tree.times[branch[-1].child or ""] < WORTH * best.ms else STOP
+@dataclass(frozen=True)
+class Teacher:
+    """What is best in a state, by what the trees know (`Outlook.worth`).
+
+    Attributes:
+        discount: of a gain, for each evaluation that it takes; between 0, for what is gained at once, and 1, for the
+            best program in the end, however late, both excluded.
+        tolerance: an action that is worth less than the best one, by this share of it, is chosen 1/e times as often:
+            several orders of the same steps are equally good, and times have noise. 0 for the best alone.
+    """
+
+    discount: float = 0.95
+    tolerance: float = 0.03
+
+    def __post_init__(self) -> None:
+        if not 0 < self.discount < 1 or self.tolerance < 0:
+            raise ValueError(
+                "the discount must lie between 0 and 1, the tolerance must not be negative; "
+                f"got {self.discount} and {self.tolerance}"
+            )
+
+    def choice(self, outlook: Outlook, seen: Observation) -> Choice:
+        """How likely each action is to be chosen; `stop` where the tree knows nothing better than the best so far."""
+        worth = outlook.worth(seen, self.discount)
+        if not worth:
+            return {STOP: 1.0}
+        best = max(worth, key=lambda a: worth[a])
+        scale = self.tolerance * worth[best]
+        weights = {a: math.exp((w - worth[best]) / scale) if scale else float(a == best) for a, w in worth.items()}
+        kept = {a: w for a, w in weights.items() if w >= LEAST}
+        total = sum(kept.values())
+        return {a: w / total for a, w in kept.items()}
 
 
-def best_branch_pairs(stored: StoredTask, steps: int) -> Iterator[Pair]:
+def likeliest(choice: Choice) -> Action:
+    """The likeliest action; of equal ones the first."""
+    return max(choice, key=lambda a: choice[a])
+
+
+def best_branch_pairs(stored: StoredTask, steps: int, teacher: Teacher | None = None) -> Iterator[Pair]:
     """Along the best branch from the start to the end, `stop` there included; at most `steps` pairs."""
-    session = stored.begin(steps)
+    session, outlook, teacher = stored.begin(steps), Outlook(stored.tree), teacher or Teacher()
     while session.exhausted() is None:
-        seen, choice = session.observe(), best_choice(stored, session)
-        if choice not in seen.actions:  # its kind is not registered here, or it was cut
-            return
+        choice = teacher.choice(outlook, seen := session.observe())
         yield seen, choice
-        session.step(choice)
+        session.step(likeliest(choice))
 
 
-def walk_pairs(stored: StoredTask, steps: int, seed: int) -> Iterator[Pair]:
+def walk_pairs(stored: StoredTask, steps: int, seed: int, teacher: Teacher | None = None) -> Iterator[Pair]:
     """Along a random walk through the tree, the best choice in each state; at most `steps` pairs.
 
     States from which the tree knows nothing better are passed over: more was never tried there, which is no reason to
     stop, and a policy that imitates it stops too soon.
     """
     draw, session = random.Random(f"{seed} {stored.tree.conditions.spec}"), stored.begin(steps)
+    outlook, teacher = Outlook(stored.tree), teacher or Teacher()
     while session.exhausted() is None:
-        seen, choice = session.observe(), best_choice(stored, session)
-        if choice != STOP and choice in seen.actions:
+        choice = teacher.choice(outlook, seen := session.observe())
+        if STOP not in choice:
             yield seen, choice
         session.step(draw.choice([a for a in stored.offered(seen) if a != STOP] or [STOP]))
 
 
-def imitation_pairs(stored: Sequence[StoredTask], walks: int = 0, steps: int = 16, seed: int = 0) -> Iterator[Pair]:
+def imitation_pairs(
+    stored: Sequence[StoredTask], walks: int = 0, steps: int = 16, seed: int = 0, teacher: Teacher | None = None
+) -> Iterator[Pair]:
     """The best branch of each tree, at most `steps` steps, and `walks` random walks through each, at most `WALK`."""
     for one in stored:
-        yield from pairs_of(one, walks, steps, seed)
+        yield from pairs_of(one, walks, steps, seed, teacher)
 
 
-def pairs_of(stored: StoredTask, walks: int = 0, steps: int = 16, seed: int = 0) -> list[Pair]:
+def pairs_of(
+    stored: StoredTask, walks: int = 0, steps: int = 16, seed: int = 0, teacher: Teacher | None = None
+) -> list[Pair]:
     """Those of one tree."""
-    found = list(best_branch_pairs(stored, steps))
+    found = list(best_branch_pairs(stored, steps, teacher))
     for number in range(walks):
-        found += walk_pairs(stored, min(steps, WALK), seed + number)
+        found += walk_pairs(stored, min(steps, WALK), seed + number, teacher)
     return found
 
 
-__all__ = ["WALK", "WORTH", "Pair", "best_branch_pairs", "best_choice", "imitation_pairs", "pairs_of", "walk_pairs"]
+__all__ = [
+    "WALK", "Choice", "Pair", "Teacher", "best_branch_pairs", "imitation_pairs", "likeliest", "pairs_of", "walk_pairs",
+]  # fmt: skip

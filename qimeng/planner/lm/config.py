@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from qimeng.errors import QimengError
+from qimeng.planner.lm.branches import Teacher
 from qimeng.planner.lm.imitation import Imitation, ValueStart
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.planner.lm.training import Ppo
@@ -55,12 +56,13 @@ class TrainConfig:
         length: most tokens of a state that a new model reads.
         processor: where the model runs, as PyTorch calls it: ``"cpu"``, ``"cuda"``, ``"cuda:1"``; the GPU if there is
             one, by default.
-        reward: ``"milestones"``, ``"paper"`` or ``"log-speedup"`` (`qimeng.envs.reward`).
+        reward: ``"anytime"``, ``"log-speedup"``, ``"milestones"`` or ``"paper"`` (`qimeng.envs.reward`).
         coverage: weight of the generated kernels' share of the time, added to the reward; 0 for none.
         held_out: share of the trees that training never sees; one half of those with something to gain decides which
             weights are kept (validation), what is reported comes from the other.
         held_out_families: families of specs that are held out as a whole, besides.
         walks: random walks through each tree whose states are imitated, besides the best branch.
+        teacher: which choices are imitated.
         imitation: of the best branches; 0 epochs for none.
         value: fitting the value head before PPO.
         ppo: PPO; 0 steps for none.
@@ -87,6 +89,7 @@ class TrainConfig:
     held_out: float = 0.2
     held_out_families: tuple[str, ...] = ()
     walks: int = 4
+    teacher: Teacher = field(default_factory=Teacher)
     imitation: Imitation = field(default_factory=Imitation)
     value: ValueStart = field(default_factory=ValueStart)
     ppo: Ppo = field(default_factory=Ppo)

@@ -5,7 +5,7 @@ Deals in batches of pairs and of returns. Knows nothing about PPO, or about wher
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,8 +30,8 @@ class Imitation:
         batch: pairs a step of the optimizer.
         rate: learning rate.
         clip: largest norm of the gradient.
-        others: legal actions that a choice is held against, drawn anew each time it is seen; 0 for all of them, which
-            takes several times as long.
+        others: actions that a choice is among, the rest drawn from the legal ones anew each time it is seen; 0 for all
+            of them, which takes several times as long.
         seed: of the order of the pairs, and of the others.
     """
 
@@ -64,14 +64,22 @@ class ValueStart:
 
 def imitate(
     model: PlannerModel,
-    pairs: Sequence[tuple[Observation, Action]],
+    pairs: Sequence[tuple[Observation, Mapping[Action, float]]],
     settings: Imitation | None = None,
     progress: Progress | None = None,
 ) -> list[dict[str, float]]:
-    """Make the policy choose as in `pairs`, by cross-entropy over the choice and other legal actions.
+    """Make the policy choose as in `pairs`, by cross-entropy over the actions of a choice and other legal ones.
+
+    Args:
+        model: what is trained.
+        pairs: observations, each with how likely which actions are to be chosen.
+        settings: how.
+        progress: told the figures of each epoch.
 
     Returns:
-        For each epoch: ``loss`` in nats and ``accuracy``, means over the pairs as they were seen while training.
+        For each epoch: ``loss``, the divergence from the choices in nats, and ``accuracy``, how likely the policy's
+        first choice was to be chosen over how likely the likeliest one was, means over the pairs as they were seen
+        while training.
 
     Raises:
         ValueError: no pairs, or a choice that its observation does not offer.
@@ -80,29 +88,28 @@ def imitate(
     if not pairs:
         raise ValueError("nothing to imitate: give at least one (observation, action)")
     rows, wanted = [], []
-    for seen, action in pairs:
-        if action not in seen.actions:
-            raise ValueError(f"{action} is not among the {len(seen.actions)} actions of its observation")
+    for seen, choice in pairs:
         rows.append(model.reader.arrays(seen))
-        wanted.append(seen.actions.index(action))
+        wanted.append(_target(seen, choice))
     lengths = np.asarray([int((row["state_ids"] >= 0).sum()) for row in rows])
     scorer, shuffle = model.scorer.eval(), np.random.default_rng(s.seed)
     trained = [p for p in scorer.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=s.rate, weight_decay=0.0)
     device, found = trained[0].device, []
     for epoch in range(s.epochs):
-        loss_sum, right = 0.0, 0
+        loss_sum, right = 0.0, 0.0
         for chosen in _batches(lengths, s.batch, shuffle):
             given = [_against(rows[i], wanted[i], s.others, shuffle) for i in chosen]
             logits = _logits(model, given, device)
-            target = torch.tensor([wanted[i] for i in chosen], device=device)
-            loss = torch.nn.functional.cross_entropy(logits, target)
+            target = torch.from_numpy(np.stack([wanted[i] for i in chosen])[:, : logits.shape[1]]).to(device)
+            known = logits.log_softmax(-1).masked_fill(target == 0, 0.0)  # -inf where nothing is offered
+            loss = torch.nn.functional.kl_div(known, target, reduction="batchmean")
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(trained, s.clip)
             optimizer.step()
             loss_sum += loss.item() * len(chosen)
-            right += int((logits.argmax(1) == target).sum())
+            right += float((target.gather(1, logits.argmax(1, keepdim=True))[:, 0] / target.amax(1)).sum())
         found.append({"epoch": epoch + 1, "loss": loss_sum / len(rows), "accuracy": right / len(rows)})
         if progress is not None:
             progress(found[-1])
@@ -181,13 +188,30 @@ def _batches(lengths: np.ndarray, size: int, draw: np.random.Generator) -> Itera
         yield from (batches[i] for i in draw.permutation(len(batches)))
 
 
-def _against(row: dict[str, np.ndarray], wanted: int, others: int, draw: np.random.Generator) -> dict[str, np.ndarray]:
-    """`row` with the action `wanted` and at most `others` more, in their places."""
+def _target(seen: Observation, choice: Mapping[Action, float]) -> np.ndarray:
+    """How likely the action of each place is to be chosen, float32."""
+    found = np.zeros(MAX_ACTIONS, dtype=np.float32)
+    for action, likely in choice.items():
+        if action not in seen.actions:
+            raise ValueError(f"{action} is not among the {len(seen.actions)} actions of its observation")
+        found[seen.actions.index(action)] = likely
+    return found
+
+
+def _against(
+    row: dict[str, np.ndarray], wanted: np.ndarray, others: int, draw: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """`row` with the actions that are `wanted` and so many others that there are `others` more than one, if it can be.
+
+    Each is in its place.
+    """
     actions = row["action_ids"].reshape(MAX_ACTIONS, -1)
     there = np.flatnonzero(actions[:, 0] >= 0)
     if not others or len(there) <= others + 1:
         return row
-    kept = np.append(draw.choice(there[there != wanted], others, replace=False), wanted)
+    chosen = np.flatnonzero(wanted)
+    more = max(1, others + 1 - len(chosen))
+    kept = np.append(draw.permutation(np.setdiff1d(there, chosen))[:more], chosen)
     short = np.full_like(actions, PAD)
     short[kept] = actions[kept]
     return {**row, "action_ids": short.reshape(-1)}

@@ -109,7 +109,7 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
     kept, held = split(trees, config.held_out, config.held_out_families, config.seed)
     if config.answers == "stored" and evaluations:
         kept = within(kept, evaluations, config.seed)
-    wanted = partial(pairs_of, walks=config.walks, steps=config.ppo.max_steps, seed=config.seed)
+    wanted = partial(pairs_of, walks=config.walks, steps=config.ppo.max_steps, seed=config.seed, teacher=config.teacher)
     found = list(looked_through(kept, config.coder, None if (out / IMITATED).is_file() else wanted))
     stored, pairs = tuple(s for s, _ in found), tuple(pair for _, some in found for pair in some)
     apart = tuple(worth_replaying(list(stored_tasks(held, config.coder))))

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from qimeng.planner.data.tree import describe, read_trees
-from qimeng.planner.lm.branches import best_branch_pairs
+from qimeng.planner.lm.branches import Teacher, best_branch_pairs, likeliest
 from qimeng.planner.lm.stored import stored_tasks
 
 KEPT = Path(__file__).parent / "h200_estimated.jsonl.xz"
@@ -19,8 +19,8 @@ def test_what_was_explored_once_stays_usable() -> None:
     for old, one in zip(trees, found, strict=True):
         assert len(one.tree.edges) == len(old.edges) and len(one.tree.times) == len(old.times)
         session = one.begin()
-        for _, choice in best_branch_pairs(one, 32):
-            session.step(choice)
+        for _, choice in best_branch_pairs(one, 32, Teacher(discount=0.999)):
+            session.step(likeliest(choice))
         best = session.ledger.best
         assert best is not None and best.ms is not None and best.ms < 1.02 * one.best_ms < one.start_ms
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from qimeng.envs.environment import KernelOptimizationEnv
 from qimeng.envs.session import STOP
 from qimeng.envs.shares import MAX_ACTIONS
 from qimeng.interfaces import Observation
-from qimeng.planner.lm.branches import WORTH, best_branch_pairs, imitation_pairs, walk_pairs
+from qimeng.planner.lm.branches import Teacher, best_branch_pairs, imitation_pairs, likeliest, walk_pairs
 from qimeng.planner.lm.config import TrainingError
+from qimeng.planner.lm.outlook import STEPS, WORTH, Outlook
 from qimeng.planner.lm.reading import PAD, Reader, ReadObservation
 from qimeng.planner.lm.replay import Chance, mean_shares, replay, worth_replaying
 from qimeng.planner.lm.sources import split, within
@@ -52,10 +55,11 @@ def test_a_live_task_offers_all(stored: Stored) -> None:
 def test_the_best_choices_lead_to_the_best_program(stored: Stored) -> None:
     for one in stored:
         session = one.begin()
-        pairs = list(best_branch_pairs(one, 32))
-        assert pairs[-1][1] == STOP and all(choice in seen.actions for seen, choice in pairs)
+        pairs = list(best_branch_pairs(one, 32, Teacher(discount=0.999)))
+        assert pairs[-1][1] == {STOP: 1.0} and all(set(choice) <= set(seen.actions) for seen, choice in pairs)
+        assert all(sum(choice.values()) == pytest.approx(1) for _, choice in pairs)
         for _, choice in pairs:
-            session.step(choice)
+            session.step(likeliest(choice))
         assert session.ledger.best is not None and one.best_ms < one.start_ms
         assert session.ledger.best.ms == pytest.approx(one.best_ms, rel=1 - WORTH)
 
@@ -63,16 +67,49 @@ def test_the_best_choices_lead_to_the_best_program(stored: Stored) -> None:
 def test_walks_are_labelled_by_what_would_be_best(stored: Stored) -> None:
     found = list(walk_pairs(stored[0], 12, seed=3))
     assert [c for _, c in found] == [c for _, c in walk_pairs(stored[0], 12, seed=3)]
-    assert any(choice != STOP for _, choice in found)
+    assert any(STOP not in choice for _, choice in found)
     both = list(imitation_pairs(stored[:2], walks=1, steps=8))
     assert len(both) > sum(len(list(best_branch_pairs(s, 8))) for s in stored[:2])
+
+
+def test_of_two_ways_the_one_with_fewer_evaluations_is_worth_more(stored: Stored) -> None:
+    for one in stored:
+        seen, outlook = one.begin().observe(), Outlook(one.tree)
+        late, soon = outlook.worth(seen, 0.999), outlook.worth(seen, 0.5)
+        assert STOP not in soon and set(soon) <= set(one.offered(seen))
+        assert max(soon.values()) < max(late.values(), default=0) or not late
+        for action, worth in soon.items():
+            session = one.begin()
+            assert session.step(action).accepted
+            judged = session.state.history[-1].evaluation is not None
+            gained = math.log(one.start_ms / session.state.ms) if judged and session.state.ms else 0.0
+            to_come = max(outlook.worth(replace(session.observe(), best_ms=seen.best_ms), 0.5).values(), default=0.0)
+            cost = judged + 1 / STEPS
+            assert worth == pytest.approx(0.5**cost * max(gained, to_come), abs=0.02)
+
+
+def test_nothing_leads_away_from_what_is_to_be_gained(stored: Stored) -> None:
+    for one in stored:
+        for discount in (0.9, 0.999):
+            passed = [seen.program.digest for seen, _ in best_branch_pairs(one, 64, Teacher(discount))]
+            assert len(passed) == len(set(passed))
+
+
+def test_what_is_about_as_good_is_about_as_likely(stored: Stored) -> None:
+    for one in stored:
+        seen, outlook = one.begin().observe(), Outlook(one.tree)
+        worth = outlook.worth(seen, 0.9)
+        alone, some = Teacher(tolerance=0).choice(outlook, seen), Teacher(tolerance=0.5).choice(outlook, seen)
+        assert list(alone.values()) == [1.0] and set(alone) <= set(some)
+        by_worth = sorted(some, key=lambda a: worth[a])
+        assert [some[a] for a in by_worth] == sorted(some.values())
 
 
 class Knowing(ScoringPlanner):
     """Scores the best branch's step above all."""
 
     def __init__(self, stored: StoredTask):
-        self.pairs = [(seen.program.digest, choice) for seen, choice in best_branch_pairs(stored, 32)]
+        self.pairs = [(seen.program.digest, likeliest(choice)) for seen, choice in best_branch_pairs(stored, 32)]
 
     def scores(self, observation: Observation) -> Sequence[float]:
         wanted = dict(self.pairs).get(observation.program.digest)
@@ -106,3 +143,10 @@ def test_a_budget_pays_for_whole_trees(stored: Stored) -> None:
     assert 1 <= len(chosen) < len(trees) and sum(len(t.evaluations) for t in chosen) <= 2 * most
     with pytest.raises(TrainingError, match="no tree holds at most 1 evaluations"):
         within(trees, 1)
+
+
+def test_a_teacher_with_impossible_settings_is_refused() -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Teacher(discount=1.0)
+    with pytest.raises(ValueError, match="must not be negative; got 0.9 and -1"):
+        Teacher(0.9, -1)

@@ -18,8 +18,9 @@ from qimeng.envs.task import Task
 from qimeng.errors import WeightsError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import family
-from qimeng.interfaces import Action, Evaluation, Observation, Patch
+from qimeng.interfaces import Action, Evaluation, Patch
 from qimeng.planner.heuristic import HeuristicPlanner
+from qimeng.planner.lm.branches import Pair
 from qimeng.planner.lm.corpus import random_walk
 from qimeng.planner.lm.imitation import Imitation, imitate
 from qimeng.planner.lm.mini import MiniSize
@@ -49,10 +50,10 @@ def model(reader: Reader, tiny: MiniSize) -> PlannerModel:
 # ---- imitation
 
 
-def pairs(task: Task, walks: int) -> list[tuple[Observation, Action]]:
+def pairs(task: Task, walks: int) -> list[Pair]:
     """What the heuristic does in states that random walks come across."""
     planner = HeuristicPlanner()
-    return [(seen, planner.choose(seen)) for seed in range(walks) for seen in random_walk(task, 6, seed)]
+    return [(seen, {planner.choose(seen): 1.0}) for seed in range(walks) for seen in random_walk(task, 6, seed)]
 
 
 def test_imitation_learns_what_the_heuristic_does(model: PlannerModel, task: Task) -> None:
@@ -62,7 +63,7 @@ def test_imitation_learns_what_the_heuristic_does(model: PlannerModel, task: Tas
     assert found == seen and len(found) == 12
     assert found[-1]["loss"] < found[0]["loss"] / 2
     planner = LanguageModelPlanner(model)
-    agreed = float(np.mean([planner.choose(o) == a for o, a in given]))
+    agreed = float(np.mean([planner.choose(o) in choice for o, choice in given]))
     chance = float(np.mean([1 / len(o.actions) for o, _ in given]))
     assert agreed > max(0.6, 3 * chance)
 
@@ -77,7 +78,7 @@ def test_there_must_be_something_to_imitate(model: PlannerModel, task: Task) -> 
     with pytest.raises(ValueError, match="at least one"):
         imitate(model, [])
     with pytest.raises(ValueError, match="is not among the"):
-        imitate(model, [(next(random_walk(task, 1)), Action("tiling", ("r0",)))])
+        imitate(model, [(next(random_walk(task, 1)), {Action("tiling", ("r0",)): 1.0})])
 
 
 # ---- PPO
