@@ -77,7 +77,8 @@ class State:
         parent: the state before the last accepted step; None at the start.
         record: the last accepted step, as a recipe keeps it.
         history: every step so far, refused ones included.
-        masked: actions that were refused here, or that the coder had no answer for.
+        masked: actions that were refused here, that the coder had no answer for, or that were taken from this program
+            on the way here: they lead where one has been.
         judged: whether this very program was sent to the judge.
         done: whether the planner stopped.
     """
@@ -415,12 +416,18 @@ class Session:
     def _advance(
         self, program: Program, evaluation: Evaluation | None, step: Step, record: RecipeStep, judged: bool
     ) -> None:
-        masked = self.ledger.refused.get(program.digest, frozenset())
+        masked = self.ledger.refused.get(program.digest, frozenset()) | self._taken(program, step.action)
         history = (*self.state.history, step)
         self.state = State(program, evaluation, self.state, record, history, masked, judged)
         best = self.ledger.best
         if judged and evaluation is not None and preferred(evaluation, best.evaluation if best else None):
             self.ledger.best = self.state
+
+    def _taken(self, program: Program, last: Action) -> frozenset[Action]:
+        """Actions that led on from `program` on the way to it, `last` the last step of that; most ways have none."""
+        way = self.state.path()
+        came = [*(state.record.action for state in way if state.record is not None), last]
+        return frozenset(a for state, a in zip(way, came, strict=True) if state.program.digest == program.digest)
 
     def _roll_back(self, step: Step, open_question: bool = False) -> None:
         """Mask the action.

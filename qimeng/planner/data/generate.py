@@ -16,7 +16,7 @@ from qimeng.errors import QimengError
 from qimeng.planner.data.draft import Draft, Tensor
 from qimeng.planner.data.losses import loss
 from qimeng.planner.data.pointwise import pointwise
-from qimeng.planner.data.products import attention, block, gated, product
+from qimeng.planner.data.products import attention, block, gated, product, wide
 from qimeng.planner.data.rows import normalization, reduction, softmax
 from qimeng.planner.data.sizes import choose_sizes
 
@@ -33,6 +33,7 @@ FAMILIES: Mapping[str, Callable[[Draft], tuple[Tensor, ...]]] = {
     "gated": gated,
     "attention": attention,
     "block": block,
+    "wide": wide,
 }
 """What is drawn, by name; each is as likely as any other, products twice."""
 

@@ -10,6 +10,7 @@ from qimeng.planner.data.pointwise import binary, chain, number, some, unary
 from qimeng.planner.data.rows import normalized, reduced, softmaxed
 
 DEPTHS = (64, 96, 128, 200, 256, 384, 512, 768, 1000, 1024, 2048, 3072, 4096, 8192)
+WIDE = (2048, 3072, 4096, 5120, 6144, 8192, 11008, 14336, 16384)
 SIZES = (64, 96, 128, 250, 256, 384, 512, 768, 1000, 1024, 1536, 2048, 4096)
 
 
@@ -53,6 +54,12 @@ def product(draft: Draft) -> tuple[Tensor, ...]:
     scale = rng.choice(("", f" * ({depth}) ** -0.5"))
     text = f"torch.matmul({a}{'.t()' if way == 'left' else ''}, {b}{'.t()' if way == 'right' else ''}){scale}"
     return (_epilogue(draft, draft.let(text, out)),)
+
+
+def wide(draft: Draft) -> tuple[Tensor, ...]:
+    """Family: a large matrix of weights, as in the layers of large models, between two chains."""
+    x = draft.input((draft.size("ROWS"), draft.size("DEPTH", WIDE)))
+    return (_epilogue(draft, linear(draft, some(draft, x, 1), draft.size("WIDTH", WIDE))),)
 
 
 def _epilogue(draft: Draft, x: Tensor) -> Tensor:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from qimeng.envs.session import STOP
+from qimeng.envs.session import STOP, Session
 from qimeng.interfaces import Action, Observation
 from qimeng.planner.lm.outlook import Outlook
 from qimeng.planner.lm.stored import StoredTask
 
 WALK = 16
 """Longest random walk that is imitated."""
+
+ASTRAY = 0.5
+"""How likely a step of a walk is any, and not one of the best: a policy strays now and then, not all the time."""
 
 LEAST = 0.01
 """Actions less likely than this share of the likeliest are not imitated."""
@@ -26,6 +29,7 @@ Choice = Mapping[Action, float]
 """How likely each action is to be chosen; the sum is 1."""
 
 Pair = tuple[Observation, Choice]
+"""The observation offers what the tree has an answer for alone: of all else, nothing is known to be worse."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,13 @@ def best_branch_pairs(stored: StoredTask, steps: int, teacher: Teacher | None = 
     """Along the best branch from the start to the end, `stop` there included; at most `steps` pairs."""
     session, outlook, teacher = stored.begin(steps), Outlook(stored.tree), teacher or Teacher()
     while session.exhausted() is None:
-        choice = teacher.choice(outlook, seen := session.observe())
+        choice = teacher.choice(outlook, seen := _offered(stored, session))
         yield seen, choice
         session.step(likeliest(choice))
 
 
 def walk_pairs(stored: StoredTask, steps: int, seed: int, teacher: Teacher | None = None) -> Iterator[Pair]:
-    """Along a random walk through the tree, the best choice in each state; at most `steps` pairs.
+    """Along a walk through the tree that goes astray, the best choice in each state; at most `steps` pairs.
 
     States from which the tree knows nothing better are passed over: more was never tried there, which is no reason to
     stop, and a policy that imitates it stops too soon.
@@ -85,10 +89,18 @@ def walk_pairs(stored: StoredTask, steps: int, seed: int, teacher: Teacher | Non
     draw, session = random.Random(f"{seed} {stored.tree.conditions.spec}"), stored.begin(steps)
     outlook, teacher = Outlook(stored.tree), teacher or Teacher()
     while session.exhausted() is None:
-        choice = teacher.choice(outlook, seen := session.observe())
+        choice = teacher.choice(outlook, seen := _offered(stored, session))
         if STOP not in choice:
             yield seen, choice
-        session.step(draw.choice([a for a in stored.offered(seen) if a != STOP] or [STOP]))
+        if STOP in choice or draw.random() < ASTRAY:
+            session.step(draw.choice([a for a in seen.actions if a != STOP] or [STOP]))
+        else:
+            session.step(draw.choices(list(choice), list(choice.values()))[0])
+
+
+def _offered(stored: StoredTask, session: Session) -> Observation:
+    seen = session.observe()
+    return replace(seen, actions=stored.offered(seen))
 
 
 def imitation_pairs(

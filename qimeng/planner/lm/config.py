@@ -61,7 +61,7 @@ class TrainConfig:
         held_out: share of the trees that training never sees; one half of those with something to gain decides which
             weights are kept (validation), what is reported comes from the other.
         held_out_families: families of specs that are held out as a whole, besides.
-        walks: random walks through each tree whose states are imitated, besides the best branch.
+        walks: walks through each tree that go astray now and then, whose states are imitated, besides the best branch.
         teacher: which choices are imitated.
         imitation: of the best branches; 0 epochs for none.
         value: fitting the value head before PPO.
