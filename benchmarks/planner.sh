@@ -4,13 +4,14 @@
 # NAME is collect, train, explore, replay, live or adapt; all of them, in this order, by default. What is left of SECONDS
 # is shared out among those that are left, and each ends within its share. With the same OUT, on this machine or on
 # another that has a copy of it, each goes on where it ended; OUT holds trees, rows and planners, stores and checkpoints
-# lie in SCRATCH (a run of training that was cut off begins its PPO anew on another machine, or all of it before that).
-# One that fails does not keep the others from running. Variables: CANDIDATES (what `planners.py list --root KernelBench
-# --json` wrote; without it, the generated half of the held-out specs alone), SPECS, ONLY (candidates of each half; 0 for
-# all), RUNS (instead of those below), METHODS ("LABEL=PLANNER+SEARCH", one a line, to compare besides), DEVICE (to adapt
-# to; h200), JOBS (places on each GPU; 6 for the collection, 5 for held-out trees, whose specs are larger), EACH (seconds
-# that the collection gives a spec; 110), EVALUATIONS (of a spec there; 28), DEPTH (of a held-out tree; 140), SIDE (runs
-# of training on each GPU; 2), SCRATCH.
+# lie in SCRATCH (PPO ends in time for the run to be finished as it stands; one that was cut off all the same begins its
+# PPO anew on another machine, or all of it before that). One that fails does not keep the others from running.
+# Variables: CANDIDATES (what `planners.py list --root KernelBench --json` wrote; without it, the generated half of the
+# held-out specs alone), SPECS, ONLY (candidates of each half; 0 for all), RUNS (instead of those below), METHODS
+# ("LABEL=PLANNER+SEARCH", one a line, to compare besides), DEVICE (to adapt to; h200), JOBS (places on each GPU; 6 for
+# the collection, 5 for held-out trees, whose specs are larger), EACH (seconds that the collection gives a spec; 110),
+# EVALUATIONS (of a spec there; 28), DEPTH (of a held-out tree; 140), SIDE (runs of training on each GPU; 2), FINISH
+# (seconds that a run of training has left when its PPO ends; 90), SCRATCH.
 set -uo pipefail
 out=$1 end=$((SECONDS + $2))
 shift 2
@@ -109,7 +110,7 @@ one_run() {
         esac
     done
     on_gpu "$place" limited $((until - SECONDS - 5)) python3 -m qimeng.cli train "$out/trees.xz" --out "$scratch/$name" \
-        ${options[@]+"${options[@]}"} >>"$scratch/$name.log" 2>&1
+        --seconds $((until - SECONDS - ${FINISH:-90})) ${options[@]+"${options[@]}"} >>"$scratch/$name.log" 2>&1
     pack "$name"
 }
 

@@ -5,6 +5,7 @@ Deals in arguments and in showing what goes on. Knows nothing about how planners
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,7 @@ def train(
     ),
     config: Config = None,
     overrides: Overrides = None,
+    seconds: Annotated[float, typer.Option(help="PPO ends after so long, and the run with it; 0 for no limit.")] = 0.0,
     explain: Annotated[bool, typer.Option("--explain", help="Print all settings with their meaning, and end.")] = False,
 ) -> None:
     """Train a planner: imitation of the best branches of stored trees, then PPO."""
@@ -49,7 +51,7 @@ def train(
     screen.print(f"{sources.data}; times: {sources.times}; {len(sources.held_out)} trees held out", markup=False)
     try:
         with TrainDisplay(screen, settings.ppo.steps) as display:
-            report = Run(settings, out, sources, display)()
+            report = Run(settings, out, sources, display, seconds or math.inf)()
     finally:
         sources.close()
     print_shares(screen, report.shares, report.times)

@@ -65,17 +65,18 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
     | 5 | generated regions | 0 | 1 | fraction of the regions |
     | 6 | generated time | 0 | 1 | fraction of the device time |
     | 7 | steps left | 0 | 16 | log2 of 1 + steps |
-    | 8 | refusals | 0 | 1 | refused steps in a row, over 8 |
-    | 9, 10 | mode high, highest | 0 | 1 | 1 in that mode |
-    | 11 | bandwidth | 0 | 16 | log2 of GB/s |
-    | 12 | half rate | 0 | 16 | log2 of TFLOP/s |
-    | 13 | multiprocessors | 0 | 16 | log2 of their number |
-    | 14 + 9 i | region i: share of the time | 0 | 1 | fraction |
-    | 15 + 9 i | region i: roofline bound over time | 0 | 1 | fraction |
-    | 16 + 9 i | region i: intensity | -16 | 16 | log2 of FLOP a byte |
-    | 17 + 9 i | region i: operators | 0 | 16 | log2 of 1 + number |
-    | 18 + 9 i | region i: generated | 0 | 1 | 1 for a generated kernel |
-    | 19 + 9 i … 22 + 9 i | region i: pointwise, reduction, gemm, other | 0 | 1 | 1 for its family |
+    | 8 | judged | 0 | 16 | log2 of 1 + steps so far that were judged |
+    | 9 | refusals | 0 | 1 | refused steps in a row, over 8 |
+    | 10, 11 | mode high, highest | 0 | 1 | 1 in that mode |
+    | 12 | bandwidth | 0 | 16 | log2 of GB/s |
+    | 13 | half rate | 0 | 16 | log2 of TFLOP/s |
+    | 14 | multiprocessors | 0 | 16 | log2 of their number |
+    | 15 + 9 i | region i: share of the time | 0 | 1 | fraction |
+    | 16 + 9 i | region i: roofline bound over time | 0 | 1 | fraction |
+    | 17 + 9 i | region i: intensity | -16 | 16 | log2 of FLOP a byte |
+    | 18 + 9 i | region i: operators | 0 | 16 | log2 of 1 + number |
+    | 19 + 9 i | region i: generated | 0 | 1 | 1 for a generated kernel |
+    | 20 + 9 i … 23 + 9 i | region i: pointwise, reduction, gemm, other | 0 | 1 | 1 for its family |
 
     with i from 0 to 7, the region that takes most time first.
 

@@ -129,6 +129,20 @@ def test_a_mask_holds_where_the_program_comes_back(graph: OpGraph) -> None:
     assert refused not in fresh.observe().actions
 
 
+def test_what_was_taken_from_here_is_not_offered_again(graph: OpGraph) -> None:
+    session = started(graph)
+    before, digest = set(session.observe().actions), session.state.program.digest
+    fusion = first(session, "fusion")
+    session.step(fusion)
+    session.step(unfuse := first(session, "unfuse"))
+    assert session.state.program.digest == digest and set(session.observe().actions) == before - {fusion}
+    session.step(other := first(session, "lowering"))
+    session.step(Action("library", other.regions))
+    assert session.state.program.digest == digest
+    assert set(session.observe().actions) == before - {fusion, other}
+    assert fusion in started(graph).observe().actions and unfuse not in before
+
+
 def test_an_illegal_action_is_a_refused_step(graph: OpGraph) -> None:
     session = started(graph)
     step = session.step(Action("lowering", ("r00000000",)))

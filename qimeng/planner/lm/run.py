@@ -16,6 +16,7 @@ and `training`.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -105,13 +106,21 @@ class Run:
         out: its folder; a run that was interrupted there goes on.
         sources: what is trained on (`gather`).
         told: called as the run goes on.
+        seconds: PPO ends once this process has trained for so long, and the run is finished as it stands.
 
     Raises:
         TrainingError: the folder holds a run with other settings, or TensorBoard is wanted and not installed.
     """
 
-    def __init__(self, config: TrainConfig, out: Path, sources: Sources, told: Told = lambda phase, row: None):
-        self.config, self.out, self.sources, self.told = config, out, sources, told
+    def __init__(
+        self,
+        config: TrainConfig,
+        out: Path,
+        sources: Sources,
+        told: Told = lambda phase, row: None,
+        seconds: float = math.inf,
+    ):
+        self.config, self.out, self.sources, self.told, self.seconds = config, out, sources, told, seconds
         self.began = time.monotonic()
         self.report = Report(sources.data, sources.times, reward_words(config), held_out=len(sources.held_out))
 
@@ -130,7 +139,7 @@ class Run:
             self.out,
             self.sources.offer,
             self._validation(model),
-            self.sources.meter.over,
+            lambda: self.sources.meter.over() or time.monotonic() - self.began > self.seconds,
         )
         report = self.report
         report.curve, report.evaluations = rows, self.sources.evaluations

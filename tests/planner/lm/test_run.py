@@ -124,6 +124,13 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
     assert all(torch.equal(weights(tmp_path / "run")[n], p) for n, p in weights(trained).items())
 
 
+def test_a_run_whose_time_is_up_is_finished_as_it_stands(trees_file: Path, settings: Path, tmp_path: Path) -> None:
+    config = load_config(settings, [f'trees=["{trees_file}"]', "validate_every=0"])
+    report = Run(config, tmp_path / "run", gather(config, tmp_path / "run"), seconds=0.0)()
+    assert not report.curve and report.shares["trained"] == report.shares["imitated"]
+    assert LanguageModelPlanner(tmp_path / "run").model.devices == ("h200",)
+
+
 def test_what_a_run_refuses(trained: Path, trees_file: Path, settings: Path, tmp_path: Path) -> None:
     def config(*more: str) -> TrainConfig:
         return load_config(settings, [f'trees=["{trees_file}"]', *more])
