@@ -5,17 +5,22 @@ Deals in batches of pairs and of returns. Knows nothing about PPO, or about wher
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from qimeng.envs.shares import MAX_ACTIONS
 from qimeng.interfaces import Action, Observation
 from qimeng.planner.lm.reading import PAD, ReadObservation
 from qimeng.planner.lm.training import Progress
 from qimeng.planner.lm.weights import PlannerModel
+
+RISE = 0.05
+"""Share of the steps over which the learning rate rises."""
 
 ALIKE = 8
 """Batches that are drawn together, their states sorted by length and dealt out."""
@@ -28,7 +33,7 @@ class Imitation:
     Attributes:
         epochs: passes over the pairs.
         batch: pairs a step of the optimizer.
-        rate: learning rate.
+        rate: largest learning rate; it rises over the first `RISE` of the steps and then falls to nothing.
         clip: largest norm of the gradient.
         others: actions that a choice is among, the rest drawn from the legal ones anew each time it is seen; 0 for all
             of them, which takes several times as long.
@@ -95,6 +100,8 @@ def imitate(
     scorer, shuffle = model.scorer.eval(), np.random.default_rng(s.seed)
     trained = [p for p in scorer.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=s.rate, weight_decay=0.0)
+    steps = s.epochs * math.ceil(len(rows) / s.batch)
+    schedule = LambdaLR(optimizer, lambda step: min((step + 1) / math.ceil(RISE * steps), 1 - step / steps))
     device, found = trained[0].device, []
     for epoch in range(s.epochs):
         loss_sum, right = 0.0, 0.0
@@ -108,6 +115,7 @@ def imitate(
             loss.backward()
             torch.nn.utils.clip_grad_norm_(trained, s.clip)
             optimizer.step()
+            schedule.step()
             loss_sum += loss.item() * len(chosen)
             right += float((target.gather(1, logits.argmax(1, keepdim=True))[:, 0] / target.amax(1)).sum())
         found.append({"epoch": epoch + 1, "loss": loss_sum / len(rows), "accuracy": right / len(rows)})
