@@ -162,8 +162,8 @@ def to_toml(config: Any, explained: bool = False) -> str:
 def meanings(kind: type) -> dict[str, str]:
     """What each field of a dataclass means, from the ``Attributes:`` of its docstring.
 
-    >>> meanings(Imitation)["rate"]
-    'learning rate.'
+    >>> meanings(Imitation)["batch"]
+    'pairs a step of the optimizer.'
     """
     found: dict[str, str] = {}
     name, known = "", {f.name for f in dataclasses.fields(kind)}
