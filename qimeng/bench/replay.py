@@ -4,9 +4,10 @@ Deals in methods (a planner and a search), stored trees, and rows. Knows nothing
 (`qimeng.bench.replay_summary`) or which trees are held out (`qimeng.bench.replay_heldout`).
 
 A replay asks the tree where a live run asks the GPU, so that every method meets the same answers, at no cost, as often
-as wanted. An action that is legal but was never tried has no answer: it is not offered, to any method, and each row
-says what share of the legal actions was explored where the method had to decide (`ReplayRow.coverage`). The trees are
-therefore explored with the methods that are compared (`qimeng.bench.replay_heldout.explore_with`).
+as wanted. An action that is legal but was never tried has no answer: it is not offered, to any method (a fusion of the
+graph alone needs none: `qimeng.planner.data.closure`), and each row says what share of the legal actions was explored
+where the method had to decide (`ReplayRow.coverage`). The trees are therefore explored with the methods that are
+compared (`qimeng.bench.replay_heldout.explore_with`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from qimeng.envs.session import STOP, Budget, Session
 from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Coder, Evaluation, Planner
 from qimeng.planner import WITH_FOLDER, draws, make_planner, make_search
+from qimeng.planner.data.closure import closed
 from qimeng.planner.data.tree import Tree
 
 EVALUATIONS = 40
@@ -172,7 +174,7 @@ class StoredSession(Session):
     """A session on a tree: it offers what the tree has an answer for.
 
     Args:
-        tree: what was explored.
+        tree: what was explored, with the names of today's programs (`Tree.today`).
         budget: what may be used.
         coder: says what is legal; patches come from the tree.
 
@@ -183,16 +185,16 @@ class StoredSession(Session):
 
     def __init__(self, tree: Tree, budget: Budget, coder: str | Coder = "template"):
         super().__init__(tree.task(coder), budget)
-        self.tree = tree.today(self.task.start)
+        self.tree = tree
         self.covered: dict[str, float] = {}
         self.stopped = ""
 
     def offered(self) -> tuple[tuple[Action, ...], int]:
-        """The explored ones of the legal actions, in their order, and `stop`."""
+        """Those of the legal actions that the tree has an answer for, in their order, and `stop`."""
         actions, cut = super().offered()
         digest = self.state.program.digest
-        explored = self.tree.explored.get(digest, ())
-        kept = tuple(a for a in actions if a == STOP or a in explored)
+        answered = self.tree.answered.get(digest, ())
+        kept = tuple(a for a in actions if a == STOP or a in answered)
         if len(actions) > 1:
             self.covered.setdefault(digest, (len(kept) - 1) / (len(actions) - 1))
         return kept, cut
@@ -219,7 +221,9 @@ class Stage:
 
     def __init__(self, tree: Tree, coder: str | Coder = "template"):
         self.tree = tree
-        self._root = StoredSession(tree, Budget(math.inf, EVALUATIONS), coder)
+        start = tree.start()
+        now = closed(tree.today(start), start, coder)
+        self._root = StoredSession(now, Budget(math.inf, EVALUATIONS), coder)
         if not self._root.begin().ok:
             raise RowError(f"the tree of {tree.name} does not hold its start program: {self._root.begin().error}")
         best = max((log_gain(e) for purpose, _, e in tree.evaluations if purpose == "step"), default=0.0)

@@ -102,7 +102,7 @@ class Tree:
         for edge in self.edges:
             if edge.accepted and edge.child is not None:
                 leading.setdefault(edge.child, []).append(edge.parent)
-        telling = {e.parent for e in self.edges if e.evaluation is not None or not e.accepted}
+        telling = set(self.telling)
         waiting = list(telling)
         while waiting:
             for parent in leading.get(waiting.pop(), ()):
@@ -114,6 +114,16 @@ class Tree:
             if edge.evaluation is not None or not edge.accepted or edge.child in telling:
                 found.setdefault(edge.parent, set()).add(edge.action)
         return {parent: tuple(sorted(actions)) for parent, actions in found.items()}
+
+    @cached_property
+    def telling(self) -> frozenset[str]:
+        """Programs on which something was tried that was judged, or refused."""
+        return frozenset(e.parent for e in self.edges if e.evaluation is not None or not e.accepted)
+
+    @cached_property
+    def keyed(self) -> Mapping[str, Evaluation]:
+        """Evaluations by what edges call them."""
+        return {evaluation_key(self.conditions, s, p): e for p, s, e in self.evaluations}
 
     @cached_property
     def times(self) -> Mapping[str, float]:

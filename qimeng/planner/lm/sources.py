@@ -116,7 +116,8 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
     if not stored:
         raise TrainingError(f"none of {len(kept)} trees begins with the program that this version makes of its spec")
     conditions = stored[0].task.conditions
-    words = describe_trees(config.trees, stored)
+    known = {s.task.conditions for s in stored}
+    words = describe_trees(config.trees, [t for t in kept if t.conditions in known])
     if config.answers == "stored":
         tasks, offer, asked = tuple(s.task for s in stored), Offer.of(stored), None
     else:
@@ -169,14 +170,14 @@ def split(
     return [t for t in trees if not (t.conditions.spec in apart or t.family in families)], held
 
 
-def describe_trees(paths: Sequence[str], stored: Sequence[StoredTask]) -> str:
+def describe_trees(paths: Sequence[str], trees: Sequence[Tree]) -> str:
     """How many trees, programs and evaluations, from which files, by their content."""
-    programs = sum(s.tree.programs for s in stored)
-    evaluations = sum(len(s.tree.evaluations) for s in stored)
+    programs = sum(t.programs for t in trees)
+    evaluations = sum(len(t.evaluations) for t in trees)
     files = ", ".join(
         f"{Path(p).name} (blake2b {hashlib.blake2b(Path(p).read_bytes(), digest_size=8).hexdigest()})" for p in paths
     )
-    return f"{len(stored)} stored trees with {programs} programs and {evaluations} evaluations, from {files}"
+    return f"{len(trees)} stored trees with {programs} programs and {evaluations} evaluations, from {files}"
 
 
 def _of_device(trees: Sequence[Tree], wanted: str) -> list[Tree]:

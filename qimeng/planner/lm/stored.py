@@ -22,6 +22,7 @@ from qimeng.envs.session import STOP, Budget, Session
 from qimeng.envs.task import Task
 from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Coder, Observation
+from qimeng.planner.data.closure import closed
 from qimeng.planner.data.tree import Tree
 from qimeng.program.program import Program
 from qimeng.store import Conditions, StoredStep
@@ -37,7 +38,7 @@ ENDLESS = Budget(seconds=float("inf"), evaluations=1 << 30, steps=1 << 30)
 
 @dataclass(frozen=True)
 class StoredTask:
-    """A tree and the task that walks it."""
+    """A tree, with the names of today's programs, and the task that walks it."""
 
     tree: Tree
     task: Task
@@ -88,6 +89,8 @@ class StoredTask:
 def stored_tasks(trees: Iterable[Tree], coder: str | Coder = "template") -> Iterator[StoredTask]:
     """Tasks of those trees that can be walked: captured as they were, their start program judged right.
 
+    Each tree has the steps of `closed` besides.
+
     `MANY` trees are captured on all cores, by processes that import the script that is running: keep what it does
     below ``if __name__ == "__main__":``.
     """
@@ -107,35 +110,35 @@ def looked_through(
     listed, cores = list(trees), len(os.sched_getaffinity(0))
     work = partial(_begun, coder=coder, look=look)
     with ExitStack() as stack:
-        begun: Iterable[tuple[Program, Sequence[T]] | None] = map(work, listed)
+        begun: Iterable[tuple[Tree, Program, Sequence[T]] | None] = map(work, listed)
         if len(listed) >= MANY and cores > 1:
             spawn = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(min(cores, 16), spawn, end_with_parent)
             begun = stack.enter_context(pool).map(work, listed, chunksize=2)
-        for tree, both in zip(listed, begun, strict=True):
-            if both is not None and (one := _task(tree, coder, both[0])) is not None:
-                yield one, both[1]
+        for found in begun:
+            if found is not None and (one := _task(*found[:2], coder)) is not None:
+                yield one, found[2]
 
 
 def _begun(
     tree: Tree, coder: str | Coder, look: Callable[[StoredTask], Sequence[T]] | None
-) -> tuple[Program, Sequence[T]] | None:
-    """The program that the tree begins with, and what `look` finds; None where its spec cannot be captured."""
+) -> tuple[Tree, Program, Sequence[T]] | None:
+    """The tree as it is walked, the program that it begins with, and what `look` finds; None where it cannot be."""
     try:
         start = tree.start()
+        now = closed(tree.today(start), start, coder)
     except QimengError:
         return None
-    one = _task(tree, coder, start) if look is not None else None
-    return start, look(one) if look is not None and one is not None else ()
+    one = _task(now, start, coder) if look is not None else None
+    return now, start, look(one) if look is not None and one is not None else ()
 
 
-def _task(tree: Tree, coder: str | Coder, start: Program) -> StoredTask | None:
+def _task(tree: Tree, start: Program, coder: str | Coder) -> StoredTask | None:
     try:
-        now = tree.today(start)
-        task = now.task(coder, start)
+        task = tree.task(coder, start)
     except QimengError:
         return None
-    return StoredTask(now, task) if task.start.digest in now.times else None
+    return StoredTask(tree, task) if task.start.digest in tree.times else None
 
 
 @dataclass

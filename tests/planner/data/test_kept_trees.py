@@ -17,7 +17,7 @@ def test_what_was_explored_once_stays_usable() -> None:
     found = list(stored_tasks(trees))
     assert [s.tree.name for s in found] == [t.name for t in trees]
     for old, one in zip(trees, found, strict=True):
-        assert len(one.tree.edges) == len(old.edges) and len(one.tree.times) == len(old.times)
+        assert len(one.tree.edges) >= len(old.edges) and len(one.tree.times) == len(old.times)
         session = one.begin()
         for _, choice in best_branch_pairs(one, 32, Teacher(discount=0.999)):
             session.step(likeliest(choice))

@@ -1,0 +1,183 @@
+"""Orders of fusions that nobody tried, which a tree has an answer for all the same.
+
+Deals in programs and steps of the graph alone. A fusion of regions on PyTorch writes no kernel and is not judged, so
+that what it leads to is known without having been tried; and several orders of the same fusions lead to one program, of
+which exploring takes one or two. Without the others a stored tree says that an order is right and another one wrong,
+where there is nothing to tell them apart. Knows nothing about evaluations: none is added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING
+
+from qimeng.errors import IllegalAction, QimengError
+from qimeng.interfaces import Action, Coder, Patch
+from qimeng.recipe import PatchRecord
+from qimeng.store import StoredStep, content_hash
+
+if TYPE_CHECKING:
+    from qimeng.actions import Context
+    from qimeng.planner.data.tree import Tree
+    from qimeng.program.program import Program
+
+MOST = 256
+"""Programs that are added to a tree at most."""
+
+
+def closed(tree: Tree, start: Program, coder: str | Coder = "template", most: int = MOST) -> Tree:
+    """`tree` with every fusion of the graph alone that leads on to a program from which something was tried.
+
+    Args:
+        tree: what was explored, with the names of today's programs (`Tree.today`).
+        start: its start program.
+        coder: says what is legal.
+        most: programs that are added at most; those fewer fusions away from explored ones come first.
+
+    Raises:
+        DeviceError: an unknown device.
+    """
+    from qimeng.actions import Context
+    from qimeng.envs.setup import make_coder, make_device
+
+    context = Context(make_device(tree.conditions.device.removesuffix("(here)")), make_coder(coder), tree.mode)
+    programs = _programs(tree, start)
+    goals = _Goals(programs[d] for d in sorted(tree.telling) if d in programs)
+    waiting, left = deque(programs.values()), most
+    leading: dict[str, list[tuple[Program, Action, Patch]]] = {}
+    while waiting:
+        here = waiting.popleft()
+        tried = tree.explored.get(here.digest, ())
+        for action, child in goals.fusions(here, context):
+            if action in tried:
+                continue
+            if child.digest not in programs:
+                if not left:
+                    continue
+                left -= 1
+                programs[child.digest] = child
+                waiting.append(child)
+            leading.setdefault(child.digest, []).append((here, action, Patch(regions=child.regions)))
+    edges, patches = list[StoredStep](), dict[str, PatchRecord]()
+    for digest in _reaching(tree, leading):
+        for here, action, patch in leading.get(digest, ()):
+            record = PatchRecord.of(patch)
+            name = content_hash(json.dumps(json.loads(record.to_json()), sort_keys=True))
+            patches[name] = record
+            edges.append(StoredStep(here.digest, action, name, None, True, digest))
+    return replace(tree, edges=(*tree.edges, *edges), patches={**tree.patches, **patches}) if edges else tree
+
+
+def _reaching(tree: Tree, leading: dict[str, list[tuple[Program, Action, Patch]]]) -> list[str]:
+    """Programs from which, by explored or added steps of the graph, something is reached that was tried."""
+    before: dict[str, list[str]] = {}
+    for edge in tree.edges:
+        if edge.accepted and edge.child is not None:
+            before.setdefault(edge.child, []).append(edge.parent)
+    for child, ways in leading.items():
+        before.setdefault(child, []).extend(here.digest for here, *_ in ways)
+    found = dict.fromkeys(sorted(tree.telling))
+    waiting = deque(found)
+    while waiting:
+        for parent in before.get(waiting.popleft(), ()):
+            if parent not in found:
+                found[parent] = None
+                waiting.append(parent)
+    return list(found)
+
+
+def _programs(tree: Tree, start: Program) -> dict[str, Program]:
+    """Digest to program, of all that can be made again."""
+    chosen = {key: e.chosen for key, e in tree.keyed.items()}
+    leading: dict[str, list[StoredStep]] = {}
+    for edge in tree.edges:
+        if edge.accepted and edge.child is not None and edge.patch is not None:
+            leading.setdefault(edge.parent, []).append(edge)
+    found, waiting = {start.digest: start}, deque([start])
+    while waiting:
+        here = waiting.popleft()
+        for edge in leading.get(here.digest, ()):
+            if edge.child in found:
+                continue
+            with suppress(QimengError, KeyError, IndexError):
+                patch = tree.patches[edge.patch or ""].patch(here.graph)
+                child = patch.apply(here, chosen.get(edge.evaluation or "", 0))
+                if child.digest == edge.child:
+                    found[child.digest] = child
+                    waiting.append(child)
+    return found
+
+
+class _Goals:
+    """Programs that something was tried on, to be reached by fusions.
+
+    Args:
+        programs: those programs.
+    """
+
+    def __init__(self, programs: Iterable[Program]):
+        self._by_kernels: dict[frozenset[str], list[tuple[int, ...]]] = {}
+        self._made: dict[tuple[frozenset[str], frozenset[int]], Program] = {}
+        for program in programs:
+            self._by_kernels.setdefault(_kernels(program), []).append(_masks(program))
+
+    def fusions(self, here: Program, context: Context) -> Iterator[tuple[Action, Program]]:
+        """The legal fusions of regions on PyTorch after which a goal is still to be reached, and what they make."""
+        from qimeng.actions.graph_kinds import Fusion, fused_partition
+
+        own, kernels = _masks(here), _kernels(here)
+        goals = [g for g in self._by_kernels.get(kernels, ()) if g != own and _within(own, g)]
+        if not goals:
+            return
+        mask, kind = dict(zip((r.id for r in here.regions), own, strict=True)), Fusion()
+        plain = {r.id for r in here.regions if not here.implementation(r).generated}
+        apart = sum(own) == reduce(or_, own)  # no operator is computed twice: who computes what says all
+        for action in kind.proposals(here, context):
+            producer, consumer = (mask[r] for r in action.regions)
+            again = action.param == "recompute"
+            if not set(action.regions) <= plain or not any(_leads(producer, consumer, again, g) for g in goals):
+                continue
+            after = frozenset({*own} - {producer, consumer} | {producer | consumer})
+            key = (kernels, after) if apart and not again else None
+            made = self._made.get(key) if key else None
+            if made is None:
+                try:
+                    kind.check(here, action, context)
+                    made = here.with_regions(fused_partition(here, action))
+                except IllegalAction:
+                    continue
+                if key:
+                    self._made[key] = made
+            yield action, made
+
+
+def _kernels(program: Program) -> frozenset[str]:
+    """What is generated in it."""
+    written = (program.implementation(r) for r in program.regions)
+    return frozenset(i.digest for i in written if i.generated)
+
+
+def _masks(program: Program) -> tuple[int, ...]:
+    """The nodes of each region, one bit each."""
+    number = {name: i for i, name in enumerate(program.graph.nodes)}
+    return tuple(sum(1 << number[n] for n in r.nodes) for r in program.regions)
+
+
+def _within(regions: Iterable[int], goal: tuple[int, ...]) -> bool:
+    """Whether each of `regions` lies within a region of `goal`."""
+    return all(any(not r & ~g for g in goal) for r in regions)
+
+
+def _leads(producer: int, consumer: int, recompute: bool, goal: tuple[int, ...]) -> bool:
+    """Whether the goal has both in one region, and the producer in others besides where it is computed again."""
+    holding = [g for g in goal if not producer & ~g]
+    return (len(holding) > 1) == recompute and any(not consumer & ~g for g in holding)
+
+
+__all__ = ["MOST", "closed"]
