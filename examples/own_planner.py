@@ -25,7 +25,7 @@ def gelu_residual(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def main(rows: int = 1024, width: int = 1024, seconds: float = 30.0) -> None:
     inputs = (torch.rand(rows, width), torch.rand(rows, width))
-    result = plan_and_code(gelu_residual, inputs, planner=FuseThenLower(), seconds=seconds)
+    result = plan_and_code(gelu_residual, inputs, planner=FuseThenLower(), search="greedy", seconds=seconds)
     for step in result.steps:
         print("accepted" if step.accepted else "refused ", step.action)
     print(result.report())

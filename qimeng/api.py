@@ -14,7 +14,7 @@ from qimeng.envs.loop import Search, optimize
 from qimeng.envs.result import Result
 from qimeng.envs.session import Budget, Progress
 from qimeng.envs.setup import make_task
-from qimeng.planner import make_search
+from qimeng.planner import PLANNER, SEARCH, make_search
 from qimeng.store import Store
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ def plan_and_code(
     *,
     seconds: float = 60.0,
     evaluations: int = 40,
-    planner: str | Planner = "heuristic",
+    planner: str | Planner = PLANNER,
     coder: str | Coder = "template",
-    search: str | Search = "greedy",
+    search: str | Search = SEARCH,
     device: str | Device | None = None,
     mode: str | None = None,
     compile_modes: Sequence[str] = ("default",),
@@ -55,14 +55,17 @@ def plan_and_code(
         inputs: example inputs, where `spec` is a module or a function.
         seconds: wall-clock budget, capture and final verification included.
         evaluations: most programs sent to the judge before the final verification.
-        planner: ``"heuristic"``, ``"random"``, ``"lm:FOLDER"`` (a trained language model), or a `Planner`.
+        planner: ``"heuristic"``, ``"lm"`` (the trained language model that comes with the package; with the search
+            ``"best-of-n"`` it goes on after its first trajectory), ``"lm:FOLDER"`` (another one), ``"random"``, or a
+            `Planner`.
         coder: ``"template"``, ``"openai:MODEL"``, ``"transformers:FOLDER"``, ``"hybrid:openai:MODEL"``, or a `Coder`
             (`qimeng.coder.named.coder_named` makes one with a base URL and a budget; see ``docs/coders.md``).
-        search: ``"greedy"`` (the planner alone), ``"climb"`` (greedy, slower schedules taken back), ``"best-of-n"``
-            (trajectories drawn from the planner's policy), ``"beam"``, ``"mcts"`` (tree search with the policy as
-            prior), ``"archive"`` (evolution: islands and MAP-Elites); these four begin with what the planner would do
-            alone. Or an object with `run(session)`, which brings its own planner. Numbers may follow a name:
-            ``"beam:8"``, ``"mcts:c=2"``, ``"archive:islands=4,seed=1"``; a wrong one is refused with those there are.
+        search: ``"best-of-n"`` (what the planner would do alone, then trajectories drawn from its policy),
+            ``"greedy"`` (the planner alone), ``"climb"`` (greedy, slower schedules taken back), ``"beam"``, ``"mcts"``
+            (tree search with the policy as prior), ``"archive"`` (evolution: islands and MAP-Elites); the last three
+            begin with what the planner would do alone as well. Or an object with `run(session)`, which brings its own
+            planner. Numbers may follow a name: ``"beam:8"``, ``"mcts:c=2"``, ``"archive:islands=4,seed=1"``; a wrong
+            one is refused with those there are.
         device: name of a device (see `qimeng devices`); the GPU of this machine by default, else the H200.
         mode: precision mode, for the result and the PyTorch it is compared with: ``"default"`` (as PyTorch ships),
             ``"highest"`` (no TF32) or ``"high"`` (TF32 or better); the spec's own by default.

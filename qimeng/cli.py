@@ -27,7 +27,7 @@ from qimeng.cli_console import console
 from qimeng.cli_names import check_names, listed, split
 from qimeng.cli_train import adapt, train
 from qimeng.errors import QimengError
-from qimeng.planner import PLANNERS, SEARCHES
+from qimeng.planner import PLANNER, PLANNERS, SEARCH, SEARCHES
 
 app = typer.Typer(
     help="Faster GPU kernels for PyTorch programs.",
@@ -49,7 +49,7 @@ def optimize(
     file: Annotated[Path, typer.Argument(help="A file with Model, get_inputs and get_init_inputs.")],
     seconds: Annotated[float, typer.Option(min=0, help="Wall-clock budget.")] = 60.0,
     evaluations: Annotated[int, typer.Option(min=0, help="Most programs sent to the judge.")] = 40,
-    planner: Annotated[str, typer.Option(help=f"Who chooses: {listed(PLANNERS)}.")] = "heuristic",
+    planner: Annotated[str, typer.Option(help=f"Who chooses: {listed(PLANNERS)}.")] = PLANNER,
     coder: CoderName = "template",
     base_url: BaseUrl = "",
     llm_calls: Calls = None,
@@ -58,7 +58,7 @@ def optimize(
     llm_prices: PriceList = "",
     candidates: Candidates = 1,
     llm_prompts: Prompts = None,
-    search: Annotated[str, typer.Option(help=f"How steps are searched: {listed(SEARCHES)}; beam:8, say.")] = "greedy",
+    search: Annotated[str, typer.Option(help=f"How steps are searched: {listed(SEARCHES)}; beam:8, say.")] = SEARCH,
     device: Annotated[
         str, typer.Option(help="Name of a device (`qimeng devices`); this machine's GPU by default.")
     ] = "",

@@ -210,9 +210,9 @@ def terminal_search(screen: Console, planner: str, search: str) -> Interactive:
     Raises:
         QimengError: a search was asked for as well.
     """
-    from qimeng.planner import make_planner
+    from qimeng.planner import SEARCH, make_planner
 
-    if search != "greedy":
+    if search != SEARCH:
         raise QimengError(f"--interactive takes the place of a search; leave out --search {search}")
 
     def show(text: str) -> None:

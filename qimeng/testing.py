@@ -14,11 +14,11 @@ from functools import cache
 from qimeng.actions import MAX_ALTERNATIVES, Context, check_schedule, kind_named
 from qimeng.actions.graph_kinds import fused_partition, fused_region
 from qimeng.device import DEVICES, Device
-from qimeng.envs.shares import bound_ms, operator_bound_ms
+from qimeng.envs.shares import operator_bound_ms
 from qimeng.envs.task import Task
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.graph.opgraph import OpGraph
-from qimeng.graph.ops import VIEWS, family
+from qimeng.graph.ops import VIEWS, family, flops
 from qimeng.graph.region import Region, split
 from qimeng.interfaces import (
     Accuracy,
@@ -288,7 +288,9 @@ def _region_ms(program: Program, region: Region, device: Device) -> float:
     implementation = program.implementation(region)
     if implementation.generated:
         share = int(implementation.digest[:8], 16) / 0xFFFFFFFF
-        return bound_ms(region, device) / (0.5 + 0.45 * share) + LAUNCH_MS
+        moved = region.bytes_moved() / (device.bandwidth_gbs * 1e6)
+        work = sum(flops(region.graph, n) for n in region.ops) / (device.fp32_tflops * 1e9)
+        return max(moved, work) / (0.5 + 0.45 * share) + LAUNCH_MS
     heavy = (n for n in region.ops if n.packet not in VIEWS)
     return sum(operator_bound_ms(region.graph, n, device) + LAUNCH_MS for n in heavy)
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,10 @@ def branches(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if float(x.sum()) > 0 else x
 
 
+QUICK: dict[str, Any] = {"planner": "heuristic", "search": "greedy"}
+"""A planner that decides in no time."""
+
+
 @pytest.fixture
 def problem(tmp_path: Path) -> Path:
     path = tmp_path / "problem.py"
@@ -57,7 +62,7 @@ def problem(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def result(problem: Path) -> Result:
-    return plan_and_code(problem, evaluator=FakeEvaluator(), coder=FakeCoder())
+    return plan_and_code(problem, evaluator=FakeEvaluator(), coder=FakeCoder(), **QUICK)
 
 
 def test_a_file_becomes_a_drop_in_module(problem: Path, result: Result) -> None:
@@ -82,15 +87,22 @@ def test_a_function_with_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_cannot_be_captured_is_returned_as_it_is() -> None:
     x = torch.randn(8, 8)
-    result = plan_and_code(branches, (x,), evaluator=FakeEvaluator(), coder=FakeCoder())
+    result = plan_and_code(branches, (x,), evaluator=FakeEvaluator(), coder=FakeCoder(), **QUICK)
     assert result.stopped == "opaque" and len(result.recipe) == 0
     assert any("left on PyTorch" in note for note in result.notes)
     assert "left on PyTorch" in result.report()
     torch.testing.assert_close(result.module(x), branches(x))
 
 
+def test_a_planner_comes_with_the_package(problem: Path) -> None:
+    result = plan_and_code(
+        problem, evaluator=FakeEvaluator(), coder=FakeCoder(), evaluations=6, planner="lm", search="best-of-n"
+    )
+    assert result.evaluations == 6 and result.speedup is not None and result.speedup > 1
+
+
 def test_the_templates_are_the_default_coder(problem: Path) -> None:
-    result = plan_and_code(problem, evaluator=FakeEvaluator(), evaluations=3)
+    result = plan_and_code(problem, evaluator=FakeEvaluator(), evaluations=3, **QUICK)
     assert result.evaluations == 3 and "@triton.jit" in result.source
 
 
@@ -141,14 +153,14 @@ def test_a_store_answers_the_second_time(problem: Path, tmp_path: Path) -> None:
 
 
 def test_estimates_say_so(problem: Path) -> None:
-    result = plan_and_code(problem, evaluator=FakeEvaluator(estimated=True), coder=FakeCoder(), device="a100")
+    result = plan_and_code(problem, evaluator=FakeEvaluator(estimated=True), coder=FakeCoder(), device="a100", **QUICK)
     assert result.estimated and result.device == "a100"
     assert "(estimated)" in result.report() and "measured" not in result.report()
 
 
 def test_progress_is_told(problem: Path) -> None:
     seen: list[Progress] = []
-    plan_and_code(problem, evaluator=FakeEvaluator(), coder=FakeCoder(), on_step=seen.append)
+    plan_and_code(problem, evaluator=FakeEvaluator(), coder=FakeCoder(), on_step=seen.append, **QUICK)
     assert seen[0].phase == "start" and seen[-1].phase == "end"
 
 
@@ -199,21 +211,21 @@ def test_torch_compile_stands_beside_the_result(problem: Path, tmp_path: Path) -
 
     judge = Comparing()
     result = plan_and_code(
-        problem, evaluator=judge, coder=FakeCoder(), seconds=30, compile_modes=("default", "reduce-overhead")
+        problem, evaluator=judge, coder=FakeCoder(), seconds=30, compile_modes=("default", "reduce-overhead"), **QUICK
     )
     assert judge.asked == (("default", "reduce-overhead"), 15.0)
     assert result.evaluation.over_compile == pytest.approx(2.0)
     assert "2.00 x torch.compile" in result.report() and "torch.compile, mode reduce-overhead | 9 ms" in result.report()
     assert Result.load(result.save(tmp_path / "saved")).evaluation == result.evaluation
     silent = Comparing()
-    plan_and_code(problem, evaluator=silent, coder=FakeCoder(), compile_modes=())
+    plan_and_code(problem, evaluator=silent, coder=FakeCoder(), compile_modes=(), **QUICK)
     assert not hasattr(silent, "asked")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function", [lambda x: x, lambda x: x.t()[2:]], ids=["nothing", "views"])
 def test_a_computation_without_a_kernel(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    result = plan_and_code(function, (torch.rand(8, 6),), device="h200", seconds=20)
+    result = plan_and_code(function, (torch.rand(8, 6),), device="h200", seconds=20, **QUICK)
     assert result.evaluation.ok and result.speedup is None and "not timed" in result.report()
     x = torch.rand(8, 6)
     assert torch.equal(result.module(x), function(x))

@@ -16,6 +16,8 @@ def run(*arguments: str | Path) -> int:
     return int(ended.value.code or 0)
 
 
+QUICK = ("--coder", "fake", "--planner", "heuristic", "--search", "greedy")
+
 PROBLEM = """
 import torch
 class Model(torch.nn.Module):
@@ -48,7 +50,7 @@ def problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_optimize_and_show(problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    assert run("optimize", problem, "--coder", "fake", "--device", "h200", "--seconds", 20, "--out", out) == 0
+    assert run("optimize", problem, *QUICK, "--device", "h200", "--seconds", 20, "--out", out) == 0
     text = capsys.readouterr().out
     assert "ms estimated" in text and "s left" in text
     assert "lowering" in text and "x PyTorch eager" in text
@@ -87,14 +89,14 @@ def test_an_interrupted_run_keeps_the_best(
         return evaluate(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(FakeEvaluator, "evaluate", interrupted)
-    assert run("optimize", problem, "--coder", "fake", "--json", "--out", tmp_path / "out") == 0
+    assert run("optimize", problem, *QUICK, "--json", "--out", tmp_path / "out") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["stopped"] == "interrupted"
     assert found["speedup"] > 1
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("optimize", problem, "--coder", "fake", "--out", problem / "below") == 2
+    assert run("optimize", problem, *QUICK, "--out", problem / "below") == 2
     error = capsys.readouterr().err
     assert error.startswith("qimeng: ") and "below" in error and error.count("\n") == 1
 
@@ -108,7 +110,7 @@ def test_an_interruption_before_there_is_a_result(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(setup, "make_evaluator", interrupted)
-    assert run("optimize", problem, "--coder", "fake", "--out", tmp_path / "out") == 130
+    assert run("optimize", problem, *QUICK, "--out", tmp_path / "out") == 130
     assert capsys.readouterr().err.strip() == "qimeng: interrupted"
 
 

@@ -37,6 +37,7 @@ def test_the_wheel_holds_the_package_only(built: Path) -> None:
     assert {n.split("/")[0] for n in names if ".dist-info/" not in n} == {"qimeng"}
     assert "qimeng/py.typed" in names and "qimeng/planner/__init__.py" in names
     assert {"qimeng/coder/llm/prompts/system.md", "qimeng/bench/writer/words/system.md"} <= set(names)
+    assert "qimeng/planner/lm/shipped/model.safetensors" in names
     assert not [n for n in names if "__pycache__" in n]
     (entries,) = (n for n in names if n.endswith("entry_points.txt"))
     assert "qimeng = qimeng.cli:main" in zipfile.ZipFile(wheel).read(entries).decode()

@@ -78,7 +78,7 @@ def features(observation: Observation) -> np.ndarray:
     o, program, device = observation, observation.program, observation.device
     times = region_times(program, o.evaluation, device)
     total = sum(times.values())
-    bound = sum(bound_ms(r, device) for r in program.regions)
+    bound = sum(bound_ms(r, device, o.mode) for r in program.regions)
     present = o.evaluation.ms if o.evaluation else None
     refused = next((i for i, s in enumerate(reversed(o.history)) if s.accepted), len(o.history))
     values = [
@@ -103,7 +103,7 @@ def features(observation: Observation) -> np.ndarray:
         kind = main_family(region)
         values += [
             _fraction(times[region.id], total),
-            _fraction(bound_ms(region, device), times[region.id]),
+            _fraction(bound_ms(region, device, o.mode), times[region.id]),
             _ratio(work, region.bytes_moved()),
             math.log2(1 + len(region.ops)),
             float(program.implementation(region).generated),
@@ -136,9 +136,10 @@ def render_text(observation: Observation) -> str:
     for region in ranked[:SHOWN_REGIONS]:
         implementation = program.implementation(region)
         how = str(implementation.schedule) if implementation.schedule is not None else implementation.language
+        bound = bound_ms(region, device, o.mode)
         lines.append(
             f"{region.id} {main_family(region)} {region.label()} {shapes_text(region)} | {how} | "
-            f"{_fraction(times[region.id], total):.0%} {_ms(times[region.id])}, bound {_ms(bound_ms(region, device))}"
+            f"{_fraction(times[region.id], total):.0%} {_ms(times[region.id])}, bound {_ms(bound)}"
         )
     if len(ranked) > SHOWN_REGIONS:
         lines.append(f"and {len(ranked) - SHOWN_REGIONS} smaller ones")

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from qimeng.actions import action_text
 from qimeng.device import Device
+from qimeng.envs.roofline import best_tflops, operand_dtype, product_flops
 from qimeng.graph.opgraph import Node, OpGraph
 from qimeng.graph.ops import VIEWS, family, flops
 from qimeng.graph.region import Region
@@ -21,17 +22,25 @@ MAX_ACTIONS = 256
 """Most actions that a state offers."""
 
 
-def bound_ms(region: Region, device: Device) -> float:
+def bound_ms(region: Region, device: Device, mode: str = "default") -> float:
     """The roofline bound of `region` in milliseconds: the longer of moving its bytes once and doing its arithmetic.
 
-    Products of fp32 operands count at the fp32 rate, half types at the tensor cores' (datasheet peaks).
+    Products, convolutions and attention count at the best rate that `mode` allows (`qimeng.envs.roofline.best_tflops`:
+    fp32 as three products of half-precision planes, for one), all else at the fp32 rate; datasheet peaks.
     """
     moved = region.bytes_moved() / (device.bandwidth_gbs * 1e6)
-    return max(moved, sum(_work_ms(region.graph, node, device) for node in region.ops))
+    return max(moved, sum(_least_work_ms(region.graph, node, device, mode) for node in region.ops))
+
+
+def _least_work_ms(graph: OpGraph, node: Node, device: Device, mode: str) -> float:
+    work = product_flops(graph, node)
+    if work:
+        return work / (best_tflops(operand_dtype(graph, node), device, mode) * 1e9)
+    return flops(graph, node) / (device.fp32_tflops * 1e9)
 
 
 def operator_bound_ms(graph: OpGraph, node: Node, device: Device) -> float:
-    """The same for one operator that runs by itself."""
+    """The same for one operator that runs by itself on PyTorch: products of fp32 operands at the fp32 rate."""
     metas = [*(graph.meta(v) for v in node.operands()), *(m for m in node.metas if m is not None)]
     moved = sum(m.bytes for m in metas) / (device.bandwidth_gbs * 1e6)
     return max(moved, _work_ms(graph, node, device))

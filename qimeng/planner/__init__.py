@@ -23,6 +23,9 @@ PLANNERS = {
 }
 """Name to where the class is; each is made without arguments."""
 
+PLANNER, SEARCH = "heuristic", "greedy"
+"""What `plan_and_code` and ``qimeng optimize`` go by unless told otherwise."""
+
 WITH_FOLDER = {"lm"}
 """Planners that may be named with a folder that holds their weights: ``"lm:runs/planner"``."""
 
@@ -46,7 +49,7 @@ def make_planner(planner: str | Planner, seed: int = 0) -> Planner:
 
     Raises:
         ValueError: an unknown name; the message lists the names.
-        WeightsError: there are no weights in the folder, or none come with the package.
+        WeightsError: there are no weights in the folder.
     """
     if not isinstance(planner, str):
         return planner
@@ -118,4 +121,4 @@ def _class(table: dict[str, str], name: str, what: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-__all__ = ["PLANNERS", "SEARCHES", "WITH_FOLDER", "draws", "make_planner", "make_search"]
+__all__ = ["PLANNER", "PLANNERS", "SEARCH", "SEARCHES", "WITH_FOLDER", "draws", "make_planner", "make_search"]

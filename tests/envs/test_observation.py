@@ -63,7 +63,11 @@ def test_bounds_are_the_longer_of_bytes_and_arithmetic(graph: OpGraph) -> None:
     regions = {main_family(r): r for r in started(graph).state.program.regions}
     device = DEVICES["h200"]
     linear, pointwise = regions["gemm"], regions["pointwise"]
-    assert bound_ms(linear, device) == pytest.approx(2 * 4096 * 512 * 512 / 67e12 * 1e3)
+    work = 2 * 4096 * 512 * 512 * 1e3
+    assert bound_ms(linear, device) == pytest.approx(work / (989e12 / 3))  # three products of half-precision planes
+    moved = (2 * 4096 * 512 + 512 * 512 + 512) * 4 * 1e3
+    assert bound_ms(linear, device, "high") == pytest.approx(moved / 4.8e12)  # one product takes less than its bytes
+    assert bound_ms(linear, DEVICES["a100"]) == pytest.approx(work / (312e12 / 3))
     assert bound_ms(pointwise, device) == pytest.approx(2 * 4096 * 512 * 4 / 4.8e12 * 1e3)
 
 

@@ -48,13 +48,13 @@ def closed(tree: Tree, start: Program, coder: str | Coder = "template", most: in
 
     context = Context(make_device(tree.conditions.device.removesuffix("(here)")), make_coder(coder), tree.mode)
     programs = _programs(tree, start)
-    goals = _Goals(programs[d] for d in sorted(tree.telling) if d in programs)
+    goals = _Goals((programs[d] for d in sorted(tree.telling) if d in programs), programs.values())
     waiting, left = deque(programs.values()), most
     leading: dict[str, list[tuple[Program, Action, Patch]]] = {}
     while waiting:
         here = waiting.popleft()
         tried = tree.explored.get(here.digest, ())
-        for action, child in goals.fusions(here, context):
+        for action, child in goals.fusions(here, context, new=left > 0):
             if action in tried:
                 continue
             if child.digest not in programs:
@@ -119,16 +119,23 @@ class _Goals:
 
     Args:
         programs: those programs.
+        known: programs that need not be made.
     """
 
-    def __init__(self, programs: Iterable[Program]):
+    def __init__(self, programs: Iterable[Program], known: Iterable[Program]):
         self._by_kernels: dict[frozenset[str], list[tuple[int, ...]]] = {}
-        self._made: dict[tuple[frozenset[str], frozenset[int]], Program] = {}
         for program in programs:
             self._by_kernels.setdefault(_kernels(program), []).append(_masks(program))
+        self._made = {(_kernels(p), frozenset(m)): p for p in known if _apart(m := _masks(p))}
 
-    def fusions(self, here: Program, context: Context) -> Iterator[tuple[Action, Program]]:
-        """The legal fusions of regions on PyTorch after which a goal is still to be reached, and what they make."""
+    def fusions(self, here: Program, context: Context, new: bool = True) -> Iterator[tuple[Action, Program]]:
+        """The legal fusions of regions on PyTorch after which a goal is still to be reached, and what they make.
+
+        Args:
+            here: what is fused.
+            context: says what is legal.
+            new: whether programs are made that are not known.
+        """
         from qimeng.actions.graph_kinds import Fusion, fused_partition
 
         own, kernels = _masks(here), _kernels(here)
@@ -137,15 +144,16 @@ class _Goals:
             return
         mask, kind = dict(zip((r.id for r in here.regions), own, strict=True)), Fusion()
         plain = {r.id for r in here.regions if not here.implementation(r).generated}
-        apart = sum(own) == reduce(or_, own)  # no operator is computed twice: who computes what says all
         for action in kind.proposals(here, context):
             producer, consumer = (mask[r] for r in action.regions)
             again = action.param == "recompute"
             if not set(action.regions) <= plain or not any(_leads(producer, consumer, again, g) for g in goals):
                 continue
             after = frozenset({*own} - {producer, consumer} | {producer | consumer})
-            key = (kernels, after) if apart and not again else None
+            key = (kernels, after) if _apart(own) and not again else None
             made = self._made.get(key) if key else None
+            if made is None and not (new or key is None):
+                continue
             if made is None:
                 try:
                     kind.check(here, action, context)
@@ -167,6 +175,11 @@ def _masks(program: Program) -> tuple[int, ...]:
     """The nodes of each region, one bit each."""
     number = {name: i for i, name in enumerate(program.graph.nodes)}
     return tuple(sum(1 << number[n] for n in r.nodes) for r in program.regions)
+
+
+def _apart(regions: tuple[int, ...]) -> bool:
+    """Whether no operator is computed twice: who computes what then says all about a partition."""
+    return sum(regions) == reduce(or_, regions, 0)
 
 
 def _within(regions: Iterable[int], goal: tuple[int, ...]) -> bool:

@@ -211,10 +211,15 @@ class Tree:
             raise TreeError(f"the tree of {self.name} does not begin with the program that this version makes of it")
         return found
 
-    def task(self, coder: str | Coder = "template", start: Program | None = None) -> Task:
+    def task(self, coder: str | Coder = "template", start: Program | None = None, current: bool = False) -> Task:
         """What was explored, to be explored again without a GPU: every answer comes from the tree.
 
         Its programs have the names of `today`.
+
+        Args:
+            coder: says what is legal.
+            start: what `start` gives, where it is known already.
+            current: whether the tree has today's names already.
 
         Raises:
             TreeError: nothing of the tree can be applied any more.
@@ -228,7 +233,7 @@ class Tree:
         from qimeng.envs.task import Task
 
         spec, start = self.spec(), start or self.start()
-        tree = self.today(start)
+        tree = self if current else self.today(start)
         device = make_device(self.conditions.device.removesuffix("(here)"))
         context = Context(device, tree.coder(make_coder(coder)), self.mode)
         reference = partial(spec.module, "cpu")

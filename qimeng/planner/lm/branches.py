@@ -37,13 +37,13 @@ class Teacher:
     """What is best in a state, by what the trees know (`Outlook.worth`).
 
     Attributes:
-        discount: of a gain, for each evaluation that it takes; between 0, for what is gained at once, and 1, for the
-            best program in the end, however late, both excluded.
+        discount: of a gain, for each evaluation before it; between 0, for what is gained at once, and 1, for the best
+            program in the end, however late, both excluded.
         tolerance: an action that is worth less than the best one, by this share of it, is chosen 1/e times as often:
             several orders of the same steps are equally good, and times have noise. 0 for the best alone.
     """
 
-    discount: float = 0.95
+    discount: float = 0.9
     tolerance: float = 0.03
 
     def __post_init__(self) -> None:

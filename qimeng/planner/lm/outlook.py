@@ -1,11 +1,10 @@
-"""What each action leads to, by a stored tree: how much is gained, and after how many evaluations.
+"""What each action leads to, by a stored tree: what is gained from there on, and after how many evaluations.
 
 Deals in times, evaluations and steps. Knows nothing about what is made of the worth of an action.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,18 +13,26 @@ from qimeng.interfaces import Action, Observation
 from qimeng.planner.data.tree import Tree
 from qimeng.store import StoredStep
 
-AHEAD = 16
-"""Evaluations that are looked ahead."""
-
 STEPS = 16
 """So many steps count as much as an evaluation: of two ways with as many evaluations the shorter one is better."""
 
 WORTH = 0.99
 """What takes this share of the best time so far, or more, gains nothing: that much is noise."""
 
+EPSILON = 1e-9
+
 
 class Outlook:
-    """The worth of actions in a tree.
+    """The worth of actions in a tree: the best discounted return that follows from them.
+
+    A gain is the logarithm of the best time so far over a better one, paid when it is found. With the cost of a step
+    its evaluations and a `STEPS` th for itself, p the program, b the best time so far and a a step that leads to p'::
+
+        worth(p, b, a) = discount^cost(a) (gain(b, p') + value(p', min(b, time of p')))
+        value(p, b)    = the largest worth, 0 where nothing is gained any more
+
+    so that what is gained soon counts more than what is gained late, large gains come before small ones, and to fuse
+    first and measure once is worth more than to measure in between.
 
     Args:
         tree: what was explored, with the names of today's programs (`Tree.today`).
@@ -33,52 +40,59 @@ class Outlook:
 
     def __init__(self, tree: Tree):
         self._edges = {(e.parent, e.action): e for e in tree.edges if e.accepted and e.child is not None}
-        self._least = _least_times(tree)
+        start = {t for t in tree.times.values() if t > 0}
+        self._levels = np.asarray(sorted(start) or [1.0])
+        self._after = {e.child: self._reached(tree.times.get(e.child or "")) for e in self._edges.values()}
+        self._values: dict[float, Mapping[str, np.ndarray]] = {}
 
     def worth(self, seen: Observation, discount: float) -> dict[Action, float]:
         """Of each of `seen.actions` that leads to a gain, and nearer to it than one is already, what it is worth.
 
-        With b the best time so far, and t(k) the least time that is reached at a cost of k, which is the number of
-        evaluations and a `STEPS` th of that of steps::
-
-            worth = max over k of discount^k log(b / t(k))        0 where nothing gains more than noise
+        Nearer: what it gains and what is to be gained after it are together more than what is to be gained now.
         """
-        best, here = seen.best_ms, self._least.get(seen.program.digest)
-        if best is None or here is None:
+        if discount not in self._values:
+            self._values[discount] = self._solved(discount)
+        values, here = self._values[discount], seen.program.digest
+        if seen.best_ms is None or here not in values:
             return {}
-        standing, found = _gain(here, best, discount), dict[Action, float]()
+        level = int(np.abs(self._levels - seen.best_ms).argmin())
+        found = dict[Action, float]()
         for action in seen.actions:
-            edge = self._edges.get((seen.program.digest, action))
-            if edge is not None and edge.child is not None:
-                after = _gain(self._least[edge.child], best, discount)
-                if after > standing:
-                    found[action] = after * discount ** (_cost(edge) / STEPS)
+            edge = self._edges.get((here, action))
+            if edge is not None:
+                then, gained = self._after[edge.child]
+                after = gained[level] + values[edge.child or ""][then[level]]
+                if after > values[here][level] + EPSILON:
+                    found[action] = float(after) * discount ** _cost(edge)
+        return found
+
+    def _reached(self, ms: float | None) -> tuple[np.ndarray, np.ndarray]:
+        """For each best time so far: the number of the one after a program of `ms` milliseconds, and the gain."""
+        numbers = np.arange(len(self._levels))
+        if ms is None:
+            return numbers, np.zeros(len(numbers))
+        then = np.where(ms < WORTH * self._levels, int(np.searchsorted(self._levels, ms)), numbers)
+        return then, np.log(self._levels / self._levels[then])
+
+    def _solved(self, discount: float) -> Mapping[str, np.ndarray]:
+        """The value of each program, for each best time so far: passes over the steps until nothing changes."""
+        steps = [(e.parent, e.child or "", *self._after[e.child], discount ** _cost(e)) for e in self._edges.values()]
+        found = {d: np.zeros(len(self._levels)) for p, c, *_ in steps for d in (p, c)}
+        changed = {child for _, child, *_ in steps}
+        while changed:
+            now = set[str]()
+            for parent, child, then, gained, factor in reversed(steps):
+                if child in changed or child in now:
+                    worth = factor * (gained + found[child][then])
+                    if (worth > found[parent] + EPSILON).any():
+                        np.maximum(found[parent], worth, out=found[parent])
+                        now.add(parent)
+            changed = now
         return found
 
 
-def _gain(times: np.ndarray, best: float, discount: float) -> float:
-    gains = np.where(times < WORTH * best, np.log(best / np.minimum(times, best)), 0.0)
-    return float((gains * discount ** (np.arange(len(times)) / STEPS)).max())
+def _cost(edge: StoredStep) -> float:
+    return (edge.evaluation is not None) + 1 / STEPS
 
 
-def _cost(edge: StoredStep) -> int:
-    return 1 + STEPS * (edge.evaluation is not None)
-
-
-def _least_times(tree: Tree) -> Mapping[str, np.ndarray]:
-    """Of each program, the least milliseconds of those reached at a cost of at most 0, 1, 2 … steps."""
-    steps = [e for e in tree.edges if e.accepted and e.child is not None]
-    names = {d for e in steps for d in (e.parent, e.child) if d is not None}
-    found = {d: np.full(AHEAD * (STEPS + 1), tree.times.get(d, math.inf)) for d in names}
-    changed = True
-    while changed:
-        changed = False
-        for edge in reversed(steps):
-            then, now, cost = found[edge.child or ""], found[edge.parent], _cost(edge)
-            if (then[:-cost] < now[cost:]).any():
-                np.minimum(now[cost:], then[:-cost], out=now[cost:])
-                changed = True
-    return found
-
-
-__all__ = ["AHEAD", "STEPS", "WORTH", "Outlook"]
+__all__ = ["STEPS", "WORTH", "Outlook"]

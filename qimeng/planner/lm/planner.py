@@ -32,7 +32,7 @@ TOKENS = ("state_ids", "action_ids")
 """Of what is read, the arrays of tokens."""
 
 SHIPPED = Path(__file__).parent / "shipped"
-"""Where the weights that come with the package lie, once there are any."""
+"""Where the weights that come with the package lie."""
 
 
 class LanguageModelPlanner(ValuingPlanner):
@@ -44,7 +44,7 @@ class LanguageModelPlanner(ValuingPlanner):
         device: where the model runs.
 
     Raises:
-        WeightsError: there is no such folder, or no weights come with this version.
+        WeightsError: there is no planner in the folder.
     """
 
     def __init__(self, weights: str | Path | PlannerModel | None = None, device: str = "cpu"):
@@ -61,8 +61,8 @@ class LanguageModelPlanner(ValuingPlanner):
                 raise WeightsError(
                     f"no planner in {self._folder}: name a folder that a training run wrote"
                     if weights
-                    else "no trained weights come with this version of qimeng yet: train a planner, then name its "
-                    "folder, as in planner='lm:runs/planner'; planner='heuristic' needs none"
+                    else f"the weights that come with qimeng are not in {self._folder}: install qimeng again, or name "
+                    "a folder of your own, as in planner='lm:runs/planner'; planner='heuristic' needs none"
                 )
         else:
             self._model = weights

@@ -135,7 +135,7 @@ def _begun(
 
 def _task(tree: Tree, start: Program, coder: str | Coder) -> StoredTask | None:
     try:
-        task = tree.task(coder, start)
+        task = tree.task(coder, start, current=True)
     except QimengError:
         return None
     return StoredTask(tree, task) if task.start.digest in tree.times else None

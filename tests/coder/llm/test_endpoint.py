@@ -246,6 +246,7 @@ def test_a_whole_run_and_its_replay(
                     KernelSpec.from_function(lambda x: torch.relu(x) * 3, (torch.randn(4, 128),)),
                     coder=coder,
                     planner=ScriptedPlanner(["fusion", "lowering"]),
+                    search="greedy",
                     device="h200",
                     evaluator=caching.evaluator,
                     store=tmp_path / "s.sqlite",

@@ -12,7 +12,7 @@ import pytest
 from qimeng.envs.environment import KernelOptimizationEnv
 from qimeng.envs.session import STOP
 from qimeng.envs.shares import MAX_ACTIONS
-from qimeng.interfaces import Observation
+from qimeng.interfaces import Action, Evaluation, Gate, Observation, Timing
 from qimeng.planner.lm.branches import Teacher, best_branch_pairs, imitation_pairs, likeliest, walk_pairs
 from qimeng.planner.lm.config import TrainingError
 from qimeng.planner.lm.outlook import STEPS, WORTH, Outlook
@@ -21,6 +21,7 @@ from qimeng.planner.lm.replay import Chance, mean_shares, replay, worth_replayin
 from qimeng.planner.lm.sources import split, within
 from qimeng.planner.lm.stored import Offer, StoredTask
 from qimeng.planner.search import ScoringPlanner
+from qimeng.store import StoredStep
 
 Stored = tuple[StoredTask, ...]
 
@@ -81,11 +82,31 @@ def test_of_two_ways_the_one_with_fewer_evaluations_is_worth_more(stored: Stored
         for action, worth in soon.items():
             session = one.begin()
             assert session.step(action).accepted
+            then = session.observe()
             judged = session.state.history[-1].evaluation is not None
-            gained = math.log(one.start_ms / session.state.ms) if judged and session.state.ms else 0.0
-            to_come = max(outlook.worth(replace(session.observe(), best_ms=seen.best_ms), 0.5).values(), default=0.0)
-            cost = judged + 1 / STEPS
-            assert worth == pytest.approx(0.5**cost * max(gained, to_come), abs=0.02)
+            assert then.best_ms is not None
+            gained = math.log(one.start_ms / then.best_ms) if judged else 0.0
+            to_come = max(outlook.worth(then, 0.5).values(), default=0.0)
+            assert worth == pytest.approx(0.5 ** (judged + 1 / STEPS) * (gained + to_come), abs=0.02)
+
+
+def test_the_larger_gain_comes_first(stored: Stored) -> None:
+    """Two kernels on a way: both orders end with the same program, one finds most of the gain an evaluation sooner."""
+    one = stored[0]
+    a, b = (Action("lowering", (r,)) for r in ("large", "small"))
+    ms = {"start": 10.0, "a": 4.0, "b": 8.0, "ab": 3.2}
+    ways = (("start", a, "a"), ("start", b, "b"), ("a", b, "ab"), ("b", a, "ab"))
+    edges = tuple(StoredStep(p, action, None, f"{p}{c}", True, c) for p, action, c in ways)
+    judged = tuple(("step", d, Evaluation(Gate.PASSED, timing=Timing(t))) for d, t in ms.items())
+    outlook = Outlook(replace(one.tree, edges=edges, evaluations=judged))
+    seen = one.begin().observe()
+    program = replace(seen.program, fallback="start")
+    object.__setattr__(program, "digest", "start")
+    worth = outlook.worth(replace(seen, program=program, actions=(STOP, a, b), best_ms=10.0), 0.9)
+    one_step = 0.9 ** (1 + 1 / STEPS)
+    assert worth[a] == pytest.approx(one_step * (math.log(10 / 4) + one_step * math.log(4 / 3.2)))
+    assert worth[b] == pytest.approx(one_step * (math.log(10 / 8) + one_step * math.log(8 / 3.2)))
+    assert worth[a] > worth[b]
 
 
 def test_nothing_leads_away_from_what_is_to_be_gained(stored: Stored) -> None:

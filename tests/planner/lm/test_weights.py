@@ -168,8 +168,9 @@ def test_the_planner_is_made_by_name_and_folder(folder: Path, task: Task) -> Non
     assert planner.choose(seen) == seen.actions[max(range(len(scores)), key=scores.__getitem__)]
 
 
-def test_missing_weights_say_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match="no trained weights come with this version.*planner='lm:runs/planner'"):
+def test_missing_weights_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qimeng.planner.lm.planner.SHIPPED", tmp_path / "lost")
+    with pytest.raises(WeightsError, match="lost.*install qimeng again.*planner='heuristic' needs none"):
         make_planner("lm")
     with pytest.raises(WeightsError, match="name a folder that a training run wrote"):
         make_planner(f"lm:{tmp_path}")
