@@ -6,6 +6,7 @@ Deals in arguments and in showing what goes on. Knows nothing about how planners
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +33,9 @@ def train(
     ),
     config: Config = None,
     overrides: Overrides = None,
-    seconds: Annotated[float, typer.Option(help="PPO ends after so long, and the run with it; 0 for no limit.")] = 0.0,
+    seconds: Annotated[
+        float, typer.Option(help="PPO ends so long after the start, and the run with it; 0 for no limit.")
+    ] = 0.0,
     explain: Annotated[bool, typer.Option("--explain", help="Print all settings with their meaning, and end.")] = False,
 ) -> None:
     """Train a planner: imitation of the best branches of stored trees, then PPO."""
@@ -45,13 +48,14 @@ def train(
         print(to_toml(settings, explained=True), end="")
         return
     prepare(out, settings)
-    screen = console()
+    screen, began = console(), time.monotonic()
     screen.print("reading trees, capturing their specs", markup=False)
     sources = gather(settings, out)
+    left = seconds - (time.monotonic() - began) if seconds else math.inf
     screen.print(f"{sources.data}; times: {sources.times}; {len(sources.held_out)} trees held out", markup=False)
     try:
         with TrainDisplay(screen, settings.ppo.steps) as display:
-            report = Run(settings, out, sources, display, seconds or math.inf)()
+            report = Run(settings, out, sources, display, left)()
     finally:
         sources.close()
     print_shares(screen, report.shares, report.times)

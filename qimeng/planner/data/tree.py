@@ -79,6 +79,11 @@ class Tree:
         return KernelSpec.from_source(self.source, self.name, dtype=self.dtype, mode=self.mode)
 
     @property
+    def digest(self) -> str:
+        """Names what the tree holds."""
+        return content_hash(_json(_to_data(self)))
+
+    @property
     def programs(self) -> int:
         """Different programs that edges start from or lead to."""
         return len({e.parent for e in self.edges} | {e.child for e in self.edges if e.child is not None})

@@ -156,7 +156,8 @@ class ReadObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any
     """
 
     def __init__(self, env: gymnasium.Env[dict[str, Any], Any], reader: Reader, offer: Offering | None = None):
-        RecordConstructorArgs.__init__(self, reader=reader, offer=offer)
+        # `offer` may hold every tree: copying those takes half a minute
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, reader=reader, offer=offer)
         gymnasium.Wrapper.__init__(self, env)
         self.reader, self.offer = reader, offer
         self.observation_space = reader.space()

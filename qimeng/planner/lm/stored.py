@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TypeVar
@@ -24,6 +24,7 @@ from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Coder, Observation
 from qimeng.planner.data.closure import closed
 from qimeng.planner.data.tree import Tree
+from qimeng.planner.lm.kept import kept
 from qimeng.program.program import Program
 from qimeng.store import Conditions, StoredStep
 
@@ -109,24 +110,29 @@ def looked_through(
     """
     listed, cores = list(trees), len(os.sched_getaffinity(0))
     work = partial(_begun, coder=coder, look=look)
-    with ExitStack() as stack:
-        begun: Iterable[tuple[Tree, Program, Sequence[T]] | None] = map(work, listed)
-        if len(listed) >= MANY and cores > 1:
-            spawn = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(min(cores, 16), spawn, end_with_parent)
-            begun = stack.enter_context(pool).map(work, listed, chunksize=2)
-        for found in begun:
-            if found is not None and (one := _task(*found[:2], coder)) is not None:
-                yield one, found[2]
+    begun: Iterable[tuple[Tree, Program, Sequence[T]] | None] = map(work, listed)
+    if len(listed) >= MANY and cores > 1:
+        # in an order of each process's own: of several that start at once, one finds what another has kept
+        order = random.Random(os.getpid()).sample(range(len(listed)), len(listed))
+        with ProcessPoolExecutor(min(cores, 16), multiprocessing.get_context("spawn"), end_with_parent) as pool:
+            made = dict(zip(order, pool.map(work, [listed[i] for i in order], chunksize=2), strict=True))
+        begun = (made[i] for i in range(len(listed)))
+    for found in begun:
+        if found is not None and (one := _task(*found[:2], coder)) is not None:
+            yield one, found[2]
 
 
 def _begun(
     tree: Tree, coder: str | Coder, look: Callable[[StoredTask], Sequence[T]] | None
 ) -> tuple[Tree, Program, Sequence[T]] | None:
     """The tree as it is walked, the program that it begins with, and what `look` finds; None where it cannot be."""
-    try:
+
+    def walked() -> tuple[Tree, Program]:
         start = tree.start()
-        now = closed(tree.today(start), start, coder)
+        return closed(tree.today(start), start, coder), start
+
+    try:
+        now, start = kept(f"{tree.digest} {coder}", walked) if isinstance(coder, str) else walked()
     except QimengError:
         return None
     one = _task(now, start, coder) if look is not None else None
