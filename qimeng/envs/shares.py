@@ -32,6 +32,36 @@ def bound_ms(region: Region, device: Device, mode: str = "default") -> float:
     return max(moved, sum(_least_work_ms(region.graph, node, device, mode) for node in region.ops))
 
 
+def ceilings(
+    actions: Iterable[Action], program: Program, evaluation: Evaluation | None, device: Device, mode: str = "default"
+) -> tuple[float, ...]:
+    """For each of `actions`, how many times as fast the program becomes at most, its other regions left as they are.
+
+    That is its time over the same with the action's regions, as one kernel, at their roofline bound: bytes that one of
+    them hands to another are not moved. 1 for an action without regions (Amdahl's law; Williams et al., Roofline,
+    CACM 2009).
+    """
+    times = region_times(program, evaluation, device)
+    total, work = sum(times.values()), dict[str, float]()
+
+    def ceiling(action: Action) -> float:
+        regions = [program.region(r) for r in action.regions]
+        for r in regions:
+            if r.id not in work:
+                work[r.id] = sum(_least_work_ms(r.graph, node, device, mode) for node in r.ops)
+        read = [v for r in regions for v in r.inputs]
+        handed = {v for r in regions for v in r.outputs}.intersection(read)
+        kept = sum(r.bytes_moved() for r in regions) - sum(
+            (1 + read.count(v)) * program.graph.meta(v).bytes for v in handed
+        )
+        bound = max(kept / (device.bandwidth_gbs * 1e6), sum(work[r.id] for r in regions))
+        present = sum(times[r.id] for r in regions)
+        left = total - present + min(bound, present)
+        return total / left if left > 0 else 1.0
+
+    return tuple(ceiling(action) for action in actions)
+
+
 def _least_work_ms(graph: OpGraph, node: Node, device: Device, mode: str) -> float:
     work = product_flops(graph, node)
     if work:

@@ -10,8 +10,9 @@ import pytest
 from qimeng.device import DEVICES
 from qimeng.envs.observation import FEATURES, action_texts, feature_bounds, features, main_family, render_text
 from qimeng.envs.session import Session
-from qimeng.envs.shares import bound_ms, carried, order_actions, region_times
+from qimeng.envs.shares import bound_ms, carried, ceilings, order_actions, region_times
 from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.region import make_region
 from qimeng.interfaces import Action, Observation
 from qimeng.testing import FakeEvaluator, fake_task
 
@@ -97,3 +98,29 @@ def test_without_times_the_roofline_orders_the_actions(graph: OpGraph) -> None:
     assert shuffled[0].kind == "stop"
     slowest = max(program.regions, key=lambda r: bound_ms(r, device))
     assert slowest.id in shuffled[1].regions
+
+
+def test_what_an_action_may_save_at_most(graph: OpGraph) -> None:
+    """One region: its time becomes its bound. Two: the bound of both as one kernel. Nothing: nothing."""
+    seen = started(graph).observe()
+    o, program = seen, seen.program
+    times = region_times(program, o.evaluation, o.device)
+    total = sum(times.values())
+    found = dict(zip(o.actions, ceilings(o.actions, program, o.evaluation, o.device, o.mode), strict=True))
+    assert found[Action("stop")] == 1
+    lowered = [a for a in o.actions if a.kind == "lowering"]
+    for action in lowered:
+        region = program.region(action.regions[0])
+        spared = times[region.id] - min(bound_ms(region, o.device, o.mode), times[region.id])
+        assert found[action] == pytest.approx(total / (total - spared))
+    fusions = [a for a in o.actions if a.kind == "fusion" and not a.param]
+    assert lowered and fusions
+    for action in fusions:
+        one, other = (program.region(r) for r in action.regions)
+        both = make_region(graph, {*one.nodes, *other.nodes})
+        spared = times[one.id] + times[other.id] - bound_ms(both, o.device, o.mode)
+        assert found[action] == pytest.approx(total / (total - spared))
+    text = dict(zip(o.actions, action_texts(o), strict=True))
+    best = max(lowered, key=lambda a: found[a])
+    assert f"lowering, bound -{100 * (1 - 1 / found[best]):.0f}%: {best.regions[0]} " in text[best]
+    assert text[Action("stop")] == "stop"
