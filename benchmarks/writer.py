@@ -54,7 +54,7 @@ def data(args: argparse.Namespace) -> None:
         shutil.rmtree(args.out / name, ignore_errors=True)
     for name in (ANSWERS, JUDGED):
         (args.out / name).unlink(missing_ok=True)
-    some = units(args.store, args.seed, args.draw, SIZES[: args.sizes])
+    some = units(args.store, args.seed, args.draw, SIZES, args.sizes, args.walks)
     parts = write(args.out, collect(some, args.processes, args.others), args.take)
     counts = {name: len(getattr(parts, name)) for name in (LEARNT, *PARTS)}
     learnt = parts.learnt
@@ -174,7 +174,7 @@ def table(args: argparse.Namespace) -> None:
 
 def toy(args: argparse.Namespace) -> None:
     """Everything at toy size: that it runs, nothing about how good it is."""
-    args.store, args.take, args.draw, args.sizes, args.others, args.jobs = [], [], 6, 2, 0, 1
+    args.store, args.take, args.draw, args.sizes, args.others, args.jobs, args.walks = [], [], 6, 2, 0, 1, 1
     data(args)
     args.size, args.steps, args.minutes, args.now, args.tokens, args.rate = "toy", 20, 5.0, 5.0, 8192, 1e-3
     train(args)
@@ -198,7 +198,10 @@ def main() -> None:
             command.add_argument("--take", type=Path, action="append", default=[], help="another OUT's examples too")
             command.add_argument("--others", type=int, default=8, help="other sizes at which steps are written again")
             command.add_argument("--draw", type=int, default=0, help="drawn specs whose patches nobody judged")
-            command.add_argument("--sizes", type=int, default=len(SIZES), help="sizes of each drawn spec")
+            command.add_argument("--walks", type=int, default=1, help="through each drawn spec, at each size")
+            command.add_argument(
+                "--sizes", type=int, default=len(SIZES), help="of four sizes, how many each drawn spec has"
+            )
         if function is train:
             command.add_argument("--size", default="small")
             command.add_argument("--minutes", type=float, default=18.0, help="of the training, over all runs")

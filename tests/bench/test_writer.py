@@ -11,7 +11,7 @@ import pytest
 
 from qimeng.bench.row import Environment
 from qimeng.bench.writer.answering import Answer, Sheet, Written, sheets
-from qimeng.bench.writer.examples import Draw, Example, collect, examples_of, split
+from qimeng.bench.writer.examples import Draw, Example, collect, examples_of, split, units
 from qimeng.bench.writer.folder import read, requests, write
 from qimeng.bench.writer.judging import CopyCoder, Hearing, Judged, attempts, hearings, judge, read_rows, rows_of, table
 from qimeng.bench.writer.model import SIZES, encoded, new_writer
@@ -254,3 +254,15 @@ def test_a_training_goes_on_as_if_it_had_not_ended(
     train(tmp_path / "new", tmp_path / "parts", some, how, stopped=lambda: next(looks))
     parts = train(tmp_path / "new", tmp_path / "parts", some, how)
     assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-3) and parts["step"] == whole["step"] == 16
+
+
+def test_several_walks_give_more_chains_than_one() -> None:
+    one, several = (examples_of(Draw(0, 1, SMALL, walks)) for walks in (1, 4))
+    assert {e.key for e in one} <= {e.key for e in several}
+    assert len({e.chain for e in several}) > len({e.chain for e in one})
+
+
+def test_sizes_of_drawn_specs_take_turns() -> None:
+    drawn = list(units((), seed=3, count=3, sizes=(SMALL, LARGER), at=1, walks=2))
+    assert drawn == [Draw(3, 0, SMALL, 2), Draw(3, 1, LARGER, 2), Draw(3, 2, SMALL, 2)]
+    assert len(list(units((), count=3, sizes=(SMALL, LARGER)))) == 6

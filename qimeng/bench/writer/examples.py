@@ -168,19 +168,24 @@ def from_tree(tree: Tree, others: int = 0) -> Iterator[Example]:
         yield from example_of(other, request, patch.alternatives[0], False)
 
 
-def from_drawn(drawn: Drawn, device: str = "h200", steps: int = 12, seed: int = 0) -> Iterator[Example]:
-    """What the template coder writes on a random walk over a drawn spec; nobody judged it.
+def from_drawn(drawn: Drawn, device: str = "h200", steps: int = 12, walks: int = 1, seed: int = 0) -> Iterator[Example]:
+    """What the template coder writes on random walks over a drawn spec; nobody judged it.
 
     Args:
         drawn: the spec.
         device: what it is written for.
-        steps: of the walk.
-        seed: of the walk.
+        steps: of each walk.
+        walks: which fuse other regions each, so that one spec gives many operator chains.
+        seed: of the walks.
     """
-    spec, rng = drawn.spec, random.Random(f"{seed}/{drawn.spec.digest}")
-    coder = TemplateCoder()
+    start = Program.start(capture_spec(drawn.spec, verify=False))
+    for number in range(walks):
+        yield from _walk(drawn.spec, start, device, steps, random.Random(f"{seed + number}/{drawn.spec.digest}"))
+
+
+def _walk(spec: KernelSpec, start: Program, device: str, steps: int, rng: random.Random) -> Iterator[Example]:
+    coder, program = TemplateCoder(), start
     context = Context(device_named(device), coder, spec.mode)
-    program = Program.start(capture_spec(spec, verify=False))
     for _ in range(steps):
         actions = [a for a in legal_actions(program, context) if a.kind not in ("stop", "unfuse", "library")]
         if not actions:
@@ -227,23 +232,37 @@ def example_of(spec: KernelSpec, request: Request, implementation: Implementatio
 
 @dataclass(frozen=True)
 class Draw:
-    """A drawn spec to walk over: number `index` of the sequence `seed`, its inputs of the size `sizes`."""
+    """A drawn spec to walk over: number `index` of the sequence `seed`, its inputs of the size `sizes`; how often."""
 
     seed: int
     index: int
     sizes: Bytes
+    walks: int = 1
 
 
-def units(sources: Iterable[Path], seed: int = 0, count: int = 0, sizes: Sequence[Bytes] = ()) -> Iterator[Tree | Draw]:
-    """What examples are made of: the trees of stores or files, then the first `count` drawn specs at all `sizes`.
+def units(
+    sources: Iterable[Path],
+    seed: int = 0,
+    count: int = 0,
+    sizes: Sequence[Bytes] = (),
+    at: int | None = None,
+    walks: int = 1,
+) -> Iterator[Tree | Draw]:
+    """What examples are made of: the trees of stores or files, then the first `count` drawn specs.
 
-    The same number at another size has the same operators on other shapes.
+    Args:
+        sources: files.
+        seed: of the sequence of drawn specs.
+        count: of those.
+        sizes: that one may have; the same number at another size has the same operators on other shapes.
+        at: how many of `sizes` each one has, in turn; all by default.
+        walks: over each, at each size.
     """
     for path in sources:
         yield from read_source(path)
     for index in range(count):
-        for size in sizes:
-            yield Draw(seed, index, size)
+        for turn in range(len(sizes) if at is None else at):
+            yield Draw(seed, index, sizes[(index + turn) % len(sizes)], walks)
 
 
 def examples_of(unit: Tree | Draw, others: int = 0) -> list[Example]:
@@ -251,7 +270,7 @@ def examples_of(unit: Tree | Draw, others: int = 0) -> list[Example]:
     try:
         if isinstance(unit, Tree):
             return list(from_tree(unit, others))
-        return list(from_drawn(draw(unit.seed, unit.index, unit.sizes)))
+        return list(from_drawn(draw(unit.seed, unit.index, unit.sizes), walks=unit.walks))
     except (CaptureError, ReplayError, TreeError):
         return []
 
