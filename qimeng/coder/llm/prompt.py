@@ -147,13 +147,15 @@ class Sections:
         )
 
     def present(self) -> str:
-        """The code that computes it now; that of each part before a fusion."""
+        """The code that computes it now, that of each part before a fusion; not again what `text_of_region` shows."""
         program, fused = self.request.program, len(self.request.action.regions) > 1
         regions = [program.region(r) for r in self.request.action.regions]
         found = [(r.label(), program.implementation(r)) for r in regions]
         texts = [
             fenced(shown_source(i), f"{f'{label}, ' if fused else ''}written in {i.language}") for label, i in found
         ]
+        if not fused and shown_source(found[0][1]) == self.region.function():
+            texts = ["PyTorch runs the function above, as it stands."]
         return self.words.fill("present", text="\n\n".join(texts))
 
     def device(self, device: Device) -> str:
