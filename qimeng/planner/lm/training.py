@@ -39,7 +39,7 @@ class Ppo:
         rollout: steps of each environment before an update.
         batch: steps a step of the optimizer.
         epochs: passes over a rollout.
-        rate: learning rate.
+        rate: learning rate at first; it falls to nothing over `steps`.
         gamma: discount.
         gae: lambda of the generalised advantage estimate.
         clip: of the probability ratio.
@@ -126,6 +126,7 @@ def make_learner(
         offer: says which of the legal actions may be chosen; all by default.
     """
     from sb3_contrib import MaskablePPO
+    from stable_baselines3.common.utils import LinearSchedule
     from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
     from qimeng.planner.lm.policy import LanguageModelPolicy
@@ -138,7 +139,7 @@ def make_learner(
     return MaskablePPO(
         LanguageModelPolicy,
         VecMonitor(DummyVecEnv([environment] * s.environments)),
-        learning_rate=s.rate,
+        learning_rate=LinearSchedule(s.rate, 0.0, 1.0),
         n_steps=s.rollout,
         batch_size=s.batch,
         n_epochs=s.epochs,
