@@ -31,7 +31,7 @@ from qimeng.planner.lm.mini import MiniSize, make_mini
 from qimeng.planner.lm.reading import Reader
 from qimeng.planner.lm.scoring import ActionScorer, Scale
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def other_size(folder: Path) -> None:
         (remove_value, "cannot be loaded"),
         (other_tokenizer, "is not the one that its model was trained with"),
         (other_size, "do not fit their config.json, beginning with model.layers.2"),
-        (about(format=7), "has format 7; this version of qimeng reads format 1"),
+        (about(format=7), "has format 7; this version of qimeng reads format 2"),
         (about(features=3), "reads 3 features"),
         (about(adapter=True), "names no base model"),
         (lambda folder: (folder / "planner.json").write_text("{"), "planner.json is damaged"),
