@@ -39,7 +39,7 @@ class Ppo:
         rollout: steps of each environment before an update.
         batch: steps a step of the optimizer.
         epochs: passes over a rollout.
-        rate: learning rate at first; it falls to nothing over `steps`.
+        rate: learning rate at first; it falls to a tenth of it over `steps`.
         gamma: discount.
         gae: lambda of the generalised advantage estimate.
         clip: of the probability ratio.
@@ -139,7 +139,7 @@ def make_learner(
     return MaskablePPO(
         LanguageModelPolicy,
         VecMonitor(DummyVecEnv([environment] * s.environments)),
-        learning_rate=LinearSchedule(s.rate, 0.0, 1.0),
+        learning_rate=LinearSchedule(s.rate, s.rate / 10, 1.0),  # the last update has the last rate
         n_steps=s.rollout,
         batch_size=s.batch,
         n_epochs=s.epochs,
