@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch
 
 
 def test_trees_from_the_cache_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    trees = list(read_trees(TREES))
+    trees = list(read_trees(TREES))[:1]
     first = list(stored_tasks(trees))
     assert len(_files()) == len(first) == len(trees)
     monkeypatch.setattr("qimeng.planner.lm.stored.closed", None)  # not asked again
