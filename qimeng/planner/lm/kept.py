@@ -1,4 +1,4 @@
-"""Trees as they are walked, kept on disk: capturing a spec and closing its tree takes a second, reading both none.
+"""Trees as they are walked, kept on disk: to capture a spec and close its tree takes a second, to read both far less.
 
 Deals in files, by what they were made from and by what. Nothing depends on them: what is not there, or cannot be read,
 is made anew, and where nothing can be written, nothing is. They lie in ``$QIMENG_CACHE``, by default

@@ -32,6 +32,7 @@ from qimeng.planner.lm.reading import Reader
 from qimeng.planner.lm.scoring import ActionScorer, Scale
 
 FORMAT = 2
+"""Of a planner's folder, and of the texts that it reads: 2 since actions say what they may save at most."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,10 @@ def _about(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise WeightsError(f"{path} is damaged: {error}") from error
     if about.get("format") != FORMAT:
-        raise WeightsError(f"{path} has format {about.get('format')}; this version of qimeng reads format {FORMAT}")
+        raise WeightsError(
+            f"{path} has format {about.get('format')}; this version of qimeng reads format {FORMAT}: train it again, or "
+            "use the version that it was trained with"
+        )
     if about.get("features") != len(FEATURES):
         raise WeightsError(
             f"the planner in {folder} reads {about.get('features')} features, this version of qimeng makes "
