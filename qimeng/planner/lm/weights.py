@@ -188,8 +188,8 @@ def _about(folder: Path) -> dict[str, Any]:
         raise WeightsError(f"{path} is damaged: {error}") from error
     if about.get("format") != FORMAT:
         raise WeightsError(
-            f"{path} has format {about.get('format')}; this version of qimeng reads format {FORMAT}: train it again, or "
-            "use the version that it was trained with"
+            f"{path} has format {about.get('format')}; this version of qimeng reads format {FORMAT}: train it "
+            "again, or use the version that it was trained with"
         )
     if about.get("features") != len(FEATURES):
         raise WeightsError(
