@@ -165,10 +165,15 @@ halve() {
 	END
 }
 
+# A packed run to SCRATCH, whole or not at all: others may wait for it, or unpack it at the same time.
 unpack() {
-    local kind
+    local kind part
     for kind in tar.gz begun.tar.gz; do
-        [ -e "$scratch/$1" ] || [ ! -s "$out/planners/$1.$kind" ] || tar -C "$scratch" -xzf "$out/planners/$1.$kind"
+        if [ ! -e "$scratch/$1" ] && [ -s "$out/planners/$1.$kind" ]; then
+            part=$(mktemp -d "$scratch/unpacking.XXXXXX")
+            tar -C "$part" -xzf "$out/planners/$1.$kind" && mv -T "$part/$1" "$scratch/$1" 2>/dev/null
+            rm -rf "$part"
+        fi
     done
 }
 
