@@ -1,7 +1,9 @@
 """What to imitate: the best choices along the best branches of stored trees, and off them.
 
-Deals in pairs of what is seen and how likely each action is to be chosen. Knows nothing about models, nor about how the
-worth of an action is found (`qimeng.planner.lm.outlook`).
+A tree knows little about most of its states: of the actions that it has an answer for, most lead to the same gain, and
+of all others nothing is known. There a planner by rule, the guide, says what to choose among all that is legal; where
+the tree knows better, the tree does. Deals in pairs of what is seen and how likely each action is to be chosen. Knows
+nothing about models, nor about how the worth of an action is found (`qimeng.planner.lm.outlook`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from qimeng.envs.session import STOP, Session
 from qimeng.interfaces import Action, Observation
+from qimeng.planner import make_planner
 from qimeng.planner.lm.outlook import Outlook
 from qimeng.planner.lm.stored import StoredTask
 
@@ -29,7 +32,7 @@ Choice = Mapping[Action, float]
 """How likely each action is to be chosen; the sum is 1."""
 
 Pair = tuple[Observation, Choice]
-"""The observation offers what the tree has an answer for alone: of all else, nothing is known to be worse."""
+"""Without a guide, the observation offers what the tree has an answer for alone: of all else nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,15 @@ class Teacher:
             program in the end, however late, both excluded.
         tolerance: an action that is worth less than the best one, by this share of it, is chosen 1/e times as often:
             several orders of the same steps are equally good, and times have noise. 0 for the best alone.
+        guide: who says what to choose where the tree does not: the name of a planner (`make_planner`), empty for none.
+        trust: how many times as likely as the tree alone makes it what the guide chooses is; what the tree has no
+            answer for is as likely as all that it knows to be good.
     """
 
     discount: float = 0.9
     tolerance: float = 0.03
+    guide: str = "heuristic"
+    trust: float = 8.0
 
     def __post_init__(self) -> None:
         if not 0 < self.discount < 1 or self.tolerance < 0:
@@ -52,6 +60,10 @@ class Teacher:
                 "the discount must lie between 0 and 1, the tolerance must not be negative; "
                 f"got {self.discount} and {self.tolerance}"
             )
+        if self.trust <= 0:
+            raise ValueError(f"the trust in the guide must be positive, got {self.trust}")
+        if self.guide:
+            make_planner(self.guide)
 
     def choice(self, outlook: Outlook, seen: Observation) -> Choice:
         """How likely each action is to be chosen; `stop` where the tree knows nothing better than the best so far."""
@@ -65,6 +77,24 @@ class Teacher:
         total = sum(kept.values())
         return {a: w / total for a, w in kept.items()}
 
+    def advice(self, outlook: Outlook, seen: Observation, choice: Choice) -> Choice:
+        """`choice` of what the tree knows about, and the guide's of all that `seen` offers, as one.
+
+        The guide's is `trust` times as likely as the tree makes it, or as likely as all of `choice` where the tree has
+        no answer for it. Where the tree knows nothing better than the best so far it is the guide's alone, but `stop`
+        where the tree knows that it leads nowhere.
+        """
+        if not self.guide:
+            return choice
+        chosen = make_planner(self.guide).choose(seen)
+        known = chosen == STOP or outlook.tried(seen, chosen)
+        if STOP in choice:
+            return choice if known else {chosen: 1.0}
+        weights = dict(choice)
+        weights[chosen] = self.trust * weights.get(chosen, 0.0) if known else 1.0
+        total = sum(weights.values())
+        return {a: w / total for a, w in weights.items() if w}
+
 
 def likeliest(choice: Choice) -> Action:
     """The likeliest action; of equal ones the first."""
@@ -75,32 +105,40 @@ def best_branch_pairs(stored: StoredTask, steps: int, teacher: Teacher | None = 
     """Along the best branch from the start to the end, `stop` there included; at most `steps` pairs."""
     session, outlook, teacher = stored.begin(steps), Outlook(stored.tree), teacher or Teacher()
     while session.exhausted() is None:
-        choice = teacher.choice(outlook, seen := _offered(stored, session))
-        yield seen, choice
+        seen, known = _seen(stored, session)
+        choice = teacher.choice(outlook, known)
+        yield _pair(teacher, outlook, seen, known, choice)
         session.step(likeliest(choice))
 
 
 def walk_pairs(stored: StoredTask, steps: int, seed: int, teacher: Teacher | None = None) -> Iterator[Pair]:
     """Along a walk through the tree that goes astray, the best choice in each state; at most `steps` pairs.
 
-    States from which the tree knows nothing better are passed over: more was never tried there, which is no reason to
-    stop, and a policy that imitates it stops too soon.
+    States from which the tree knows nothing better, nor a guide, are passed over: more was never tried there, which is
+    no reason to stop, and a policy that imitates it stops too soon.
     """
     draw, session = random.Random(f"{seed} {stored.tree.conditions.spec}"), stored.begin(steps)
     outlook, teacher = Outlook(stored.tree), teacher or Teacher()
     while session.exhausted() is None:
-        choice = teacher.choice(outlook, seen := _offered(stored, session))
-        if STOP not in choice:
-            yield seen, choice
-        if STOP in choice or draw.random() < ASTRAY:
-            session.step(draw.choice([a for a in seen.actions if a != STOP] or [STOP]))
+        seen, known = _seen(stored, session)
+        pair = _pair(teacher, outlook, seen, known, teacher.choice(outlook, known))
+        if STOP not in pair[1]:
+            yield pair
+        choice = {a: w for a, w in pair[1].items() if a in known.actions and a != STOP}
+        if not choice or draw.random() < ASTRAY:
+            session.step(draw.choice([a for a in known.actions if a != STOP] or [STOP]))
         else:
             session.step(draw.choices(list(choice), list(choice.values()))[0])
 
 
-def _offered(stored: StoredTask, session: Session) -> Observation:
+def _seen(stored: StoredTask, session: Session) -> tuple[Observation, Observation]:
+    """What is seen, and the same with the actions that the tree has an answer for alone."""
     seen = session.observe()
-    return replace(seen, actions=stored.offered(seen))
+    return seen, replace(seen, actions=stored.offered(seen))
+
+
+def _pair(teacher: Teacher, outlook: Outlook, seen: Observation, known: Observation, choice: Choice) -> Pair:
+    return (seen, teacher.advice(outlook, seen, choice)) if teacher.guide else (known, choice)
 
 
 def imitation_pairs(
@@ -122,5 +160,13 @@ def pairs_of(
 
 
 __all__ = [
-    "WALK", "Choice", "Pair", "Teacher", "best_branch_pairs", "imitation_pairs", "likeliest", "pairs_of", "walk_pairs",
-]  # fmt: skip
+    "WALK",
+    "Choice",
+    "Pair",
+    "Teacher",
+    "best_branch_pairs",
+    "imitation_pairs",
+    "likeliest",
+    "pairs_of",
+    "walk_pairs",
+]

@@ -40,6 +40,7 @@ class Outlook:
 
     def __init__(self, tree: Tree):
         self._edges = {(e.parent, e.action): e for e in tree.edges if e.accepted and e.child is not None}
+        self._tried = {(e.parent, e.action) for e in tree.edges}
         start = {t for t in tree.times.values() if t > 0}
         self._levels = np.asarray(sorted(start) or [1.0])
         self._after = {e.child: self._reached(tree.times.get(e.child or "")) for e in self._edges.values()}
@@ -65,6 +66,10 @@ class Outlook:
                 if after > values[here][level] + EPSILON:
                     found[action] = float(after) * discount ** _cost(edge)
         return found
+
+    def tried(self, seen: Observation, action: Action) -> bool:
+        """Whether the tree knows what comes of `action`, refused or not."""
+        return (seen.program.digest, action) in self._tried
 
     def _reached(self, ms: float | None) -> tuple[np.ndarray, np.ndarray]:
         """For each best time so far: the number of the one after a program of `ms` milliseconds, and the gain."""

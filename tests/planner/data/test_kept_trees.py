@@ -19,7 +19,7 @@ def test_what_was_explored_once_stays_usable() -> None:
     for old, one in zip(trees, found, strict=True):
         assert len(one.tree.edges) >= len(old.edges) and len(one.tree.times) == len(old.times)
         session = one.begin()
-        for _, choice in best_branch_pairs(one, 32, Teacher(discount=0.999)):
+        for _, choice in best_branch_pairs(one, 32, Teacher(0.999, guide="")):
             session.step(likeliest(choice))
         best = session.ledger.best
         assert best is not None and best.ms is not None and best.ms < 1.02 * one.best_ms < one.start_ms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,9 @@ import pytest
 from qimeng.envs.environment import KernelOptimizationEnv
 from qimeng.envs.session import STOP
 from qimeng.envs.shares import MAX_ACTIONS
-from qimeng.interfaces import Action, Evaluation, Gate, Observation, Timing
+from qimeng.interfaces import Action, Evaluation, Gate, Observation, Planner, Timing
+from qimeng.planner.heuristic import HeuristicPlanner
+from qimeng.planner.lm import branches
 from qimeng.planner.lm.branches import Teacher, best_branch_pairs, imitation_pairs, likeliest, walk_pairs
 from qimeng.planner.lm.config import TrainingError
 from qimeng.planner.lm.outlook import STEPS, WORTH, Outlook
@@ -56,7 +58,7 @@ def test_a_live_task_offers_all(stored: Stored) -> None:
 def test_the_best_choices_lead_to_the_best_program(stored: Stored) -> None:
     for one in stored:
         session = one.begin()
-        pairs = list(best_branch_pairs(one, 32, Teacher(discount=0.999)))
+        pairs = list(best_branch_pairs(one, 32, Teacher(0.999, guide="")))
         assert pairs[-1][1] == {STOP: 1.0} and all(set(choice) <= set(seen.actions) for seen, choice in pairs)
         assert all(sum(choice.values()) == pytest.approx(1) for _, choice in pairs)
         for _, choice in pairs:
@@ -66,8 +68,9 @@ def test_the_best_choices_lead_to_the_best_program(stored: Stored) -> None:
 
 
 def test_walks_are_labelled_by_what_would_be_best(stored: Stored) -> None:
-    found = list(walk_pairs(stored[0], 12, seed=3))
-    assert [c for _, c in found] == [c for _, c in walk_pairs(stored[0], 12, seed=3)]
+    alone = Teacher(guide="")
+    found = list(walk_pairs(stored[0], 12, 3, alone))
+    assert [c for _, c in found] == [c for _, c in walk_pairs(stored[0], 12, 3, alone)]
     assert any(STOP not in choice for _, choice in found)
     both = list(imitation_pairs(stored[:2], walks=1, steps=8))
     assert len(both) > sum(len(list(best_branch_pairs(s, 8))) for s in stored[:2])
@@ -112,7 +115,7 @@ def test_the_larger_gain_comes_first(stored: Stored) -> None:
 def test_nothing_leads_away_from_what_is_to_be_gained(stored: Stored) -> None:
     for one in stored:
         for discount in (0.9, 0.999):
-            passed = [seen.program.digest for seen, _ in best_branch_pairs(one, 64, Teacher(discount))]
+            passed = [seen.program.digest for seen, _ in best_branch_pairs(one, 64, Teacher(discount, guide=""))]
             assert len(passed) == len(set(passed))
 
 
@@ -126,11 +129,54 @@ def test_what_is_about_as_good_is_about_as_likely(stored: Stored) -> None:
         assert [some[a] for a in by_worth] == sorted(some.values())
 
 
+def test_the_guide_decides_where_the_tree_does_not(stored: Stored) -> None:
+    teacher, guide = Teacher(), HeuristicPlanner()
+    for one in stored:
+        session, outlook = one.begin(), Outlook(one.tree)
+        seen = session.observe()
+        choice, chosen = teacher.choice(outlook, replace(seen, actions=one.offered(seen))), guide.choose(seen)
+        other = next(a for a in seen.actions if a not in (STOP, chosen))
+        known = next(a for a in seen.actions if a != STOP and outlook.tried(seen, a))
+        unknown = Action("tiling", ("elsewhere",))
+        # equally good for the tree: the guide's is likelier by its trust, and what is not the guide's stays possible
+        advised = teacher.advice(outlook, seen, {chosen: 0.5, other: 0.5}) if outlook.tried(seen, chosen) else {}
+        assert not advised or advised[chosen] == pytest.approx(teacher.trust * advised[other])
+        for action, expected in ((known, {STOP: 1.0}), (unknown, {unknown: 1.0})):  # nothing better is known
+            assert _advised_by(action, teacher, outlook, seen, {STOP: 1.0}) == expected
+        # what the tree knows to be worse does not become better, what it does not know may be as good
+        assert _advised_by(known, teacher, outlook, seen, {other: 1.0}).get(known, 0.0) == float(known == other)
+        assert _advised_by(unknown, teacher, outlook, seen, {known: 1.0}) == {known: 0.5, unknown: 0.5}
+        assert Teacher(guide="").advice(outlook, seen, choice) is choice
+
+
+def _advised_by(
+    action: Action, teacher: Teacher, outlook: Outlook, seen: Observation, choice: Mapping[Action, float]
+) -> Mapping[Action, float]:
+    """The advice of `teacher` with a guide that chooses `action`."""
+
+    class Guide(Planner):
+        def choose(self, observation: Observation) -> Action:
+            return action
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(branches, "make_planner", lambda name: Guide())
+        return teacher.advice(outlook, seen, choice)
+
+
+def test_guided_pairs_offer_all_that_is_legal(stored: Stored) -> None:
+    for one in stored:
+        guided, alone = (list(walk_pairs(one, 8, 1, Teacher(guide=guide))) for guide in ("heuristic", ""))
+        assert all(set(choice) <= set(seen.actions) for seen, choice in guided)
+        assert max(len(seen.actions) for seen, _ in guided) > max((len(seen.actions) for seen, _ in alone), default=0)
+        assert not any(STOP in choice for _, choice in guided)
+
+
 class Knowing(ScoringPlanner):
     """Scores the best branch's step above all."""
 
     def __init__(self, stored: StoredTask):
-        self.pairs = [(seen.program.digest, likeliest(choice)) for seen, choice in best_branch_pairs(stored, 32)]
+        pairs = best_branch_pairs(stored, 32, Teacher(guide=""))
+        self.pairs = [(seen.program.digest, likeliest(choice)) for seen, choice in pairs]
 
     def scores(self, observation: Observation) -> Sequence[float]:
         wanted = dict(self.pairs).get(observation.program.digest)
@@ -171,3 +217,7 @@ def test_a_teacher_with_impossible_settings_is_refused() -> None:
         Teacher(discount=1.0)
     with pytest.raises(ValueError, match="must not be negative; got 0.9 and -1"):
         Teacher(0.9, -1)
+    with pytest.raises(ValueError, match="heuristic"):
+        Teacher(guide="me")
+    with pytest.raises(ValueError, match="must be positive, got 0"):
+        Teacher(trust=0)
