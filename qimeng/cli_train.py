@@ -149,9 +149,11 @@ def progress_line(phase: str, row: Mapping[str, float]) -> str:
 
     >>> progress_line("ppo", {"steps": 128, "reward": 1.25, "length": 7.0, "evaluations": 40, "coverage": 0.125})
     'ppo 128: reward 1.25, length 7, 40 evaluations, coverage 12%'
+    >>> progress_line("imitation", {"epoch": 0.25, "loss": 0.5})
+    'imitation 0.25: loss 0.5'
     """
     number = row.get("steps", row.get("epoch"))
-    head = phase if number is None else f"{phase} {number:.0f}"
+    head = phase if number is None else f"{phase} {f'{number:.2f}'.rstrip('0').rstrip('.')}"
     told = [f"{name} {row[name]:.3g}" for name in SHOWN if name in row]
     if row.get("evaluations"):
         told.append(f"{row['evaluations']:.0f} evaluations")

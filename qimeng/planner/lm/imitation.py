@@ -6,6 +6,7 @@ Deals in batches of pairs and of returns. Knows nothing about PPO, or about wher
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ from qimeng.planner.lm.weights import PlannerModel
 
 RISE = 0.05
 """Share of the steps over which the learning rate rises."""
+
+TOLD_S = 30.0
+"""Seconds between two words on an epoch that goes on: on a CPU it may take most of an hour."""
 
 ALIKE = 8
 """Batches that are drawn together, their states sorted by length and dealt out."""
@@ -79,7 +83,7 @@ def imitate(
         model: what is trained.
         pairs: observations, each with how likely which actions are to be chosen.
         settings: how.
-        progress: told the figures of each epoch.
+        progress: told the figures of each epoch, and now and then of what there is of one so far (``epoch`` 0.4, say).
 
     Returns:
         For each epoch: ``loss``, the divergence from the choices in nats, and ``accuracy``, how likely the policy's
@@ -102,9 +106,9 @@ def imitate(
     optimizer = torch.optim.AdamW(trained, lr=s.rate, weight_decay=0.0)
     steps = s.epochs * math.ceil(len(rows) / s.batch)
     schedule = LambdaLR(optimizer, lambda step: min((step + 1) / math.ceil(RISE * steps), 1 - step / steps))
-    device, found = trained[0].device, []
+    device, found, told = trained[0].device, [], time.monotonic()
     for epoch in range(s.epochs):
-        loss_sum, right = 0.0, 0.0
+        loss_sum, right, count = 0.0, 0.0, 0
         for chosen in _batches(lengths, s.batch, shuffle):
             given = [_against(rows[i], wanted[i], s.others, shuffle) for i in chosen]
             logits = _logits(model, given, device)
@@ -118,9 +122,16 @@ def imitate(
             schedule.step()
             loss_sum += loss.item() * len(chosen)
             right += float((target.gather(1, logits.argmax(1, keepdim=True))[:, 0] / target.amax(1)).sum())
-        found.append({"epoch": epoch + 1, "loss": loss_sum / len(rows), "accuracy": right / len(rows)})
-        if progress is not None:
-            progress(found[-1])
+            count += len(chosen)
+            figures = {
+                "epoch": round(epoch + count / len(rows), 3),
+                "loss": loss_sum / count,
+                "accuracy": right / count,
+            }
+            if progress is not None and (count == len(rows) or time.monotonic() - told > TOLD_S):
+                progress(figures)
+                told = time.monotonic()
+        found.append(figures)
     return found
 
 

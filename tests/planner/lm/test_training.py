@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import family
 from qimeng.interfaces import Action, Evaluation, Patch
 from qimeng.planner.heuristic import HeuristicPlanner
+from qimeng.planner.lm import imitation
 from qimeng.planner.lm.branches import Pair
 from qimeng.planner.lm.corpus import random_walk
 from qimeng.planner.lm.imitation import Imitation, imitate
@@ -66,6 +68,15 @@ def test_imitation_learns_what_the_heuristic_does(model: PlannerModel, task: Tas
     agreed = float(np.mean([planner.choose(o) in choice for o, choice in given]))
     chance = float(np.mean([1 / len(o.actions) for o, _ in given]))
     assert agreed > max(0.6, 3 * chance)
+
+
+def test_a_long_epoch_is_told_about(model: PlannerModel, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imitation, "TOLD_S", -1.0)
+    given, seen = pairs(task, 2), list[dict[str, float]]()
+    found = imitate(model, given, Imitation(epochs=2, batch=4), seen.append)
+    epochs = [row["epoch"] for row in seen]
+    assert epochs == sorted(set(epochs)) and len(epochs) == 2 * math.ceil(len(given) / 4)
+    assert [row for row in seen if row["epoch"] in (1, 2)] == found
 
 
 def test_imitation_is_decided_by_its_seeds(reader: Reader, tiny: MiniSize, task: Task) -> None:
