@@ -90,7 +90,7 @@ class Report:
 
     def figures(self) -> dict[str, str]:
         """For the model card."""
-        found = {"mean coverage": f"{self.coverage:.0%} of the legal actions had a stored answer"}
+        found = {"mean coverage": f"{self.coverage:.0%} of the legal actions had a stored answer"} if self.curve else {}
         for name, shares in self.shares.items():
             told = ", ".join(f"{key} {value:.0%}" for key, value in shares.items())
             found[f"{name}, {self.held_out} held-out trees"] = f"{told} (of the best-known log-gain, {self.times})"
@@ -274,7 +274,10 @@ def start_model(config: TrainConfig, sources: Sources, pairs: Sequence[Pair]) ->
 
 
 def reward_words(config: TrainConfig) -> str:
-    """The reward, for people."""
+    """The reward, for people; without PPO none was paid."""
+    if not config.ppo.steps:
+        guide = config.teacher.guide
+        return f"none: imitation alone{f', of {guide} where stored trees do not decide' if guide else ''}"
     return config.reward + (f" + {config.coverage:g} x generated share of the time" if config.coverage else "")
 
 
