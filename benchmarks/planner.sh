@@ -57,16 +57,18 @@ limited() {
 restore() {
     local work=$scratch/$1
     mkdir -p "$work"
-    [ -s "$work/store.sqlite" ] || [ ! -s "$out/$1.xz" ] || qimeng collect merge "$work" "$out/$1.xz"
+    [ -s "$work/store.sqlite" ] || [ ! -s "$out/$1.xz" ] ||
+        qimeng collect merge "$work" "$out/$1.xz" ${CANDIDATES:+--listed "$CANDIDATES"}
     [ -s "$work/explored.jsonl" ] || [ ! -s "$out/$1.jsonl" ] || cp "$out/$1.jsonl" "$work/explored.jsonl"
     [ -s "$work/candidates.json" ] || [ ! -s "$out/$1.json" ] || cp "$out/$1.json" "$work/candidates.json"
 }
 
-# Its trees, log and candidates to OUT, whole or not at all.
+# Its trees, log and candidates to OUT, whole or not at all; without the text of KernelBench's problems, so that they may
+# be kept in the repository.
 keep() {
     local work=$scratch/$1
     [ -s "$work/store.sqlite" ] || return 1
-    qimeng collect export "$work" "$out/$1.xz.part" && mv "$out/$1.xz.part" "$out/$1.xz"
+    qimeng collect export "$work" "$out/$1.xz.part" --without-source kernelbench && mv "$out/$1.xz.part" "$out/$1.xz"
     [ ! -s "$work/explored.jsonl" ] || cp "$work/explored.jsonl" "$out/$1.jsonl"
     [ ! -s "$work/candidates.json" ] || cp "$work/candidates.json" "$out/$1.json"
 }

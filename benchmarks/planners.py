@@ -12,8 +12,8 @@ r"""Planners and searches compared on held-out specs: list, explore, replay, liv
 
 `explore` and `live` want the GPU (without one, times are estimated, and every row says so); all else runs on a CPU.
 Every step goes on where it was interrupted, and `benchmarks/planner.sh` runs them all. The rule by which specs are held
-out is in `qimeng.bench.replay_heldout`. Lists and trees of KernelBench problems hold the problems' text and stay out of
-the repository; rows do not.
+out is in `qimeng.bench.replay_heldout`. Lists and stores of KernelBench problems hold the problems' text and stay out
+of the repository; rows do not, nor exported trees that leave it out (`qimeng collect export --without-source`).
 """
 
 from __future__ import annotations

@@ -85,11 +85,16 @@ def collect(
 def merge(
     into: Annotated[Path, typer.Argument(help="Folder of the collection that the others are added to.")],
     sources: Annotated[list[Path], typer.Argument(help="Folders of other collections, or files of exported trees.")],
+    listed: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with the `spec` (its digest) and `source` that trees were left without."),
+    ] = None,
 ) -> None:
     """Add collections of other machines to one."""
     from qimeng.bench.collect import merge as run
+    from qimeng.bench.collect import read_texts
 
-    added = run(into, sources)
+    added = run(into, sources, read_texts(listed) if listed else {})
     print(f"added to {into}: " + ", ".join(f"{n} {table}" for table, n in added.items()))
 
 
@@ -98,6 +103,9 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     out: Annotated[Path, typer.Argument(help="File to write; trees.jsonl.xz, say.")],
     device: Annotated[str, typer.Option(help="Only trees of this device; all by default.")] = "",
+    without_source: Annotated[
+        list[str], typer.Option(help="Leave out the text of this family's specs, which is not ours to pass on.")
+    ] = [],  # noqa: B006
 ) -> None:
     """Write the trees of a collection to one small file, for training and CI."""
     from qimeng.bench.collect import STORE
@@ -107,7 +115,7 @@ def export(
     if not (folder / STORE).is_file():
         raise QimengError(f"{folder} holds no collection ({STORE} is missing)")
     with Store(folder / STORE) as store:
-        w = write_trees(store, out, lambda tree: device in ("", tree.conditions.device))
+        w = write_trees(store, out, lambda tree: device in ("", tree.conditions.device), without_source)
     print(
         f"{out}: {w.specs} specs, {w.trees} trees, {w.programs} programs, {w.evaluations} evaluations, {w.edges} "
         f"steps, {w.size / 2**20:.2f} MiB"

@@ -7,11 +7,13 @@ next one with the same folder goes on where it ended.
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from qimeng.bench.explore import Explored, explore
 from qimeng.bench.pool import Place, Pool
@@ -186,18 +188,19 @@ def append_rows(log: Path, rows: Iterable[Explored]) -> None:
         os.fsync(out.fileno())
 
 
-def merge(into: Path, sources: Sequence[Path]) -> dict[str, int]:
+def merge(into: Path, sources: Sequence[Path], texts: Mapping[str, str] = MappingProxyType({})) -> dict[str, int]:
     """Add what other collections found to the one in `into`, which is made if it is not there.
 
     Args:
         into: folder of a collection.
         sources: folders of collections, and files of exported trees, which have no log.
+        texts: digest of each spec whose text was left out of its tree to that text.
 
     Returns:
         Rows of each table of the store that were added, and of the log.
 
     Raises:
-        QimengError: a folder holds no collection, a file no trees.
+        QimengError: a folder holds no collection, a file no trees, or a tree no text and `texts` none for it.
     """
     folders, files = [s for s in sources if not s.is_file()], [s for s in sources if s.is_file()]
     for folder in folders:
@@ -210,13 +213,26 @@ def merge(into: Path, sources: Sequence[Path]) -> dict[str, int]:
             with Store(folder / STORE) as other:
                 store.merge(other)
         for tree in (tree for file in files for tree in read_trees(file)):
-            put_tree(store, tree)
+            put_tree(store, tree if tree.source else tree.with_source(texts.get(tree.conditions.spec, "")))
         added = {table: n - before[table] for table, n in store.counts().items()}
     known = {row.to_json() for row in read_log(into / LOG)}
     new = {row.to_json(): row for folder in folders for row in read_log(folder / LOG)}
     fresh = [row for text, row in new.items() if text not in known]
     append_rows(into / LOG, fresh)
     return {**added, "log": len(fresh)}
+
+
+def read_texts(path: Path) -> dict[str, str]:
+    """Digest of each spec to its text, from JSON lines that have them as `spec` and `source`.
+
+    Raises:
+        QimengError: the file cannot be read as such.
+    """
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        return {row["spec"]: row["source"] for row in rows}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise QimengError(f"{path} holds no JSON lines with `spec` and `source`: {error}") from None
 
 
 __all__ = [
@@ -231,4 +247,5 @@ __all__ = [
     "merge",
     "put_drawn",
     "read_log",
+    "read_texts",
 ]

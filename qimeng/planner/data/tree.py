@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import lzma
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -48,7 +48,7 @@ class Tree:
 
     Attributes:
         name: what the spec is called.
-        source: its text.
+        source: its text; empty where it was left out (`write_trees`).
         dtype: its dtype.
         mode: its precision mode.
         family: the family it was drawn from; empty where it was not drawn.
@@ -73,10 +73,29 @@ class Tree:
     edges: tuple[StoredStep, ...]
 
     def spec(self) -> KernelSpec:
-        """The spec."""
+        """The spec.
+
+        Raises:
+            TreeError: its text was left out.
+        """
         from qimeng.spec import KernelSpec
 
+        if not self.source:
+            raise TreeError(
+                f"the text of {self.name} was left out of its tree: `qimeng collect merge --listed FILE` puts it back"
+            )
         return KernelSpec.from_source(self.source, self.name, dtype=self.dtype, mode=self.mode)
+
+    def with_source(self, source: str) -> Tree:
+        """The same with the text that was left out.
+
+        Raises:
+            TreeError: it is the text of another spec.
+        """
+        made = replace(self, source=source)
+        if made.spec().digest != self.conditions.spec:
+            raise TreeError(f"the text given for {self.name} is that of another spec")
+        return made
 
     @property
     def digest(self) -> str:
@@ -266,15 +285,27 @@ class Written:
     size: int
 
 
-def write_trees(store: Store, path: Path | str, keep: Callable[[Tree], bool] = lambda tree: True) -> Written:
+def write_trees(
+    store: Store,
+    path: Path | str,
+    keep: Callable[[Tree], bool] = lambda tree: True,
+    without_source: Collection[str] = (),
+) -> Written:
     """Write every tree of `store` that `keep` wants to `path`, in an order that depends on the trees alone.
 
     Trees whose spec has no source in the store (those of modules and functions) are left out.
 
+    Args:
+        store: where the trees are.
+        path: file to write.
+        keep: whether a tree is wanted.
+        without_source: families of specs whose text is left out: that of a benchmark's problems, say, which is not
+            ours to pass on. `Tree.with_source` puts it back.
+
     Raises:
         TreeError: nothing is left to write.
     """
-    chosen = [tree for tree in trees_of(store) if keep(tree)]
+    chosen = [replace(t, source="") if t.family in without_source else t for t in trees_of(store) if keep(t)]
     if not chosen:
         raise TreeError(f"{store.path} holds no tree of a drawn spec that is wanted")
     chosen.sort(key=lambda t: (t.seed or 0, t.index or 0, t.name, t.conditions.digest))

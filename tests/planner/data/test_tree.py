@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from qimeng.bench.collect import STORE, merge, put_drawn
+from qimeng.bench.collect import STORE, merge, put_drawn, read_texts
 from qimeng.bench.explore import Explored, explore
 from qimeng.envs.replay import CachingEvaluator
 from qimeng.envs.session import Budget, Session
 from qimeng.envs.task import Task
+from qimeng.errors import QimengError
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Evaluation, Gate, Planner
 from qimeng.planner.climb import HillClimb
@@ -228,6 +229,32 @@ def test_some_trees_only(store: Store, tmp_path: Path) -> None:
         write_trees(store, tmp_path / "none.xz", lambda tree: False)
     with pytest.raises(TreeError, match="holds no tree"):
         write_trees(Store(), tmp_path / "none.xz")
+
+
+def test_a_text_that_is_not_ours_is_left_out_and_put_back(store: Store, file: Path, tmp_path: Path) -> None:
+    whole = {t.conditions.spec: t for t in read_trees(file)}
+    family = next(iter(whole.values())).family
+    less, listed = tmp_path / "less.xz", tmp_path / "listed.jsonl"
+    write_trees(store, less, without_source=[family])
+    left = [t for t in read_trees(less) if not t.source]
+    assert left and all((t.family == family) != bool(t.source) for t in read_trees(less))
+    assert left[0].with_source(whole[left[0].conditions.spec].source) == whole[left[0].conditions.spec]
+    assert not any(
+        t.source in lzma.decompress(less.read_bytes()).decode() for t in whole.values() if t.family == family
+    )
+    with pytest.raises(TreeError, match="was left out of its tree: `qimeng collect merge --listed"):
+        merge(tmp_path / "none", [less])
+    others = next(t.source for t in whole.values() if t.conditions.spec != left[0].conditions.spec)
+    with pytest.raises(TreeError, match="is that of another spec"):
+        merge(tmp_path / "wrong", [less], {t.conditions.spec: others for t in left})
+    listed.write_text("".join(json.dumps({"spec": d, "source": t.source}) + "\n" for d, t in whole.items()))
+    merge(tmp_path / "again", [less], read_texts(listed))
+    with Store(tmp_path / "again" / STORE) as again:
+        write_trees(again, tmp_path / "again.xz")
+    assert (tmp_path / "again.xz").read_bytes() == file.read_bytes()
+    listed.write_text('["no row"]\n')
+    with pytest.raises(QimengError, match="holds no JSON lines with `spec` and `source`"):
+        read_texts(listed)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
