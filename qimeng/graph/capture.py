@@ -14,7 +14,6 @@ import operator
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,15 +23,9 @@ from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
 from qimeng.errors import SpecError
+from qimeng.graph.decompose import decomposed
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
 from qimeng.spec.fake import fake_tensors
-
-KEPT = (
-    "native_layer_norm native_group_norm _softmax _log_softmax logsumexp linalg_vector_norm var_mean gelu silu mish "
-    "elu selu celu hardswish hardsigmoid hardtanh leaky_relu softplus relu relu6 sigmoid tanh log_sigmoid_forward "
-    "linear addmm baddbmm scaled_dot_product_attention lstm gru rnn_tanh rnn_relu"
-).split()
-"""Operators kept whole although PyTorch's default table takes them apart: templates and libraries have them whole."""
 
 
 class CaptureError(SpecError):
@@ -155,26 +148,11 @@ def _unchecked_distributions() -> Iterator[None]:
         Distribution.set_default_validate_args(checks)
 
 
-@lru_cache(1)
-def _decompositions(namespaces: tuple[str, ...]) -> dict[Any, Callable[..., Any]]:
-    """PyTorch's table without the operators that are kept; made once, since it takes a fifth of a capture.
-
-    Args:
-        namespaces: of all operators: with another one, operators may have come whose decompositions are to be found.
-    """
-
-    def is_kept(op: Any) -> bool:
-        return isinstance(op, torch._ops.OpOverload) and op.name().split("::")[1].split(".")[0] in KEPT
-
-    return {op: made for op, made in torch.export.default_decompositions().items() if not is_kept(op)}
-
-
 def _export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
-    table = _decompositions(tuple(torch.ops))
     with warnings.catch_warnings(), _quiet("torch.fx.experimental.symbolic_shapes"), _unchecked_distributions():
         warnings.simplefilter("ignore")
         try:
-            return torch.export.export(module, inputs, strict=False).run_decompositions(table)
+            return decomposed(torch.export.export(module, inputs, strict=False))
         except Exception as error:  # torch.export raises many classes of its own, none of them public
             first, name = str(error).strip().splitlines() or [""], type(error).__name__
             plain = "what it does depends on the values of a tensor; " if "DataDependent" in name else ""

@@ -51,7 +51,7 @@ def work(assignment: Assignment, out: Path, delay: float = 0.0) -> Explored:
 
 
 def plan(count: int = 2, **changes: object) -> Plan:
-    made = Plan(seed=5, count=count, sizes=LITTLE, evaluations=10, places=(Place(slots=2),))
+    made = Plan(seed=5, count=count, sizes=LITTLE, evaluations=10, places=(Place(),))
     return replace(made, **changes)  # type: ignore[arg-type]
 
 

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ class Case:
     schedules: list[dict[str, Any]]
     limit: float = 0.0
     expect: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def planned(self) -> Any:
+        """What `planned` gives, for all its schedules."""
+        return planned(self.module, self.inputs)
 
 
 def shapes(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float32, spread: bool = False) -> Make:
@@ -342,7 +348,7 @@ def _printed(case: Case, number: int, changes: dict[str, Any]) -> Any:
     from qimeng.program.schedule import Schedule
 
     base = Schedule("gemm", block_m=32, block_n=32, block_k=32, group_m=2, warps=4, stages=2)
-    graph, region, nest, loads, plan = planned(case.module, case.inputs)
+    graph, region, nest, loads, plan = case.planned
     return graph, region, plan, print_gemm(region, nest, loads, plan, base.but(**changes), f"g{number}")
 
 

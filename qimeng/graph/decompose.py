@@ -1,0 +1,75 @@
+"""An exported program with its operators taken apart, those excepted that templates and libraries have whole.
+
+Deals in torch.export's tables of decompositions. Knows nothing about how a program was exported or what becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.export import exported_program
+
+KEPT = (
+    "native_layer_norm native_group_norm _softmax _log_softmax logsumexp linalg_vector_norm var_mean gelu silu mish "
+    "elu selu celu hardswish hardsigmoid hardtanh leaky_relu softplus relu relu6 sigmoid tanh log_sigmoid_forward "
+    "linear addmm baddbmm scaled_dot_product_attention lstm gru rnn_tanh rnn_relu"
+).split()
+"""Operators kept whole although PyTorch's default table takes them apart: templates and libraries have them whole."""
+
+Table = Mapping[Any, Callable[..., Any]]
+
+
+def decomposed(exported: Any) -> Any:
+    """The `torch.export.ExportedProgram` with its operators taken apart.
+
+    What ``run_decompositions`` gives, which overrides each of PyTorch's 500 composite operators and back, two thirds of
+    the time of a small capture. Most of them PyTorch takes apart by itself as the table would, so that only the others
+    are overridden here. Where this version of PyTorch does not know that shorter way, or it fails, the public one
+    decides.
+    """
+    namespaces = tuple(torch.ops)
+    try:
+        composite, plain = _parts(namespaces)
+        with unset_fake_temporarily():
+            return exported_program._decompose_exported_program(
+                exported,
+                cia_to_decomp=dict(composite),
+                python_decomp_table=dict(plain),
+                joint_loss_index=None,
+                decompose_custom_triton_ops=False,
+            )
+    except Exception:  # noqa: BLE001 - torch.export raises classes of its own, none of them public; see above
+        return exported.run_decompositions(dict(_table(namespaces)))
+
+
+@lru_cache(1)
+def _table(namespaces: tuple[str, ...]) -> Table:
+    """PyTorch's table without the operators that are kept; made once, since it takes longer than a small capture.
+
+    Args:
+        namespaces: of all operators: with another one, operators may have come whose decompositions are to be found.
+    """
+
+    def is_kept(op: Any) -> bool:
+        return isinstance(op, torch._ops.OpOverload) and op.name().split("::")[1].split(".")[0] in KEPT
+
+    return {op: made for op, made in torch.export.default_decompositions().items() if not is_kept(op)}
+
+
+@lru_cache(1)
+def _parts(namespaces: tuple[str, ...]) -> tuple[Table, Table]:
+    """The table as torch.export splits it, without the composite operators that come apart by themselves."""
+    composite, plain = exported_program._split_decomp_table_to_cia_and_python_decomp(dict(_table(namespaces)))
+    return {op: made for op, made in composite.items() if not _is_own(op, made)}, plain
+
+
+def _is_own(op: Any, made: Callable[..., Any]) -> bool:
+    """Whether `made` is what PyTorch does with `op` anyway: torch.export binds the operator itself."""
+    return isinstance(made, partial) and made.keywords.get("kernel") is op
+
+
+__all__ = ["KEPT", "decomposed"]

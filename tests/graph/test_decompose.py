@@ -1,0 +1,69 @@
+"""The shorter way of taking operators apart gives the graphs of the public one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional
+
+from qimeng.graph import capture, decompose
+
+
+class Kept(torch.nn.Module):
+    """Operators that stay whole, beside others that do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.gru, self.norm = torch.nn.Linear(8, 8), torch.nn.GRU(8, 8), torch.nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(functional.relu6(self.linear(x))) + self.gru(x)[0]
+        return functional.scaled_dot_product_attention(y[None], y[None], y[None]) * functional.selu(y).var(1).sum()
+
+
+class Images(torch.nn.Module):
+    """Composite operators for which PyTorch's table has a text of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.interpolate(self.norm(self.layer(x)), scale_factor=2, mode="bicubic")
+        return functional.interpolate(functional.max_pool2d(y, 2), size=(5, 5), mode="nearest-exact").flatten(1)
+
+
+class Plain(torch.nn.Module):
+    """Composite operators that PyTorch takes apart by itself."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = torch.einsum("bij,bkj->bik", x, y) @ torch.tril(torch.ones(x.shape[1], x.shape[1]))
+        return torch.cdist(x, y), functional.one_hot(z.argmax(-1), 7), torch.broadcast_tensors(z, x[:, :, :1])[1]
+
+
+CASES: list[tuple[Callable[[], torch.nn.Module], tuple[tuple[int, ...], ...]]] = [
+    (Kept, ((6, 8),)),
+    (Images, ((2, 3, 9, 9),)),
+    (Plain, ((2, 7, 5), (2, 7, 5))),
+]
+
+
+def graph_of(module: Callable[[], torch.nn.Module], shapes: tuple[tuple[int, ...], ...]) -> str:
+    return repr(capture.capture(module, lambda: tuple(torch.empty(s) for s in shapes)))
+
+
+@pytest.mark.parametrize(("module", "shapes"), CASES, ids=lambda x: getattr(x, "__name__", ""))
+def test_the_graph_is_that_of_the_public_way(
+    module: Callable[[], torch.nn.Module], shapes: tuple[tuple[int, ...], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.delattr(torch.export.ExportedProgram, "run_decompositions")  # it is not asked
+        found = graph_of(module, shapes)
+
+    def unknown(namespaces: tuple[str, ...]) -> tuple[decompose.Table, decompose.Table]:
+        raise AttributeError("a version of PyTorch that splits its table in another way")
+
+    monkeypatch.setattr(decompose, "_parts", unknown)
+    assert graph_of(module, shapes) == found
