@@ -58,7 +58,7 @@ restore() {
     local work=$scratch/$1
     mkdir -p "$work"
     [ -s "$work/store.sqlite" ] || [ ! -s "$out/$1.xz" ] ||
-        qimeng collect merge "$work" "$out/$1.xz" ${CANDIDATES:+--listed "$CANDIDATES"}
+        qimeng collect merge "$work" "$out/$1.xz" ${CANDIDATES:+--listed "$CANDIDATES"} || return 1
     [ -s "$work/explored.jsonl" ] || [ ! -s "$out/$1.jsonl" ] || cp "$out/$1.jsonl" "$work/explored.jsonl"
     [ -s "$work/candidates.json" ] || [ ! -s "$out/$1.json" ] || cp "$out/$1.json" "$work/candidates.json"
 }
@@ -77,7 +77,7 @@ keep() {
 # 300 specs take half an hour on four. With 4 to 8 each, chance finds the best of a tree at once. What was judged
 # earlier comes from the store. Sizes up to 256 MiB: six judges fit one GPU, and checking takes less than timing.
 collect() {
-    restore trees
+    restore trees || return 1
     limited $(($1 - 25)) python3 -m qimeng.cli collect --out "$scratch/trees" --specs "${SPECS:-400}" \
         --families pointwise,reduction,normalization,softmax,product,block --most-mib 256 \
         --evaluations "${EVALUATIONS:-28}" --seconds-each "${EACH:-110}" --total-seconds $(($1 - 45)) --overhead-seconds 15 --jobs "${JOBS:-6}"
@@ -205,7 +205,7 @@ methods() {
 
 # A candidate that ran out of seconds is gone on with once all have been looked at.
 explore() {
-    restore heldout
+    restore heldout || return 1
     methods
     local each=$((($1 - 50) / 2))
     limited $(($1 - 25)) python3 "$here/planners.py" explore ${CANDIDATES:+--listed "$CANDIDATES"} --out "$scratch/heldout" \
@@ -215,7 +215,7 @@ explore() {
 }
 
 replay() {
-    restore heldout
+    restore heldout || return 1
     methods
     limited $(($1 - 5)) python3 "$here/planners.py" replay --out "$scratch/heldout" --rows "$out/replays.jsonl" \
         --total-seconds $(($1 - 15)) ${options[@]+"${options[@]}"} &&
@@ -223,7 +223,7 @@ replay() {
 }
 
 live() {
-    restore heldout
+    restore heldout || return 1
     limited $(($1 - 5)) python3 "$here/planners.py" live --out "$scratch/heldout" --rows "$out/replays.jsonl" \
         --timed "$out/live.jsonl" --jobs 3 --total-seconds $(($1 - 15))
 }
@@ -231,7 +231,7 @@ live() {
 # From a planner trained on estimates for another GPU to the measured trees, with three budgets.
 adapt() {
     local until=$((SECONDS + $1)) budget place=0
-    restore estimates
+    restore estimates || return 1
     limited $(($1 / 3)) python3 -m qimeng.cli collect --out "$scratch/estimates" --specs 100 --seed 31 --device a100 \
         --families pointwise,reduction,normalization,softmax,product,block --most-mib 256 \
         --seconds-each 60 --total-seconds $(($1 / 3 - 10)) --overhead-seconds 10 --jobs "$(nproc)"
