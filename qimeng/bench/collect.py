@@ -206,14 +206,15 @@ def merge(into: Path, sources: Sequence[Path], texts: Mapping[str, str] = Mappin
     for folder in folders:
         if not (folder / STORE).is_file():
             raise QimengError(f"{folder} holds no collection ({STORE} is missing)")
+    trees = [t if t.source else t.with_source(texts.get(t.conditions.spec, "")) for f in files for t in read_trees(f)]
     into.mkdir(parents=True, exist_ok=True)
     with Store(into / STORE) as store:
         before = store.counts()
         for folder in folders:
             with Store(folder / STORE) as other:
                 store.merge(other)
-        for tree in (tree for file in files for tree in read_trees(file)):
-            put_tree(store, tree if tree.source else tree.with_source(texts.get(tree.conditions.spec, "")))
+        for tree in trees:
+            put_tree(store, tree)
         added = {table: n - before[table] for table, n in store.counts().items()}
     known = {row.to_json() for row in read_log(into / LOG)}
     new = {row.to_json(): row for folder in folders for row in read_log(folder / LOG)}
