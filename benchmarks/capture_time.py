@@ -1,0 +1,90 @@
+"""Seconds of a capture, and of one by torch.export's public decomposition, which gives the same graphs.
+
+    python benchmarks/capture_time.py OUT.jsonl --specs 100 [--root KernelBench]
+
+On a CPU; nothing is allocated and nothing verified. One row for drawn specs and each level of KernelBench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from qimeng.bench.environment import environment
+from qimeng.bench.row import append_line
+from qimeng.bench.suite import load_kernelbench
+from qimeng.device import target_device
+from qimeng.errors import QimengError
+from qimeng.graph import decompose
+from qimeng.graph.verify import capture_spec
+from qimeng.planner.data.generate import draw_many
+from qimeng.spec import KernelSpec
+
+
+@contextmanager
+def public() -> Iterator[None]:
+    """`decompose.decomposed` takes the public way inside."""
+    kept = decompose._parts
+
+    def unknown(namespaces: tuple[str, ...]) -> tuple[decompose.Table, decompose.Table]:
+        raise AttributeError("left out for the comparison")
+
+    decompose._parts = unknown  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        decompose._parts = kept
+
+
+def timed(spec: KernelSpec) -> tuple[str, float]:
+    """The graph as text, or why there is none, and the seconds it took."""
+    began = time.perf_counter()
+    try:
+        found = repr(capture_spec(spec, verify=False))
+    except QimengError as error:
+        found = str(error)
+    return found, time.perf_counter() - began
+
+
+def row(name: str, specs: Iterable[KernelSpec]) -> dict[str, object]:
+    """Both ways for each spec in turns."""
+    short, long, count, different = 0.0, 0.0, 0, []
+    for spec in specs:
+        ours, seconds = timed(spec)
+        short += seconds
+        with public():
+            theirs, seconds = timed(spec)
+        long, count = long + seconds, count + 1
+        different += [spec.name] if ours != theirs else []
+    mean = {"seconds": round(short / count, 4), "seconds_public": round(long / count, 4)}
+    return {"specs": name, "count": count, **mean, "different": different}
+
+
+def main() -> None:
+    """Measure and append the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", help="file of rows")
+    parser.add_argument("--specs", type=int, default=100, help="drawn specs")
+    parser.add_argument("--root", help="a local checkout of KernelBench")
+    arguments = parser.parse_args()
+    drawn = [d.spec for d in draw_many(77, arguments.specs)]
+    parts: dict[str, list[KernelSpec]] = {"drawn": drawn}
+    for level in (1, 2) if arguments.root else ():
+        parts[f"kernelbench level {level}"] = [
+            KernelSpec.from_file(p.path) for p in load_kernelbench(arguments.root, level)
+        ]
+    timed(drawn[0])  # what is imported and made once
+    with public():
+        timed(drawn[0])
+    for name, specs in parts.items():
+        found = {**row(name, specs), "environment": asdict(environment(target_device()))}
+        append_line(arguments.out, json.dumps(found))
+        print(found, flush=True)
+
+
+if __name__ == "__main__":
+    main()
