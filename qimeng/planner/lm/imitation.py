@@ -39,8 +39,8 @@ class Imitation:
         batch: pairs a step of the optimizer.
         rate: largest learning rate; it rises over the first `RISE` of the steps and then falls to nothing.
         clip: largest norm of the gradient.
-        others: actions that a choice is among, drawn from the legal ones anew each time it is seen, each standing for
-            several; 0 for all of them, which takes several times as long.
+        others: actions that a choice is among, the rest drawn from the legal ones anew each time it is seen; 0 for all
+            of them, which takes several times as long.
         seed: of the order of the pairs, and of the others.
     """
 
@@ -110,11 +110,10 @@ def imitate(
     for epoch in range(s.epochs):
         loss_sum, right, count = 0.0, 0.0, 0
         for chosen in _batches(lengths, s.batch, shuffle):
-            given, weights = zip(*(_against(rows[i], wanted[i], s.others, shuffle) for i in chosen), strict=True)
+            given = [_against(rows[i], wanted[i], s.others, shuffle) for i in chosen]
             logits = _logits(model, given, device)
-            standing = logits + torch.from_numpy(np.log(np.stack(weights)))[:, : logits.shape[1]].to(device)
             target = torch.from_numpy(np.stack([wanted[i] for i in chosen])[:, : logits.shape[1]]).to(device)
-            known = standing.log_softmax(-1).masked_fill(target == 0, 0.0)  # -inf where nothing is offered
+            known = logits.log_softmax(-1).masked_fill(target == 0, 0.0)  # -inf where nothing is offered
             loss = torch.nn.functional.kl_div(known, target, reduction="batchmean")
             optimizer.zero_grad()
             loss.backward()
@@ -220,26 +219,21 @@ def _target(seen: Observation, choice: Mapping[Action, float]) -> np.ndarray:
 
 def _against(
     row: dict[str, np.ndarray], wanted: np.ndarray, others: int, draw: np.random.Generator
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
+) -> dict[str, np.ndarray]:
     """`row` with the actions that are `wanted` and so many others that there are `others` more than one, if it can be.
 
-    Each is in its place. Besides, how many actions each stands for, float32: one that was drawn for itself and its
-    share of those that were not, so that what the softmax is normalised by is right on average (sampled softmax with
-    the correction of Bengio and Senécal, 2008). Else the policy would hardly learn to tell apart actions that are
-    alike, which are seldom drawn together.
+    Each is in its place.
     """
-    actions, weights = row["action_ids"].reshape(MAX_ACTIONS, -1), np.ones(MAX_ACTIONS, dtype=np.float32)
+    actions = row["action_ids"].reshape(MAX_ACTIONS, -1)
     there = np.flatnonzero(actions[:, 0] >= 0)
     if not others or len(there) <= others + 1:
-        return row, weights
+        return row
     chosen = np.flatnonzero(wanted)
-    rest = np.setdiff1d(there, chosen)
-    drawn = draw.permutation(rest)[: max(1, others + 1 - len(chosen))]
-    weights[drawn] = len(rest) / max(1, len(drawn))
-    kept = np.append(drawn, chosen)
+    more = max(1, others + 1 - len(chosen))
+    kept = np.append(draw.permutation(np.setdiff1d(there, chosen))[:more], chosen)
     short = np.full_like(actions, PAD)
     short[kept] = actions[kept]
-    return {**row, "action_ids": short.reshape(-1)}, weights
+    return {**row, "action_ids": short.reshape(-1)}
 
 
 def _logits(model: PlannerModel, rows: Sequence[dict[str, np.ndarray]], device: torch.device) -> torch.Tensor:

@@ -15,7 +15,6 @@ from qimeng.actions import Context, ScheduleKind, register, unregister
 from qimeng.envs.environment import KernelOptimizationEnv
 from qimeng.envs.replay import ReplayEvaluator
 from qimeng.envs.reward import LogSpeedupReward
-from qimeng.envs.shares import MAX_ACTIONS
 from qimeng.envs.task import Task
 from qimeng.errors import WeightsError
 from qimeng.graph.opgraph import OpGraph
@@ -28,7 +27,7 @@ from qimeng.planner.lm.corpus import random_walk
 from qimeng.planner.lm.imitation import Imitation, imitate
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.planner.lm.planner import LanguageModelPlanner
-from qimeng.planner.lm.reading import PAD, Reader
+from qimeng.planner.lm.reading import Reader
 from qimeng.planner.lm.training import Ppo, train
 from qimeng.planner.lm.weights import PlannerModel, new_mini
 from qimeng.program.program import Program
@@ -69,25 +68,6 @@ def test_imitation_learns_what_the_heuristic_does(model: PlannerModel, task: Tas
     agreed = float(np.mean([planner.choose(o) in choice for o, choice in given]))
     chance = float(np.mean([1 / len(o.actions) for o, _ in given]))
     assert agreed > max(0.6, 3 * chance)
-
-
-def test_actions_that_are_left_out_are_stood_for() -> None:
-    draw, there = np.random.default_rng(0), 60
-    ids = np.full((MAX_ACTIONS, 4), PAD)
-    ids[:there] = np.arange(there)[:, None]
-    wanted = np.zeros(MAX_ACTIONS, dtype=np.float32)
-    wanted[[3, 7]] = 0.5
-    row, worth, sums = {"action_ids": ids.reshape(-1)}, np.exp(draw.normal(size=MAX_ACTIONS)), []
-    for _ in range(2000):
-        given, weights = imitation._against(row, wanted, 15, draw)
-        kept = np.flatnonzero(given["action_ids"].reshape(MAX_ACTIONS, -1)[:, 0] >= 0)
-        assert len(kept) == 16 and {3, 7} <= set(kept) and weights[[3, 7]].tolist() == [1.0, 1.0]
-        assert weights[kept].sum() == pytest.approx(there)
-        sums.append(float((weights * worth)[kept].sum()))
-    assert np.mean(sums) == pytest.approx(worth[:there].sum(), rel=0.02)
-    for others in (0, there):
-        given, weights = imitation._against(row, wanted, others, draw)
-        assert given is row and (weights == 1).all()
 
 
 def test_a_long_epoch_is_told_about(model: PlannerModel, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
