@@ -9,9 +9,9 @@
 # Variables: CANDIDATES (what `planners.py list --root KernelBench --json` wrote; without it, the generated half of the
 # held-out specs alone), SPECS, ONLY (candidates of each half; 0 for all), RUNS and COMMON (instead of those below), METHODS
 # ("LABEL=PLANNER+SEARCH", one a line, to compare besides), DEVICE (to adapt to; h200), JOBS (places on each GPU; 6 for
-# the collection, 5 for held-out trees, whose specs are larger), EACH (seconds that the collection gives a spec; 110),
-# EVALUATIONS (of a spec there; 28), DEPTH (of a held-out tree; 140), SIDE (runs of training on each GPU; 2), FINISH
-# (seconds that a run of training has left when its PPO ends; 90), SCRATCH.
+# the collection, 12 for held-out trees), EACH (seconds that a spec is given; 110 in the collection, 240 for a held-out
+# tree), EVALUATIONS (of a spec of the collection; 28), DEPTH (of a held-out tree; 140), SIDE (runs of training on each
+# GPU, 2, or on the CPU, 1), FINISH (seconds that a run of training has left when its PPO ends; 90), SCRATCH.
 set -uo pipefail
 out=$1 end=$((SECONDS + $2))
 shift 2
@@ -24,8 +24,9 @@ gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
 export TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 # Settings of every run of training that differ from the library's defaults. At a rate of 3e-4 that does not fall, PPO undid
-# what was imitated; trees held out for a report are too easy to choose weights by.
-common=${COMMON-imitation.epochs=6 imitation.others=0 held_out=0.06 validate_every=0 ppo.steps=8192 ppo.rate=2e-4 ppo.target_kl=0.05}
+# what was imitated. No trees are held out: they are too easy to choose weights by, and reports have specs of their own.
+# With 16 examples a step took 50 ms, two runs beside each other: mostly the start of small kernels, so 64 a step.
+common=${COMMON-imitation.epochs=12 imitation.batch=64 imitation.rate=2e-3 imitation.others=0 held_out=0 validate_every=0 ppo.steps=8192 ppo.rate=2e-4 ppo.target_kl=0.05}
 
 # Runs of training, one a line: name and what is its own. The first is the one that is compared with every search. One
 # with `from=NAME` begins with what NAME imitated: the same seed, another reward, say.
@@ -40,6 +41,7 @@ runs() {
 	log-speedup from=seed0 reward=log-speedup
 	coverage from=seed0 reward=milestones coverage=0.5
 	anytime1 from=seed1 reward=anytime seed=1
+	alone imitation.epochs=0 ppo.rate=1e-3 reward=milestones
 	untrained imitation.epochs=0 ppo.steps=0
 	END
 }
@@ -91,7 +93,7 @@ collect() {
 
 # Each place takes the next run of the list; some share a GPU, which a small model does not fill.
 train() {
-    local until=$((SECONDS + $1)) place places=$((gpus > 0 ? ${SIDE:-2} * gpus : 1))
+    local until=$((SECONDS + $1)) place places=$((gpus > 0 ? ${SIDE:-2} * gpus : ${SIDE:-1}))
     [ -s "$out/trees.xz" ] || { echo "no trees: collect first" && return 1; }
     rm -rf "$scratch/taken"
     mkdir -p "$scratch/taken" "$out/planners"
@@ -116,7 +118,7 @@ one_run() {
         *) options+=(--set "$setting") ;;
         esac
     done
-    on_gpu "$place" limited $((until - SECONDS - 5)) python3 -m qimeng.cli train "$out/trees.xz" --out "$scratch/$name" \
+    TOKENIZERS_PARALLELISM=true on_gpu "$place" limited $((until - SECONDS - 5)) python3 -m qimeng.cli train "$out/trees.xz" --out "$scratch/$name" \
         --seconds $((until - SECONDS - ${FINISH:-90})) ${options[@]+"${options[@]}"} >>"$scratch/$name.log" 2>&1
     pack "$name"
 }
@@ -135,7 +137,11 @@ take_up() {
 on_gpu() {
     local place=$1
     shift
-    if [ "$gpus" -gt 0 ]; then CUDA_VISIBLE_DEVICES=$((place % gpus)) OMP_NUM_THREADS=4 "$@"; else "$@"; fi
+    if [ "$gpus" -gt 0 ]; then
+        NVIDIA_TF32_OVERRIDE=1 CUDA_VISIBLE_DEVICES=$((place % gpus)) OMP_NUM_THREADS=4 "$@"
+    else
+        OMP_NUM_THREADS=$((($(nproc) + ${SIDE:-1} - 1) / ${SIDE:-1})) "$@" # two runs of one thread do more than one of two
+    fi
 }
 
 # A finished run to OUT, its checkpoint left out; its report as a row; what it imitated, unless another run did.
@@ -208,13 +214,13 @@ methods() {
     while read -r name; do [ -z "$name" ] || options+=(--method "$name"); done <<<"${METHODS:-}"
 }
 
-# A candidate that ran out of seconds is gone on with once all have been looked at.
+# A candidate that ran out of seconds is gone on with once all have been looked at. Its language models think on the CPU,
+# with few threads each.
 explore() {
     restore heldout || return 1
     methods
-    local each=$((($1 - 50) / 2))
-    limited $(($1 - 25)) python3 "$here/planners.py" explore ${CANDIDATES:+--listed "$CANDIDATES"} --out "$scratch/heldout" \
-        --evaluations "${DEPTH:-140}" --seconds-each $((each < 150 ? each : 150)) --total-seconds $(($1 - 50)) --jobs "${JOBS:-5}" \
+    limited $(($1 - 25)) env OMP_NUM_THREADS=2 python3 "$here/planners.py" explore ${CANDIDATES:+--listed "$CANDIDATES"} --out "$scratch/heldout" \
+        --evaluations "${DEPTH:-140}" --seconds-each "${EACH:-240}" --total-seconds $(($1 - 50)) --jobs "${JOBS:-12}" \
         --only "${ONLY:-0}" ${options[@]+"${options[@]}"}
     keep heldout
 }

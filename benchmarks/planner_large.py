@@ -24,10 +24,9 @@ from qimeng.bench.environment import environment
 from qimeng.device import target_device
 from qimeng.planner.data.tree import read_trees
 from qimeng.planner.lm.branches import imitation_pairs
-from qimeng.planner.lm.imitation import Imitation, imitate
+from qimeng.planner.lm.imitation import Example, Imitation, imitate
 from qimeng.planner.lm.mini import train_tokenizer
 from qimeng.planner.lm.planner import LanguageModelPlanner
-from qimeng.planner.lm.reading import state_and_actions
 from qimeng.planner.lm.stored import Offer, stored_tasks
 from qimeng.planner.lm.training import Ppo, train
 from qimeng.planner.lm.weights import add_lora, from_hub
@@ -82,7 +81,8 @@ def main() -> None:
     where = torch.device("cuda" if on_gpu else "cpu")
     stored = list(stored_tasks([t for _, t in zip(range(args.trees), read_trees(TREES), strict=False)]))
     pairs = list(imitation_pairs(stored, 2, 16))[: args.pairs]
-    texts = [text for seen, _ in pairs for state, actions in [state_and_actions(seen)] for text in (state, *actions)]
+    examples = [Example.of(seen, choice) for seen, choice in pairs]
+    texts = [part for e in examples for part in (e.text.state, *e.text.actions)]
     with tempfile.TemporaryDirectory() as folder:
         random_model(args.size, Path(folder), texts)
         model = from_hub(folder, dtype="bfloat16", length=1024)
@@ -110,8 +110,8 @@ def main() -> None:
     planner.look(seen[0])
     timed("decisions, one by one", len(seen), lambda: [planner.look(s) for s in seen])
     settings = Imitation(epochs=1, batch=8, rate=1e-4)
-    imitate(model, pairs[:8], settings)
-    timed("imitated choices", len(pairs), lambda: imitate(model, pairs, settings))
+    imitate(model, examples[:8], settings)
+    timed("imitated choices", len(examples), lambda: imitate(model, examples, settings))
     tasks, offer = [s.task for s in stored], Offer.of(stored)
     ppo = Ppo(steps=16, environments=4, rollout=4, batch=8, epochs=1, rate=1e-4)
     train(model, tasks, ppo, offer=offer)

@@ -44,6 +44,9 @@ SIZES = tuple(Bytes(1 << n, 1 << (n + 2)) for n in (16, 18, 20, 22))
 SHORT = 400
 """Tokens after which an untrained model is cut off: it does not end by itself."""
 
+ENCODED = "encoded.npz"
+"""What is learnt, as tokens; beside the tokenizer whose they are."""
+
 LOOKED_AT = 48
 """Held-out examples of each part that training is looked at with."""
 
@@ -67,18 +70,23 @@ def train(args: argparse.Namespace) -> None:
     """Train, within the minutes given."""
     import torch
 
-    from qimeng.bench.writer.model import encoded, new_writer
+    from qimeng.bench.writer.model import encoded, kept, new_writer
     from qimeng.bench.writer.training import Training
 
-    began, learnt = time.monotonic(), list(read(args.out, LEARNT))
-    if not (args.out / "untrained").exists():
-        new_writer(learnt, args.size, args.out / "untrained", args.seed)
+    began, untrained = time.monotonic(), args.out / "untrained"
+    encodings = untrained / ENCODED
+    learnt = list(read(args.out, LEARNT)) if not encodings.exists() else []
+    if not (untrained / "model.safetensors").exists():
+        new_writer(learnt, args.size, untrained, args.seed)
+    rows = kept(encodings, untrained, learnt)
+    if not args.now:
+        return
     how = Training(60 * args.minutes, args.steps, args.tokens, args.rate, seed=args.seed)
     count = torch.cuda.device_count()
     about = {**asdict(how), "size": args.size, "gpus": count, "environment": asdict(environment(target_device()))}
     append_line(args.out / "training.jsonl", json.dumps(about))
     looked_at = [e for part in PARTS for e in requests(args.out, part, LOOKED_AT)]
-    rows, held_out = (encoded(args.out / "untrained", some) for some in (learnt, looked_at))
+    held_out = encoded(untrained, looked_at)
     context = torch.multiprocessing.get_context("spawn")
     stop, meeting = context.Event(), args.out.resolve() / f"meeting-{os.getpid()}"
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -205,7 +213,7 @@ def main() -> None:
         if function is train:
             command.add_argument("--size", default="small")
             command.add_argument("--minutes", type=float, default=18.0, help="of the training, over all runs")
-            command.add_argument("--now", type=float, default=1e6, help="minutes of this run")
+            command.add_argument("--now", type=float, default=1e6, help="minutes of this run; 0 prepares it")
             command.add_argument("--steps", type=int, default=1_000_000)
             command.add_argument("--tokens", type=int, default=32_768, help="of a batch, on each GPU")
             command.add_argument("--rate", type=float, default=1e-3)

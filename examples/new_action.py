@@ -24,9 +24,8 @@ from qimeng.graph.capture import capture
 from qimeng.graph.ops import family
 from qimeng.interfaces import Facts, Observation, Request
 from qimeng.planner.heuristic import HeuristicPlanner
-from qimeng.planner.lm.branches import Pair
 from qimeng.planner.lm.corpus import corpus, random_walk
-from qimeng.planner.lm.imitation import Imitation, imitate
+from qimeng.planner.lm.imitation import Example, Imitation, imitate
 from qimeng.planner.lm.mini import MiniSize, train_tokenizer
 from qimeng.planner.lm.planner import LanguageModelPlanner
 from qimeng.planner.lm.scoring import Scale
@@ -100,12 +99,12 @@ def made_without_it(tasks: Sequence[Task]) -> PlannerModel:
     tokenizer = train_tokenizer(corpus(tasks, 2, 8), 400)
     model = new_mini(tokenizer, MiniSize(48, 2, 2, 1, 96), Scale("tokens", 0.1), length=96)
     planner = HeuristicPlanner()
-    pairs = [(seen, {planner.choose(seen): 1.0}) for task in tasks for seen in random_walk(task, 6)]
-    imitate(model, pairs, Imitation(epochs=3, batch=8, rate=3e-3))
+    examples = [Example.of(seen, {planner.choose(seen): 1.0}) for task in tasks for seen in random_walk(task, 6)]
+    imitate(model, examples, Imitation(epochs=3, batch=8, rate=3e-3))
     return model
 
 
-def best_of_all(task: Task, walks: int, steps: int) -> Iterator[Pair]:
+def best_of_all(task: Task, walks: int, steps: int) -> Iterator[Example]:
     """In states of random walks, the action that the judge likes best, or `stop`; each is tried once."""
     for seed in range(walks):
         draw, session = random.Random(seed), Session(task)
@@ -117,7 +116,7 @@ def best_of_all(task: Task, walks: int, steps: int) -> Iterator[Pair]:
                 tried.step(action)
                 times[action] = tried.state.ms or math.inf
             best = min(seen.actions, key=lambda action: times[action])  # `stop`, the first, where nothing is faster
-            yield seen, {best: 1.0}
+            yield Example.of(seen, {best: 1.0})
             session.step(draw.choice(seen.actions[1:]))
 
 
@@ -138,15 +137,15 @@ def main(walks: int = 4, epochs: int = 30) -> tuple[dict[str, float], dict[str, 
     try:
         seen = next(random_walk(other, 1))
         before = chances(model, seen)
-        pairs = [pair for task in tasks for pair in best_of_all(task, walks, 3)]
+        examples = [example for task in tasks for example in best_of_all(task, walks, 3)]
         add_lora(model, rank=16)
-        imitate(model, pairs, Imitation(epochs, batch=8, rate=5e-3, others=0))
+        imitate(model, examples, Imitation(epochs, batch=8, rate=5e-3, others=0))
         after = chances(model, seen)
     finally:
         unregister("double_rows")
     print(f"chance to double the rows, of {len(seen.actions)} legal actions:")
     for region in before:
-        print(f"  {region:10} {before[region]:6.1%} before, {after[region]:6.1%} after {len(pairs)} states")
+        print(f"  {region:10} {before[region]:6.1%} before, {after[region]:6.1%} after {len(examples)} states")
     return before, after
 
 

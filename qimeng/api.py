@@ -55,9 +55,9 @@ def plan_and_code(
         inputs: example inputs, where `spec` is a module or a function.
         seconds: wall-clock budget, capture and final verification included.
         evaluations: most programs sent to the judge before the final verification.
-        planner: ``"heuristic"``, ``"lm"`` (the trained language model that comes with the package; with the search
-            ``"best-of-n"`` it goes on after its first trajectory), ``"lm:FOLDER"`` (another one), ``"random"``, or a
-            `Planner`.
+        planner: ``"lm"`` (the trained language model that comes with the package; with the search ``"best-of-n"`` it
+            goes on after its first trajectory), ``"lm:FOLDER"`` (another one), ``"heuristic"`` (rules; it starts some
+            seconds sooner), ``"random"``, or a `Planner`.
         coder: ``"template"``, ``"openai:MODEL"``, ``"transformers:FOLDER"``, ``"hybrid:openai:MODEL"``, or a `Coder`
             (`qimeng.coder.named.coder_named` makes one with a base URL and a budget; see ``docs/coders.md``).
         search: ``"best-of-n"`` (what the planner would do alone, then trajectories drawn from its policy),

@@ -32,6 +32,9 @@ STEPS = 16
 SHARES = (("heuristic", 0.35), ("beam", 0.25))
 """Explorers that go first, and the most of the evaluations that each may use; the rest is for mixtures and chance."""
 
+LEAST = 4
+"""New programs that each explorer may have judged, however many there are: enough to follow its first choices."""
+
 IDLE = 8
 """Trajectories in a row that judge no new program, after which the tree counts as explored."""
 
@@ -138,7 +141,7 @@ def explore(
     for name, share, steps, search in planned() if explorers is None else explorers:
         before = ledger.evaluations
         ledger.budget = replace(
-            budget, evaluations=min(row.asked, before + max(2, int(share * row.asked))), steps=steps
+            budget, evaluations=min(row.asked, before + max(LEAST, int(share * row.asked))), steps=steps
         )
         branch = root.fork()
         branch.return_to(root.state)

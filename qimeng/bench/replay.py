@@ -8,7 +8,9 @@ as wanted. An action that is legal but was never tried has no answer: it is not 
 says what share of the legal actions was explored where the method had to decide (`ReplayRow.coverage`). The trees are
 therefore explored with the methods that are compared (`qimeng.bench.replay_heldout.explore_with`). Orders of fusions
 that nobody tried (`qimeng.planner.data.closure`) are left out as well: with all fusions and only some of the lowerings
-offered, chance would fuse far more than it does where all is legal.
+offered, chance would fuse far more than it does where all is legal. A step of the graph alone after which nothing was
+tried (`Tree.answered`) has no answer either: a method that was led there would end with what it has, where a live run
+goes on.
 """
 
 from __future__ import annotations
@@ -179,7 +181,7 @@ class StoredSession(Session):
         coder: says what is legal; patches come from the tree.
 
     Attributes:
-        covered: digest of each program looked at to the share of its legal actions that was explored.
+        covered: digest of each program looked at to the share of its legal actions that the tree has an answer for.
         stopped: why the search on it ended.
     """
 
@@ -190,11 +192,11 @@ class StoredSession(Session):
         self.stopped = ""
 
     def offered(self) -> tuple[tuple[Action, ...], int]:
-        """The explored ones of the legal actions, in their order, and `stop`."""
+        """Those of the legal actions that the tree has an answer for, in their order, and `stop`."""
         actions, cut = super().offered()
         digest = self.state.program.digest
-        explored = self.tree.explored.get(digest, ())
-        kept = tuple(a for a in actions if a == STOP or a in explored)
+        answered = self.tree.answered.get(digest, ())
+        kept = tuple(a for a in actions if a == STOP or a in answered)
         if len(actions) > 1:
             self.covered.setdefault(digest, (len(kept) - 1) / (len(actions) - 1))
         return kept, cut

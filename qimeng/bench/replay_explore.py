@@ -7,6 +7,7 @@ any moment; with the same folder it goes on where it ended. Knows nothing about 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ from qimeng.planner.data.generate import Drawn
 from qimeng.planner.data.tree import put_drawn
 from qimeng.store import Store
 
+LEAST_S = 60.0
+"""Seconds that are worth starting a candidate for."""
+
 ORDER = "candidates.json"
 """File of the folder that holds the candidates' names and digests in their order."""
 
@@ -35,7 +39,7 @@ class Plan:
         methods: who explores.
         evaluations: programs judged for each candidate.
         seconds_each: wall-clock budget of a candidate.
-        total_seconds: none is started that could not use its whole budget before this many seconds.
+        total_seconds: of all; who starts late has what is left, and none starts with less than `LEAST_S`.
         overhead_seconds: what a candidate may take beyond its budget before it is given up as hanging.
         places: where candidates are explored, and how many at once.
         device: name of the device to estimate times for; empty for this machine's GPU.
@@ -50,8 +54,8 @@ class Plan:
     device: str = ""
 
 
-def explore_one(drawn: Drawn, plan: Plan, store: Path) -> Explored:
-    """Explore one candidate into the store at `store`."""
+def explore_one(drawn: Drawn, plan: Plan, store: Path, end: float = math.inf) -> Explored:
+    """Explore one candidate into the store at `store`, until `time.monotonic()` is `end` at the latest."""
     from qimeng.envs.setup import make_device, make_task
 
     began, spec = time.monotonic(), drawn.spec
@@ -65,7 +69,8 @@ def explore_one(drawn: Drawn, plan: Plan, store: Path) -> Explored:
         try:
             if task.start.fallback:
                 return _row(drawn, plan, row.device, task.reason)
-            return explore(task, row, opened, plan.seconds_each, began=began, explorers=explorers_of(plan.methods))
+            seconds = min(plan.seconds_each, end - began)
+            return explore(task, row, opened, seconds, began=began, explorers=explorers_of(plan.methods))
         finally:
             task.evaluator.close()
 
@@ -91,10 +96,10 @@ def explore_all(
     with Pool(plan.places) as pool:
         for outcome in pool.run(
             left,
-            partial(explore_one, plan=plan, store=out / STORE),
+            partial(explore_one, plan=plan, store=out / STORE, end=end),  # a clock that processes share
             limit_s=plan.seconds_each + plan.overhead_seconds,
             stop_at=end + plan.overhead_seconds,
-            start_before=end - plan.seconds_each,
+            start_before=end - min(plan.seconds_each, LEAST_S),
         ):
             if not outcome.interrupted:
                 row = outcome.result or _row(outcome.task, plan, device, outcome.failure)

@@ -242,7 +242,7 @@ class GpuEvaluator(Evaluator):
 
     def begin_timing(self) -> None:
         """A program that a worker has just loaded is timed from now on, with parameters that nobody has seen."""
-        self._timed = _TimedCalls(self.references.parameter_seed() if self.references.has_state else None)
+        self._timed = _TimedCalls(self.references.parameter_seed())
 
     def check_timed(self, worker: Process, few: bool = False) -> Verdict:
         """Whether the outputs of some timed calls of the program are right, or of one; the program is still loaded."""

@@ -34,7 +34,7 @@ from qimeng.envs.worker import Draw, Parameters
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import longest_reduction
 from qimeng.spec import DISTRIBUTIONS, KernelSpec, applies
-from qimeng.spec.distributions import SECRET_SIZE, UNEVEN
+from qimeng.spec.distributions import SECRET_SIZE, SHARES, UNEVEN
 
 NOT_FINITE_LIMIT = 0.01
 """Largest share of values that are not finite; a distribution above it is dropped."""
@@ -137,15 +137,19 @@ class References:
         return tuple(found)
 
     def trials(self, count: int) -> Iterable[Trial]:
-        """Trials one after the other: as given with the spec's parameters, as given with others, then other inputs."""
-        names = [d for d in self.distributions[1:] if d not in self.dropped]
-        random.SystemRandom().shuffle(names)
-        kinds = [("given", False), ("given", True)] + [(name, True) for name in names] + [("given", True)] * count
+        """Trials one after the other: as given with the spec's parameters, as given with others, then other inputs.
+
+        The first change is of a single row of each parameter, the shares of the later ones take turns.
+        """
+        others = [1 + number % (len(SHARES) - 1) for number in range(max(count, len(self.distributions)))]
+        kinds = [k for k in zip(self.distributions[1:], others, strict=False) if k[0] not in self.dropped]
+        random.SystemRandom().shuffle(kinds)
         given: list[Draw] = []
-        for distribution, perturbed in kinds:
+        first: list[tuple[str, int | None]] = [("given", None), ("given", 0)]
+        for distribution, share in [*first, *kinds, *(("given", other) for other in others)]:
             if len(given) == count:
                 return
-            trial = self._draw(distribution, perturbed and self.has_state, given)
+            trial = self._draw(distribution, share if self.has_state else None, given)
             if trial is not None:
                 given.append(trial.draw)
                 yield trial
@@ -154,7 +158,7 @@ class References:
     def fresh(self, count: int) -> Iterable[Trial]:
         """New trials on inputs as given, which no process has seen."""
         for _ in range(count):
-            trial = self.make(self._new_draw("given", self.has_state))
+            trial = self.make(self._new_draw("given", self.parameter_seed()))
             if trial is not None:
                 yield trial
             del trial
@@ -165,7 +169,7 @@ class References:
         for distribution, perturbed in [("given", False), *((d, True) for d in (*self.distributions, *again))]:
             if distribution in self.dropped:
                 continue
-            trial = self.make(self._new_draw(distribution, perturbed and self.has_state))
+            trial = self.make(self._new_draw(distribution, self.parameter_seed() if perturbed else None))
             if trial is not None:
                 yield trial
             del trial
@@ -241,7 +245,7 @@ class References:
 
     def _look(self) -> Plan:
         """Run eager a few times: output structure, changed buffers, random operators; the plan of memory."""
-        draw = self._new_draw("given", False)
+        draw = self._new_draw("given", None)
         inputs = self.inputs(draw)
         self.input_bytes = sum(x.nbytes for x in tensors_in(inputs))
         self.input_sets = max(1, _memory(self.device) // FRESH_SHARE // max(self.input_bytes, 1))
@@ -326,26 +330,31 @@ class References:
 
     def _other_outputs(self) -> list[torch.Tensor]:
         """What eager makes of other inputs."""
-        draw = self._new_draw("given", False)
+        draw = self._new_draw("given", None)
         self.parameters.set(None)
         return tensors_in(self._eager(self.inputs(draw), draw.seed))
 
-    def _draw(self, distribution: str, perturbed: bool, given: Sequence[Draw]) -> Trial | None:
+    def _draw(self, distribution: str, share: int | None, given: Sequence[Draw]) -> Trial | None:
         """A trial of this kind from the pool, or a new one; none of `given`, which this candidate gets already."""
-        trial = self._pool.take(distribution, perturbed, given)
+        trial = self._pool.take((distribution, share), given)
         if trial is None:
-            trial = self.make(self._new_draw(distribution, perturbed))
+            seed = None if share is None else self._parameter_seed(share)
+            trial = self.make(self._new_draw(distribution, seed))
             if trial is not None:
                 self.keep(trial)
         return trial
 
-    def _new_draw(self, distribution: str, perturbed: bool) -> Draw:
-        return Draw(self.draw_seed(), distribution, self.parameter_seed() if perturbed else None)
+    def _new_draw(self, distribution: str, parameter_seed: int | None) -> Draw:
+        return Draw(self.draw_seed(), distribution, parameter_seed)
 
-    def parameter_seed(self) -> int:
-        """A new seed of a change to the parameters; even, so that signs stay, where results would be no numbers."""
-        seed = self.draw_seed()
-        return seed - seed % 2 if self._keeps_signs else seed
+    def parameter_seed(self) -> int | None:
+        """A new seed of a change to the parameters; None where there are none."""
+        return self._parameter_seed(random.SystemRandom().randrange(len(SHARES))) if self.has_state else None
+
+    def _parameter_seed(self, share: int) -> int:
+        """A new seed of a change to `SHARES[share]` of the rows; even, so that signs stay, where those must."""
+        sign = 0 if self._keeps_signs else self.draw_seed() % 2
+        return 2 * (len(SHARES) * (self.draw_seed() >> 3) + share) + sign
 
     def _needs_signs(self, inputs: Sequence[Any]) -> bool:
         """Whether other signs of parameters (under a root, say) give values that are not finite."""

@@ -53,8 +53,7 @@ class RegionReference:
         self.source = plain.source
         self.entries = [plain.implementation(r).entry for r in plain.regions]
         self.number = [r.id for r in program.regions].index(region.id)
-        perturbed = references.draw_seed() if references.has_state else None
-        self.draw = Draw(references.draw_seed(), "given", perturbed)
+        self.draw = Draw(references.draw_seed(), "given", references.parameter_seed())
         self.tally = Tally()
         self.held_by: Process | None = None
         self._references, self._module = references, load_source(self.source, folder=folder)

@@ -13,6 +13,7 @@ import torch
 
 from qimeng.envs.accuracy import Expected
 from qimeng.envs.worker import Draw
+from qimeng.spec.distributions import share_of
 
 USES = 4
 """Times a trial is used before it is replaced by a new one."""
@@ -52,9 +53,10 @@ class Trial:
         self.nearby += 1
 
     @property
-    def kind(self) -> tuple[str, bool]:
-        """Distribution of the inputs, and whether the parameters are changed."""
-        return self.draw.distribution, self.draw.parameter_seed is not None
+    def kind(self) -> tuple[str, int | None]:
+        """Distribution of the inputs, and which share of the parameters' rows is changed; None where they are not."""
+        seed = self.draw.parameter_seed
+        return self.draw.distribution, None if seed is None else share_of(seed)
 
     @property
     def bytes(self) -> int:
@@ -77,9 +79,9 @@ class TrialPool:
         self._trials: list[Trial] = []
         self._choose = random.SystemRandom()
 
-    def take(self, distribution: str, perturbed: bool, given: Sequence[Draw]) -> Trial | None:
+    def take(self, kind: tuple[str, int | None], given: Sequence[Draw]) -> Trial | None:
         """A trial of this kind whose draw is none of `given`; None where a new one is due."""
-        fitting = [t for t in self._trials if t.kind == (distribution, perturbed) and t.draw not in given]
+        fitting = [t for t in self._trials if t.kind == kind and t.draw not in given]
         if not fitting or (len(fitting) < 2 and self._choose.random() >= 0.5):
             return None
         trial = self._choose.choice(fitting)

@@ -23,7 +23,7 @@ PLANNERS = {
 }
 """Name to where the class is; each is made without arguments."""
 
-PLANNER, SEARCH = "heuristic", "greedy"
+PLANNER, SEARCH = "lm", "greedy"
 """What `plan_and_code` and ``qimeng optimize`` go by unless told otherwise."""
 
 WITH_FOLDER = {"lm"}

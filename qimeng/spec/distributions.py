@@ -139,8 +139,14 @@ def _factor(size: float) -> float:
     return next((f for f in (30.0, 16.0, 8.0, 4.0, 2.0) if size * f <= WIDEST), 1.0)  # not a number: 1
 
 
-_SHARES = (1.0, 0.25, 1 / 16)
-"""Of the rows of a parameter, those that change, by the seed: nobody can tell a change by a sample of the values."""
+SHARES = (0.0, 1.0, 0.25, 1 / 16)
+"""Of the rows of a parameter, those that change (one at least), by the seed: nobody can tell a change by a
+sample of the values, and what a single row does not show, all of them do."""
+
+
+def share_of(seed: int) -> int:
+    """Which of `SHARES` a seed of `perturb_parameters` stands for."""
+    return seed // 2 % len(SHARES)
 
 
 @torch.no_grad()
@@ -166,7 +172,7 @@ def perturb_parameters(module: torch.nn.Module, seed: int) -> None:
         draw = torch.rand(shape, generator=generators[like.device], device=like.device)
         return ((draw < share) | (draw == draw.min())).to(like.dtype)
 
-    share = random.Random(seed).choice(_SHARES)
+    share = SHARES[share_of(seed)]
     generators: dict[torch.device, torch.Generator] = {}
     held = module.state_dict().keys()
     state: list[tuple[str, torch.Tensor, bool]] = [(n, t, True) for n, t in module.named_parameters()]

@@ -154,6 +154,17 @@ def test_what_was_not_tried_is_not_offered(tree: Tree) -> None:
     assert start == (len(offered.offered()[0]) - 1) / (len(legal) - 1)
 
 
+def test_no_method_is_led_to_where_nothing_was_tried(tree: Tree) -> None:
+    """A step of the graph alone is a dead end where exploring dropped the branch."""
+    start = tree.task(FakeCoder()).start.digest
+    step = next(e for e in tree.edges if e.parent == start and e.evaluation is None and e.accepted)
+    cut = replace(tree, edges=tuple(e for e in tree.edges if e.parent != step.child))
+    for one, offers in ((tree, True), (cut, False)):
+        session = StoredSession(one, Budget(math.inf, 40), FakeCoder())
+        session.begin()
+        assert (step.action in session.offered()[0]) is offers
+
+
 def test_replays_are_the_same_again_and_are_made_once(tree: Tree, rows: list[ReplayRow]) -> None:
     again = list(replay([tree], METHODS[2:3], WHERE, coder=FakeCoder()))
     assert [replace(r, seconds=0.0) for r in again] == [replace(r, seconds=0.0) for r in rows if r.method == METHODS[2]]

@@ -14,7 +14,7 @@ from qimeng.bench.writer.answering import Answer, Sheet, Written, sheets
 from qimeng.bench.writer.examples import Draw, Example, collect, examples_of, split, units
 from qimeng.bench.writer.folder import read, requests, write
 from qimeng.bench.writer.judging import CopyCoder, Hearing, Judged, attempts, hearings, judge, read_rows, rows_of, table
-from qimeng.bench.writer.model import SIZES, encoded, new_writer
+from qimeng.bench.writer.model import SIZES, encoded, kept, new_writer
 from qimeng.bench.writer.resized import resized
 from qimeng.bench.writer.symbolic import symbolic
 from qimeng.bench.writer.training import Training, train
@@ -248,7 +248,9 @@ def test_a_training_goes_on_as_if_it_had_not_ended(
     monkeypatch.setitem(SIZES, "tiny", MiniSize(hidden=16, layers=1, heads=1, kv_heads=1, inner=16, positions=2048))
     short = sorted(examples, key=lambda e: len(e.prompt[1]) + len(e.answer))[:4]
     new_writer(short, "tiny", tmp_path / "new", vocabulary=300)
-    some, how = encoded(tmp_path / "new", short), Training(seconds=1e9, steps=16, tokens=1024, rate=1e-2)
+    made, some = (kept(tmp_path / "rows.npz", tmp_path / "new", short) for _ in range(2))
+    assert [(ids.tolist(), head) for ids, head in some] == [(ids.tolist(), head) for ids, head in made]
+    how = Training(seconds=1e9, steps=16, tokens=1024, rate=1e-2)
     whole = train(tmp_path / "new", tmp_path / "whole", some, how)
     looks = iter([False, True])
     train(tmp_path / "new", tmp_path / "parts", some, how, stopped=lambda: next(looks))

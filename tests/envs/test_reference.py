@@ -17,6 +17,7 @@ from qimeng.graph.region import merge
 from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
+from qimeng.spec.distributions import SHARES, share_of
 
 CPU = torch.device("cpu")
 
@@ -50,6 +51,10 @@ def test_trials_start_with_the_specs_own_parameters_and_vary_from_there():
     assert kinds[:2] == [("given", False), ("given", True)]
     assert {d for d, _ in kinds[2:]} == {"normal", "x3", "x30", "x0.01", "negated", "rounded", "slices", "spots"}
     assert [bool(t.eager) for t in refs.trials(3)] == [True, False, False]
+    seeds = [t.draw.parameter_seed for t in refs.trials(10)]
+    shares = [None if seed is None else SHARES[share_of(seed)] for seed in seeds]
+    assert shares[:2] == [None, 0], "one row first, which no sample of the parameters shows"
+    assert set(shares[2:]) == set(SHARES) - {0}
     assert len(list(refs.every_distribution())) == 14, "those of secret size or place twice"
 
 

@@ -176,9 +176,9 @@ def test_perturbed_parameters() -> None:
         module = make()
         perturb_parameters(module, seed)
         changed = (module.state_dict()["0.weight"] != before["0.weight"]).any(1).double().mean()
-        shares.add(round(float(changed), 1))
+        shares.add(float(changed))
         signs.append(float((module.state_dict()["1.weight"] < 0).double().mean()))
-    assert len(shares) > 2 and min(shares) < 0.2 and max(shares) == 1, "all rows or some"
+    assert len(shares) > 2 and min(shares) == 1 / 64 and max(shares) == 1, "all rows, some or one"
     assert max(signs[0::2]) == 0 and 0.3 < max(signs[1::2]) < 0.7, "ones get both signs, by odd seeds"
     table = torch.nn.Module()
     table.register_buffer("table", torch.randn(64, 8))

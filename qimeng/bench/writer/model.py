@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,23 +34,27 @@ SIZES = {
 
 
 def new_writer(examples: Sequence[Example], size: str, folder: Path, seed: int = 0, vocabulary: int = 4096) -> None:
-    """Save an untrained writer in `folder`, its tokenizer learnt from the texts of `examples`."""
-    rng = random.Random(seed)
-    some = rng.sample(list(examples), min(len(examples), 4000))
-    tokenizer = train_tokenizer((t for e in some for t in (*e.prompt, e.answer)), vocabulary, WORDS)
-    tokenizer.chat_template = TEMPLATE
-    model = make_mini(len(tokenizer), SIZES[size], seed)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
+    """Save an untrained writer in `folder`, its tokenizer learnt from the texts of `examples` if there is none yet."""
+    if not (folder / "tokenizer.json").exists():
+        rng = random.Random(seed)
+        some = rng.sample(list(examples), min(len(examples), 4000))
+        tokenizer = train_tokenizer((t for e in some for t in (*e.prompt, e.answer)), vocabulary, WORDS)
+        tokenizer.chat_template = TEMPLATE
+        tokenizer.save_pretrained(folder)
+    make_mini(len(_tokenizer(folder)), SIZES[size], seed).save_pretrained(folder)
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def encoded(folder: Path, examples: Sequence[Example]) -> list[tuple[NDArray[np.int32], int]]:
     """Tokens of each example for the writer in `folder`, and how many of them are the prompt's."""
-    from transformers import AutoTokenizer
-
     if not examples:
         return []
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = _tokenizer(folder)
     said = [[{"role": m.role, "content": m.text} for m in e.messages] for e in examples]
     prompts = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
     heads = tokenizer(prompts, add_special_tokens=False)["input_ids"]
@@ -57,4 +62,19 @@ def encoded(folder: Path, examples: Sequence[Example]) -> list[tuple[NDArray[np.
     return [(np.array([*head, *tail], np.int32), len(head)) for head, tail in zip(heads, tails, strict=True)]
 
 
-__all__ = ["SIZES", "encoded", "new_writer"]
+def kept(file: Path, folder: Path, examples: Sequence[Example]) -> list[tuple[NDArray[np.int32], int]]:
+    """What `encoded` gives, read from `file` where it was kept before, else kept there: it takes minutes."""
+    if not file.exists():
+        rows = encoded(folder, examples)
+        ids = np.concatenate([row for row, _ in rows]) if rows else np.zeros(0, np.int32)
+        part = file.with_suffix(".part")
+        with open(part, "wb") as to:
+            np.savez_compressed(to, ids=ids, lengths=[len(row) for row, _ in rows], heads=[head for _, head in rows])
+        part.replace(file)
+        return rows
+    with np.load(file) as found:
+        ids, lengths, heads = found["ids"], found["lengths"], found["heads"]
+    return list(zip(np.split(ids, np.cumsum(lengths)[:-1]), map(int, heads), strict=True)) if len(lengths) else []
+
+
+__all__ = ["SIZES", "encoded", "kept", "new_writer"]

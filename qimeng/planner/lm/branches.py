@@ -102,12 +102,14 @@ def likeliest(choice: Choice) -> Action:
 
 
 def best_branch_pairs(stored: StoredTask, steps: int, teacher: Teacher | None = None) -> Iterator[Pair]:
-    """Along the best branch from the start to the end, `stop` there included; at most `steps` pairs."""
+    """Along the best branch from the start to the end; at most `steps` pairs, none of which says to stop."""
     session, outlook, teacher = stored.begin(steps), Outlook(stored.tree), teacher or Teacher()
     while session.exhausted() is None:
         seen, known = _seen(stored, session)
         choice = teacher.choice(outlook, known)
-        yield _pair(teacher, outlook, seen, known, choice)
+        pair = _pair(teacher, outlook, seen, known, choice)
+        if STOP not in pair[1]:
+            yield pair
         session.step(likeliest(choice))
 
 
@@ -124,9 +126,9 @@ def walk_pairs(stored: StoredTask, steps: int, seed: int, teacher: Teacher | Non
         pair = _pair(teacher, outlook, seen, known, teacher.choice(outlook, known))
         if STOP not in pair[1]:
             yield pair
-        choice = {a: w for a, w in pair[1].items() if a in known.actions and a != STOP}
+        choice = {a: w for a, w in pair[1].items() if a in known.actions}
         if not choice or draw.random() < ASTRAY:
-            session.step(draw.choice([a for a in known.actions if a != STOP] or [STOP]))
+            session.step(draw.choice(known.actions))
         else:
             session.step(draw.choices(list(choice), list(choice.values()))[0])
 

@@ -92,8 +92,8 @@ def put_weights(module: torch.nn.Module, weights: dict[str, torch.Tensor]) -> No
             parameter.copy_(weights[name])
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """What `save_checkpoint` wrote, as data.
+def read_state(path: Path) -> dict[str, Any]:
+    """What `torch.save` wrote to `path`, as data.
 
     Raises:
         ValueError: the file is damaged.
@@ -122,7 +122,7 @@ def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> tuple[Any, dict
     if not path.is_file():
         raise WeightsError(f"no checkpoint in {folder}: {FILE} is missing")
     try:
-        state = _read(path)
+        state = read_state(path)
         rest = json.loads(state["rest"])
         if len(rest["episodes"]) != learner.n_envs:
             raise ValueError(f"it has {len(rest['episodes'])} environments, the run {learner.n_envs}")

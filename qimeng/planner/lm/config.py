@@ -19,9 +19,10 @@ import torch
 
 from qimeng.errors import QimengError
 from qimeng.planner.lm.branches import Teacher
-from qimeng.planner.lm.imitation import Imitation, ValueStart
+from qimeng.planner.lm.imitation import Imitation
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.planner.lm.training import Ppo
+from qimeng.planner.lm.value import ValueStart
 
 ANSWERS = ("stored", "live", "mixed")
 
@@ -163,7 +164,7 @@ def meanings(kind: type) -> dict[str, str]:
     """What each field of a dataclass means, from the ``Attributes:`` of its docstring.
 
     >>> meanings(Imitation)["batch"]
-    'pairs a step of the optimizer.'
+    'examples a step of the optimizer.'
     """
     found: dict[str, str] = {}
     name, known = "", {f.name for f in dataclasses.fields(kind)}

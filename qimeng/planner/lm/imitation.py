@@ -1,22 +1,27 @@
-"""Warm start: the policy imitates given choices, the value head learns what its own episodes pay.
+"""Warm start of the policy: it imitates given choices.
 
-Deals in batches of pairs and of returns. Knows nothing about PPO, or about where the choices come from.
+Deals in batches of examples. Knows nothing about PPO, or about where the choices come from.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from qimeng.envs.shares import MAX_ACTIONS
+from qimeng.errors import WeightsError
 from qimeng.interfaces import Action, Observation
-from qimeng.planner.lm.reading import PAD, ReadObservation
+from qimeng.planner.lm.checkpoint import put_weights, read_state, trained_weights
+from qimeng.planner.lm.reading import PAD, Reader, Text
 from qimeng.planner.lm.training import Progress
 from qimeng.planner.lm.weights import PlannerModel
 
@@ -27,7 +32,7 @@ TOLD_S = 30.0
 """Seconds between two words on an epoch that goes on: on a CPU it may take most of an hour."""
 
 ALIKE = 8
-"""Batches that are drawn together, their states sorted by length and dealt out."""
+"""Batches that are drawn together, their examples sorted by length and dealt out."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +40,13 @@ class Imitation:
     """How choices are imitated.
 
     Attributes:
-        epochs: passes over the pairs.
-        batch: pairs a step of the optimizer.
+        epochs: passes over the examples.
+        batch: examples a step of the optimizer.
         rate: largest learning rate; it rises over the first `RISE` of the steps and then falls to nothing.
         clip: largest norm of the gradient.
         others: actions that a choice is among, the rest drawn from the legal ones anew each time it is seen; 0 for all
-            of them, which takes several times as long.
-        seed: of the order of the pairs, and of the others.
+            of them, which takes longer.
+        seed: of the order of the examples, and of the others.
     """
 
     epochs: int = 4
@@ -53,66 +58,77 @@ class Imitation:
 
 
 @dataclass(frozen=True)
-class ValueStart:
-    """How the value head is fitted before PPO.
+class Example:
+    """A state as it is read, and what is to be chosen in it.
 
     Attributes:
-        episodes: played by the policy as it is; 0 leaves the head alone.
-        epochs: passes over their states.
-        batch: states a step of the optimizer.
-        rate: learning rate.
-        seed: of the episodes and of the order of the states.
+        text: the state and its legal actions.
+        wanted: how likely each of the actions is to be chosen, float32; the sum is 1.
     """
 
-    episodes: int = 64
-    epochs: int = 40
-    batch: int = 64
-    rate: float = 1e-3
-    seed: int = 0
+    text: Text
+    wanted: np.ndarray
+
+    @classmethod
+    def of(cls, seen: Observation, choice: Mapping[Action, float]) -> Example:
+        """`seen`, in which `choice` says how likely which actions are to be chosen.
+
+        Raises:
+            ValueError: it names an action that `seen` does not offer.
+        """
+        text = Text.of(seen)
+        wanted = np.zeros(len(text.actions), dtype=np.float32)
+        for action, likely in choice.items():
+            if action not in seen.actions:
+                raise ValueError(f"{action} is not among the {len(seen.actions)} actions of its observation")
+            wanted[seen.actions.index(action)] = likely
+        return cls(text, wanted)
 
 
 def imitate(
     model: PlannerModel,
-    pairs: Sequence[tuple[Observation, Mapping[Action, float]]],
+    examples: Sequence[Example],
     settings: Imitation | None = None,
     progress: Progress | None = None,
+    checkpoint: Path | None = None,
 ) -> list[dict[str, float]]:
-    """Make the policy choose as in `pairs`, by cross-entropy over the actions of a choice and other legal ones.
+    """Make the policy choose as in `examples`, by cross-entropy over the actions of a choice and other legal ones.
 
     Args:
         model: what is trained.
-        pairs: observations, each with how likely which actions are to be chosen.
+        examples: what is chosen where.
         settings: how.
         progress: told the figures of each epoch, and now and then of what there is of one so far (``epoch`` 0.4, say).
+        checkpoint: file that is written after each epoch. Where it is there already, training goes on from it, exactly
+            as if it had not been interrupted (on a CPU).
 
     Returns:
         For each epoch: ``loss``, the divergence from the choices in nats, and ``accuracy``, how likely the policy's
-        first choice was to be chosen over how likely the likeliest one was, means over the pairs as they were seen
+        first choice was to be chosen over how likely the likeliest one was, means over the examples as they were seen
         while training.
 
     Raises:
-        ValueError: no pairs, or a choice that its observation does not offer.
+        ValueError: no examples.
+        WeightsError: the checkpoint is damaged, or of another model, other examples or other settings.
     """
     s = settings or Imitation()
-    if not pairs:
-        raise ValueError("nothing to imitate: give at least one (observation, action)")
-    rows, wanted = [], []
-    for seen, choice in pairs:
-        rows.append(model.reader.arrays(seen))
-        wanted.append(_target(seen, choice))
-    lengths = np.asarray([int((row["state_ids"] >= 0).sum()) for row in rows])
-    scorer, shuffle = model.scorer.eval(), np.random.default_rng(s.seed)
+    if not examples:
+        raise ValueError("nothing to imitate: give at least one example")
+    rows = _read(model.reader, examples)
+    sizes = np.asarray([row.tokens(s.others) for row in rows])
+    scorer, draw = model.scorer.eval(), np.random.default_rng(s.seed)
     trained = [p for p in scorer.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=s.rate, weight_decay=0.0)
     steps = s.epochs * math.ceil(len(rows) / s.batch)
     schedule = LambdaLR(optimizer, lambda step: min((step + 1) / math.ceil(RISE * steps), 1 - step / steps))
-    device, found, told = trained[0].device, [], time.monotonic()
-    for epoch in range(s.epochs):
-        loss_sum, right, count = 0.0, 0.0, 0
-        for chosen in _batches(lengths, s.batch, shuffle):
-            given = [_against(rows[i], wanted[i], s.others, shuffle) for i in chosen]
-            logits = _logits(model, given, device)
-            target = torch.from_numpy(np.stack([wanted[i] for i in chosen])[:, : logits.shape[1]]).to(device)
+    progressed = _Passes(scorer, optimizer, schedule, draw, {"settings": asdict(s), "examples": len(rows)})
+    found, device, told = progressed.load(checkpoint), trained[0].device, time.monotonic()
+    for epoch in range(len(found), s.epochs):
+        sums, count = torch.zeros(2, device=device), 0
+        for chosen in _batches(sizes, s.batch, draw):
+            batch = [rows[i].against(s.others, draw) for i in chosen]
+            logits = _logits(model, batch, device)
+            target = torch.from_numpy(_padded([row.wanted for row in batch], 0.0)).to(device)
             known = logits.log_softmax(-1).masked_fill(target == 0, 0.0)  # -inf where nothing is offered
             loss = torch.nn.functional.kl_div(known, target, reduction="batchmean")
             optimizer.zero_grad()
@@ -120,127 +136,134 @@ def imitate(
             torch.nn.utils.clip_grad_norm_(trained, s.clip)
             optimizer.step()
             schedule.step()
-            loss_sum += loss.item() * len(chosen)
-            right += float((target.gather(1, logits.argmax(1, keepdim=True))[:, 0] / target.amax(1)).sum())
+            right = target.gather(1, logits.argmax(1, keepdim=True))[:, 0] / target.amax(1)
+            sums += torch.stack((loss.detach() * len(chosen), right.sum()))
             count += len(chosen)
-            figures = {
-                "epoch": round(epoch + count / len(rows), 3),
-                "loss": loss_sum / count,
-                "accuracy": right / count,
-            }
-            if progress is not None and (count == len(rows) or time.monotonic() - told > TOLD_S):
-                progress(figures)
+            over = count == len(rows)
+            if over or time.monotonic() - told > TOLD_S:
+                loss_sum, right_sum = sums.tolist()
+                means = {"loss": loss_sum / count, "accuracy": right_sum / count}
+                figures = {"epoch": round(epoch + count / len(rows), 3), **means}
+                if over:
+                    found.append(figures)
+                    progressed.save(checkpoint, found)
+                if progress is not None:
+                    progress(figures)
                 told = time.monotonic()
-        found.append(figures)
     return found
 
 
-def pretrain_value(
-    model: PlannerModel, env: ReadObservation, settings: ValueStart | None = None, gamma: float = 1.0
-) -> dict[str, float]:
-    """Fit the value head, and nothing else, to the returns of episodes that the policy plays in `env`.
+@dataclass(frozen=True)
+class _Row:
+    """The token ids of an example, without padding of the state; actions n x T, padded on the right."""
 
-    Returns:
-        ``return``: mean of the episodes; ``explained``: share of the variance of the states' returns that the head
-        explains, of those states that it was not fitted to (one episode in five).
-    """
-    s = settings or ValueStart()
-    draw, states, returns, sums, held = np.random.default_rng(s.seed), [], [], [], []
-    scorer = model.scorer.eval()
-    device = next(scorer.value.parameters()).device
-    for episode in range(s.episodes):
-        rows, paid = _play(model, env, draw, device, s.seed + episode)
-        ids, features = (torch.from_numpy(np.stack([r[k] for r in rows])) for k in ("state_ids", "features"))
-        with torch.no_grad():
-            states.append(scorer.states(ids.long().to(device), features.to(device)))
-        to_go = 0.0
-        back = [to_go := reward + gamma * to_go for reward in reversed(paid)]
-        returns += back[::-1]
-        sums.append(sum(paid))
-        held += [episode % 5 == 4] * len(rows)
-    if not states:
-        return {}
-    seen, wanted = torch.cat(states), torch.tensor(returns, dtype=torch.float32, device=device)
-    test = torch.tensor(held, device=device)
-    fit, optimizer = torch.nonzero(~test).flatten(), torch.optim.AdamW(scorer.value.parameters(), lr=s.rate)
-    for _ in range(s.epochs):
-        order = fit[torch.from_numpy(draw.permutation(len(fit))).to(device)]
-        for chosen in order.split(s.batch):
-            loss = (scorer.value(seen[chosen]).squeeze(-1) - wanted[chosen]).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    found = {"return": float(np.mean(sums))}
-    if int(test.sum()) > 1 and float(wanted[test].var()) > 0:
-        with torch.no_grad():
-            left = (scorer.value(seen[test]).squeeze(-1) - wanted[test]).var()
-        found["explained"] = float(1 - left / wanted[test].var())
+    state: np.ndarray
+    actions: np.ndarray
+    features: np.ndarray
+    wanted: np.ndarray
+
+    def tokens(self, others: int) -> int:
+        """About how many tokens it takes against so many others."""
+        used, count = int((self.actions >= 0).sum()), len(self.wanted)
+        return len(self.state) + (used if not others else round(used * min(1.0, (others + 1) / count)))
+
+    def against(self, others: int, draw: np.random.Generator) -> _Row:
+        """With the wanted actions and so many others that there are `others` more than one, if it can be."""
+        if not others or len(self.wanted) <= others + 1:
+            return self
+        chosen = np.flatnonzero(self.wanted)
+        rest = draw.permutation(np.flatnonzero(self.wanted == 0))
+        kept = np.append(rest[: max(1, others + 1 - len(chosen))], chosen)
+        return _Row(self.state, self.actions[kept], self.features, self.wanted[kept])
+
+
+def _read(reader: Reader, examples: Sequence[Example]) -> list[_Row]:
+    found = []
+    for example, row in zip(examples, reader.rows([e.text for e in examples]), strict=True):
+        state, actions = row["state_ids"], row["action_ids"].reshape(-1, reader.action_length)
+        found.append(
+            _Row(
+                state[np.flatnonzero(state >= 0)],
+                actions[: len(example.wanted)].copy(),
+                row["features"],
+                example.wanted,
+            )
+        )
     return found
 
 
-def _play(
-    model: PlannerModel, env: ReadObservation, draw: np.random.Generator, device: torch.device, seed: int
-) -> tuple[list[dict[str, np.ndarray]], list[float]]:
-    """What was seen before each step of one episode of the policy, and what each step paid."""
-    seen, _ = env.reset(seed=seed)
-    rows, paid, over = [], [], False
-    while not over:
-        with torch.no_grad():
-            probs = _logits(model, [seen], device)[0].double().softmax(-1).cpu().numpy()
-        rows.append(seen)
-        seen, reward, terminated, truncated, _ = env.step(int(draw.choice(len(probs), p=probs / probs.sum())))
-        paid.append(float(reward))
-        over = terminated or truncated
-    return rows, paid
+def _logits(model: PlannerModel, rows: Sequence[_Row], device: torch.device) -> torch.Tensor:
+    """Logits of the policy, one row an example; those of places that hold no action are -inf."""
+    states = _padded([row.state[::-1] for row in rows], PAD)[:, ::-1]
+    actions = _padded([row.actions for row in rows], PAD)
+    given = (states, actions, np.stack([row.features for row in rows]))
+    state_ids, action_ids, features = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in given)
+    logits, _ = model.scorer(state_ids.long(), action_ids.long(), features)
+    found: torch.Tensor = logits
+    return found
 
 
-def _batches(lengths: np.ndarray, size: int, draw: np.random.Generator) -> Iterator[np.ndarray]:
-    """Every index once, `size` at a time, in a random order; a batch's states are about as long as each other.
+def _padded(arrays: Sequence[np.ndarray], value: float) -> np.ndarray:
+    """One array of all of them, the shorter ones filled up with `value` behind."""
+    longest = max(len(a) for a in arrays)
+    found = np.full((len(arrays), longest, *arrays[0].shape[1:]), value, dtype=arrays[0].dtype)
+    for place, array in zip(found, arrays, strict=True):
+        place[: len(array)] = array
+    return found
 
-    A batch costs as much as its longest state in every row: that saves a third.
+
+def _batches(sizes: np.ndarray, count: int, draw: np.random.Generator) -> Iterator[np.ndarray]:
+    """Every index once, `count` at a time, in a random order; the examples of a batch are about as long as each other.
+
+    A batch costs as much as its longest example in every row: that saves a third.
     """
-    order, wide = draw.permutation(len(lengths)), ALIKE * size
+    order, wide = draw.permutation(len(sizes)), ALIKE * count
     for start in range(0, len(order), wide):
         part = order[start : start + wide]
-        part = part[np.argsort(lengths[part], kind="stable")]
-        batches = [part[i : i + size] for i in range(0, len(part), size)]
+        part = part[np.argsort(sizes[part], kind="stable")]
+        batches = [part[i : i + count] for i in range(0, len(part), count)]
         yield from (batches[i] for i in draw.permutation(len(batches)))
 
 
-def _target(seen: Observation, choice: Mapping[Action, float]) -> np.ndarray:
-    """How likely the action of each place is to be chosen, float32."""
-    found = np.zeros(MAX_ACTIONS, dtype=np.float32)
-    for action, likely in choice.items():
-        if action not in seen.actions:
-            raise ValueError(f"{action} is not among the {len(seen.actions)} actions of its observation")
-        found[seen.actions.index(action)] = likely
-    return found
+@dataclass(frozen=True)
+class _Passes:
+    """All that decides the next epoch."""
 
+    scorer: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: LambdaLR
+    draw: np.random.Generator
+    about: dict[str, Any]
 
-def _against(
-    row: dict[str, np.ndarray], wanted: np.ndarray, others: int, draw: np.random.Generator
-) -> dict[str, np.ndarray]:
-    """`row` with the actions that are `wanted` and so many others that there are `others` more than one, if it can be.
+    def save(self, path: Path | None, found: list[dict[str, float]]) -> None:
+        """Write it to `path`, at once or not at all, with the figures of the epochs so far."""
+        if path is None:
+            return
+        state = {
+            "weights": trained_weights(self.scorer),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.last_epoch,
+            "rest": json.dumps({**self.about, "draw": self.draw.bit_generator.state, "found": found}),
+        }
+        partial = path.with_suffix(".partial")
+        torch.save(state, partial)
+        os.replace(partial, path)
 
-    Each is in its place.
-    """
-    actions = row["action_ids"].reshape(MAX_ACTIONS, -1)
-    there = np.flatnonzero(actions[:, 0] >= 0)
-    if not others or len(there) <= others + 1:
-        return row
-    chosen = np.flatnonzero(wanted)
-    more = max(1, others + 1 - len(chosen))
-    kept = np.append(draw.permutation(np.setdiff1d(there, chosen))[:more], chosen)
-    short = np.full_like(actions, PAD)
-    short[kept] = actions[kept]
-    return {**row, "action_ids": short.reshape(-1)}
-
-
-def _logits(model: PlannerModel, rows: Sequence[dict[str, np.ndarray]], device: torch.device) -> torch.Tensor:
-    """Logits of the policy, one row an observation; those of places that hold no action are -inf."""
-    given = {name: torch.from_numpy(np.stack([r[name] for r in rows])).to(device) for name in rows[0]}
-    actions = given["action_ids"].long().view(len(rows), MAX_ACTIONS, -1)
-    count = int((actions[:, :, 0] >= 0).any(0).nonzero().max()) + 1  # places up to the last one used
-    logits, _ = model.scorer(given["state_ids"].long(), actions[:, :count], given["features"])
-    found: torch.Tensor = logits
-    return found
+    def load(self, path: Path | None) -> list[dict[str, float]]:
+        """Go on from what is at `path`, if anything; the figures of the epochs before."""
+        if path is None or not path.is_file():
+            return []
+        try:
+            state = read_state(path)
+            rest = json.loads(state["rest"])
+            if other := [name for name, value in self.about.items() if rest[name] != value]:
+                raise ValueError(f"other {' and '.join(other)}")
+            put_weights(self.scorer, state["weights"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.schedule.last_epoch = state["schedule"]
+            self.draw.bit_generator.state = rest["draw"]
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            reason = (str(error) or type(error).__name__).split("\n")[0]
+            raise WeightsError(f"{path} does not fit: {reason}; remove it to begin anew") from error
+        found: list[dict[str, float]] = rest["found"]
+        return found

@@ -7,6 +7,7 @@ does not disturb what is timed on the GPU.
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qimeng.envs.session import STOP
 from qimeng.envs.shares import MAX_ACTIONS
 from qimeng.errors import WeightsError
-from qimeng.interfaces import Observation
-from qimeng.planner.search import ValuingPlanner
+from qimeng.interfaces import Action, Observation, Step
+from qimeng.planner.search import PATIENCE, ValuingPlanner
 
 if TYPE_CHECKING:
     from qimeng.planner.lm.weights import PlannerModel
@@ -37,6 +39,10 @@ SHIPPED = Path(__file__).parent / "shipped"
 
 class LanguageModelPlanner(ValuingPlanner):
     """Scores each legal action by the log-probability that a language model's policy gives it.
+
+    To stop is no choice where there is another (its score is minus infinity): the best program so far is kept, so that
+    nothing is lost by going on, and what a policy learns about stopping is when its stored tree ended, not that there
+    is no more to gain. By itself it stops once `PATIENCE` judged steps in a row found nothing better.
 
     Args:
         weights: a folder that `qimeng.planner.lm.weights.save` wrote, or a model; by default the weights that come
@@ -81,21 +87,27 @@ class LanguageModelPlanner(ValuingPlanner):
             self._model.scorer.to(self.device)
         return self._model
 
-    def look(self, observation: Observation) -> tuple[list[float], float]:
-        """Log-probability of each of `observation.actions`, and the value of the state (the reward still to come).
+    def choose(self, observation: Observation) -> Action:
+        """The most probable action; `stop` where the last `PATIENCE` judged steps brought nothing better."""
+        return STOP if fruitless(observation.history) >= PATIENCE else super().choose(observation)
 
+    def look(self, observation: Observation) -> tuple[list[float], float]:
+        """Log-probability of each of `observation.actions` if it goes on, and the value of the state.
+
+        The value is the reward still to come.
         What a planner with weights of its own was asked before, it knows: searches come to the same state again.
         """
         row = self._read(observation)
         if not self._own:
-            return self._look([row])[0]
+            scores, value = self._look([row])[0]
+            return _going_on(observation, scores), value
         key = hashlib.blake2b(b"".join(part.tobytes() for part in row.values()), digest_size=16).digest()
         if key not in self._known:
             if len(self._known) >= REMEMBERED:
                 del self._known[next(iter(self._known))]
             self._known[key] = self._look([row])[0]
         scores, value = self._known[key]
-        return list(scores), value
+        return _going_on(observation, scores), value
 
     def scores_of(self, observations: Sequence[Observation]) -> list[Sequence[float]]:
         """Log-probabilities; on a GPU `TOGETHER` at a time, those about as long as each other."""
@@ -106,7 +118,7 @@ class LanguageModelPlanner(ValuingPlanner):
         for start in range(0, len(order), size):
             part = order[start : start + size]
             found |= {i: s for i, (s, _) in zip(part, self._look([rows[i] for i in part]), strict=True)}
-        return [found[i] for i in range(len(rows))]
+        return [_going_on(o, found[i]) for i, o in enumerate(observations)]
 
     def _read(self, observation: Observation) -> dict[str, np.ndarray]:
         self._warn(observation.device.name.removesuffix("(here)"))
@@ -135,3 +147,24 @@ class LanguageModelPlanner(ValuingPlanner):
                 f"device's numbers alone: `qimeng adapt --device {device}` trains it further",
                 stacklevel=5,
             )
+
+
+def fruitless(history: Sequence[Step]) -> int:
+    """Judged steps since the one that brought the best program."""
+    best, since = math.inf, 0
+    for step in history:
+        if step.evaluation is None:
+            continue
+        ms = step.evaluation.ms if step.accepted else None
+        best, since = (ms, 0) if ms is not None and ms < best else (best, since + 1)
+    return since
+
+
+def _going_on(observation: Observation, scores: Sequence[float]) -> list[float]:
+    """The log-probabilities without `stop`, or those of `stop` alone where nothing else is legal."""
+    moves = [score for score, action in zip(scores, observation.actions, strict=True) if action != STOP]
+    if not moves:
+        return list(scores)
+    top = max(moves)
+    total = top + math.log(sum(math.exp(score - top) for score in moves))
+    return [-math.inf if a == STOP else s - total for s, a in zip(scores, observation.actions, strict=True)]

@@ -11,7 +11,7 @@ import random
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from qimeng.envs.session import STOP, State
+from qimeng.envs.session import State
 from qimeng.interfaces import Action, Observation
 from qimeng.planner.lm.stored import ENDLESS, StoredTask
 from qimeng.planner.search import ScoringPlanner, best_action
@@ -67,9 +67,9 @@ def replay(
     """Follow `planner` through the tree.
 
     The first trajectory takes the best-scored action of each state; then others begin at the start, with actions drawn
-    from the softmax of the scores, which go on as long as there is anything but `stop`, until the evaluations are used
-    up or nothing is new. After n trajectories in a row without anything new, scores are divided by 1 + n, so that a
-    planner that is sure of itself looks elsewhere as well. What the tree has no answer for is not offered.
+    from the softmax of the scores, until the evaluations are used up or nothing is new. After n trajectories in a row
+    without anything new, scores are divided by 1 + n, so that a planner that is sure of itself looks elsewhere as well.
+    What the tree has no answer for is not offered.
     """
     return _side_by_side(planner, [_follow(stored, evaluations, steps, seed)])[0]
 
@@ -89,17 +89,15 @@ def _follow(stored: StoredTask, evaluations: int, steps: int, seed: int) -> Foll
             if branch.exhausted() is not None:
                 break
             seen = branch.observe()
-            offered = stored.offered(seen)
+            seen = replace(seen, actions=stored.offered(seen))
             if first is None:
-                seen = replace(seen, actions=offered)
                 action = best_action(seen, (yield seen))
             else:
-                actions = tuple(a for a in offered if a != STOP) or offered  # to stop only where there is nothing else
-                key = (seen.program.digest, seen.best_ms, actions, tuple(s.action for s in seen.history))
+                key = (seen.program.digest, seen.best_ms, seen.actions, tuple(s.action for s in seen.history))
                 if key not in known:
-                    scores = yield replace(seen, actions=actions)
+                    scores = yield seen
                     known[key] = [s - max(scores) for s in scores]
-                action = draw.choices(actions, [math.exp(s / (1 + idle)) for s in known[key]])[0]
+                action = draw.choices(seen.actions, [math.exp(s / (1 + idle)) for s in known[key]])[0]
             path = (*path, action)
             if path not in walked:
                 branch.step(action)

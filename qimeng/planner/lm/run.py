@@ -7,6 +7,7 @@ and `training`.
 |---|---|
 | config.toml | the settings; a run goes on only with the same |
 | planner.json … | the planner (see `qimeng.planner.lm.weights`), once the run is done |
+| imitation.pt | where imitation stands, while it goes on |
 | imitated/ | the planner after imitation alone |
 | checkpoint.pt | where PPO stands; a run that was killed goes on from it |
 | progress.jsonl | every row of progress, as it was told |
@@ -22,23 +23,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from qimeng.envs.reward import Reward, make_reward
-from qimeng.planner.lm.branches import Pair
 from qimeng.planner.lm.checkpoint import put_weights, trained_weights
 from qimeng.planner.lm.config import TrainConfig, TrainingError, differences, load_config, processor_of, to_toml
 from qimeng.planner.lm.corpus import corpus
-from qimeng.planner.lm.imitation import imitate, pretrain_value
+from qimeng.planner.lm.imitation import Example, imitate
 from qimeng.planner.lm.mini import train_tokenizer
 from qimeng.planner.lm.planner import LanguageModelPlanner
-from qimeng.planner.lm.reading import state_and_actions
 from qimeng.planner.lm.replay import Chance, mean_shares
 from qimeng.planner.lm.sources import IMITATED, Sources
 from qimeng.planner.lm.stored import Offer
 from qimeng.planner.lm.training import Validation, make_environment, train
+from qimeng.planner.lm.value import pretrain_value
 from qimeng.planner.lm.weights import Card, PlannerModel, add_lora, from_hub, is_planner, load, new_mini, save
 
 FINAL_SEEDS = (0, 1, 2)
@@ -46,6 +45,9 @@ FINAL_EVALUATIONS = 20
 
 READ = 1500
 """States, with their actions, that a tokenizer is learnt from: more take minutes and hold no new words."""
+
+PASSES = "imitation.pt"
+"""File of a run's folder that says where imitation stands."""
 
 Told = Callable[[str, Mapping[str, float]], None]
 """Called with the name of the phase and its figures."""
@@ -59,6 +61,7 @@ class Report:
         data: what it was trained on.
         times: of which device, of which kind.
         reward: what was paid.
+        start: the planner or model that the run began with; empty for a new one.
         curve: rows of PPO and of its validations, in order.
         shares: for the trained planner, the imitated one, its untrained twin and chance, means over the held-out trees
             (`qimeng.planner.lm.replay.mean_shares`); empty where none are held out.
@@ -74,6 +77,7 @@ class Report:
     data: str = ""
     times: str = ""
     reward: str = ""
+    start: str = ""
     curve: list[dict[str, float]] = field(default_factory=list)
     shares: dict[str, dict[str, float]] = field(default_factory=dict)
     held_out: int = 0
@@ -94,6 +98,8 @@ class Report:
         for name, shares in self.shares.items():
             told = ", ".join(f"{key} {value:.0%}" for key, value in shares.items())
             found[f"{name}, {self.held_out} held-out trees"] = f"{told} (of the best-known log-gain, {self.times})"
+        if self.start:
+            found["began with"] = self.start
         steps = [row["steps"] for row in self.curve]
         return {**found, "PPO": f"{steps[-1]:.0f} steps" if steps else "none", "evaluations": str(self.evaluations)}
 
@@ -122,7 +128,8 @@ class Run:
     ):
         self.config, self.out, self.sources, self.told, self.seconds = config, out, sources, told, seconds
         self.began = time.monotonic()
-        self.report = Report(sources.data, sources.times, reward_words(config), held_out=len(sources.held_out))
+        start = "" if config.start == "mini" else config.start
+        self.report = Report(sources.data, sources.times, reward_words(config), start, held_out=len(sources.held_out))
 
     def __call__(self) -> Report:
         """Train, save, report."""
@@ -163,14 +170,14 @@ class Run:
             data = json.loads(figures.read_text())
             self.report.shares, self.report.pairs = data["shares"], data["pairs"]
             return _ready(load(folder, trainable=True), config)
-        pairs = s.pairs
-        model = start_model(config, s, pairs)
+        examples = s.examples
+        model = start_model(config, s)
         if s.held_out:
             self.report.shares["chance"] = mean_shares(Chance(), s.held_out, FINAL_EVALUATIONS, FINAL_SEEDS)
             self._tell("chance", self.report.shares["chance"])
             self.report.shares["untrained"] = self._final("untrained", model)
-        if pairs and config.imitation.epochs:
-            self._imitate(model, pairs)
+        if examples and config.imitation.epochs:
+            self._imitate(model, examples)
             if s.held_out:
                 self.report.shares["imitated"] = self._final("imitated", model)
         if config.value.episodes and config.ppo.steps and s.offer is not None:  # live episodes would cost evaluations
@@ -178,18 +185,19 @@ class Run:
             env = make_environment(model, s.tasks, config.ppo.max_steps, self._reward(), offer)
             settings_of_value = replace(config.value, seed=config.seed + config.value.seed)
             self._tell("value", pretrain_value(model, env, settings_of_value, config.ppo.gamma))
-        self.report.pairs = len(pairs)
+        self.report.pairs = len(examples)
         note = Card(self.report.data, self.report.times, "imitation of the best branches alone", self.report.figures())
         save(model, folder, note)
-        figures.write_text(json.dumps({"shares": self.report.shares, "pairs": len(pairs)}))
+        figures.write_text(json.dumps({"shares": self.report.shares, "pairs": len(examples)}))
+        (self.out / PASSES).unlink(missing_ok=True)
         return model
 
-    def _imitate(self, model: PlannerModel, pairs: Sequence[Pair]) -> None:
+    def _imitate(self, model: PlannerModel, examples: Sequence[Example]) -> None:
         """Imitate the best branches; a planner to begin with is kept as it is where that makes it no better."""
         settings = replace(self.config.imitation, seed=self.config.seed + self.config.imitation.seed)
         may_lose = bool(self.sources.validation) and is_planner(self.config.start)
         before, weights = (self._shares(model), trained_weights(model.scorer)) if may_lose else ({}, {})
-        imitate(model, pairs, settings, lambda row: self._tell("imitation", row))
+        imitate(model, examples, settings, lambda row: self._tell("imitation", row), self.out / PASSES)
         if before:
             after = self._shares(model)
             if (after["area"], after["greedy"]) <= (before["area"], before["greedy"]):
@@ -250,15 +258,16 @@ def prepare(out: Path, config: TrainConfig) -> None:
     path.write_text(to_toml(config, explained=True))
 
 
-def start_model(config: TrainConfig, sources: Sources, pairs: Sequence[Pair]) -> PlannerModel:
+def start_model(config: TrainConfig, sources: Sources) -> PlannerModel:
     """The model that training begins with: new, from a folder, or from Hugging Face; with LoRA where it is wanted.
 
     Raises:
         WeightsError: it cannot be loaded.
     """
     if config.start == "mini":
-        some = pairs[:: max(1, len(pairs) // READ)]
-        texts = [text for seen, _ in some for text in _texts(seen)] or list(corpus(sources.tasks[:8], 1, 4))
+        some = sources.examples[:: max(1, len(sources.examples) // READ)]
+        texts = [part for e in some for part in (e.text.state, *e.text.actions)]
+        texts = texts or list(corpus(sources.tasks[:8], 1, 4))
         model = new_mini(train_tokenizer(texts), config.mini, seed=config.seed, length=config.length)
     elif is_planner(config.start):
         model = load(config.start, trainable=True)
@@ -284,11 +293,6 @@ def reward_words(config: TrainConfig) -> str:
 def _ready(model: PlannerModel, config: TrainConfig) -> PlannerModel:
     model.scorer.to(processor_of(config))
     return model
-
-
-def _texts(seen: Any) -> tuple[str, ...]:
-    state, actions = state_and_actions(seen)
-    return (state, *actions)
 
 
 __all__ = ["FINAL_EVALUATIONS", "FINAL_SEEDS", "Report", "Run", "Told", "prepare", "reward_words", "start_model"]

@@ -17,8 +17,9 @@ from qimeng.envs.setup import make_device
 from qimeng.envs.task import Task
 from qimeng.planner.data.generate import draw_many
 from qimeng.planner.data.tree import Tree, put_drawn, read_trees
-from qimeng.planner.lm.branches import Pair, pairs_of
+from qimeng.planner.lm.branches import Teacher, pairs_of
 from qimeng.planner.lm.config import TrainConfig, TrainingError, processor_of
+from qimeng.planner.lm.imitation import Example
 from qimeng.planner.lm.live import Meter, OpenJudges, live_tasks, mixed_task
 from qimeng.planner.lm.replay import worth_replaying
 from qimeng.planner.lm.stored import Offer, StoredTask, looked_through, stored_tasks
@@ -40,7 +41,7 @@ class Sources:
         offer: leaves out what the trees have no answer for; None where a judge answers.
         meter: evaluations asked of live judges, and their budget.
         paid: evaluations that the trees trained on hold.
-        pairs: choices to imitate.
+        examples: choices to imitate.
         judges: live judges that are open.
         device: name of the device.
         estimated: whether times are the analytic model's.
@@ -59,7 +60,7 @@ class Sources:
     data: str
     paid: int = 0
     store: Store | None = None
-    pairs: tuple[Pair, ...] = ()
+    examples: tuple[Example, ...] = ()
     judges: OpenJudges = field(default_factory=OpenJudges)
 
     @property
@@ -109,9 +110,11 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
     kept, held = split(trees, config.held_out, config.held_out_families, config.seed)
     if config.answers == "stored" and evaluations:
         kept = within(kept, evaluations, config.seed)
-    wanted = partial(pairs_of, walks=config.walks, steps=config.ppo.max_steps, seed=config.seed, teacher=config.teacher)
+    wanted = partial(
+        _examples, walks=config.walks, steps=config.ppo.max_steps, seed=config.seed, teacher=config.teacher
+    )
     found = list(looked_through(kept, config.coder, None if (out / IMITATED).is_file() else wanted))
-    stored, pairs = tuple(s for s, _ in found), tuple(pair for _, some in found for pair in some)
+    stored, examples = tuple(s for s, _ in found), tuple(example for _, some in found for example in some)
     apart = tuple(worth_replaying(list(stored_tasks(held, config.coder))))
     if not stored:
         raise TrainingError(f"none of {len(kept)} trees begins with the program that this version makes of its spec")
@@ -139,9 +142,13 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
         data=words,
         paid=sum(len(s.tree.evaluations) for s in stored),
         store=asked,
-        pairs=pairs,
+        examples=examples,
         judges=judges,
     )
+
+
+def _examples(stored: StoredTask, walks: int, steps: int, seed: int, teacher: Teacher) -> list[Example]:
+    return [Example.of(seen, choice) for seen, choice in pairs_of(stored, walks, steps, seed, teacher)]
 
 
 def within(trees: Sequence[Tree], evaluations: int, seed: int = 0) -> list[Tree]:

@@ -51,9 +51,12 @@ class StoredTask:
         return session
 
     def offered(self, seen: Observation) -> tuple[Action, ...]:
-        """Of `seen.actions`, those that the tree has an answer for; `stop` is always one."""
+        """Of `seen.actions`, those that the tree has an answer for; `stop` where there is none.
+
+        To stop is no choice elsewhere, as for the planner that comes of it (`LanguageModelPlanner`).
+        """
         known = self.known.get(seen.program.digest, frozenset())
-        return tuple(a for a in seen.actions if a == STOP or a in known)
+        return tuple(a for a in seen.actions if a != STOP and a in known) or (STOP,)
 
     @cached_property
     def known(self) -> dict[str, frozenset[Action]]:
@@ -175,10 +178,10 @@ class Offer:
         if stored is not None:
             offered = set(stored.offered(seen))
             found = np.asarray([a in offered for a in seen.actions], dtype=bool)
-        legal = len(found) - 1
-        if legal > 0:
+        moves = np.asarray([a != STOP for a in seen.actions], dtype=bool)
+        if moves.any():
             self.states += 1
-            self.shares += (int(found.sum()) - 1) / legal
+            self.shares += float((found & moves).sum() / moves.sum())
         return found
 
     @property

@@ -19,6 +19,7 @@ from qimeng.envs.environment import KernelOptimizationEnv
 from qimeng.envs.reward import Reward
 from qimeng.envs.task import Task
 from qimeng.planner.lm.checkpoint import FILE, load_checkpoint, put_weights, save_checkpoint, trained_weights
+from qimeng.planner.lm.choices import ChoicesAlone
 from qimeng.planner.lm.reading import Offering, ReadObservation
 from qimeng.planner.lm.weights import PlannerModel
 
@@ -101,10 +102,10 @@ def make_environment(
     max_steps: int,
     reward: Reward | None = None,
     offer: Offering | None = None,
-) -> ReadObservation:
-    """One environment as `model` reads it."""
+) -> ChoicesAlone:
+    """One environment as `model` reads it, at the states where there is something to choose."""
     env = HorizonEnds(KernelOptimizationEnv(tasks, reward, max_steps=max_steps))
-    return ReadObservation(env, model.reader, offer)
+    return ChoicesAlone(ReadObservation(env, model.reader, offer))
 
 
 def make_learner(
@@ -133,7 +134,7 @@ def make_learner(
 
     s = settings or Ppo()
 
-    def environment() -> ReadObservation:
+    def environment() -> ChoicesAlone:
         return make_environment(model, tasks, s.max_steps, reward() if reward else None, offer)
 
     return MaskablePPO(

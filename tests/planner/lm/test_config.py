@@ -17,9 +17,10 @@ from qimeng.planner.lm.config import (
     processor_of,
     to_toml,
 )
-from qimeng.planner.lm.imitation import Imitation, ValueStart
+from qimeng.planner.lm.imitation import Imitation
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.planner.lm.training import Ppo
+from qimeng.planner.lm.value import ValueStart
 
 TREES = "trees=a.xz"
 

@@ -12,9 +12,10 @@ from stable_baselines3.common.env_checker import check_env
 from qimeng.envs.environment import KernelOptimizationEnv
 from qimeng.envs.shares import MAX_ACTIONS
 from qimeng.envs.task import Task
+from qimeng.planner.lm import reading
 from qimeng.planner.lm.corpus import corpus, random_walk
 from qimeng.planner.lm.mini import END, MiniSize, make_mini, train_tokenizer
-from qimeng.planner.lm.reading import PAD, PROMPT, Reader, ReadObservation, short_names, state_and_actions
+from qimeng.planner.lm.reading import PAD, PROMPT, Reader, ReadObservation, Text, short_names, state_and_actions
 
 
 def words(reader: Reader, ids: np.ndarray) -> str:
@@ -51,6 +52,13 @@ def test_what_is_read_is_what_was_printed(task: Task, reader: Reader) -> None:
     assert (rows[len(actions) :] == PAD).all()
     long = Reader(reader.tokenizer, 4096).ids(state, [])["state_ids"]
     assert words(reader, long) == state and long[-1] != PAD
+
+
+def test_many_are_read_as_one_is(task: Task, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "TOGETHER", 2)
+    seen = list(random_walk(task, 4))
+    for row, one in zip(reader.rows([Text.of(s) for s in seen]), map(reader.arrays, seen), strict=True):
+        assert row.keys() == one.keys() and all(np.array_equal(row[k], one[k]) for k in row)
 
 
 def test_a_long_state_loses_its_middle(reader: Reader) -> None:

@@ -104,16 +104,17 @@ def test_a_run_leaves_a_planner_and_says_what_it_is(trained: Path, stored: tuple
     assert weights(trained / "imitated").keys() == weights(trained).keys()
 
 
+@pytest.mark.parametrize(("phase", "figure", "value"), [("imitation", "epoch", 1), ("ppo", "steps", 18)])
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
-    trained: Path, trees_file: Path, settings: Path, tmp_path: Path
+    phase: str, figure: str, value: int, trained: Path, trees_file: Path, settings: Path, tmp_path: Path
 ) -> None:
     config = load_config(settings, [f'trees=["{trees_file}"]'])
 
     def run(told: Callable[[str, Mapping[str, float]], None]) -> Report:
         return Run(config, tmp_path / "run", gather(config, tmp_path / "run"), told)()
 
-    def kill(phase: str, row: Mapping[str, float]) -> None:
-        if phase == "ppo" and row["steps"] == 18:
+    def kill(told: str, row: Mapping[str, float]) -> None:
+        if told == phase and row[figure] == value:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -122,6 +123,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(
     whole = json.loads((trained / "report.json").read_text())["curve"]
     assert rows == [pytest.approx({k: v for k, v in row.items() if k != "seconds"}) for row in whole]
     assert all(torch.equal(weights(tmp_path / "run")[n], p) for n, p in weights(trained).items())
+    assert not (tmp_path / "run" / "imitation.pt").exists()
 
 
 def test_a_run_whose_time_is_up_is_finished_as_it_stands(trees_file: Path, settings: Path, tmp_path: Path) -> None:

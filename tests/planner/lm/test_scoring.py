@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from qimeng.planner.lm.reading import PAD
-from qimeng.planner.lm.scoring import ActionScorer, Scale, pack
+from qimeng.planner.lm.scoring import TOGETHER, ActionScorer, Scale, pack
 
 CONFIGS = {
     "llama": LlamaConfig(
@@ -69,6 +69,23 @@ def test_all_at_once_is_one_by_one(name: str, extra: int) -> None:
         for b, (state, row) in enumerate(zip(STATES, ACTIONS, strict=True)):
             for a, action in enumerate(row):
                 assert float(found[b, a]) == pytest.approx(naive(model, state, action), abs=1e-4)
+
+
+def test_rows_that_are_computed_in_groups_keep_their_places_and_gradients() -> None:
+    model = scorer()
+    torch.nn.init.normal_(model.value[2].weight)
+    states = [[1 + i % 9] * (1 + 5 * i % 11) for i in range(2 * TOGETHER + 1)]
+    actions = [[[2, 3]] * (1 + i % 3) for i in range(len(states))]
+    logits, values = model(*ids(states, actions))
+    alone = [model(*ids([s], [a])) for s, a in zip(states, actions, strict=True)]
+    for row, value, (one, worth), listed in zip(logits, values, alone, actions, strict=True):
+        assert torch.allclose(row[: len(listed)], one[0], atol=1e-5) and torch.allclose(value, worth, atol=1e-5)
+    gradients = []
+    for loss in (logits[logits.isfinite()].square().sum(), sum(one.square().sum() for one, _ in alone)):
+        model.zero_grad()
+        loss.backward()
+        gradients.append([p.grad.clone() for p in model.lm.parameters()])
+    assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(*gradients, strict=True))
 
 
 def test_the_value_is_of_the_state_alone() -> None:

@@ -40,12 +40,10 @@ def test_no_tree_here_was_trained_on() -> None:
 
 def test_it_finds_sooner_than_its_untrained_twin_and_than_chance(stages: list[Stage], tmp_path: Path) -> None:
     save(new_mini(LanguageModelPlanner().model.reader.tokenizer), tmp_path / "twin", Card("none", "none", "none", {}))
-    soon, late = shares(stages, "lm+best-of-n", (0,))
-    twin_soon, twin_late = shares(stages, f"lm:{tmp_path / 'twin'}+best-of-n", (0,))
-    assert soon > twin_soon + 0.2 and late > twin_late + 0.05
-    chance_soon, _ = shares(
-        stages, "random+best-of-n", CHANCE_SEEDS
-    )  # which on these trees catches up within 10 evaluations
+    soon, late = shares(stages, "lm", (0,))
+    twin_soon, twin_late = shares(stages, f"lm:{tmp_path / 'twin'}", (0,))
+    assert soon > twin_soon + 0.2 and late > twin_late + 0.2
+    chance_soon, _ = shares(stages, "random+best-of-n", CHANCE_SEEDS)
     assert soon > chance_soon + 0.2
 
 

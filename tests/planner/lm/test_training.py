@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +19,11 @@ from qimeng.envs.task import Task
 from qimeng.errors import WeightsError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import family
-from qimeng.interfaces import Action, Evaluation, Patch
+from qimeng.interfaces import Action, Evaluation, Observation, Patch
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.lm import imitation
-from qimeng.planner.lm.branches import Pair
 from qimeng.planner.lm.corpus import random_walk
-from qimeng.planner.lm.imitation import Imitation, imitate
+from qimeng.planner.lm.imitation import Example, Imitation, imitate
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.planner.lm.planner import LanguageModelPlanner
 from qimeng.planner.lm.reading import Reader
@@ -52,27 +51,30 @@ def model(reader: Reader, tiny: MiniSize) -> PlannerModel:
 # ---- imitation
 
 
-def pairs(task: Task, walks: int) -> list[Pair]:
-    """What the heuristic does in states that random walks come across."""
-    planner = HeuristicPlanner()
-    return [(seen, {planner.choose(seen): 1.0}) for seed in range(walks) for seen in random_walk(task, 6, seed)]
+def states(task: Task, walks: int) -> list[Observation]:
+    """What random walks come across."""
+    return [seen for seed in range(walks) for seen in random_walk(task, 6, seed)]
+
+
+def examples(task: Task, walks: int) -> list[Example]:
+    """What the heuristic does there."""
+    return [Example.of(seen, {HeuristicPlanner().choose(seen): 1.0}) for seen in states(task, walks)]
 
 
 def test_imitation_learns_what_the_heuristic_does(model: PlannerModel, task: Task) -> None:
-    given = pairs(task, 6)
-    seen: list[dict[str, float]] = []
-    found = imitate(model, given, Imitation(epochs=12, batch=8, rate=3e-3), seen.append)
-    assert found == seen and len(found) == 12
+    told: list[dict[str, float]] = []
+    found = imitate(model, examples(task, 6), Imitation(epochs=12, batch=8, rate=3e-3), told.append)
+    assert found == told and len(found) == 12
     assert found[-1]["loss"] < found[0]["loss"] / 2
-    planner = LanguageModelPlanner(model)
-    agreed = float(np.mean([planner.choose(o) in choice for o, choice in given]))
-    chance = float(np.mean([1 / len(o.actions) for o, _ in given]))
+    planner, given = LanguageModelPlanner(model), states(task, 6)
+    agreed = float(np.mean([planner.choose(o) == HeuristicPlanner().choose(o) for o in given]))
+    chance = float(np.mean([1 / len(o.actions) for o in given]))
     assert agreed > max(0.6, 3 * chance)
 
 
 def test_a_long_epoch_is_told_about(model: PlannerModel, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imitation, "TOLD_S", -1.0)
-    given, seen = pairs(task, 2), list[dict[str, float]]()
+    given, seen = examples(task, 2), list[dict[str, float]]()
     found = imitate(model, given, Imitation(epochs=2, batch=4), seen.append)
     epochs = [row["epoch"] for row in seen]
     assert epochs == sorted(set(epochs)) and len(epochs) == 2 * math.ceil(len(given) / 4)
@@ -80,16 +82,39 @@ def test_a_long_epoch_is_told_about(model: PlannerModel, task: Task, monkeypatch
 
 
 def test_imitation_is_decided_by_its_seeds(reader: Reader, tiny: MiniSize, task: Task) -> None:
-    settings, given = Imitation(epochs=1, batch=8), pairs(task, 2)
+    settings, given = Imitation(epochs=1, batch=8), examples(task, 2)
     runs = [imitate(new_mini(reader.tokenizer, tiny, seed=1, length=48), given, settings) for _ in range(2)]
     assert runs[0] == runs[1]
+
+
+def test_imitation_goes_on_where_it_was_killed(reader: Reader, tiny: MiniSize, task: Task, tmp_path: Path) -> None:
+    settings, given, file = Imitation(epochs=3, batch=4, others=2), examples(task, 2), tmp_path / "imitation.pt"
+    whole, killed, resumed = (new_mini(reader.tokenizer, tiny, seed=1, length=48) for _ in range(3))
+
+    def kill(figures: Mapping[str, float]) -> None:
+        if figures["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    expected = imitate(whole, given, settings)
+    with pytest.raises(KeyboardInterrupt):
+        imitate(killed, given, settings, kill, file)
+    told: list[dict[str, float]] = []
+    assert imitate(resumed, given, settings, told.append, file) == expected and told == expected[2:]
+    assert all(torch.equal(p, q) for p, q in zip(whole.scorer.parameters(), resumed.scorer.parameters(), strict=True))
+    with pytest.raises(WeightsError, match=r"imitation.pt does not fit: other examples; remove it to begin anew"):
+        imitate(killed, given[1:], settings, None, file)
+    with pytest.raises(WeightsError, match="other settings"):
+        imitate(killed, given, replace(settings, epochs=4), None, file)
+    file.write_bytes(b"torn")
+    with pytest.raises(WeightsError, match="cannot be read"):
+        imitate(killed, given, settings, None, file)
 
 
 def test_there_must_be_something_to_imitate(model: PlannerModel, task: Task) -> None:
     with pytest.raises(ValueError, match="at least one"):
         imitate(model, [])
     with pytest.raises(ValueError, match="is not among the"):
-        imitate(model, [(next(random_walk(task, 1)), {Action("tiling", ("r0",)): 1.0})])
+        Example.of(next(random_walk(task, 1)), {Action("tiling", ("r0",)): 1.0})
 
 
 # ---- PPO

@@ -6,15 +6,17 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
 import torch
 
 from qimeng.envs.loop import optimize
-from qimeng.envs.session import Budget
+from qimeng.envs.session import STOP, Budget
 from qimeng.envs.task import Task
 from qimeng.errors import WeightsError
+from qimeng.interfaces import Evaluation, Gate, Step, Timing
 from qimeng.planner import make_planner, make_search
 from qimeng.planner.lm.corpus import random_walk
 from qimeng.planner.lm.mini import MiniSize, train_tokenizer
@@ -22,6 +24,7 @@ from qimeng.planner.lm.planner import LanguageModelPlanner
 from qimeng.planner.lm.reading import Reader
 from qimeng.planner.lm.scoring import Scale
 from qimeng.planner.lm.weights import Card, PlannerModel, add_lora, from_hub, load, new_mini, save
+from qimeng.planner.search import PATIENCE
 
 CARD = Card("3 states", "none, estimated", "LogSpeedupReward", {"share at 5": "12 %"})
 
@@ -163,9 +166,21 @@ def test_the_planner_is_made_by_name_and_folder(folder: Path, task: Task) -> Non
     assert isinstance(planner, LanguageModelPlanner)
     seen = next(random_walk(task, 1))
     scores = planner.scores(seen)
-    assert len(scores) == len(seen.actions) and sum(map(torch.tensor, scores)).isfinite()
+    moves = [s for s, a in zip(scores, seen.actions, strict=True) if a != STOP]
+    assert len(scores) == len(seen.actions) and torch.tensor(moves).isfinite().all()
     assert float(torch.tensor(scores).exp().sum()) == pytest.approx(1, abs=1e-4)
     assert planner.choose(seen) == seen.actions[max(range(len(scores)), key=scores.__getitem__)]
+
+
+def test_it_goes_on_where_it_can_until_nothing_better_is_found(folder: Path, task: Task) -> None:
+    planner, seen = LanguageModelPlanner(folder), next(random_walk(task, 1))
+    assert dict(zip(seen.actions, planner.scores(seen), strict=True))[STOP] == -inf
+    assert planner.scores(replace(seen, actions=(STOP,))) == [pytest.approx(0, abs=1e-5)], "nothing else is legal"
+    worse = Step(seen.actions[-1], Evaluation(Gate.PASSED, timing=Timing(2.0)), True)
+    better = replace(worse, evaluation=Evaluation(Gate.PASSED, timing=Timing(1.0)))
+    assert planner.choose(replace(seen, history=(better, *[worse] * (PATIENCE - 1)))) != STOP
+    assert planner.choose(replace(seen, history=(better, *[worse] * PATIENCE))) == STOP
+    assert planner.choose(replace(seen, history=(*[worse] * PATIENCE, better))) != STOP
 
 
 def test_missing_weights_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
