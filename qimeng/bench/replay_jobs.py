@@ -80,7 +80,7 @@ def time_at_once(
     said: Said = print,
 ) -> Iterator[LiveRow]:
     """`time_live` by processes at `places`, cut off after so many seconds; the judge is that of `device`."""
-    known, waiting = {(row.spec, row.program) for row in done}, []
+    known, waiting = {(row.spec, row.program) for row in done if row.device}, []
     for tree in trees:
         spec = tree.conditions.spec
         last = {r.best: r for r in rows if r.spec == spec and r.best and (spec, r.best) not in known}

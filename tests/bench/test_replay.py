@@ -217,7 +217,7 @@ def test_final_programs_are_timed_live_once(drawn: Drawn, tree: Tree, rows: list
         tasks.append(fake(drawn))
         return tasks[-1]
 
-    found = list(time_live([tree], rows, make, WHERE, coder=FakeCoder()))
+    found = list(time_live([tree], rows, make, WHERE))
     assert len(tasks) == 1 and {r.program for r in found} == {r.best for r in rows} and len(found) < len(rows)
     for row in found:
         assert row.right and row.environment == WHERE and row.device == "h200"
@@ -225,7 +225,7 @@ def test_final_programs_are_timed_live_once(drawn: Drawn, tree: Tree, rows: list
         assert promised == [pytest.approx(row.speedup, rel=0.02)] * len(promised)  # ties go to generated kernels
         append_live(tmp_path / "live.jsonl", row)
     assert list(read_live(tmp_path / "live.jsonl")) == found
-    assert list(time_live([tree], rows, make, WHERE, done=found, coder=FakeCoder())) == [] and len(tasks) == 1
+    assert list(time_live([tree], rows, make, WHERE, done=found)) == [] and len(tasks) == 1
     gains = live_gains(rows, found)
     assert set(gains) == set(METHODS) and gains[METHODS[0]][1] == 1 and gains[METHODS[1]][1] == 3
     assert gains[METHODS[1]][0] >= 0.98 * gains[METHODS[0]][0] > 1
@@ -235,8 +235,9 @@ def test_a_program_that_fails_live_counts_as_eager(drawn: Drawn, tree: Tree, row
     def make(one: Tree) -> Task:
         return replace(fake(drawn), evaluator=FakeEvaluator(wrong=lambda program: "off by one"))
 
-    (row,) = time_live([tree], rows[:1], make, WHERE, coder=FakeCoder())
+    (row,) = time_live([tree], rows[:1], make, WHERE)
     assert (row.right, row.error, row.speedup) == (False, "off by one", 1.0)
     moved = replace(rows[0], best="elsewhere")
-    (row,) = time_live([tree], [moved], make, WHERE, coder=FakeCoder())
-    assert row.error == "the replay ends elsewhere now" and live_gains([moved], [row]) == {}
+    (row,) = time_live([tree], [moved], make, WHERE)
+    assert row.error == "the tree does not hold this program" and live_gains([moved], [row]) == {}
+    assert [r.program for r in time_live([tree], [moved], make, WHERE, done=[row])] == ["elsewhere"]  # asked again

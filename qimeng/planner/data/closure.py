@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from qimeng.errors import IllegalAction, QimengError
+from qimeng.errors import IllegalAction
 from qimeng.interfaces import Action, Coder, Patch
+from qimeng.planner.data.programs import programs_of
 from qimeng.recipe import PatchRecord
 from qimeng.store import StoredStep, content_hash
 
@@ -47,7 +47,7 @@ def closed(tree: Tree, start: Program, coder: str | Coder = "template", most: in
     from qimeng.envs.setup import make_coder, make_device
 
     context = Context(make_device(tree.conditions.device.removesuffix("(here)")), make_coder(coder), tree.mode)
-    programs = _programs(tree, start)
+    programs = programs_of(tree, start)
     goals = _Goals((programs[d] for d in sorted(tree.telling) if d in programs), programs.values())
     waiting, left = deque(programs.values()), most
     leading: dict[str, list[tuple[Program, Action, Patch]]] = {}
@@ -90,28 +90,6 @@ def _reaching(tree: Tree, leading: dict[str, list[tuple[Program, Action, Patch]]
                 found[parent] = None
                 waiting.append(parent)
     return list(found)
-
-
-def _programs(tree: Tree, start: Program) -> dict[str, Program]:
-    """Digest to program, of all that can be made again."""
-    chosen = {key: e.chosen for key, e in tree.keyed.items()}
-    leading: dict[str, list[StoredStep]] = {}
-    for edge in tree.edges:
-        if edge.accepted and edge.child is not None and edge.patch is not None:
-            leading.setdefault(edge.parent, []).append(edge)
-    found, waiting = {start.digest: start}, deque([start])
-    while waiting:
-        here = waiting.popleft()
-        for edge in leading.get(here.digest, ()):
-            if edge.child in found:
-                continue
-            with suppress(QimengError, KeyError, IndexError):
-                patch = tree.patches[edge.patch or ""].patch(here.graph)
-                child = patch.apply(here, chosen.get(edge.evaluation or "", 0))
-                if child.digest == edge.child:
-                    found[child.digest] = child
-                    waiting.append(child)
-    return found
 
 
 class _Goals:

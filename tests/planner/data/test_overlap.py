@@ -68,6 +68,7 @@ def test_reserved_structures_are_hashes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of problems, which warn when they are made
 @pytest.mark.skipif(not BENCHMARK.is_dir(), reason="needs KernelBench in .kb/KernelBench")
 def test_every_structure_of_the_benchmark_is_reserved() -> None:
     found, failed = problem_signatures(BENCHMARK)
