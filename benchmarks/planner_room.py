@@ -71,9 +71,12 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=4, help="of chance and of the policy, on each tree")
     parser.add_argument("--reward", nargs="+", default=list(REWARDS), choices=list(REWARDS))
     args = parser.parse_args()
+    import torch
+
     from qimeng.planner.lm.planner import SHIPPED
     from qimeng.planner.lm.weights import load
 
+    torch.set_num_threads(1)  # a row at a time is small
     trees = list(read_trees(args.file))
     random.Random(0).shuffle(trees)
     stored = [one for one, _ in looked_through(trees[: args.trees or None], "template")]

@@ -81,7 +81,7 @@ def train(args: argparse.Namespace) -> None:
     rows = kept(encodings, untrained, learnt)
     if not args.now:
         return
-    how = Training(60 * args.minutes, args.steps, args.tokens, args.rate, seed=args.seed)
+    how = Training(60 * args.minutes, args.steps, args.tokens, args.rate, compiled=args.compiled, seed=args.seed)
     count = torch.cuda.device_count()
     about = {**asdict(how), "size": args.size, "gpus": count, "environment": asdict(environment(target_device()))}
     append_line(args.out / "training.jsonl", json.dumps(about))
@@ -185,6 +185,7 @@ def toy(args: argparse.Namespace) -> None:
     args.store, args.take, args.draw, args.sizes, args.others, args.jobs, args.walks = [], [], 6, 2, 0, 1, 1
     data(args)
     args.size, args.steps, args.minutes, args.now, args.tokens, args.rate = "toy", 20, 5.0, 5.0, 8192, 1e-3
+    args.compiled = False
     train(args)
     args.requests, args.minutes, args.batch, args.longest = 2, 5.0, 2, 100
     answer(args)
@@ -217,13 +218,14 @@ def main() -> None:
             command.add_argument("--steps", type=int, default=1_000_000)
             command.add_argument("--tokens", type=int, default=32_768, help="of a batch, on each GPU")
             command.add_argument("--rate", type=float, default=1e-3)
+            command.add_argument("--compiled", action="store_true", help="by torch.compile, which takes a minute")
         if function in (answer, judge):
             command.add_argument("--requests", type=int, default=100, help="of each set")
             command.add_argument("--minutes", type=float, default=10.0)
             command.add_argument("--jobs", type=int, default=4, help="processes on each GPU")
         if function is answer:
             command.add_argument("--batch", type=int, default=64, help="answers written together")
-            command.add_argument("--longest", type=int, default=2600, help="tokens of an answer")
+            command.add_argument("--longest", type=int, default=3600, help="tokens of an answer")
     args = parser.parse_args()
     args.function(args)
 

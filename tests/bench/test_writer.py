@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from qimeng.bench.row import Environment
 from qimeng.bench.writer.answering import Answer, Sheet, Written, sheets
@@ -17,7 +18,7 @@ from qimeng.bench.writer.judging import CopyCoder, Hearing, Judged, attempts, he
 from qimeng.bench.writer.model import SIZES, encoded, kept, new_writer
 from qimeng.bench.writer.resized import resized
 from qimeng.bench.writer.symbolic import symbolic
-from qimeng.bench.writer.training import Training, train
+from qimeng.bench.writer.training import Member, Training, train
 from qimeng.coder.llm.chat import ChatError, Message, Reply
 from qimeng.coder.llm.reply import read_reply
 from qimeng.coder.llm.shown import target_region
@@ -256,6 +257,21 @@ def test_a_training_goes_on_as_if_it_had_not_ended(
     train(tmp_path / "new", tmp_path / "parts", some, how, stopped=lambda: next(looks))
     parts = train(tmp_path / "new", tmp_path / "parts", some, how)
     assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-3) and parts["step"] == whole["step"] == 16
+
+
+@pytest.mark.gpu
+def test_a_compiled_training_learns_the_same(
+    examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SIZES, "tiny", MiniSize(hidden=32, layers=1, heads=2, kv_heads=1, inner=32, positions=2048))
+    short = sorted(examples, key=lambda e: len(e.prompt[1]) + len(e.answer))[:4]
+    new_writer(short, "tiny", tmp_path / "new", vocabulary=300)
+    some, how = encoded(tmp_path / "new", short), Training(seconds=1e9, steps=8, tokens=1024, rate=1e-2)
+    member = Member("cuda:0" if torch.cuda.is_available() else "cpu")
+    plain, compiled = (
+        train(tmp_path / "new", tmp_path / str(c), some, replace(how, compiled=c), member=member) for c in (False, True)
+    )
+    assert compiled["loss"] == pytest.approx(plain["loss"], rel=2e-2)
 
 
 def test_several_walks_give_more_chains_than_one() -> None:

@@ -41,6 +41,7 @@ class Training:
         tokens: tokens of a batch on each device, padding included.
         rate: highest learning rate; it rises over a twentieth of the time and falls to a twentieth along a cosine.
         prompt_weight: weight of a prompt's token in the loss; an answer's has 1.
+        compiled: whether `torch.compile` makes the model quicker first, once for all lengths.
         seed: of the order.
     """
 
@@ -49,6 +50,7 @@ class Training:
     tokens: int = 32_768
     rate: float = 1e-3
     prompt_weight: float = 0.1
+    compiled: bool = False
     seed: int = 0
 
 
@@ -161,6 +163,8 @@ def train(
             optimizer.load_state_dict(found["optimizer"])
             state = found["state"]
     scores: Any = Scores(model)
+    if how.compiled:
+        scores = torch.compile(scores, dynamic=True)
     if member.count > 1:
         scores = torch.nn.parallel.DistributedDataParallel(scores)
     step, before, tokens = int(state["step"]), float(state["seconds"]), int(state["tokens"])
