@@ -34,7 +34,7 @@ def read_runs(path: Path | str) -> list[dict[str, Any]]:
 
 
 def draw_training(runs: Sequence[Mapping[str, Any]], path: Path | str, only: Sequence[str] = ()) -> None:
-    """Draw returns and validations over the steps of PPO, one line a run.
+    """Draw returns, and validations where there are any, over the steps of PPO, one line a run.
 
     Returns of different rewards have different units: each is drawn over its run's first one.
 
@@ -53,8 +53,9 @@ def draw_training(runs: Sequence[Mapping[str, Any]], path: Path | str, only: Seq
     shown = [run for run in runs if run["curve"] and (not only or run["run"] in only)]
     if len({run["times"] for run in shown}) != 1:
         raise QimengError("a picture takes runs that were trained by PPO, all on times of one kind")
-    figure = Figure(figsize=(12, 4), layout="constrained")
-    for axes, (key, label) in zip(figure.subplots(1, len(CURVES)), CURVES.items(), strict=True):
+    drawn = {key: label for key, label in CURVES.items() if any(key in row for run in shown for row in run["curve"])}
+    figure = Figure(figsize=(4 + 4 * len(drawn), 4), layout="constrained")  # the legend beside them
+    for axes, (key, label) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True):
         for run in shown:
             rows = [row for row in run["curve"] if key in row]
             scale = abs(rows[0][key]) or 1.0 if key == "reward" and rows else 1.0
@@ -62,7 +63,7 @@ def draw_training(runs: Sequence[Mapping[str, Any]], path: Path | str, only: Seq
         axes.set_xlabel("steps in environments")
         axes.set_title(label, fontsize="small")
         axes.grid(alpha=0.3)
-    figure.axes[0].legend(fontsize="small")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), fontsize="small", loc="outside right upper")
     figure.suptitle(f"PPO on stored trees after imitation; {shown[0]['times']}", fontsize="medium")
     figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None)
 

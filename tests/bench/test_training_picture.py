@@ -32,6 +32,8 @@ def test_a_run_is_a_line_in_every_part(tmp_path: Path) -> None:
     drawn = (tmp_path / "a.svg").read_text()
     assert drawn.count("axes_3") and "<!-- seed0 -->" in drawn and "<!-- untrained -->" not in drawn
     assert (tmp_path / "b.svg").read_text().count("<!-- seed0 -->") == drawn.count("<!-- seed0 -->")
+    draw_training([run("alone", CURVE[1:3])], tmp_path / "c.svg")
+    assert (tmp_path / "c.svg").read_text().count("axes_2") == 0  # nothing was validated
 
 
 def test_what_cannot_stand_in_one_picture_is_refused(tmp_path: Path) -> None:
