@@ -349,7 +349,7 @@ class References:
 
     def parameter_seed(self) -> int | None:
         """A new seed of a change to the parameters; None where there are none."""
-        return self._parameter_seed(random.SystemRandom().randrange(len(SHARES))) if self.has_state else None
+        return self._parameter_seed(self.draw_seed() % len(SHARES)) if self.has_state else None
 
     def _parameter_seed(self, share: int) -> int:
         """A new seed of a change to `SHARES[share]` of the rows; even, so that signs stay, where those must."""
