@@ -25,6 +25,7 @@ from qimeng.envs.setup import make_device
 from qimeng.planner.data.tree import read_trees
 from qimeng.planner.lm.stored import Offer, looked_through
 from qimeng.planner.lm.training import make_environment
+from qimeng.planner.lm.value import likely, play
 
 if TYPE_CHECKING:
     from qimeng.planner.lm.choices import ChoicesAlone
@@ -37,28 +38,15 @@ HOW = ("chance", "drawn", "first")
 """All that is offered alike; from the planner's policy; what it likes best."""
 
 
-def policy(model: PlannerModel, seen: dict[str, np.ndarray], masks: np.ndarray) -> np.ndarray:
-    """How likely each action is."""
-    import torch
-
-    state, actions, features = (torch.from_numpy(seen[k])[None] for k in ("state_ids", "action_ids", "features"))
-    with torch.no_grad():
-        logits = model.scorer(state.long(), actions.long().view(1, len(masks), -1), features)[0][0].double().numpy()
-    weights = np.exp(np.where(masks, logits, -np.inf) - logits[masks].max())
-    return np.asarray(weights / weights.sum())
-
-
-def play(env: ChoicesAlone, model: PlannerModel, how: str, rng: np.random.Generator, seed: int) -> float:
+def returns(env: ChoicesAlone, model: PlannerModel, how: str, rng: np.random.Generator, seed: int) -> float:
     """The return of one episode."""
-    seen, _ = env.reset(seed=seed)
-    total, over = 0.0, False
-    while not over:
+
+    def choose(seen: dict[str, np.ndarray]) -> int:
         masks = env.action_masks()
-        likely = masks / masks.sum() if how == "chance" else policy(model, seen, masks)
-        action = int(likely.argmax()) if how == "first" else int(rng.choice(len(likely), p=likely))
-        seen, reward, terminated, truncated, _ = env.step(action)
-        total, over = total + float(reward), terminated or truncated
-    return total
+        chances = masks / masks.sum() if how == "chance" else likely(model, seen)
+        return int(chances.argmax() if how == "first" else rng.choice(len(chances), p=chances))
+
+    return sum(play(env, choose, seed)[1])
 
 
 def main() -> None:
@@ -83,17 +71,17 @@ def main() -> None:
     folder = args.planner.partition(":")[2] or SHIPPED
     model, offer, rng = load(folder, trainable=True), Offer.of(stored), np.random.default_rng(0)
     for reward in args.reward:
-        returns: dict[str, list[list[float]]] = {how: [] for how in HOW}
+        paid: dict[str, list[list[float]]] = {how: [] for how in HOW}
         for one in stored:
             env = make_environment(model, [one.task], STEPS, make_reward(reward, 0.0), offer)
             for how in HOW:
                 seeds = range(1 if how == "first" else args.episodes)
-                returns[how].append([play(env, model, how, rng, seed) for seed in seeds])
+                paid[how].append([returns(env, model, how, rng, seed) for seed in seeds])
         about = {"trees": args.file.name, "count": len(stored), "planner": args.planner, "reward": reward}
         programs = sum(len(one.tree.evaluations) for one in stored) / len(stored)
         about |= {"evaluations a tree": round(programs, 1), "episodes": args.episodes}
-        about |= {how: round(float(np.mean([np.mean(r) for r in some])), 3) for how, some in returns.items()}
-        about |= {f"best {how}": round(float(np.mean([max(r) for r in returns[how]])), 3) for how in HOW[:2]}
+        about |= {how: round(float(np.mean([np.mean(r) for r in some])), 3) for how, some in paid.items()}
+        about |= {f"best {how}": round(float(np.mean([max(r) for r in paid[how]])), 3) for how in HOW[:2]}
         where = asdict(environment(make_device("h200")))
         append_line(args.rows, json.dumps({**about, "environment": where}))
         print(json.dumps(about), flush=True)

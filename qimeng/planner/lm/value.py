@@ -5,6 +5,7 @@ Deals in episodes and returns. Knows nothing about PPO, or about how the policy 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,8 +48,13 @@ def pretrain_value(
     draw, states, returns, sums, held = np.random.default_rng(s.seed), [], [], [], []
     scorer = model.scorer.eval()
     device = next(scorer.value.parameters()).device
+
+    def choose(seen: dict[str, np.ndarray]) -> int:
+        chances = likely(model, seen)
+        return int(draw.choice(len(chances), p=chances))
+
     for episode in range(s.episodes):
-        rows, paid = _play(model, env, draw, device, s.seed + episode)
+        rows, paid = play(env, choose, s.seed + episode)
         ids, features = (torch.from_numpy(np.stack([r[k] for r in rows])) for k in ("state_ids", "features"))
         with torch.no_grad():
             states.append(scorer.states(ids.long().to(device), features.to(device)))
@@ -77,27 +83,27 @@ def pretrain_value(
     return found
 
 
-def _play(
-    model: PlannerModel, env: ChoicesAlone, draw: np.random.Generator, device: torch.device, seed: int
+def play(
+    env: ChoicesAlone, choose: Callable[[dict[str, np.ndarray]], int], seed: int
 ) -> tuple[list[dict[str, np.ndarray]], list[float]]:
-    """What was seen before each step of one episode of the policy, and what each step paid."""
+    """What was seen before each step of one episode in which `choose` says where to go, and what each step paid."""
     seen, _ = env.reset(seed=seed)
     rows, paid, over = [], [], False
     while not over:
-        with torch.no_grad():
-            probs = _logits(model, seen, device).double().softmax(-1).cpu().numpy()
         rows.append(seen)
-        seen, reward, terminated, truncated, _ = env.step(int(draw.choice(len(probs), p=probs / probs.sum())))
+        seen, reward, terminated, truncated, _ = env.step(choose(seen))
         paid.append(float(reward))
         over = terminated or truncated
     return rows, paid
 
 
-def _logits(model: PlannerModel, seen: dict[str, np.ndarray], device: torch.device) -> torch.Tensor:
-    """Of the policy in one state, up to the last place that holds an action; -inf for what is not offered."""
+def likely(model: PlannerModel, seen: dict[str, np.ndarray]) -> np.ndarray:
+    """How likely the policy takes each action in one state, up to the last place that holds one."""
+    device = next(model.scorer.parameters()).device
     given = {name: torch.from_numpy(array)[None].to(device) for name, array in seen.items()}
     actions = given["action_ids"].long().view(1, MAX_ACTIONS, -1)
     count = int((actions[0, :, 0] >= 0).nonzero().max()) + 1
-    logits, _ = model.scorer(given["state_ids"].long(), actions[:, :count], given["features"])
-    found: torch.Tensor = logits[0]
-    return found
+    with torch.no_grad():
+        logits, _ = model.scorer(given["state_ids"].long(), actions[:, :count], given["features"])
+    found: np.ndarray = logits[0].double().softmax(-1).cpu().numpy()
+    return np.asarray(found / found.sum())
