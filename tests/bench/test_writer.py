@@ -243,33 +243,34 @@ def test_a_writer_learns_and_answers(examples: list[Example], tmp_path: Path, mo
         next(chat.ask(short[0].messages))
 
 
-def test_a_training_goes_on_as_if_it_had_not_ended(
-    examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(SIZES, "tiny", MiniSize(hidden=16, layers=1, heads=1, kv_heads=1, inner=16, positions=2048))
+@pytest.fixture
+def tiny(examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[Example]]:
+    """An untrained writer of one layer, and the four shortest examples."""
+    monkeypatch.setitem(SIZES, "tiny", MiniSize(hidden=32, layers=1, heads=2, kv_heads=1, inner=32, positions=2048))
     short = sorted(examples, key=lambda e: len(e.prompt[1]) + len(e.answer))[:4]
     new_writer(short, "tiny", tmp_path / "new", vocabulary=300)
-    made, some = (kept(tmp_path / "rows.npz", tmp_path / "new", short) for _ in range(2))
+    return tmp_path / "new", short
+
+
+def test_a_training_goes_on_as_if_it_had_not_ended(tiny: tuple[Path, list[Example]], tmp_path: Path) -> None:
+    new, short = tiny
+    made, some = (kept(tmp_path / "rows.npz", new, short) for _ in range(2))
     assert [(ids.tolist(), head) for ids, head in some] == [(ids.tolist(), head) for ids, head in made]
     how = Training(seconds=1e9, steps=16, tokens=1024, rate=1e-2)
-    whole = train(tmp_path / "new", tmp_path / "whole", some, how)
+    whole = train(new, tmp_path / "whole", some, how)
     looks = iter([False, True])
-    train(tmp_path / "new", tmp_path / "parts", some, how, stopped=lambda: next(looks))
-    parts = train(tmp_path / "new", tmp_path / "parts", some, how)
+    train(new, tmp_path / "parts", some, how, stopped=lambda: next(looks))
+    parts = train(new, tmp_path / "parts", some, how)
     assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-3) and parts["step"] == whole["step"] == 16
 
 
 @pytest.mark.gpu
-def test_a_compiled_training_learns_the_same(
-    examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(SIZES, "tiny", MiniSize(hidden=32, layers=1, heads=2, kv_heads=1, inner=32, positions=2048))
-    short = sorted(examples, key=lambda e: len(e.prompt[1]) + len(e.answer))[:4]
-    new_writer(short, "tiny", tmp_path / "new", vocabulary=300)
-    some, how = encoded(tmp_path / "new", short), Training(seconds=1e9, steps=8, tokens=1024, rate=1e-2)
+def test_a_compiled_training_learns_the_same(tiny: tuple[Path, list[Example]], tmp_path: Path) -> None:
+    new, short = tiny
+    some, how = encoded(new, short), Training(seconds=1e9, steps=8, tokens=1024, rate=1e-2)
     member = Member("cuda:0" if torch.cuda.is_available() else "cpu")
     plain, compiled = (
-        train(tmp_path / "new", tmp_path / str(c), some, replace(how, compiled=c), member=member) for c in (False, True)
+        train(new, tmp_path / str(c), some, replace(how, compiled=c), member=member) for c in (False, True)
     )
     assert compiled["loss"] == pytest.approx(plain["loss"], rel=2e-2)
 
