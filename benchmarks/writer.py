@@ -36,7 +36,8 @@ from qimeng.device import target_device
 from qimeng.planner.data.generate import Bytes
 
 if TYPE_CHECKING:
-    from qimeng.bench.writer.training import Row, Training
+    from qimeng.bench.writer.model import Row
+    from qimeng.bench.writer.training import Training
 
 SIZES = tuple(Bytes(1 << n, 1 << (n + 2)) for n in (16, 18, 20, 22))
 """Inputs of drawn specs: 64 KiB to 16 MiB, so that judging takes seconds."""
@@ -75,10 +76,9 @@ def train(args: argparse.Namespace) -> None:
 
     began, untrained = time.monotonic(), args.out / "untrained"
     encodings = untrained / ENCODED
-    learnt = list(read(args.out, LEARNT)) if not encodings.exists() else []
     if not (untrained / "model.safetensors").exists():
-        new_writer(learnt, args.size, untrained, args.seed)
-    rows = kept(encodings, untrained, learnt)
+        new_writer(tuple(read(args.out, LEARNT)), args.size, untrained, args.seed)
+    rows = kept(encodings, untrained, read(args.out, LEARNT))
     if not args.now:
         return
     how = Training(60 * args.minutes, args.steps, args.tokens, args.rate, compiled=args.compiled, seed=args.seed)

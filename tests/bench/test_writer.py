@@ -12,9 +12,10 @@ import torch
 
 from qimeng.bench.row import Environment
 from qimeng.bench.writer.answering import Answer, Sheet, Written, sheets
+from qimeng.bench.writer.copying import CopyCoder, worth_copying
 from qimeng.bench.writer.examples import Draw, Example, collect, examples_of, split, units
-from qimeng.bench.writer.folder import read, requests, write
-from qimeng.bench.writer.judging import CopyCoder, Hearing, Judged, attempts, hearings, judge, read_rows, rows_of, table
+from qimeng.bench.writer.folder import ASKED, COPIED, NEAREST, read, requests, write
+from qimeng.bench.writer.judging import Hearing, Judged, attempts, hearings, judge, read_rows, rows_of, table
 from qimeng.bench.writer.model import SIZES, encoded, kept, new_writer
 from qimeng.bench.writer.resized import resized
 from qimeng.bench.writer.symbolic import symbolic
@@ -22,6 +23,7 @@ from qimeng.bench.writer.training import Member, Training, train
 from qimeng.coder.llm.chat import ChatError, Message, Reply
 from qimeng.coder.llm.reply import read_reply
 from qimeng.coder.llm.shown import target_region
+from qimeng.coder.llm.similar import similarity
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.envs.replay import CachingEvaluator
@@ -108,9 +110,10 @@ def test_chains_and_shapes_are_held_out(examples: list[Example], tmp_path: Path)
     learnt = {x.chain for x in parts.learnt}
     assert {x.chain for x in parts.shapes} <= learnt and not {x.chain for x in parts.chains} & learnt
     assert not {(x.chain, x.shapes) for x in parts.shapes} & {(x.chain, x.shapes) for x in parts.learnt}
-    assert write(tmp_path, many) == parts and sorted(e.key for e in read(tmp_path, "chains")) == sorted(
-        e.key for e in parts.chains
-    )
+    written = write(tmp_path, many)
+    for name in ("learnt", "shapes", "chains"):
+        keys = sorted(e.key for e in getattr(parts, name))
+        assert sorted(e.key for e in getattr(written, name)) == sorted(e.key for e in read(tmp_path, name)) == keys
     again = write(tmp_path / "both", many[:400], [tmp_path])  # what both folders ask is taken once
     assert {e.key for e in again.learnt} == {e.key for e in parts.learnt} and len(again.learnt) == len(parts.learnt)
     asked = requests(tmp_path, "shapes", 3)
@@ -207,6 +210,26 @@ def test_a_judge_that_dies_costs_its_own_rows(examples: list[Example], tmp_path:
     rows = {r.part: r for r in read_rows(out)}
     assert rows["shapes"].error is None and "exit code 3" in (rows["chains"].error or "")
     assert hearings("chains", some, ("copy",), rows.values()) and not hearings("shapes", some, ("copy",), rows.values())
+
+
+def test_what_is_worth_copying_is_what_is_copied(examples: list[Example]) -> None:
+    known, asked = examples[3:], examples[:3]
+    few = list(worth_copying(known, asked, 2))
+    assert 2 <= len(few) <= 6 < len(known) and len({e.key for e in few}) == len(few)
+    for e in asked:
+        ranked = sorted(known, key=lambda k: -similarity(e.traits, k.traits))
+        assert {k.key for k in ranked[:2]} <= {k.key for k in few}
+    copiers = [CopyCoder((e.traits, e.answer) for e in some) for some in (known, few)]
+    assert len({c.write(asked[0].request()).alternatives[0].source for c in copiers}) == 1
+
+
+def test_only_what_may_be_asked_is_kept(examples: list[Example], tmp_path: Path) -> None:
+    e = examples[0]
+    many = [replace(e, shapes=f"{n}", prompt=("", f"{n}"), verified=n % 40 == 0) for n in range(4000)]
+    parts = write(tmp_path, many)
+    assert len(parts.shapes) == ASKED and len(list(read(tmp_path, "shapes"))) == ASKED
+    assert {x.key for x in split(many).shapes if x.verified} <= {x.key for x in parts.shapes}
+    assert len(list(read(tmp_path, COPIED))) == NEAREST
 
 
 def test_table_of_shares() -> None:

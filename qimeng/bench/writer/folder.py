@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 
 from qimeng.bench.writer.answering import Written, read_answers
+from qimeng.bench.writer.copying import CopyCoder, worth_copying
 from qimeng.bench.writer.examples import LIMITS, WORDS, Example, Split, split
-from qimeng.bench.writer.judging import CopyCoder
 from qimeng.coder.llm.coder import LLMCoder
 from qimeng.coder.llm.words import Words
 from qimeng.coder.template.coder import TemplateCoder
@@ -26,12 +26,18 @@ LEARNT = "learnt"
 PARTS = ("shapes", "chains")
 """What is held out."""
 
+ASKED = 250
+"""Examples of each part that are kept: none of the others is ever asked."""
+
+COPIED, NEAREST = "copied", 8
+"""What a copier can copy: of what is learnt, so many examples for each that is asked."""
+
 CODERS = ("trained", "copy", "untrained", "template")
 """Who is judged; the template coder shows what the patches that nobody judged are worth."""
 
 
 def write(out: Path, examples: Iterable[Example], others: Iterable[Path] = ()) -> Split:
-    """Part `examples` and write each part to a file.
+    """Part `examples` and write each part to a file, what is asked with what is worth copying for it.
 
     Args:
         out: the folder, made where it does not exist.
@@ -42,10 +48,12 @@ def write(out: Path, examples: Iterable[Example], others: Iterable[Path] = ()) -
     kept: dict[str, Example] = {}
     for example in chain(examples, *(read(folder, part) for folder in others for part in (LEARNT, *PARTS))):
         kept.setdefault(example.key, example)
-    parts = split(tuple(kept.values()))
-    for name in (LEARNT, *PARTS):
+    whole = split(tuple(kept.values()))
+    parts = Split(whole.learnt, _first(whole.shapes, ASKED), _first(whole.chains, ASKED))
+    copied = worth_copying(parts.learnt, (*parts.shapes, *parts.chains), NEAREST)
+    for name, some in ((LEARNT, parts.learnt), ("shapes", parts.shapes), ("chains", parts.chains), (COPIED, copied)):
         with open(out / f"{name}.jsonl", "w") as file:
-            file.writelines(f"{example.to_json()}\n" for example in getattr(parts, name))
+            file.writelines(f"{example.to_json()}\n" for example in some)
     return parts
 
 
@@ -56,15 +64,20 @@ def read(out: Path, part: str) -> Iterator[Example]:
 
 
 def requests(out: Path, part: str, count: int | None = None) -> list[Example]:
-    """What is asked of a part; what a judge accepted comes first. The order of keys is as good as chance."""
-    return sorted(read(out, part), key=lambda e: (not e.verified, e.key))[:count]
+    """What is asked of a part."""
+    return list(_first(read(out, part), count))
+
+
+def _first(examples: Iterable[Example], count: int | None) -> tuple[Example, ...]:
+    """`count` of `examples`, what a judge accepted first. The order of keys is as good as chance."""
+    return tuple(sorted(examples, key=lambda e: (not e.verified, e.key))[:count])
 
 
 @lru_cache(1)
 def coders(out: Path) -> Mapping[str, Coder]:
     """Everyone who is judged, by name."""
     answers, questions = read_answers(out / ANSWERS), [e for part in PARTS for e in read(out, part)]
-    copier = CopyCoder((e.traits, e.answer) for e in read(out, LEARNT))
+    copier = CopyCoder((e.traits, e.answer) for e in read(out, COPIED))
     found: dict[str, Coder] = {"copy": copier, "template": TemplateCoder()}
     for name in ("trained", "untrained"):
         chat = Written(name, answers, questions)

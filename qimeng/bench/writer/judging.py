@@ -15,17 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from qimeng.actions.graph_kinds import fused_partition
 from qimeng.bench.pool import Place, Pool
 from qimeng.bench.row import Environment, append_line, whole_lines
 from qimeng.bench.writer.examples import Example
-from qimeng.coder.llm.chat import Reply
-from qimeng.coder.llm.reply import read_reply
-from qimeng.coder.llm.shown import target_region
-from qimeng.coder.llm.similar import Traits, similarity, traits_of
 from qimeng.envs.setup import make_task
 from qimeng.errors import CoderError, IllegalAction, QimengError
-from qimeng.interfaces import Coder, Evaluator, Patch, Request
+from qimeng.interfaces import Coder, Evaluator, Request
 from qimeng.recipe import program_from_json
 from qimeng.spec import KernelSpec
 
@@ -36,35 +31,6 @@ TOGETHER = 4
 
 LIMIT_S = 240.0
 """Seconds that these may take."""
-
-
-class CopyCoder(Coder):
-    """Answers with the code of the nearest example it knows; asked again, with the next one.
-
-    Args:
-        known: traits and answers of the examples that it copies from.
-    """
-
-    def __init__(self, known: Iterable[tuple[Traits, str]]):
-        self.known = tuple(known)
-
-    def write(self, request: Request) -> Patch:
-        """The patch of the nearest example that can be read for this region.
-
-        Raises:
-            CoderError: none can.
-        """
-        region, wanted = target_region(request), traits_of(request)
-        tried = {a.source for a in request.failed.alternatives} if request.failed else set()
-        for _, answer in sorted(self.known, key=lambda pair: -similarity(wanted, pair[0])):
-            try:
-                found = read_reply(Reply(f"```python\n{answer}```"), region)
-            except CoderError:
-                continue
-            if found.source not in tried:
-                fused = request.action.kind == "fusion"
-                return Patch(fused_partition(request.program, request.action) if fused else None, region.id, (found,))
-        raise CoderError("no example can be copied")
 
 
 @dataclass(frozen=True)
@@ -252,4 +218,4 @@ def table(rows: Iterable[Judged]) -> str:
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["CopyCoder", "Hearing", "Judged", "attempts", "hearings", "judge", "read_rows", "rows_of", "table"]
+__all__ = ["Hearing", "Judged", "attempts", "hearings", "judge", "read_rows", "rows_of", "table"]

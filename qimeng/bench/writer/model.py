@@ -7,7 +7,8 @@ what the texts mean or how a writer is trained and asked.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ TEMPLATE = (
 
 WORDS = r" ?[A-Za-z_]+|[0-9]| ?[^\sA-Za-z_0-9]+|\s+"
 """What no token spans two of: each digit is a token, so that any number can be copied."""
+
+TOGETHER = 1000
+"""Examples that are made tokens of together: a tokenizer keeps a hundred bytes for each token meanwhile."""
+
+Row = tuple[NDArray[np.uint16], int]
+"""Tokens of an example, and how many of them are the prompt's."""
 
 SIZES = {
     "toy": MiniSize(hidden=128, layers=3, heads=4, kv_heads=2, inner=352, positions=4096),
@@ -50,23 +57,28 @@ def _tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def encoded(folder: Path, examples: Sequence[Example]) -> list[tuple[NDArray[np.int32], int]]:
+def encoded(folder: Path, examples: Iterable[Example]) -> list[Row]:
     """Tokens of each example for the writer in `folder`, and how many of them are the prompt's."""
-    if not examples:
-        return []
-    tokenizer = _tokenizer(folder)
+    tokenizer, some = _tokenizer(folder), iter(examples)
+    rows: list[Row] = []
+    while part := list(islice(some, TOGETHER)):
+        rows += _encoded(tokenizer, part)
+    return rows
+
+
+def _encoded(tokenizer: Any, examples: Sequence[Example]) -> list[Row]:
     said = [[{"role": m.role, "content": m.text} for m in e.messages] for e in examples]
     prompts = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
     heads = tokenizer(prompts, add_special_tokens=False)["input_ids"]
     tails = tokenizer([f"```python\n{e.answer}```{END}" for e in examples], add_special_tokens=False)["input_ids"]
-    return [(np.array([*head, *tail], np.int32), len(head)) for head, tail in zip(heads, tails, strict=True)]
+    return [(np.array([*head, *tail], np.uint16), len(head)) for head, tail in zip(heads, tails, strict=True)]
 
 
-def kept(file: Path, folder: Path, examples: Sequence[Example]) -> list[tuple[NDArray[np.int32], int]]:
+def kept(file: Path, folder: Path, examples: Iterable[Example]) -> list[Row]:
     """What `encoded` gives, read from `file` where it was kept before, else kept there: it takes minutes."""
     if not file.exists():
         rows = encoded(folder, examples)
-        ids = np.concatenate([row for row, _ in rows]) if rows else np.zeros(0, np.int32)
+        ids = np.concatenate([row for row, _ in rows]) if rows else np.zeros(0, np.uint16)
         part = file.with_suffix(".part")
         with open(part, "wb") as to:
             np.savez_compressed(to, ids=ids, lengths=[len(row) for row, _ in rows], heads=[head for _, head in rows])

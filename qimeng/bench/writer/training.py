@@ -15,18 +15,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+
+from qimeng.bench.writer.model import Row
 
 TOGETHER = 8
 """Updates between two looks at the clock, which all GPUs take together."""
 
 KEPT_S = 60.0
 """Seconds between two checkpoints."""
-
-Row = tuple[NDArray[np.int32], int]
-"""Tokens of an example, and how many of them are the prompt's."""
 
 Figures = dict[str, float]
 
@@ -252,7 +249,7 @@ def _batch(rows: Sequence[Row], prompt_weight: float) -> Batch:
     ids = torch.zeros(len(rows), length, dtype=torch.long)
     weights = torch.zeros(len(rows), length)
     for place, (tokens, head) in enumerate(rows):
-        ids[place, : len(tokens)] = torch.from_numpy(tokens)
+        ids[place, : len(tokens)] = torch.from_numpy(tokens.astype(int))
         weights[place, 1:head], weights[place, head : len(tokens)] = prompt_weight, 1.0
     wanted = weights.flatten().nonzero().squeeze(1)
     return ids, wanted - 1, ids.flatten()[wanted], weights.flatten()[wanted]

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -24,6 +24,9 @@ from qimeng.store import Store, StoredStep
 
 LEAST = 0.5
 """Similarity under which a patch is no help; 1 is the same operators, shapes, dtype and action."""
+
+OPERATORS = 0.5
+"""How much of a similarity the operators are."""
 
 MOST = 4000
 """Accepted steps that a library reads: a second's work for every thousand."""
@@ -89,11 +92,19 @@ def similarity(a: Traits, b: Traits) -> float:
     >>> similarity(add, add)
     1.0
     """
-    ours, theirs = Counter(a.ops), Counter(b.ops)
-    ops = (ours & theirs).total() / max((ours | theirs).total(), 1)
     dtype = float([d for _, d in a.outputs] == [d for _, d in b.outputs])
     action = (a.kind == b.kind) * (1.0 if a.param == b.param else 0.6)
-    return round(0.5 * ops + 0.2 * _shapes(a.outputs, b.outputs) + 0.2 * action + 0.1 * dtype, 6)
+    return round(OPERATORS * alike(a.ops, b.ops) + 0.2 * _shapes(a.outputs, b.outputs) + 0.2 * action + 0.1 * dtype, 6)
+
+
+def alike(a: Sequence[str], b: Sequence[str]) -> float:
+    """How many of the operators of two chains are shared, over all of both.
+
+    >>> alike(("add", "mul"), ("mul", "exp"))
+    0.3333333333333333
+    """
+    ours, theirs = Counter(a), Counter(b)
+    return (ours & theirs).total() / max((ours | theirs).total(), 1)
 
 
 def _shapes(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> float:
@@ -202,4 +213,4 @@ def _before(store: Store, step: StoredStep, patch: PatchRecord) -> Implementatio
     return implementation_from_data(old[changed[0]]) if len(changed) == 1 and changed[0] in old else None
 
 
-__all__ = ["LEAST", "Library", "Similar", "Traits", "accepted_patch", "similarity", "traits_of"]
+__all__ = ["LEAST", "OPERATORS", "Library", "Similar", "Traits", "accepted_patch", "alike", "similarity", "traits_of"]
