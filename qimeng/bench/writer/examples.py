@@ -20,7 +20,7 @@ from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 
-from qimeng.actions import Context, legal_actions
+from qimeng.actions import Context, kinds
 from qimeng.bench.writer.resized import resized
 from qimeng.bench.writer.symbolic import symbolic
 from qimeng.coder.llm.chat import ChatError, Message, Reply
@@ -187,11 +187,10 @@ def _walk(spec: KernelSpec, start: Program, device: str, steps: int, rng: random
     coder, program = TemplateCoder(), start
     context = Context(device_named(device), coder, spec.mode)
     for _ in range(steps):
-        actions = [a for a in legal_actions(program, context) if a.kind not in ("stop", "unfuse", "library")]
-        if not actions:
+        action = _by_chance(program, context, rng)
+        if action is None:
             return
-        kind = rng.choice(sorted({a.kind for a in actions}))
-        request = Request(program, rng.choice([a for a in actions if a.kind == kind]), context.device, spec.mode)
+        request = Request(program, action, context.device, spec.mode)
         try:
             patch = coder.write(request)
         except (CoderError, IllegalAction):
@@ -199,6 +198,20 @@ def _walk(spec: KernelSpec, start: Program, device: str, steps: int, rng: random
         if patch.alternatives:
             yield from example_of(spec, request, patch.alternatives[0], False)
         program = patch.apply(program)
+
+
+def _by_chance(program: Program, context: Context, rng: random.Random) -> Action | None:
+    """An action that applies: each kind of those that do is as likely, and so is each of its actions; None without."""
+    some = [kind for name, kind in sorted(kinds().items()) if name not in ("stop", "unfuse", "library")]
+    for kind in rng.sample(some, len(some)):
+        proposals = list(dict.fromkeys(kind.proposals(program, context)))
+        for action in rng.sample(proposals, len(proposals)):
+            try:
+                kind.check(program, action, context)
+            except IllegalAction:
+                continue
+            return action
+    return None
 
 
 def example_of(spec: KernelSpec, request: Request, implementation: Implementation, verified: bool) -> Iterator[Example]:

@@ -13,6 +13,7 @@ import itertools
 import re
 import tokenize
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 PLAIN = 16
 """Numbers up to this stay as they are, outside of grids; so do powers of two, which are mostly somebody's choice."""
@@ -81,6 +82,7 @@ def _replacement(
     return next((text for text in found if _worth(text) == value), None)
 
 
+@lru_cache(1 << 16)
 def _worth(text: str) -> int:
     """The value of digits and operators of this module's own making."""
     return int(eval(text))

@@ -90,38 +90,34 @@ def _span(node: ast.expr | ast.stmt, starts: Sequence[int]) -> tuple[int, int]:
 
 
 def _here(node: ast.AST) -> Iterator[ast.AST]:
-    """`node` and what is in it, but not what is inside of other scopes."""
-    yield node
-    if not isinstance(node, _SCOPES):
-        for child in ast.iter_child_nodes(node):
-            yield from _here(child)
+    """`node` and what is in it, but not what is inside of other scopes; in no order."""
+    waiting = [node]
+    while waiting:
+        yield (found := waiting.pop())
+        if not isinstance(found, _SCOPES):
+            waiting.extend(ast.iter_child_nodes(found))
 
 
-def _module_names(
-    node: ast.AST, hidden: frozenset[str] = frozenset(), string: ast.JoinedStr | None = None
-) -> Iterator[tuple[ast.Name, ast.JoinedStr | None]]:
-    """Names in `node` that mean the module's, and the outermost f-string that each is in.
-
-    Args:
-        node: where to look.
-        hidden: names of the scopes around it.
-        string: the f-string around it.
-    """
-    if isinstance(node, ast.Name):
-        if node.id not in hidden:
-            yield node, string
-        return
-    if isinstance(node, ast.JoinedStr):
-        string = string or node
-    inner, inside = hidden, frozenset[int]()
-    if isinstance(node, _SCOPES):
-        body, local = _scope(node)
-        inner, inside = hidden | local, frozenset(map(id, body))
-    for child in ast.iter_child_nodes(node):
-        within = inner if id(child) in inside else hidden
-        if isinstance(node, ast.ClassDef) and isinstance(child, _FUNCTIONS):
-            within = hidden  # functions of a class do not see its names
-        yield from _module_names(child, within, string)
+def _module_names(node: ast.AST) -> Iterator[tuple[ast.Name, ast.JoinedStr | None]]:
+    """Names in `node` that mean the module's, and the outermost f-string that each is in; in no order."""
+    waiting: list[tuple[ast.AST, frozenset[str], ast.JoinedStr | None]] = [(node, frozenset(), None)]
+    while waiting:
+        found, hidden, string = waiting.pop()
+        if isinstance(found, ast.Name):
+            if found.id not in hidden:
+                yield found, string
+            continue
+        if isinstance(found, ast.JoinedStr):
+            string = string or found
+        inner, inside = hidden, frozenset[int]()
+        if isinstance(found, _SCOPES):
+            body, local = _scope(found)
+            inner, inside = hidden | local, frozenset(map(id, body))
+        for child in ast.iter_child_nodes(found):
+            within = inner if id(child) in inside else hidden
+            if isinstance(found, ast.ClassDef) and isinstance(child, _FUNCTIONS):
+                within = hidden  # functions of a class do not see its names
+            waiting.append((child, within, string))
 
 
 def _scope(node: ast.AST) -> tuple[list[ast.AST], frozenset[str]]:

@@ -86,6 +86,7 @@ class _Module:
         self.statements = [s for s in ast.parse(text).body if not _is_script(s)]
         self.binds = [bound(s) for s in self.statements]
         self.names = set[str]().union(*self.binds)
+        self.uses = [used(s) for s in self.statements]
 
     def functions(self) -> dict[str, ast.FunctionDef]:
         """The host's functions by name, the last of each; no kernels."""
@@ -107,7 +108,7 @@ class _Module:
                 kept.add(number)
                 if any(isinstance(node, ast.Global) for node in ast.walk(statement)):
                     raise _format(f"`{name}` uses `global`; nothing may be kept from one call to the next")
-                more = set() if isinstance(statement, ast.Import | ast.ImportFrom) else used(statement) - seen
+                more = set() if isinstance(statement, ast.Import | ast.ImportFrom) else self.uses[number] - seen
                 waiting += sorted(more)
                 seen |= more
         missing = sorted(n for n in seen - self.names - set(USUAL) if not hasattr(builtins, n))
@@ -124,7 +125,7 @@ class _Module:
         imports: list[str] = []
         parts: list[str] = []
         own: set[str] = set()
-        needed = set[str]().union(*(used(self.statements[k]) for k in kept))
+        needed = set[str]().union(*(self.uses[k] for k in kept))
         for number in kept:
             statement = self.statements[number]
             for node in ast.walk(statement):
