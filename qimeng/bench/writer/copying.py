@@ -50,7 +50,8 @@ class CopyCoder(Coder):
 def worth_copying(known: Iterable[Example], asked: Iterable[Example], count: int) -> Iterator[Example]:
     """Those of `known` that are among the `count` nearest of some example of `asked`, none twice.
 
-    A copier that knows only these answers what one answers that knows all: they may be a million.
+    A copier that knows only these answers as one that knows all does, but for ties, and where so many cannot be read:
+    what is known may be a million.
     """
     chains: dict[tuple[str, ...], list[Example]] = {}
     for example in known:

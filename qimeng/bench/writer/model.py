@@ -28,7 +28,7 @@ WORDS = r" ?[A-Za-z_]+|[0-9]| ?[^\sA-Za-z_0-9]+|\s+"
 """What no token spans two of: each digit is a token, so that any number can be copied."""
 
 TOGETHER = 1000
-"""Examples that are made tokens of together: a tokenizer keeps a hundred bytes for each token meanwhile."""
+"""Examples that are made tokens of together: what a tokenizer keeps meanwhile does not grow with all of them."""
 
 Row = tuple[NDArray[np.uint16], int]
 """Tokens of an example, and how many of them are the prompt's."""
