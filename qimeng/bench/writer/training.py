@@ -38,7 +38,7 @@ class Training:
         tokens: tokens of a batch on each device, padding included.
         rate: highest learning rate; it rises over a twentieth of the time and falls to a twentieth along a cosine.
         prompt_weight: weight of a prompt's token in the loss; an answer's has 1.
-        compiled: whether `torch.compile` makes the model quicker first, once for all lengths.
+        compiled: whether `torch.compile` makes the model's blocks quicker first, once for all of them and all lengths.
         seed: of the order.
     """
 
@@ -160,8 +160,9 @@ def train(
             optimizer.load_state_dict(found["optimizer"])
             state = found["state"]
     scores: Any = Scores(model)
-    if how.compiled:
-        scores = torch.compile(scores, dynamic=True)
+    if how.compiled:  # the whole model took longer than a minute
+        for layer in model.model.layers:
+            layer.compile(dynamic=True)
     if member.count > 1:
         scores = torch.nn.parallel.DistributedDataParallel(scores)
     step, before, tokens = int(state["step"]), float(state["seconds"]), int(state["tokens"])
@@ -218,7 +219,7 @@ def looked_at(model: Any, rows: Sequence[Row], device: str) -> Figures:
     """``held_loss`` and ``held_exact`` of `rows`, see `train`."""
     model.eval()
     total, count, exact = 0.0, 0, 0
-    with torch.no_grad():
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for row in rows:
             ids, places, wanted, _ = (t.to(device) for t in _batch([row], 0.0))
             with torch.autocast(device.partition(":")[0], torch.bfloat16):
@@ -234,8 +235,10 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Ids (batch x length), places that are scored, the tokens wanted after them, their weights."""
 
 
-def _loss(scores: Any, batch: Batch, device: str) -> torch.Tensor:
+def _loss(scores: Any, batch: tuple[torch.Tensor, ...], device: str) -> torch.Tensor:
     """Weighted mean cross-entropy of the next token."""
+    if device.startswith("cuda"):  # what is not pinned is copied once the GPU has nothing else to do
+        batch = tuple(t.pin_memory() for t in batch)
     ids, places, wanted, weights = (t.to(device, non_blocking=True) for t in batch)
     with torch.autocast(device.partition(":")[0], torch.bfloat16):
         logits = scores(ids, places)

@@ -30,6 +30,7 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
         action_space: `Discrete`, as many as the observation has room for.
         lr_schedule: learning rate by progress.
         scorer: the model; what of it requires a gradient is trained. It is used, not copied.
+        anchor: a frozen model that the policy is to stay near; none by default.
         optimizer_class: made with the parameters that are trained.
         optimizer_kwargs: for the optimizer, learning rate left out.
 
@@ -43,6 +44,7 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
         action_space: spaces.Discrete,
         lr_schedule: Schedule,
         scorer: ActionScorer,
+        anchor: ActionScorer | None = None,
         optimizer_class: type[torch.optim.Optimizer] = torch.optim.AdamW,
         optimizer_kwargs: dict[str, Any] | None = None,
     ):
@@ -63,7 +65,7 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
             optimizer_class=optimizer_class,
             optimizer_kwargs=kwargs,
         )
-        self.scorer = scorer.eval()
+        self.scorer, self.anchor = scorer.eval(), anchor
         trained = [p for p in scorer.parameters() if p.requires_grad]
         self.optimizer = optimizer_class(trained, lr=lr_schedule(1), **kwargs)  # type: ignore[call-arg]
 
@@ -85,9 +87,15 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
     def evaluate_actions(
         self, obs: Any, actions: torch.Tensor, action_masks: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Values, log-probabilities of `actions`, and entropies."""
+        """Values, log-probabilities of `actions`, and what a bonus is paid for.
+
+        That is the policy's entropy, or with an anchor minus its divergence KL(policy || anchor's) (Ziegler et al.,
+        "Fine-Tuning Language Models from Human Preferences", https://arxiv.org/abs/1909.08593): of the divergence from
+        chance, entropy is the same but for a constant.
+        """
         distribution, values = self._look(obs, action_masks)
-        return values, distribution.log_prob(actions), distribution.entropy()
+        bonus = distribution.entropy() if self.anchor is None else -self._away(distribution, obs)
+        return values, distribution.log_prob(actions), bonus
 
     def get_distribution(self, obs: Any, action_masks: np.ndarray | None = None) -> MaskableDistribution:
         """The policy in these states."""
@@ -97,6 +105,16 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
         """The values of these states, B x 1; no action is scored."""
         nothing = self._action_ids(obs)[:, :0]
         return self.scorer(obs["state_ids"].long(), nothing, obs["features"])[1].unsqueeze(-1)  # type: ignore[no-any-return]
+
+    def _away(self, distribution: MaskableDistribution, obs: Any) -> torch.Tensor:
+        """The divergence of the policy in these states from the anchor's among the same actions."""
+        assert self.anchor is not None and distribution.distribution is not None
+        own = distribution.distribution.logits.log_softmax(-1)
+        with torch.no_grad():
+            logits, _ = self.anchor(obs["state_ids"].long(), self._action_ids(obs), obs["features"])
+        chosen_from = distribution.distribution.masks
+        there = logits.masked_fill(~chosen_from, -1e8).log_softmax(-1)
+        return torch.where(chosen_from, own.exp() * (own - there), 0.0).sum(-1)
 
     def _look(self, obs: Any, masks: Masks) -> tuple[MaskableDistribution, torch.Tensor]:
         action_ids = self._action_ids(obs)
@@ -120,6 +138,7 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
             "action_space": self.action_space,
             "lr_schedule": self._dummy_schedule,
             "scorer": self.scorer,
+            "anchor": self.anchor,
             "optimizer_class": self.optimizer_class,
             "optimizer_kwargs": self.optimizer_kwargs,
         }

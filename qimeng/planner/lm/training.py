@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from qimeng.envs.task import Task
 from qimeng.planner.lm.checkpoint import FILE, load_checkpoint, put_weights, save_checkpoint, trained_weights
 from qimeng.planner.lm.choices import ChoicesAlone
 from qimeng.planner.lm.reading import Offering, ReadObservation
+from qimeng.planner.lm.scoring import ActionScorer
 from qimeng.planner.lm.weights import PlannerModel
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class Ppo:
         gae: lambda of the generalised advantage estimate.
         clip: of the probability ratio.
         entropy: coefficient of the policy's entropy.
+        anchor: coefficient of the policy's divergence from what PPO began with, which takes the entropy's place; 0 for
+            none.
         value: coefficient of the value's error; a large one's gradient is most of what reaches the language model.
         target_kl: a rollout's passes end where the policy has gone 1.5 times this far; None for no limit.
         max_steps: longest episode; steps of the graph alone count, and a program of many operators takes one each.
@@ -61,6 +65,7 @@ class Ppo:
     gae: float = 0.95
     clip: float = 0.2
     entropy: float = 0.01
+    anchor: float = 0.0
     value: float = 0.1
     target_kl: float | None = 0.1
     max_steps: int = 32
@@ -147,14 +152,19 @@ def make_learner(
         gamma=s.gamma,
         gae_lambda=s.gae,
         clip_range=s.clip,
-        ent_coef=s.entropy,
+        ent_coef=s.anchor or s.entropy,
         vf_coef=s.value,
         target_kl=s.target_kl,
         tensorboard_log=tensorboard,
-        policy_kwargs={"scorer": model.scorer},
+        policy_kwargs={"scorer": model.scorer, "anchor": frozen(model.scorer) if s.anchor else None},
         seed=s.seed,
         device=next(model.scorer.parameters()).device,
     )
+
+
+def frozen(scorer: ActionScorer) -> ActionScorer:
+    """A copy that stays as it is."""
+    return deepcopy(scorer).eval().requires_grad_(False)
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -70,6 +72,26 @@ def test_evaluating_actions_agrees_with_acting(model: PlannerModel, task: Task) 
         torch.testing.assert_close(values, values_again)
         torch.testing.assert_close(policy.predict_values(obs), values)
     assert entropy is not None and (entropy > 0).all() and values.shape == (3, 1)
+
+
+def test_an_anchors_bonus_is_minus_the_divergence(model: PlannerModel, task: Task) -> None:
+    arrays, masks = observed(model, task)
+    near = make_learner(model, [task], replace(SHORT, anchor=0.1)).policy
+    obs, _ = near.obs_to_tensor(arrays)
+    actions, legal = torch.zeros(3, dtype=torch.long), torch.as_tensor(masks)
+    _, _, bonus = near.evaluate_actions(obs, actions, legal)
+    torch.testing.assert_close(bonus, torch.zeros(3), atol=1e-6, rtol=0.0)  # PPO begins where the anchor is
+    before = near.get_distribution(obs, masks).distribution.probs
+    with torch.no_grad():
+        for parameter in model.scorer.lm.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    _, _, bonus = near.evaluate_actions(obs, actions, legal)
+    now = near.get_distribution(obs, masks).distribution.probs
+    divergence = torch.where(legal, now * (now / before).log(), 0.0).sum(-1)
+    torch.testing.assert_close(bonus, -divergence, atol=1e-4, rtol=1e-3)
+    assert (bonus < -1e-4).all()
+    bonus.sum().backward()
+    assert all(p.grad is None for p in near.anchor.parameters())
 
 
 def test_a_run_changes_what_is_trained_and_nothing_else(model: PlannerModel, task: Task) -> None:

@@ -67,3 +67,23 @@ def test_ppo_earns_more_on_trees_that_take_several_steps(model: PlannerModel, st
     settings = Ppo(steps=1024, environments=8, rollout=16, batch=32, rate=2e-3, max_steps=8)
     found = train(model, [s.task for s in stored], settings, LogSpeedupReward, offer=Offer.of(stored))
     assert found[-1]["reward"] > found[0]["reward"] + 0.1 * best
+
+
+def test_an_anchor_keeps_what_was_there(reader: Reader, tiny: MiniSize, stored: Stored) -> None:
+    """With a large coefficient the policy hardly leaves what PPO began with; without one it does."""
+
+    def away(anchor: float) -> float:
+        model = new_mini(reader.tokenizer, tiny, seed=3, length=128)
+        settings = Ppo(steps=128, environments=4, rollout=16, batch=32, rate=2e-3, max_steps=8, anchor=anchor)
+        train(model, [s.task for s in stored], settings, LogSpeedupReward, offer=Offer.of(stored))
+        same = new_mini(reader.tokenizer, tiny, seed=3, length=128)
+        env = make_environment(same, [s.task for s in stored], 8, offer=Offer.of(stored))
+        seen, _ = env.reset(seed=1)
+        mask = env.action_masks()
+        now, before = (make_learner(m, [stored[0].task], settings).policy for m in (model, same))
+        obs, _ = now.obs_to_tensor({name: rows[None] for name, rows in seen.items()})
+        with torch.no_grad():
+            p, q = (policy.get_distribution(obs, mask).distribution.probs[0] for policy in (now, before))
+        return float((p - q).abs().sum())
+
+    assert away(10.0) < 0.5 * away(0.0)
