@@ -108,13 +108,13 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
 
     def _away(self, distribution: MaskableDistribution, obs: Any) -> torch.Tensor:
         """The divergence of the policy in these states from the anchor's among the same actions."""
-        assert self.anchor is not None and distribution.distribution is not None
-        own = distribution.distribution.logits.log_softmax(-1)
+        assert self.anchor is not None
+        chosen: Any = distribution.distribution
+        own = chosen.logits.log_softmax(-1)
         with torch.no_grad():
             logits, _ = self.anchor(obs["state_ids"].long(), self._action_ids(obs), obs["features"])
-        chosen_from = distribution.distribution.masks
-        there = logits.masked_fill(~chosen_from, -1e8).log_softmax(-1)
-        return torch.where(chosen_from, own.exp() * (own - there), 0.0).sum(-1)
+        there = logits.masked_fill(~chosen.masks, -1e8).log_softmax(-1)
+        return torch.where(chosen.masks, own.exp() * (own - there), 0.0).sum(-1)
 
     def _look(self, obs: Any, masks: Masks) -> tuple[MaskableDistribution, torch.Tensor]:
         action_ids = self._action_ids(obs)
