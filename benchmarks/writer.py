@@ -136,15 +136,17 @@ def answer(args: argparse.Namespace) -> None:
     from qimeng.bench.writer.answering import answer as answer_sheets
     from qimeng.bench.writer.judging import REPAIRS
 
-    file = args.out / ANSWERS
-    asked, done = [e for part in PARTS for e in requests(args.out, part, args.requests)], read_answers(file)
+    file, stop_at = args.out / ANSWERS, time.monotonic() + 60 * args.minutes
+    asked = [e for part in PARTS for e in requests(args.out, part, args.requests)]
     lengths = {"trained": args.longest, "untrained": SHORT}
-    some = [s for n, most in lengths.items() for s in sheets(args.out / n, asked, done, REPAIRS, most, args.batch)]
 
     def tell(sheet: Sheet, failure: str) -> None:
         print(sheet.folder.name, sheet.number, len(sheet.asked), failure or "answered", flush=True)
 
-    answer_sheets(some, file, gpu_places(0, args.jobs, visible_gpus()), 60 * args.minutes, tell)
+    for _ in range(2):  # first answers, then repairs
+        done = read_answers(file)
+        some = [s for n, most in lengths.items() for s in sheets(args.out / n, asked, done, REPAIRS, most, args.batch)]
+        answer_sheets(some, file, gpu_places(0, args.jobs, visible_gpus()), stop_at - time.monotonic(), tell)
 
 
 def judge(args: argparse.Namespace) -> None:

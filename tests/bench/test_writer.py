@@ -253,12 +253,16 @@ def test_a_writer_learns_and_answers(examples: list[Example], tmp_path: Path, mo
     last = train(new, old, some, how, held_out=some, on_row=told.append)
     assert last["step"] == 40 and last["loss"] < 0.8 * told[0]["loss"] and last["examples"] == 2
     assert 0 < last["held_loss"] < told[0]["loss"] and 0 <= last["held_exact"] <= 1
-    asked = list(sheets(old, short, [], draws=1, max_tokens=8, batch=2))
+    asked = list(sheets(old, short, [], repairs=1, max_tokens=8, batch=2))
     answers = [a for sheet in asked for a in sheet.answers()]
+    answers += [a for sheet in sheets(old, short, answers, 1, 8, 2) for a in sheet.answers()]
     assert [a.number for a in answers] == [0, 0, 1, 1]
+    right = [replace(a, reply=replace(a.reply, text=short[0].reply)) for a in answers[:2] if a.key == short[0].key]
+    (left,) = sheets(old, short, [*right, *(a for a in answers[:2] if a.key != short[0].key)], 1, 8, 2)
+    assert [key for key, _ in left.asked] == [short[1].key], "what was accepted wants no repair"
     long = Sheet(old, 0, 8, (("long", (Message("user", "x" * 9000),)), asked[0].asked[0]))
     assert [a.reply.finish for a in long.answers()] == ["length"] * 2 and not long.answers()[0].reply.text
-    assert not list(sheets(old, short, answers, draws=1, max_tokens=8, batch=2))
+    assert not list(sheets(old, short, answers, repairs=1, max_tokens=8, batch=2))
     chat = Written("old", [Answer.from_json(a.to_json()) for a in answers], short)
     texts = [next(chat.ask(short[0].messages)).text for _ in range(2)]
     assert texts == [a.reply.text for a in answers if a.key == short[0].key]

@@ -80,12 +80,17 @@ def _chat(folder: Path, temperature: float, max_tokens: int, batch: int) -> Loca
 
 
 def sheets(
-    folder: Path, examples: Iterable[Example], done: Iterable[Answer], draws: int, max_tokens: int, batch: int
+    folder: Path, examples: Iterable[Example], done: Iterable[Answer], repairs: int, max_tokens: int, batch: int
 ) -> Iterator[Sheet]:
-    """What the writer in `folder` has still to answer, first tries first; requests of like length together."""
-    known = {(a.key, a.number) for a in done if a.writer == folder.name}
+    """What the writer in `folder` has still to answer for the first time; without any, what may want repairs.
+
+    An answer that is the accepted one word for word wants none. Requests of like length go together.
+    """
+    known = {(a.key, a.number): a.reply.text for a in done if a.writer == folder.name}
     some = sorted(examples, key=lambda e: -len(e.prompt[1]))
-    for number in range(1 + draws):
+    first = any((e.key, 0) not in known for e in some)
+    some = some if first else [e for e in some if known[e.key, 0] != e.reply]
+    for number in range(1) if first else range(1, 1 + repairs):
         left = [(e.key, e.messages) for e in some if (e.key, number) not in known]
         for first in range(0, len(left), batch):
             yield Sheet(folder, number, max_tokens, tuple(left[first : first + batch]))

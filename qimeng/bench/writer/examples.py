@@ -94,6 +94,11 @@ class Example:
         return hashlib.blake2b("\n".join((*self.prompt, self.device)).encode(), digest_size=8).hexdigest()
 
     @property
+    def reply(self) -> str:
+        """The answer as a model gives it."""
+        return f"```python\n{self.answer}```"
+
+    @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation that asks for it."""
         return Message("system", self.prompt[0]), Message("user", self.prompt[1])

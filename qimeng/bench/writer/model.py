@@ -70,7 +70,7 @@ def _encoded(tokenizer: Any, examples: Sequence[Example]) -> list[Row]:
     said = [[{"role": m.role, "content": m.text} for m in e.messages] for e in examples]
     prompts = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
     heads = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    tails = tokenizer([f"```python\n{e.answer}```{END}" for e in examples], add_special_tokens=False)["input_ids"]
+    tails = tokenizer([f"{e.reply}{END}" for e in examples], add_special_tokens=False)["input_ids"]
     return [(np.array([*head, *tail], np.uint16), len(head)) for head, tail in zip(heads, tails, strict=True)]
 
 

@@ -46,6 +46,8 @@ class Ppo:
         gamma: discount.
         gae: lambda of the generalised advantage estimate.
         clip: of the probability ratio.
+        normalize: whether the advantages of a batch are scaled to unit variance, those of choices that are worth the
+            same included.
         entropy: coefficient of the policy's entropy.
         anchor: coefficient of the policy's divergence from what PPO began with, which takes the entropy's place; 0 for
             none.
@@ -64,6 +66,7 @@ class Ppo:
     gamma: float = 1.0
     gae: float = 0.95
     clip: float = 0.2
+    normalize: bool = True
     entropy: float = 0.01
     anchor: float = 0.0
     value: float = 0.1
@@ -152,6 +155,7 @@ def make_learner(
         gamma=s.gamma,
         gae_lambda=s.gae,
         clip_range=s.clip,
+        normalize_advantage=s.normalize,
         ent_coef=s.anchor or s.entropy,
         vf_coef=s.value,
         target_kl=s.target_kl,
