@@ -88,9 +88,9 @@ def sheets(
     """
     known = {(a.key, a.number): a.reply.text for a in done if a.writer == folder.name}
     some = sorted(examples, key=lambda e: -len(e.prompt[1]))
-    first = any((e.key, 0) not in known for e in some)
-    some = some if first else [e for e in some if known[e.key, 0] != e.reply]
-    for number in range(1) if first else range(1, 1 + repairs):
+    unanswered = any((e.key, 0) not in known for e in some)
+    some = some if unanswered else [e for e in some if known[e.key, 0] != e.reply]
+    for number in range(1) if unanswered else range(1, 1 + repairs):
         left = [(e.key, e.messages) for e in some if (e.key, number) not in known]
         for first in range(0, len(left), batch):
             yield Sheet(folder, number, max_tokens, tuple(left[first : first + batch]))

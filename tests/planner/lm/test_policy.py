@@ -81,6 +81,7 @@ def test_an_anchors_bonus_is_minus_the_divergence(model: PlannerModel, task: Tas
     actions, legal = torch.zeros(3, dtype=torch.long), torch.as_tensor(masks)
     _, _, bonus = near.evaluate_actions(obs, actions, legal)
     torch.testing.assert_close(bonus, torch.zeros(3), atol=1e-6, rtol=0.0)  # PPO begins where the anchor is
+    assert make_learner(model, [task], SHORT).ent_coef == SHORT.entropy
     before = near.get_distribution(obs, masks).distribution.probs
     with torch.no_grad():
         for parameter in model.scorer.lm.parameters():

@@ -51,6 +51,11 @@ def test_the_first_pass_begins_from_the_policy_that_acted(model: PlannerModel, s
     assert len(np.concatenate(ratios)) == 64
 
 
+def test_advantages_may_stay_as_they_are(model: PlannerModel, stored: Stored) -> None:
+    learners = [make_learner(model, [stored[0].task], Ppo(normalize=scaled)) for scaled in (True, False)]
+    assert [learner.normalize_advantage for learner in learners] == [True, False]
+
+
 def test_the_last_step_ends_an_episode(model: PlannerModel, stored: Stored) -> None:
     """Nothing is to come after it: a value of a state that no step is taken from would never be learnt."""
     env = make_environment(model, [stored[0].task], 2)
