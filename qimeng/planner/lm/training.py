@@ -234,7 +234,8 @@ def train(
         progress: called after each rollout and after each validation.
         tensorboard: folder of TensorBoard's logs.
         checkpoint: folder of a checkpoint, written before each rollout and at the end. Where there is one already,
-            training goes on from it, exactly as if it had not been interrupted if evaluations are replayed.
+            training goes on from it, exactly as if it had not been interrupted if evaluations are replayed. `model` has
+            to be what it began with, since an anchor is a copy of that.
         offer: says which of the legal actions may be chosen; all by default.
         validation: looks at the policy now and then; the model ends with the weights that did best.
         enough: asked after each step: whether training ends now (a budget is used up, say).

@@ -76,16 +76,17 @@ def test_evaluating_actions_agrees_with_acting(model: PlannerModel, task: Task) 
 
 def test_an_anchors_bonus_is_minus_the_divergence(model: PlannerModel, task: Task) -> None:
     arrays, masks = observed(model, task)
-    near = make_learner(model, [task], replace(SHORT, anchor=0.1)).policy
+    learners = [make_learner(model, [task], replace(SHORT, anchor=anchor)) for anchor in (0.0, 0.1)]
+    assert [learner.ent_coef for learner in learners] == [SHORT.entropy, 0.1]
+    near, draw = learners[1].policy, torch.Generator().manual_seed(0)
     obs, _ = near.obs_to_tensor(arrays)
     actions, legal = torch.zeros(3, dtype=torch.long), torch.as_tensor(masks)
     _, _, bonus = near.evaluate_actions(obs, actions, legal)
     torch.testing.assert_close(bonus, torch.zeros(3), atol=1e-6, rtol=0.0)  # PPO begins where the anchor is
-    assert make_learner(model, [task], SHORT).ent_coef == SHORT.entropy
     before = near.get_distribution(obs, masks).distribution.probs
     with torch.no_grad():
         for parameter in model.scorer.lm.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
+            parameter += 0.05 * torch.randn(parameter.shape, generator=draw)
     _, _, bonus = near.evaluate_actions(obs, actions, legal)
     now = near.get_distribution(obs, masks).distribution.probs
     divergence = torch.where(legal, now * (now / before).log(), 0.0).sum(-1)
