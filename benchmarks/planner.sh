@@ -11,7 +11,7 @@
 # ("LABEL=PLANNER+SEARCH", one a line, to compare besides), DEVICE (to adapt to; h200), JOBS (places on each GPU; 6 for
 # the collection, 12 for held-out trees), EACH (seconds that a spec is given; 110 in the collection, 240 for a held-out
 # tree), EVALUATIONS (of a spec of the collection; 28), DEPTH (of a held-out tree; 140), SIDE (runs of training on each
-# GPU, 2, or on the CPU, 1), FINISH (seconds that a run of training has left when its PPO ends; 90), SCRATCH.
+# GPU, 2, or on the CPU, 1), GPUS (to train on; all), FINISH (seconds that a run of training has left when its PPO ends; 90), SCRATCH.
 set -uo pipefail
 out=$1 end=$((SECONDS + $2))
 shift 2
@@ -20,7 +20,7 @@ names=("$@")
 declare -A weight=([collect]=6 [train]=5 [explore]=5 [replay]=2 [live]=3 [adapt]=4)
 here=$(dirname "$0")
 scratch=${SCRATCH:-/tmp/qimeng-planner}
-gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
+gpus=${GPUS:-$(nvidia-smi -L 2>/dev/null | wc -l || true)}
 export TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 # Settings of every run of training that differ from the library's defaults. At a rate of 3e-4 that does not fall, PPO undid

@@ -80,7 +80,7 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
         self, obs: Any, deterministic: bool = False, action_masks: np.ndarray | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Actions, values and log-probabilities of the actions."""
-        distribution, values = self._look(obs, action_masks)
+        distribution, values, _ = self._look(obs, action_masks)
         actions = distribution.get_actions(deterministic=deterministic)
         return actions, values, distribution.log_prob(actions)
 
@@ -91,10 +91,12 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
 
         That is the policy's entropy, or with an anchor minus its divergence KL(policy || anchor's) (Ziegler et al.,
         "Fine-Tuning Language Models from Human Preferences", https://arxiv.org/abs/1909.08593): of the divergence from
-        chance, entropy is the same but for a constant.
+        chance, entropy is the same but for a constant. The divergence is that among all actions that the observation
+        holds, mask or not: the advantages of those that may be chosen move the others' share as well, and where those
+        may be chosen one day, nothing but the anchor says what they are worth.
         """
-        distribution, values = self._look(obs, action_masks)
-        bonus = distribution.entropy() if self.anchor is None else -self._away(distribution, obs)
+        distribution, values, logits = self._look(obs, action_masks)
+        bonus = distribution.entropy() if self.anchor is None else -self._away(logits, obs)
         return values, distribution.log_prob(actions), bonus
 
     def get_distribution(self, obs: Any, action_masks: np.ndarray | None = None) -> MaskableDistribution:
@@ -106,17 +108,16 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
         nothing = self._action_ids(obs)[:, :0]
         return self.scorer(obs["state_ids"].long(), nothing, obs["features"])[1].unsqueeze(-1)  # type: ignore[no-any-return]
 
-    def _away(self, distribution: MaskableDistribution, obs: Any) -> torch.Tensor:
-        """The divergence of the policy in these states from the anchor's among the same actions."""
+    def _away(self, logits: torch.Tensor, obs: Any) -> torch.Tensor:
+        """The divergence of what these logits say from what the anchor says."""
         assert self.anchor is not None
-        chosen: Any = distribution.distribution
-        own = chosen.logits.log_softmax(-1)
         with torch.no_grad():
-            logits, _ = self.anchor(obs["state_ids"].long(), self._action_ids(obs), obs["features"])
-        there = logits.masked_fill(~chosen.masks, -1e8).log_softmax(-1)
-        return torch.where(chosen.masks, own.exp() * (own - there), 0.0).sum(-1)
+            before, _ = self.anchor(obs["state_ids"].long(), self._action_ids(obs), obs["features"])
+        own, there = (x.masked_fill(x == float("-inf"), -1e8).log_softmax(-1) for x in (logits, before))
+        return (own.exp() * (own - there)).sum(-1)
 
-    def _look(self, obs: Any, masks: Masks) -> tuple[MaskableDistribution, torch.Tensor]:
+    def _look(self, obs: Any, masks: Masks) -> tuple[MaskableDistribution, torch.Tensor, torch.Tensor]:
+        """The policy, the values, and the logits of all actions that the observation holds."""
         action_ids = self._action_ids(obs)
         legal = action_ids[:, :, 0] >= 0
         if masks is not None:
@@ -124,7 +125,7 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
         logits, values = self.scorer(obs["state_ids"].long(), action_ids, obs["features"])
         distribution = self.action_dist.proba_distribution(action_logits=logits.masked_fill(~legal, -1e8))
         distribution.apply_masking(legal)
-        return distribution, values.unsqueeze(-1)
+        return distribution, values.unsqueeze(-1), logits
 
     def _action_ids(self, obs: Any) -> torch.Tensor:
         """B x actions x tokens."""

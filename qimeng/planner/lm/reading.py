@@ -188,17 +188,20 @@ class ReadObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any
         env: a `KernelOptimizationEnv`, wrapped or not.
         reader: turns its states into token ids.
         offer: says which of the legal actions may be chosen; all by default.
+        whole: whether those that may not be chosen are read as well.
 
     Attributes:
         began: how the episode under way began.
         taken: indices of its steps so far, each with the action that it named (empty where it named none).
     """
 
-    def __init__(self, env: gymnasium.Env[dict[str, Any], Any], reader: Reader, offer: Offering | None = None):
+    def __init__(
+        self, env: gymnasium.Env[dict[str, Any], Any], reader: Reader, offer: Offering | None = None, whole: bool = False
+    ):
         # `offer` may hold every tree: copying those takes half a minute
-        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, reader=reader, offer=offer)
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, reader=reader, offer=offer, whole=whole)
         gymnasium.Wrapper.__init__(self, env)
-        self.reader, self.offer = reader, offer
+        self.reader, self.offer, self.whole = reader, offer, whole
         self.observation_space = reader.space()
         self.began, self.taken = Beginning(None, None), list[tuple[int, str]]()
         self._offered: np.ndarray | None = None
@@ -238,7 +241,7 @@ class ReadObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any
     def _read(self) -> dict[str, np.ndarray]:
         base = self._base()
         self._offered = None if self.offer is None else self.offer(base.session.task, base.observed)
-        return self.reader.arrays(base.observed, self._offered)
+        return self.reader.arrays(base.observed, None if self.whole else self._offered)
 
     def _base(self) -> KernelOptimizationEnv:
         base = self.env.unwrapped

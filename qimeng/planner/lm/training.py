@@ -50,7 +50,7 @@ class Ppo:
             same included.
         entropy: coefficient of the policy's entropy.
         anchor: coefficient of the policy's divergence from what PPO began with, which takes the entropy's place; 0 for
-            none.
+            none. All legal actions are looked at, so that those which no tree has an answer for stay where they were.
         value: coefficient of the value's error; a large one's gradient is most of what reaches the language model.
         target_kl: a rollout's passes end where the policy has gone 1.5 times this far; None for no limit.
         max_steps: longest episode; steps of the graph alone count, and a program of many operators takes one each.
@@ -110,10 +110,20 @@ def make_environment(
     max_steps: int,
     reward: Reward | None = None,
     offer: Offering | None = None,
+    whole: bool = False,
 ) -> ChoicesAlone:
-    """One environment as `model` reads it, at the states where there is something to choose."""
+    """One environment as `model` reads it, at the states where there is something to choose.
+
+    Args:
+        model: has the reader.
+        tasks: what is optimized; one is drawn at each reset.
+        max_steps: longest episode.
+        reward: `MilestoneReward` by default.
+        offer: says which of the legal actions may be chosen; all by default.
+        whole: whether those that may not be chosen are read as well.
+    """
     env = HorizonEnds(KernelOptimizationEnv(tasks, reward, max_steps=max_steps))
-    return ChoicesAlone(ReadObservation(env, model.reader, offer))
+    return ChoicesAlone(ReadObservation(env, model.reader, offer, whole))
 
 
 def make_learner(
@@ -143,7 +153,7 @@ def make_learner(
     s = settings or Ppo()
 
     def environment() -> ChoicesAlone:
-        return make_environment(model, tasks, s.max_steps, reward() if reward else None, offer)
+        return make_environment(model, tasks, s.max_steps, reward() if reward else None, offer, bool(s.anchor))
 
     return MaskablePPO(
         LanguageModelPolicy,

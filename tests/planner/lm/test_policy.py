@@ -81,13 +81,14 @@ def test_an_anchors_bonus_is_minus_the_divergence(model: PlannerModel, task: Tas
     near, draw = learners[1].policy, torch.Generator().manual_seed(0)
     obs, _ = near.obs_to_tensor(arrays)
     actions, legal = torch.zeros(3, dtype=torch.long), torch.as_tensor(masks)
-    _, _, bonus = near.evaluate_actions(obs, actions, legal)
+    few = legal & (torch.arange(MAX_ACTIONS) < 2)
+    _, _, bonus = near.evaluate_actions(obs, actions, few)
     torch.testing.assert_close(bonus, torch.zeros(3), atol=1e-6, rtol=0.0)  # PPO begins where the anchor is
     before = near.get_distribution(obs, masks).distribution.probs
     with torch.no_grad():
         for parameter in model.scorer.lm.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=draw)
-    _, _, bonus = near.evaluate_actions(obs, actions, legal)
+    _, _, bonus = near.evaluate_actions(obs, actions, few)  # of all actions, also of those that may not be chosen
     now = near.get_distribution(obs, masks).distribution.probs
     divergence = torch.where(legal, now * (now / before).log(), 0.0).sum(-1)
     torch.testing.assert_close(bonus, -divergence, atol=1e-4, rtol=1e-3)

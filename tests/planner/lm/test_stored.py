@@ -47,6 +47,14 @@ def test_only_what_was_explored_is_offered(stored: Stored, reader: Reader) -> No
     assert taken > 20 and left_out > 0 and 0 < offer.coverage < 1
 
 
+def test_what_is_not_offered_may_be_read_all_the_same(stored: Stored, reader: Reader) -> None:
+    base = KernelOptimizationEnv([s.task for s in stored], max_steps=8)
+    env = ReadObservation(base, reader, Offer.of(stored), whole=True)
+    seen, _ = env.reset(seed=0)
+    read = seen["action_ids"].reshape(MAX_ACTIONS, -1)[:, 0] != PAD
+    assert (read == base.action_masks()).all() and env.action_masks().sum() < read.sum()
+
+
 def test_a_live_task_offers_all(stored: Stored) -> None:
     offer = Offer.of(stored[:1])
     seen = stored[1].begin().observe()
