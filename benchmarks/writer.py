@@ -59,7 +59,7 @@ def data(args: argparse.Namespace) -> None:
     for name in (ANSWERS, JUDGED):
         (args.out / name).unlink(missing_ok=True)
     some = units(args.store, args.seed, args.draw, SIZES, args.sizes, args.walks)
-    parts = write(args.out, collect(some, args.processes, args.others), args.take)
+    parts = write(args.out, collect(some, args.processes, args.others), args.processes)
     counts = {name: len(getattr(parts, name)) for name in (LEARNT, *PARTS)}
     learnt = parts.learnt
     counts |= {"verified": sum(e.verified for e in learnt), "chains learnt": len({e.chain for e in learnt})}
@@ -184,7 +184,7 @@ def table(args: argparse.Namespace) -> None:
 
 def toy(args: argparse.Namespace) -> None:
     """Everything at toy size: that it runs, nothing about how good it is."""
-    args.store, args.take, args.draw, args.sizes, args.others, args.jobs, args.walks = [], [], 6, 2, 0, 1, 1
+    args.store, args.draw, args.sizes, args.others, args.jobs, args.walks = [], 6, 2, 0, 1, 1
     data(args)
     args.size, args.steps, args.minutes, args.now, args.tokens, args.rate = "toy", 20, 5.0, 5.0, 8192, 1e-3
     args.compiled = False
@@ -206,7 +206,6 @@ def main() -> None:
         command.set_defaults(function=function)
         if function is data:
             command.add_argument("--store", type=Path, action="append", default=[], help="*.sqlite, or a file of trees")
-            command.add_argument("--take", type=Path, action="append", default=[], help="another OUT's examples too")
             command.add_argument("--others", type=int, default=8, help="other sizes at which steps are written again")
             command.add_argument("--draw", type=int, default=0, help="drawn specs whose patches nobody judged")
             command.add_argument("--walks", type=int, default=1, help="through each drawn spec, at each size")

@@ -18,7 +18,7 @@ from qimeng.envs.clock import Clock
 from qimeng.envs.compile import Compilers, launches_nothing
 from qimeng.envs.forkserver import START_S, Process, WorkerFailed
 from qimeng.envs.judge import CLOCK_FROM_MS, RUNS, RUNS_OVERLAPPING
-from qimeng.envs.launches import LEAST, Launch, busy_ms, own_kernels, own_share
+from qimeng.envs.launches import LEAST, Launch, busy_ms, own_kernels, own_ms
 from qimeng.envs.least_time import SHARE, above_peak
 from qimeng.envs.ranking import preferred
 from qimeng.envs.region_reference import RegionReference
@@ -56,6 +56,8 @@ OVERLAPS = (
 UNPROVEN = "the profiler showed no kernels: the generated share is that of regions, by what they say of themselves"
 BUSY_SHARE, BUSY_MS = 1.3, 0.005
 """The profiler's kernels of a call may take so many times what the events say, and so many milliseconds more."""
+SHORT_MS = 0.01
+"""Milliseconds up to which the time of a generated region may be mostly that of its launch."""
 COOL_S = 2.0
 """Seconds of rest before a GPU that was held back is timed again."""
 
@@ -480,10 +482,12 @@ class Run:
             return None
         if not claimed:
             return found
-        share = own_share(launches, self.kernels.get(i, {}))
-        if share is None:
+        mine, others = own_ms(launches, self.kernels.get(i, {}))
+        if not mine + others:
             return replace(found, notes=(*found.notes, UNPROVEN))
-        if share < LEAST * claimed:
+        share = mine / (mine + others)
+        generated = sum(candidate.implementation(r).generated for r in candidate.regions)
+        if share < LEAST * claimed and not _is_short(claimed, generated, others, told):
             text = (
                 f"regions said to be generated take {claimed:.0%} of the time, kernels of their own {share:.1%} of all "
                 "kernels' time: PyTorch, a library or another compiler does the work"
@@ -508,6 +512,16 @@ class Run:
 def _is_longer(launches: Sequence[Launch], told_ms: float) -> bool:
     """Whether the profiler's kernels take longer than the events have told."""
     return busy_ms(launches) > BUSY_SHARE * told_ms + BUSY_MS
+
+
+def _is_short(claimed: float, regions: int, others_ms: float, told_ms: float | None) -> bool:
+    """Whether the generated regions take microseconds, of which events count the launch and the profiler does not.
+
+    They do not where others' kernels take longer than the regions that nobody said to be generated.
+    """
+    if told_ms is None or claimed * told_ms > SHORT_MS * regions:
+        return False
+    return others_ms <= (1 - claimed) * told_ms
 
 
 __all__ = ["Refusal", "Run"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,7 +23,6 @@ from pathlib import Path
 
 from qimeng.actions import Context, kinds
 from qimeng.bench.writer.resized import resized
-from qimeng.bench.writer.symbolic import symbolic
 from qimeng.coder.llm.chat import ChatError, Message, Reply
 from qimeng.coder.llm.prompt import Limits, write_messages
 from qimeng.coder.llm.reply import read_reply
@@ -67,7 +67,7 @@ class Example:
         traits: operators, outputs and action.
         shapes: of the region's inputs and outputs, and its dtype.
         prompt: text of each message: system, user.
-        answer: the code, as a model should write it.
+        answer: the code, as the template coder prints it, or with expressions in the place of numbers.
         verified: whether a judge accepted it; else the template coder wrote it and nobody looked.
     """
 
@@ -87,6 +87,12 @@ class Example:
     def chain(self) -> str:
         """The operators of the region."""
         return "+".join(self.traits.ops)
+
+    @property
+    def extents(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the region's inputs and outputs."""
+        found = re.findall(r"shape=\(([^)]*)\)", self.shapes)
+        return tuple(tuple(int(n) for n in re.findall(r"\d+", text)) for text in found)
 
     @property
     def key(self) -> str:
@@ -227,7 +233,7 @@ def example_of(spec: KernelSpec, request: Request, implementation: Implementatio
     metas = [region.graph.meta(v) for v in (*region.inputs, *region.outputs)]
     try:
         messages = write_messages(request, limits=LIMITS, words=Words(WORDS))
-        answer = symbolic(shown_source(implementation), [m.shape for m in metas], messages[1].text)
+        answer = shown_source(implementation)
         read = read_reply(Reply(f"```python\n{answer}```"), region, base_source(request))
     except ChatError:  # too long, or a form of code that replies do not have
         return

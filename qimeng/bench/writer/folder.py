@@ -5,17 +5,22 @@ Deals in the files' names. Knows nothing about training or judging.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 
 from qimeng.bench.writer.answering import Written, read_answers
 from qimeng.bench.writer.copying import CopyCoder, worth_copying
 from qimeng.bench.writer.examples import LIMITS, WORDS, Example, Split, split
+from qimeng.bench.writer.symbolic import Code, Expressions
 from qimeng.coder.llm.coder import LLMCoder
 from qimeng.coder.llm.words import Words
 from qimeng.coder.template.coder import TemplateCoder
+from qimeng.envs.sandbox.layer import end_with_parent
 from qimeng.interfaces import Coder
 
 ANSWERS, JUDGED = "answers.jsonl", "judged.jsonl"
@@ -25,6 +30,9 @@ LEARNT = "learnt"
 
 PARTS = ("shapes", "chains")
 """What is held out."""
+
+COUNTED = 8_000
+"""Examples, about, on which expressions are counted."""
 
 ASKED = 250
 """Examples of each part that are kept: none of the others is ever asked."""
@@ -36,25 +44,39 @@ CODERS = ("trained", "copy", "untrained", "template")
 """Who is judged; the template coder shows what the patches that nobody judged are worth."""
 
 
-def write(out: Path, examples: Iterable[Example], others: Iterable[Path] = ()) -> Split:
+def write(out: Path, examples: Iterable[Example], processes: int = 1) -> Split:
     """Part `examples` and write each part to a file, what is asked with what is worth copying for it.
 
     Args:
         out: the folder, made where it does not exist.
-        examples: of these, and of `others`, the first that asks a question is kept.
-        others: folders whose examples are taken along; not `out`.
+        examples: their answers as the template coder prints them.
+        processes: that put expressions in the place of these answers' numbers.
     """
     out.mkdir(parents=True, exist_ok=True)
-    kept: dict[str, Example] = {}
-    for example in chain(examples, *(read(folder, part) for folder in others for part in (LEARNT, *PARTS))):
-        kept.setdefault(example.key, example)
-    whole = split(tuple(kept.values()))
-    parts = Split(whole.learnt, _first(whole.shapes, ASKED), _first(whole.chains, ASKED))
+    whole = split(tuple(examples))
+    parts = Split(*_spoken((whole.learnt, _first(whole.shapes, ASKED), _first(whole.chains, ASKED)), processes))
     copied = worth_copying(parts.learnt, (*parts.shapes, *parts.chains), NEAREST)
     for name, some in ((LEARNT, parts.learnt), ("shapes", parts.shapes), ("chains", parts.chains), (COPIED, copied)):
         with open(out / f"{name}.jsonl", "w") as file:
             file.writelines(f"{example.to_json()}\n" for example in some)
     return parts
+
+
+def _spoken(parts: Sequence[tuple[Example, ...]], processes: int) -> Iterator[tuple[Example, ...]]:
+    """The examples with expressions in the place of numbers, those that explain most of what is learnt."""
+    learnt = parts[0]
+    expressions = Expressions.of(map(_code, learnt[:: max(1, len(learnt) // COUNTED)]))
+    several = ProcessPoolExecutor(processes, get_context("spawn"), end_with_parent) if processes > 1 else nullcontext()
+    with several as pool:
+        for part in parts:
+            codes = map(_code, part)
+            work = expressions.write
+            written = pool.map(work, codes, chunksize=256) if pool is not None else map(work, codes)
+            yield tuple(replace(example, answer=answer) for example, answer in zip(part, written, strict=True))
+
+
+def _code(example: Example) -> Code:
+    return Code(example.answer, example.extents, example.prompt[1])
 
 
 def read(out: Path, part: str) -> Iterator[Example]:

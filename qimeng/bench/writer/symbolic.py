@@ -1,146 +1,196 @@
 """Numbers in kernel code as expressions of the region's extents, so that a small model copies rather than computes.
 
-The template coder prints results of arithmetic: the grid ``(782,)`` of 50,000 columns in blocks of 64. Each such number
-is replaced by an expression of equal value, which Python or Triton folds again; nothing else changes. Deals in text and
-integers. Knows nothing about kernels.
+The template coder prints results of arithmetic: the grid ``(782,)`` of 50,000 columns in blocks of 64. Many expressions
+have the value 782 by chance, and a model that is taught others at the same place each time learns none. So expressions
+are counted over many sources first, by where a number stands, and the one that explains most of them is written. Python
+and Triton fold it again; nothing else changes. Deals in text. Knows nothing about kernels.
 """
 
 from __future__ import annotations
 
 import ast
 import io
-import itertools
 import re
 import tokenize
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-PLAIN = 16
-"""Numbers up to this stay as they are, outside of grids; so do powers of two, which are mostly somebody's choice."""
+from qimeng.bench.writer.quantities import FITTED, Quantity, integers, inverses
 
-GROUPS = (8, *range(2, 8), *range(9, 17))
-"""Factors beside tiles: rows of tiles visited together, parts of a depth."""
+BEFORE, AFTER = 4, 2
+"""Tokens by which the place of a number is known, beside the function that it stands in."""
 
-MOST_GROUPS = 256
+MOST_GROUPS = 64
 """Numbers of the prompt up to this may be a number of groups."""
 
-Place = tuple[int, int]
-"""Line, from 1, and column of a token."""
+PLAIN = 16
+"""Numbers up to this, and powers of two, are mostly somebody's choice, and in a prompt for other reasons."""
 
 
-def symbolic(source: str, shapes: Sequence[Sequence[int]], prompt: str = "") -> str:
-    """`source` with its larger numbers as expressions of the extents in `shapes`, where there is one.
+@dataclass(frozen=True)
+class Code:
+    """Code to be rewritten.
 
-    Args:
+    Attributes:
         source: Python text.
-        shapes: shapes of the region's inputs and outputs.
-        prompt: text whose numbers stay as they are where they stand outside of grids: they can be copied.
+        shapes: of the region's inputs and outputs, of which the last is one.
+        prompt: text whose numbers can be copied.
+    """
 
-    >>> symbolic("k[(16,)](x, B=64)", [(1000, 8)])
+    source: str
+    shapes: tuple[tuple[int, ...], ...]
+    prompt: str = ""
+
+
+class Expressions:
+    """Which expression a number is, by its place, learnt from many sources.
+
+    >>> code = Code("k[(16,)](x, B=64)", ((1000, 8),))
+    >>> Expressions.of([code]).write(code)
     'k[((1000 + 63) // 64,)](x, B=64)'
     """
-    extents = sorted({n for shape in shapes for n in shape if n > 1}, reverse=True)
-    grids, every = _launches(source)
-    given = set(re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", prompt))
-    groups = sorted({int(n) for n in given if n.isdecimal() and 1 < int(n) <= MOST_GROUPS})
-    lines = source.splitlines(True)
-    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.NUMBER]
-    for token in reversed(tokens):
-        row, column = token.start
-        in_grid = (row, column) in grids
-        if token.string in given and not in_grid:
-            continue
-        text = _replacement(token.string, extents, shapes, groups, grids.get((row, column), every), in_grid)
-        if text is not None:
-            line = lines[row - 1]
-            lines[row - 1] = line[:column] + (text if in_grid else f"({text})") + line[column + len(token.string) :]
-    return "".join(lines)
+
+    def __init__(self, counts: Mapping[str, Counter[str]]) -> None:
+        self._counts = counts
+
+    @classmethod
+    def of(cls, codes: Iterable[Code]) -> Expressions:
+        """Count what explains the numbers of `codes`, at each place and at all of them."""
+        counts: dict[str, Counter[str]] = {"": Counter()}
+        for code in codes:
+            for number, found in _explained(code):
+                roles = {q.role for q in found}
+                counts.setdefault(number.place, Counter()).update(roles)
+                counts[""].update(roles)
+        return cls(counts)
+
+    def write(self, code: Code) -> str:
+        """The source with each number as the expression that explains most numbers at its place."""
+        lines = code.source.splitlines(True)
+        for number, found in reversed(_explained(code)):
+            best = self._best(number.place, found).text
+            line = lines[number.row - 1]
+            start, end = line[: number.column], line[number.column + number.width :]
+            bare = " " not in best or (start.endswith("(") and end.startswith((",)", ")")))
+            lines[number.row - 1] = start + (best if bare else f"({best})") + end
+        return "".join(lines)
+
+    def _best(self, place: str, found: Iterable[Quantity]) -> Quantity:
+        """The first of those that explain most numbers; half as many where a factor is chosen to fit."""
+        counts = self._counts.get(place) or self._counts[""]
+        return max(found, key=lambda q: counts[q.role] * (0.5 if q.role.startswith(FITTED) else 1))
 
 
-def _replacement(
-    number: str,
-    extents: Sequence[int],
-    shapes: Sequence[Sequence[int]],
-    groups: Sequence[int],
-    blocks: Sequence[int],
-    in_grid: bool,
-) -> str | None:
-    """The expression in place of `number`; None where it stays."""
-    if not number.isdecimal():
-        counts = [*_products(extents, shapes), *_shared(shapes, groups)]
-        counts += [f"{count} - 1" for count in counts]  # of an unbiased variance
-        return next((f"1 / ({c})" for c in counts if repr(1 / max(1, _worth(c))) == number), None)
-    value = int(number)
-    if value in extents or (not in_grid and (value <= PLAIN or value & (value - 1) == 0)):
-        return None
-    found = itertools.chain(
-        _products(extents, shapes),
-        _shared(shapes, groups),
-        _divided(extents, shapes, blocks),
-        _tiles(extents, blocks),
+@dataclass(frozen=True)
+class Number:
+    """An integer, or the inverse of one, in a source."""
+
+    value: int
+    text: str
+    row: int
+    column: int
+    function: str
+    in_grid: bool
+    place: str
+
+    @property
+    def width(self) -> int:
+        """Characters."""
+        return len(self.text)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is mostly somebody's choice."""
+        return not self.in_grid and (self.value <= PLAIN or self.value & (self.value - 1) == 0)
+
+
+def _explained(code: Code) -> list[tuple[Number, list[Quantity]]]:
+    """The numbers of a source, in order, each with what it may be, what is preferred among equals first."""
+    given = frozenset(re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", code.prompt))
+    groups = tuple(sorted({int(n) for n in given if n.isdecimal() and 1 < int(n) <= MOST_GROUPS}))
+    blocks = _blocks(code.source)
+    found = []
+    for number in _numbers(code.source):
+        itself = Quantity(f"literal {number.text}", number.text)
+        if number.text.isdecimal():
+            own = tuple(sorted(blocks.get(number.function, {}).items()))
+            others = ((name, sizes) for name, sizes in sorted(blocks.items()) if name != number.function)
+            named = tuple((f"{name}.{key}", size) for name, sizes in others for key, size in sorted(sizes.items()))
+            some = list(integers(number.value, code.shapes, groups, own, named))
+        else:
+            some = inverses(number.value, code.shapes, groups)
+        if number.plain:
+            some = [itself, *some]
+        elif number.text in given and not number.in_grid:
+            some = [Quantity("copy", number.text), *some, itself]
+        else:
+            some = [*some, itself]
+        found.append((number, some))
+    return found
+
+
+def _numbers(source: str) -> Iterator[Number]:
+    """The numbers of a source with where they stand, but for those of arguments by keyword."""
+    grids = {
+        (number.lineno, number.col_offset): name
+        for name, grid, _ in _launches(source)
+        for number in ast.walk(grid)
+        if isinstance(number, ast.Constant)
+    }
+    functions = sorted(
+        (node.lineno, node.end_lineno or 0, node.name)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef)
     )
-    return next((text for text in found if _worth(text) == value), None)
-
-
-@lru_cache(1 << 16)
-def _worth(text: str) -> int:
-    """The value of digits and operators of this module's own making."""
-    return int(eval(text))
-
-
-def _products(extents: Sequence[int], shapes: Sequence[Sequence[int]]) -> Iterator[str]:
-    """An extent, the elements of a tensor or of the end of its shape, a product of two extents."""
-    yield from map(str, extents)
-    for shape in shapes:
-        for start in range(len(shape) - 1):
-            yield " * ".join(map(str, shape[start:]))
-    for a, b in itertools.combinations_with_replacement(extents, 2):
-        yield f"{a} * {b}"
-
-
-def _shared(shapes: Sequence[Sequence[int]], groups: Sequence[int]) -> Iterator[str]:
-    """The elements of the end of a shape, dealt out to groups (of channels, say)."""
-    for whole, count in itertools.product(_products((), shapes), groups):
-        if _worth(whole) % count == 0:
-            yield f"{whole} // {count}"
-
-
-def _divided(extents: Sequence[int], shapes: Sequence[Sequence[int]], blocks: Sequence[int]) -> Iterator[str]:
-    """Blocks that cover an extent or a product."""
-    for whole, block in itertools.product(_products(extents, shapes), blocks):
-        yield f"({whole} + {block - 1}) // {block}"
-
-
-def _tiles(extents: Sequence[int], blocks: Sequence[int]) -> Iterator[str]:
-    """Tiles that cover two extents; some times as many; some times the blocks of one extent, where it has several."""
-    apart = [[f"({a} + {block - 1}) // {block}" for block in blocks if a > block] for a in extents]
-    ways = list(itertools.chain.from_iterable(apart))
-    of_two = itertools.chain.from_iterable(itertools.product(a, b) for a, b in itertools.permutations(apart, 2))
-    pairs = [f"{one} * ({other})" for one, other in (*of_two, *itertools.product(ways, repeat=2))]
-    yield from pairs
-    for times in GROUPS:
-        yield from (f"{times} * ({way})" for way in ways)
-        yield from (f"{times} * ({pair})" for pair in pairs)
-
-
-def _launches(source: str) -> tuple[dict[Place, tuple[int, ...]], tuple[int, ...]]:
-    """Where the numbers in grids stand, with the block sizes of each one's launch; the block sizes of all launches."""
-    found: dict[Place, tuple[int, ...]] = {}
-    every: dict[int, None] = {}
-    for node in ast.walk(ast.parse(source)):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)):
+    kinds = (tokenize.NUMBER, tokenize.NAME, tokenize.OP, tokenize.NEWLINE, tokenize.STRING)
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type in kinds]
+    words = ["\n" if t.type == tokenize.NEWLINE else re.sub(r"\d+", "#", t.string) for t in tokens]
+    for i, token in enumerate(tokens):
+        value = _value(token.string) if token.type == tokenize.NUMBER else None
+        if value is None or (words[i - 1] == "=" and words[i + 1] in (",", ")")):
             continue
-        sizes = [k.value.value for k in node.keywords if isinstance(k.value, ast.Constant) and not _is_option(k.arg)]
-        blocks = tuple(dict.fromkeys(n for n in sizes if type(n) is int and n > 1))
-        every.update(dict.fromkeys(blocks))
-        for number in ast.walk(node.func.slice):
-            if isinstance(number, ast.Constant) and type(number.value) is int:
-                found[number.lineno, number.col_offset] = blocks
-    return found, tuple(every)
+        row, column = token.start
+        in_grid = token.start in grids
+        function = grids.get(token.start) or next((f for first, last, f in functions if first <= row <= last), "")
+        before = words[max(0, i - BEFORE) : i]
+        while "\n" in before:
+            before = before[before.index("\n") + 1 :]
+        place = " ".join((function, "[]" if in_grid else ":", *before, "_", *words[i + 1 : i + 1 + AFTER]))
+        yield Number(value, token.string, row, column, function, in_grid, place)
 
 
-def _is_option(name: str | None) -> bool:
-    return name in (None, "num_warps", "num_stages")
+def _value(text: str) -> int | None:
+    """An integer, or what a fraction is the inverse of; None for other numbers."""
+    if text.isdecimal():
+        return int(text)
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    inverse = round(1 / number) if 0 < number < 1 else 0
+    return inverse if inverse > 1 and repr(1 / inverse) == text else None
 
 
-__all__ = ["symbolic"]
+def _launches(source: str) -> Iterator[tuple[str, ast.expr, list[ast.keyword]]]:
+    """Each launch: the name of the kernel, the grid, the arguments by keyword."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+            kernel, grid = node.func.value, node.func.slice
+            if isinstance(kernel, ast.Name):
+                yield kernel.id, grid, node.keywords
+
+
+def _blocks(source: str) -> dict[str, dict[str, int]]:
+    """The block sizes of each kernel that is launched, by its name and theirs."""
+    found: dict[str, dict[str, int]] = {}
+    for name, _, keywords in _launches(source):
+        for k in keywords:
+            if k.arg not in (None, "num_warps", "num_stages") and isinstance(k.value, ast.Constant):
+                size = k.value.value
+                if type(size) is int and size > 1:
+                    found.setdefault(name, {})[str(k.arg)] = size
+    return found
+
+
+__all__ = ["Code", "Expressions"]

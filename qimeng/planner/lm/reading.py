@@ -196,7 +196,11 @@ class ReadObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any
     """
 
     def __init__(
-        self, env: gymnasium.Env[dict[str, Any], Any], reader: Reader, offer: Offering | None = None, whole: bool = False
+        self,
+        env: gymnasium.Env[dict[str, Any], Any],
+        reader: Reader,
+        offer: Offering | None = None,
+        whole: bool = False,
     ):
         # `offer` may hold every tree: copying those takes half a minute
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, reader=reader, offer=offer, whole=whole)
