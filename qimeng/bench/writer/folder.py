@@ -71,7 +71,8 @@ def _spoken(parts: Sequence[tuple[Example, ...]], processes: int) -> Iterator[tu
         for part in parts:
             codes = map(_code, part)
             work = expressions.write
-            written = pool.map(work, codes, chunksize=256) if pool is not None else map(work, codes)
+            some = max(1, len(part) // (8 * processes))  # what was counted goes with each
+            written = pool.map(work, codes, chunksize=some) if pool is not None else map(work, codes)
             yield tuple(replace(example, answer=answer) for example, answer in zip(part, written, strict=True))
 
 
