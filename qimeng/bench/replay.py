@@ -20,7 +20,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Coder, Evaluation, Planner
 from qimeng.planner import WITH_FOLDER, draws, make_planner, make_search
 from qimeng.planner.data.tree import Tree
+from qimeng.planner.greedy import GreedySearch
 
 EVALUATIONS = 40
 """Programs judged in a replay, the start program included, as in `plan_and_code(evaluations=…)`."""
@@ -91,6 +92,10 @@ def _weights(planner: str) -> Planner:
     return make_planner(planner)
 
 
+UNANSWERED = "unanswered"
+"""Why a trajectory ended that went where nobody had explored, though actions were legal there."""
+
+
 @dataclass(frozen=True)
 class ReplayRow:
     """One method on one tree from one seed.
@@ -109,7 +114,7 @@ class ReplayRow:
             was to decide, at their first sight.
         evaluations: programs judged.
         steps: steps taken.
-        stopped: why it ended.
+        stopped: why it ended; ``"unanswered"``: at a program from which the tree has no answer for any action.
         best: digest of the best program; `qimeng.bench.replay_live` times it live.
         seconds: processor seconds of the replay, the planner's included.
         device: name of the device whose times the tree holds.
@@ -201,6 +206,11 @@ class StoredSession(Session):
             self.covered.setdefault(digest, (len(kept) - 1) / (len(actions) - 1))
         return kept, cut
 
+    def unanswered(self, planner: Planner) -> bool:
+        """Whether `planner` would go on from here if the tree had an answer for what it would do then."""
+        seen = self.observe()
+        return len(seen.actions) == 1 and planner.choose(replace(seen, actions=super().offered()[0])) != STOP
+
     def again(self, budget: Budget) -> StoredSession:
         """A session at the start program, judged, that remembers nothing but which actions are legal where."""
         twin = self.clone()
@@ -233,7 +243,10 @@ class Stage:
     def run(self, method: Method, seed: int, evaluations: int = EVALUATIONS) -> StoredSession:
         """The session on which `method` was run."""
         session = self._root.again(Budget(math.inf, evaluations))
-        session.stopped = method.make(seed).run(session)
+        search = method.make(seed)
+        session.stopped = search.run(session)
+        if session.state.done and isinstance(search, GreedySearch) and session.unanswered(search.planner):
+            session.stopped = UNANSWERED
         return session
 
     def play(self, method: Method, seed: int, environment: Environment, evaluations: int = EVALUATIONS) -> ReplayRow:
@@ -335,6 +348,7 @@ def append_replay(path: Path | str, row: ReplayRow) -> None:
 __all__ = [
     "EVALUATIONS",
     "SEEDS",
+    "UNANSWERED",
     "Method",
     "ReplayRow",
     "Stage",

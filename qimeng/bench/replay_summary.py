@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qimeng.bench.markdown import markdown, percent
-from qimeng.bench.replay import Method, ReplayRow
+from qimeng.bench.replay import UNANSWERED, Method, ReplayRow
 
 AT = (5, 10, 20, 40)
 """Evaluations after which shares are told."""
@@ -53,6 +53,7 @@ class MethodFigures:
         curve: the same after 1, 2, 3 … evaluations.
         needed: median number of evaluations to `SHARE` of it over all replays, misses counted as all evaluations.
         missed: share of the replays that never got there.
+        unanswered: share of the replays that did not because the tree knew nothing more where they had gone.
         coverage: mean share of the legal actions that the trees had an answer for.
     """
 
@@ -65,6 +66,7 @@ class MethodFigures:
     curve: tuple[Figure, ...]
     needed: Figure
     missed: float
+    unanswered: float
     coverage: float
 
 
@@ -126,7 +128,8 @@ def planners(rows: Sequence[ReplayRow]) -> str:
         shares = [_percents(f.shares[n]) if n in f.shares else "–" for n in AT]
         needed = f"{f.needed.value:.0f} ({f.needed.low:.0f} … {f.needed.high:.0f})"
         times = f"{f.device}, {'estimated' if f.estimated else 'measured'}"
-        table.append([times, f.method.label, str(f.specs), *shares, needed, percent(f.missed), percent(f.coverage)])
+        missed = percent(f.missed) + (f", unanswered {percent(f.unanswered)}" if f.unanswered else "")
+        table.append([times, f.method.label, str(f.specs), *shares, needed, missed, percent(f.coverage)])
     return markdown(table)
 
 
@@ -163,6 +166,7 @@ def _figures(method: Method, table: Table) -> MethodFigures:
     rows = [row for group in table for row in group]
     length = min(len(row.gains) for row in rows)
     curve = tuple(bootstrap([_mean_share(group, n) for group in table]) for n in range(1, length + 1))
+    missed = [row for row in rows if row.share(length) < SHARE]
     needs = [[row.evaluations_to(SHARE) for row in group] for group in table]
     return MethodFigures(
         method=method,
@@ -173,7 +177,8 @@ def _figures(method: Method, table: Table) -> MethodFigures:
         shares={n: curve[n - 1] for n in AT if n <= length},
         curve=curve,
         needed=bootstrap(needs, lambda groups: float(np.median([n for group in groups for n in group]))),
-        missed=sum(row.share(length) < SHARE for row in rows) / len(rows),
+        missed=len(missed) / len(rows),
+        unanswered=sum(row.stopped == UNANSWERED for row in missed) / len(rows),
         coverage=sum(row.coverage for row in rows) / len(rows),
     )
 

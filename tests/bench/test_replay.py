@@ -10,6 +10,7 @@ import pytest
 
 from qimeng.bench.explore import Explored, explore
 from qimeng.bench.replay import (
+    UNANSWERED,
     Method,
     ReplayRow,
     Stage,
@@ -21,6 +22,7 @@ from qimeng.bench.replay import (
 )
 from qimeng.bench.replay_heldout import explorers_of
 from qimeng.bench.replay_live import append_live, live_gains, read_live, time_live
+from qimeng.bench.replay_summary import planners, summarize
 from qimeng.bench.row import Environment, RowError
 from qimeng.envs.replay import CachingEvaluator
 from qimeng.envs.session import Budget, Session
@@ -119,6 +121,16 @@ def test_a_replay_finds_what_the_live_run_found(drawn: Drawn, rows: list[ReplayR
     assert set(row.gains[len(gains) - 1 :]) <= {row.gains[-1]} and len(row.gains) == 40  # it keeps its last
     assert row.evaluations == session.ledger.evaluations and row.stopped == "stop"
     assert row.best == (session.ledger.best.program.digest if session.ledger.best else None)
+
+
+def test_a_trajectory_that_goes_where_nobody_was_is_told_apart(tree: Tree, rows: list[ReplayRow]) -> None:
+    assert rows[0].stopped == "stop", "the heuristic was explored with, and ends by itself"
+    short = replace(tree, edges=tuple(e for e in tree.edges if e.parent == tree.start().digest))
+    (row,) = replay([short], METHODS[:1], WHERE, coder=FakeCoder())
+    assert row.stopped == UNANSWERED and row.evaluations < rows[0].evaluations
+    both = [replace(row, gains=(0.0,) * 40, known=1.0), replace(rows[0], spec=row.spec)]
+    assert (summarize(both[:1])[0].missed, summarize(both[:1])[0].unanswered) == (1, 1)
+    assert summarize(both[1:])[0].unanswered == 0 and "| 100 %, unanswered 100 % |" in planners(both[:1])
 
 
 def test_every_method_is_replayed_from_every_seed_that_matters(rows: list[ReplayRow]) -> None:
