@@ -20,6 +20,8 @@ from qimeng.bench.suite import format_selection
 from qimeng.bench.summary import Summary, group_of, summarize
 from qimeng.bench.trust.journal import read_journal
 from qimeng.bench.trust.views import JOURNALS
+from qimeng.bench.writer.judging import WRITERS
+from qimeng.bench.writer.judging import read_rows as read_judged
 
 _BLOCK = re.compile(r"(<!-- bench:(\w+) ([^>]*?) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
@@ -172,6 +174,7 @@ KINDS: tuple[tuple[Mapping[str, Callable[[Sequence[Any]], str]], Callable[[Path]
     (VIEWS, read_rows),
     (JOURNALS, read_journal),
     (REPLAYS, read_replays),
+    (WRITERS, read_judged),
 )
 """What a marker may ask for, and how the rows are read that it is made of."""
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
+from qimeng.bench.markdown import percent
 from qimeng.bench.pool import Place, Pool
 from qimeng.bench.row import Environment, append_line, whole_lines
 from qimeng.bench.writer.examples import Example
@@ -198,15 +199,14 @@ def attempts(coder: Coder, evaluator: Evaluator, request: Request, repairs: int)
         request = replace(request, failed=patch, reason=found.error, refused=found.chosen)
 
 
-def read_rows(path: Path) -> Iterator[Judged]:
-    """The rows of a file; none where it is not there."""
-    if path.exists():
-        for line in whole_lines(path):
-            yield Judged.from_json(line)
+def read_rows(path: Path) -> tuple[Judged, ...]:
+    """The rows of a file, which may hold those of the training as well; none where it is not there."""
+    lines = whole_lines(path) if path.exists() else ()
+    return tuple(Judged.from_json(line) for line in lines if "coder" in json.loads(line))
 
 
 def table(rows: Iterable[Judged]) -> str:
-    """Shares by set and coder, as Markdown."""
+    """Shares by set and coder, as Markdown; what could not be judged does not count."""
     counted = list({(r.part, r.key, r.coder): r for r in rows if r.error is None}.values())
     lines = ["| set | coder | requests | first try | after repair |", "|---|---|---|---|---|"]
     for part, coder in sorted({(r.part, r.coder) for r in counted}):
@@ -214,8 +214,12 @@ def table(rows: Iterable[Judged]) -> str:
         first, any_try = (
             sum(map(test, some)) / len(some) for test in (lambda r: r.passed == 1, lambda r: r.passed > 0)
         )
-        lines.append(f"| {part} | {coder} | {len(some)} | {first:.0%} | {any_try:.0%} |")
+        lines.append(f"| {part} | {coder} | {len(some)} | {percent(first)} | {percent(any_try)} |")
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["Hearing", "Judged", "attempts", "hearings", "judge", "read_rows", "rows_of", "table"]
+WRITERS = {"writer": table}
+"""What a table in a document may ask for."""
+
+
+__all__ = ["WRITERS", "Hearing", "Judged", "attempts", "hearings", "judge", "read_rows", "rows_of", "table"]
