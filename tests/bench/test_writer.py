@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from qimeng.bench.row import Environment
+from qimeng.bench.tables import render
 from qimeng.bench.writer.answering import Answer, Sheet, Written, sheets
 from qimeng.bench.writer.copying import CopyCoder, worth_copying
 from qimeng.bench.writer.examples import Draw, Example, collect, examples_of, split, units
@@ -248,12 +249,15 @@ def test_only_what_may_be_asked_is_kept(examples: list[Example], tmp_path: Path)
     assert len(list(read(tmp_path, COPIED))) == NEAREST
 
 
-def test_table_of_shares() -> None:
+def test_table_of_shares(tmp_path: Path) -> None:
     rows = [
         Judged("shapes", str(n), "trained", "lowering", "add", passed, (), 1.0, Environment())
         for n, passed in enumerate((1, 1, 2, 0))
     ]
-    assert "| shapes | trained | 4 | 50% | 75% |" in table([*rows, replace(rows[0], error="no judge")])
+    wanted = "| shapes | trained | 4 | 50 % | 75 % |"
+    assert wanted in table([*rows, replace(rows[0], error="no judge")])
+    (tmp_path / "rows.jsonl").write_text("\n".join(['{"step": 50, "loss": 2.0}', *(r.to_json() for r in rows), ""]))
+    assert wanted in render("<!-- bench:writer rows.jsonl -->\n<!-- /bench -->", tmp_path)
 
 
 def test_a_writer_learns_and_answers(examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
