@@ -21,7 +21,7 @@ MOST = 4
 """Extents of a shape that have a role, from its end."""
 
 FITTED = "n * "
-"""What the role of tiles begins with whose factor was chosen so that it fits."""
+"""What a role begins with whose factor was chosen so that it fits."""
 
 Shapes = tuple[tuple[int, ...], ...]
 """Of a region's inputs and outputs; the last is an output's."""
@@ -63,8 +63,9 @@ def inverses(value: int, shapes: Shapes, groups: Sequence[int]) -> list[Quantity
 def _integers(value: int, shapes: Shapes, groups: tuple[int, ...], own: Blocks, others: Blocks) -> tuple[Quantity, ...]:
     if value < 2:
         return ()
-    tiles = _tiles(shapes, own)
-    found = [*_counted(value, shapes, groups), *tiles.get(value, ()), *_tiles(shapes, others).get(value, ())]
+    tiles, others_tiles = _tiles(shapes, own), _tiles(shapes, others)
+    found = [*_counted(value, shapes, groups), *tiles.get(value, ()), *others_tiles.get(value, ())]
+    found += _padded(shapes, own, others).get(value, ())
     for times in TIMES:
         if value % times == 0 and value > times:
             for q in tiles.get(value // times, ()):
@@ -72,10 +73,20 @@ def _integers(value: int, shapes: Shapes, groups: tuple[int, ...], own: Blocks, 
                     found.append(Quantity(FITTED + q.role, f"{times} * ({q.text})"))
                 elif _ONE.match(q.role):
                     found.append(Quantity(f"{times} * {q.role}", f"{times} * ({q.text})"))
+    some: Sequence[Quantity]
     for extent, role in _roles(shapes):
         if value % extent == 0 and value > extent:
             some = tiles.get(value // extent, ())
             found += [Quantity(f"{role} * {q.role}", f"{extent} * ({q.text})") for q in some]
+    for times in TIMES[:2]:  # buffers of some sums for each of some parts of each row
+        for extent, role in _roles(shapes):
+            if value % (times * extent) == 0 and value > times * extent:
+                some = [q for of in (tiles, others_tiles) for q in of.get(value // (times * extent), ())]
+                found += [
+                    Quantity(f"{times} * {role} * {q.role}", f"{times} * {extent} * ({q.text})")
+                    for q in some
+                    if q.role.count(" / ") == 1
+                ]
     return tuple(found)
 
 
@@ -147,6 +158,28 @@ def _tiles(shapes: Shapes, blocks: Blocks) -> dict[int, list[Quantity]]:
             text = f"({a} + {block - 1}) // {block} * (({b} + {size - 1}) // {size})"
             some = found.setdefault(-(-a // block) * -(-b // size), [])
             some.append(Quantity(f"{one} / {name} * {two} / {other}", text))
+    return found
+
+
+@lru_cache(1 << 12)
+def _padded(shapes: Shapes, own: Blocks, others: Blocks) -> dict[int, list[Quantity]]:
+    """An extent made longer to whole blocks, alone or twice (halves of a split operand), or in blocks itself."""
+    found: dict[int, list[Quantity]] = {}
+    for (extent, role), (name, block) in itertools.product(_roles(shapes), (*own, *others)):
+        whole = -(-extent // block) * block
+        if whole == extent:
+            continue
+        padded = Quantity(f"{role} to {name}", f"({extent} + {block - 1}) // {block} * {block}")
+        found.setdefault(whole, []).append(padded)
+        for times in TIMES[:2]:
+            found.setdefault(times * whole, []).append(
+                Quantity(f"{times} * {padded.role}", f"{times} * ({padded.text})")
+            )
+        for other, size in own:
+            if other != name and whole % size == 0 and size > 1:
+                found.setdefault(whole // size, []).append(
+                    Quantity(f"({padded.role}) / {other}", f"{padded.text} // {size}")
+                )
     return found
 
 

@@ -77,9 +77,9 @@ class Expressions:
         return "".join(lines)
 
     def _best(self, place: str, found: Iterable[Quantity]) -> Quantity:
-        """The first of those that explain most numbers; half as many where a factor is chosen to fit."""
+        """The first of those that explain most numbers; a quarter as many where a factor is chosen to fit."""
         counts = self._counts.get(place) or self._counts[""]
-        return max(found, key=lambda q: counts[q.role] * (0.5 if q.role.startswith(FITTED) else 1))
+        return max(found, key=lambda q: counts[q.role] * (0.25 if q.role.startswith(FITTED) else 1))
 
 
 @dataclass(frozen=True)
