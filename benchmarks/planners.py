@@ -187,7 +187,11 @@ def live(
 
 @app.command()
 def table(
-    rows: Path, over: Annotated[str, typer.Option(help="Label of a method to hold against the others.")] = ""
+    rows: Path,
+    over: Annotated[str, typer.Option(help="Label of a method to hold against the others.")] = "",
+    answered: Annotated[
+        int, typer.Option(help="With `over`: leave out specs whose trees answered the other for fewer evaluations.")
+    ] = 0,
 ) -> None:
     """The figures as Markdown; with `over`, by how much that method is ahead of each other."""
     from qimeng.bench.replay import read_replays
@@ -198,7 +202,7 @@ def table(
     one = next((row.method for row in found if row.method.label == over), None)
     if over and one is None:
         raise QimengError(f"{rows} has no method called {over!r}")
-    for method, figures in (advantages(found, one) if one else {}).items():
+    for method, figures in (advantages(found, one, answered) if one else {}).items():
         parts = (
             f"after {n}: {100 * f.value:+.0f} ({100 * f.low:+.0f} … {100 * f.high:+.0f})" for n, f in figures.items()
         )

@@ -79,21 +79,24 @@ def summarize(rows: Iterable[ReplayRow]) -> tuple[MethodFigures, ...]:
     return tuple(found)
 
 
-def advantages(rows: Iterable[ReplayRow], one: Method) -> dict[Method, dict[int, Figure]]:
-    """Mean share of `one` less that of each other method, spec by spec, after each of `AT` evaluations."""
+def advantages(rows: Iterable[ReplayRow], one: Method, answered: int = 0) -> dict[Method, dict[int, Figure]]:
+    """Mean share of `one` less that of each other method, spec by spec, after each of `AT` evaluations.
+
+    Args:
+        rows: of all methods.
+        one: the method held against the others.
+        answered: specs are left out where the tree had no answer for the other method's trajectory any more before so
+            many evaluations; a method that none is left of is left out.
+    """
     found: dict[Method, dict[int, Figure]] = {}
     for part in _parts(rows):
         tables = _tables(part)
         if one not in tables:
             continue
         for method, table in tables.items():
-            if method != one:
-                found[method] = {
-                    n: bootstrap(
-                        [_mean_share(a, n) - _mean_share(b, n) for a, b in zip(tables[one], table, strict=True)]
-                    )
-                    for n in AT
-                }
+            pairs = [(a, b) for a, b in zip(tables[one], table, strict=True) if _answered(b, answered)]
+            if method != one and pairs:
+                found[method] = {n: bootstrap([_mean_share(a, n) - _mean_share(b, n) for a, b in pairs]) for n in AT}
     return found
 
 
@@ -181,6 +184,10 @@ def _figures(method: Method, table: Table) -> MethodFigures:
         unanswered=sum(row.stopped == UNANSWERED for row in missed) / len(rows),
         coverage=sum(row.coverage for row in rows) / len(rows),
     )
+
+
+def _answered(group: Sequence[ReplayRow], evaluations: int) -> bool:
+    return all(row.stopped != UNANSWERED or row.evaluations >= evaluations for row in group)
 
 
 def _mean_share(group: Sequence[ReplayRow], evaluations: int) -> float:

@@ -22,7 +22,7 @@ from qimeng.bench.replay import (
 )
 from qimeng.bench.replay_heldout import explorers_of
 from qimeng.bench.replay_live import append_live, live_gains, read_live, time_live
-from qimeng.bench.replay_summary import planners, summarize
+from qimeng.bench.replay_summary import advantages, planners, summarize
 from qimeng.bench.row import Environment, RowError
 from qimeng.envs.replay import CachingEvaluator
 from qimeng.envs.session import Budget, Session
@@ -130,6 +130,8 @@ def test_a_trajectory_that_goes_where_nobody_was_is_told_apart(tree: Tree, rows:
     assert row.stopped == UNANSWERED and row.evaluations < rows[0].evaluations
     both = [replace(row, gains=(0.0,) * 40, known=1.0), replace(rows[0], spec=row.spec)]
     assert (summarize(both[:1])[0].missed, summarize(both[:1])[0].unanswered) == (1, 1)
+    other = replace(both[0], method=METHODS[1])
+    assert advantages([both[1], other], METHODS[0]) and not advantages([both[1], other], METHODS[0], answered=40)
     assert summarize(both[1:])[0].unanswered == 0 and "| 100 %, unanswered 100 % |" in planners(both[:1])
 
 
