@@ -29,6 +29,9 @@ Shapes = tuple[tuple[int, ...], ...]
 Blocks = tuple[tuple[str, int], ...]
 """Names and sizes of blocks; ``kernel.NAME`` where they are another kernel's."""
 
+Tiles = dict[int, list["Quantity"]]
+"""Values to what has them."""
+
 _ONE = re.compile(r"\w+\[-\d+\] / ")
 """The blocks of one extent."""
 
@@ -40,7 +43,14 @@ class Quantity(NamedTuple):
     text: str
 
 
-def integers(value: int, shapes: Shapes, groups: Sequence[int], own: Blocks, others: Blocks) -> tuple[Quantity, ...]:
+def inverses(value: int, shapes: Shapes, groups: Sequence[int]) -> list[Quantity]:
+    """All whose inverse is that of `value`: a mean's count of elements, or one less, of an unbiased variance."""
+    one_less = [Quantity(f"{q.role} - 1", f"{q.text} - 1") for q in _counted(value + 1, shapes, groups)]
+    return [Quantity(f"1 / {q.role}", f"1 / ({q.text})") for q in (*_counted(value, shapes, groups), *one_less)]
+
+
+@lru_cache(1 << 14)
+def integers(value: int, shapes: Shapes, groups: tuple[int, ...], own: Blocks, others: Blocks) -> tuple[Quantity, ...]:
     """All that has this value, what is simple first.
 
     Args:
@@ -50,44 +60,29 @@ def integers(value: int, shapes: Shapes, groups: Sequence[int], own: Blocks, oth
         own: blocks of the kernel that the number is of.
         others: blocks of the other kernels.
     """
-    return _integers(value, shapes, tuple(groups), own, others)
-
-
-def inverses(value: int, shapes: Shapes, groups: Sequence[int]) -> list[Quantity]:
-    """All whose inverse is that of `value`: a mean's count of elements, or one less, of an unbiased variance."""
-    one_less = [Quantity(f"{q.role} - 1", f"{q.text} - 1") for q in _counted(value + 1, shapes, groups)]
-    return [Quantity(f"1 / {q.role}", f"1 / ({q.text})") for q in (*_counted(value, shapes, groups), *one_less)]
-
-
-@lru_cache(1 << 14)
-def _integers(value: int, shapes: Shapes, groups: tuple[int, ...], own: Blocks, others: Blocks) -> tuple[Quantity, ...]:
     if value < 2:
         return ()
     tiles, others_tiles = _tiles(shapes, own), _tiles(shapes, others)
     found = [*_counted(value, shapes, groups), *tiles.get(value, ()), *others_tiles.get(value, ())]
     found += _padded(shapes, own, others).get(value, ())
     for times in TIMES:
-        if value % times == 0 and value > times:
-            for q in tiles.get(value // times, ()):
-                if q.role.count(" / ") == 2:  # parts of a depth, as many as fit
-                    found.append(Quantity(FITTED + q.role, f"{times} * ({q.text})"))
-                elif _ONE.match(q.role):
-                    found.append(Quantity(f"{times} * {q.role}", f"{times} * ({q.text})"))
-    some: Sequence[Quantity]
+        for q in _parts(value, times, tiles):
+            if q.role.count(" / ") == 2:  # parts of a depth, as many as fit
+                found.append(Quantity(FITTED + q.role, f"{times} * ({q.text})"))
+            elif _ONE.match(q.role):
+                found.append(Quantity(f"{times} * {q.role}", f"{times} * ({q.text})"))
     for extent, role in _roles(shapes):
-        if value % extent == 0 and value > extent:
-            some = tiles.get(value // extent, ())
-            found += [Quantity(f"{role} * {q.role}", f"{extent} * ({q.text})") for q in some]
-    for times in TIMES[:2]:  # buffers of some sums for each of some parts of each row
-        for extent, role in _roles(shapes):
-            if value % (times * extent) == 0 and value > times * extent:
-                some = [q for of in (tiles, others_tiles) for q in of.get(value // (times * extent), ())]
-                found += [
-                    Quantity(f"{times} * {role} * {q.role}", f"{times} * {extent} * ({q.text})")
-                    for q in some
-                    if q.role.count(" / ") == 1
-                ]
+        found += [Quantity(f"{role} * {q.role}", f"{extent} * ({q.text})") for q in _parts(value, extent, tiles)]
+    for times, (extent, role) in itertools.product(TIMES[:2], _roles(shapes)):
+        for q in _parts(value, times * extent, tiles, others_tiles):
+            if q.role.count(" / ") == 1:  # a buffer of some sums for each block of each row
+                found.append(Quantity(f"{times} * {role} * {q.role}", f"{times} * {extent} * ({q.text})"))
     return tuple(found)
+
+
+def _parts(value: int, times: int, *of: Tiles) -> list[Quantity]:
+    """What `value` is so many times; nothing where that is no whole number above 1."""
+    return [q for tiles in of for q in tiles.get(value // times, ())] if value % times == 0 and value > times else []
 
 
 def _counted(value: int, shapes: Shapes, groups: Sequence[int]) -> Iterator[Quantity]:
