@@ -18,7 +18,7 @@ from qimeng.envs.clock import Clock
 from qimeng.envs.compile import Compilers, launches_nothing
 from qimeng.envs.forkserver import START_S, Process, WorkerFailed
 from qimeng.envs.judge import CLOCK_FROM_MS, RUNS, RUNS_OVERLAPPING
-from qimeng.envs.launches import LEAST, Launch, busy_ms, own_kernels, own_ms
+from qimeng.envs.launches import LEAST, Launch, busy_ms, own_kernels, own_share
 from qimeng.envs.least_time import SHARE, above_peak
 from qimeng.envs.ranking import preferred
 from qimeng.envs.region_reference import RegionReference
@@ -56,8 +56,6 @@ OVERLAPS = (
 UNPROVEN = "the profiler showed no kernels: the generated share is that of regions, by what they say of themselves"
 BUSY_SHARE, BUSY_MS = 1.3, 0.005
 """The profiler's kernels of a call may take so many times what the events say, and so many milliseconds more."""
-SHORT_MS = 0.01
-"""Milliseconds up to which the time of a generated region may be mostly that of its launch."""
 COOL_S = 2.0
 """Seconds of rest before a GPU that was held back is timed again."""
 
@@ -464,9 +462,9 @@ class Run:
     def _proven(self, worker: Process, i: int, found: Evaluation) -> Evaluation | None:
         """`found` with the share of the program's own kernels; None where the profiler contradicts what was told.
 
-        Others may do the work of generated regions, or kernels may take longer than the events say (which is looked at
-        again alone on the device: what others check beside makes kernels slower). The profiler takes seconds: it is
-        asked in a final verification, and of kernels that no template printed.
+        Others may do the work of generated regions, or kernels may take longer than the events say; both are looked at
+        again alone on the device before they count, since what others check beside makes kernels slower. The profiler
+        takes seconds: it is asked in a final verification, and of kernels that no template printed.
         """
         owner, candidate, claimed, told = self.owner, self.candidates[i], found.generated_share, found.ms
         if not any(self._is_asked(candidate, r) for r in candidate.regions):
@@ -482,12 +480,14 @@ class Run:
             return None
         if not claimed:
             return found
-        mine, others = own_ms(launches, self.kernels.get(i, {}))
-        if not mine + others:
+        own = self.kernels.get(i, {})
+        share = own_share(launches, own)
+        if share is not None and share < LEAST * claimed:
+            with owner.turn("time", self.clock, alone=True):
+                share = max(share, own_share(self._launches(worker), own) or 0.0)
+        if share is None:
             return replace(found, notes=(*found.notes, UNPROVEN))
-        share = mine / (mine + others)
-        generated = sum(candidate.implementation(r).generated for r in candidate.regions)
-        if share < LEAST * claimed and not _is_short(claimed, generated, others, told):
+        if share < LEAST * claimed:
             text = (
                 f"regions said to be generated take {claimed:.0%} of the time, kernels of their own {share:.1%} of all "
                 "kernels' time: PyTorch, a library or another compiler does the work"
@@ -512,16 +512,6 @@ class Run:
 def _is_longer(launches: Sequence[Launch], told_ms: float) -> bool:
     """Whether the profiler's kernels take longer than the events have told."""
     return busy_ms(launches) > BUSY_SHARE * told_ms + BUSY_MS
-
-
-def _is_short(claimed: float, regions: int, others_ms: float, told_ms: float | None) -> bool:
-    """Whether the generated regions take microseconds, of which events count the launch and the profiler does not.
-
-    They do not where others' kernels take longer than the regions that nobody said to be generated.
-    """
-    if told_ms is None or claimed * told_ms > SHORT_MS * regions:
-        return False
-    return others_ms <= (1 - claimed) * told_ms
 
 
 __all__ = ["Refusal", "Run"]

@@ -77,8 +77,8 @@ def own_kernels(parts: Iterable[tuple[Implementation, Compiled | None]]) -> dict
     return found
 
 
-def own_ms(launches: Iterable[Launch], own: Mapping[str, int | None]) -> tuple[float, float]:
-    """Milliseconds of a program's own kernels, and of all others.
+def own_share(launches: Iterable[Launch], own: Mapping[str, int | None]) -> float | None:
+    """Share of the kernels' time that a program's own take, 0 to 1; None where no kernel ran.
 
     A name that is launched more often than the program launches it is another's as well: the shortest count.
 
@@ -86,8 +86,8 @@ def own_ms(launches: Iterable[Launch], own: Mapping[str, int | None]) -> tuple[f
         launches: what ran.
         own: see `own_kernels`.
 
-    >>> own_ms([("void gemm<float>(float*)", 0.0, 3.0), ("add", 3.0, 4.0), ("Memcpy DtoD", 4.0, 9.0)], {"add": 1})
-    (1.0, 3.0)
+    >>> own_share([("void gemm<float>(float*)", 0.0, 3.0), ("add", 3.0, 4.0), ("Memcpy DtoD", 4.0, 9.0)], {"add": 1})
+    0.25
     """
     times: dict[str, list[float]] = {}
     total = 0.0
@@ -96,7 +96,7 @@ def own_ms(launches: Iterable[Launch], own: Mapping[str, int | None]) -> tuple[f
             total += ended - began
             times.setdefault(base_name(name), []).append(ended - began)
     mine = sum(sum(sorted(times.get(name, ()))[:count]) for name, count in own.items())
-    return mine, total - mine
+    return mine / total if total else None
 
 
 def base_name(kernel: str) -> str:
@@ -109,4 +109,4 @@ def base_name(kernel: str) -> str:
     return found[1] if found else kernel
 
 
-__all__ = ["LEAST", "Launch", "base_name", "busy_ms", "launches_of", "own_kernels", "own_ms"]
+__all__ = ["LEAST", "Launch", "base_name", "busy_ms", "launches_of", "own_kernels", "own_share"]

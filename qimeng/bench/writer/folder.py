@@ -54,7 +54,7 @@ def write(out: Path, examples: Iterable[Example], processes: int = 1) -> Split:
     """
     out.mkdir(parents=True, exist_ok=True)
     whole = split(tuple(examples))
-    parts = Split(*_spoken((whole.learnt, _first(whole.shapes, ASKED), _first(whole.chains, ASKED)), processes))
+    parts = Split(*_expressed((whole.learnt, _first(whole.shapes, ASKED), _first(whole.chains, ASKED)), processes))
     copied = worth_copying(parts.learnt, (*parts.shapes, *parts.chains), NEAREST)
     for name, some in ((LEARNT, parts.learnt), ("shapes", parts.shapes), ("chains", parts.chains), (COPIED, copied)):
         with open(out / f"{name}.jsonl", "w") as file:
@@ -62,7 +62,7 @@ def write(out: Path, examples: Iterable[Example], processes: int = 1) -> Split:
     return parts
 
 
-def _spoken(parts: Sequence[tuple[Example, ...]], processes: int) -> Iterator[tuple[Example, ...]]:
+def _expressed(parts: Sequence[tuple[Example, ...]], processes: int) -> Iterator[tuple[Example, ...]]:
     """The examples with expressions in the place of numbers, those that explain most of what is learnt."""
     learnt = parts[0]
     expressions = Expressions.of(map(_code, learnt[:: max(1, len(learnt) // COUNTED)]))
