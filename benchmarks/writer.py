@@ -83,7 +83,8 @@ def train(args: argparse.Namespace) -> None:
         return
     how = Training(60 * args.minutes, args.steps, args.tokens, args.rate, compiled=args.compiled, seed=args.seed)
     count = torch.cuda.device_count()
-    about = {**asdict(how), "size": args.size, "gpus": count, "environment": asdict(environment(target_device()))}
+    where = {"weights": str(args.weights or ""), "environment": asdict(environment(target_device()))}
+    about = {**asdict(how), "size": args.size, "gpus": count, **where}
     append_line(args.out / "training.jsonl", json.dumps(about))
     looked_at = [e for part in PARTS for e in requests(args.out, part, LOOKED_AT)]
     held_out = encoded(untrained, looked_at)
@@ -92,7 +93,8 @@ def train(args: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     run_s = 60 * args.now - (time.monotonic() - began)
-    some = (count, meeting, stop, args.out.resolve(), rows, held_out, how, run_s)
+    source = (args.weights or untrained).resolve()
+    some = (count, meeting, stop, source, args.out.resolve(), rows, held_out, how, run_s)
     if count > 1:
         torch.multiprocessing.spawn(train_member, some, nprocs=count)
     else:
@@ -105,6 +107,7 @@ def train_member(
     count: int,
     meeting: Path,
     stop: Any,
+    source: Path,
     out: Path,
     rows: Sequence[Row],
     held_out: Sequence[Row],
@@ -124,10 +127,8 @@ def train_member(
         print(json.dumps(row), flush=True)
 
     member = Member(f"cuda:{rank}" if count else "cpu", rank, max(count, 1), str(meeting))
-    source, target = out / "untrained", out / "trained"
-    train_model(
-        source, target, rows, how, held_out=held_out, member=member, run_s=run_s, stopped=stop.is_set, on_row=tell
-    )
+    target, stopped = out / "trained", stop.is_set
+    train_model(source, target, rows, how, held_out=held_out, member=member, run_s=run_s, stopped=stopped, on_row=tell)
 
 
 def answer(args: argparse.Namespace) -> None:
@@ -187,6 +188,7 @@ def toy(args: argparse.Namespace) -> None:
     args.store, args.draw, args.sizes, args.others, args.jobs, args.walks = [], 6, 2, 0, 1, 1
     data(args)
     args.size, args.steps, args.minutes, args.now, args.tokens, args.rate = "toy", 20, 5.0, 5.0, 8192, 1e-3
+    args.weights = None
     args.compiled = False
     train(args)
     args.requests, args.minutes, args.batch, args.longest = 2, 5.0, 2, 100
@@ -216,6 +218,7 @@ def main() -> None:
             command.add_argument("--size", default="small")
             command.add_argument("--minutes", type=float, default=18.0, help="of the training, over all runs")
             command.add_argument("--now", type=float, default=1e6, help="minutes of this run; 0 prepares it")
+            command.add_argument("--weights", type=Path, help="folder of a writer to begin with, of the same tokenizer")
             command.add_argument("--steps", type=int, default=1_000_000)
             command.add_argument("--tokens", type=int, default=32_768, help="of a batch, on each GPU")
             command.add_argument("--rate", type=float, default=1e-3)
