@@ -1,9 +1,11 @@
-r"""Planners and searches compared on held-out specs: list, explore, replay, live, table, picture, curves.
+r"""Planners and searches compared on held-out specs: list, explore, replay, bound, live, table, picture, curves.
 
     python benchmarks/planners.py list --root KernelBench --json > runs/candidates.jsonl
     python benchmarks/planners.py explore --listed runs/candidates.jsonl --out runs/heldout --lm RL=runs/rl
     python benchmarks/planners.py replay --out runs/heldout --rows benchmarks/results/planners.jsonl \
         --lm RL=runs/rl --method "imitation=lm:runs/imitation" --method "untrained LM=lm:runs/untrained"
+    python benchmarks/planners.py bound --out runs/heldout --rows benchmarks/results/planners.jsonl \
+        --bounds benchmarks/results/planners_bound.jsonl
     python benchmarks/planners.py live --out runs/heldout --rows benchmarks/results/planners.jsonl \
         --timed benchmarks/results/planners_live.jsonl
     python benchmarks/planners.py table benchmarks/results/planners.jsonl
@@ -152,6 +154,30 @@ def replay(
 
 
 @app.command()
+def bound(
+    rows: Annotated[Path, typer.Option(help="File of replays: whose trees.")],
+    bounds: Annotated[Path, typer.Option(help="File of bounds; it is written anew.")],
+    out: Out = Path("runs/heldout"),
+) -> None:
+    """The most that a planner which knows the trees can have found: the room that they leave."""
+    from qimeng.bench.collect import STORE
+    from qimeng.bench.environment import environment
+    from qimeng.bench.replay import read_replays
+    from qimeng.bench.replay_bound import bound as bound_of
+    from qimeng.bench.replay_bound import table
+    from qimeng.envs.setup import make_device
+    from qimeng.planner.data.tree import trees_of
+    from qimeng.store import Store
+
+    shared = {(row.spec, row.device) for row in read_replays(rows)}
+    with Store(out / STORE) as store:
+        trees = [t for t in trees_of(store) if (t.conditions.spec, t.conditions.device) in shared]
+    found = [bound_of(tree, environment(make_device("h200"))) for tree in trees]
+    bounds.write_text("".join(f"{b.to_json()}\n" for b in found))
+    print(table(found))
+
+
+@app.command()
 def live(
     rows: Annotated[Path, typer.Option(help="File of replays.")],
     timed: Annotated[Path, typer.Option(help="File of live times; programs that it holds are not timed again.")],
@@ -187,21 +213,21 @@ def live(
 
 @app.command()
 def table(
-    rows: Path,
+    rows: list[Path],
     over: Annotated[str, typer.Option(help="Label of a method to hold against the others.")] = "",
     answered: Annotated[
         int, typer.Option(help="With `over`: leave out specs whose trees answered the other for fewer evaluations.")
     ] = 0,
 ) -> None:
-    """The figures as Markdown; with `over`, by how much that method is ahead of each other."""
+    """The figures of all files together as Markdown; with `over`, by how much that method is ahead of each other."""
     from qimeng.bench.replay import read_replays
     from qimeng.bench.replay_summary import advantages, planners
 
-    found = read_replays(rows)
-    print(planners(found))
+    found = {row.key: row for file in rows for row in read_replays(file)}.values()
+    print(planners(list(found)))
     one = next((row.method for row in found if row.method.label == over), None)
     if over and one is None:
-        raise QimengError(f"{rows} has no method called {over!r}")
+        raise QimengError(f"{', '.join(map(str, rows))}: no method called {over!r}")
     for method, figures in (advantages(found, one, answered) if one else {}).items():
         parts = (
             f"after {n}: {100 * f.value:+.0f} ({100 * f.low:+.0f} … {100 * f.high:+.0f})" for n, f in figures.items()

@@ -3,7 +3,7 @@
     python benchmarks/ship_planner.py runs/planner --replays benchmarks/results/planners.jsonl --label RL
 
 FOLDER is what `qimeng train` wrote. The card takes data, device, reward and figures from its report.json, and from the
-replays on held-out trees those of every method whose label begins with LABEL.
+replays on held-out trees those of the method called LABEL, alone and with each search.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def main() -> None:
     report = Report(**json.loads((args.folder / "report.json").read_text()))
     figures = report.figures()
     for one in summarize(read_replays(args.replays)) if args.replays else ():
-        if one.method.label.startswith(args.label):
-            figures[f"{one.method.label}, {one.specs} held-out specs"] = told(one)
+        if one.method.label.split(", ")[0] == args.label:
+            search = "by itself" if one.method.search == "greedy" else one.method.search
+            figures[f"{search}, {one.specs} held-out specs"] = told(one)
     shutil.rmtree(args.out, ignore_errors=True)
     save(load(args.folder), args.out, Card(report.data, report.times, report.reward, figures), half=True)
     size = sum(path.stat().st_size for path in args.out.iterdir())

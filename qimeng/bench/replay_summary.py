@@ -128,7 +128,7 @@ def planners(rows: Sequence[ReplayRow]) -> str:
     ]
     table = [head]
     for f in summarize(rows):
-        shares = [_percents(f.shares[n]) if n in f.shares else "–" for n in AT]
+        shares = [percents(f.shares[n]) if n in f.shares else "–" for n in AT]
         needed = f"{f.needed.value:.0f} ({f.needed.low:.0f} … {f.needed.high:.0f})"
         times = f"{f.device}, {'estimated' if f.estimated else 'measured'}"
         missed = percent(f.missed) + (f", unanswered {percent(f.unanswered)}" if f.unanswered else "")
@@ -140,7 +140,8 @@ REPLAYS: dict[str, Callable[[Sequence[ReplayRow]], str]] = {"planners": planners
 """What a table in a document may ask for."""
 
 
-def _percents(figure: Figure) -> str:
+def percents(figure: Figure) -> str:
+    """A share and its interval, as a table shows them."""
     return f"{100 * figure.value:.0f} % ({100 * figure.low:.0f} … {100 * figure.high:.0f})"
 
 
@@ -194,4 +195,15 @@ def _mean_share(group: Sequence[ReplayRow], evaluations: int) -> float:
     return sum(row.share(evaluations) for row in group) / len(group)
 
 
-__all__ = ["AT", "REPLAYS", "SHARE", "Figure", "MethodFigures", "advantages", "bootstrap", "planners", "summarize"]
+__all__ = [
+    "AT",
+    "REPLAYS",
+    "SHARE",
+    "Figure",
+    "MethodFigures",
+    "advantages",
+    "bootstrap",
+    "percents",
+    "planners",
+    "summarize",
+]

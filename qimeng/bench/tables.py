@@ -14,6 +14,7 @@ from typing import Any
 from qimeng.bench.comparison import compare
 from qimeng.bench.markdown import markdown, number, percent
 from qimeng.bench.replay import read_replays
+from qimeng.bench.replay_bound import BOUNDS, read_bounds
 from qimeng.bench.replay_summary import REPLAYS
 from qimeng.bench.row import Row, RowError, read_rows
 from qimeng.bench.suite import format_selection
@@ -174,6 +175,7 @@ KINDS: tuple[tuple[Mapping[str, Callable[[Sequence[Any]], str]], Callable[[Path]
     (VIEWS, read_rows),
     (JOURNALS, read_journal),
     (REPLAYS, read_replays),
+    (BOUNDS, read_bounds),
     (WRITERS, read_judged),
 )
 """What a marker may ask for, and how the rows are read that it is made of."""

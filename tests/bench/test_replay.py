@@ -20,6 +20,7 @@ from qimeng.bench.replay import (
     read_replays,
     replay,
 )
+from qimeng.bench.replay_bound import bound
 from qimeng.bench.replay_heldout import explorers_of
 from qimeng.bench.replay_live import append_live, live_gains, read_live, time_live
 from qimeng.bench.replay_summary import advantages, planners, summarize
@@ -133,6 +134,13 @@ def test_a_trajectory_that_goes_where_nobody_was_is_told_apart(tree: Tree, rows:
     other = replace(both[0], method=METHODS[1])
     assert advantages([both[1], other], METHODS[0]) and not advantages([both[1], other], METHODS[0], answered=40)
     assert summarize(both[1:])[0].unanswered == 0 and "| 100 %, unanswered 100 % |" in planners(both[:1])
+
+
+def test_no_replay_is_above_what_the_tree_allows(tree: Tree, rows: list[ReplayRow]) -> None:
+    most = bound(tree, WHERE)
+    assert most.known == rows[0].known == most.gains[-1]
+    assert all(row.gains[n] <= most.gains[n] for row in rows for n in range(len(row.gains)))
+    assert most.gains[1] < most.known, "one evaluation finds less than all"
 
 
 def test_every_method_is_replayed_from_every_seed_that_matters(rows: list[ReplayRow]) -> None:
