@@ -6,11 +6,12 @@ one. Knows nothing about methods.
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import networkx as nx
 
 from qimeng.bench.markdown import markdown
 from qimeng.bench.replay import EVALUATIONS, log_gain
@@ -98,20 +99,13 @@ BOUNDS: dict[str, Callable[[Sequence[Bound]], str]] = {"bound": table}
 
 def _needed(tree: Tree, start: str) -> dict[str, int]:
     """Each program that can be reached to the fewest evaluations that it takes."""
-    steps: dict[str, list[tuple[str, int]]] = {}
+    steps = nx.MultiDiGraph()
+    steps.add_node(start)
     for edge in tree.edges:
         if edge.accepted and edge.child is not None:
-            steps.setdefault(edge.parent, []).append((edge.child, int(edge.evaluation is not None)))
-    found, waiting = {start: 1}, [(1, start)]
-    while waiting:
-        cost, program = heapq.heappop(waiting)
-        if cost > found[program]:
-            continue
-        for child, more in steps.get(program, ()):
-            if cost + more < found.get(child, cost + more + 1):
-                found[child] = cost + more
-                heapq.heappush(waiting, (cost + more, child))
-    return found
+            steps.add_edge(edge.parent, edge.child, judged=int(edge.evaluation is not None))
+    more = nx.single_source_dijkstra_path_length(steps, start, weight="judged")
+    return {program: 1 + count for program, count in more.items()}
 
 
 def _from_json(text: str) -> Bound:
