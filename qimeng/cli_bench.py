@@ -15,6 +15,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from qimeng.cli_coder import (
+    BaseUrl,
+    Calls,
+    Candidates,
+    CoderName,
+    Money,
+    PriceList,
+    Prompts,
+    Tokens,
+    coder_label,
+    made_coder,
+)
 from qimeng.cli_console import console
 from qimeng.cli_names import check_names, listed, split
 from qimeng.planner import PLANNERS, SEARCHES
@@ -47,7 +59,14 @@ def kernelbench(
     mode: Annotated[str, typer.Option(help="Precision mode: default, highest or high.")] = "default",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     planner: Annotated[str, typer.Option(help=f"Who chooses: {listed(PLANNERS)}.")] = "heuristic",
-    coder: Annotated[str, typer.Option(help="Name of the coder.")] = "template",
+    coder: CoderName = "template",
+    base_url: BaseUrl = "",
+    llm_calls: Calls = None,
+    llm_tokens: Tokens = None,
+    llm_money: Money = None,
+    llm_prices: PriceList = "",
+    candidates: Candidates = 1,
+    llm_prompts: Prompts = None,
     search: Annotated[str, typer.Option(help=f"How steps are searched: {listed(SEARCHES)}; beam:8, say.")] = "greedy",
     device: Annotated[str, typer.Option(help="Without a GPU: device to estimate times for.")] = "",
     compile_baseline: Annotated[bool, typer.Option(help="Measure torch.compile as well.")] = True,
@@ -58,7 +77,11 @@ def kernelbench(
     retry: Annotated[bool, typer.Option(help="Run stored failures again.")] = False,
     out: Annotated[Path, typer.Option(help="File of rows; a run goes on where it ended.")] = Path("rows.jsonl"),
 ) -> None:
-    """Run KernelBench problems and store a row each."""
+    """Run KernelBench problems and store a row each.
+
+    What a model may cost (`--llm-…`) is for each problem; its answers are kept beside the rows, so that none is paid
+    twice.
+    """
     from qimeng.bench.gpus import gpu_places, visible_gpus
     from qimeng.bench.harness import RunOptions, pending, run_suite
     from qimeng.bench.measure import measure, prepare
@@ -70,7 +93,9 @@ def kernelbench(
 
     modes, kept = split(compile_modes) if compile_baseline else (), split(families)
     check_names(planner, coder, search, mode, dtype, modes, kept)
-    settings = Settings(mode, dtype, planner, coder, search, seconds_each, evaluations, modes, compile_seconds)
+    writer = made_coder(coder, base_url, llm_calls, llm_tokens, llm_money, llm_prices, candidates, llm_prompts)
+    named = coder_label(coder, candidates, llm_prompts)
+    settings = Settings(mode, dtype, planner, named, search, seconds_each, evaluations, modes, compile_seconds)
     target = make_device(device or None)
     options = RunOptions(
         settings,
@@ -88,7 +113,13 @@ def kernelbench(
     try:
         rows = run_suite(
             suite,
-            partial(measure, settings=settings, device=device or None),
+            partial(
+                measure,
+                settings=settings,
+                device=device or None,
+                coder=writer,
+                answers=out.with_suffix(".sqlite") if writer.free_hand else None,
+            ),
             options,
             out,
             look=partial(prepare, dtype=dtype, modes=len(modes)) if target.measured else partial(survey, dtype=dtype),

@@ -61,6 +61,15 @@ def made_coder(
         raise QimengError(str(error)) from None
 
 
+def coder_label(name: str, candidates: int = 1, prompts: Path | None = None) -> str:
+    """What tables and rows call the coder: what bears on what it writes.
+
+    >>> coder_label("openai:m", 4)
+    'openai:m, 4 candidates'
+    """
+    return name + (f", {candidates} candidates" if candidates > 1 else "") + (f", prompts {prompts}" if prompts else "")
+
+
 def _prices(text: str) -> Prices:
     from qimeng.coder.llm.account import Prices
 
@@ -73,4 +82,15 @@ def _prices(text: str) -> Prices:
     return Prices(*values)
 
 
-__all__ = ["BaseUrl", "Calls", "Candidates", "CoderName", "Money", "PriceList", "Prompts", "Tokens", "made_coder"]
+__all__ = [
+    "BaseUrl",
+    "Calls",
+    "Candidates",
+    "CoderName",
+    "Money",
+    "PriceList",
+    "Prompts",
+    "Tokens",
+    "coder_label",
+    "made_coder",
+]

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "qimeng"
 FILE_CAP = 600
 
 LAYERS = (
-    {"errors", "device", "interfaces", "graph", "program", "recipe", "spec", "store"},
+    {"errors", "device", "device_lock", "interfaces", "graph", "program", "recipe", "spec", "store"},
     {"actions"},
     {"coder"},
     {"envs"},

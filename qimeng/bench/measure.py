@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from qimeng.bench.environment import environment
@@ -26,9 +27,10 @@ from qimeng.envs.shared_server import shared_server
 from qimeng.envs.task import Task
 from qimeng.envs.torch_compile import compile_server
 from qimeng.errors import QimengError
-from qimeng.interfaces import Evaluation, Step
+from qimeng.interfaces import Coder, Evaluation, Step
 from qimeng.planner import make_search
 from qimeng.spec import KernelSpec
+from qimeng.store import Store
 
 FINAL_S = 6.0
 """Seconds of a problem's budget kept for what the final verification takes longer than an evaluation: a cold compiler
@@ -65,13 +67,21 @@ def prepare(problem: Problem, dtype: str = "float32", modes: int = 0) -> Facts:
     return survey(problem, dtype, modes, torch.cuda.get_device_properties(0).total_memory)
 
 
-def measure(problem: Problem, settings: Settings, device: str | None = None) -> Row:
+def measure(
+    problem: Problem,
+    settings: Settings,
+    device: str | None = None,
+    coder: Coder | None = None,
+    answers: Path | None = None,
+) -> Row:
     """Optimize one problem and return its row; a failure of the library or of the problem is a row with the error.
 
     Args:
         problem: what to optimize.
         settings: how.
         device: name of a device to estimate for, where there is no GPU.
+        coder: who writes, where the name in `settings` does not say it all; what it may cost is for this problem.
+        answers: store that keeps a model's answers, so that none is paid twice; evaluations are always made anew.
 
     Raises:
         DeviceError: an unknown device.
@@ -84,10 +94,13 @@ def measure(problem: Problem, settings: Settings, device: str | None = None) -> 
     )
     try:
         spec = KernelSpec.from_file(problem.path, dtype=settings.dtype, mode=settings.mode)
-        task = make_task(spec, coder=settings.coder, device=target)
+        task = make_task(spec, coder=coder or settings.coder, device=target)
     except QimengError as error:
         return _timed(replace(row, error=f"{type(error).__name__}: {error}"), began)
+    store = Store(answers) if answers is not None else None
     try:
+        if store is not None:
+            task.context.coder.use_store(store, spec.digest)
         row = _with_graph(row, task, settings.mode)
         judge = task.evaluator if isinstance(task.evaluator, Measures) else None
         capture = time.monotonic() - began - (sum(judge.spent.values()) if judge else 0.0)
@@ -111,6 +124,8 @@ def measure(problem: Problem, settings: Settings, device: str | None = None) -> 
         row = replace(row, error=f"{type(error).__name__}: {error}")
     finally:
         task.evaluator.close()
+        if store is not None:
+            store.close()
     return _timed(row, began)
 
 

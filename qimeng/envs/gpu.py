@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 
 from qimeng.device import Device, target_device
+from qimeng.device_lock import DeviceLock, lock_path
 from qimeng.envs.answers import samples_of
 from qimeng.envs.baseline import EAGER, Baseline
 from qimeng.envs.clock import Clock, now_seconds
 from qimeng.envs.compile import Compilers
-from qimeng.envs.device_lock import DeviceLock, lock_path
 from qimeng.envs.forkserver import FEW_QUEUES, START_S, ForkServer, Process, WorkerFailed, plain_environment
 from qimeng.envs.gates import Run
 from qimeng.envs.judge import Judge, Verdict

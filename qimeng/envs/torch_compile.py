@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from qimeng.device_lock import DeviceLock
 from qimeng.envs.baseline import ask_times
-from qimeng.envs.device_lock import DeviceLock
 from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.shared_server import shared_server
 from qimeng.envs.timing import Effort, Samples

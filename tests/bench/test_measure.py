@@ -1,3 +1,4 @@
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,13 @@ import pytest
 from qimeng.bench.measure import measure, step_rows
 from qimeng.bench.row import Row, Settings
 from qimeng.bench.suite import Problem
+from qimeng.coder.llm.coder import LLMCoder
 from qimeng.envs import setup
 from qimeng.envs.session import Attempt
 from qimeng.interfaces import Action, Evaluation, Gate, Timing
 from qimeng.program.program import Program
 from qimeng.testing import FakeEvaluator
+from tests.coder.llm.test_coder import ScriptedChat, kernel
 
 TEXT = """
 import torch
@@ -72,6 +75,17 @@ def test_what_cannot_be_optimized_is_a_row_with_the_reason(text: str, error: str
     assert row.right is None
     assert row.error is not None and row.error.startswith(error)
     assert row.seconds["total"] > 0
+
+
+def test_a_model_is_asked_once_for_a_problem_however_often_it_is_run(tmp_path: Path) -> None:
+    settings, answers, asked = replace(SETTINGS, coder="fake:model"), tmp_path / "rows.sqlite", []
+    for script in (["no kernel", *[kernel(str(n)) for n in range(30)]], []):
+        coder: LLMCoder = pickle.loads(pickle.dumps(LLMCoder(ScriptedChat(*script))))
+        row = measure(problem(tmp_path), settings, "h200", coder, answers)
+        assert row.right and row.error is None and row.settings.coder == "fake:model"
+        asked.append(coder.account.calls - coder.account.replayed)
+        assert sum(n.startswith("fake:model: ") for n in row.notes) == 1
+    assert asked[0] > 1 and asked[1] == 0
 
 
 class MeasuringFake(FakeEvaluator):

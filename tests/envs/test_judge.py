@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from qimeng.device_lock import DeviceLock
 from qimeng.envs import gates
 from qimeng.envs.clock import Clock
-from qimeng.envs.device_lock import DeviceLock
 from qimeng.envs.gpu import GpuEvaluator
 from qimeng.envs.judge import Verdict
 from qimeng.envs.shared_server import shared_server

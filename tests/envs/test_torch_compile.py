@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from qimeng.device_lock import DeviceLock
 from qimeng.envs.channel import Channel
-from qimeng.envs.device_lock import DeviceLock
 from qimeng.envs.forkserver import ForkServer
 from qimeng.envs.service import serve
 from qimeng.envs.timing import Effort

@@ -1,7 +1,8 @@
 """A causal language model of `transformers` in this process, with its chat template and, if there is one, an adapter.
 
 Deals in conversations, batches and tokens. Knows nothing about what is asked. Weights are read at the first question;
-code that comes with weights is never run.
+code that comes with weights is never run. On a GPU it writes beside the checks of other runs and, between two tokens,
+lets those go first who measure there: a model at work makes a kernel look several times slower than it is.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qimeng.coder.llm.chat import Chat, ChatError, Message, Reply
+from qimeng.device_lock import DeviceLock, lock_path
+
+if TYPE_CHECKING:
+    import torch
 
 LEAST_ROOM = 16
 """Tokens that must be left for the answer."""
@@ -145,11 +151,16 @@ class LocalChat(Chat):
             sampling["max_time"] = limit_s
         devices = [model.device] if model.device.type == "cuda" else []
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            with _beside(model.device) as between, torch.no_grad(), torch.random.fork_rng(devices=devices):
                 torch.manual_seed(seed)
                 out = model.generate(
-                    input_ids=ids, attention_mask=seen, max_new_tokens=room, pad_token_id=pad, **sampling
-                )
+                    input_ids=ids,
+                    attention_mask=seen,
+                    max_new_tokens=room,
+                    pad_token_id=pad,
+                    stopping_criteria=between,
+                    **sampling,
+                ).cpu()
         except torch.OutOfMemoryError:
             text = f"no memory is left for {len(prompts)} answers to {longest} tokens; take a smaller batch or model"
             raise ChatError(text, "setup") from None
@@ -176,6 +187,31 @@ class LocalChat(Chat):
                 raise ChatError(f"{self.name} cannot be loaded: {reason}", "setup") from None
             self._loaded = tokenizer, model.to(device).eval()
         return self._loaded
+
+
+@contextmanager
+def _beside(device: torch.device) -> Iterator[list[Callable[..., torch.Tensor]]]:
+    """Write on `device` in the block beside those who check; what has to be called after every token."""
+    import torch
+
+    path = _lock_path(device)
+    if path is None:
+        yield []
+        return
+    with closing(DeviceLock(path)) as lock, lock.beside():
+
+        def step_aside(ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            lock.step_aside()
+            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)  # nothing ends by it
+
+        yield [step_aside]
+
+
+def _lock_path(device: torch.device) -> str | None:
+    """The lock file of what is shared with those who measure: of a GPU."""
+    return lock_path(device) if device.type == "cuda" else None
 
 
 def seed_of(messages: Sequence[Message], number: int) -> int:

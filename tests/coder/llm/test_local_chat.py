@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import threading
 from pathlib import Path
 
 import pytest
 
+from qimeng.coder.llm import local_chat
 from qimeng.coder.llm.chat import ChatError, Message
 from qimeng.coder.llm.local_chat import LocalChat
+from qimeng.device_lock import DeviceLock
 from tests.coder.llm.models import STRICT, make_model
 
 ASKED = [Message("system", "you write"), Message("user", "write")]
@@ -95,3 +98,34 @@ def test_what_is_missing(tmp_path: Path) -> None:
 
 def test_a_copy_has_no_weights(chat: LocalChat) -> None:
     assert copy.deepcopy(chat)._loaded is None and repr(chat).startswith("LocalChat(")
+
+
+def test_it_stops_writing_for_who_measures(chat: LocalChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, that is; here on a lock of the test's own."""
+    path, events = str(tmp_path / "lock"), []
+
+    class Lock(DeviceLock):
+        measuring: threading.Thread | None = None
+
+        def step_aside(self) -> None:
+            events.append("token")
+            if len(events) == 1:
+                Lock.measuring = threading.Thread(target=measure)
+                Lock.measuring.start()
+                while not self._somebody_waits():
+                    pass
+            super().step_aside()
+
+    def measure() -> None:
+        lock = DeviceLock(path)
+        with lock.alone():
+            events.append("measured")
+        lock.close()
+
+    expected = [r.text for r in chat.ask(ASKED, 2)]
+    monkeypatch.setattr(local_chat, "DeviceLock", Lock)
+    monkeypatch.setattr(local_chat, "_lock_path", lambda device: path)
+    assert [r.text for r in chat.ask(ASKED, 2)] == expected
+    assert Lock.measuring is not None
+    Lock.measuring.join()
+    assert events[:3] == ["token", "measured", "token"]

@@ -1,4 +1,4 @@
-"""Turns on one device, among all evaluators of this machine: alone to measure, beside others to check.
+"""Turns on one device, among all runs of this machine: alone to measure, beside others to check or to write.
 
 Deals in lock files. Knows nothing about what is done meanwhile.
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qimeng.envs.device_lock import DeviceLock, lock_path
+from qimeng.device_lock import DeviceLock, lock_path
 
 
 class Log:
