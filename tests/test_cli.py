@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,24 @@ def test_an_interrupted_benchmark_says_how_to_go_on(
     captured = capsys.readouterr()
     assert "2 problems left; the same command goes on from" in captured.out
     assert captured.err.strip() == "qimeng: interrupted"
+
+
+def test_a_benchmark_of_a_model_keeps_its_answers_beside_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qimeng.bench import harness
+
+    works: list[Any] = []
+    monkeypatch.setattr(harness, "run_suite", lambda suite, work, *others, **named: works.append(work) or ())
+    (tmp_path / "level1").mkdir()
+    (tmp_path / "level1" / "1_mine.py").write_text(PROBLEM)
+    command = ("bench", "kernelbench", "--root", tmp_path, "--device", "h200", "--out", tmp_path / "rows.jsonl")
+    model = ("--coder", "openai:m", "--base-url", "http://127.0.0.1:1/v1", "--llm-calls", 3, "--candidates", 2)
+    assert run(*command) == 0 and run(*command, *model) == 0
+    plain, asked = (work.keywords for work in works)
+    assert plain["settings"].coder == "template" and plain["answers"] is None
+    assert asked["settings"].coder == "openai:m, 2 candidates" and asked["answers"] == tmp_path / "rows.sqlite"
+    assert asked["coder"].account.allowance.calls == 3
 
 
 @pytest.mark.parametrize("option", ["--seconds", "--evaluations"])
