@@ -94,10 +94,10 @@ def measure(
     )
     try:
         spec = KernelSpec.from_file(problem.path, dtype=settings.dtype, mode=settings.mode)
+        store = Store(answers) if answers is not None else None
         task = make_task(spec, coder=coder or settings.coder, device=target)
     except QimengError as error:
         return _timed(replace(row, error=f"{type(error).__name__}: {error}"), began)
-    store = Store(answers) if answers is not None else None
     try:
         if store is not None:
             task.context.coder.use_store(store, spec.digest)
