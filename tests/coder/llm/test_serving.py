@@ -94,10 +94,12 @@ def test_a_whole_run_ends_with_a_right_program(hybrid: bool, server: tuple[str, 
     result = plan_and_code(
         spec, seconds=300, evaluations=8, coder=coder, device="h200", store=store, planner="heuristic", search="greedy"
     )
-    assert result.evaluation.ok and result.evaluation.accuracy is not None  # checked, in the interpreter where Triton's
+    assert result.evaluation.ok, result.evaluation
+    assert result.evaluation.accuracy is not None  # checked, in the interpreter where Triton's
     if not hybrid:
         torch.testing.assert_close(result.module(x), torch.cumsum(torch.relu(x) * 3, -1))
-    assert account.calls == 4 and store.counts()["replies"] == 4 == store.counts()["attempts"]
+    counts, told = store.counts(), f"{account}; {[(s.action.kind, s.evaluation) for s in result.steps]}"
+    assert (account.calls, counts["replies"], counts["attempts"]) == (4, 4, 4), told
     failures = {s.evaluation.failure for s in result.steps if s.evaluation is not None and not s.accepted}
-    assert failures and all((failure or "").startswith("model-") for failure in failures)
-    assert any(note.startswith(f"openai:{model}: 4 answers") for note in result.notes)
+    assert failures and all((failure or "").startswith("model-") for failure in failures), told
+    assert any(note.startswith(f"openai:{model}: 4 answers") for note in result.notes), result.notes
