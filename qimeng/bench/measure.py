@@ -81,7 +81,8 @@ def measure(
         settings: how.
         device: name of a device to estimate for, where there is no GPU.
         coder: who writes, where the name in `settings` does not say it all; what it may cost is for this problem.
-        answers: store that keeps a model's answers, so that none is paid twice; evaluations are always made anew.
+        answers: store that keeps a model's answers, so that none is paid twice. Evaluations are always made anew, and
+            no problem sees patches of others.
 
     Raises:
         DeviceError: an unknown device.

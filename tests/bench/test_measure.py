@@ -15,7 +15,7 @@ from qimeng.envs.session import Attempt
 from qimeng.interfaces import Action, Evaluation, Gate, Timing
 from qimeng.program.program import Program
 from qimeng.testing import FakeEvaluator
-from tests.coder.llm.test_coder import ScriptedChat, kernel
+from tests.coder.llm.scripted import ScriptedChat, kernel
 
 TEXT = """
 import torch

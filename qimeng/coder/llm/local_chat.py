@@ -2,7 +2,7 @@
 
 Deals in conversations, batches and tokens. Knows nothing about what is asked. Weights are read at the first question;
 code that comes with weights is never run. On a GPU it writes beside the checks of other runs and, between two tokens,
-lets those go first who measure there: a model at work makes a kernel look several times slower than it is.
+lets those go first who measure there, whom its kernels would slow.
 """
 
 from __future__ import annotations

@@ -26,31 +26,7 @@ from qimeng.program.program import Program, torch_implementation
 from qimeng.recipe import program_from_json
 from qimeng.store import Store
 from qimeng.testing import FakeClock, FakeEvaluator, ScriptedPlanner, fake_task, sample_graph
-from tests.coder.llm.endpoint import fence
-
-KERNEL = "def region({arguments}):\n    # {remark}\n    return (x0,)\n"
-
-
-class ScriptedChat(Chat):
-    """Answers from a script; an error is raised."""
-
-    name, settings = "fake:model", "{}"
-
-    def __init__(self, *script: Reply | ChatError | str):
-        self.script = list(script)
-        self.asked: list[tuple[Message, ...]] = []
-
-    def ask(self, messages: Sequence[Message], count: int = 1, limit_s: float = 0.0) -> Iterable[Reply]:
-        for _ in range(count):
-            self.asked.append(tuple(messages))
-            entry = self.script.pop(0) if self.script else ChatError("nothing left", "server")
-            if isinstance(entry, ChatError):
-                raise entry
-            yield Reply(entry, 100, 10, 0.5) if isinstance(entry, str) else entry
-
-
-def kernel(remark: str = "", arguments: str = "x0, x1=None, x2=None") -> str:
-    return fence(KERNEL.format(remark=remark, arguments=arguments))
+from tests.coder.llm.scripted import ScriptedChat, kernel
 
 
 @pytest.fixture(scope="module")

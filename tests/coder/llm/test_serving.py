@@ -95,7 +95,7 @@ def test_a_whole_run_ends_with_a_right_program(hybrid: bool, server: tuple[str, 
         spec, seconds=300, evaluations=8, coder=coder, device="h200", store=store, planner="heuristic", search="greedy"
     )
     assert result.evaluation.ok, result.evaluation
-    assert result.evaluation.accuracy is not None  # checked, in the interpreter where Triton's
+    assert result.evaluation.accuracy is not None  # checked; where it is Triton's, in the interpreter
     if not hybrid:
         torch.testing.assert_close(result.module(x), torch.cumsum(torch.relu(x) * 3, -1))
     counts, told = store.counts(), f"{account}; {[(s.action.kind, s.evaluation) for s in result.steps]}"
