@@ -5,8 +5,9 @@ Deals in defaults. Knows nothing about how any part works.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from qimeng.envs.result import Result
 from qimeng.envs.session import Budget, Progress
 from qimeng.envs.setup import make_task
 from qimeng.planner import PLANNER, SEARCH, make_search
+from qimeng.spec.patience import within
 from qimeng.store import Store
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ def plan_and_code(
     spec: Any,
     inputs: Any = None,
     *,
+    kwargs: Mapping[str, Any] | None = None,
     seconds: float = 60.0,
     evaluations: int = 40,
     planner: str | Planner = PLANNER,
@@ -52,7 +55,8 @@ def plan_and_code(
 
     Args:
         spec: a `KernelSpec`, an `nn.Module`, a function, or the path of a KernelBench-style file.
-        inputs: example inputs, where `spec` is a module or a function.
+        inputs: example inputs, where `spec` is a module or a function: a tuple of the positional ones.
+        kwargs: example inputs that are given by keyword: ``plan_and_code(layer, (x,), kwargs={"mask": mask})``.
         seconds: wall-clock budget, capture and final verification included.
         evaluations: most programs sent to the judge before the final verification.
         planner: ``"lm"`` (the trained language model that comes with the package; with the search ``"best-of-n"`` it
@@ -89,14 +93,16 @@ def plan_and_code(
     """
     began, chosen = time.monotonic(), make_search(search, planner)
     opened = Store(store) if isinstance(store, str | Path) else store
-    task = make_task(spec, inputs, coder=coder, evaluator=evaluator, device=device, mode=mode, store=opened)
-    try:
+    with contextlib.ExitStack() as held:
+        if opened is not store and opened is not None:
+            held.callback(opened.close)
+        held.enter_context(within(seconds))
+        task = make_task(
+            spec, inputs, kwargs=kwargs, coder=coder, evaluator=evaluator, device=device, mode=mode, store=opened
+        )
+        if evaluator is None:
+            held.callback(task.evaluator.close)
         if compile_modes:
             task.evaluator.compare_with(compile_modes, seconds / 2)
         task.evaluator.sanitize_with(sanitize)
         return optimize(task, chosen, Budget(seconds, evaluations), opened, on_step, began=began)
-    finally:
-        if evaluator is None:
-            task.evaluator.close()
-        if opened is not store and opened is not None:
-            opened.close()

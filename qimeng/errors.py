@@ -3,6 +3,8 @@
 QimengError
 ├── SpecError            a computation that cannot be optimized as given
 ├── IllegalAction        an action that cannot apply to this program (the message carries the numbers)
+│   └── KindFault        a kind of action, often another package's, that fails by itself
+├── PlannerFault         a planner that fails by itself, or chooses what is no action
 ├── CoderError           a coder that could not write a patch
 │   └── ChatError        a language model that gave no usable answer (qimeng.coder.llm.chat)
 ├── ReplayError          a recipe that does not fit the program it is replayed on
@@ -24,6 +26,22 @@ class SpecError(QimengError):
 
 class IllegalAction(QimengError):
     """The action does not apply to this program on this device; the message carries the numbers."""
+
+
+class KindFault(IllegalAction):
+    """A kind of action fails by itself: it raises, or returns what no kind may return.
+
+    Attributes:
+        kind: its name.
+    """
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+class PlannerFault(QimengError):
+    """A planner or search fails by itself: it raises, or chooses what is no action."""
 
 
 class CoderError(QimengError):

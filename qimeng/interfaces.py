@@ -127,8 +127,8 @@ class Resources:
 
 
 LASTING = frozenset(
-    "illegal coder compile resources unsupported meta error wrong illegal-access too-fast tampered not-a-kernel "
-    "sanitizer".split()
+    "illegal coder forbidden compile resources unsupported meta error wrong illegal-access too-fast tampered "
+    "not-a-kernel sanitizer".split()
 )
 """Classes of failure that say something about the program; all others may be an accident of a busy machine."""
 
@@ -159,6 +159,8 @@ class Evaluation:
         sandbox: layers of the sandbox that the candidate ran in (`qimeng.envs.sandbox.LAYERS`).
         compiled: mode of torch.compile to its times, in turns with the candidate, where it was asked for
             (`Evaluator.compare_with`).
+        unchecked: why nothing held the program's results, or those of some of its kernels, against the reference;
+            empty where all were.
     """
 
     gate: Gate
@@ -179,6 +181,7 @@ class Evaluation:
     notes: tuple[str, ...] = ()
     sandbox: tuple[str, ...] = ()
     compiled: Mapping[str, Timing] = field(default_factory=dict)
+    unchecked: str = ""
 
     @property
     def ok(self) -> bool:
@@ -251,7 +254,9 @@ class Patch:
     @property
     def is_sweep(self) -> bool:
         """Whether one template printed all alternatives; any others must not share a process."""
-        return all(i.schedule is not None for i in self.alternatives)
+        from qimeng.program.origin import is_printed
+
+        return all(is_printed(i) for i in self.alternatives)
 
     def apply(self, program: Program, chosen: int = 0) -> Program:
         """The program with this patch and alternative number `chosen`; asked again, the same object."""

@@ -226,7 +226,7 @@ def test_torch_compile_stands_beside_the_result(problem: Path, tmp_path: Path) -
 @pytest.mark.parametrize("function", [lambda x: x, lambda x: x.t()[2:]], ids=["nothing", "views"])
 def test_a_computation_without_a_kernel(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     result = plan_and_code(function, (torch.rand(8, 6),), device="h200", seconds=20, **QUICK)
-    assert result.evaluation.ok and result.speedup is None and "not timed" in result.report()
+    assert result.evaluation.ok and result.speedup == 1.0 and "1.00 x PyTorch eager" in result.report()
     x = torch.rand(8, 6)
     assert torch.equal(result.module(x), function(x))
 

@@ -3,7 +3,7 @@
 A kind is registered by `register` or by an entry point of the group ``qimeng.actions``.
 """
 
-from qimeng.actions import graph_kinds, schedule_kinds
+from qimeng.actions import gather, graph_kinds, schedule_kinds
 from qimeng.actions.base import (
     GROUP,
     MAX_ALTERNATIVES,
@@ -29,6 +29,7 @@ __all__ = [
     "action_text",
     "check_action",
     "check_schedule",
+    "gather",
     "graph_kinds",
     "kind_named",
     "kinds",

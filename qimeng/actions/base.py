@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
+from qimeng.actions.guard import FAMILIES, guarded
 from qimeng.device import Device
-from qimeng.errors import IllegalAction, QimengError
+from qimeng.errors import IllegalAction, KindFault, QimengError
 from qimeng.graph.ops import family
 from qimeng.graph.region import Region
-from qimeng.interfaces import Action, Coder, Facts
+from qimeng.interfaces import Action, Coder, Facts, Patch
 from qimeng.program.program import Program
 from qimeng.program.schedule import Schedule
 
@@ -69,6 +70,10 @@ class Kind(ABC):
         Kinds that change the graph rather than a schedule leave this alone.
         """
         return ()
+
+    def apply(self, program: Program, action: Action, context: Context) -> Patch | None:
+        """The change of the graph that carries the action out; None where a coder writes it."""
+        return None
 
 
 class ScheduleKind(Kind):
@@ -150,13 +155,21 @@ def register(kind: Kind) -> Kind:
     """Add a kind to the vocabulary.
 
     Raises:
-        ValueError: a kind of that name is registered already, or the name is not an identifier.
+        ValueError: a kind of that name is registered already, the name is not an identifier, the options are no tuple
+            of texts, or the family is unknown.
     """
-    if not kind.name.isidentifier():
-        raise ValueError(f"a kind's name must be an identifier, got {kind.name!r}")
+    name, options, nest = getattr(kind, "name", None), kind.options, getattr(kind, "family", None)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"a kind's name must be an identifier, {type(kind).__qualname__} has {name!r}")
+    if not isinstance(options, tuple) or not options or not all(isinstance(o, str) for o in options):
+        raise ValueError(f"the kind {name!r} has options {options!r}; they must be a tuple of texts, ('',) for none")
+    if nest is not None and nest not in FAMILIES:
+        raise ValueError(
+            f"the kind {name!r} is for the family {nest!r}; known: {', '.join(FAMILIES)}, or None for both"
+        )
     if kind.name in _KINDS:
         raise ValueError(f"a kind called {kind.name!r} is registered already ({type(_KINDS[kind.name]).__module__})")
-    _KINDS[kind.name] = kind
+    _KINDS[kind.name] = guarded(kind)
     return kind
 
 
@@ -207,13 +220,31 @@ def check_action(program: Program, action: Action, context: Context) -> None:
     kind_named(action.kind).check(program, action, context)
 
 
-def legal_actions(program: Program, context: Context) -> tuple[Action, ...]:
-    """Every action that applies, `stop` included; what is offered here can be coded."""
+def legal_actions(program: Program, context: Context, faults: dict[str, str] | None = None) -> tuple[Action, ...]:
+    """Every action that applies, `stop` included; what is offered here can be coded.
+
+    Args:
+        program: what they apply to.
+        context: device, coder and mode.
+        faults: where given, the message of each kind that fails by itself is put in; the first action that shows it
+            is offered, so that a step tells it.
+    """
     found: dict[Action, None] = {}
     for kind in kinds().values():
-        for action in kind.proposals(program, context):
+        try:
+            proposed = tuple(kind.proposals(program, context))
+        except KindFault as fault:
+            if faults is not None:
+                faults[kind.name] = str(fault)
+            continue
+        for action in proposed:
             try:
                 kind.check(program, action, context)
+            except KindFault as fault:
+                if faults is not None:
+                    faults[kind.name] = str(fault)
+                    found[action] = None
+                break
             except IllegalAction:
                 continue
             found[action] = None

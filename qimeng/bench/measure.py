@@ -161,7 +161,7 @@ def _with_result(row: Row, result: Result) -> Row:
     first = next(iter(row.settings.compile_modes), "")
     return replace(
         row,
-        right=final.ok,
+        right=final.ok if not result.unchecked or not final.ok else None,
         error=None if final.ok else f"gate {final.gate.value}: {final.error}",
         kernelbench=accuracy.kernelbench if accuracy else None,
         reference=accuracy.reference if accuracy else "",

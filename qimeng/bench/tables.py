@@ -20,6 +20,7 @@ from qimeng.bench.row import Row, RowError, read_rows
 from qimeng.bench.suite import format_selection
 from qimeng.bench.summary import Summary, group_of, summarize
 from qimeng.bench.trust.journal import read_journal
+from qimeng.bench.trust.product_views import PRODUCTS
 from qimeng.bench.trust.views import JOURNALS
 from qimeng.bench.writer.judging import WRITERS
 from qimeng.bench.writer.judging import read_rows as read_judged
@@ -173,7 +174,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
 
 KINDS: tuple[tuple[Mapping[str, Callable[[Sequence[Any]], str]], Callable[[Path], Sequence[Any]]], ...] = (
     (VIEWS, read_rows),
-    (JOURNALS, read_journal),
+    (JOURNALS | PRODUCTS, read_journal),
     (REPLAYS, read_replays),
     (BOUNDS, read_bounds),
     (WRITERS, read_judged),

@@ -1,4 +1,4 @@
-"""Which values of inputs a computation takes at all.
+"""Which values of inputs and buffers a computation takes at all.
 
 Some modules look at what they are given: a binary cross entropy at whether its target lies in [0, 1], a distribution
 at whether its scale is positive. On a CPU they raise, in the middle of a kernel on a GPU they take the whole process
@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch.utils import _pytree
 
-from qimeng.spec import KernelSpec
+from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
+from qimeng.spec.patience import BRIEF_S, patience
+from qimeng.spec.perturb import seed_of
+from qimeng.spec.together import TOGETHER
 
 SECONDS = 2.0
 """After this no further distribution is tried."""
+SEEDS = (1, 2, 3, 4)
+"""Of the inputs in distributions that look different from seed to seed; others are tried once."""
 
 
 def refused_distributions(spec: KernelSpec, names: Iterable[str]) -> set[str]:
-    """Those of `names` on whose inputs `spec` raises where it runs on inputs as given; at reduced size, on the CPU.
+    """Those of `names` on whose inputs `spec` raises where it runs on the user's own; at reduced size, on the CPU.
 
     Nothing is known, and none refused, where that takes long or does not run.
     """
@@ -28,17 +35,48 @@ def refused_distributions(spec: KernelSpec, names: Iterable[str]) -> set[str]:
         return set()
 
     def runs(distribution: str) -> bool:
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                small.module()(*small.inputs(1, "cpu", distribution))
-        except Exception:  # noqa: BLE001  the user's module may raise anything
-            return False
-        return True
+        seeds = SEEDS if distribution in TOGETHER else SEEDS[:1]
+        return all(_run(small, seed, distribution) is not None for seed in seeds)
 
     others = [n for n in names if n != "given"]
-    if not others or not runs("given"):
+    if not others or not runs(EXAMPLES):
         return set()
     return {n for n in others if time.monotonic() - began < SECONDS and not runs(n)}
 
 
-__all__ = ["refused_distributions"]
+def takes_other_buffers(spec: KernelSpec) -> bool:
+    """Whether `spec` runs, and gives as few values that are not finite, with other constants, masks and integers.
+
+    Tried at reduced size, on the CPU: an index out of range takes a GPU's whole process with it.
+    """
+    small = spec.reduced()
+    if not small.is_small:
+        return False
+    usual = _run(small, 1)
+    if usual is None:
+        return False
+    for number in range(2):
+        other = _run(small, 1, change=seed_of(number, share=1, fixed=True))
+        if other is None or _not_finite(other) > _not_finite(usual):
+            return False
+    return True
+
+
+def _run(spec: KernelSpec, seed: int, distribution: str = "given", change: int | None = None) -> Any:
+    """What `spec` returns on the CPU; None where it raises."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), patience("forward", BRIEF_S):
+            module = spec.module()
+            if change is not None:
+                perturb_parameters(module, change)
+            return module(*spec.inputs(seed, "cpu", distribution))
+    except Exception:  # noqa: BLE001  the user's module may raise anything
+        return None
+
+
+def _not_finite(tree: Any) -> int:
+    tensors = [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    return sum(int((~x.isfinite()).sum()) for x in tensors)
+
+
+__all__ = ["refused_distributions", "takes_other_buffers"]

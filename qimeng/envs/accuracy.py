@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from qimeng.envs.looks import either, look
 from qimeng.envs.mistakes import Extent, likely_mistake
 from qimeng.spec import Tolerances
 
@@ -34,9 +35,9 @@ OF_ALL = 2.0**-13
 """Share of an ulp of a whole output's root mean square below which no number is told from zero. The reference's own
 roundings are of that size: gelu of a large negative number is exactly 0 in float64, and is not by a better formula."""
 
-MIXED_ULPS = 8.0
-"""Times the ulps that are allowed of outputs of uneven inputs. What Strassen's algorithm adds and subtracts again there
-may be larger than the output: one product in 50 is 5e-6 of the largest number off, one in 150 is 1e-5 off."""
+DIGITS_LOST = 64.0
+"""Ulps of an element's own from which eager has lost digits itself, as gelu does far below zero: what an element is off
+relative to itself alone says nothing then, only what it is off relative to its row and column."""
 
 KERNELBENCH_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """KernelBench's atol = rtol (`src/kernelbench/eval.py: get_tolerance_for_precision`, commit 423217d)."""
@@ -44,28 +45,46 @@ KERNELBENCH_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat1
 
 @dataclass(frozen=True)
 class Error:
-    """Maximum and root mean square of |y - r| / (|r| + rms of r over its last dimension); dimensionless.
+    """How far an output is off, in four figures; dimensionless.
 
     The last dimension is the last one of more than one element, so that a column [n, 1] is judged as a vector [n]. What
     is divided by is at least `OF_ALL` of an ulp of the root mean square of the whole output.
+
+    Attributes:
+        max: largest |y - r| / (|r| + rms of r over its last dimension).
+        rms: root mean square of the same.
+        across: largest |y - r| / (|r| + rms of r over another dimension), where columns have units of their own.
+        alone: |y - r| / |r| of three elements in four at most (`qimeng.envs.looks`).
     """
 
     max: float = 0.0
     rms: float = 0.0
+    across: float = 0.0
+    alone: float = 0.0
+
+    @property
+    def figures(self) -> tuple[float, float, float, float]:
+        """All four."""
+        return self.max, self.rms, self.across, self.alone
 
     def within(self, budget: Error) -> bool:
-        """True where neither figure is above `budget`'s; false for NaN."""
-        return self.max <= budget.max and self.rms <= budget.rms
+        """True where no figure is above `budget`'s; false for NaN."""
+        return all(mine <= allowed for mine, allowed in zip(self.figures, budget.figures, strict=True))
+
+    def share_of(self, budget: Error) -> float:
+        """The largest of the figures as shares of `budget`'s; NaN and infinity where a figure is."""
+        pairs = zip(self.figures, budget.figures, strict=True)
+        return max((mine / allowed if allowed else math.inf * mine) if mine else 0.0 for mine, allowed in pairs)
 
     def worst(self, other: Error) -> Error:
         """The larger of each figure."""
-        return Error(max(self.max, other.max), max(self.rms, other.rms))
+        return Error(*map(max, self.figures, other.figures))
 
     def __add__(self, other: Error) -> Error:
-        return Error(self.max + other.max, self.rms + other.rms)
+        return Error(*(a + b for a, b in zip(self.figures, other.figures, strict=True)))
 
     def __mul__(self, factor: float) -> Error:
-        return Error(self.max * factor, self.rms * factor)
+        return Error(*(a * factor for a in self.figures))
 
 
 @dataclass(frozen=True)
@@ -79,8 +98,6 @@ class Expected:
         eager: eager's output, kept only where it is needed: some element of it or of `value` is not finite, or the
             output is no floating-point tensor and differs from `value`.
         tolerances: times eager's error that is allowed.
-        uneven: whether the inputs are (`qimeng.spec.distributions.UNEVEN`). Algorithms that mix rows (Strassen's,
-            Fourier transforms) have errors relative to the largest number then, and so errors are told (`measure`).
     """
 
     value: torch.Tensor
@@ -88,13 +105,14 @@ class Expected:
     floor: Error = field(default_factory=Error)
     eager: torch.Tensor | None = None
     tolerances: Tolerances = Tolerances()
-    uneven: bool = False
 
     @property
     def budget(self) -> Error:
-        """What a candidate may have: 4 and 2 times eager's error by default, or the floor if that is larger."""
-        t = self.tolerances
-        return Error(t.max_factor * self.error.max, t.rms_factor * self.error.rms).worst(self.floor)
+        """What a candidate may have: 4 (rms: 2) times eager's error by default, or the floor if that is larger."""
+        t, error = self.tolerances, self.error
+        far = is_float(self.value) and error.alone > DIGITS_LOST * torch.finfo(self.value.dtype).eps
+        alone = math.inf if far else t.max_factor * error.alone
+        return replace(error * t.max_factor, rms=t.rms_factor * error.rms, alone=alone).worst(self.floor)
 
     def widened(self, other: Expected) -> Expected:
         """The same value with the budget that follows from the worse of both trials' figures."""
@@ -124,7 +142,7 @@ def floor(dtype: torch.dtype, roundings: float, moved: Error, ulps: float = Tole
     """
     eps, single = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
     allowed = ulps * eps * (1.0 if eps <= single else HALF_SHARE) + min(eps, single) / 2 * roundings
-    return Error(allowed, allowed) + moved
+    return Error(allowed, allowed, allowed, allowed) + moved
 
 
 def roundings(terms: int, independent: bool = True) -> float:
@@ -139,12 +157,8 @@ def roundings(terms: int, independent: bool = True) -> float:
     return math.sqrt(terms) if independent else float(min(terms, LONGEST_CHAIN))
 
 
-def measure(
-    actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None = None, uneven: bool = False
-) -> Error:
+def measure(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None = None) -> Error:
     """The error of `actual` against `expected` (same shape, any floating dtypes, same device).
-
-    With `uneven`, what is divided by is at least the largest finite magnitude of the whole output.
 
     Where `expected` or `eager` is not finite, either's value is right: the element's error is the smaller one, and 0
     where the values are the same. NaN elsewhere counts as an infinite error.
@@ -153,26 +167,39 @@ def measure(
         return Error()
     actual, expected = _rows(actual), _rows(expected)
     eager = None if eager is None else _rows(eager)
-    if not actual.is_complex():
-        fused = actual.is_cuda and expected.dim() > 0 and actual.numel() >= FUSED_ELEMENTS
-        if fused:
-            top, total = _fused(actual, expected, uneven)
-        else:
-            top, total = _summary(_quick_errors(actual, expected, uneven), actual.device)
-        if math.isfinite(top):  # every value is finite, so that eager has no say
-            return Error(top, math.sqrt(total / actual.numel()))
-    top, total = _summary(_errors(actual, expected, eager, uneven), actual.device)
-    return Error(top, math.sqrt(total / actual.numel()))
+    if actual.is_complex():
+        actual, expected = _parts_of(actual), _parts_of(expected)
+        eager = None if eager is None else _parts_of(eager)
+    least = _least(expected)
+    fused = actual.is_cuda and expected.dim() > 0 and actual.numel() >= FUSED_ELEMENTS
+    if fused:
+        top, total = _fused(actual, expected, least)
+    else:
+        top, total = _summary(_quick_errors(actual, expected, least), actual.device)
+    if math.isfinite(top):  # every value is finite, so that eager has no say
+        eager = None
+    else:
+        top, total = _summary(_errors(actual, expected, eager, least), actual.device)
+    return Error(top, math.sqrt(total / actual.numel()), *look(actual, expected, eager, least))
 
 
-def measure_most(actual: torch.Tensor, expected: torch.Tensor, uneven: bool = False) -> Error:
+def measure_most(actual: torch.Tensor, expected: torch.Tensor) -> Error:
     """As `measure`, of all but the worst hundredth: four times the error that 99 % of a sample of the elements have."""
     if actual.numel() == 0:
         return Error()
+    actual, expected = _rows(actual), _rows(expected)
+    if actual.is_complex():
+        actual, expected = _parts_of(actual), _parts_of(expected)
+    least = _least(expected)
     step = actual.numel() // SAMPLE + 1
-    parts = torch.cat([part.reshape(-1)[::step] for part in _errors(_rows(actual), _rows(expected), None, uneven)])
+    parts = torch.cat([part.reshape(-1)[::step] for part in _errors(actual, expected, None, least)])
     most = 4 * float(parts.sort().values[int(0.99 * (parts.numel() - 1))])
-    return Error(most, most)
+    return Error(most, most, *look(actual, expected, None, least, most=True))
+
+
+def _parts_of(x: torch.Tensor) -> torch.Tensor:
+    """The real and imaginary parts of a complex tensor, side by side in its last dimension."""
+    return torch.view_as_real(x).flatten(-2)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -183,26 +210,49 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(x.shape[:kept])
 
 
-def _fused(actual: torch.Tensor, expected: torch.Tensor, uneven: bool) -> tuple[float, float]:
+def _fused(actual: torch.Tensor, expected: torch.Tensor, least: float) -> tuple[float, float]:
     from qimeng.envs.fused_error import fused_summary  # loads Triton
 
-    return fused_summary(actual, expected, _least(expected, uneven))
+    return fused_summary(actual, expected, least)
 
 
 def check(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
     """The error of `actual` and None, or what is wrong in words; shapes and dtypes are equal already."""
     if not is_float(expected.value):
         return _check_exact(actual, expected)
-    error = measure(actual, expected.value, expected.eager, expected.uneven)
+    error = measure(actual, expected.value, expected.eager)
     if error.within(expected.budget):
         return error, None
     return error, _describe(actual, expected, error)
 
 
+def same_but_for_few(actual: torch.Tensor, expected: Expected, any_kind: bool = False) -> bool:
+    """Whether all but a hundredth of what is not finite is as expected, and the rest within the budget.
+
+    An infinity times a number near zero has the sign that the number's rounding gave it.
+
+    Args:
+        actual: what a candidate returned.
+        expected: what it should be.
+        any_kind: whether whatever is not finite is right where nothing finite is expected: a running mean of an
+            infinity is infinite, or no number by Welford's formula.
+    """
+    value, eager = expected.value, expected.eager
+    if eager is None or actual.is_complex():
+        return False
+    odd = ~(actual.isfinite() & value.isfinite() & eager.isfinite())
+    right = [(actual == x) | (actual.isnan() & x.isnan()) for x in (value, eager)]
+    wrong = odd & ~right[0] & ~right[1]
+    none = ~(actual.isfinite() | value.isfinite() | eager.isfinite()) if any_kind else torch.zeros_like(wrong)
+    if int((wrong & ~none).sum()) > 0.01 * int(odd.sum()):
+        return False
+    return measure(torch.where(wrong, value, actual), value, eager).within(expected.budget)
+
+
 def allowance(expected: Expected) -> torch.Tensor:
     """By how much each element of a real output, all finite, may be off: the maximum of the budget, absolute."""
     value = _rows(expected.value)
-    scale = (value.abs() + _row_rms(value)).clamp(min=_least(value, expected.uneven))
+    scale = (value.abs() + _row_rms(value)).clamp(min=_least(value))
     return (expected.budget.max * scale).reshape(expected.value.shape)
 
 
@@ -301,13 +351,9 @@ def _block(tensor: torch.Tensor, where: tuple[slice, ...]) -> torch.Tensor:
 
 
 def _errors(
-    actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None, uneven: bool
+    actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None, least: float
 ) -> Iterator[torch.Tensor]:
     """The elements' errors in float64, part by part; never NaN."""
-    if actual.is_complex():
-        actual, expected = torch.view_as_real(actual).flatten(-2), torch.view_as_real(expected).flatten(-2)
-        eager = torch.view_as_real(eager).flatten(-2) if eager is not None else None
-    least = _least(expected, uneven)
     for where in _blocks(actual.shape):
         y, r = _block(actual, where), _block(expected, where)
         e = _block(eager, where) if eager is not None else None
@@ -331,14 +377,13 @@ def _summary(parts: Iterator[torch.Tensor], device: torch.device) -> tuple[float
     return top, total
 
 
-def _quick_errors(actual: torch.Tensor, expected: torch.Tensor, uneven: bool) -> Iterator[torch.Tensor]:
+def _quick_errors(actual: torch.Tensor, expected: torch.Tensor, least: float) -> Iterator[torch.Tensor]:
     """The elements' errors part by part; infinite or NaN where a value is not finite.
 
     Differences are taken in the wider of the two dtypes (fp32 at least, where that of two numbers that are nearly equal
     is exact), so that float64 throughout would say the same.
     """
     dtype = torch.promote_types(torch.promote_types(actual.dtype, expected.dtype), torch.float32)
-    least = _least(expected, uneven)
     for where in _blocks(actual.shape):
         y, r = _block(actual, where), _block(expected, where)
         if r.dim() == 0:
@@ -353,14 +398,9 @@ def _quick_errors(actual: torch.Tensor, expected: torch.Tensor, uneven: bool) ->
             yield error.div_(r[cut].abs().to(dtype).add_(scale).clamp_(min=least))
 
 
-def _least(r: torch.Tensor, uneven: bool = False) -> float:
-    """What errors are divided by at least: the smallest normal number of the dtype, or what `OF_ALL` says.
-
-    On uneven inputs, the largest finite magnitude.
-    """
+def _least(r: torch.Tensor) -> float:
+    """What errors are divided by at least: the smallest normal number of the dtype, or what `OF_ALL` says."""
     r = torch.view_as_real(r) if r.is_complex() else r
-    if uneven:
-        return max(torch.finfo(r.dtype).tiny, *(_largest(_block(r, where)) for where in _blocks(r.shape)))
     kind, squares = torch.finfo(r.dtype), torch.zeros((), dtype=torch.float64, device=r.device)
     for where in _blocks(r.shape):
         for part in torch.atleast_1d(_block(r, where)).split(BLOCK, -1):
@@ -369,13 +409,6 @@ def _least(r: torch.Tensor, uneven: bool = False) -> float:
                 norm = torch.linalg.vector_norm(part.nan_to_num(0.0, 0.0, 0.0), dtype=torch.float64)
             squares += norm.square()
     return max(kind.tiny, OF_ALL * kind.eps * math.sqrt(float(squares) / max(r.numel(), 1)))
-
-
-def _largest(r: torch.Tensor) -> float:
-    """The largest finite magnitude; 0 where there is none."""
-    low, high = torch.aminmax(r) if r.numel() else (torch.zeros(()), torch.zeros(()))
-    top = max(-float(low), float(high))
-    return top if math.isfinite(top) else float(torch.where(r.isfinite(), r, 0).abs().amax())
 
 
 def _row_rms(r: torch.Tensor) -> torch.Tensor:
@@ -392,19 +425,7 @@ def _row_rms(r: torch.Tensor) -> torch.Tensor:
 
 
 def _part(y: torch.Tensor, r: torch.Tensor, e: torch.Tensor | None, scale: torch.Tensor, least: float) -> torch.Tensor:
-    y, r = y.double(), r.double()
-    error = _relative(y, r, scale, least)
-    if e is None:
-        return error
-    e = e.double()
-    odd = ~(r.isfinite() & e.isfinite())
-    return torch.where(odd, torch.minimum(error, _relative(y, e, scale, least)), error)
-
-
-def _relative(y: torch.Tensor, r: torch.Tensor, scale: torch.Tensor, least: float) -> torch.Tensor:
-    error = (y - r).abs() / (r.abs().nan_to_num(0.0, 0.0, 0.0) + scale).clamp(min=least)
-    error = error.nan_to_num(math.inf, math.inf)
-    return torch.where((y == r) | (y.isnan() & r.isnan()), 0.0, error)
+    return either(y.double(), r.double(), None if e is None else e.double(), scale, least)
 
 
 def _check_exact(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
@@ -416,9 +437,8 @@ def _check_exact(actual: torch.Tensor, expected: Expected) -> tuple[Error, str |
         return Error(), None
     at = _position(int((~right).reshape(-1).int().argmax()), actual.shape)
     got, want = actual[at].item(), expected.value[at].item()
-    return Error(
-        math.inf, math.inf
-    ), f"{wrong} of {actual.numel()} elements differ, first at {at}: got {got}, expected {want}"
+    infinite = Error(*4 * (math.inf,))
+    return infinite, f"{wrong} of {actual.numel()} elements differ, first at {at}: got {got}, expected {want}"
 
 
 def _describe(actual: torch.Tensor, expected: Expected, error: Error) -> str:
@@ -427,7 +447,10 @@ def _describe(actual: torch.Tensor, expected: Expected, error: Error) -> str:
     worst, wrong, start, best_at = -1.0, 0, 0, 0
     where = Extent(tuple(actual.shape) if not actual.is_complex() else ())
     eager = None if expected.eager is None else _rows(expected.eager)
-    for part in _errors(_rows(actual), _rows(expected.value), eager, expected.uneven):
+    y, r = _rows(actual), _rows(expected.value)
+    if actual.is_complex():
+        y, r, eager = _parts_of(y), _parts_of(r), None if eager is None else _parts_of(eager)
+    for part in _errors(y, r, eager, _least(r)):
         flat = part.reshape(-1)
         top = flat.max(0)
         if float(top.values) > worst:
@@ -445,6 +468,10 @@ def _describe(actual: torch.Tensor, expected: Expected, error: Error) -> str:
     )
     if where.text():
         text += f", all in {where.text()}"
+    if error.across > budget.across:
+        text += f"; {error.across:.3g} relative to what its column has (allowed {budget.across:.3g})"
+    if error.alone > budget.alone:
+        text += f"; a quarter of the elements are {error.alone:.3g} of themselves off (allowed {budget.alone:.3g})"
     mistake = likely_mistake(actual, expected.value)
     return f"{text}; {mistake}" if mistake else text
 
@@ -471,5 +498,6 @@ __all__ = [
     "not_finite_share",
     "roundings",
     "same",
+    "same_but_for_few",
     "weighted_sum",
 ]

@@ -16,6 +16,8 @@ LONGEST = 1 << 20
 """Times in one answer."""
 LARGEST = 1e18
 """Neither milliseconds nor bytes reach it."""
+SHORTEST_MS = 1e-6
+"""No call is shorter than a nanosecond."""
 
 
 def entry_of(data: Any, name: str) -> Any:
@@ -37,7 +39,7 @@ def times_of(items: Any) -> tuple[float, ...]:
 def samples_of(data: Any) -> Samples:
     """Times of calls on the device and on the wall clock, as many of the one as of the other, none of them zero."""
     device_ms, wall_ms = times_of(entry_of(data, "device_ms")), times_of(entry_of(data, "wall_ms"))
-    if len(device_ms) != len(wall_ms) or min(device_ms) == 0:
+    if len(device_ms) != len(wall_ms) or min(device_ms) < SHORTEST_MS:
         raise WorkerFailed("protocol", "the answer makes no sense: times of no calls")
     return Samples(device_ms, wall_ms)
 

@@ -6,20 +6,27 @@ torch.compile as well (see `qimeng.envs.torch_compile`). Knows nothing about pro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from qimeng.envs.arena import Layout
+from qimeng.envs.batch import Batch
 from qimeng.envs.channel import Channel
-from qimeng.envs.forkserver import FEW_QUEUES, START_S, ForkServer, Process
+from qimeng.envs.forkserver import FEW_QUEUES, ForkServer, Process
 from qimeng.envs.modes import set_mode
-from qimeng.envs.service import serve
+from qimeng.envs.service import Answer, serve
 from qimeng.envs.timing import Effort, Samples, Stopwatch
-from qimeng.envs.worker import Setup, open_device
-from qimeng.spec import KernelSpec
+from qimeng.envs.worker import Draw, Setup, open_device
+from qimeng.spec import KernelSpec, perturb_parameters
 
 EAGER = "eager"
+SLOWER, SLOWER_MS = 1.25, 0.005
+"""How many times as long as when it was fastest, and how many milliseconds more, eager may take beside a candidate that
+stands still: what that left on the device runs on."""
 
 
 class Baseline:
@@ -37,6 +44,7 @@ class Baseline:
         self._process: Process | None = None
         self._ready = False
         self._eager: Samples | None = None
+        self._fastest_ms = math.inf
         self._peak: int | None = None
         self.start()
 
@@ -55,13 +63,23 @@ class Baseline:
         """
         if not self._ready:
             assert self._process is not None
-            self._process.answer(START_S)
+            self._process.await_ready()
             self._ready = True
 
     def time(self, effort: Effort) -> Samples:
         """Times on fresh inputs; the judge is alone on the device."""
-        self._eager = ask_times(self._running(), self._draw_seed, self._timeout_s, effort)
+        self._eager = ask_times(self.running(), self._draw_seed, self._timeout_s, effort)
+        self._fastest_ms = min(self._fastest_ms, self._eager.timing().device_ms)
         return self._eager
+
+    def slowed(self, eager_ms: float) -> str:
+        """Why `eager_ms` is no time of eager's alone on the device; empty where it may be."""
+        if self._setup.device == "cpu" or eager_ms <= SLOWER * self._fastest_ms + SLOWER_MS:
+            return ""
+        return (
+            f"PyTorch takes {eager_ms:.4g} ms now and took {self._fastest_ms:.4g} ms before: something else runs on "
+            "the device"
+        )
 
     @property
     def eager_ms(self) -> float | None:
@@ -71,15 +89,24 @@ class Baseline:
     def peak(self) -> int | None:
         """Bytes that a call of eager holds at most beyond inputs and parameters; None on the CPU."""
         if self._peak is None:
-            self._peak = self._running().call("peak", self._timeout_s, seed=self._draw_seed())[0]
+            self._peak = self.running().call("peak", self._timeout_s, seed=self._draw_seed())[0]
         return self._peak
+
+    def call(self, command: str, **arguments: Any) -> tuple[Any, list[int]]:
+        """Ask the process for something, once it is ready.
+
+        Raises:
+            WorkerFailed: it cannot do it.
+        """
+        return self.running().call(command, self._timeout_s, **arguments)
 
     def close(self) -> None:
         """End the process."""
         if self._process is not None:
             self._process.kill()
 
-    def _running(self) -> Process:
+    def running(self) -> Process:
+        """The process, ready."""
         self.start()
         self.wait()
         assert self._process is not None
@@ -96,17 +123,22 @@ def ask_times(process: Process, draw_seed: Callable[[], int], timeout_s: float, 
 
 
 def main(channel: Channel, setup: Setup) -> None:
-    """Answer `ready`, `compile`, `time` and `peak`."""
+    """Answer `ready`, `compile`, `time`, `peak`, and what the judge asks in order to time batches itself."""
     set_mode(setup.mode)
     device = torch.device(setup.device)
     open_device(device)
     bench = _Bench(KernelSpec.from_bytes(setup.spec), device)
     bench.stopwatch.synchronize()
     commands: dict[str, Callable[..., Any]] = {
-        "ready": lambda: None,
+        "ready": lambda: {"pid": os.getpid()},
         "compile": bench.compile,
         "time": bench.time,
         "peak": bench.peak,
+        "arm": bench.arm,
+        "fire": bench.fire,
+        "queue": bench.queue,
+        "finish": bench.stopwatch.synchronize,
+        "release": bench.release,
     }
     with torch.no_grad():
         serve(channel, commands)
@@ -118,6 +150,8 @@ class _Bench:
         self.stopwatch = Stopwatch(device)
         self.module = spec.module(str(device))
         self.call: Callable[..., Any] = self.module
+        self.batch: Batch | None = None
+        self._own: dict[str, torch.Tensor] = {}
 
     def compile(self, mode: str, seed: int, threads: int, lock: str) -> None:
         """Time what torch.compile makes of the module in `mode` from now on."""
@@ -144,6 +178,45 @@ class _Bench:
         del output, inputs
         self._tidy()
         return peak
+
+    def arm(self, warm_up: Draw, layout: Layout, mutated: Sequence[str] = ()) -> Answer:
+        """As a worker does (`qimeng.envs.worker.Worker.arm`); `release` brings the spec's own parameters back."""
+        self._own = {key: value.clone() for key, value in self.module.state_dict().items()}
+        if warm_up.parameter_seed is not None:
+            perturb_parameters(self.module, warm_up.parameter_seed)
+        state = self.module.state_dict()
+        self.batch = Batch(self.device, self.module, lambda: self._inputs(warm_up.seed), layout, state, mutated)
+        self.stopwatch.synchronize()
+        return self.batch.answer
+
+    def fire(
+        self, nothing: bool, seeds: Sequence[int] = (), others: Sequence[Sequence[tuple[int, Any]]] = ()
+    ) -> list[Any]:
+        """As a worker does; with `nothing`, each call returns what was computed before."""
+        assert self.batch is not None
+        facts = self.batch.run(self._called(nothing), seeds, others)
+        self.stopwatch.synchronize()
+        return facts
+
+    def queue(self, nothing: bool, value: int) -> list[Any]:
+        """As a worker does; `nothing` as for `fire`."""
+        assert self.batch is not None
+        return self.batch.queue(value, self._called(nothing))
+
+    def release(self, tidy: bool = True) -> None:
+        """Give up the batch, and the memory in any case."""
+        state = self.module.state_dict()
+        for key, value in self._own.items():
+            state[key].copy_(value)
+        self.batch, self._own = None, {}
+        if self.device.type == "cuda":
+            torch.cuda.ipc_collect()
+        self._tidy()
+
+    def _called(self, nothing: bool) -> Callable[..., Any]:
+        assert self.batch is not None
+        made = self.batch.first
+        return (lambda *_: made) if nothing else self.module
 
     def _inputs(self, seed: int) -> tuple[Any, ...]:
         return self.spec.inputs(seed, str(self.device))

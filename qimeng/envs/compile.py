@@ -56,8 +56,9 @@ class Compilers:
     Args:
         server: starts the processes.
         device: the device that is meant.
-        cache: Triton's cache folder, which exists; None for its own default. In a full sandbox each implementation is
-            compiled into a folder of its own in it (`qimeng.envs.compiled_cache`).
+        cache: Triton's cache folder, which exists; None for one of the server's, or Triton's own without a full
+            sandbox. In a full sandbox each implementation is compiled into a folder of its own in it
+            (`qimeng.envs.compiled_cache`).
         threads: processes at a time; the number of cores by default.
         timeout_s: seconds that one job may take.
         sandbox: level of the processes' sandbox; see `ForkServer.start`.
@@ -73,6 +74,8 @@ class Compilers:
         sandbox: str = DEFAULT,
     ):
         self.sandbox = sandbox
+        if cache is None and sandbox == "full":  # as long as the server lives, its evaluators need not compile again
+            cache = str(server.folder / "compiled")
         self.server, self.device, self.cache, self.timeout_s = server, device, cache, timeout_s
         self.threads = threads or os.cpu_count() or 1
         self._known: dict[tuple[str, str], Compiled] = {}
@@ -157,7 +160,7 @@ def _finish(process: Process, deadline: float, timeout_s: float) -> Compiled:
             return Compiled(error=f"not compiled within {timeout_s:g} s", failure="timeout")
         kind = "compile" if failed.kind == "error" else failed.kind
         return Compiled(error=f"while it was compiled: {failed}", failure=kind)
-    except (TypeError, KeyError) as error:
+    except (TypeError, ValueError) as error:
         return Compiled(error=f"the compiling process sent no result: {error}", failure="protocol")
     finally:
         process.kill()

@@ -20,6 +20,7 @@ from qimeng.device import Device
 from qimeng.envs.kernel_facts import KernelFacts, facts_of, registers_of
 from qimeng.envs.kernels import implementation_source, load_kernels
 from qimeng.envs.no_driver import NoDriver
+from qimeng.envs.plain_data import record_of
 from qimeng.envs.service import explain
 from qimeng.envs.triton_cache import NO_LINK
 from qimeng.graph.opgraph import Meta
@@ -55,8 +56,11 @@ class Compiled:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Compiled:
-        """The object that `asdict` and JSON made plain data of."""
-        return cls(**{**data, "kernels": tuple(KernelFacts.from_data(k) for k in data["kernels"])})
+        """The object that `asdict` and JSON made plain data of; a TypeError or ValueError for anything else."""
+        found = record_of(cls, data)
+        for kernel in found.kernels:
+            kernel.check()
+        return found
 
 
 def compile_here(

@@ -24,7 +24,8 @@ from qimeng.envs.channel import Channel
 from qimeng.envs.degenerate import degenerate
 from qimeng.envs.described import disagreement, read_words
 from qimeng.envs.forkserver import ForkServer, WorkerFailed
-from qimeng.envs.sandbox import DEFAULT
+from qimeng.envs.plain_data import record_of
+from qimeng.envs.sandbox import needs_landlock
 from qimeng.envs.service import Refused, serve
 from qimeng.envs.shared_server import shared_server
 from qimeng.envs.static_pass import look as look_at
@@ -63,12 +64,9 @@ class Seen:
     problem: str = ""
 
     @classmethod
-    def from_data(cls, data: dict[str, Any]) -> Seen:
-        """The object that `asdict` and JSON made plain data of."""
-        inputs, parameters, outputs = (
-            tuple(tuple(map(int, shape)) for shape in data[key]) for key in ("inputs", "parameters", "outputs")
-        )
-        return cls(inputs, parameters, outputs, str(data["problem"]))
+    def from_data(cls, data: Any) -> Seen:
+        """The object that `asdict` and JSON made plain data of; a TypeError for anything else."""
+        return record_of(cls, data)
 
     @property
     def shapes(self) -> Shapes:
@@ -118,6 +116,8 @@ def spec_from_text(
         ChatError: the model gave no answer.
         ValueError: the coder has no language model.
     """
+    if missing := needs_landlock():
+        raise SpecError(missing)
     chat, stated = chat_of(coder), read_words(words)
     path = Path(out) if out is not None else Path("runs") / f"{slug(words)}.py"
     if path.exists():
@@ -187,13 +187,13 @@ def try_text(text: str, server: ForkServer) -> Seen:
     problem = screen(text)
     if problem is not None:
         return Seen(problem=problem)
-    process = server.start("qimeng.envs.describe:main", sandbox=DEFAULT)
+    process = server.start("qimeng.envs.describe:main", sandbox="full")
     try:
         data, _ = process.call("look", SECONDS, text=text)
         return Seen.from_data(data)
     except WorkerFailed as failed:
         return Seen(problem=f"it does not run: {failed}")
-    except (KeyError, TypeError, ValueError) as error:
+    except TypeError as error:
         return Seen(problem=f"its process sent no result: {error}")
     finally:
         process.kill()

@@ -2,25 +2,33 @@
 
 Of `x > x.mean()`, a quantized product or `where(a @ b > 0, ...)`, an element falls on one side or the other by how the
 number in between was rounded, and an honest program rounds in another order. Such an element is as right with any value
-that the float64 run has on some inputs which are the same up to rounding, or between two of these. A program that
-compares inputs as they are rounds nothing: there, equal numbers are equal.
+that the float64 run has where operands of the operators before are moved by a rounding, or between two of these. A
+program that compares inputs as they are rounds nothing: there, equal numbers are equal. Nor is there a choice where a
+single sum, product, quotient or root decides: IEEE arithmetic says what it is, and its floor is what eager or float64
+has (`Rounding`).
 
 Deals in runs and their outputs. Knows nothing about specifications.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
 
 import torch
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qimeng.envs import accuracy
 from qimeng.envs.accuracy import Error, Expected
+from qimeng.envs.double import move
 from qimeng.graph.opgraph import Meta, Node, OpGraph
-from qimeng.graph.ops import EXACT, JUMPS, RANDOM
+from qimeng.graph.ops import CONVOLUTIONS, EXACT, GEMMS, JUMPS, RANDOM
 
 RUNS, LOOK_EVERY, FEW = 96, 8, 16
-"""Runs on moved inputs at most; those between two looks; elements that may take all of them. An element that lies four
+"""Runs rounded anew at most; those between two looks; elements that may take all of them. An element that lies four
 deviations of an honest error from its threshold falls on the other side in a quarter of the runs, so that eight of them
 explain nine elements in ten: where more than half is left, and more than a few, the rest is refused."""
 TF32_UNIT = 2.0**-11
@@ -50,17 +58,100 @@ def _floating(meta: Meta | None) -> bool | None:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def error(actual: torch.Tensor, expected: torch.Tensor, jumps: bool, uneven: bool = False) -> Error:
+def error(actual: torch.Tensor, expected: torch.Tensor, jumps: bool) -> Error:
     """The error of eager, or what moving the inputs changed: of results that may jump, without those that did."""
     if not accuracy.is_float(expected):
         return Error()
     if jumps:
-        return accuracy.measure_most(actual, expected, uneven)
-    return accuracy.measure(actual, expected, actual, uneven)
+        return accuracy.measure_most(actual, expected)
+    return accuracy.measure(actual, expected, actual)
+
+
+_PRODUCTS = GEMMS | CONVOLUTIONS
+_SUMS = frozenset(("aten.add", "aten.sub", "aten.rsub"))
+_TIMES = frozenset(("aten.mul", "aten.square"))
+_IEEE = _SUMS | _TIMES | frozenset(("aten.div", "aten.sqrt", "aten.reciprocal"))
+"""Operators whose result IEEE arithmetic fixes to the last bit; a product that is added at once may keep its digits."""
+
+
+class Rounding(TorchDispatchMode):
+    """In the block, a float64 run rounds where programs may: each operator's operands and results move by a few units.
+
+    Operators that give their operands' values, or say what these are, round nothing, and those of IEEE arithmetic round
+    in one way alone, so that their operands stay; half types are an exception, since a fused program need not round to
+    them at each step, and so is a product that is added to something, which hardware rounds once or twice.
+
+    Args:
+        dtype: of the specification.
+        mode: precision mode: where it lets operands be rounded, as it does those of products.
+        longest_reduction: terms of a sum.
+    """
+
+    def __init__(self, dtype: torch.dtype, mode: str, longest_reduction: int):
+        super().__init__()
+        self._fixed = EXACT | JUMPS | (_IEEE if dtype in (torch.float32, torch.float64) else frozenset())
+        self._product = amplitude(dtype, mode, longest_reduction)
+        self._other = amplitude(dtype, "highest", longest_reduction)
+        self._result = 1.5 * torch.finfo(dtype).eps / 2
+        self._multiplied: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = f"aten.{func.overloadpacket.__name__.removesuffix('_')}"
+        kwargs = kwargs or {}
+        writes = func._schema.is_mutable
+        if name in _SUMS and name in self._fixed and not writes:
+            args = _pytree.tree_map_only(torch.Tensor, self._unless_alone, args)
+        elif name not in self._fixed and not writes:
+            by = self._product if name in _PRODUCTS else self._other
+            args = _pytree.tree_map_only(torch.Tensor, lambda x: _moved(x, by), args)
+        found = func(*args, **kwargs)
+        if name in _TIMES and isinstance(found, torch.Tensor):
+            self._multiplied.add(found.untyped_storage().data_ptr())
+        elif name not in self._fixed and not writes and not _is_view(func):
+            found = _pytree.tree_map_only(torch.Tensor, lambda x: _moved(x, self._other), found)  # terms of one sign
+        return found
+
+    def _unless_alone(self, x: torch.Tensor) -> torch.Tensor:
+        """A product that something is added to, moved by a rounding."""
+        return _moved(x, self._result) if x.untyped_storage().data_ptr() in self._multiplied else x
+
+
+def moved_by_an_ulp(inputs: Sequence[Any], dtype: torch.dtype, jumps: bool) -> AbstractContextManager[Any]:
+    """Moves float64 `inputs` by one ulp of `dtype`, in place; where results jump, gives a `Rounding` by about as much.
+
+    Moved inputs would say that the floor of an exact quotient may be one less.
+    """
+    if jumps:
+        return Rounding(dtype, "highest", 1)
+    move(inputs, torch.finfo(dtype).eps)
+    return nullcontext()
+
+
+def _moved(x: torch.Tensor, by: float) -> torch.Tensor:
+    if not x.is_floating_point():
+        return x
+    x = x.clone()
+    move([x], by)
+    return x
+
+
+def _is_view(func: Any) -> bool:
+    return any(r.alias_info is not None for r in func._schema.returns)
+
+
+class Dividing(TorchDispatchMode):
+    """In the block, a tensor divided by a number is divided, where PyTorch on a GPU multiplies by the inverse."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.div.Tensor and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+            x, y = args
+            if not isinstance(y, torch.Tensor) or (y.dim() == 0 and y.device != x.device):
+                args = (x, torch.full((1,), float(y), dtype=x.dtype, device=x.device).expand(x.shape))
+        return func(*args, **(kwargs or {}))
 
 
 def amplitude(dtype: torch.dtype, mode: str, longest_reduction: int) -> float:
-    """By how much inputs may move, as a share of each: 1.5 of their roundings, and those of a sum of so many terms.
+    """By how much operands may move, as a share of each: 1.5 of their roundings, and those of a sum of so many terms.
 
     That is some four deviations of what rounding does to them. Much more would excuse operands of a lower precision
     than the mode allows, whose roundings are four times as large at least.
@@ -79,38 +170,51 @@ def rounding_mode(mode: str, eager: Callable[[str], torch.Tensor]) -> str:
     return "highest" if mode == "high" and accuracy.same(eager(mode), eager("highest")) else mode
 
 
-def explained(actual: torch.Tensor, expected: Expected, eager: torch.Tensor, run: Callable[[], torch.Tensor]) -> bool:
+def explained(
+    actual: torch.Tensor, expected: Expected, eager: Sequence[torch.Tensor], run: Callable[[], torch.Tensor]
+) -> bool:
     """Whether all that is out of bounds is a matter of rounding, and the rest within the budget as a whole.
 
     Args:
         actual: what a candidate returned; real.
         expected: what it should be.
-        eager: eager's output on the same inputs, whose values are as right as any.
-        run: gives that output in float64, or as integers, for inputs moved anew.
+        eager: outputs on the same inputs whose values are as right as any: eager's, and that of `Dividing`.
+        run: gives that output in float64, or as integers, rounded anew.
     """
     is_float = accuracy.is_float(actual)
-    if actual.is_complex() or (is_float and expected.eager is not None):  # the latter: some value is not finite
+    if actual.is_complex():
         return False
+    settled = torch.zeros_like(actual, dtype=torch.bool)
+    if is_float and expected.eager is not None:  # some value is not finite: it is the same or wrong
+        value = expected.value
+        settled = ~(actual.isfinite() & value.isfinite() & expected.eager.isfinite())
+        if accuracy.measure(torch.where(settled, actual, value), value, expected.eager).max > 0:
+            return False
+        actual, value = torch.where(settled, 0.0, actual), torch.where(settled, 0.0, value)
+        expected = replace(expected, value=value, eager=None)
     slack = accuracy.allowance(expected) if is_float else torch.zeros((), dtype=torch.uint8, device=actual.device)
     low = high = _ordered(expected.value)
     before = left = actual.numel()
-    for number in range(RUNS + 1):
-        other = _ordered((run() if number else eager).to(actual.device, expected.value.dtype))
+    for number in range(1 - len(eager), RUNS + 1):
+        made = run() if number > 0 else eager[number - 1 + len(eager)]
+        other = _ordered(made.to(actual.device, expected.value.dtype))
         low, high = torch.minimum(low, other), torch.maximum(high, other)
         y = _ordered(actual)
-        left = actual.numel() - int(((y >= low - slack) & (y <= high + slack)).sum())
-        if not left or (number and number % LOOK_EVERY == 0 and left > max(FEW, before // 2)):
+        left = actual.numel() - int((settled | (y >= low - slack) & (y <= high + slack)).sum())
+        looks = number > 0 and number % LOOK_EVERY == 0
+        if not left or (looks and left > max(FEW, before // 2)):
             break
-        before = left if number % LOOK_EVERY == 0 else before
+        before = left if looks else before
     if left or not is_float:
         return not left
     value = expected.value
     kept = torch.where((actual - value).abs() <= slack, actual, value)
-    return accuracy.measure(kept, value, uneven=expected.uneven).within(expected.budget)
+    error = replace(accuracy.measure(kept, value), across=0.0)  # what jumped within its row's slack is kept
+    return error.within(expected.budget)
 
 
 def _ordered(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.int16) if x.dtype in (torch.bool, torch.uint8) else x
 
 
-__all__ = ["amplitude", "error", "explained", "may_jump", "rounding_mode"]
+__all__ = ["Dividing", "Rounding", "amplitude", "error", "explained", "may_jump", "moved_by_an_ulp", "rounding_mode"]

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from qimeng.envs import accuracy
+from qimeng.spec.dispatch import DispatchMode
 from qimeng.spec.leaf import unexpanded
 
 CONTINUOUS = ("real", "positive", "probability")
@@ -50,7 +50,7 @@ def to_double(inputs: Sequence[Any], device: torch.device | None = None) -> tupl
     )
 
 
-class NamedAsDouble(TorchDispatchMode):
+class NamedAsDouble(DispatchMode):
     """In the block, an operator that names float32 gets float64; what names a half type is rounded to it, in float64.
 
     ``x.float()`` in the middle of a module, or in what the standard deviation of half types consists of, would end its
@@ -61,7 +61,8 @@ class NamedAsDouble(TorchDispatchMode):
         TypeError: bits are taken for a number of another dtype, which says nothing in float64.
     """
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func` with float64 where it names another floating dtype."""
         if func is torch.ops.aten.view.dtype:
             raise TypeError("the bits of a float are no bits of its float64 value")
         named = [x for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.dtype)]
@@ -80,17 +81,17 @@ def _raised(dtype: torch.dtype) -> torch.dtype:
 
 
 def move(inputs: Sequence[Any], by: float) -> None:
-    """Multiply floating inputs by 1 + by or 1 - by, element by element, in place."""
+    """Multiply floating inputs by 1 + by or 1 - by, element by element, in place; zeros keep their sign."""
     for x in tensors_in(inputs):
         if x.is_floating_point() and x.numel():
             if not x.is_contiguous():
                 x.mul_(1 + by * _signs(x.shape, x))
                 continue
             flat = x.view(-1)
-            signs = _signs((min(flat.numel(), accuracy.BLOCK),), x)
+            factors = _signs((min(flat.numel(), accuracy.BLOCK),), x).mul_(by).add_(1)
             for start in range(0, flat.numel(), accuracy.BLOCK):
                 part = flat[start : start + accuracy.BLOCK]
-                part.addcmul_(part, signs[: part.numel()], value=by)
+                part.mul_(factors[: part.numel()])
 
 
 def nearby(inputs: Sequence[Any], domains: Sequence[str], near: Near) -> tuple[Any, ...]:

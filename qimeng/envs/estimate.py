@@ -19,12 +19,13 @@ from qimeng.envs.judge import Verdict
 from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.kernel_time import program_ms
 from qimeng.envs.least_time import above_peak
+from qimeng.envs.origin import foreign
 from qimeng.envs.resources import largest, refusal, too_many_spills
 from qimeng.envs.roofline import eager_ms
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.sanitizer import check_tools
 from qimeng.envs.shared_server import shared_server
-from qimeng.envs.static_pass import advised
+from qimeng.envs.static_pass import advised, judged_text
 from qimeng.graph.region import Region
 from qimeng.interfaces import Coder, Evaluation, Evaluator, Facts, Gate, Patch, Timing
 from qimeng.program.program import Program
@@ -43,13 +44,14 @@ class EstimatingEvaluator(Evaluator):
         cache_dir: Triton's cache folder; None for its own default.
         processes: compilations at once; one a core by default.
         sandbox: level of the processes' sandbox; see `ForkServer.start`.
+        any_text: as for `qimeng.envs.gpu.GpuEvaluator`.
 
     Attributes:
         version: part of the key under which evaluations are stored.
         estimated: True: times are the model's.
     """
 
-    version = 7
+    version = 10
     estimated = True
 
     def __init__(
@@ -60,7 +62,9 @@ class EstimatingEvaluator(Evaluator):
         cache_dir: str | None = None,
         processes: int | None = None,
         sandbox: str = DEFAULT,
+        any_text: bool = False,
     ):
+        self.sandbox, self.any_text = sandbox, any_text
         self.spec, self.device, self._coder = spec, device, coder
         if cache_dir is not None:
             Path(cache_dir).mkdir(parents=True, exist_ok=True)
@@ -68,6 +72,7 @@ class EstimatingEvaluator(Evaluator):
         self._interpreter = Interpreter(spec, coder, sandbox=sandbox)
         self._checked: dict[str, Checked] = {}
         self._tools: tuple[str, ...] = ()
+        self._thorough = False
         self._interpreter.start()
 
     def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
@@ -83,8 +88,17 @@ class EstimatingEvaluator(Evaluator):
         return replace(found, configurations=count, seconds=run.clock.seconds, sandbox=self._interpreter.layers)
 
     def final(self, program: Program) -> Evaluation:
-        """Judge `program` again; says what a machine with the device would have checked."""
-        found = self.evaluate(program)
+        """Judge `program` again, in a fresh process and on every distribution.
+
+        It says what a machine with the device would have checked.
+        """
+        self._checked.clear()
+        self._thorough = True
+        try:
+            found = self.evaluate(program)
+        finally:
+            self._checked.clear()
+            self._thorough = False
         return replace(
             found, notes=(*found.notes, *(f"compute-sanitizer {t} needs a GPU: not run" for t in self._tools))
         )
@@ -107,7 +121,7 @@ class EstimatingEvaluator(Evaluator):
         """Whether `program` is right, as far as can be told here."""
         if program.digest not in self._checked:
             every = [k for found in kernels.values() for k in found]
-            self._checked[program.digest] = self._interpreter.check(program, every)
+            self._checked[program.digest] = self._interpreter.check(program, every, self._thorough)
         return self._checked[program.digest]
 
     def facts(self, region: Region) -> Facts | None:
@@ -127,9 +141,14 @@ class _Run:
 
     def compile(self) -> None:
         """Compile every candidate; refuse those that do not compile or do not fit the device."""
+        owner = self.owner
+        for i, candidate in enumerate(self.candidates):
+            if told := judged_text(candidate, owner.sandbox, owner.any_text):
+                self.refused[i] = Evaluation(Gate.COMPILE, told[1], told[0], chosen=i)
+        left = [i for i in range(len(self.candidates)) if i not in self.refused]
         with self.clock.part("compile"):
-            found = self.owner.compile(self.candidates)
-        for i, table in enumerate(found):
+            found = owner.compile([self.candidates[i] for i in left])
+        for i, table in zip(left, found, strict=True):
             failed = next((c for c in table.values() if c.error), None)
             self.kernels[i] = {s: c.kernels for s, c in table.items()}
             if any(self.candidates[i].implementation(r).language == "cuda" for r in self.candidates[i].regions):
@@ -186,6 +205,7 @@ class _Run:
             region_ms=times,
             generated_share=own / total if total else 0.0,
             notes=(checked.note,) if remark is None else (checked.note, remark),
+            unchecked=checked.unchecked,
         )
 
     def _every(self, i: int) -> list[KernelFacts]:
@@ -203,7 +223,7 @@ class _Run:
 
 def _is_free_text(program: Program) -> bool:
     """Whether a kernel of `program` was not printed by a template, so that nothing but a check speaks for it."""
-    return any(i.generated and i.schedule is None for i in map(program.implementation, program.regions))
+    return any(i.generated for i in foreign(program))
 
 
 __all__ = ["EstimatingEvaluator"]

@@ -21,12 +21,15 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from glob import glob
 from typing import Any
 
 from qimeng.envs.channel import Channel, Closed, unpack
 from qimeng.envs.process_tree import children as processes_of
-from qimeng.envs.process_tree import tree
+from qimeng.envs.process_tree import memory_file_bytes, tree
 from qimeng.envs.sandbox import Report, Sandbox
+from qimeng.envs.sandbox.limits import allow_open_files, memory_bytes
+from qimeng.envs.sandbox.places import SHARED_MEMORY
 from qimeng.envs.sandbox.surroundings import settle
 
 _PAUSE = {"pause": signal.SIGSTOP, "resume": signal.SIGCONT}
@@ -38,6 +41,9 @@ SHARED = "shared"
 
 PROCESSES = 256
 """Most processes that one in a full sandbox may be, its children included; with more it is killed."""
+MEMORY_FILE_BYTES = memory_bytes() // 2
+"""Most bytes of memory files (`memfd_create`) and shared memory that these may hold together; no other limit counts
+them. Files that were sent and not yet received are not seen."""
 _COUNT_EVERY_MS = 250
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -78,6 +84,7 @@ def run_server(fd: int, preload: Sequence[str]) -> None:
     """The server's main loop; runs in a process of its own until the judge closes `fd`."""
     control = Channel(socket.socket(fileno=fd))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    allow_open_files()
     for name in preload:
         module, _, function = name.partition(":")
         loaded = importlib.import_module(module)
@@ -98,7 +105,7 @@ def run_server(fd: int, preload: Sequence[str]) -> None:
         poll.register(wake_read, select.POLLIN)
         counted = [pid for pid, child in children.items() if child.counted]
         ready = {f for f, _ in poll.poll(_COUNT_EVERY_MS if counted else None)}
-        _kill_crowds(counted)
+        _kill_greedy(counted)
         if wake_read in ready:
             os.read(wake_read, 4096)
             _reap(children)
@@ -169,9 +176,10 @@ def _child(
         settle(folder)
         os.environ.update(environment)
         module, _, function = target.partition(":")
+        run = getattr(importlib.import_module(module), function)  # it may lie where the sandbox reads nothing
         level, readable, writable = access
         enter_sandbox(level, folder, sock, environment, readable, writable)
-        getattr(importlib.import_module(module), function)(Channel(socket.socket(fileno=sock)), *unpack(arguments))
+        run(Channel(socket.socket(fileno=sock)), *unpack(arguments))
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -199,11 +207,19 @@ def _reap(children: dict[int, Child]) -> None:
         ended = True
         fd = children.pop(pid).status
         _signal_group(pid, signal.SIGKILL)
+        _empty_shared_memory(pid)
         with contextlib.suppress(BrokenPipeError):  # the judge no longer asks
             os.write(fd, STATUS.pack(status))
         os.close(fd)
     if ended:
         _kill_orphans(children)
+
+
+def _empty_shared_memory(pid: int) -> None:
+    """Remove what PyTorch in an ended process has left in the shared memory of all, where it had none of its own."""
+    for path in glob(f"{SHARED_MEMORY}/torch_{pid}_*"):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _kill_tree(pid: int) -> None:
@@ -237,13 +253,14 @@ def _kill_orphans(children: Mapping[int, Any]) -> None:
                 continue
 
 
-def _kill_crowds(counted: Sequence[int]) -> None:
-    """Kill those of the processes `counted` that have become too many."""
+def _kill_greedy(counted: Sequence[int]) -> None:
+    """Kill those of the processes `counted` that have become too many, or hold too much in memory files."""
     if not counted:
         return
     adopted = Counter(group for p in processes_of(os.getpid()) if (group := _group(p)) != p)
     for pid in counted:
-        if len(tree(pid)) + adopted[pid] > PROCESSES:
+        below = tree(pid)
+        if len(below) + adopted[pid] > PROCESSES or memory_file_bytes(below) > MEMORY_FILE_BYTES:
             _kill_tree(pid)
 
 

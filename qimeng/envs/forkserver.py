@@ -11,7 +11,6 @@ import itertools
 import os
 import secrets
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,21 +23,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qimeng.envs.channel import MAX_REPLY, Channel, Closed, Late, Malformed, pack, unpack_reply
+from qimeng.envs.channel import MAX_REPLY, SEND_S, Channel, Closed, Late, Malformed, pack, unpack_reply
+from qimeng.envs.folders import remove_folder
 from qimeng.envs.fork_loop import STATUS
+from qimeng.envs.plain_text import plain_text
 from qimeng.envs.sandbox import Sandbox
+from qimeng.envs.sandbox.limits import allow_open_files
+from qimeng.envs.sandbox.surroundings import SETTINGS
 from qimeng.errors import QimengError
 
 PRELOAD = ("torch", "qimeng.envs.worker", "qimeng.envs.compile", "qimeng.envs.triton_cache:warm_up")
 """Modules that the server imports before it forks; after a colon, a function that it calls."""
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_", "LD_LIBRARY", "CUDA", "NVIDIA", "TORCH", "PYTORCH", "TRITON", "OMP_", "TZ")
-"""Prefixes of the environment variables that processes get; all else (tokens, keys) stays with the judge."""
-
 FEW_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "2"}
 """For processes that launch on one or two streams: the driver makes a context's queues one by one, all processes of a
 machine in turns, and eight where nothing is said."""
+_SIGNALS = {s.value: s.name for s in signal.Signals}
+_CPU_CLOCK = 2
+"""What Linux makes a process's id into the name of its clock with (``CPUCLOCK_SCHED``)."""
 START_S = 120.0
 """Seconds that a process may take until it is ready; the first waits for the server's imports as well."""
+
+
+TOLD = frozenset({"error", "exit", "memory", "illegal-access", "tampered", "mutated", "wrong"})
+"""Classes of failure that a process may tell of itself (`qimeng.envs.service`); how it ended is for others to say."""
 
 
 class WorkerFailed(QimengError):
@@ -55,7 +62,11 @@ class WorkerFailed(QimengError):
 
 
 class Process:
-    """A forked process, seen from the judge."""
+    """A forked process, seen from the judge.
+
+    Attributes:
+        pid: its id, as it said before foreign code ran in it; 0 before that.
+    """
 
     def __init__(self, server: ForkServer, token: int, channel: Channel, status_fd: int, log_fd: int, folder: Path):
         self._server, self._token, self._channel = server, token, channel
@@ -63,6 +74,7 @@ class Process:
         self.folder = folder
         self._ended: str | None = None
         self._asked = 0
+        self.pid = 0
 
     def call(self, command: str, timeout_s: float, **arguments: Any) -> tuple[Any, list[int]]:
         """Ask for `command` and wait for the answer: JSON data, and open files that the caller closes.
@@ -82,6 +94,9 @@ class Process:
         try:
             self._asked = secrets.randbits(62)
             self._channel.send(pack((command, arguments, self._asked)))
+        except Late:
+            self.kill()
+            raise WorkerFailed("timeout", f"it did not read what it was asked within {SEND_S:g} s; killed") from None
         except (Closed, OSError) as error:
             raise self._gone() from error
 
@@ -112,8 +127,23 @@ class Process:
             kind, text = str(reply["failed"])[:40], str(reply.get("error", ""))[:4000]
             if kind != "error":
                 self.kill()
-            raise WorkerFailed(kind, text)
+            raise WorkerFailed(kind if kind in TOLD else "protocol", text)
         return reply.get("ok"), files
+
+    def await_ready(self) -> Any:
+        """The answer to `ready`, the first command that was sent; its `pid` is known from then on."""
+        data, files = self.answer(START_S)
+        self._discard(files)
+        if isinstance(data, dict) and type(data.get("pid")) is int:
+            self.pid = data["pid"]
+        return data
+
+    def cpu_seconds(self) -> float:
+        """Processor time that its threads have taken, as the system counts it; 0.0 where the system does not tell."""
+        try:
+            return time.clock_gettime((~self.pid << 3) | _CPU_CLOCK) if self.pid else 0.0
+        except OSError:
+            return 0.0
 
     @property
     def channel_fd(self) -> int:
@@ -130,7 +160,7 @@ class Process:
         """False once it has ended or was killed."""
         if self._status_fd < 0:
             return False
-        if self._ended is None and select.select([self._status_fd], [], [], 0)[0]:
+        if self._ended is None and readable_within([self._status_fd], 0):
             self._read_status()
         return self._ended is None
 
@@ -139,7 +169,7 @@ class Process:
         if self._log_fd < 0:
             return ""
         size = os.fstat(self._log_fd).st_size
-        return os.pread(self._log_fd, limit, max(size - limit, 0)).decode(errors="replace")
+        return plain_text(os.pread(self._log_fd, limit, max(size - limit, 0)).decode(errors="replace"))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -162,8 +192,7 @@ class Process:
         if not wait:
             return
         if self._ended is None:
-            select.select([self._status_fd], [], [], 10.0)
-            self._read_status()
+            self._await_end()
         self.release()
 
     def release(self) -> None:
@@ -175,7 +204,13 @@ class Process:
         self._status_fd = self._log_fd = -1
         self._channel.close()
         self._server.forget(self._token)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)
+
+    def _await_end(self) -> None:
+        if readable_within([self._status_fd], 10.0):
+            self._read_status()
+        else:
+            self._ended = "it was killed and has not ended within 10 s"
 
     def _read_status(self) -> None:
         raw = os.read(self._status_fd, STATUS.size)
@@ -186,17 +221,16 @@ class Process:
             self._ended = "the process could not be started"
         elif os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
-            self._ended = f"killed by signal {number} ({signal.Signals(number).name})"
+            self._ended = f"killed by signal {number} ({_SIGNALS.get(number, 'a real-time signal')})"
         else:
             self._ended = f"ended with exit status {os.WEXITSTATUS(status)}"
 
     def _gone(self) -> WorkerFailed:
         """What became of a process that no longer answers."""
         if self._ended is None and self._status_fd >= 0:
-            if not select.select([self._status_fd], [], [], 1.0)[0]:  # it closed its channel and lives on
+            if not readable_within([self._status_fd], 1.0):  # it closed its channel and lives on
                 self._server.tell("kill", self._token)
-                select.select([self._status_fd], [], [], 10.0)
-            self._read_status()
+            self._await_end()
         reason, log = self._ended or "it was ended before", self.log().strip()
         self.kill()
         kind = "exit" if "exit status" in reason else "crash"
@@ -222,6 +256,7 @@ class ForkServer:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="qimeng_"))
         self._owns_folder = folder is None
         self._preload = tuple(preload)
+        allow_open_files()
         self._tokens = itertools.count(1)
         self._lock = threading.Lock()
         self._processes: dict[int, Process] = {}
@@ -315,12 +350,20 @@ class ForkServer:
         for process in list(self._processes.values()):
             process.release()
         if self._owns_folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_folder(self.folder)
+
+
+def readable_within(files: Sequence[int], seconds: float) -> bool:
+    """Whether one of `files` becomes readable in that time; their numbers may be larger than `select` knows."""
+    poll = select.poll()
+    for fd in files:
+        poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def plain_environment() -> dict[str, str]:
-    """The variables that processes get: where things are, and how libraries are set; no tokens or keys."""
-    return {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
+    """The variables that processes get: where things are; no tokens or keys, no caches and settings of the user's."""
+    return {k: v for k, v in os.environ.items() if k in SETTINGS or k == "HOME"}
 
 
 def _root() -> Path:
@@ -330,4 +373,4 @@ def _root() -> Path:
     return Path(qimeng.__file__).resolve().parent.parent
 
 
-__all__ = ["FEW_QUEUES", "START_S", "ForkServer", "Process", "WorkerFailed", "plain_environment"]
+__all__ = ["FEW_QUEUES", "START_S", "ForkServer", "Process", "WorkerFailed", "plain_environment", "readable_within"]

@@ -9,20 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qimeng.envs.answers import amount_of, entry_of, launches_from, samples_of, times_of
+from qimeng.envs.answers import amount_of, entry_of, samples_of, times_of
 from qimeng.envs.clock import Clock
 from qimeng.envs.compile import Compilers, launches_nothing
-from qimeng.envs.forkserver import START_S, Process, WorkerFailed
-from qimeng.envs.judge import CLOCK_FROM_MS, RUNS, RUNS_OVERLAPPING
+from qimeng.envs.forkserver import Process, WorkerFailed
+from qimeng.envs.judge import RUNS, RUNS_OVERLAPPING
 from qimeng.envs.launches import LEAST, Launch, busy_ms, own_kernels, own_share
 from qimeng.envs.least_time import SHARE, above_peak
+from qimeng.envs.origin import known, printed
+from qimeng.envs.outer_clock import NOT_TIMED
 from qimeng.envs.ranking import preferred
 from qimeng.envs.region_reference import RegionReference
 from qimeng.envs.resources import largest, refusal
+from qimeng.envs.secret_names import with_secret_names
 from qimeng.envs.static_pass import gravity
 from qimeng.envs.throttle import POWER_CAP, Watch
 from qimeng.envs.timing import Effort, Samples
@@ -53,6 +55,7 @@ OVERLAPS = (
     "{}: a product reads its left operand from registers while the next step makes another; CUDA before 13.3 may give "
     "both the same (it was right in {} runs)"
 )
+UNNAMEABLE = "its kernels were given other names, and it failed: name a kernel only where it is defined and launched"
 UNPROVEN = "the profiler showed no kernels: the generated share is that of regions, by what they say of themselves"
 BUSY_SHARE, BUSY_MS = 1.3, 0.005
 """The profiler's kernels of a call may take so many times what the events say, and so many milliseconds more."""
@@ -89,6 +92,7 @@ class Run:
             (`qimeng.envs.kernel_facts.overlapping_reads`).
         times: number of a candidate to milliseconds of the region alone.
         gate: the gate that the program at hand has reached.
+        compilers: compile what is generated into the cache.
     """
 
     owner: GpuEvaluator
@@ -105,6 +109,7 @@ class Run:
     overlapping: dict[int, list[str]] = field(default_factory=dict)
     times: dict[int, float] = field(default_factory=dict)
     gate: Gate = Gate.WRITE
+    compilers: Compilers | None = None
 
     def __post_init__(self) -> None:
         """Apply the patch, once for each alternative."""
@@ -121,7 +126,12 @@ class Run:
 
         Where only the code around the kernels stopped for want of real tensors, the first launch has the last word.
         """
-        for i, table in enumerate(compilers.programs(self.candidates)):
+        self.compilers = compilers
+        for i, candidate in enumerate(self.candidates):
+            if told := self.owner.forbids(candidate):
+                self.refused[i] = Refusal(Gate.COMPILE, *told)
+        left = [i for i in range(len(self.candidates)) if i not in self.refused]
+        for i, table in zip(left, compilers.programs([self.candidates[i] for i in left]), strict=True):
             kernels = [k for found in table.values() for k in found.kernels]
             failed = next((found for found in table.values() if found.error and not found.host), None)
             if failed is not None:
@@ -232,13 +242,13 @@ class Run:
         if self.worker is None or not self.worker.alive:
             with self.clock.part("start"):
                 self.worker = self.owner.start_worker(self.cache)
-                self.worker.answer(START_S)
+                self.worker.await_ready()
         return self.worker
 
     @property
     def may_share(self) -> bool:
         """Whether a worker may serve this evaluation and others: in a search, of what templates printed."""
-        return not self.thorough and all(candidate.printed for candidate in self.candidates)
+        return not self.thorough and all(printed(candidate) for candidate in self.candidates)
 
     @property
     def resets(self) -> bool:
@@ -343,7 +353,10 @@ class Run:
             runs = RUNS_OVERLAPPING if i in self.overlapping else RUNS
             verdict = owner.judge.check(worker, self.trials(), lambda: owner.step_aside(self.clock), runs)
             if verdict.ok and self.thorough and not candidate.fallback:
-                verdict = replace(owner.judge.check_guards(worker), accuracy=verdict.accuracy, notes=verdict.notes)
+                later = owner.judge.check_guards(worker)
+                later = owner.judge.check_repeats(worker) if later.ok else later
+                notes = tuple(dict.fromkeys((*verdict.notes, *later.notes)))
+                verdict = replace(later, accuracy=verdict.accuracy, notes=notes)
             if verdict.failure is not None:
                 self.refused[i] = Refusal(Gate.PROGRAM, verdict.failure, verdict.error or "")
                 return None
@@ -351,7 +364,6 @@ class Run:
             owner.begin_timing()
             peak_bytes = amount_of(worker.call("peak", owner.limit_s, seed=owner.draw_seed())[0])
             eager_peak_bytes = owner.baselines_process.peak()
-            unseen = list(owner.references.fresh(1)) if self._is_clocked() else []
         with self.clock.part("start"):
             owner.settle()
         with owner.turn("time", self.clock, alone=True):
@@ -364,8 +376,8 @@ class Run:
                 if watch.slowed and attempt + 1 < CLOCK_ROUNDS:
                     time.sleep(COOL_S)
                     continue
-                problem = self._implausible(worker, timing, unseen if attempt == 0 else ())
-                if problem is None or problem.failure != "clock":
+                problem = self._implausible(worker, timing, eager.timing())
+                if problem is None or problem.failure not in ("clock", NOT_TIMED):
                     break
             if problem is not None:
                 self.refused[i] = problem
@@ -382,26 +394,19 @@ class Run:
                 notes=(*verdict.notes, *self._remarks(timing), *self._on_clocks(watch), *self._on_overlaps(i)),
             )
             found = self._profiled(worker, candidate, found)
-        with owner.turn("check", self.clock):
-            verdict = owner.check_timed(worker, few=self.may_share)
-        if verdict.failure is not None:
-            self.refused[i] = Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
-            return None
+        if self.may_share:
+            with owner.turn("check", self.clock):
+                verdict = owner.check_timed(worker)
+            if verdict.failure is not None:
+                self.refused[i] = Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
+                return None
         return self._proven(worker, i, found)
 
-    def _is_clocked(self) -> bool:
-        """Whether the judge's own clock is asked: others wrote the program, and eager takes so long that it shows."""
-        if self.may_share:
-            return False
-        eager_ms = self.owner.baselines_process.eager_ms
-        return eager_ms is None or eager_ms >= CLOCK_FROM_MS[self.owner.torch_device.type]
-
-    def _implausible(self, worker: Process, timing: Timing, unseen: Sequence[Trial]) -> Refusal | None:
+    def _implausible(self, worker: Process, timing: Timing, eager: Timing) -> Refusal | None:
         """Why the times cannot be believed.
 
         What is too fast by the datasheet is so on a GPU only. Whatever time was told, the judge's own clock has the
-        last word where eager is slow; elsewhere the outputs of some timed calls have (`GpuEvaluator.check_timed`). What
-        templates printed meets it in the final verification alone.
+        last word. What templates printed meets it in the final verification alone.
         """
         owner = self.owner
         if owner.torch_device.type == "cuda" and timing.device_ms < SHARE * owner.least_ms:
@@ -410,13 +415,12 @@ class Run:
                 f"{owner.device.bandwidth_gbs:g} GB/s ({owner.least_ms:.4f} ms)"
             )
             return Refusal(Gate.TIMING, "too-fast", text)
-        if not self._is_clocked():
+        if self.may_share:
             return None
-        trials = chain(unseen, owner.references.fresh(2))
-        verdict = owner.judge.check_clock(worker, trials, timing.device_ms)
-        if verdict.failure is not None:
-            return Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
-        return None
+        if slowed := owner.baselines_process.slowed(eager.device_ms):
+            return Refusal(Gate.TIMING, NOT_TIMED, f"not timed: {slowed}")
+        verdict = owner.outer_clock.check(worker, timing.device_ms, eager.device_ms)
+        return None if verdict.failure is None else Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
 
     def _remarks(self, timing: Timing) -> tuple[str, ...]:
         """What is to be said about times that are believed."""
@@ -469,22 +473,25 @@ class Run:
         owner, candidate, claimed, told = self.owner, self.candidates[i], found.generated_share, found.ms
         if not any(self._is_asked(candidate, r) for r in candidate.regions):
             return found
-        with owner.turn("check", self.clock):
-            launches = self._launches(worker)
-        if told is not None and _is_longer(launches, told):
-            with owner.turn("time", self.clock, alone=True):
+        try:
+            own = self._named(worker, i) if claimed else {}
+            with owner.turn("check", self.clock):
                 launches = self._launches(worker)
-        if told is not None and _is_longer(launches, told):
-            text = f"events say {told:.3f} ms a call, the profiler's kernels take {busy_ms(launches):.3f} ms"
-            self.refused[i] = Refusal(Gate.TIMING, "clock", text)
+            if told is not None and _is_longer(launches, told):
+                with owner.turn("time", self.clock, alone=True):
+                    launches = self._launches(worker)
+            if told is not None and _is_longer(launches, told):
+                text = f"events say {told:.3f} ms a call, the profiler's kernels take {busy_ms(launches):.3f} ms"
+                raise _Refused(Refusal(Gate.TIMING, "clock", text))
+            if not claimed:
+                return found
+            share = own_share(launches, own)
+            if share is not None and share < LEAST * claimed:
+                with owner.turn("time", self.clock, alone=True):
+                    share = max(share, own_share(self._launches(worker), own) or 0.0)
+        except _Refused as refused:
+            self.refused[i] = refused.refusal
             return None
-        if not claimed:
-            return found
-        own = self.kernels.get(i, {})
-        share = own_share(launches, own)
-        if share is not None and share < LEAST * claimed:
-            with owner.turn("time", self.clock, alone=True):
-                share = max(share, own_share(self._launches(worker), own) or 0.0)
         if share is None:
             return replace(found, notes=(*found.notes, UNPROVEN))
         if share < LEAST * claimed:
@@ -496,17 +503,51 @@ class Run:
             return None
         return replace(found, generated_share=share)
 
+    def _named(self, worker: Process, i: int) -> dict[str, int | None]:
+        """Names of the candidate's own kernels.
+
+        In a final verification of what no template printed, the worker gets the program with kernels of secret names
+        from here on: what the text calls them proves nothing.
+        """
+        candidate = self.candidates[i]
+        if not self.thorough or printed(candidate) or self.compilers is None:
+            return self.kernels.get(i, {})
+        program, own = with_secret_names(candidate)
+        with self.clock.part("compile"):
+            made = self.compilers.programs([program])[0]
+        failed = next((c.error for c in made.values() if c.error and not c.host), None)
+        if failed is not None:
+            raise _Refused(Refusal(Gate.TIMING, "not-a-kernel", f"{UNNAMEABLE}: {failed}"))
+        digests = [c.digest for c in map(program.implementation, program.regions) if c.generated]
+        try:
+            worker.call("load", self.owner.limit_s, source=program.source, digests=digests)
+        except WorkerFailed as error:
+            if error.kind != "error":
+                raise
+            raise _Refused(Refusal(Gate.TIMING, "not-a-kernel", f"{UNNAMEABLE}: {error}")) from error
+        return own
+
     def _launches(self, worker: Process) -> list[Launch]:
-        """The kernels of a call, as the profiler sees them."""
-        data, _ = worker.call("launches", max(self.owner.limit_s, PROFILER_S), seed=self.owner.draw_seed())
-        return launches_from(data)
+        """The kernels of a call, as the profiler sees them; what the call returned has to be right."""
+        launches, verdict = self.owner.judge.profiled(worker, max(self.owner.limit_s, PROFILER_S))
+        if verdict.failure is not None:
+            raise _Refused(Refusal(Gate.TIMING, verdict.failure, verdict.error or ""))
+        return launches
 
     def _is_asked(self, program: Program, region: Region) -> bool:
         """Whether the profiler has to look at what computes `region`."""
         written = program.implementation(region)
         if self.thorough:
             return written.generated or written.source != torch_implementation(region).source
-        return written.generated and written.schedule is None
+        return written.generated and not known(region, written)
+
+
+class _Refused(Exception):
+    """Ends the look at a candidate's kernels."""
+
+    def __init__(self, refusal: Refusal):
+        super().__init__(refusal.error)
+        self.refusal = refusal
 
 
 def _is_longer(launches: Sequence[Launch], told_ms: float) -> bool:

@@ -7,8 +7,6 @@ are in `qimeng.envs.gates`. Knows nothing about actions, coders or planners.
 from __future__ import annotations
 
 import random
-import select
-import shutil
 import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -25,15 +23,24 @@ from qimeng.envs.answers import samples_of
 from qimeng.envs.baseline import EAGER, Baseline
 from qimeng.envs.clock import Clock, now_seconds
 from qimeng.envs.compile import Compilers
-from qimeng.envs.forkserver import FEW_QUEUES, START_S, ForkServer, Process, WorkerFailed, plain_environment
+from qimeng.envs.folders import remove_folder
+from qimeng.envs.forkserver import (
+    FEW_QUEUES,
+    ForkServer,
+    Process,
+    WorkerFailed,
+    plain_environment,
+    readable_within,
+)
 from qimeng.envs.gates import Run
 from qimeng.envs.judge import Judge, Verdict
 from qimeng.envs.least_time import least_ms
+from qimeng.envs.outer_clock import OuterClock
 from qimeng.envs.reference import References
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.sanitizer import check_tools, sanitize
 from qimeng.envs.shared_server import shared_server
-from qimeng.envs.static_pass import advised
+from qimeng.envs.static_pass import advised, judged_text
 from qimeng.envs.throttle import Reader, reader_for
 from qimeng.envs.timing import Effort, Samples
 from qimeng.envs.torch_compile import TorchCompile, compiled_name
@@ -68,7 +75,7 @@ class GpuEvaluator(Evaluator):
 
     Candidates run in processes of their own (see `qimeng.envs.worker`); a crash, a hang, an illegal access or memory
     that runs out is an `Evaluation` that says so, and the next candidate meets a fresh process. During a search,
-    programs that templates and PyTorch alone wrote (`Program.printed`) share a worker as long as all is well in it.
+    programs that templates and PyTorch alone wrote (`qimeng.envs.origin`) share a worker as long as all is well in it.
 
     Args:
         spec: what is computed.
@@ -82,6 +89,8 @@ class GpuEvaluator(Evaluator):
         server: starts the processes; by default one that all evaluators of this process share.
         sandbox: what workers and compiling processes give up before candidates run in them: ``"full"`` (every layer
             that the machine has), ``"basic"`` (no new privileges) or ``"off"``; see `qimeng.envs.sandbox`.
+        any_text: judge texts that no template printed whatever they use, and not only those that keep to what kernels
+            have a use for (`qimeng.envs.allowed_text`): for trying the other checks.
         sanitize: tools of compute-sanitizer that the final verification runs; see `qimeng.envs.sanitizer.TOOLS`.
         throttle: reads why the GPU is held back (see `qimeng.envs.throttle`); by default NVML, where it is there.
         clock: wall seconds, for `Evaluation.seconds`.
@@ -95,7 +104,7 @@ class GpuEvaluator(Evaluator):
         spent: wall seconds by part, from the making of this on, over all evaluations.
     """
 
-    version = 13
+    version = 14
     estimated = False
 
     def __init__(
@@ -110,6 +119,7 @@ class GpuEvaluator(Evaluator):
         trials: int = 3,
         server: ForkServer | None = None,
         sandbox: str = DEFAULT,
+        any_text: bool = False,
         sanitize: Sequence[str] = (),
         throttle: Reader | None = None,
         clock: Callable[[], float] = now_seconds,
@@ -120,7 +130,7 @@ class GpuEvaluator(Evaluator):
         self.device = device or target_device()
         self.compile_threads = compile_threads or torch.get_num_threads()
         self.server = server or shared_server()
-        self.sandbox = sandbox
+        self.sandbox, self.any_text = sandbox, any_text
         self.sanitize_with(sanitize)
         self._layers: tuple[str, ...] = ()
         self.throttle, self.unwatched = throttle, ""
@@ -158,6 +168,8 @@ class GpuEvaluator(Evaluator):
             raise
         self.spent = dict(opening.seconds)
         self.judge = Judge(self.references, lambda: self.limit_s)
+        operators = sum(1 for _ in graph.ops()) if graph is not None and graph.nodes else None
+        self.outer_clock = OuterClock(self.judge, self.baselines_process, operators)
         self.least_ms = least_ms(graph, self.device) if graph is not None and graph.nodes else 0.0
 
     @property
@@ -182,7 +194,7 @@ class GpuEvaluator(Evaluator):
         try:
             found = self._through_gates(run, self._compile_into(cache), lambda w: self._final_rounds(w, clock))
         finally:
-            shutil.rmtree(cache, ignore_errors=True)
+            remove_folder(cache)
         if not found.ok:
             return found
         compiled = {m: self.turns[compiled_name(m)] for m in self.compiled.ready if compiled_name(m) in self.turns}
@@ -214,7 +226,7 @@ class GpuEvaluator(Evaluator):
         self.baselines_process.close()
         while self._ending:
             self._ending.pop().kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -240,13 +252,17 @@ class GpuEvaluator(Evaluator):
         worker.send("ready")
         return worker
 
+    def forbids(self, program: Program) -> tuple[str, str] | None:
+        """Class of the failure and why, where the text of `program` is not even run; see `judged_text`."""
+        return judged_text(program, self.sandbox, self.any_text)
+
     def begin_timing(self) -> None:
         """A program that a worker has just loaded is timed from now on, with parameters that nobody has seen."""
         self._timed = _TimedCalls(self.references.parameter_seed())
 
-    def check_timed(self, worker: Process, few: bool = False) -> Verdict:
-        """Whether the outputs of some timed calls of the program are right, or of one; the program is still loaded."""
-        return self.judge.check_timed(worker, self._timed.draw, few) if self._timed.rounds else Verdict()
+    def check_timed(self, worker: Process) -> Verdict:
+        """Whether the output of a timed call of the program is right; the program is still loaded."""
+        return self.judge.check_timed(worker, self._timed.draw) if self._timed.rounds else Verdict()
 
     def forget_eager(self) -> None:
         """Eager's times were taken while the GPU was held back: they serve nobody else."""
@@ -258,7 +274,7 @@ class GpuEvaluator(Evaluator):
         It has had the whole check to open the device, so that there is hardly ever anything to wait for.
         """
         if self._spare is not None and self._spare.alive:
-            select.select([self._spare.channel_fd, self._spare.status_fd], [], [], SETTLE_S)
+            readable_within([self._spare.channel_fd, self._spare.status_fd], SETTLE_S)
 
     def let_go(self, worker: Process) -> None:
         """End a worker without waiting for its end."""
@@ -406,7 +422,7 @@ class GpuEvaluator(Evaluator):
             return kept
         worker, self._spare = self._spare, None
         assert worker is not None
-        self._layers = tuple(str(name) for name in worker.answer(START_S)[0]["sandbox"])
+        self._layers = tuple(str(name) for name in worker.await_ready()["sandbox"])
         if run.may_share:
             self._served = 0
         return worker

@@ -10,18 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.interpreter import ENVIRONMENT, LACKS
 from qimeng.envs.judge import Judge, Verdict
 from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.modes import precision
+from qimeng.envs.origin import foreign
 from qimeng.envs.reference import References
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.shared_server import shared_server
@@ -35,6 +35,7 @@ from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Coder
 from qimeng.program.program import Program, torch_implementation
 from qimeng.spec import KernelSpec
+from qimeng.spec.dispatch import DispatchMode
 
 PRELOAD = ("torch", "qimeng.envs.worker")
 """What the fork server imports: not Triton, which reads the environment when it is imported."""
@@ -43,10 +44,14 @@ CALL_SECONDS = 30.0
 """After this a call counts as hung."""
 
 TRIALS = 3
-"""Draws of inputs and parameters that a program must pass, where that takes no longer than `CHECK_SECONDS`."""
+"""Draws of inputs and parameters that a program must pass: two, and more where that takes no longer than
+`CHECK_SECONDS`."""
 
 CHECK_SECONDS = 3.0
 """Once a check has taken this long no further trial is started."""
+
+FINAL_SECONDS = 60.0
+"""The same for a final verification, which tries every distribution."""
 
 MOST_ELEMENTS, MOST_BLOCKS = 1 << 20, 2000
 """Largest tensor and grid of a program that is interpreted at full size, where there is no smaller version of it."""
@@ -72,10 +77,17 @@ class Checked:
     Attributes:
         verdict: of the judge; None where the program was not checked.
         note: how it was checked, or why it was not, in words.
+        unchecked: why it, or some of its kernels, were not checked; empty where all were.
     """
 
     verdict: Verdict | None
     note: str
+    unchecked: str = ""
+
+    @classmethod
+    def no(cls, reason: str) -> Checked:
+        """What was not checked, and why."""
+        return cls(None, f"not checked: {reason}", reason)
 
 
 class Interpreter:
@@ -109,29 +121,34 @@ class Interpreter:
         """Start the fork server, so that its imports run while something else does."""
         return shared_server(PRELOAD)
 
-    def check(self, program: Program, kernels: Sequence[KernelFacts] = ()) -> Checked:
-        """Run `program` on the CPU and hold it against the reference.
+    def check(self, program: Program, kernels: Sequence[KernelFacts] = (), thorough: bool = False) -> Checked:
+        """Run `program` on the CPU, in a fresh process, and hold it against the reference.
 
         Args:
             program: for the full size.
             kernels: its compiled kernels, whose grids say whether the full size can be interpreted.
+            thorough: whether every distribution is tried, and inputs that it was not made for, as a final verification
+                does.
         """
         if program.fallback:
-            return Checked(None, "not checked: the program is the reference itself")
+            return Checked(None, "the program is the reference itself")
         stage = self._reduced
         try:
             smaller = program if stage.spec is self.spec else self._reprinted(program)
         except (CoderError, CaptureError) as error:
-            return self._at_full_size(program, kernels, str(error))
+            return self._at_full_size(program, kernels, str(error), thorough)
         if smaller is program:
-            return self._at_full_size(program, kernels, "the computation has no smaller version")
+            return self._at_full_size(program, kernels, "the computation has no smaller version", thorough)
         if stage.largest > MOST_ELEMENTS:
-            return Checked(None, f"not checked: the smallest version has tensors of {stage.largest} elements")
-        note = f"checked {stage.remark}"
+            return Checked.no(f"the smallest version has tensors of {stage.largest} elements")
         lost = _generated(program) - _generated(smaller)
-        if lost > 0:
-            note += f"; {lost} of {_generated(program)} kernels have no such version and were not checked"
-        return self._run(stage, smaller, note)
+        missing = (
+            f"{lost} of {_generated(program)} kernels have no such version and were not checked" if lost > 0 else ""
+        )
+        found = self._run(stage, smaller, f"checked {stage.remark}", thorough)
+        if not missing or found.unchecked:
+            return found
+        return replace(found, note=f"{found.note}; {missing}", unchecked=missing)
 
     # -- parts
 
@@ -152,23 +169,22 @@ class Interpreter:
             raise CoderError("the coder does not print programs for other sizes")
         return Program.start(self._reduced.graph)
 
-    def _at_full_size(self, program: Program, kernels: Sequence[KernelFacts], reason: str) -> Checked:
+    def _at_full_size(self, program: Program, kernels: Sequence[KernelFacts], reason: str, thorough: bool) -> Checked:
         largest = largest_tensor(program.graph)
         blocks = max((k.blocks for k in kernels), default=0)
-        written = [i for i in map(program.implementation, program.regions) if i.generated and i.schedule is None]
+        written = [i for i in foreign(program) if i.generated]
         if self.spec.dtype == "bfloat16" and written:  # printed kernels compute in fp32, these may not
-            return Checked(None, f"not checked: {reason}, and the interpreter's bf16 arithmetic is wrong")
+            return Checked.no(f"{reason}, and the interpreter's bf16 arithmetic is wrong")
         if largest > MOST_ELEMENTS or blocks > MOST_BLOCKS:
-            return Checked(
-                None,
-                f"not checked: {reason}, and the full size ({largest} elements a tensor, {blocks} blocks a grid) is "
+            return Checked.no(
+                f"{reason}, and the full size ({largest} elements a tensor, {blocks} blocks a grid) is "
                 f"too large for the interpreter (at most {MOST_ELEMENTS} and {MOST_BLOCKS})",
             )
         if self._full is None:
             self._full = self._reduced if self._reduced.spec is self.spec else _Stage(self.spec, "at full size")
-        return self._run(self._full, program, f"checked {self._full.remark}")
+        return self._run(self._full, program, f"checked {self._full.remark}", thorough)
 
-    def _run(self, stage: _Stage, program: Program, note: str) -> Checked:
+    def _run(self, stage: _Stage, program: Program, note: str, thorough: bool) -> Checked:
         judge = Judge(stage.references, lambda: self._call_s)
         worker: Process | None = None
         try:
@@ -177,23 +193,39 @@ class Interpreter:
             )
             self.layers = tuple(worker.call("ready", START_S)[0]["sandbox"])
             worker.call("load", self._call_s, source=program.source)
-            return Checked(judge.check(worker, self._drawn(stage.references)), f"{note} in Triton's interpreter")
+            left: list[str] = []
+            trials = self._every(stage.references, left) if thorough else self._drawn(stage.references)
+            verdict = judge.check(worker, trials)
+            if thorough and verdict.ok:
+                verdict = replace(judge.check_guards(worker), accuracy=verdict.accuracy, notes=verdict.notes)
+            note += " in Triton's interpreter"
+            note += f"; no time for the distributions {', '.join(left)}" if left else ""
+            return Checked(verdict, note)
         except WorkerFailed as failed:
             if failed.kind == "error" and any(words in str(failed) for words in LACKS):
-                return Checked(None, f"not checked: Triton's interpreter lacks what it uses ({str(failed)[:200]})")
+                return Checked.no(f"Triton's interpreter lacks what it uses ({str(failed)[:200]})")
             return Checked(Verdict(failure=failed.kind, error=str(failed)), f"{note} in Triton's interpreter")
         finally:
             if worker is not None:
                 worker.kill()
 
     def _drawn(self, references: References) -> Iterable[Trial]:
-        """Trials while there is time, at least one; one with changed parameters first, since it shows more."""
-        trials = sorted(references.trials(self._trials), key=lambda t: t.draw.parameter_seed is None)
+        """Trials while there is time, at least two: the user's own values, and others with changed parameters."""
         began = time.monotonic()
-        for number, trial in enumerate(trials):
-            if number and (time.monotonic() - began) * (1 + 1 / number) > CHECK_SECONDS:
+        for number, trial in enumerate(references.trials(self._trials)):
+            if number > 1 and (time.monotonic() - began) * (1 + 1 / number) > CHECK_SECONDS:
                 return
             yield trial
+
+    def _every(self, references: References, left: list[str]) -> Iterable[Trial]:
+        """One trial for each distribution at least; names of those there was no time for are put into `left`."""
+        began, tried = time.monotonic(), set[str]()
+        for trial in references.every_distribution():
+            tried.add(trial.draw.distribution)
+            yield trial
+            if time.monotonic() - began > FINAL_SECONDS:
+                left += [d for d in references.distributions if d not in tried | references.dropped]
+                return
 
 
 class _Stage:
@@ -232,12 +264,12 @@ def gpu_arithmetic(mode: str) -> Iterator[None]:
         yield
 
 
-class _RoundsOperands(TorchDispatchMode):
+class _RoundsOperands(DispatchMode):
     def __init__(self, packets: frozenset[str]):
         super().__init__()
         self._packets = packets
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if str(func.overloadpacket).replace("aten.convolution_overrideable", "aten.convolution") in self._packets:
             args = tuple(round_to_tf32(a) if isinstance(a, torch.Tensor) else a for a in args)
         return func(*args, **(kwargs or {}))

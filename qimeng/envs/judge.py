@@ -1,13 +1,12 @@
 """The verdict on what a candidate hands over.
 
-Deals in trials, a worker's answers and budgets: structure, values, changed inputs, buffers, memory shared by two calls,
-the judge's own clock, the output of a timed call. Which check covers which way to be wrong is listed in
+Deals in trials, a worker's answers and budgets: structure, values, changed inputs, buffers, memory shared by two calls.
+The judge's own clock is in `qimeng.envs.outer_clock`. Which check covers which way to be wrong is listed in
 `docs/judging.md`. Knows nothing about gates, patches or compilers.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,13 +18,14 @@ import torch
 
 from qimeng.envs import accuracy
 from qimeng.envs.accuracy import Error, Expected
+from qimeng.envs.answers import entry_of, launches_from
 from qimeng.envs.channel import Malformed
 from qimeng.envs.forkserver import Process, WorkerFailed
-from qimeng.envs.outputs import Facts, Leaf, difference, facts_from_json, facts_to_json, hand_over, take
+from qimeng.envs.handover import take
+from qimeng.envs.launches import Launch
+from qimeng.envs.outputs import Facts, Leaf, difference, facts_from_json, facts_to_json, without_shares
 from qimeng.envs.reference import References
-from qimeng.envs.timing import MOST_LEAD_MS
 from qimeng.envs.trials import Trial
-from qimeng.envs.witness import slots_of
 from qimeng.envs.worker import Draw
 from qimeng.interfaces import Accuracy
 
@@ -33,24 +33,9 @@ RUNS = 3
 """Times that the first trial is run."""
 RUNS_OVERLAPPING = 16
 """The same where a kernel may be wrong now and then (`qimeng.envs.kernel_facts.overlapping_reads`)."""
+REPEATS, REPEATS_S = 100, 1.0
+"""Calls of a final verification on the same inputs again and again, at most, and seconds that they may take."""
 NOT_REPEATABLE = "not repeatable bit for bit: {} runs on the same inputs differ, each within its error budget"
-
-CLOCK_SHARE = {"cuda": 0.8, "cpu": 0.4}
-"""Least share of the judge's own time that an event time must reach; judge and worker may be given a CPU's cores in
-turn."""
-CLOCK_FROM_MS = {"cuda": 0.1, "cpu": 1.0}
-"""Where eager is shorter, calls are not held against the judge's clock: hand-over, or on a GPU what a call costs the
-host, takes as long as they do. The output of a timed call is checked there too."""
-CLOCK_SLACK_MS = {"cuda": 0.2, "cpu": 1.0}
-"""What hand-over may take longer than when it was measured: all calls together on a GPU; on the CPU each call, since
-that is also what fresh inputs cost where caches are not flushed before a timed call."""
-LAUNCH_MS = {"cuda": MOST_LEAD_MS, "cpu": 0.0}
-"""What launching a call may cost the host, which events do not count."""
-CLOCK_BESIDE = 0.25
-"""Share of what making inputs and handing outputs over takes in the judge by which it may take longer in a worker."""
-CLOCK_BATCH_MS = 10.0
-CLOCK_CALLS = {"cuda": 64, "cpu": 8}
-"""Calls that the judge's clock times together: for so long, at most so many, so that hand-over counts for little."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +73,7 @@ class Tally:
         if not accuracy.is_float(expected.value):
             return
         budget = expected.budget
-        share = max(error.max / budget.max, error.rms / budget.rms)
+        share = error.share_of(budget)
         if share > self.worst:
             self.worst, self.error, self.budget = share, error, budget
 
@@ -120,11 +105,13 @@ class Comparison:
         facts: structure of what was handed over.
         tensors: what was handed over; empty where the structure is wrong.
         error: what is wrong, in words; None where nothing is.
+        live: whether the tensors are the worker's memory itself, so that what is written there later shows.
     """
 
     facts: Facts
     tensors: list[torch.Tensor]
     error: str | None
+    live: bool = False
 
 
 class Judge:
@@ -167,7 +154,7 @@ class Judge:
         refs, tally = self.references, Tally()
         source = iter(trials)
         trial = next(source, None)
-        first: tuple[Trial, Facts] | None = None
+        first: tuple[Trial, Comparison] | None = None
         sums: set[tuple[int, ...]] = set()
         error: str | None = None
         number = 0
@@ -175,7 +162,7 @@ class Judge:
             if number:
                 between()
             found, error = self._one(worker, number, trial, tally, runs)
-            first = first or (trial, found.facts)
+            first = first or (trial, found if found.live else replace(found, tensors=[]))
             if number < runs:
                 sums.add(tuple(accuracy.checksum(x) for x in found.tensors))
                 tally.trials = 1
@@ -207,42 +194,19 @@ class Judge:
         what = ", ".join(str(a) for a in accepted)[:300]
         return Verdict(failure="wrong", error=f"inputs that it was not made for raise no ValueError: {what}")
 
-    def check_clock(self, worker: Process, trials: Iterable[Trial], device_ms: float) -> Verdict:
-        """Hold an event time against the judge's own clock, which stops after its copy of the output.
-
-        A busy host delays one call, a cheat delays all.
+    def check_timed(self, worker: Process, draw_of: Callable[[int, int], Draw]) -> Verdict:
+        """Look at the output of a timed call, which the worker drew after the call.
 
         Args:
-            worker: with the program loaded.
-            trials: one call for each, until one agrees; the outputs are checked as well.
-            device_ms: the time that the worker's events gave.
-        """
-        verdict = Verdict()
-        for trial in trials:
-            verdict = self._check_clock(worker, trial, device_ms)
-            if verdict.failure != "clock":
-                break
-        return verdict
-
-    def check_timed(self, worker: Process, draw_of: Callable[[int, int], Draw], few: bool = False) -> Verdict:
-        """Look at the outputs of some timed calls, which the worker drew after the call.
-
-        Args:
-            worker: with the program that was timed.
+            worker: with the program that was timed, one that templates printed.
             draw_of: number of the round of timing and of the call in it to the inputs that the call had.
-            few: whether one is enough.
         """
-        leaves = [leaf for leaf in self.references.facts.leaves if leaf.is_tensor]
-        nbytes = sum(math.prod(leaf.shape) * getattr(torch, leaf.dtype).itemsize for leaf in leaves)
-        for slot in range(1 if few else slots_of(max(nbytes, self.references.input_bytes))):
-            error = self._wrong_when_timed(worker, slot, draw_of)
-            if error is not None:
-                return Verdict(failure="wrong", error=f"in a call that was timed: {error}")
-        return Verdict()
+        error = self._wrong_when_timed(worker, draw_of)
+        return Verdict() if error is None else Verdict(failure="wrong", error=f"in a call that was timed: {error}")
 
-    def _wrong_when_timed(self, worker: Process, slot: int, draw_of: Callable[[int, int], Draw]) -> str | None:
+    def _wrong_when_timed(self, worker: Process, draw_of: Callable[[int, int], Draw]) -> str | None:
         refs = self.references
-        data, files = worker.call("timed", self.limit_s, slot=slot)
+        data, files = worker.call("timed", self.limit_s)
         try:
             trial = refs.make(draw_of(int(data["round"]), int(data["call"])))
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -251,10 +215,54 @@ class Judge:
         if trial is None:
             _close(files)
             return None
-        if slot == 0:
-            refs.keep(trial)
+        refs.keep(trial)
         data["facts"] = facts_to_json(refs.facts)
         return self.compare((data, files), refs.facts, trial.outputs, Tally(), partial(refs.look_again, trial)).error
+
+    def profiled(self, worker: Process, timeout_s: float) -> tuple[list[Launch], Verdict]:
+        """The kernels of a call as the profiler sees them, and whether what the call returned is right.
+
+        Args:
+            worker: with the program loaded.
+            timeout_s: seconds that it may take.
+        """
+        refs = self.references
+        trial = next(iter(refs.fresh(1)), None)
+        draw = Draw(refs.draw_seed()) if trial is None else trial.draw
+        data, files = worker.call("launches", timeout_s, draw=draw)
+        try:
+            launches = launches_from(entry_of(data, "kernels"))
+        except WorkerFailed:
+            _close(files)
+            raise
+        if trial is None:
+            _close(files)
+            return launches, Verdict()
+        found = self.compare(
+            (data, files), without_shares(refs.facts), trial.outputs, Tally(), partial(refs.look_again, trial)
+        )
+        worker.call("release", self.limit_s)
+        error = None if found.error is None else f"in a call that was profiled: {found.error}"
+        return launches, Verdict(failure=None if error is None else "wrong", error=error)
+
+    def check_repeats(self, worker: Process) -> Verdict:
+        """Call the program again and again on a few inputs, in any order: each time it has to be right.
+
+        That shows a race, or a wrong call among many, where a call takes little: as many calls as fit in `REPEATS_S`.
+        """
+        refs, sums = self.references, dict[int, set[tuple[int, ...]]]()
+        trials = list(refs.fresh(1 if refs.plan.tidy else 2))
+        end, number = time.monotonic() + REPEATS_S, 0
+        while trials and number < REPEATS and (number < 2 * len(trials) or time.monotonic() < end):
+            which = refs.draw_seed() % len(trials)
+            found, error = self._one(worker, number, trials[which], Tally(), 0)
+            if error is not None:
+                return Verdict(failure="wrong", error=f"call {number + 1} of the same program, {error}")
+            sums.setdefault(which, set()).add(tuple(accuracy.checksum(x) for x in found.tensors))
+            worker.call("release", self.limit_s, tidy=refs.plan.tidy)
+            number += 1
+        notes = (NOT_REPEATABLE.format(number),) if any(len(s) > 1 for s in sums.values()) else ()
+        return Verdict(notes=notes)
 
     def compare(
         self,
@@ -290,6 +298,20 @@ class Judge:
             raise WorkerFailed("protocol", f"the answer makes no sense: {error}") from error
         finally:
             _close(files)
+        live = all(not x.numel() or "files" in item for x, item in zip(tensors, data["tensors"], strict=True))
+        return Comparison(facts, tensors, self._wrong(tensors, count, expected, tally, look_again), live)
+
+    # -- parts
+
+    @staticmethod
+    def _wrong(
+        tensors: Sequence[torch.Tensor],
+        count: int,
+        expected: Sequence[Expected],
+        tally: Tally,
+        look_again: Callable[[int, torch.Tensor, Error], Expected | None],
+    ) -> str | None:
+        """What is wrong with tensors, the first `count` of which are outputs; None where nothing is."""
         for number, (actual, e) in enumerate(zip(tensors, expected, strict=True)):
             found, text = accuracy.check(actual, e)
             if text is not None and (wider := look_again(number, actual, found)) is not None:
@@ -297,15 +319,8 @@ class Judge:
             tally.add(found, e)
             if text is not None:
                 name = f"output {number}" if number < count else "a buffer that the call updates"
-                return Comparison(facts, tensors, f"{name}: {text}")
-        return Comparison(facts, tensors, None)
-
-    # -- parts
-
-    def _wrong(self, trial: Trial, number: int, actual: torch.Tensor) -> str | None:
-        """What is wrong with an output, in words; None where it is right."""
-        error, text = accuracy.check(actual, trial.expected[number])
-        return text if text and self.references.look_again(trial, number, actual, error) is None else None
+                return f"{name}: {text}"
+        return None
 
     def _one(
         self, worker: Process, number: int, trial: Trial, tally: Tally, runs: int
@@ -343,12 +358,11 @@ class Judge:
             where += f", run {number + 1} of {runs}"
         return found, f"{where}: {text}"
 
-    def _look_again(self, worker: Process, trial: Trial, facts: Facts) -> str | None:
-        data, files = worker.call("again", self.limit_s, number=0)
-        if not isinstance(data, dict):
-            _close(files)
-            raise WorkerFailed("protocol", "the answer makes no sense: nothing was handed over")
-        data["facts"] = facts_to_json(facts)
+    def _look_again(self, worker: Process, trial: Trial, first: Comparison) -> str | None:
+        """Whether what the first call returned is still as it was.
+
+        On a GPU the judge looks at the worker's memory itself, which it has held since; copies have to be asked for.
+        """
         refs = self.references
         tensors = [leaf for leaf in refs.facts.leaves if leaf.is_tensor]
         follow = {i for i, t in enumerate(tensors) if any(name.startswith("parameter ") for name in t.shares)}
@@ -357,105 +371,16 @@ class Judge:
             """A parameter that is returned has new values by now, in eager as well."""
             return trial.expected[number] if number in follow else refs.look_again(trial, number, actual, error)
 
-        found = self.compare((data, files), refs.facts, trial.expected, Tally(), look_again)
-        return None if found.error is None else f"a later call changed what the first one returned: {found.error}"
-
-    def _check_clock(self, worker: Process, trial: Trial, device_ms: float) -> Verdict:
-        """A few calls, inputs made and outputs handed over; what these two take is measured here, and subtracted.
-
-        Nothing that a candidate's process says of its own time counts. Each call has inputs of its own, the trial's at
-        a random place among them, which come to be while the clock runs: nothing can be computed for them before. Which
-        place that is, the worker hears when all calls were made: none of them can be left out. On a GPU the memory that
-        outputs are handed over in is mapped before the clock starts, and zeroed.
-        """
-        refs = self.references
-        copies = [torch.zeros_like(e.value) for e in trial.outputs]
-        kind = refs.device.type
-        calls = max(1, min(math.ceil(CLOCK_BATCH_MS / device_ms), CLOCK_CALLS[kind], refs.input_sets, refs.output_sets))
-        draws = [replace(trial.draw, seed=refs.draw_seed()) for _ in range(calls)]
-        keep = refs.draw_seed() % calls
-        warm_up, draws[keep] = draws[keep], trial.draw
-        around = [self._without_calls(draws, copies)]
-        trays = self._taken(worker.call("arm", self.limit_s, warm_up=warm_up, calls=calls))
-        for tray in trays:
-            tray.zero_()
-
-        def run() -> tuple[Any, list[int]]:
-            worker.call("fire", self.limit_s, draws=draws)
-            return worker.call("pick", self.limit_s, number=keep)
-
-        whole = self._timed(run, trays, copies)
-        wrong = next((t for n, copy in enumerate(copies) if (t := self._wrong(trial, n, copy))), None)
-        del trays
-        worker.call("release", self.limit_s, tidy=refs.plan.tidy)
-        around.append(self._without_calls(draws, copies))
-        beside = min(around) / calls
-        outer = whole / calls - beside
-        slack = CLOCK_SLACK_MS[kind] / (calls if kind == "cuda" else 1) + CLOCK_BESIDE * beside
-        if wrong:
-            return Verdict(failure="wrong", error=f"the output that the judge copied at once is wrong: {wrong}")
-        if device_ms < CLOCK_SHARE[kind] * (outer - slack - LAUNCH_MS[kind]):
-            text = f"events say {device_ms:.3f} ms a call, the judge's clock says {outer:.3f} ms"
-            return Verdict(failure="clock", error=text)
-        return Verdict()
-
-    def _without_calls(self, draws: Sequence[Draw], outputs: Sequence[torch.Tensor]) -> float:
-        """Milliseconds that all but the calls takes in this process: inputs of `draws`, and handing `outputs` over.
-
-        A worker may take as long as it likes for that where it is asked; here nobody but the judge is. A kernel that
-        does nothing stands for each call: the host's way to the device and back is no time of a candidate's. The worker
-        holds no inputs meanwhile: both sets together may be more than the device has.
-        """
-        tick = torch.zeros(1, device=self.references.device)
-        self._synchronize()
-        began = time.perf_counter()
-        for draw in draws:
-            inputs = self.references.inputs(draw)
-            torch.manual_seed(draw.seed)
-            self._synchronize()
-            tick.add_(1)
-            self._synchronize()
-            del inputs
-        if self.references.device.type == "cuda":
-            for x in outputs:
-                torch.empty_like(x).copy_(x)
+        if first.live:
+            error = self._wrong(first.tensors, len(tensors), trial.expected, Tally(), look_again)
         else:
-            items, files = hand_over(outputs)
-            try:
-                take(items, files, [_leaf_of(x) for x in outputs])
-            finally:
+            data, files = worker.call("again", self.limit_s, number=0)
+            if not isinstance(data, dict):
                 _close(files)
-        self._synchronize()
-        return (time.perf_counter() - began) * 1e3
-
-    def _timed(
-        self, call: Callable[[], tuple[Any, list[int]]], trays: list[torch.Tensor], copies: Sequence[torch.Tensor]
-    ) -> float:
-        """Copy what `call` puts on the trays; milliseconds until the copies were there."""
-        self._synchronize()
-        began = time.perf_counter()
-        answer = call()
-        if self.references.device.type != "cuda":
-            trays = self._taken(answer)
-        for copy, x in zip(copies, trays, strict=True):
-            copy.copy_(x)
-        self._synchronize()
-        return (time.perf_counter() - began) * 1e3
-
-    def _taken(self, answer: tuple[Any, list[int]]) -> list[torch.Tensor]:
-        """The tensors that a worker hands over, shaped like eager's outputs."""
-        data, files = answer
-        leaves = [leaf for leaf in self.references.facts.leaves if leaf.is_tensor]
-        try:
-            return take(data["tensors"], files, leaves)
-        except (Malformed, KeyError, TypeError) as error:
-            raise WorkerFailed("protocol", f"the answer makes no sense: {error}") from error
-        finally:
-            _close(files)
-
-    def _synchronize(self) -> None:
-        if self.references.device.type == "cuda":
-            torch.cuda.synchronize(self.references.device)
+                raise WorkerFailed("protocol", "the answer makes no sense: nothing was handed over")
+            data["facts"] = facts_to_json(first.facts)
+            error = self.compare((data, files), refs.facts, trial.expected, Tally(), look_again).error
+        return None if error is None else f"a later call changed what the first one returned: {error}"
 
 
 def _leaf_of(tensor: torch.Tensor) -> Leaf:

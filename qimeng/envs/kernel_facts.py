@@ -58,11 +58,12 @@ class KernelFacts:
         """Blocks of one launch."""
         return self.grid[0] * self.grid[1] * self.grid[2]
 
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> KernelFacts:
-        """The facts that `asdict` and JSON made plain data of."""
-        tuples = {k: tuple(data[k]) for k in ("grid", "dots")}
-        return cls(**{**data, **tuples})
+    def check(self) -> None:
+        """Raise a ValueError where no kernel has such facts: they may come from a process that is not trusted."""
+        counts = (*self.grid, self.launches, self.warps, self.threads)
+        amounts = (self.stages, self.shared_bytes, self.registers or 0, self.spills or 0, self.tensor_bytes)
+        if min(counts) < 1 or min(amounts) < 0:
+            raise ValueError(f"kernel {self.name[:100]} has counts that no kernel has")
 
 
 def facts_of(

@@ -1,6 +1,7 @@
 """Which kernels of a call are the candidate's own, and what share of the time they take.
 
-Deals in names and milliseconds of kernels, as PyTorch's profiler tells them. A region that is said to be generated has
+Deals in names and milliseconds of kernels, as PyTorch's profiler tells them; where a name proves nothing, the judge
+gives kernels other ones (`qimeng.envs.secret_names`). A region that is said to be generated has
 to be computed by kernels of its own: what a vendor's library, PyTorch or another compiler launches is none, and a
 kernel that is launched for show takes no time. Copies and fills by the driver count for nobody. Knows nothing about how
 a program was made.
@@ -65,16 +66,20 @@ def own_kernels(parts: Iterable[tuple[Implementation, Compiled | None]]) -> dict
     """
     found: dict[str, int | None] = {}
     for implementation, compiled in parts:
-        if implementation.language == "cuda":
-            text = _BOUNDS.sub("", implementation.source)
-            found.update(dict.fromkeys(_GLOBAL.findall(text)))
-        elif compiled is None or compiled.error is not None:  # the code around the kernels was not run to its end
-            found.update(dict.fromkeys(_JIT.findall(implementation.source)))
+        if implementation.language == "cuda" or compiled is None or compiled.error is not None:
+            found.update(dict.fromkeys(kernel_names(implementation)))  # the code around them was not run to its end
         else:
             for k in compiled.kernels:
                 if not k.prepares and found.get(k.name, 0) is not None:
                     found[k.name] = (found.get(k.name) or 0) + k.launches
     return found
+
+
+def kernel_names(implementation: Implementation) -> list[str]:
+    """Names of the kernels in the text of a generated implementation, each once."""
+    text = implementation.source
+    names = _GLOBAL.findall(_BOUNDS.sub("", text)) if implementation.language == "cuda" else _JIT.findall(text)
+    return list(dict.fromkeys(names))
 
 
 def own_share(launches: Iterable[Launch], own: Mapping[str, int | None]) -> float | None:
@@ -109,4 +114,4 @@ def base_name(kernel: str) -> str:
     return found[1] if found else kernel
 
 
-__all__ = ["LEAST", "Launch", "base_name", "busy_ms", "launches_of", "own_kernels", "own_share"]
+__all__ = ["LEAST", "Launch", "base_name", "busy_ms", "kernel_names", "launches_of", "own_kernels", "own_share"]

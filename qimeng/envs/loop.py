@@ -7,6 +7,7 @@ does that), written or judged.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -16,11 +17,11 @@ from qimeng.envs.replay import CachingEvaluator
 from qimeng.envs.result import Result
 from qimeng.envs.session import Budget, Progress, Session, State
 from qimeng.envs.task import Task
-from qimeng.interfaces import Evaluation, Gate
+from qimeng.errors import PlannerFault, QimengError
+from qimeng.interfaces import Action, Evaluation, Gate
 from qimeng.store import Store
 
-SLOWER = 0.98
-"""Below this speedup the computation as its author wrote it is returned instead."""
+GATHER = Action("gather")
 
 
 class Search(Protocol):
@@ -41,7 +42,8 @@ def optimize(
 ) -> Result:
     """Improve `task.start` step by step and return the best program that passes the final verification.
 
-    Ctrl-C ends the search early; the best program so far is still verified and returned.
+    Ctrl-C ends the search early; the best program so far is still verified and returned. A program of very many regions
+    is made a small one first, whatever search follows (`qimeng.actions.gather`).
 
     Args:
         task: what is optimized.
@@ -55,27 +57,41 @@ def optimize(
     session = Session(task, budget, store, on_step, clock, began)
     if task.start.fallback:
         return finish_opaque(session)
+    failed: tuple[str, ...] = ()
     try:
         if not session.begin().ok:
             return finish_unjudged(session)
+        if GATHER in session.offered()[0]:
+            session.step(GATHER)
         stopped = search.run(session)
     except KeyboardInterrupt:
         stopped = "interrupted"
-    return finish(session, stopped)
+    except Exception as error:  # a planner of the user's own may raise anything
+        if not _is_planners(error):
+            raise
+        stopped, failed = "failed", (f"the search ended early, its planner failed: {type(error).__name__}: {error}",)
+    return finish(session, stopped, failed)
 
 
-def finish(session: Session, stopped: str) -> Result:
+def _is_planners(error: Exception) -> bool:
+    """Whether a planner or search raised `error` by itself, not in a step that it took, nor as a clear message."""
+    codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    mine = {method.__code__ for method in (Session.step, Session.begin, Session.observe, Session.offered)}
+    return isinstance(error, PlannerFault) or not (isinstance(error, QimengError) or codes & mine)
+
+
+def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Result:
     """Verify the best program in a fresh process and make the result.
 
     The candidates are the start program and those of the best one's path that beat the candidate before by twice the
     uncertainty (see `qimeng.envs.ranking`), so that noise adds no step. The last is verified; where it fails, or is
-    timed slower than the candidate before it, that one is next. The start program runs on PyTorch and is returned if
-    nothing else passes.
+    timed slower than the candidate before it, that one is next. Where nothing else passes, or what passes runs on
+    PyTorch alone, the computation is returned as its author wrote it.
     """
     task, ledger = session.task, session.ledger
     best = ledger.best or session.state
     candidates = established(best)
-    notes: list[str] = [task.reason] if task.reason else []
+    notes: list[str] = [*([task.reason] if task.reason else []), *remarks]
     winner, evaluation = candidates[0], ledger.start
     try:
         for number in range(len(candidates) - 1, -1, -1):
@@ -88,39 +104,49 @@ def finish(session: Session, stopped: str) -> Result:
                 break
             notes.append(f"the program of {len(winner.recipe())} steps is not returned: {problem}")
     except KeyboardInterrupt:
-        evaluation = winner.evaluation  # what came after it was refused
-        notes.append("the final verification was interrupted; the figures are those of the search")
+        evaluation = winner.evaluation or Evaluation(Gate.WRITE, "interrupted before it was judged", "interrupted")
+        if not winner.program.on_pytorch:  # what came after it was refused
+            evaluation = replace(evaluation, unchecked="the final verification was interrupted")
+            notes.append("the figures are those of the search")
     if evaluation is None:
         evaluation = task.evaluator.final(task.start)
     if not evaluation.ok:
-        notes.append(f"the start program failed its own verification: {evaluation.error}")
-    elif evaluation.speedup is not None and evaluation.speedup < SLOWER and task.whole is not None:
-        notes.append(f"operator by operator it is {evaluation.speedup:.3f} x PyTorch eager: returned as it was written")
-        whole = replace(evaluation, timing=evaluation.eager, region_ms={}, generated_share=0.0)
-        return _result(session, State(task.whole), whole, stopped, notes)
-    return _result(session, winner, evaluation, stopped, notes)
+        notes.append(f"the program of {len(winner.recipe())} steps failed its own verification: {evaluation.error}")
+    if not winner.program.on_pytorch:
+        return _result(session, winner, evaluation, stopped, notes)
+    if ledger.attempts and stopped != "opaque":
+        notes.append("no generated program was right and faster: returned as it was written")
+    return _as_written(session, evaluation, stopped, notes)
 
 
 def finish_opaque(session: Session) -> Result:
     """The result of a computation that could not be captured: the reference itself, timed where that is possible."""
-    task = session.task
-    evaluation, notes = session.begin(), [task.reason]
+    evaluation, notes = session.begin(), [session.task.reason]
     if not evaluation.ok:
         notes.append(f"not timed: {evaluation.error}")
         evaluation = Evaluation(Gate.PASSED)
-    return _result(session, State(task.start), evaluation, "opaque", notes)
+    return _as_written(session, evaluation, "opaque", notes)
 
 
 def finish_unjudged(session: Session) -> Result:
     """The result where not even the start program passes: the computation as it was written, and why."""
-    task, evaluation = session.task, session.begin()
+    evaluation = session.begin()
     notes = [f"nothing could be judged, so it is returned as it was written: {evaluation.error}"]
-    return _result(session, State(task.whole or task.start), evaluation, "unjudged", notes)
+    return _as_written(session, evaluation, "unjudged", notes)
 
 
-def _result(session: Session, winner: State, evaluation: Evaluation, stopped: str, notes: list[str]) -> Result:
+def _as_written(session: Session, evaluation: Evaluation, stopped: str, notes: list[str]) -> Result:
+    """The computation as its author wrote it: on PyTorch, so that its time is eager's, whatever a clock says."""
+    found = replace(evaluation, timing=evaluation.eager, region_ms={}, generated_share=0.0)
+    whole = State(session.task.whole or session.task.start)
+    return _result(session, whole, found, stopped, notes, on_pytorch=True)
+
+
+def _result(
+    session: Session, winner: State, evaluation: Evaluation, stopped: str, notes: list[str], on_pytorch: bool = False
+) -> Result:
     task, ledger = session.task, session.ledger
-    notes = [*notes, *task.context.coder.remarks()]
+    notes = [*notes, *ledger.faults.values(), *task.context.coder.remarks()]
     result = Result(
         name=task.name,
         source=winner.program.source,
@@ -138,9 +164,9 @@ def _result(session: Session, winner: State, evaluation: Evaluation, stopped: st
         notes=tuple(notes),
         program=winner.program,
         reference=task.reference,
+        on_pytorch=on_pytorch,
     )
-    word = " (estimated)" if result.estimated else ""
-    session.tell("end", f"{result.speedup:.2f} x PyTorch eager{word}" if result.speedup else "not timed")
+    session.tell("end", f"{result.headline}{' (estimated)' if result.estimated else ''}")
     return result
 
 

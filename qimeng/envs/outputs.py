@@ -1,21 +1,20 @@
-"""What a call returned: described in words that can be compared, and handed to another process.
+"""What a call returned, described in words that can be compared.
 
-Deals in pytrees of tensors. On a GPU a tensor goes over as a CUDA IPC handle; on the CPU as the bytes of a memory file,
-which is read, never mapped, so that a sender cannot pull it away under the reader. Everything received is checked.
-Knows nothing about what the values should be.
+Deals in pytrees of tensors. A description that another process sent is checked. Knows nothing about what the values
+should be, or how tensors go from one process to another (`qimeng.envs.handover`).
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
 from qimeng.envs.channel import Malformed
+from qimeng.spec.returned import opened
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def describe(output: Any, held: Mapping[str, torch.Tensor]) -> tuple[Facts, list
         output: what a call returned.
         held: inputs, parameters and buffers by name, whose memory an output may share.
     """
-    leaves, tree = _pytree.tree_flatten(output)
+    leaves, tree = _pytree.tree_flatten(opened(output))
     owners: dict[int, list[str]] = {}
     for name, tensor in held.items():
         owners.setdefault(_memory(tensor), []).append(name)
@@ -113,6 +112,11 @@ def difference(actual: Facts, expected: Facts) -> str | None:
     return None
 
 
+def without_shares(facts: Facts) -> Facts:
+    """The facts without what shares memory, for calls of which nobody looks at that."""
+    return Facts(facts.tree, tuple(replace(leaf, shares=()) for leaf in facts.leaves))
+
+
 def facts_to_json(facts: Facts) -> dict[str, Any]:
     """The facts as JSON data."""
     return {"tree": facts.tree, "leaves": [vars(leaf) for leaf in facts.leaves]}
@@ -140,100 +144,6 @@ def facts_from_json(data: Any) -> Facts:
         return Facts(str(data["tree"]), leaves)
     except (TypeError, KeyError, ValueError) as error:
         raise Malformed(f"the output was not described: {error}") from error
-
-
-def hand_over(tensors: Sequence[torch.Tensor]) -> tuple[list[dict[str, Any]], list[int]]:
-    """What `take` needs to see the same tensors in another process: JSON data and open files.
-
-    GPU tensors stay where they are: keep them until the other process has let go of them.
-    """
-    items: list[dict[str, Any]] = []
-    files: list[int] = []
-    for tensor in tensors:
-        if tensor.numel() == 0:
-            items.append({})
-        elif tensor.is_cuda:
-            storage = tensor.untyped_storage()
-            device, handle, size, offset, counter, counter_offset, event, synchronize = storage._share_cuda_()
-            items.append(
-                {
-                    "device": device,
-                    "handle": handle.hex(),
-                    "size": size,
-                    "base": offset,
-                    "counter": counter.hex(),
-                    "counter_offset": counter_offset,
-                    "event": event.hex(),
-                    "synchronize": bool(synchronize),
-                    "offset": tensor.storage_offset(),
-                    "stride": list(tensor.stride()),
-                }
-            )
-        else:
-            fd = os.memfd_create("output")
-            with os.fdopen(os.dup(fd), "wb") as file:
-                file.write(
-                    tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data
-                )
-            items.append({"file": len(files)})
-            files.append(fd)
-    return items, files
-
-
-def take(items: Any, files: Sequence[int], leaves: Sequence[Leaf]) -> list[torch.Tensor]:
-    """The tensors that another process handed over, for tensor leaves described before.
-
-    On a GPU they are the other process's memory: let go of them before it ends. On the CPU they are copies.
-
-    Raises:
-        Malformed: what came does not fit the description.
-    """
-    if not isinstance(items, list) or len(items) != len(leaves):
-        raise Malformed("a tensor was not handed over")
-    return [_take_one(item, files, leaf) for item, leaf in zip(items, leaves, strict=True)]
-
-
-def _take_one(item: Any, files: Sequence[int], leaf: Leaf) -> torch.Tensor:
-    dtype = getattr(torch, leaf.dtype)
-    if leaf.bytes == 0:
-        return torch.empty(leaf.shape, dtype=dtype, device=leaf.device)
-    try:
-        if leaf.device == "cuda":
-            return _take_cuda(item, leaf, dtype)
-        return _take_file(files[int(item["file"])], leaf, dtype)
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-        raise Malformed(f"a tensor was not handed over: {error}") from error
-
-
-def _take_cuda(item: Any, leaf: Leaf, dtype: torch.dtype) -> torch.Tensor:
-    stride, offset, size = _ints(item["stride"]), int(item["offset"]), int(item["size"])
-    if len(stride) != len(leaf.shape) or offset < 0 or any(s < 0 for s in stride):
-        raise Malformed("strides that fit no tensor of this shape")
-    last = offset + sum((n - 1) * s for n, s in zip(leaf.shape, stride, strict=True))
-    if (last + 1) * dtype.itemsize > size:
-        raise Malformed("a tensor larger than its memory")
-    storage = torch.UntypedStorage._new_shared_cuda(
-        int(item["device"]),
-        bytes.fromhex(item["handle"]),
-        size,
-        int(item["base"]),
-        bytes.fromhex(item["counter"]),
-        int(item["counter_offset"]),
-        bytes.fromhex(item["event"]),
-        bool(item["synchronize"]),
-    )
-    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, leaf.shape, stride)
-
-
-def _take_file(fd: int, leaf: Leaf, dtype: torch.dtype) -> torch.Tensor:
-    buffer = torch.empty(leaf.bytes, dtype=torch.uint8)
-    view, done = buffer.numpy().data, 0
-    while done < leaf.bytes:
-        got = os.preadv(fd, [view[done:]], done)
-        if got == 0:
-            raise Malformed(f"{done} bytes came of a tensor of {leaf.bytes}")
-        done += got
-    return buffer.view(dtype).reshape(leaf.shape)
 
 
 def _kind(leaf: Any) -> str:
@@ -266,9 +176,12 @@ def _ints(items: Any) -> tuple[int, ...]:
 
 
 def _dtype_name(name: Any) -> str:
-    if name and not isinstance(getattr(torch, str(name), None), torch.dtype):
-        raise ValueError(f"no dtype {name!r}")
+    if name and name not in _DTYPES:
+        raise ValueError(f"no dtype {str(name)[:40]!r}")
     return str(name)
 
 
-__all__ = ["Facts", "Leaf", "describe", "difference", "facts_from_json", "facts_to_json", "hand_over", "take"]
+_DTYPES = frozenset(name for name, item in vars(torch).items() if isinstance(item, torch.dtype))
+
+
+__all__ = ["Facts", "Leaf", "describe", "difference", "facts_from_json", "facts_to_json", "without_shares"]

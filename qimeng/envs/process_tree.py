@@ -8,6 +8,7 @@ process that a judge ends.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -37,6 +38,26 @@ def tree(pid: int) -> list[int]:
     return found
 
 
+def memory_file_bytes(pids: Iterable[int]) -> int:
+    """Bytes that processes hold in memory files, each file once, and in shared memory that they have mapped.
+
+    A file that is open and mapped counts twice.
+    """
+    files: dict[int, int] = {}
+    mapped = 0
+    for pid in pids:
+        try:
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                if os.readlink(entry.path).startswith(("/memfd:", "/dev/shm/")):
+                    found = os.stat(entry.path)
+                    files[found.st_ino] = 512 * found.st_blocks
+            status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        except OSError:  # it has ended meanwhile, or closed the file
+            continue
+        mapped += next((1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("RssShmem")), 0)
+    return sum(files.values()) + mapped
+
+
 @lru_cache(1)
 def _tells_children() -> bool:
     """Whether this kernel lists children (CONFIG_PROC_CHILDREN)."""
@@ -56,4 +77,4 @@ def _parents() -> dict[int, int]:
     return table
 
 
-__all__ = ["children", "tree"]
+__all__ = ["children", "memory_file_bytes", "tree"]

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from qimeng.spec.dispatch import DispatchMode
 
 Result = TypeVar("Result")
 Draws = list[tuple[str, torch.Tensor]]
@@ -78,13 +79,13 @@ def repeating(draws: Draws, run: Callable[[], Result]) -> Result:
     return result
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(DispatchMode):
     """Hands calls of random operators to `drawn`."""
 
     def drawn(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         raise NotImplementedError
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **(kwargs or {}))
         return self.drawn(str(func.overloadpacket), func, args, kwargs or {})

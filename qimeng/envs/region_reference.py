@@ -7,14 +7,14 @@ implementations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
 
 from qimeng.envs import accuracy, discrete
 from qimeng.envs.accuracy import Error, Expected
-from qimeng.envs.double import NamedAsDouble, Near, move, tensors_in
+from qimeng.envs.double import NamedAsDouble, Near, tensors_in
 from qimeng.envs.forkserver import Process
 from qimeng.envs.judge import Tally
 from qimeng.envs.modes import precision
@@ -25,6 +25,7 @@ from qimeng.envs.second_look import second_look
 from qimeng.envs.worker import Draw
 from qimeng.graph.region import Region
 from qimeng.program.program import Program, load_source, torch_implementation
+from qimeng.spec import EXAMPLES
 
 
 class RegionReference:
@@ -40,7 +41,7 @@ class RegionReference:
         source: the program with every region on PyTorch.
         entries: name of the function of each region, in order.
         number: of the region among them.
-        draw: the program's inputs and parameters.
+        draw: the program's inputs and parameters: the user's own inputs.
         facts: structure of the region's outputs.
         expected: the outputs.
         tally: where errors are noted.
@@ -53,7 +54,7 @@ class RegionReference:
         self.source = plain.source
         self.entries = [plain.implementation(r).entry for r in plain.regions]
         self.number = [r.id for r in program.regions].index(region.id)
-        self.draw = Draw(references.draw_seed(), "given", references.parameter_seed())
+        self.draw = Draw(references.draw_seed(), EXAMPLES, references.parameter_seed())
         self.tally = Tally()
         self.held_by: Process | None = None
         self._references, self._module = references, load_source(self.source, folder=folder)
@@ -93,16 +94,17 @@ class RegionReference:
                 return tensors_in(function(*arguments))[number]
 
         mode = discrete.rounding_mode(references.spec.mode, eager)
-        by = discrete.amplitude(getattr(torch, references.spec.dtype), mode, references.longest_reduction)
+        dtype = getattr(torch, references.spec.dtype)
 
         def run() -> torch.Tensor:
-            raised = _in_float64(arguments)
-            move(raised, by)
-            with torch.no_grad():
-                return tensors_in(function(*raised))[number]
+            with torch.no_grad(), discrete.Rounding(dtype, mode, references.longest_reduction):
+                return tensors_in(function(*_in_float64(arguments)))[number]
 
         try:
-            return discrete.explained(actual, self.expected[number], eager(references.spec.mode), run)
+            right = [eager(references.spec.mode)]
+            with discrete.Dividing():
+                right.append(eager(references.spec.mode))
+            return discrete.explained(actual, self.expected[number], right, run)
         except _NOT_IN_DOUBLE:  # memory that runs out is a RuntimeError too
             return False
         finally:
@@ -158,6 +160,10 @@ _NOT_IN_DOUBLE = (RuntimeError, TypeError, ValueError, NotImplementedError)
 """Raised where an operator has no float64 form, or names another dtype."""
 
 
+def _is_short(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype is not torch.float64
+
+
 def _in_float64(arguments: Sequence[Any]) -> list[Any]:
     return [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments]
 
@@ -166,13 +172,15 @@ def _in_double(function: Any, arguments: tuple[Any, ...], jumps: bool) -> tuple[
     """The outputs in float64 and what one ulp of the inputs changes; None where float64 does not run."""
     raised = _in_float64(arguments)
     try:
-        with torch.no_grad(), nullcontext() if jumps else NamedAsDouble():
+        with torch.no_grad(), nullcontext() if jumps else NamedAsDouble(), ExitStack() as modes:
             exact = [x.clone() for x in tensors_in(function(*raised))]
             if any(x.is_floating_point() and x.dtype is not torch.float64 for x in exact):
                 return None, []
-            for x, given in zip(raised, arguments, strict=True):
-                if isinstance(x, torch.Tensor) and x.is_floating_point() and given.dtype is not torch.float64:
-                    move([x], torch.finfo(given.dtype).eps)
+            for dtype in {x.dtype for x in arguments if _is_short(x)}:
+                mine = [
+                    x for x, given in zip(raised, arguments, strict=True) if _is_short(given) and given.dtype is dtype
+                ]
+                modes.enter_context(discrete.moved_by_an_ulp(mine, dtype, jumps))
             other = tensors_in(function(*raised))
     except _NOT_IN_DOUBLE:
         return None, []

@@ -28,7 +28,7 @@ NEEDS_GPU = (
     "its program.py needs torch and triton only), or set TRITON_INTERPRET=1 before Triton is imported to interpret them"
 )
 
-_FACTS = ("name", "device", "mode", "estimated", "evaluations", "cached", "seconds", "stopped")
+_FACTS = ("name", "device", "mode", "estimated", "evaluations", "cached", "seconds", "stopped", "on_pytorch")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +50,11 @@ class Result:
         seconds: wall-clock seconds of the whole optimization.
         stopped: why the search ended: ``"stop"`` (the planner), ``"steps"``, ``"evaluations"``, ``"seconds"``,
             ``"interrupted"``, ``"opaque"`` (it could not be captured, so there was nothing to search),
-            ``"unjudged"`` (not even the start program passed the judge).
+            ``"unjudged"`` (not even the start program passed the judge), ``"failed"`` (a planner raised).
         notes: what a user should know, in sentences.
         program: the program; None in a result read from disk.
         reference: makes the reference module; None in a result read from disk.
+        on_pytorch: True where the computation was left on PyTorch, as its author wrote it.
     """
 
     name: str
@@ -72,11 +73,39 @@ class Result:
     notes: tuple[str, ...] = ()
     program: Program | None = None
     reference: Callable[[], torch.nn.Module] | None = None
+    on_pytorch: bool = False
 
     @property
     def speedup(self) -> float | None:
-        """PyTorch eager's device time over the program's (an estimate where `estimated`); None where not timed."""
-        return self.evaluation.speedup
+        """PyTorch eager's device time over the program's (an estimate where `estimated`); None where not timed.
+
+        1 by definition for what was left on PyTorch.
+        """
+        return 1.0 if self.on_pytorch else self.evaluation.speedup
+
+    @property
+    def unchecked(self) -> str:
+        """Why the program, or some of its kernels, was not held against the reference; empty where all were."""
+        if self.on_pytorch:  # it is the reference
+            return ""
+        return self.evaluation.unchecked or ("" if self.evaluation.ok else f"{self.evaluation.error}")
+
+    @property
+    def headline(self) -> str:
+        """Speedup in words, and whether the program was checked."""
+        speedup = f"{self.speedup:.2f} x PyTorch eager" if self.speedup else "not timed"
+        if self.evaluation.over_compile:
+            speedup += f", {self.evaluation.over_compile:.2f} x torch.compile"
+        return f"{speedup}, UNCHECKED" if self.unchecked else speedup
+
+    @property
+    def verification(self) -> str:
+        """What the final verification came to, in words."""
+        if self.on_pytorch:
+            return "none needed: it is left on PyTorch as it was written"
+        if not self.evaluation.ok:
+            return f"UNCHECKED: failed at gate {self.evaluation.gate.value}: {self.evaluation.error}"
+        return f"UNCHECKED: {self.unchecked}" if self.unchecked else "right, in a fresh process"
 
     @cached_property
     def module(self) -> torch.nn.Module:
@@ -109,12 +138,11 @@ class Result:
         """The result in Markdown: figures, what was tried, notes."""
         word = "estimated" if self.estimated else "measured"
         final, lines = self.evaluation, [f"# {self.name}", ""]
-        speedup = f"{self.speedup:.2f} x PyTorch eager" if self.speedup else "not timed"
-        if final.over_compile:
-            speedup += f", {final.over_compile:.2f} x torch.compile"
-        lines.append(f"**{speedup}** ({word}), device {self.device}, mode {self.mode}.")
+        told = "not judged" if self.stopped == "unjudged" else word
+        lines.append(f"**{self.headline}** ({told}), device {self.device}, mode {self.mode}.")
         lines += ["", f"| figure | {word} |", "|---|---|"]
         lines += [f"| {label} | {text} |" for label, text in _figures(final, self.start)]
+        lines.append(f"| verification | {self.verification} |")
         lines.append(f"| evaluations | {self.evaluations} |")
         if self.cached:
             lines.append(f"| answers from the store, the final verification included | {self.cached} |")
@@ -146,6 +174,7 @@ class Result:
         """The figures as one line of JSON (source, recipe and steps are files of their own)."""
         data: dict[str, Any] = {key: getattr(self, key) for key in _FACTS}
         data |= {"speedup": self.speedup, "notes": list(self.notes)}
+        data |= {"checked": not self.unchecked, "verification": self.verification}
         data["evaluation"] = json.loads(self.evaluation.to_json())
         data["start"] = json.loads(self.start.to_json())
         return json.dumps(data, sort_keys=True)
@@ -173,7 +202,7 @@ class Result:
             data = json.loads((path / "result.json").read_text())
             rows = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
             return cls(
-                **{key: data[key] for key in _FACTS},
+                **{key: data[key] for key in _FACTS if key in data},
                 source=(path / "program.py").read_text(),
                 recipe=Recipe.from_json((path / "recipe.json").read_text()),
                 evaluation=_evaluation(data["evaluation"]),
@@ -190,7 +219,7 @@ def outcome_text(step: Step) -> str:
     if step.evaluation is None:
         return "accepted (graph only)" if step.accepted else "not tried"
     if step.accepted:
-        return "accepted"
+        return "accepted, UNCHECKED" if step.evaluation.unchecked else "accepted"
     reason = (step.evaluation.error or "").partition("\n")[0]
     return f"refused ({step.evaluation.failure}): {reason[:80]}"
 
@@ -219,8 +248,6 @@ def _figures(final: Evaluation, start: Evaluation) -> list[tuple[str, str]]:
         found.append(("error, rms", f"{a.rms_error:.3g} of {a.rms_budget:.3g} allowed"))
         if a.kernelbench is not None:
             found.append(("KernelBench's rule", "passes" if a.kernelbench else "fails"))
-    if not final.ok:
-        found.append(("verification", f"failed at gate {final.gate.value}: {final.error}"))
     return found
 
 

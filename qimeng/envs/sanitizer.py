@@ -1,8 +1,9 @@
 """NVIDIA's compute-sanitizer on a program: accesses out of bounds, races in shared memory, reads of what nobody wrote.
 
 Deals in one tool, one program and the tool's report. The program runs in a process of its own under the tool, on inputs
-of its specification, without PyTorch's memory pool, so that every tensor has bounds. Reports on kernels that are not
-the program's (cuBLAS, PyTorch) refuse nothing. Knows nothing about the gates before.
+of its specification, without PyTorch's memory pool, so that every tensor has bounds. Tool and program are in a full
+sandbox together, but for sockets in a network of their own, by which they speak. Reports on kernels that are not the
+program's (cuBLAS, PyTorch) refuse nothing. Knows nothing about the gates before.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from qimeng.envs.plain_text import plain_text
 from qimeng.errors import QimengError
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -28,6 +30,7 @@ _FOUND = 86  # exit status under the tool where it found something
 _ERRORS = re.compile(r"ERROR SUMMARY: (\d+) errors?")
 _RACES = re.compile(r"RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)")
 _LINE = "========= "
+_NO_POOL = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,13 @@ def sanitize(
     log = folder / f"{tool}.log"
     options = ["--tool", tool, "--error-exitcode", str(_FOUND), "--target-processes", "application-only"]
     options += ["--print-limit", "20", "--log-file", str(log)]
-    program = [sys.executable, "-m", "qimeng.envs.sanitizer", str(folder), device]
+    program = [sys.executable, "-c", _run("main"), str(folder), device]
+    launcher = [sys.executable, "-c", _run("launch"), str(folder)]
     said = folder / f"{tool}.txt"
     with said.open("w") as file:
         process = subprocess.Popen(
-            [command, *options, *program],
-            env={**(environment or {}), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+            [*launcher, command, *options, *program],
+            env={**(environment or {}), _NO_POOL: "1"},
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=file,
@@ -127,7 +131,7 @@ def read_report(tool: str, log: str, output: str, own: Collection[str] | None = 
         output: what the program and the tool printed besides.
         own: names of the program's kernels; None where all count as its own.
     """
-    name = f"compute-sanitizer {tool}"
+    name, log, output = f"compute-sanitizer {tool}", plain_text(log), plain_text(output)
     races, errors = _RACES.search(log), _ERRORS.search(log)
     if races is None and errors is None:
         last = (log.strip() or output.strip()).splitlines()[-1:] or ["it printed nothing"]
@@ -158,6 +162,24 @@ def _blocks(log: str) -> list[str]:
     return found
 
 
+def _run(function: str) -> str:
+    """Python text that calls a function of this module with the command's arguments.
+
+    The package is found by its own folder: those of the user's modules are not read in a sandbox.
+    """
+    package = str(Path(__file__).resolve().parents[1])
+    return (
+        "import importlib.util, os, sys\n"
+        f"places = [{package!r}]\n"
+        "spec = importlib.util.spec_from_file_location('qimeng', os.path.join(places[0], '__init__.py'), "
+        "submodule_search_locations=places)\n"
+        "sys.modules['qimeng'] = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(sys.modules['qimeng'])\n"
+        f"from qimeng.envs.sanitizer import {function}\n"
+        f"{function}(*sys.argv[1:])\n"
+    )
+
+
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
@@ -167,17 +189,23 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+def launch(folder: str, *command: str) -> None:
+    """Enter the sandbox and become the tool, with the program that it starts."""
+    from qimeng.envs.sandbox import Sandbox
+
+    Sandbox("tool").enter(folder, readable=[str(Path(command[0]).resolve().parent)], variables=(_NO_POOL,))
+    os.execv(command[0], command)
+
+
 def main(folder: str, device: str) -> None:
     """Call the program in `folder` once on inputs of its specification: what runs under the tool."""
     import torch
 
     from qimeng.envs.kernels import load_kernels
     from qimeng.envs.modes import set_mode
-    from qimeng.envs.sandbox import Sandbox
     from qimeng.envs.worker import Parameters
     from qimeng.spec import KernelSpec
 
-    Sandbox("basic").enter(folder)
     spec = KernelSpec.from_bytes(Path(folder, "spec.bin").read_bytes())
     set_mode(spec.mode)
     place = torch.device(device)
@@ -192,7 +220,4 @@ def main(folder: str, device: str) -> None:
         torch.cuda.synchronize(place)
 
 
-__all__ = ["LIMIT_S", "TOOLS", "Report", "check_tools", "main", "read_report", "sanitize"]
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+__all__ = ["LIMIT_S", "TOOLS", "Report", "check_tools", "launch", "main", "read_report", "sanitize"]

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class Seal:
 
     def __init__(self) -> None:
         self._modules = {name: sys.modules[name] for name in (*_MODULES, *_own_modules()) if name in sys.modules}
-        self._spaces: dict[str, tuple[Mapping[str, Any], dict[str, tuple[Any, CodeType | None]]]] = {}
+        self._spaces: dict[str, tuple[Mapping[str, Any], dict[str, tuple[Any, tuple[Any, ...]]]]] = {}
         for name, module in self._modules.items():
             self._take(name, vars(module))
         for kind in (*_CLASSES, *self._own_classes()):
@@ -83,10 +83,10 @@ class Seal:
         """Names that stand for something else now, and other traces; empty where there are none."""
         found = [f"sys.modules[{n!r}]" for n, m in self._modules.items() if sys.modules.get(n) is not m]
         for space, (now, taken) in self._spaces.items():
-            for name, (value, code) in taken.items():
+            for name, (value, parts) in taken.items():
                 present = now.get(name, _MISSING)
                 if (present is not value and not _by_torch_itself(present, value)) or (
-                    code is not None and present is value and value.__code__ is not code
+                    present is value and not _same(_parts(value), parts)
                 ):
                     found.append(f"{space}.{name}")
         for kind, names in self._names.items():
@@ -97,7 +97,7 @@ class Seal:
 
     def _take(self, name: str, space: Mapping[str, Any]) -> None:
         kept = {
-            k: (v, _code(v))
+            k: (v, _parts(v))
             for k, v in list(space.items())
             if (callable(v) or isinstance(v, (ModuleType, property))) and not k.startswith("last_")  # sys.last_type
         }
@@ -117,12 +117,29 @@ def shadowed(item: object) -> list[str]:
     return [f"{kind.__name__}.{name} of one object" for name in vars(item) if callable(getattr(kind, name, None))]
 
 
+def unlike(item: object, before: Mapping[str, Any]) -> list[str]:
+    """Attributes of an object that are others than `before`, what `vars` gave of it; of those that never change."""
+    now, kind = vars(item), type(item).__name__
+    return [f"{kind}.{name}" for name in before.keys() | now.keys() if now.get(name) is not before.get(name, _MISSING)]
+
+
 def _own_modules() -> list[str]:
     return [name for name in sys.modules if name.startswith(_OWN)]
 
 
-def _code(value: Any) -> CodeType | None:
-    return value.__code__ if type(value) is FunctionType else None
+def _parts(value: Any) -> tuple[Any, ...]:
+    """What a function is made of: its code, and what it takes for granted."""
+    if type(value) is not FunctionType:
+        return ()
+    named = value.__kwdefaults__ or {}
+    return (value.__code__, *(value.__defaults__ or ()), *named, *named.values())
+
+
+def _same(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    """Whether both are of the very same objects; names of keywords are equal texts."""
+    return len(some) == len(others) and all(
+        a is b or (type(a) is str and type(b) is str and a == b) for a, b in zip(some, others, strict=True)
+    )
 
 
 def _by_torch_itself(present: Any, value: Any) -> bool:
@@ -161,4 +178,4 @@ def _state() -> dict[str, Any]:
     }
 
 
-__all__ = ["Seal", "shadowed"]
+__all__ = ["Seal", "shadowed", "unlike"]

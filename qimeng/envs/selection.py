@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from qimeng.spec.dispatch import DispatchMode
 
 _SELECTING = ("argmax", "argmin", "max", "min", "topk", "sort", "kthvalue", "median", "mode", "argsort")
 
@@ -24,12 +25,12 @@ class Selected:
     chosen: torch.Tensor
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[int, tuple[torch.Tensor, int | None, torch.Tensor]] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name in _SELECTING and isinstance(args[0], torch.Tensor):

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from qimeng.actions import action_text, check_action, kinds, legal_actions
+from qimeng.actions import action_text, check_action, kind_named, kinds, legal_actions
 from qimeng.envs.ranking import gain, preferred
 from qimeng.envs.replay import UNKNOWN, subject_of
 from qimeng.envs.shares import MAX_ACTIONS, carried, dropped_kernels, order_actions
 from qimeng.envs.task import Task
-from qimeng.errors import CoderError, IllegalAction
+from qimeng.errors import CoderError, IllegalAction, KindFault, PlannerFault, QimengError
 from qimeng.interfaces import Action, Evaluation, Gate, Observation, Patch, Request, Step
 from qimeng.program.program import Program
 from qimeng.recipe import PatchRecord, Recipe, RecipeStep, program_to_json
@@ -144,6 +144,8 @@ class Ledger:
         attempts: every step over all branches, in order.
         best: the judged state to prefer so far (see `qimeng.envs.ranking`).
         start: evaluation of the start program.
+        faults: kind to what it does wrong by itself; it is not offered once a step has told so.
+        told: those kinds.
     """
 
     budget: Budget
@@ -158,6 +160,8 @@ class Ledger:
     attempts: list[Attempt] = field(default_factory=list)
     best: State | None = None
     start: Evaluation | None = None
+    faults: dict[str, str] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
 
     @property
     def seconds_left(self) -> float:
@@ -172,6 +176,8 @@ class Ledger:
             accidents=dict(self.accidents),
             refused=dict(self.refused),
             attempts=list(self.attempts),
+            faults=dict(self.faults),
+            told=set(self.told),
         )
 
     def settled(self, subject: str) -> bool:
@@ -253,8 +259,8 @@ class Session:
         program, legal = self.state.program, self.task.legal
         key = (program.digest, *(program.schedule(r) for r in program.regions), *kinds())
         if key not in legal:
-            legal[key] = legal_actions(program, self.task.context)
-        found = [a for a in legal[key] if a not in self.state.masked]
+            legal[key] = legal_actions(program, self.task.context, self.ledger.faults)
+        found = [a for a in legal[key] if a not in self.state.masked and a.kind not in self.ledger.told]
         ordered = order_actions(found, program, self.state.evaluation, self.task.context.device)
         return ordered[:MAX_ACTIONS], max(0, len(ordered) - MAX_ACTIONS)
 
@@ -289,6 +295,8 @@ class Session:
             instruction: what the user tells the coder about it.
         """
         self.begin()
+        if not isinstance(action, Action):
+            raise PlannerFault(f"what was chosen is no action, but {type(action).__name__}")
         if action == STOP:
             step = Step(action, None, True)
             self.state = replace(self.state, done=True, history=(*self.state.history, step))
@@ -362,6 +370,9 @@ class Session:
                 check_action(program, action, context)
                 patch = self._written(request)
             except (IllegalAction, CoderError) as error:
+                if isinstance(error, KindFault):
+                    self.ledger.faults[error.kind] = str(error)
+                    self.ledger.told.add(error.kind)
                 failure = "illegal" if isinstance(error, IllegalAction) else error.failure
                 refused = Evaluation(Gate.WRITE, str(error), failure)
                 open_question = open_question or not refused.lasting
@@ -385,10 +396,20 @@ class Session:
         return step
 
     def _written(self, request: Request) -> Patch:
-        ledger = self.ledger
+        """What the coder writes; whatever else it does than to write a patch that fits is a `CoderError`."""
+        ledger, coder = self.ledger, self.task.context.coder
         began = ledger.clock()
         try:
-            return self.task.context.coder.write(replace(request, seconds_left=ledger.seconds_left))
+            made = kind_named(request.action.kind).apply(request.program, request.action, self.task.context)
+            patch = made or coder.write(replace(request, seconds_left=ledger.seconds_left))
+            if not isinstance(patch, Patch):
+                raise CoderError(f"the coder {type(coder).__name__} wrote {type(patch).__name__}, not a patch")
+            subject_of(request.program, patch)  # it fits the program
+            return patch
+        except QimengError:
+            raise
+        except Exception as error:  # another package's coder may raise anything
+            raise CoderError(f"the coder {type(coder).__name__} raised {type(error).__name__}: {error}") from error
         finally:
             ledger.writing = max(ledger.writing, ledger.clock() - began)
 
@@ -490,6 +511,7 @@ def _outcome(step: Step, before: State, after: State) -> str:
     if step.evaluation is None:
         lost = dropped_kernels(before.program, after.program)
         return f"graph only, drops {len(lost)} generated kernel(s)" if lost else "graph only"
+    word = "UNCHECKED" if step.evaluation.unchecked else "right"
     if before.ms is None or after.evaluation is None or after.evaluation.timing is None:
-        return "right"
-    return f"right, {before.ms:.4g} -> {after.evaluation.timing}"
+        return word
+    return f"{word}, {before.ms:.4g} -> {after.evaluation.timing}"

@@ -5,6 +5,7 @@ Deals in choosing the parts by name and by what this machine has. Knows nothing 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from qimeng.actions import Context
 from qimeng.device import Device, current_device, device_named, driver_version, target_device
 from qimeng.envs.replay import CachingEvaluator
 from qimeng.envs.task import Task
+from qimeng.errors import CoderError
 from qimeng.interfaces import Coder, Evaluator
 from qimeng.store import Conditions, Store
 
@@ -72,6 +74,7 @@ def make_task(
     spec: Any,
     inputs: Any = None,
     *,
+    kwargs: Mapping[str, Any] | None = None,
     coder: str | Coder = "template",
     evaluator: Evaluator | None = None,
     device: str | Device | None = None,
@@ -86,6 +89,7 @@ def make_task(
     Args:
         spec: a `KernelSpec`, or what `KernelSpec.of` makes one from.
         inputs: example inputs, where `spec` is a module or a function.
+        kwargs: example inputs that are given by keyword.
         coder: name of a coder, or a coder.
         evaluator: the judge.
         device: name of a device, or a device.
@@ -104,7 +108,7 @@ def make_task(
     from qimeng.program.program import Program
     from qimeng.spec import KernelSpec
 
-    spec = KernelSpec.of(spec, inputs, mode=mode)
+    spec = KernelSpec.of(spec, inputs, mode=mode, kwargs=kwargs)
     spec.check()
     row, reason = make_device(device), ""
     start = whole = opaque_program(spec)
@@ -126,18 +130,20 @@ def make_task(
 def make_evaluator(spec: KernelSpec, start: Program, context: Context) -> Evaluator:
     """The GPU of this machine as judge where `context.device` is that one, else the analytic model.
 
-    What a coder with a free hand writes (a language model) runs in a full sandbox.
+    Raises:
+        CoderError: the coder has a free hand (a language model), and nothing here keeps what it writes from files.
     """
-    from qimeng.envs.sandbox import DEFAULT
+    from qimeng.envs.sandbox import needs_landlock
 
-    sandbox = "full" if context.coder.free_hand else DEFAULT
+    if context.coder.free_hand and (missing := needs_landlock()):
+        raise CoderError(missing)
     if context.device.measured:
         from qimeng.envs.gpu import GpuEvaluator
 
-        return GpuEvaluator(spec, start.graph, device=context.device, sandbox=sandbox)
+        return GpuEvaluator(spec, start.graph, device=context.device)
     from qimeng.envs.estimate import EstimatingEvaluator
 
-    return EstimatingEvaluator(spec, context.device, coder=context.coder, sandbox=sandbox)
+    return EstimatingEvaluator(spec, context.device, coder=context.coder)
 
 
 def conditions_of(spec: KernelSpec, evaluator: Evaluator, device: Device) -> Conditions:

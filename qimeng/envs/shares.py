@@ -127,7 +127,7 @@ def order_actions(
     times = region_times(program, evaluation, device)
 
     def key(action: Action) -> tuple[bool, float, str]:
-        touched = sum(times.get(r, 0.0) for r in action.regions)
+        touched = sum(times.get(r, 0.0) for r in action.regions or times)  # one without regions is about them all
         return action.kind != "stop", -touched, action_text(action, program)
 
     return tuple(sorted(actions, key=key))

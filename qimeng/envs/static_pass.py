@@ -3,7 +3,9 @@
 Deals in syntax trees. Names are followed through imports, aliases and `getattr` with a constant; what is put together
 at run time is not seen, so that a clean text proves nothing: this is a cheap first filter, which puts what looks bad
 last among the alternatives of a patch, and advice to a coder, which stands beside an evaluation's error or in its
-notes. It is never a verdict: a refusal comes from a check that ran. Knows nothing about processes, values or times.
+notes. A refusal is another matter: text that no template printed keeps to a list of what kernels have a use for
+(`qimeng.envs.allowed_text`, asked by `forbidden`), since what happens after some calls, or elsewhere, no check that ran
+can show. Knows nothing about processes, values or times.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from qimeng.envs.allowed_text import violations
+from qimeng.envs.origin import foreign
+from qimeng.envs.plain_text import plain_text
+from qimeng.envs.sandbox import needs_landlock
 from qimeng.interfaces import Evaluation
+from qimeng.program.origin import is_printed
 from qimeng.program.program import Program
 
 
@@ -134,8 +141,33 @@ def look(source: str, language: str = "torch") -> tuple[Finding, ...]:
 
 def findings(program: Program) -> tuple[Finding, ...]:
     """What the implementations of `program` give away that no template printed."""
-    written = {m.source: m.language for m in program.implementations.values() if m.schedule is None}
+    written = {m.source: m.language for m in program.implementations.values() if not is_printed(m)}
     return tuple(f for source, language in written.items() for f in look(source, language))
+
+
+def forbidden(program: Program) -> str | None:
+    """What the implementations of `program` that no template printed may not do, in words; None where there is none."""
+    found = [str(v) for m in foreign(program) for v in violations(m.source, m.language)]
+    if not found:
+        return None
+    more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
+    return "\n".join(["the text does what a kernel may not do:", *found[:MOST], *more])
+
+
+def judged_text(program: Program, sandbox: str, any_text: bool = False) -> tuple[str, str] | None:
+    """Class of the failure and why, where a program is not even run for its text; None where it is.
+
+    Args:
+        program: what is to be judged.
+        sandbox: level of the sandbox that it would run in.
+        any_text: whether a text may do anything.
+    """
+    if not foreign(program):
+        return None
+    if sandbox == "full" and (missing := needs_landlock()):
+        return "unsupported", missing
+    told = None if any_text else forbidden(program)
+    return ("forbidden", told) if told else None
 
 
 def gravity(program: Program) -> int:
@@ -214,7 +246,7 @@ def _of_node(node: ast.AST, names: dict[str, str]) -> Iterator[Finding]:
         rule = _METHODS[node.func.attr]
         yield Finding(node.lineno, rule[0], f".{node.func.attr}()", rule[1])
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("/proc"):
-        yield Finding(node.lineno, "lookup", node.value[:40], True)
+        yield Finding(node.lineno, "lookup", plain_text(node.value[:40]), True)
 
 
 def _rule_of(name: str) -> tuple[str, bool] | None:
@@ -278,4 +310,4 @@ def _is_jit(node: ast.AST, names: dict[str, str]) -> bool:
     return _name(target, names) == "triton.jit"
 
 
-__all__ = ["Finding", "RULES", "advised", "findings", "gravity", "look"]
+__all__ = ["Finding", "RULES", "advised", "findings", "forbidden", "gravity", "judged_text", "look"]

@@ -13,7 +13,7 @@ import torch
 
 from qimeng.envs.accuracy import Expected
 from qimeng.envs.worker import Draw
-from qimeng.spec.distributions import share_of
+from qimeng.spec.perturb import share_of
 
 USES = 4
 """Times a trial is used before it is replaced by a new one."""

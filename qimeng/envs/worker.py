@@ -18,14 +18,17 @@ from torch.utils import _pytree
 
 from qimeng.envs import outputs
 from qimeng.envs.accuracy import checksum, same, weighted_sum
+from qimeng.envs.arena import Layout
+from qimeng.envs.batch import Batch
 from qimeng.envs.channel import Channel
+from qimeng.envs.handover import hand_over
 from qimeng.envs.kernels import implementation_source, load_kernels
-from qimeng.envs.launches import Launch, launches_of
+from qimeng.envs.launches import launches_of
 from qimeng.envs.modes import set_mode
 from qimeng.envs.poison import fenced, perturb_malloc, poison
 from qimeng.envs.regions import inputs_of_region, time_regions
-from qimeng.envs.sandbox import entered_here
-from qimeng.envs.seal import Seal, shadowed
+from qimeng.envs.sandbox import close_sockets, entered_here
+from qimeng.envs.seal import Seal, shadowed, unlike
 from qimeng.envs.service import Answer, Refused, serve
 from qimeng.envs.timing import Effort, Samples, Stopwatch
 from qimeng.envs.triton_cache import adopt_shared_cache
@@ -76,6 +79,7 @@ def main(channel: Channel, setup: Setup) -> None:
     adopt_shared_cache()
     device = torch.device(setup.device)
     open_device(device)
+    close_sockets()
     worker = Worker(KernelSpec.from_bytes(setup.spec), device, setup.compiled)
     worker.stopwatch.synchronize()
     with torch.no_grad():
@@ -125,6 +129,7 @@ class Worker:
     def __init__(self, spec: KernelSpec, device: torch.device, compiled: str = ""):
         self.spec, self.device, self.compiled = spec, device, compiled
         self.stopwatch = Stopwatch(device)
+        self._stopwatch_before = dict(vars(self.stopwatch))
         self.seal = Seal()
         self.reused: tuple[Any, ...] = ()
         self.parameters = Parameters(spec, device)
@@ -132,8 +137,7 @@ class Worker:
         self.model: torch.nn.Module = self.parameters.module
         self.kept: dict[int, list[torch.Tensor]] = {}
         self.witness = Witness()
-        self.fired: list[list[torch.Tensor]] = []
-        self.trays: list[torch.Tensor] = []
+        self.batch: Batch | None = None
         self.arguments: tuple[Any, ...] = ()
         self.sums: list[int] = []
         self.alternatives: dict[str, ModuleType] = {}
@@ -214,7 +218,7 @@ class Worker:
             changed += [f"parameter {k}" for k in now if k not in mutated and not same(now[k], state[k])]
         buffers = [self.model.state_dict()[k].clone() for k in mutated]
         self.kept[number] = [*tensors, *buffers]
-        handed, files = outputs.hand_over(self.kept[number])
+        handed, files = hand_over(self.kept[number])
         data = {"facts": outputs.facts_to_json(facts), "tensors": handed, "changed": changed, "seconds": seconds}
         return Answer(data, tuple(files))
 
@@ -235,7 +239,7 @@ class Worker:
 
     def again(self, number: int) -> Answer:
         """Hand over the kept outputs of a trial once more."""
-        handed, files = outputs.hand_over(self.kept[number])
+        handed, files = hand_over(self.kept[number])
         return Answer({"tensors": handed}, tuple(files))
 
     def release(self, keep: Sequence[int] = (), tidy: bool = False) -> None:
@@ -246,68 +250,48 @@ class Worker:
             tidy: whether memory goes back to the device, for others.
         """
         self.kept = {number: tensors for number, tensors in self.kept.items() if number in keep}
-        self.fired, self.trays = [], []
+        self.batch = None
         if not keep:
             self.reused = ()
         self._collect()
         if tidy and self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def arm(self, warm_up: Draw, calls: int) -> Answer:
-        """Hand over the trays that `pick` will put the outputs of one call on.
-
-        A call on other inputs leaves behind the memory that the calls will need.
+    def arm(self, warm_up: Draw, layout: Layout, mutated: Sequence[str] = ()) -> Answer:
+        """Make memory for a batch of calls and hand it over.
 
         Args:
-            warm_up: its inputs, and the parameters of all calls.
-            calls: how many `fire` will make.
+            warm_up: inputs of calls beforehand, and the parameters of all calls.
+            layout: where the judge puts inputs and finds outputs.
+            mutated: buffers that a call updates.
         """
         self._set_parameters(warm_up.parameter_seed)
-        made = _leaves(self.model(*self._inputs(warm_up)))
-        self.trays = [torch.empty_like(x) for x in made]
-        _ = [torch.empty_like(x) for x in made for _ in range(calls)]  # memory for all calls' outputs beside these
+        state = self.model.state_dict()
+        self.batch = Batch(self.device, self.model, lambda: self._inputs(warm_up), layout, state, mutated)
+        self.batch.first = None
         self.stopwatch.synchronize()
-        handed, files = outputs.hand_over(self.trays)
-        return Answer({"tensors": handed}, tuple(files))
+        return self.batch.answer
 
-    def fire(self, draws: Sequence[Draw]) -> None:
-        """Make inputs, call the model on them, and so on; keep the outputs of all calls for `pick`.
-
-        The inputs come to be while the judge's clock runs: what foreign code could do as soon as they are there is
-        seen.
-
-        Args:
-            draws: inputs of the calls, in order.
-        """
-        self.fired = []
-        for draw in draws:
-            inputs = self._inputs(draw)
-            torch.manual_seed(draw.seed)
-            self.stopwatch.synchronize()
-            output = self.model(*inputs)
-            self.stopwatch.synchronize()
-            self.fired.append(_leaves(output))
-            del inputs, output
-
-    def pick(self, number: int) -> Answer:
-        """Put the outputs of one call of `fire` on the trays, or on the CPU, without shared memory, hand them over.
-
-        Which one, nobody in this process knows before: a program that looks into its callers would compute that one
-        alone.
-        """
-        picked = self.fired[number]
-        if self.device.type != "cuda":
-            handed, files = outputs.hand_over(picked)
-            return Answer({"tensors": handed}, tuple(files))
-        for tray, x in zip(self.trays, picked, strict=True):
-            tray.copy_(x)
+    def fire(self, seeds: Sequence[int] = (), others: Sequence[Sequence[tuple[int, Any]]] = ()) -> list[Any]:
+        """Make the calls of the batch, whose inputs are there now; see `Batch.run`."""
+        assert self.batch is not None
+        facts = self.batch.run(self.model, seeds, others)
         self.stopwatch.synchronize()
-        return Answer({}, ())
+        return facts
+
+    def queue(self, value: int) -> list[Any]:
+        """Queue the calls of the batch behind the judge's signal; see `Batch.queue`."""
+        assert self.batch is not None
+        return self.batch.queue(value, self.model)
+
+    def finish(self) -> None:
+        """Wait until the device has nothing left to do."""
+        self.stopwatch.synchronize()
 
     def time(
         self, seed: int, effort: Effort, parameter_seed: int | None = None, mutated: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """Times of calls on as-given inputs; outputs of some are kept for `timed`.
+        """Times of calls on as-given inputs; the output of one is kept for `timed`.
 
         The memory is given back, as the baselines do, so that whoever is timed next gets the same.
 
@@ -336,10 +320,10 @@ class Worker:
             torch.cuda.empty_cache()
         return _samples(samples)
 
-    def timed(self, slot: int) -> Answer:
-        """Hand over the output of a timed call since `load`, that of `slot`, and say which it is."""
-        kept = self.witness.kept[slot]
-        handed, files = outputs.hand_over(kept.tensors)
+    def timed(self) -> Answer:
+        """Hand over the output of a timed call since `load`, and say which it is."""
+        kept = self.witness.kept
+        handed, files = hand_over(kept.tensors)
         return Answer({"tensors": handed, "round": kept.round, "call": kept.call}, tuple(files))
 
     def peak(self, seed: int) -> int | None:
@@ -376,15 +360,27 @@ class Worker:
             prepare_ms = max(with_all - self.stopwatch.once(self.model, inputs)[0].device, 0.0)
         return {"regions": rounds[1:], "prepare_ms": prepare_ms}
 
-    def launches(self, seed: int) -> list[Launch]:
-        """Every kernel of one call, times from the first one's; takes seconds the first time. None on the CPU."""
-        if self.device.type != "cuda":
-            return []
-        inputs = self._inputs(Draw(seed))
+    def launches(self, draw: Draw) -> Answer:
+        """Every kernel of one call, times from the first one's, and what the call returned; no kernels on the CPU.
+
+        It takes seconds the first time.
+        """
+        self._set_parameters(draw.parameter_seed)
+        inputs = self._inputs(draw)
         self.model(*inputs)
-        found = launches_of(lambda: self.model(*inputs))
+        self._set_parameters(draw.parameter_seed)  # buffers that a call updates, as they were
+        made: list[Any] = []
+        torch.manual_seed(draw.seed)
+        if self.device.type == "cuda":
+            found = launches_of(lambda: made.append(self.model(*inputs)))
+        else:
+            found = []
+            made.append(self.model(*inputs))
         first = min((began for _, began, _ in found), default=0.0)
-        return [(name, began - first, ended - first) for name, began, ended in found]
+        kernels = [(name, began - first, ended - first) for name, began, ended in found]
+        facts, self.kept[0] = outputs.describe(made[0], {})
+        handed, files = hand_over(self.kept[0])
+        return Answer({"kernels": kernels, "facts": outputs.facts_to_json(facts), "tensors": handed}, tuple(files))
 
     # -- one region alone
 
@@ -411,7 +407,7 @@ class Worker:
         self._check_arguments()
         facts, tensors = outputs.describe(output, {f"input {i}": x for i, x in enumerate(_tensors(self.arguments))})
         self.kept[number] = tensors
-        handed, files = outputs.hand_over(tensors)
+        handed, files = hand_over(tensors)
         return Answer({"facts": outputs.facts_to_json(facts), "tensors": handed}, tuple(files))
 
     def warm_alternative(self, implementation: Implementation) -> None:
@@ -484,7 +480,7 @@ class Worker:
 
     def _prepared(self) -> Sequence[Any]:
         """The program's prepared buffers (see the runtime part of an emitted program)."""
-        return getattr(self.model, "_prepared", ())
+        return getattr(self.model, "_qimeng_prepared", ())
 
     def _unprepared(self, *inputs: Any) -> Any:
         for p in self._prepared():
@@ -500,6 +496,7 @@ class Worker:
         broken = self.seal.broken() + [
             name for it in (self, self.stopwatch, self.parameters, self.witness) for name in shadowed(it)
         ]
+        broken += unlike(self.stopwatch, self._stopwatch_before)
         if broken:
             raise _tampered(broken)
 
@@ -509,8 +506,8 @@ class Worker:
 
 
 COMMANDS = (
-    "ready", "load", "trial", "again", "foreign", "release", "arm", "fire", "pick", "time", "timed", "peak", "profile",
-    "launches", "capture", "alternative", "warm_alternative", "time_alternative", "forget_region",
+    "ready", "load", "trial", "again", "foreign", "release", "arm", "fire", "queue", "finish", "time", "timed", "peak",
+    "profile", "launches", "capture", "alternative", "warm_alternative", "time_alternative", "forget_region",
     "rest",
 )  # fmt: skip
 

@@ -6,34 +6,23 @@ with the graph; whether the graph is right is for `qimeng.graph.verify` to say.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import io
 import logging
-import operator
 import warnings
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import Distribution
 from torch.utils import _pytree
-from torch.utils._mode_utils import no_dispatch
 
-from qimeng.errors import SpecError
+from qimeng.graph.convert import CaptureError, ValuesNeeded, converted
 from qimeng.graph.decompose import decomposed
-from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
+from qimeng.graph.leaves import Call, hide, innermost
+from qimeng.graph.opgraph import OpGraph
 from qimeng.spec.fake import fake_tensors
-
-
-class CaptureError(SpecError):
-    """The computation cannot be written as one static graph; it stays one PyTorch region."""
-
-
-class ValuesNeeded(CaptureError):
-    """The module holds a tensor outside its state_dict, whose values the program must carry."""
+from qimeng.spec.returned import opened
 
 
 def capture(
@@ -41,6 +30,7 @@ def capture(
     make_inputs: Callable[[], tuple[Any, ...]],
     specialise: bool = False,
     values: bool = False,
+    hidden: Mapping[str, Sequence[Call]] | None = None,
 ) -> OpGraph:
     """The graph of `make_module()(*make_inputs())`.
 
@@ -54,6 +44,7 @@ def capture(
         make_inputs: makes its positional inputs.
         specialise: specialise all numbers.
         values: make module and inputs in memory, which tensors need that are not in the state_dict.
+        hidden: submodules that stay as they are, with their calls (`qimeng.graph.leaves`).
 
     Raises:
         ValuesNeeded: there are such tensors and `values` is not set.
@@ -67,6 +58,8 @@ def capture(
         except Exception as error:  # user code under fake tensors raises errors of any class
             raise CaptureError(f"cannot be made without allocating memory: {type(error).__name__}: {error}") from error
         module.requires_grad_(False)
+        hide(module, hidden or {})
+        module.register_forward_hook(lambda _, inputs, output: opened(output))
         leaves, in_spec = _pytree.tree_flatten((inputs, {}))
         _check_inputs(inputs, leaves)
         floats = [] if specialise else [i for i, x in enumerate(leaves) if type(x) is float]
@@ -76,33 +69,33 @@ def capture(
                 for i in floats:
                     as_tensors[i] = torch.empty((), dtype=torch.float64)
                 args, _ = _pytree.tree_unflatten(as_tensors, in_spec)
-                graph = _convert(_export(module, args), in_spec, leaves, set(floats))
+                graph = converted(*_export(module, args), in_spec, leaves, set(floats))
                 if _numbers_in_plain_arithmetic(graph):
                     return graph
             except CaptureError:
                 pass  # specialised below
-        return _convert(_export(module, inputs), in_spec, leaves, set())
+        return converted(*_export(module, inputs), in_spec, leaves, set())
 
 
 def _check_inputs(inputs: tuple[Any, ...], leaves: list[Any]) -> None:
     for x in leaves:
         if not isinstance(x, (torch.Tensor, bool, int, float, str, type(None), torch.dtype)):
             raise CaptureError(f"an input is a {type(x).__name__}, neither a tensor nor a plain number or string")
-    _check_structure(inputs, "takes")
+    _check_structure(inputs)
 
 
-def _check_structure(tree: Any, verb: str) -> None:
-    """Only tuples, lists and dicts with plain keys can be written into a standalone file."""
+def _check_structure(tree: Any) -> None:
+    """Only tuples, lists and dicts with plain keys can be checked by a standalone file."""
     if type(tree) is dict:
         for key, item in tree.items():
             if type(key) not in (str, int):
-                raise CaptureError(f"the module {verb} a dict with a key of type {type(key).__name__}")
-            _check_structure(item, verb)
+                raise CaptureError(f"the module takes a dict with a key of type {type(key).__name__}")
+            _check_structure(item)
     elif type(tree) in (tuple, list):
         for item in tree:
-            _check_structure(item, verb)
+            _check_structure(item)
     elif _pytree.tree_structure(tree).num_children:
-        raise CaptureError(f"the module {verb} a {type(tree).__name__}; only tuples, lists and dicts are supported")
+        raise CaptureError(f"the module takes a {type(tree).__name__}; only tuples, lists and dicts are supported")
 
 
 def _numbers_in_plain_arithmetic(graph: OpGraph) -> bool:
@@ -148,198 +141,44 @@ def _unchecked_distributions() -> Iterator[None]:
         Distribution.set_default_validate_args(checks)
 
 
-def _export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
+def _join_buffers(exported: Any, module: torch.nn.Module) -> dict[str, str]:
+    """Make every use of a buffer that the module holds under several names a use of the first.
+
+    To torch.export they are buffers apart, which an update of one cannot reach.
+
+    Returns:
+        Other name to first name.
+    """
+    others: dict[str, str] = {}
+    first: dict[int, str] = {}
+    names = {spec.target: spec.arg.name for spec in exported.graph_signature.input_specs if spec.target}
+    nodes = {n.name: n for n in exported.graph.nodes}
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        known = first.setdefault(id(buffer), name)
+        if known != name and name in names and known in names:
+            nodes[names[name]].replace_all_uses_with(nodes[names[known]])
+            held = exported.state_dict if name in exported.state_dict else exported.constants
+            held[name] = buffer.clone()
+            others[name] = known
+    if others:
+        exported.graph_module.recompile()
+    return others
+
+
+def _export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict[str, str]]:
+    """The exported program with its operators taken apart, and the other names of its buffers."""
     with warnings.catch_warnings(), _quiet("torch.fx.experimental.symbolic_shapes"), _unchecked_distributions():
         warnings.simplefilter("ignore")
         try:
-            return decomposed(torch.export.export(module, inputs, strict=False))
+            exported = torch.export.export(module, inputs, strict=False)
+            others = _join_buffers(exported, module)
+            return decomposed(exported), others
         except Exception as error:  # torch.export raises many classes of its own, none of them public
             first, name = str(error).strip().splitlines() or [""], type(error).__name__
             plain = "what it does depends on the values of a tensor; " if "DataDependent" in name else ""
-            raise CaptureError(f"torch.export: {plain}{name}: {first[0][:300]}") from error
+            refused = CaptureError(f"torch.export: {plain}{name}: {first[0][:300]}")
+            refused.where = innermost(module, error)
+            raise refused from error
 
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_COPIES = ("aten.clone.default", "aten.lift_fresh_copy.default", "aten.detach.default", "aten.alias.default")
-
-
-def _convert(exported: Any, in_spec: Any, leaves: list[Any], floats: set[int]) -> OpGraph:
-    signature = exported.graph_signature
-    kinds = torch.export.graph_signature.InputKind
-    nodes: dict[str, Node] = {}
-    rename: dict[str, Value] = {}
-    sources = {spec.arg.name: spec for spec in signature.input_specs if hasattr(spec.arg, "name")}
-    _check_sources(signature, kinds)
-    users = [spec for spec in signature.input_specs if spec.kind == kinds.USER_INPUT]
-    position = {spec.arg.name: i for i, spec in enumerate(users) if hasattr(spec.arg, "name")}
-    for fx in exported.graph.nodes:
-        if fx.op == "placeholder":
-            node = _source(exported, fx, sources.get(fx.name), position, floats, kinds)
-            if node is not None:
-                nodes[fx.name] = node
-                rename[fx.name] = Value(fx.name)
-        elif fx.op == "call_function" and fx.target is operator.getitem:
-            piece = _piece(fx, rename)
-            if piece is not None:
-                nodes[fx.name] = piece
-            rename[fx.name] = Value(fx.name) if piece is not None else Value(rename[fx.args[0].name].node, fx.args[1])
-        elif (
-            fx.op == "call_function"
-            and str(fx.target) in _COPIES
-            and nodes[rename[fx.args[0].name].node].literal is not None
-        ):
-            rename[fx.name] = rename[fx.args[0].name]
-        elif fx.op == "call_function":
-            nodes[fx.name] = _operator(fx, rename)
-            rename[fx.name] = Value(fx.name)
-        elif fx.op not in ("output",):
-            raise CaptureError(f"graph node {fx.op} {fx.target} is not supported")
-    out_kinds = torch.export.graph_signature.OutputKind
-    outputs: list[Any] = []
-    mutations: list[tuple[str, Value]] = []
-    for spec in signature.output_specs:
-        if spec.kind == out_kinds.BUFFER_MUTATION:
-            mutations.append((spec.target, rename[spec.arg.name]))
-        elif spec.kind == out_kinds.USER_OUTPUT:
-            name = getattr(spec.arg, "name", None)
-            outputs.append(rename[name] if name in rename else getattr(spec.arg, "value", None))
-        else:
-            raise CaptureError("the computation changes its inputs")
-    out_spec = exported.call_spec.out_spec
-    _check_structure(_pytree.tree_unflatten([0] * out_spec.num_leaves, out_spec), "returns")
-    scalars = {i: x for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor) and i not in floats}
-    graph = OpGraph(
-        nodes=nodes,
-        outputs=tuple(outputs),
-        mutations=tuple(mutations),
-        in_spec=_pytree.treespec_dumps(in_spec),
-        out_spec=_pytree.treespec_dumps(out_spec),
-        scalars=scalars,
-        n_inputs=len(leaves),
-    )
-    return _prune(graph)
-
-
-def _check_sources(signature: Any, kinds: Any) -> None:
-    """A program cannot order effects (tokens: an error check, a print) and holds no objects but tensors."""
-    for spec in signature.input_specs:
-        if spec.kind == kinds.TOKEN:
-            raise CaptureError("an operator has an effect besides its results, such as an error check or a print")
-        if spec.kind not in (kinds.USER_INPUT, kinds.PARAMETER, kinds.BUFFER, kinds.CONSTANT_TENSOR):
-            raise CaptureError(f"the module holds an object that is no tensor ({spec.target})")
-
-
-def _source(exported: Any, fx: Any, spec: Any, position: dict[str, int], floats: set[int], kinds: Any) -> Node | None:
-    value = fx.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return None
-    metas = (_meta(value),)
-    if spec.kind == kinds.PARAMETER:
-        return Node(fx.name, "parameter", spec.target, metas=metas)
-    if spec.kind == kinds.BUFFER:
-        held = None if spec.persistent else _bytes(exported.constants[spec.target], spec.target)
-        return Node(fx.name, "buffer", spec.target, metas=metas, literal=held)
-    if spec.kind == kinds.CONSTANT_TENSOR:
-        held = exported.constants[spec.target]
-        if held.dim():
-            return Node(fx.name, "buffer", spec.target, metas=metas, literal=_bytes(held, spec.target))
-        return Node(fx.name, "constant", "", metas=metas, literal=_number(held, spec.target))
-    index = position[fx.name]
-    return Node(fx.name, "scalar" if index in floats else "input", str(index), metas=metas)
-
-
-def _number(tensor: torch.Tensor, name: str) -> Any:
-    """The number that a constant of no dimensions holds."""
-    known = getattr(tensor, "constant", None) if isinstance(tensor, FakeTensor) else tensor
-    if known is None:
-        raise ValuesNeeded(f"the module holds a tensor that is neither parameter nor buffer ({name})")
-    if known.is_complex():
-        raise CaptureError(f"the module holds a complex number ({name})")
-    with no_dispatch():
-        return known.item()
-
-
-MOST_BYTES = 1 << 20
-"""Largest tensor that a program carries in its text."""
-
-
-def _bytes(tensor: torch.Tensor, name: str) -> str:
-    """The contents of a tensor that is not in the state_dict, as text (zlib, base64)."""
-    size = tensor.numel() * tensor.element_size()
-    if size > MOST_BYTES:
-        raise CaptureError(
-            f"tensor {name} of {size} B is not in the state_dict, and a program carries at most {MOST_BYTES} B of "
-            "such; make it a persistent buffer"
-        )
-    if isinstance(tensor, FakeTensor):
-        raise ValuesNeeded(f"tensor {name} is not in the state_dict; make it a persistent buffer")
-    with no_dispatch():
-        plain = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
-        return base64.b64encode(zlib.compress(bytes(plain.tolist()), 9)).decode()
-
-
-def _piece(fx: Any, rename: dict[str, Value]) -> Node | None:
-    """One result of a split as a view of what is split; None for the result of another operator."""
-    base, port = fx.args
-    target = str(base.target)
-    where: tuple[int, ...]
-    if target == "aten.unbind.int":
-        dim = base.args[1] if len(base.args) > 1 else 0
-        view, where = "aten.select.int", (port,)
-    elif target in ("aten.split_with_sizes.default", "aten.split.Tensor"):
-        dim = base.args[2] if len(base.args) > 2 else 0
-        sizes = [int(v.shape[dim]) for v in base.meta["val"]]
-        view, where = "aten.slice.Tensor", (sum(sizes[:port]), sum(sizes[: port + 1]))
-    else:
-        return None
-    whole = rename[base.args[0].name]
-    return Node(fx.name, "op", view, args=(whole, dim, *where), metas=(_meta(fx.meta["val"]),))
-
-
-def _operator(fx: Any, rename: dict[str, Value]) -> Node:
-    if not isinstance(fx.target, torch._ops.OpOverload):
-        raise CaptureError(f"{fx.target} is not an ATen operator")
-
-    def convert(item: Any) -> Any:
-        if isinstance(item, torch.fx.Node):
-            return rename[item.name]
-        if isinstance(item, (list, tuple)):
-            return tuple(convert(i) for i in item)
-        if isinstance(item, _SYMBOLS):
-            raise CaptureError(f"a size depends on data ({target})")
-        return item
-
-    target = str(fx.target)
-    value = fx.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    sizes = [s for v in values if isinstance(v, torch.Tensor) for s in (*v.shape, *v.stride())]
-    if any(isinstance(v, _SYMBOLS) for v in (*values, *sizes)):
-        raise CaptureError(f"a number or size depends on data ({target})")
-    if target == "aten.scalar_tensor.default":
-        return Node(fx.name, "constant", "", metas=(_meta(values[0]),), literal=fx.args[0])
-    return Node(
-        fx.name,
-        "op",
-        target,
-        args=convert(fx.args),
-        kwargs=tuple((k, convert(v)) for k, v in fx.kwargs.items()),
-        metas=tuple(_meta(v) if isinstance(v, torch.Tensor) else None for v in values),
-    )
-
-
-def _meta(value: torch.Tensor) -> Meta:
-    return Meta(tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch."))
-
-
-def _prune(graph: OpGraph) -> OpGraph:
-    """Drop operators whose results nothing needs; sources stay, since they are the module's face."""
-    needed = {v.node for v in graph.results()}
-    for node in reversed(graph.nodes.values()):
-        if node.name in needed:
-            needed.update(v.node for v in node.operands())
-    kept = {
-        n.name: n
-        for n in graph.nodes.values()
-        if n.name in needed or n.kind in ("input", "parameter", "buffer", "scalar")
-    }
-    return OpGraph(kept, graph.outputs, graph.mutations, graph.in_spec, graph.out_spec, graph.scalars, graph.n_inputs)
+__all__ = ["CaptureError", "ValuesNeeded", "capture"]

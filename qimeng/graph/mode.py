@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from qimeng.spec import KernelSpec, perturb_parameters
+from qimeng.spec.dispatch import DispatchMode
 from qimeng.spec.fake import fake_tensors
+from qimeng.spec.returned import opened
 
 CLOSE = 1e-3
 """Values nearer than this, relative to the largest, are the same computation in another order."""
@@ -39,12 +40,12 @@ def mode_matters(spec: KernelSpec) -> bool:
         return True
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plain = _pytree.tree_map_only(torch.Tensor, lambda t: (tuple(t.shape), t.dtype), (args, kwargs or {}))
         self.calls.append(f"{func} {plain}")
         return func(*args, **(kwargs or {}))
@@ -67,7 +68,7 @@ def _values(spec: KernelSpec) -> list[Any]:
     with torch.no_grad():
         for seed in (1, 2):
             torch.manual_seed(seed)
-            found += _pytree.tree_leaves(module(*spec.inputs(seed)))
+            found += _pytree.tree_leaves(opened(module(*spec.inputs(seed))))
     return found + list(module.state_dict().values())
 
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import networkx as nx
+
+from qimeng.graph.structure import Structure
+from qimeng.spec.call import Call
 
 
 @dataclass(frozen=True, order=True)
@@ -56,12 +60,14 @@ class Node:
         name: unique in its graph.
         kind: ``"op"``, ``"input"``, ``"scalar"`` (a Python number among the inputs), ``"parameter"``, ``"buffer"``
             or ``"constant"``.
-        target: the ATen overload (``"aten.add.Tensor"``) of an op; the state-dict key of a parameter or buffer;
-            the position among the flattened inputs, as text, of an input.
+        target: the ATen overload (``"aten.add.Tensor"``) of an op, or ``"torch."``, a label and a hash where it is a
+            piece of PyTorch code (`qimeng.graph.parts`); the state-dict key of a parameter or buffer; the position
+            among the flattened inputs, as text, of an input.
         args: positional arguments, with `Value` where a tensor comes in.
         kwargs: keyword arguments, likewise.
         metas: one `Meta` per port; None for a port that nothing reads.
-        literal: the number a constant holds; the contents of a buffer that is not in the state_dict (zlib, base64).
+        literal: the number a constant holds; the contents of a buffer that is not in the state_dict (zlib, base64);
+            the text of an op that is a piece of PyTorch code.
     """
 
     name: str
@@ -96,16 +102,18 @@ class OpGraph:
             specialised (a call with another number is refused).
         n_inputs: number of flattened inputs.
         training: the mode that the module was in, where it computes something else in the other; None where not.
+        call: names and defaults of the arguments, for calls that use them.
     """
 
     nodes: dict[str, Node]
     outputs: tuple[Any, ...]
     mutations: tuple[tuple[str, Value], ...] = ()
     in_spec: str = ""
-    out_spec: str = ""
+    out_spec: Structure = Structure()
     scalars: dict[int, Any] = field(default_factory=dict)
     n_inputs: int = 0
     training: bool | None = None
+    call: Call = field(default_factory=Call)
 
     def meta(self, value: Value) -> Meta:
         """Shape, stride and dtype of `value`."""
@@ -122,6 +130,13 @@ class OpGraph:
         """Every value that leaves the graph: outputs and buffer updates."""
         out = [o for o in self.outputs if isinstance(o, Value)]
         return tuple(dict.fromkeys(out + [v for _, v in self.mutations]))
+
+    @cached_property
+    def deciding(self) -> frozenset[Value]:
+        """Values that decide something further on; see `qimeng.graph.deciding`."""
+        from qimeng.graph.deciding import deciding_values
+
+        return deciding_values(self)
 
     @property
     def digraph(self) -> nx.MultiDiGraph:

@@ -36,10 +36,10 @@ REDUCTIONS = frozenset(
 POINTWISE = frozenset(
     ("aten." + name)
     for name in (
-        "add sub rsub mul div pow neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan "
-        "tanh sinh cosh asin acos atan atan2 asinh acosh atanh sigmoid relu relu6 leaky_relu elu selu celu gelu silu "
-        "mish hardsigmoid hardswish hardtanh softplus softsign log_sigmoid_forward threshold clamp "
-        "clamp_min clamp_max maximum "
+        "add sub rsub mul div pow neg copysign abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal "
+        "sin cos tan tanh sinh cosh asin acos atan atan2 asinh acosh atanh sigmoid relu relu6 leaky_relu elu selu celu "
+        "gelu silu mish hardsigmoid hardswish hardtanh softplus softsign log_sigmoid_forward threshold "
+        "clamp clamp_min clamp_max maximum "
         "minimum fmod remainder where eq ne lt le gt ge "
         "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor "
         "bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ sign floor ceil "
@@ -52,8 +52,8 @@ POINTWISE = frozenset(
 EXACT = VIEWS | frozenset(
     ("aten." + name)
     for name in (
-        "neg abs relu threshold clamp clamp_min clamp_max hardtanh relu6 maximum minimum where eq ne lt le gt ge "
-        "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor sign sgn "
+        "neg copysign abs relu threshold clamp clamp_min clamp_max hardtanh relu6 maximum minimum where eq ne lt le gt "
+        "ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor sign sgn "
         "signbit floor ceil round trunc isnan isinf clone _to_copy copy scalar_tensor full full_like zeros_like "
         "ones_like lift_fresh_copy tril triu arange fill masked_fill amax amin max min argmax argmin any all "
         "gather index_select embedding sort argsort topk kthvalue cat stack"

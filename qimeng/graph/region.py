@@ -55,8 +55,16 @@ class Region:
         return tuple(self.graph.nodes[n] for n in self.nodes)
 
     def function(self, name: str = "region") -> str:
-        """The region as the text of a PyTorch function of its inputs that returns a tuple of its outputs."""
-        return f"def {name}{self._after_name}"
+        """The region as the text of a PyTorch function of its inputs that returns a tuple of its outputs.
+
+        Before it stand the pieces of PyTorch code that it calls (`qimeng.graph.parts`).
+        """
+        return f"{self._parts}def {name}{self._after_name}"
+
+    @cached_property
+    def _parts(self) -> str:
+        texts = {n.literal.replace("def part(", f"def {_part_name(n)}(", 1): None for n in self.ops if n.literal}
+        return "".join(f"{text}\n\n" for text in texts)
 
     @cached_property
     def _after_name(self) -> str:
@@ -64,8 +72,11 @@ class Region:
         lines = [f"({', '.join(names.values())}):"]
         count = 0
         for node in self.ops:
-            call = call_text(self.graph, node, names)
-            if len(node.metas) == 1:
+            if node.literal is not None:
+                call = f"{_part_name(node)}({', '.join(_argument(self.graph, v, names) for v in node.args)})"
+            else:
+                call = call_text(self.graph, node, names)
+            if len(node.metas) == 1 and node.literal is None:
                 names[Value(node.name)] = f"v{count}"
                 lines.append(f"    v{count} = {call}")
                 count += 1
@@ -79,7 +90,7 @@ class Region:
 
     @cached_property
     def signature(self) -> str:
-        """Hash of what the region computes: text, shapes, strides, dtypes, and which inputs are parameters.
+        """Hash of what the region computes: text, shapes, strides, dtypes, which values are parameters or decide.
 
         Regions with equal signatures share one implementation.
         """
@@ -89,6 +100,7 @@ class Region:
             held = node.kind if node.kind in ("parameter", "buffer", "scalar") else "tensor"
             parts.append(f"{held} {self.graph.meta(value)}")
         parts += [str(self.graph.meta(v)) for v in self.outputs]
+        parts += [f"{number} decides" for number, v in enumerate(self.outputs) if v in self.graph.deciding]
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
     def bytes_moved(self) -> int:
@@ -257,15 +269,7 @@ def call_text(graph: OpGraph, node: Node, names: dict[Value, str]) -> str:
     """
 
     def text(item: Any) -> str:
-        if isinstance(item, Value):
-            source = graph.nodes[item.node]
-            if source.kind == "constant" and source.metas[0] is not None:
-                return f"torch.scalar_tensor({literal(source.literal)}, dtype=torch.{source.metas[0].dtype})"
-            return names[item]
-        if isinstance(item, (tuple, list)):
-            inner = ", ".join(text(i) for i in item)
-            return f"[{inner}]"
-        return literal(item)
+        return _argument(graph, item, names)
 
     args = [text(a) for a in node.args] + [f"{k}={text(v)}" for k, v in node.kwargs if k != "device"]
     if "device" in dict(node.kwargs) and not node.operands():
@@ -273,6 +277,21 @@ def call_text(graph: OpGraph, node: Node, names: dict[Value, str]) -> str:
         anchor = next(beside, None)
         args.append(f"device={anchor}.device" if anchor else "device=torch.get_default_device()")
     return f"torch.ops.{node.target}({', '.join(args)})"
+
+
+def _part_name(node: Node) -> str:
+    return f"part_{node.target.rsplit('.', 1)[1]}"
+
+
+def _argument(graph: OpGraph, item: Any, names: dict[Value, str]) -> str:
+    if isinstance(item, Value):
+        source = graph.nodes[item.node]
+        if source.kind == "constant" and source.metas[0] is not None:
+            return f"torch.scalar_tensor({literal(source.literal)}, dtype=torch.{source.metas[0].dtype})"
+        return names[item]
+    if isinstance(item, (tuple, list)):
+        return f"[{', '.join(_argument(graph, i, names) for i in item)}]"
+    return literal(item)
 
 
 def literal(item: Any) -> str:

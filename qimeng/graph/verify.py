@@ -7,7 +7,7 @@ changes. Knows nothing about kernels or timing.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,14 @@ import torch
 from torch.utils import _pytree
 
 from qimeng.graph.capture import CaptureError, ValuesNeeded, capture
+from qimeng.graph.layout import laid_out, order_of
+from qimeng.graph.leaves import Call, recorded
 from qimeng.graph.mode import mode_matters
-from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.opgraph import Node, OpGraph
 from qimeng.program.program import Program, load_source
-from qimeng.spec import KernelSpec, perturb_parameters
+from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
 from qimeng.spec.reduce import RUNNABLE
+from qimeng.spec.returned import opened
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Differences between two orders of the same arithmetic; a graph that computes something else is far outside."""
@@ -38,23 +41,74 @@ def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
     if not verify:
         return graph
     try:
-        verify_graph(spec, graph)
+        graph = _verified(spec, graph)
     except CaptureError:
         if not _free(graph):
             raise
-        graph = _capture(spec, specialise=True)
-        verify_graph(spec, graph)
-    return replace(graph, training=spec.training) if mode_matters(spec) else graph
+        graph = _verified(spec, _capture(spec, specialise=True))
+    positions = len(_pytree.treespec_loads(graph.in_spec).child(0).children())
+    return replace(graph, training=spec.training if mode_matters(spec) else None, call=spec.call(positions))
+
+
+class _OtherLayout(CaptureError):
+    """An output of the module fills its memory in another order of dimensions than the graph's."""
+
+    def __init__(self, message: str, number: int, order: tuple[int, ...]):
+        super().__init__(message)
+        self.number, self.order = number, order
+
+
+def _verified(spec: KernelSpec, graph: OpGraph) -> OpGraph:
+    """`graph` once it is right, its outputs laid out in memory as the module's."""
+    orders: dict[int, tuple[int, ...]] = {}
+    while True:
+        try:
+            verify_graph(spec, graph, orders)
+            return laid_out(graph, orders)
+        except _OtherLayout as other:
+            if other.number in orders:
+                raise
+            orders[other.number] = other.order
 
 
 def _capture(spec: KernelSpec, specialise: bool = False) -> OpGraph:
-    """The graph; module and inputs are made in memory only where tensors outside the state_dict ask for it."""
+    """The graph; a submodule that torch.export refuses stays as it is, where the module around it can be captured."""
+    hidden: dict[str, list[Call]] = {}
+    while True:
+        try:
+            return _in_memory_if_needed(spec, specialise, hidden)
+        except CaptureError as error:
+            name = error.where
+            while name and not (found := _hidden_too(spec, hidden, name)):
+                name = name.rpartition(".")[0]
+            if not name:
+                raise
+            hidden = found
+
+
+def _hidden_too(spec: KernelSpec, hidden: Mapping[str, Any], name: str) -> dict[str, list[Call]]:
+    """`hidden` with the submodule called `name`; empty where that cannot be."""
+    kept = [other for other in hidden if not other.startswith(f"{name}.")]
+    if name in hidden or not spec.is_small:
+        return {}
     try:
-        return capture(spec.module, lambda: spec.inputs(0), specialise)
+        return recorded(spec, [*kept, name])
+    except Exception:  # noqa: BLE001  it also runs and rebuilds the user's own classes, which may raise anything
+        return {}
+
+
+def _in_memory_if_needed(spec: KernelSpec, specialise: bool, hidden: Mapping[str, Sequence[Call]]) -> OpGraph:
+    """The graph; module and inputs are made in memory only where tensors outside the state_dict ask for it."""
+
+    def inputs() -> tuple[Any, ...]:
+        return spec.inputs(0, "cpu", EXAMPLES)
+
+    try:
+        return capture(spec.module, inputs, specialise, hidden=hidden)
     except ValuesNeeded:
         if not spec.is_small:
             raise
-        return capture(spec.module, lambda: spec.inputs(0), specialise, values=True)
+        return capture(spec.module, inputs, specialise, values=True, hidden=hidden)
 
 
 def _free(graph: OpGraph) -> set[int]:
@@ -62,21 +116,27 @@ def _free(graph: OpGraph) -> set[int]:
     return {int(n.target) for n in graph.nodes.values() if n.kind == "scalar"}
 
 
-def verify_graph(spec: KernelSpec, graph: OpGraph) -> None:
+def verify_graph(spec: KernelSpec, graph: OpGraph, orders: Mapping[int, tuple[int, ...]] | None = None) -> None:
     """Compare the program of `graph`, all on PyTorch, with the module it was captured from.
 
-    On two seeds, each called twice in a row so that state shows; the second with other parameters. Then with its
+    On the user's own inputs and on two seeds, each called twice in a row so that state shows; the last with other
+    parameters. Then with its
     Python numbers changed: those that the graph holds for any value must follow, others must be refused. Compared:
     structure, type, shape, stride, dtype, values, buffers, and that no output shares memory that the module's does
     not. At reduced size where that has the same operators in the same order; else as a whole, on the GPU where it
     is too large for the CPU.
+
+    Args:
+        spec: makes the module.
+        graph: what was captured.
+        orders: outputs that get another layout than the graph's (`qimeng.graph.layout`).
 
     Raises:
         CaptureError: a difference, or no size at which the two can be compared; the message names it.
     """
     small, device = spec.reduced(), "cpu"
     reduced = graph if small is spec else _capture(small, specialise=not _free(graph))
-    if [n.target for n in reduced.ops()] != [n.target for n in graph.ops()]:
+    if [_kind(n) for n in reduced.ops()] != [_kind(n) for n in graph.ops()]:
         small, reduced = spec, graph
     if small is spec and _elements(graph) > RUNNABLE:
         if not torch.cuda.is_available():
@@ -85,14 +145,15 @@ def verify_graph(spec: KernelSpec, graph: OpGraph) -> None:
                 "checked against the module without a GPU"
             )
         device = "cuda"
+    reduced = laid_out(reduced, orders or {})
     module = small.module(device)
     with tempfile.TemporaryDirectory(prefix="qimeng_verify_") as folder:
         model = load_source(Program.start(reduced).source, "qimeng_verify", folder).Model().to(device)
-    for seed in (1, 2):
+    for seed, distribution in ((0, EXAMPLES), (1, "given"), (2, "given")):
         if seed == 2:
             perturb_parameters(module, seed)
         _load(model, module)
-        inputs = small.inputs(seed, device)
+        inputs = small.inputs(seed, device, distribution)
         for _ in range(2):
             _compare(module, model, inputs)
     inputs = small.inputs(3, device)
@@ -104,6 +165,11 @@ def verify_graph(spec: KernelSpec, graph: OpGraph) -> None:
         except ValueError:
             continue
         raise CaptureError(f"the graph was made for one value of input {position} but takes another")
+
+
+def _kind(node: Node) -> str:
+    """The operator; of a piece of PyTorch code, whose text holds sizes, what it does in short."""
+    return node.target if node.literal is None else node.packet
 
 
 def _elements(graph: OpGraph) -> int:
@@ -120,7 +186,7 @@ def _load(model: torch.nn.Module, module: torch.nn.Module) -> None:
 def _run(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
     with torch.no_grad():
         torch.manual_seed(0)
-        return module(*inputs)
+        return opened(module(*inputs))
 
 
 def _compare(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any, ...], may_fail: bool = False) -> None:
@@ -143,6 +209,7 @@ def _compare(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any,
     state = {n: b for n, b in module.named_buffers() if n in buffers}
     for i, (a, b) in enumerate(zip(wanted, got, strict=True)):
         _same(f"output {i}", a, b)
+        _same_strides(i, a, b)
     for name, buffer in state.items():
         _same(f"buffer {name}", buffer, buffers[name])
     here = [*_pytree.tree_leaves(inputs), *state.values()]
@@ -163,8 +230,6 @@ def _same(what: str, a: Any, b: Any) -> None:
             raise CaptureError(
                 f"{what} has {fact} {getattr(b, fact)} from the graph, {getattr(a, fact)} from the module"
             )
-    if a.stride() != b.stride():
-        raise CaptureError(f"{what} has strides {b.stride()} from the graph, {a.stride()} from the module")
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
     if not a.is_floating_point():
@@ -178,6 +243,17 @@ def _same(what: str, a: Any, b: Any) -> None:
     if not torch.allclose(x, y, rtol=limit, atol=limit * scale, equal_nan=True):
         worst = float((x - y).abs().nan_to_num(torch.inf).max())
         raise CaptureError(f"{what} differs by up to {worst:.3g} where values reach {scale:.3g}")
+
+
+def _same_strides(number: int, a: Any, b: Any) -> None:
+    """Refuse where the elements of `b`, from the graph, lie otherwise in memory than those of `a`, from the module."""
+    if not isinstance(a, torch.Tensor) or all(
+        n <= 1 or s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True)
+    ):
+        return
+    message = f"output {number} has strides {b.stride()} from the graph, {a.stride()} from the module"
+    order = order_of(tuple(a.shape), a.stride())
+    raise CaptureError(message) if order is None else _OtherLayout(message, number, order)
 
 
 def _shared(x: Any, others: list[Any]) -> set[int]:

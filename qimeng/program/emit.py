@@ -6,7 +6,6 @@ inputs and a straight-line forward. Knows nothing about what the regions compute
 
 from __future__ import annotations
 
-import keyword
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,8 @@ import torch
 
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, row_major
 from qimeng.graph.region import Region, literal
+from qimeng.graph.structure import structure_of
+from qimeng.program.face import arrange, attribute, call_constants, face_runtime, refuse_gradients
 
 if TYPE_CHECKING:
     from qimeng.program.program import Implementation
@@ -34,14 +35,12 @@ def _declare(module, key, shape, stride, dtype, parameter):
     """Add an empty parameter or buffer under its dotted name."""
     *path, last = key.split(".")
     for part in path:
-        if part not in module._modules:
-            module.add_module(part, torch.nn.Module())
-        module = module._modules[part]
+        module = module._modules.setdefault(part, torch.nn.Module())
     value = torch.empty_strided(shape, stride, dtype=dtype).zero_()
     if parameter:
-        module.register_parameter(last, torch.nn.Parameter(value, requires_grad=False))
+        module._parameters[last] = torch.nn.Parameter(value, requires_grad=False)
     else:
-        module.register_buffer(last, value)
+        module._buffers[last] = value
 
 
 def _check(name, tensor, shape, stride, dtype, device):
@@ -55,6 +54,16 @@ def _check(name, tensor, shape, stride, dtype, device):
         )
     if tensor.device != device:
         raise ValueError(f"input {name}: expected on {device}, got {tensor.device}")
+
+
+def _in_memory(tensor):
+    """`tensor`, or a copy of it where PyTorch holds its sign or its conjugation back, which no kernel would see."""
+    if not (tensor.is_neg() or tensor.is_conj()):
+        return tensor
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())
+    copy[once].copy_(tensor[once])
+    return copy
 
 
 def _check_state(module, table):
@@ -71,6 +80,8 @@ def _check_state(module, table):
                 f"{key}: made for shape {shape}, stride {stride}, {dtype}; got shape {tuple(tensor.shape)}, "
                 f"stride {tensor.stride()}, {tensor.dtype}"
             )
+        if tensor.is_neg() or tensor.is_conj():
+            raise ValueError(f"{key}: PyTorch holds its sign back; give the tensor itself, as resolve_neg() returns it")
 
 
 class _Prepared:
@@ -88,6 +99,9 @@ class _Prepared:
 
 '''
 
+LAZY_VIEWS = ("aten._neg_view", "aten._conj", "aten.conj", "aten.imag")
+"""Operators on PyTorch that may yield a view of memory with another sign, or of conjugates."""
+
 DEVICE = """
 def _check_device(device):
     \"\"\"Refuse tensors that no kernel of Triton's can reach.\"\"\"
@@ -95,16 +109,25 @@ def _check_device(device):
         raise ValueError("made for a GPU, got tensors on cpu: move the module and its inputs there, as by .to('cuda')")
 
 """
+BFLOAT16 = """
+def _check_bfloat16(device):
+    \"\"\"Refuse Triton's own interpreter, which truncates to bfloat16 and multiplies its bits as integers.\"\"\"
+    if device.type == "cpu" and not hasattr(triton.runtime.interpreter.InterpreterBuilder, "rounds_to_bfloat16"):
+        raise ValueError(
+            "Triton's interpreter computes bfloat16 wrongly: run this program on a GPU, or call "
+            "qimeng.envs.interpreter.mend() first"
+        )
+
+
+"""
 
 STATE_CHANGES = """
-    _fits = True
-
     def _apply(self, *args, **kwargs):
-        self._fits = False
+        vars(self)["_qimeng_fits"] = False
         return super()._apply(*args, **kwargs)
 
     def _load_from_state_dict(self, *args, **kwargs):
-        self._fits = False
+        vars(self)["_qimeng_fits"] = False
         return super()._load_from_state_dict(*args, **kwargs)
 """.rstrip().split("\n")
 
@@ -131,7 +154,16 @@ def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]])
         sections.setdefault(impl.entry, f"# ---- {region.label()}\n{impl.source.strip()}\n")
     header = HEADER.format(triton="import triton\nimport triton.language as tl" if uses_triton else "")
     carry = CARRY if any(n.kind == "buffer" and n.literal is not None for n in graph.nodes.values()) else ""
-    body = "\n\n".join(sections.values()) + "\n" + RUNTIME + (DEVICE if _has_kernels(parts) else "") + carry
+    bfloat16 = _uses_bfloat16(graph, parts)
+    body = (
+        "\n\n".join(sections.values())
+        + "\n"
+        + RUNTIME
+        + face_runtime(graph)
+        + (DEVICE if _has_kernels(parts) else "")
+        + (BFLOAT16 if bfloat16 else "")
+        + carry
+    )
     return header.replace("\n\n\n\n", "\n\n\n") + body + _model(graph, parts)
 
 
@@ -140,7 +172,7 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
     state, inputs = [], []
     for node in graph.nodes.values():
         if node.kind in ("parameter", "buffer"):
-            names[Value(node.name)] = f"self{_attribute(node.target)}"
+            names[Value(node.name)] = f"self{attribute(node.target)}"
             state.append(node)
         elif node.kind in ("input", "scalar"):
             names[Value(node.name)] = f"a{node.target}"
@@ -150,11 +182,12 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
                 f"torch.scalar_tensor({literal(node.literal)}, dtype=torch.{node.metas[0].dtype}, device=device)"
             )
     prepared = [
-        (f"self._prepared[{i}]", region, impl) for i, (region, impl) in enumerate((r, m) for r, m in parts if m.prepare)
+        (f"prepared[{i}]", region, impl) for i, (region, impl) in enumerate((r, m) for r, m in parts if m.prepare)
     ]
     by_region = {id(region): slot for slot, region, _ in prepared}
     lines = [
         *_structure(graph),
+        *call_constants(graph.call),
         *_state(state),
         "",
         "class Model(torch.nn.Module):",
@@ -166,21 +199,27 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
     for node in state:
         if node.literal is not None:
             lines.append(f"        _carry(self, {node.target!r}, *_STATE[{node.target!r}][:3], {node.literal!r})")
-    lines.append(f"        self._prepared = [{', '.join(f'_Prepared({impl.prepare})' for _, _, impl in prepared)}]")
+    made = ", ".join(f"_Prepared({impl.prepare})" for _, _, impl in prepared)
+    lines.append(f"        vars(self).update(_qimeng_prepared=[{made}], _qimeng_fits=True)")
     if graph.training is False:
         lines.append("        self.eval()")
     lines += STATE_CHANGES if state else []
-    lines += ["", "    def forward(self, *args):"]
-    lines += [f"        {line}" for line in (*_mode(graph), *_unpack(graph))]
+    lines += ["", "    def forward(self, *args, **kwargs):"]
+    lines += [f"        {line}" for line in (*_mode(graph), *arrange(graph.call), *_unpack(graph))]
     if state:
         lines += [
-            "        if not self._fits:",
+            '        if not vars(self)["_qimeng_fits"]:',
             "            _check_state(self, _STATE)",
-            "            self._fits = True",
+            '            vars(self)["_qimeng_fits"] = True',
         ]
-    lines += [f"        {line}" for line in _guards(graph, inputs, _has_kernels(parts))]
+    lines += [f"        {line}" for line in (*_guards(graph, inputs), *refuse_gradients(graph))]
+    lines += ["        _check_device(device)"] if _has_kernels(parts) else []
+    lines += ["        _check_bfloat16(device)"] if _uses_bfloat16(graph, parts) else []
+    lines += ['        prepared = vars(self)["_qimeng_prepared"]'] if prepared else []
     last_use = _last_uses(graph, parts)
+    held_back = _lazily_read(graph, parts)
     for k, (region, impl) in enumerate(parts):
+        lines += [f"        {names[v]} = _in_memory({names[v]})" for v in held_back[k]]
         arguments = [names[v] for v in region.inputs]
         if impl.prepare:
             packed = ", ".join(names[region.inputs[i]] for i in impl.prepare_inputs)
@@ -199,12 +238,21 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
             lines.append(f"        del {', '.join(dead)}")
     lines += _mutations(graph, names)
     out = [names[o] if isinstance(o, Value) else literal(o) for o in graph.outputs]
-    lines.append(f"        return {_rebuild(graph.out_spec, out)}")
+    lines.append(f"        return {graph.out_spec.text(out)}")
     return "\n".join(lines) + "\n"
 
 
 def _has_kernels(parts: Sequence[tuple[Region, Implementation]]) -> bool:
     return any("@triton.jit" in impl.source for _, impl in parts)
+
+
+def _uses_bfloat16(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> bool:
+    """Whether a kernel reads, writes or computes in bfloat16."""
+    return any(
+        "@triton.jit" in impl.source
+        and ("bfloat16" in impl.source or any(graph.meta(v).dtype == "bfloat16" for v in region.inputs))
+        for region, impl in parts
+    )
 
 
 def _state(state: Sequence[Node]) -> list[str]:
@@ -244,22 +292,7 @@ def _mutations(graph: OpGraph, names: dict[Value, str]) -> list[str]:
         if node.kind == "buffer" and node.target in changed:
             lines.append(f"        old{len(lines)} = {names[value]}.clone()")
             names[value] = f"old{len(lines) - 1}"
-    return lines + [f"        self{_attribute(key)}.copy_({names[value]})" for key, value in graph.mutations]
-
-
-def _attribute(key: str) -> str:
-    """What follows ``self`` to reach a parameter or buffer, whose parts need not be Python names.
-
-    >>> _attribute("layer.weight"), _attribute("layers.0.weight"), _attribute("scales.0")
-    ('.layer.weight', ".layers._modules['0'].weight", ".scales.__getattr__('0')")
-    """
-    *path, last = key.split(".")
-    steps = [f".{part}" if _plain(part) else f"._modules[{part!r}]" for part in path]
-    return "".join(steps) + (f".{last}" if _plain(last) else f".__getattr__({last!r})")
-
-
-def _plain(part: str) -> bool:
-    return part.isidentifier() and not keyword.iskeyword(part)
+    return lines + [f"        self{attribute(key)}.copy_({names[value]})" for key, value in graph.mutations]
 
 
 def _unpack(graph: OpGraph) -> list[str]:
@@ -281,9 +314,11 @@ def _unpack(graph: OpGraph) -> list[str]:
 
 def _structure(graph: OpGraph) -> list[str]:
     """A constant that holds how nested inputs are put together; nothing for flat ones."""
+    from torch.utils import _pytree
+
     if _is_flat(graph):
         return []
-    whole = _rebuild(graph.in_spec, ["0"] * graph.n_inputs)
+    whole = structure_of(_pytree.treespec_loads(graph.in_spec)).text(["0"] * graph.n_inputs)
     return ["", f"_INPUTS = torch.utils._pytree.tree_structure({whole}[0])", ""]
 
 
@@ -296,13 +331,13 @@ def _is_flat(graph: OpGraph) -> bool:
     return bool(spec == flat)
 
 
-def _guards(graph: OpGraph, inputs: list[Node], on_gpu: bool) -> list[str]:
-    """Lines that refuse what the program was not made for, the CPU if it runs `on_gpu` only."""
+def _guards(graph: OpGraph, inputs: list[Node]) -> list[str]:
+    """Lines that refuse what the program was not made for."""
     lines = []
     tensors = [n for n in inputs if n.kind == "input"]
     state = [n for n in graph.nodes.values() if n.kind in ("parameter", "buffer")]
     if state:
-        lines.append(f"device = self{_attribute(state[0].target)}.device")
+        lines.append(f"device = self{attribute(state[0].target)}.device")
     elif tensors:
         lines.append(
             f"device = a{tensors[0].target}.device if isinstance(a{tensors[0].target}, torch.Tensor) else None"
@@ -321,7 +356,7 @@ def _guards(graph: OpGraph, inputs: list[Node], on_gpu: bool) -> list[str]:
     for position, value in graph.scalars.items():
         lines.append(f"if not ({_equals(f'a{position}', value)}):")
         lines.append(f"    raise ValueError({f'input {position}: made for {value!r}, got '!r} + repr(a{position}))")
-    return lines + (["_check_device(device)"] if on_gpu else [])
+    return lines
 
 
 def _equals(name: str, value: Any) -> str:
@@ -348,26 +383,19 @@ def _last_uses(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -
     return table
 
 
-def _rebuild(out_spec: str, names: list[str]) -> str:
-    from torch.utils import _pytree
-
-    def text(item: Any) -> str:
-        if isinstance(item, _Name):
-            return item.text
-        if type(item) is tuple:
-            return f"({''.join(text(i) + ', ' for i in item)})"
-        if type(item) is list:
-            return f"[{', '.join(text(i) for i in item)}]"
-        if type(item) is dict:
-            return "{" + ", ".join(f"{k!r}: {text(v)}" for k, v in item.items()) + "}"
-        return repr(item)
-
-    return text(_pytree.tree_unflatten([_Name(n) for n in names], _pytree.treespec_loads(out_spec)))
-
-
-class _Name:
-    def __init__(self, text: str):
-        self.text = text
+def _lazily_read(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> list[list[Value]]:
+    """For each region the values that a kernel reads first there and that may be views with the sign held back."""
+    lazy = {
+        Value(n.name) for n in graph.nodes.values() if n.kind == "input" and "float" in graph.meta(Value(n.name)).dtype
+    }
+    found: list[list[Value]] = []
+    for region, impl in parts:
+        read = [v for v in region.inputs if v in lazy]
+        found.append(read if impl.generated else [])
+        lazy -= set(found[-1])
+        if not impl.generated and (read or any(n.packet in LAZY_VIEWS for n in region.ops)):
+            lazy |= set(region.outputs)
+    return found
 
 
 __all__ = ["Meta", "emit_program"]

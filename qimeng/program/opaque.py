@@ -12,6 +12,7 @@ import tokenize
 from qimeng.graph.opgraph import OpGraph
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
+from qimeng.spec.origin import FunctionModule, SourceOrigin, init_arguments, seeded
 
 NOTE = '"""Left on PyTorch as it is: this computation could not be captured as a graph."""\n'
 
@@ -28,19 +29,60 @@ def opaque_program(spec: KernelSpec) -> Program:
 
 
 def _from_text(spec: KernelSpec) -> str:
+    assert isinstance(spec.origin, SourceOrigin)
     name = "Reference"
     while name in spec.source:
         name += "_"
-    return (
-        f"{_renamed(spec.source, 'Model', name).rstrip()}\n\n\n"
-        f"class Model({name}):\n"
-        '    """The reference, made with its own arguments; this computation could not be captured as a graph."""\n\n'
-        "    def __init__(self, *unused):\n"
-        "        super().__init__(*get_init_inputs())\n"
-        f"        self.to(__import__('torch').{spec.dtype})\n"
-        f"        if self.training is not {spec.training}:  # its parts may be in modes of their own\n"
-        f"            self.train({spec.training})\n"
-    )
+    space = spec.origin.namespace
+    text = f"{_renamed(spec.source, 'Model', name).rstrip()}\n\n\n"
+    doc = '"""The reference, made with its own arguments; this computation could not be captured as a graph."""'
+    made, body = f"{name}({_ARGUMENTS})", _finishing(spec, "made") + ["return made"]
+    head = ["def Model(*unused, **ignored):", f"    {doc}"]
+    if isinstance(space.Model, type):
+        made, body = f"super().__init__({_ARGUMENTS})", _finishing(spec, "self")
+        head = [f"class Model({name}):", f"    {doc}", "", "    def __init__(self, *unused, **ignored):"]
+    indent = " " * (8 if isinstance(space.Model, type) else 4)
+    lines = [
+        "import torch",
+        "",
+        "with torch.random.fork_rng():",
+        f"    torch.manual_seed({spec.seed})  # for what it draws that is not in its state_dict",
+        f"    args, kwargs = {_arguments_text(spec.origin)}",
+        f"    {'' if made.startswith('super') else 'made = '}{made}",
+        *body,
+    ]
+    return text + "\n".join(head + [f"{indent}{line}".rstrip() for line in lines]) + "\n"
+
+
+_ARGUMENTS = "*args, **kwargs"
+
+
+def _arguments_text(origin: SourceOrigin) -> str:
+    """The expression that gives the constructor's positional and keyword arguments (see `init_arguments`)."""
+    with seeded(0, "cpu"):
+        given = origin.namespace.get_init_inputs()
+    args, _ = init_arguments(origin.namespace.Model, given)
+    if isinstance(given, dict):
+        return "(), get_init_inputs()"
+    one_by_one = len(args) == len(given) and all(a is b for a, b in zip(args, given, strict=True))
+    return "get_init_inputs(), {}" if one_by_one else "get_init_inputs()"
+
+
+def _finishing(spec: KernelSpec, name: str) -> list[str]:
+    """Lines that give the module called `name` the spec's dtype and mode; other dtypes in it stay as they are."""
+    lines = []
+    if spec.dtype != "float32":
+        lines += [
+            f"for part in {name}.modules():",
+            "    for tensor in (*part._parameters.values(), *part._buffers.values()):",
+            "        if tensor is not None and tensor.dtype is torch.float32:",
+            f"            tensor.data = tensor.data.to(torch.{spec.dtype})",
+        ]
+    return [
+        *lines,
+        f"if {name}.training is not {spec.training}:  # its parts may be in modes of their own",
+        f"    {name}.train({spec.training})",
+    ]
 
 
 def _renamed(text: str, old: str, new: str) -> str:
@@ -63,7 +105,7 @@ def _renamed(text: str, old: str, new: str) -> str:
 
 def _from_object(spec: KernelSpec) -> str:
     module = spec.module()
-    function = getattr(module, "function", None)
+    function = module.function if isinstance(module, FunctionModule) else None
     thing = type(module) if function is None else function
     home, name = getattr(thing, "__module__", "") or "", getattr(thing, "__qualname__", type(thing).__qualname__)
     parts = [*home.split("."), *name.split(".")]
@@ -81,6 +123,6 @@ def _from_object(spec: KernelSpec) -> str:
     return (
         f"{NOTE}\nimport torch\n\nfrom {home} import {outer}\n\n\nclass Model(torch.nn.Module):\n"
         f'    """{name} as a module."""\n\n'
-        "    def forward(self, *inputs):\n"
-        f"        return {reached}(*inputs)\n"
+        "    def forward(self, *inputs, **named):\n"
+        f"        return {reached}(*inputs, **named)\n"
     )

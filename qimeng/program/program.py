@@ -31,7 +31,8 @@ class Implementation:
         prepare: name of a function of the inputs numbered `prepare_inputs`, which returns a tuple of buffers; run
             again when one of those changes. Empty where nothing is prepared.
         prepare_inputs: positions of the region's inputs (all of them parameters or buffers) that `prepare` takes.
-        schedule: what the template printed the source from; None where another coder wrote it.
+        schedule: what the template printed the source from; None where another coder wrote it. Whether a template did
+            is another question (`qimeng.program.origin`).
     """
 
     language: str
@@ -109,10 +110,9 @@ class Program:
         return implementation.schedule if implementation is not None else None
 
     @cached_property
-    def printed(self) -> bool:
-        """True where templates and PyTorch wrote all of it: no text of a model's or of anyone else's is in it."""
-        every = ((region, self.implementation(region)) for region in self.regions)
-        return all(i.schedule is not None or i == torch_implementation(region) for region, i in every)
+    def on_pytorch(self) -> bool:
+        """True where PyTorch computes all of it."""
+        return all(self.implementation(region) == torch_implementation(region) for region in self.regions)
 
     def with_regions(self, regions: tuple[Region, ...]) -> Program:
         """The same computation, partitioned otherwise; implementations stay where the region is still there."""

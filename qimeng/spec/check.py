@@ -12,8 +12,12 @@ import torch
 from torch.utils import _pytree
 
 from qimeng.errors import SpecError
+from qimeng.spec.distributions import EXAMPLES
 from qimeng.spec.fake import fake_tensors
+from qimeng.spec.origin import refuse_float8
+from qimeng.spec.patience import TooLong, patience
 from qimeng.spec.reduce import NEEDS_VALUES
+from qimeng.spec.returned import opened
 
 if TYPE_CHECKING:
     from qimeng.spec.spec import KernelSpec
@@ -46,11 +50,16 @@ def check(spec: KernelSpec) -> None:
 def _check_run(spec: KernelSpec, values: bool) -> None:
     """Run `spec` once as it is, with values or as shapes only."""
     with contextlib.nullcontext() if values else fake_tensors(), torch.no_grad():
-        module, inputs = spec.module(), spec.inputs(0)
+        module, inputs = spec.module(), spec.inputs(0, "cpu", EXAMPLES)
         leaves = _pytree.tree_leaves(inputs)
+        for i, x in enumerate(leaves):
+            refuse_float8(x, f"{spec.name}: input {i}")
         before = [(x.clone(), x._version) if isinstance(x, torch.Tensor) else (x, 0) for x in leaves]
         try:
-            outputs = module(*inputs)
+            with patience(f"{spec.name}: forward"):
+                outputs = opened(module(*inputs))
+        except TooLong:
+            raise
         except NEEDS_VALUES:
             return  # it runs on real values only
         except Exception as error:  # whatever the user's module raises is reported as it is
@@ -61,6 +70,8 @@ def _check_run(spec: KernelSpec, values: bool) -> None:
         for i, (x, (old, version)) in enumerate(zip(leaves, before, strict=True)):
             if isinstance(x, torch.Tensor) and (x._version != version or values and not _equal(x, old)):
                 raise SpecError(f"{spec.name}: forward changes its input {i}; make it work on a copy (x.clone())")
+    for i, y in enumerate(_pytree.tree_leaves(outputs)):
+        refuse_float8(y, f"{spec.name}: output {i}")
     if not any(isinstance(y, torch.Tensor) for y in _pytree.tree_leaves(outputs)):
         raise SpecError(f"{spec.name}: forward returns no tensor, but {type(outputs).__name__}")
 

@@ -1,4 +1,4 @@
-"""Values that inputs and parameters take in a trial.
+"""Values that inputs take in a trial.
 
 Deals in changing tensors within their domain. Knows nothing about where they come from or what reads them.
 """
@@ -6,25 +6,37 @@ Deals in changing tensors within their domain. Knows nothing about where they co
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from qimeng.errors import SpecError
-from qimeng.spec.leaf import infer_domain, sample, unexpanded
+from qimeng.spec.leaf import sample, unexpanded
+from qimeng.spec.together import TOGETHER
 
-DISTRIBUTIONS = ("given", "normal", "x3", "x30", "x0.01", "negated", "rounded", "slices", "spots")
-"""As the spec makes them; normal with mean 0 and a deviation of 1/4 to 4, by the seed; times 3, 30, 0.01 and -1;
-normal, of few values; as the spec makes them but for some slices, or for a few elements (see `_SLICES`, `_SPOTS`).
-Times 30, exponentials overflow where nothing keeps them from it: what is large as given is made larger by less (see
-`WIDEST`)."""
+DISTRIBUTIONS = (
+    *("given", "normal", "x3", "x30", "x0.01", "negated", "shifted", "rounded", "slices", "spots"),
+    *TOGETHER,
+)
+"""As the spec makes them; normal with mean 0 and a deviation of 1/4 to 4, by the seed; times 3, 30, 0.01 and -1; plus
+an offset of one to eight times their size, by the seed; normal, of few values; as the spec makes them but for some
+slices, or for a few elements (see `_SLICES`, `_SPOTS`); and those that tie inputs and parameters together
+(`qimeng.spec.together`). Times 30, exponentials overflow where nothing keeps them from it: what is large as given is
+made larger by less (see `WIDEST`)."""
 
-SECRET_SIZE = ("normal", "rounded", "slices", "spots")
+EXAMPLES = "examples"
+"""The user's own values, bit for bit: what a program has to be right on first of all."""
+
+SECRET_SIZE = ("normal", "shifted", "rounded", "slices", "spots", "units", "huge")
 """Those of a size, or in a place, that nobody knows before: a program that goes by the size of its inputs, or by a part
 of them, meets one that it takes for a usual one now and then, so that a final verification draws them twice."""
 
-UNEVEN = ("slices", "spots")
-"""Those in which a few numbers are unlike all others: results may differ by orders of magnitude within one tensor."""
+WILD = TOGETHER
+"""Those whose numbers may be more than eager bears: a trial on which it has lost everything itself is left out."""
+
+PARAMETERS_TOO = ("units", "huge")
+"""Those that change parameters as well."""
 
 WIDEST = 32.0
 """Root mean square that times 30 does not exceed: powers of two take its place, 1 at least. Of logits of a thousand,
@@ -53,8 +65,12 @@ _FACTORS = {"x3": 3.0, "x0.01": 0.01, "negated": -1.0}
 
 _ALLOWED = {
     "real": DISTRIBUTIONS,
-    "positive": ("given", "x3", "x30", "x0.01", "slices", "spots"),
+    "positive": ("given", "x3", "x30", "x0.01", "shifted", "slices", "spots", "units", "infinite"),
     "sign": ("given", "negated"),
+    "unit": ("given", "negated"),
+    "orthogonal": ("given", "negated"),
+    "sorted": ("given", "x3", "x0.01"),
+    "definite": ("given", "x3", "x0.01"),
 }
 
 
@@ -69,9 +85,29 @@ def applies(distribution: str, domain: str) -> bool:
     return distribution != "given" and distribution in _ALLOWED.get(domain, ())
 
 
+def distributions_of(domains: Iterable[str], has_parameters: bool) -> tuple[str, ...]:
+    """Those that change something, ``"given"`` first.
+
+    Args:
+        domains: of the inputs.
+        has_parameters: whether the module has any.
+    """
+    listed = list(domains)
+    return tuple(
+        d
+        for d in DISTRIBUTIONS
+        if d == "given" or any(applies(d, domain) for domain in listed) or (has_parameters and d in PARAMETERS_TOO)
+    )
+
+
 def redistribute(x: Any, domain: str, distribution: str, seed: int) -> Any:
-    """`x` with values of `distribution` where its domain allows, else `x` itself; strides stay."""
+    """`x` with values of `distribution` where its domain allows, else `x` itself; strides stay.
+
+    Those of `TOGETHER` are no matter of one tensor: see `qimeng.spec.together.redistribute_together`.
+    """
     if not applies(distribution, domain) or not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        return x
+    if distribution in TOGETHER:
         return x
     out = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
     once = unexpanded(out)
@@ -84,6 +120,8 @@ def redistribute(x: Any, domain: str, distribution: str, seed: int) -> Any:
     elif distribution == "rounded":
         scale = 2.0 ** random.Random(seed).choice(_POWERS)
         once.div_(_STEP).round_().mul_(_STEP * scale)
+    elif distribution == "shifted":
+        torch.add(unexpanded(x), _offset(_size(x), domain, seed), out=once)
     elif distribution in ("slices", "spots"):
         once.copy_(unexpanded(x))
         (_unlike_slices if distribution == "slices" else _unlike_spots)(once, domain, seed, _size(x))
@@ -131,72 +169,15 @@ def _unlike_spots(x: torch.Tensor, domain: str, seed: int, size: float) -> None:
     x[at] = values.gather(0, kinds[None])[0]
 
 
+def _offset(size: float, domain: str, seed: int) -> float:
+    draw = random.Random(seed)
+    offset = min(size * 2 ** draw.uniform(0, 3), max(size, WIDEST))
+    return offset if domain == "positive" else offset * draw.choice((-1, 1))
+
+
 def _size(x: torch.Tensor) -> float:
     return float(sample(x).double().square().mean().sqrt())
 
 
 def _factor(size: float) -> float:
     return next((f for f in (30.0, 16.0, 8.0, 4.0, 2.0) if size * f <= WIDEST), 1.0)  # not a number: 1
-
-
-SHARES = (0.0, 1.0, 0.25, 1 / 16)
-"""Of the rows of a parameter, those that change (one at least), by the seed: nobody can tell a change by a
-sample of the values, and what a single row does not show, all of them do."""
-
-
-def share_of(seed: int) -> int:
-    """Which of `SHARES` a seed of `perturb_parameters` stands for."""
-    return seed // 2 % len(SHARES)
-
-
-@torch.no_grad()
-def perturb_parameters(module: torch.nn.Module, seed: int) -> None:
-    """Change `module`'s state in place, so that nothing made for its first weights stays right.
-
-    With n ~ N(0, 1): parameters p (1 + 0.1 n) + 0.05 n in some rows, one at least; running variances v exp(0.3 n),
-    running means m + 0.1 n; other buffers of many real values b (1 + 0.1 n) in some rows. Where all elements of a
-    parameter have one sign, as a scale made of ones has, and `seed` is odd, half of those that change get the other.
-    Masks, constants, what no state dictionary holds, integers and booleans stay. The same on every call with the same
-    seed and device type.
-    """
-
-    def noise(like: torch.Tensor) -> torch.Tensor:
-        draw = torch.empty(like.shape, dtype=torch.float32, device=like.device).normal_(
-            generator=generators[like.device]
-        )
-        return draw.to(like.dtype)
-
-    def rows(like: torch.Tensor) -> torch.Tensor:
-        """1 where the rows of `like` change, 0 where they stay, to be broadcast."""
-        shape = [size if d == dim else 1 for d, size in enumerate(like.shape)] if (dim := _long(like)) >= 0 else []
-        draw = torch.rand(shape, generator=generators[like.device], device=like.device)
-        return ((draw < share) | (draw == draw.min())).to(like.dtype)
-
-    share = SHARES[share_of(seed)]
-    generators: dict[torch.device, torch.Generator] = {}
-    held = module.state_dict().keys()
-    state: list[tuple[str, torch.Tensor, bool]] = [(n, t, True) for n, t in module.named_parameters()]
-    state += [(n, t, False) for n, t in module.named_buffers() if n in held]
-    for name, tensor, trained in state:
-        if not tensor.is_floating_point() or not tensor.numel():
-            continue
-        if tensor.device not in generators:
-            generators[tensor.device] = torch.Generator(device=tensor.device)
-            generators[tensor.device].manual_seed(seed)
-        last = name.rsplit(".", 1)[-1]
-        if trained:
-            n, moved = noise(tensor), rows(tensor)
-            if seed % 2 and bool((tensor > 0).all() | (tensor < 0).all()):
-                tensor.mul_(1 - 2 * moved * (noise(tensor) > 0))
-            tensor.mul_(1 + 0.1 * n * moved).add_(n * moved, alpha=0.05)
-        elif last == "running_var":
-            tensor.mul_((0.3 * noise(tensor)).exp())
-        elif last == "running_mean":
-            tensor.add_(noise(tensor), alpha=0.1)
-        elif infer_domain(tensor) in ("real", "positive") and bool(tensor.min() != tensor.max()):
-            tensor.mul_(1 + 0.1 * noise(tensor) * rows(tensor))
-
-
-def _long(x: torch.Tensor) -> int:
-    """The first dimension of more than one element, else the last; -1 where there is none."""
-    return next((d for d, size in enumerate(x.shape) if size > 1), x.dim() - 1)

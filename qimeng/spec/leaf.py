@@ -1,118 +1,147 @@
-"""One flattened input: what was seen of it, and how to draw another like it.
+"""One flattened input: the example, and how to make another like it.
 
-Deals in shapes, strides, dtypes, value ranges and domains. Knows nothing about modules.
+Deals in shapes, strides, dtypes and domains. Knows nothing about modules.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-DOMAINS = ("real", "positive", "probability", "sign", "index", "mask", "scalar")
+from qimeng.spec.source import Source
+from qimeng.spec.structure import STRUCTURED, structure_of, ways_of
+from qimeng.spec.ways import Way
+
+PLAIN = ("real", "positive", "probability", "sign", "index", "mask", "scalar")
+
+DOMAINS = (*PLAIN, *STRUCTURED)
 """What values an input may take: any number; above zero; rows in [0, 1] that sum to 1; -1 or 1; an integer in a range;
-one of two values (bool, 0/1, 0/-inf); a Python object that is no tensor."""
+one of two values (bool, 0/1, 0/-inf); a Python object that is no tensor. Then those of `STRUCTURED`."""
 
 _SAMPLE = 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Leaf:
-    """Description of one input.
+    """One input: the example, and how others like it are made.
 
     Attributes:
+        value: the example: a copy on the CPU with its strides, or a Python object that is no tensor.
         domain: one of `DOMAINS`.
-        shape: sizes; empty for a scalar.
-        stride: strides in elements.
-        dtype: None for a scalar.
-        low: smallest value seen (of two-valued inputs: the smaller).
-        high: largest value seen.
-        mean: mean of the values seen; of two-valued inputs the share of `high`.
-        std: standard deviation of the values seen.
-        value: the object itself, for a scalar.
+        limited: how others are made, where that follows from more than the example; None where it does not.
     """
 
+    value: Any
     domain: str
-    shape: tuple[int, ...] = ()
-    stride: tuple[int, ...] = ()
-    dtype: torch.dtype | None = None
-    low: float = 0.0
-    high: float = 1.0
-    mean: float = 0.0
-    std: float = 1.0
-    value: Any = None
+    limited: tuple[Way, ...] | None = None
+    _there: dict[tuple[str, int], tuple[Way, torch.Tensor]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, example: Any) -> Leaf:
-        """What `example` shows."""
+    def of(cls, example: Any, domain: str = "") -> Leaf:
+        """What `example` shows; its domain may be known."""
         if not isinstance(example, torch.Tensor):
-            return cls("scalar", value=example)
-        like = partial(cls, shape=tuple(example.shape), stride=tuple(example.stride()), dtype=example.dtype)
-        seen = sample(example)
+            return cls(example, "scalar")
+        value = placed(example, "cpu")
+        return cls(value, domain or domain_of(value))
+
+    @cached_property
+    def ways(self) -> tuple[Way, ...]:
+        """How others are made, the way that changes most first; none where the example is all there is."""
+        if self.limited is not None or not self.is_tensor:
+            return self.limited or ()
+        seen = unexpanded(self.value)
         if seen.dtype.itemsize == 1 and seen.is_floating_point():
             seen = seen.float()  # 8-bit floats have no arithmetic of their own
-        if seen.numel() == 0:
-            return like("real" if example.is_floating_point() else "index")
-        if example.is_complex():
-            return like("real", low=-1.0, std=float(seen.abs().std()) if seen.numel() > 1 else 1.0)
-        domain = infer_domain(example)
-        if domain in ("mask", "sign"):
-            low, high = float(seen.min()), float(seen.max())
-            return like(domain, low=low, high=high, mean=float((seen == seen.max()).double().mean()))
-        if domain == "index":
-            return like(domain, low=int(example.min()), high=int(example.max()))
-        finite = seen[seen.isfinite()].double()
-        if finite.numel() == 0:
-            return like(domain)
-        std = float(finite.std()) if finite.numel() > 1 else 0.0
-        return like(domain, low=float(finite.min()), high=float(finite.max()), mean=float(finite.mean()), std=std)
+        return ways_of(seen, self.domain) if is_plain(seen) else ()
+
+    @property
+    def is_tensor(self) -> bool:
+        """False for other Python objects."""
+        return isinstance(self.value, torch.Tensor)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes; empty for what is no tensor."""
+        return tuple(self.value.shape) if self.is_tensor else ()
 
     @property
     def layout(self) -> str:
-        """Shape, stride and dtype (or the scalar) as text."""
-        return repr(self.value) if self.dtype is None else f"{self.shape} {self.stride} {self.dtype}"
+        """Shape, stride and dtype (or the object) as text."""
+        x = self.value
+        return f"{tuple(x.shape)} {tuple(x.stride())} {x.dtype}" if self.is_tensor else repr(x)
 
-    def with_shape(self, shape: tuple[int, ...]) -> Leaf:
-        """The same input in another size; the order of the dimensions in memory stays."""
-        order = sorted(range(len(shape)), key=lambda i: (self.stride[i], self.shape[i] == 1, -i))
-        stride, step = [0] * len(shape), 1
-        for i in order:
-            if self.stride[i] == 0:
-                continue
-            stride[i] = step
-            step *= max(shape[i], 1)
-        return replace(self, shape=shape, stride=tuple(stride))
+    @property
+    def content(self) -> str:
+        """Hash of the example's values."""
+        if not self.is_tensor:
+            return ""
+        return hashlib.blake2b(_span(self.value).view(torch.uint8).numpy().data, digest_size=8).hexdigest()
 
-    def draw(self, generator: torch.Generator, device: str) -> Any:
-        """Another input like the one seen."""
-        if self.dtype is None:
+    def example(self, device: str) -> Any:
+        """The example itself on `device`."""
+        return placed(self.value, device) if self.is_tensor else self.value
+
+    def draw(self, source: Source, way: int = 0) -> Any:
+        """Another input like the example, made in the given one of `ways`; the example itself where there is none."""
+        if not self.is_tensor:
             return self.value
-        out = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
+        out = torch.empty_strided(self.shape, self.value.stride(), dtype=self.value.dtype, device=source.device)
+        if isinstance(out, FakeTensor):
+            return out  # it has no values, and nothing that is looked at for them has
+        if way >= len(self.ways):
+            return self.example(source.device)
         once = unexpanded(out)
-        wide = (
-            torch.float32 if self.domain in ("mask", "sign", "probability") or self.dtype.itemsize == 1 else self.dtype
-        )
-        if self.domain == "index":
-            beyond = min(int(self.high) + 1, torch.iinfo(torch.int64).max)
-            once.random_(int(self.low), beyond, generator=generator)
-            return out
-        x = once if wide is self.dtype else torch.empty(once.shape, dtype=wide, device=device)
-        if self.domain in ("mask", "sign"):
-            x = torch.where(x.uniform_(generator=generator) < self.mean, self.high, self.low)
-        elif self.domain == "probability":
-            x = x.normal_(generator=generator).softmax(-1)
-        elif self.low == self.high:
-            x.fill_(self.low)
-        elif self.low >= 0:
-            x.uniform_(self.low, self.high, generator=generator)
-        else:
-            x.normal_(self.mean, self.std, generator=generator)
-        if x is not once:
-            once.copy_(x)
+        chosen, example = self._on(source.device, way)
+        narrow = once.dtype.itemsize == 1 and once.is_floating_point()
+        made = torch.empty(once.shape, device=once.device) if narrow else once
+        chosen.make(made, example, source)
+        if narrow:
+            once.copy_(made)
         return out
+
+    def _on(self, device: str, number: int) -> tuple[Way, torch.Tensor]:
+        """A way on `device`, and the example where the way needs it; both stay there for the next draw."""
+        if (device, number) not in self._there:
+            way = self.ways[number]
+            example = placed(unexpanded(self.value), device) if way.needs_example else torch.empty(0, device=device)
+            if example.dtype.itemsize == 1 and example.is_floating_point():
+                example = example.float()
+            self._there[device, number] = way.to(device), example
+        return self._there[device, number]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"value": self.value, "domain": self.domain, "limited": self.ways, "_there": {}}
+
+
+def is_plain(x: torch.Tensor) -> bool:
+    """Whether each element of `x` is in memory once."""
+    steps = sorted((step, size) for size, step in zip(x.shape, x.stride(), strict=True) if size > 1)
+    reach = 0
+    for step, size in steps:
+        if step <= reach:
+            return False
+        reach += step * (size - 1)
+    return True
+
+
+def placed(x: torch.Tensor, device: str) -> torch.Tensor:
+    """A copy of `x` on `device`, with its strides; what it shares memory with stays behind."""
+    x = x.detach().resolve_conj().resolve_neg()
+    out = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+    if not isinstance(out, FakeTensor):
+        _span(out).copy_(_span(x))
+    return out
+
+
+def _span(x: torch.Tensor) -> torch.Tensor:
+    """All memory from the first to the last element of `x`, in a row: its strides may overlap or leave gaps."""
+    length = 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+    return x.as_strided((length,), (1,))
 
 
 def unexpanded(x: torch.Tensor) -> torch.Tensor:
@@ -134,6 +163,18 @@ def sample(x: torch.Tensor) -> torch.Tensor:
     step = min(x.shape[dim], -(-x.numel() // _SAMPLE))
     cut = x.movedim(dim, 0)[::step].movedim(0, dim)
     return sample(cut) if cut.numel() < x.numel() else cut
+
+
+def domain_of(x: Any) -> str:
+    """The domain of `x` with what holds for its values as a whole (order, symmetry, norms).
+
+    >>> domain_of(torch.tensor([0, 3, 7])), domain_of(torch.diag(torch.arange(4.0, 8.0)) + 0.5)
+    ('offsets', 'definite')
+    """
+    domain = infer_domain(x)
+    if not isinstance(x, torch.Tensor) or isinstance(x, FakeTensor):
+        return domain
+    return structure_of(unexpanded(x.detach()), domain)
 
 
 def infer_domain(x: Any) -> str:

@@ -14,6 +14,7 @@ import inspect
 import linecache
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
@@ -28,6 +30,8 @@ from qimeng.errors import SpecError
 from qimeng.spec.fake import fake_tensors
 from qimeng.spec.fingerprint import fingerprint
 from qimeng.spec.leaf import Leaf
+from qimeng.spec.source import Source
+from qimeng.spec.ties import same_as, tied
 
 NAMES = ("Model", "get_inputs", "get_init_inputs")
 """What a KernelBench-style file must define."""
@@ -46,6 +50,10 @@ class Origin(ABC):
     @abstractmethod
     def inputs(self, seed: int, device: str) -> tuple[Any, ...]:
         """Fresh positional inputs on `device`."""
+
+    @abstractmethod
+    def examples(self, seed: int, device: str) -> tuple[Any, ...]:
+        """The user's own positional inputs on `device`; `seed` where the user gave no values but a way to make them."""
 
     @property
     @abstractmethod
@@ -101,7 +109,8 @@ class SourceOrigin(Origin):
         linecache.cache[module.__file__] = (len(self.text), None, self.text.splitlines(True), module.__file__)
         sys.modules[key] = module
         try:
-            exec(compile(self.text, module.__file__, "exec"), module.__dict__)
+            with seeded(0, "cpu"):  # what it draws when it is loaded is the same in every process
+                exec(compile(self.text, module.__file__, "exec"), module.__dict__)
         except (Exception, SystemExit) as error:  # whatever the user's file raises is reported as it is
             raise SpecError(f"{self.name}: the file does not load: {type(error).__name__}: {error}") from error
         missing = [n for n in NAMES if not callable(getattr(module, n, None))]
@@ -128,6 +137,7 @@ class SourceOrigin(Origin):
                 ) from error
         if not isinstance(module, torch.nn.Module):
             raise SpecError(f"{self.name}: Model must be a torch.nn.Module, got {type(module).__name__}")
+        refuse_lazy(module, self.name)
         return module
 
     @cached_property
@@ -155,6 +165,10 @@ class SourceOrigin(Origin):
             raise SpecError(f"{self.name}: get_inputs() must return a list of inputs, got {type(inputs).__name__}")
         return tuple(_pytree.tree_map_only(torch.Tensor, lambda t: t.detach().to(device), tuple(inputs)))
 
+    def examples(self, seed: int, device: str) -> tuple[Any, ...]:
+        """What `get_inputs()` returns under the spec's own seed, as KernelBench runs it."""
+        return self.inputs(seed, device)
+
     @cached_property
     def content(self) -> str:
         """The file without comments, layout and docstrings."""
@@ -173,7 +187,7 @@ class SourceOrigin(Origin):
 
 @dataclass(frozen=True, eq=False)
 class ExampleOrigin(Origin):
-    """A live module and what was seen of its example inputs.
+    """A live module and its example inputs.
 
     The module is held, not copied: change its structure and the spec changes with it.
 
@@ -183,6 +197,7 @@ class ExampleOrigin(Origin):
         tree: the positional inputs with each leaf's number in its place.
         native: floating dtype of most of its parameters, or of its inputs.
         shrinkable: True for functions, whose sizes come from their inputs alone.
+        same: for each leaf the number of the first one that always has the same values.
     """
 
     held: torch.nn.Module
@@ -190,6 +205,7 @@ class ExampleOrigin(Origin):
     tree: Any
     native: torch.dtype
     shrinkable: bool = False
+    same: tuple[int, ...] = ()
 
     def module(self, seed: int, device: str) -> torch.nn.Module:
         """A copy of the module, weights included; tied tensors stay tied."""
@@ -204,20 +220,37 @@ class ExampleOrigin(Origin):
             name = type(self.held).__name__
             raise SpecError(f"{name}: the module cannot be copied: {type(error).__name__}: {error}") from error
 
-    def inputs(self, seed: int, device: str) -> tuple[Any, ...]:
-        """Inputs of the examples' shapes, strides and dtypes with values drawn afresh."""
-        generator = torch.Generator(device=torch.device(device))
-        generator.manual_seed(seed)
-        drawn = [leaf.draw(generator, device) for leaf in self.leaves]
+    def inputs(self, seed: int, device: str, ways: tuple[int, ...] = ()) -> tuple[Any, ...]:
+        """Inputs of the examples' shapes, strides and dtypes with other values for which the same holds.
+
+        Args:
+            seed: of the values.
+            device: where they are made.
+            ways: for each leaf which of its ways is taken; the first by default.
+        """
+        source = Source(seed, device)
+        ways = ways or (0,) * len(self.leaves)
+        drawn = [
+            leaf.draw(source.of(number), way) for leaf, number, way in zip(self.leaves, self.same, ways, strict=True)
+        ]
         return tuple(_pytree.tree_map(lambda i: drawn[i], self.tree))
+
+    def examples(self, seed: int, device: str) -> tuple[Any, ...]:
+        """The example inputs, bit for bit and with their strides."""
+        made = [leaf.example(device) for leaf in self.leaves]
+        return tuple(_pytree.tree_map(lambda i: made[i], self.tree))
 
     @cached_property
     def content(self) -> str:
-        """The module's code, attributes and parameter shapes, and the inputs' shapes."""
-        return "\n".join([fingerprint(self.held), repr(self.tree), *(leaf.layout for leaf in self.leaves)])
+        """The module's code, attributes and parameter shapes, and the inputs: layout and values.
+
+        The values count because a program is checked on them: what passed on some has not passed on others.
+        """
+        inputs = (f"{leaf.layout} {leaf.content}" for leaf in self.leaves)
+        return "\n".join([fingerprint(self.held), repr(self.tree), *inputs])
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("held", "leaves", "tree", "native", "shrinkable")
+        names = ("held", "leaves", "tree", "native", "shrinkable", "same")
         return {n: self.__dict__[n] for n in names}
 
 
@@ -228,9 +261,9 @@ class FunctionModule(torch.nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the function returns."""
-        return self.function(*args)
+        return self.function(*args, **kwargs)
 
 
 def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool) -> ExampleOrigin:
@@ -246,17 +279,47 @@ def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool)
         if isinstance(x, torch.Tensor) and (x.is_meta or x.layout is not torch.strided):
             kind = "has no values (device meta)" if x.is_meta else f"is sparse ({x.layout})"
             raise SpecError(f"example input {i} {kind}; give a dense tensor with values")
-    counts: dict[torch.dtype, int] = {}
-    for t in (*module.parameters(), *module.buffers()):
-        if t.is_floating_point():
-            counts[t.dtype] = counts.get(t.dtype, 0) + 1
-    if not counts:
-        for t in flat:
-            if isinstance(t, torch.Tensor) and t.is_floating_point():
-                counts[t.dtype] = counts.get(t.dtype, 0) + 1
-    native = max(counts, key=lambda d: counts[d]) if counts else torch.float32
+        refuse_float8(x, f"example input {i}")
+    refuse_lazy(module, type(module).__name__)
+    counts = Counter(t.dtype for t in (*module.parameters(), *module.buffers()) if _counts(t))
+    counts = counts or Counter(t.dtype for t in flat if isinstance(t, torch.Tensor) and _counts(t))
+    native = counts.most_common(1)[0][0] if counts else torch.float32
     numbers = _pytree.tree_unflatten(list(range(len(flat))), tree)
-    return ExampleOrigin(module, tuple(Leaf.of(x) for x in flat), numbers, native, shrinkable)
+    leaves = [Leaf.of(x) for x in flat]
+    return ExampleOrigin(module, tied(leaves), numbers, native, shrinkable, same_as(flat, leaves))
+
+
+def _counts(t: torch.Tensor) -> bool:
+    """Whether the dtype of `t` may be a spec's: floating, and no float8, which is a code for numbers."""
+    return t.is_floating_point() and t.dtype.itemsize > 1
+
+
+def refuse_float8(x: Any, what: str) -> None:
+    """Refuse a float8 tensor, on which PyTorch has no arithmetic, at the edge of a computation.
+
+    Raises:
+        SpecError: `x` is one.
+    """
+    if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype.itemsize == 1:
+        name = str(x.dtype).removeprefix("torch.")
+        raise SpecError(
+            f"{what} is {name}, which a computation may use inside only: cast there (x.to(torch.{name})), or pass its "
+            "bytes (x.view(torch.uint8))"
+        )
+
+
+def refuse_lazy(module: torch.nn.Module, name: str) -> None:
+    """Refuse a module whose parameters have no shape yet.
+
+    Raises:
+        SpecError: it has such parameters.
+    """
+    unknown = [key for key, t in (*module.named_parameters(), *module.named_buffers()) if is_lazy(t)]
+    if unknown:
+        raise SpecError(
+            f"{name}: {unknown[0]} has no shape before the first call (a lazy module): call the module once before it "
+            "is given, or write the class that takes sizes (Linear(32, 8) for LazyLinear(8))"
+        )
 
 
 def init_arguments(made: Any, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -21,11 +21,15 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from qimeng.spec.dispatch import DispatchMode
 from qimeng.spec.fake import fake_tensors
-from qimeng.spec.leaf import Leaf
+from qimeng.spec.leaf import Leaf, unexpanded
 from qimeng.spec.origin import ExampleOrigin, Origin, SourceOrigin, in_mode
+from qimeng.spec.patience import BRIEF_S, LIMIT_S, TooLong, patience
+from qimeng.spec.structure import STRUCTURED
+from qimeng.spec.ties import tied
+from qimeng.spec.ways import Drawn, ruled
 
 ENOUGH = 1 << 16
 """No tensor of a reduced computation should have more elements than this (the Triton interpreter is slow)."""
@@ -77,9 +81,16 @@ def reduce_origin(origin: Origin, training: bool) -> Origin:
 
     Sizes are tried under fake tensors, the largest first; what is small enough is then run for real.
     """
-    whole = _size(origin, training, fake=True)
+    whole = _size(origin, training, fake=True, own=True)
     if whole is not None and whole.largest <= ENOUGH:
         return origin
+    try:
+        return _smaller(origin, training, whole)
+    except TooLong:  # it ends at its own size, and perhaps at no other
+        return origin
+
+
+def _smaller(origin: Origin, training: bool, whole: _Size | None) -> Origin:
     smaller: list[tuple[int, Origin]] = []
     for candidate in _candidates(origin):
         size = _size(candidate, training, fake=True)
@@ -168,42 +179,67 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
 # ---- examples: change the inputs' shapes
 
 
+WHOLE = ("offsets", "permutation", "fixed")
+"""Domains of inputs of which a part is no such input, and says nothing that fits the other inputs' new sizes."""
+
+
 def _smaller_examples(origin: ExampleOrigin) -> Iterator[ExampleOrigin]:
-    tensors = [leaf for leaf in origin.leaves if leaf.dtype is not None and leaf.shape]
-    if not tensors:
+    tensors = [leaf for leaf in origin.leaves if leaf.shape]
+    if not tensors or any(leaf.domain in WHOLE for leaf in tensors):
         return
     if origin.shrinkable:
         sizes = [s for leaf in tensors for s in leaf.shape]
         for limit in LIMITS:
             table = shrink([s for s in sizes if s > min(limit, SMALL)], limit)
-            yield replace(
-                origin,
-                leaves=tuple(_resized(leaf, [table.get(s, s) for s in leaf.shape], table) for leaf in origin.leaves),
-            )
+            yield from _cut(origin, [[table.get(s, s) for s in leaf.shape] for leaf in origin.leaves], table)
     batch = tensors[0].shape[0]
     for size in (64, 16, 8, 2):
         if size < batch:
-            leaves = [
-                _resized(leaf, [size, *leaf.shape[1:]], {})
-                if leaf.dtype is not None and leaf.shape[:1] == (batch,)
-                else leaf
-                for leaf in origin.leaves
-            ]
-            yield replace(origin, leaves=tuple(leaves))
+            shapes = [[size, *x.shape[1:]] if x.shape[:1] == (batch,) else list(x.shape) for x in origin.leaves]
+            yield from _cut(origin, shapes, {})
 
 
-def _resized(leaf: Leaf, shape: list[int], table: dict[int, int]) -> Leaf:
-    if leaf.dtype is None:
+def _cut(origin: ExampleOrigin, shapes: list[list[int]], table: dict[int, int]) -> Iterator[ExampleOrigin]:
+    """`origin` with the first elements of its examples alone; nothing where something does not hold for these."""
+    leaves = [cut(leaf, shape, table) for leaf, shape in zip(origin.leaves, shapes, strict=True)]
+    pairs = zip(origin.leaves, leaves, strict=True)
+    if all(new.domain == old.domain or old.domain not in STRUCTURED for old, new in pairs):
+        yield replace(origin, leaves=tied(leaves))
+
+
+def cut(leaf: Leaf, shape: list[int], table: dict[int, int]) -> Leaf:
+    """The first elements of an example in each dimension, its rows normalized again, indices within the new sizes."""
+    if not leaf.shape or tuple(shape) == leaf.shape and not table:
         return leaf
-    new = leaf.with_shape(tuple(shape))
-    if leaf.domain == "index" and table:
-        new = replace(new, high=max(leaf.low, min(leaf.high, min(table.values()) - 1)))
-    return new
+    part = unexpanded(leaf.value)
+    for dim, size in enumerate(shape):
+        part = part.narrow(dim, 0, min(size, part.shape[dim]))
+    way = leaf.ways[0] if leaf.ways else None
+    if isinstance(way, Drawn) and way.rule:
+        part = ruled(part, way.rule, way.dim)
+    if leaf.domain == "index" and table and part.numel():
+        low, most = int(part.min()), min(table.values()) - 1
+        low = min(low, most)
+        part = part.where(part <= most, low + (part - low).remainder(most + 1 - low))
+    out = torch.empty_strided(shape, _packed(leaf, shape), dtype=leaf.value.dtype)
+    unexpanded(out).copy_(part)
+    return Leaf.of(out)
+
+
+def _packed(leaf: Leaf, shape: list[int]) -> list[int]:
+    """Strides of a smaller tensor whose dimensions lie in memory in the same order."""
+    old = leaf.value.stride()
+    stride, step = [0] * len(shape), 1
+    for i in sorted(range(len(shape)), key=lambda i: (old[i], leaf.shape[i] == 1, -i)):
+        if old[i]:
+            stride[i] = step
+            step *= max(shape[i], 1)
+    return stride
 
 
 def elements(origin: Origin, training: bool) -> int:
     """Elements of all tensors of a run together, inputs and parameters included; 0 where that cannot be told."""
-    size = _size(origin, training, fake=True)
+    size = _size(origin, training, fake=True, own=True)
     return size.total if size else 0
 
 
@@ -227,31 +263,37 @@ class _Size:
                 self.total += t.numel()
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(DispatchMode):
     """Counts every tensor that an operator yields."""
 
     def __init__(self, size: _Size):
         super().__init__()
         self.size = size
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.size.add(out)
         return out
 
 
-def _size(origin: Origin, training: bool, fake: bool) -> _Size | None:
-    """How large a run is; None where it does not run."""
+def _size(origin: Origin, training: bool, fake: bool, own: bool = False) -> _Size | None:
+    """How large a run is, at the computation's `own` size or another; None where it does not run.
+
+    Raises:
+        TooLong: it does not end.
+    """
     mode: Any = fake_tensors() if fake else contextlib.nullcontext()
     size = _Size()
     try:
         with mode, torch.no_grad():
             module = in_mode(origin.module(0, "cpu"), training)
-            inputs = origin.inputs(0, "cpu")
+            inputs = origin.examples(0, "cpu")
             size.add(inputs)
             size.add([*module.parameters(), *module.buffers()], held=True)
-            with _Watch(size):
+            with patience("forward", LIMIT_S.get() if own else BRIEF_S), _Watch(size):
                 module(*inputs)
+    except TooLong:
+        raise
     except NEEDS_VALUES:
         return size  # as far as it got: whether it runs shows when it runs for real
     except Exception:  # noqa: BLE001  a size that the user's code refuses, in whatever way, is no candidate

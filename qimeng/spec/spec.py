@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
 from qimeng.errors import SpecError
-from qimeng.spec.distributions import redistribute
+from qimeng.spec.call import Call, arranged, with_keywords
+from qimeng.spec.distributions import EXAMPLES, redistribute
 from qimeng.spec.fake import fake_tensors
-from qimeng.spec.leaf import DOMAINS, infer_domain
+from qimeng.spec.leaf import DOMAINS, Leaf, domain_of
 from qimeng.spec.origin import ExampleOrigin, FunctionModule, Origin, SourceOrigin, cast, examples, in_mode
+from qimeng.spec.together import TOGETHER, redistribute_together
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64,
@@ -131,22 +134,40 @@ class KernelSpec:
     def from_module(
         cls,
         module: torch.nn.Module,
-        example_inputs: tuple[Any, ...],
+        example_inputs: tuple[Any, ...] | Mapping[str, Any] = (),
         *,
+        kwargs: Mapping[str, Any] | None = None,
         name: str | None = None,
         dtype: str | None = None,
         mode: str | None = None,
         domains: tuple[str, ...] = (),
         **options: Any,
     ) -> KernelSpec:
-        """The computation of a live module on inputs like the examples (held by reference, its weights included)."""
+        """The computation of a live module on inputs like the examples (held by reference, its weights included).
+
+        Args:
+            module: the module.
+            example_inputs: the positional ones, as a tuple; a dict stands for `kwargs`.
+            kwargs: those that are given by keyword.
+            name: for people; the class's by default.
+            dtype: floating dtype of inputs and parameters; that of the parameters by default.
+            mode: precision mode; ``"default"`` by default.
+            domains: domain of each flattened input (positional ones first), where it is not to be inferred.
+            options: further fields of a spec.
+        """
         if not isinstance(module, torch.nn.Module):
             raise SpecError(f"from_module takes a torch.nn.Module, got {type(module).__name__}")
+        if isinstance(example_inputs, Mapping):
+            kwargs, example_inputs = {**example_inputs, **(kwargs or {})}, ()
+        options.setdefault("training", module.training)
+        name = name or type(module).__name__
+        if kwargs:
+            example_inputs, keywords = arranged(module, example_inputs, kwargs)
+            module = with_keywords(module, keywords, len(example_inputs))
         origin = examples(module, example_inputs, shrinkable=isinstance(module, FunctionModule))
         native = str(origin.native).removeprefix("torch.")
-        options.setdefault("training", module.training)
         return cls(
-            name or type(module).__name__,
+            name,
             origin,
             dtype or native,
             mode or "default",
@@ -155,8 +176,10 @@ class KernelSpec:
         )
 
     @classmethod
-    def from_function(cls, function: Callable[..., Any], example_inputs: tuple[Any, ...], **options: Any) -> KernelSpec:
-        """The computation of a plain function of positional inputs like the examples."""
+    def from_function(
+        cls, function: Callable[..., Any], example_inputs: tuple[Any, ...] | Mapping[str, Any] = (), **options: Any
+    ) -> KernelSpec:
+        """The computation of a plain function on inputs like the examples; see `from_module` for the arguments."""
         if not callable(function):
             raise SpecError(f"from_function takes a function, got {type(function).__name__}")
         if options.get("name") is None:
@@ -184,7 +207,9 @@ class KernelSpec:
             inputs: example inputs, for a module or function.
             options: as for the other constructors; those that are None are left out.
         """
-        options = {k: v for k, v in options.items() if v is not None}
+        options = {k: v for k, v in options.items() if v is not None and not (k == "kwargs" and not v)}
+        if "kwargs" in options and isinstance(thing, (KernelSpec, str, Path)):
+            raise SpecError("kwargs are for a module or a function; a file's inputs are those of its get_inputs()")
         if isinstance(thing, KernelSpec):
             return thing.with_(**options) if options else thing
         if isinstance(thing, str) and "\n" in thing:
@@ -193,10 +218,10 @@ class KernelSpec:
             return cls.from_file(thing, **options)
         if not callable(thing):
             raise SpecError(f"a spec is made from a file, a module or a function, not from {type(thing).__name__}")
-        if inputs is None:
+        if inputs is None and not options.get("kwargs"):
             raise SpecError(f"example inputs are needed for {type(thing).__name__}: KernelSpec.of(it, (x, y))")
         make = cls.from_module if isinstance(thing, torch.nn.Module) else cls.from_function
-        return make(thing, inputs, **options)
+        return make(thing, () if inputs is None else inputs, **options)
 
     def with_(self, **changes: Any) -> KernelSpec:
         """A variant: ``spec.with_(dtype="bfloat16", mode="high")``."""
@@ -208,6 +233,11 @@ class KernelSpec:
             raise SpecError(f"a spec has no {', '.join(changes)}: {error}") from error
 
     # ---- what it makes
+
+    def call(self, count: int) -> Call:
+        """What a user may write in a call of the module, which has `count` positional inputs."""
+        origin: Any = self.origin
+        return Call.of(origin.held if isinstance(origin, ExampleOrigin) else origin.namespace.Model, count)
 
     @property
     def source(self) -> str:
@@ -238,10 +268,23 @@ class KernelSpec:
         Args:
             seed: other seeds give other values.
             device: where they are made; nothing passes the host.
-            distribution: one of `DISTRIBUTIONS`; it applies to floating inputs whose domain allows it.
+            distribution: one of `DISTRIBUTIONS`, which apply to floating inputs whose domain allows it, or `EXAMPLES`
+                for the user's own values, whatever the seed: the example inputs, or what `get_inputs()` of a file
+                returns under the spec's seed.
             dtype: cast all floating inputs to this afterwards.
         """
-        made = self.origin.inputs(seed, device)
+        if distribution == EXAMPLES:
+            return self._valued(self.origin.examples(self.seed, device), dtype)
+        origin = self._declared_origin
+        if not isinstance(origin, ExampleOrigin):
+            return self._valued(origin.inputs(seed, device), dtype, distribution, seed)
+        ways = () if isinstance(torch.empty(0), FakeTensor) else self.ways
+        return self._valued(origin.inputs(seed, device, ways), dtype, distribution, seed)
+
+    def _valued(
+        self, made: tuple[Any, ...], dtype: torch.dtype | None = None, distribution: str = "given", seed: int = 0
+    ) -> tuple[Any, ...]:
+        """`made` in the spec's dtype, its floating tensors in `distribution`."""
         leaves, tree = _pytree.tree_flatten(made)
         target, native = DTYPES[self.dtype], self.origin.native
         for i, x in enumerate(leaves):
@@ -250,11 +293,53 @@ class KernelSpec:
             if x.dtype is native and target is not native:
                 x = x.to(target)
             if distribution != "given" and x.is_floating_point():
-                x = redistribute(x, self.domains[i], distribution, seed + i)
-            if dtype is not None and x.is_floating_point():
-                x = x.to(dtype)
+                number = self.origin.same[i] if isinstance(self.origin, ExampleOrigin) else i
+                x = redistribute(x, self.domains[i], distribution, seed + number)
             leaves[i] = x
+        if distribution in TOGETHER:
+            same = self.origin.same if isinstance(self.origin, ExampleOrigin) else ()
+            leaves = redistribute_together(leaves, self.domains, distribution, seed, same)
+        if dtype is not None:
+            leaves = [x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in leaves]
         return tuple(_pytree.tree_unflatten(leaves, tree))
+
+    def redrawn(self, seed: int, ways: tuple[int, ...]) -> tuple[Any, ...]:
+        """Inputs on the CPU, each redrawn in the given one of its ways (`qimeng.spec.valid`)."""
+        origin = self._declared_origin
+        assert isinstance(origin, ExampleOrigin)
+        return self._valued(origin.inputs(seed, "cpu", ways))
+
+    @cached_property
+    def _declared_origin(self) -> Origin:
+        """The origin, its inputs redrawn as the declared domains say."""
+        origin = self.origin
+        if not isinstance(origin, ExampleOrigin) or len(self.declared) != len(origin.leaves):
+            return origin
+        pairs = zip(origin.leaves, self.declared, strict=True)
+        return replace(origin, leaves=tuple(x if x.domain == d else Leaf.of(x.value, d) for x, d in pairs))
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """What is known of each flattened example input; empty for a file."""
+        origin = self._declared_origin
+        return origin.leaves if isinstance(origin, ExampleOrigin) else ()
+
+    @cached_property
+    def ways(self) -> tuple[int, ...]:
+        """For each flattened example input which of its `Leaf.ways` is taken, so that the module takes what is drawn.
+
+        One beyond the last where the input stays as given. Found out by running the module, once.
+        """
+        from qimeng.spec.valid import choose_ways
+
+        return choose_ways(self)
+
+    @cached_property
+    def never_changed(self) -> tuple[int, ...]:
+        """Flattened example inputs that have the values given in every trial, though these are no constants."""
+        from qimeng.spec.valid import never_changed
+
+        return never_changed(self)
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
@@ -264,7 +349,7 @@ class KernelSpec:
         else:
             small = self.reduced()
             with contextlib.nullcontext() if small.is_small else fake_tensors():
-                seen = [[infer_domain(x) for x in _pytree.tree_leaves(small.origin.inputs(n, "cpu"))] for n in (1, 2)]
+                seen = [[domain_of(x) for x in _pytree.tree_leaves(small.origin.inputs(n, "cpu"))] for n in (1, 2)]
             inferred = tuple(a if a == b else "real" for a, b in zip(*seen, strict=True))
         if self.declared and len(self.declared) != len(inferred):
             raise SpecError(f"{self.name}: {len(self.declared)} domains declared for {len(inferred)} flattened inputs")
@@ -304,7 +389,11 @@ class KernelSpec:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of what is computed, on which shapes, in which dtype, mode and training state; not of the name."""
+        """Hash of what is computed, on which inputs, in which dtype, mode and training state; not of the name.
+
+        The values of example inputs count: a program is checked on them, so that a verdict on some says nothing about
+        others. Weights' values do not. Examples drawn at random are the same in the next run if they are seeded.
+        """
         parts = (self.origin.content, self.dtype, self.mode, self.training, self.declared, self.tolerances)
         return hashlib.blake2b("\n".join(map(str, parts)).encode(), digest_size=8).hexdigest()
 
@@ -316,6 +405,8 @@ class KernelSpec:
 
     def __getstate__(self) -> dict[str, Any]:
         state = {n: getattr(self, n) for n in self.__dataclass_fields__}
+        if self.leaves:
+            state["ways"] = self.ways  # every process draws the same
         if "domains" in self.__dict__:  # inferring them again would cost every worker half a second
             state["domains"] = self.domains
         return state

@@ -6,6 +6,7 @@ Deals in pickling the user's own code by value, so that the other process need n
 from __future__ import annotations
 
 import inspect
+import io
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -32,14 +33,33 @@ def pack(spec: KernelSpec) -> bytes:
     for m in modules:
         cloudpickle.register_pickle_by_value(m)
     try:
-        data: bytes = cloudpickle.dumps(spec)
-        return data
+        return _dumps(spec)
     except Exception as error:  # pickling calls the user's own reducers, which may raise anything
         advice = next((_ADVICE for m in _held_modules(spec) if is_parametrized(m)), f"{type(error).__name__}: {error}")
         raise SpecError(f"{spec.name}: cannot travel to a worker process: {advice}") from error
     finally:
         for m in modules:
             cloudpickle.unregister_pickle_by_value(m)
+
+
+def _dumps(spec: KernelSpec) -> bytes:
+    """Pickled, float8 tensors as bytes: what PyTorch pickles of those it cannot read again."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, thing: Any) -> Any:
+            if isinstance(thing, torch.Tensor) and thing.is_floating_point() and thing.dtype.itemsize == 1:
+                return _as_dtype, (thing.detach().view(torch.uint8), thing.dtype, type(thing) is torch.nn.Parameter)
+            return super().reducer_override(thing)
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(spec)
+        return file.getvalue()
+
+
+def _as_dtype(codes: torch.Tensor, dtype: torch.dtype, parameter: bool) -> torch.Tensor:
+    tensor = codes.view(dtype)
+    return torch.nn.Parameter(tensor, requires_grad=False) if parameter else tensor
 
 
 _ADVICE = (
@@ -78,3 +98,33 @@ def _shared(module: ModuleType) -> bool:
     path = getattr(module, "__file__", None) or ""
     top = module.__name__.split(".")[0]
     return not path or top in ("qimeng", torch.__name__) or "site-packages" in path or "/lib/python3" in path
+
+
+def pack_module(module: torch.nn.Module, beside: Any) -> bytes:
+    """`(module, beside)` as bytes that `pickle.loads` reads; the user's own classes travel by value.
+
+    Raises:
+        SpecError: something in it cannot be pickled.
+    """
+    import cloudpickle
+
+    homes = {sys.modules.get(type(m).__module__) for m in module.modules()}
+    own = [
+        m
+        for m in homes
+        if m is not None
+        and m.__name__ != "__main__"
+        and not _shared(m)
+        and m.__name__ not in cloudpickle.list_registry_pickle_by_value()
+    ]
+    for m in own:
+        cloudpickle.register_pickle_by_value(m)
+    try:
+        data: bytes = cloudpickle.dumps((module, beside))
+        return data
+    except Exception as error:  # pickling calls the user's own reducers, which may raise anything
+        name = type(module).__name__
+        raise SpecError(f"a module of class {name} cannot be pickled: {type(error).__name__}: {error}") from error
+    finally:
+        for m in own:
+            cloudpickle.unregister_pickle_by_value(m)

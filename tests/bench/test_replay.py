@@ -179,7 +179,8 @@ def test_what_was_not_tried_is_not_offered(tree: Tree) -> None:
 def test_no_method_is_led_to_where_nothing_was_tried(tree: Tree) -> None:
     """A step of the graph alone is a dead end where exploring dropped the branch."""
     start = tree.task(FakeCoder()).start.digest
-    step = next(e for e in tree.edges if e.parent == start and e.evaluation is None and e.accepted)
+    free = (e for e in tree.edges if e.parent == start and e.evaluation is None and e.accepted)
+    step = next(e for e in free if any(f.parent == e.child and f.evaluation is not None for f in tree.edges))
     cut = replace(tree, edges=tuple(e for e in tree.edges if e.parent != step.child))
     for one, offers in ((tree, True), (cut, False)):
         session = StoredSession(one, Budget(math.inf, 40), FakeCoder())

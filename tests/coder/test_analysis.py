@@ -24,8 +24,10 @@ class Function(torch.nn.Module):
         return self.function(*inputs)
 
 
-def region_of(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> Region:
-    graph = capture(lambda: Function(function), lambda: tuple(torch.empty(s) for s in shapes))
+def region_of(
+    function: Callable[..., torch.Tensor], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> Region:
+    graph = capture(lambda: Function(function), lambda: tuple(torch.empty(s, dtype=dtype) for s in shapes))
     return make_region(graph, [n.name for n in graph.ops()])
 
 
@@ -52,17 +54,52 @@ def test_other_reductions_stay_apart(
 @pytest.mark.parametrize(
     ("function", "divides"),
     [
-        (lambda x, y: x / x.sum(1, keepdim=True), False),
-        (lambda x, y: x / y[:, :1] + x / 3, False),
-        (lambda x, y: x / y, True),
-        (lambda x, y: torch.floor(x / x.amax(1, keepdim=True)), True),
-        (lambda x, y: torch.where(x / 3 >= 1, x, y), True),
-        (lambda x, y: torch.relu(x / 3) + torch.where(x / 3 > 0, x, y), False),
+        (lambda x, y: x / x.sum(1, keepdim=True), set()),
+        (lambda x, y: x / y[:, :1] + x / 3, set()),
+        (lambda x, y: x / y, {"div"}),
+        (lambda x, y: torch.floor(x / x.amax(1, keepdim=True)), {"div_rn"}),
+        (lambda x, y: torch.where(x / 3 >= 1, x, y), {"div_rn"}),
+        (lambda x, y: torch.relu(x / 3) + torch.where(x / 3 > 0, x, y), set()),
+        (lambda x, y: x / y + torch.floor(x / 7), {"div", "div_rn"}),
+        (lambda x, y: (y * torch.reciprocal(x)).to(torch.int32), {"div_rn"}),
+        (lambda x, y: (x / y).argmax(1), {"div_rn"}),
     ],
 )
-def test_a_shared_divisor_is_inverted_once(function: Callable[..., torch.Tensor], divides: bool) -> None:
+def test_divisions_are_exact_where_they_decide_and_shared_divisors_inverted_once(
+    function: Callable[..., torch.Tensor], divides: set[str]
+) -> None:
     nest = analyse(region_of(function, (64, 64), (64, 64))).nest
-    assert any(e.op == "div" for e in nest.exprs) == divides
+    assert {e.op for e in nest.exprs if e.op in ("div", "div_rn")} == divides
+
+
+@pytest.mark.parametrize(
+    ("function", "lifted"),
+    [
+        (lambda x, y: x / x.abs().amax(1, keepdim=True), True),  # may be below 2^-128, whose inverse is infinite
+        (lambda x, y: torch.softmax(x, 1), False),
+        (lambda x, y: x / torch.sqrt((x * x).mean(1, keepdim=True) + 1e-6), False),
+        (lambda x, y: x / x.norm(dim=1, keepdim=True).clamp_min(1e-12), False),
+    ],
+)
+def test_only_divisors_that_may_be_tiny_are_lifted(function: Callable[..., torch.Tensor], lifted: bool) -> None:
+    nest = analyse(region_of(function, (64, 64), (64, 64))).nest
+    assert (
+        any(e.op == "mul" and 2.0**64 in [a.args[1] for a in e.operands() if a.op == "where"] for e in nest.exprs)
+        == lifted
+    )
+
+
+def test_half_results_are_rounded_where_they_decide() -> None:
+    def graph(function: Callable[..., torch.Tensor]) -> list[str]:
+        return [e.op for e in analyse(region_of(function, (64, 64), dtype=torch.bfloat16)).nest.exprs]
+
+    assert "round" in graph(lambda x: torch.floor(x / 3))
+    assert "round" not in graph(lambda x: torch.relu(x / 3) * x)
+
+
+def test_a_view_without_elements_is_refused() -> None:
+    with pytest.raises(Unsupported, match="empty"):
+        analyse(region_of(lambda x: x[17:20].sum(), (12, 5)))
 
 
 @pytest.mark.parametrize(

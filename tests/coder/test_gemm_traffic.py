@@ -133,15 +133,19 @@ def compilers() -> Iterator[Compilers]:
 
 
 @pytest.mark.slow
-def test_two_blocks_fit_a_multiprocessor(compilers: Compilers) -> None:
+def test_kernels_that_read_once_hold_all_in_registers(compilers: Compilers) -> None:
+    """Of TF32 two blocks fit a multiprocessor; sums of small products and scales take the registers of the second."""
     of = found((256, 500000), (500000, 256))
     coder = TemplateCoder()
     chosen = [s for mode in ("default", "high") for s in tried(of, mode) if (s.block_m, s.block_n) == (128, 128)]
     assert {s.precision for s in chosen} == {"fp16x3", "bf16x3", "fp16", "tf32"}
+    chosen = [s for s in chosen if s.inline or s.precision == "tf32"]
     jobs = [job_of(of.region, coder.print(of.region, s)) for s in chosen]
     for schedule, compiled in zip(chosen, compilers.compile(jobs), strict=True):
-        main = max(compiled.kernels, key=lambda k: k.shared_bytes)
-        assert compiled.error is None and main.warpgroup, schedule
-        assert main.registers is not None and 2 * main.registers * main.threads <= H200.registers_per_sm, schedule
-        assert not main.spills and 2 * (main.shared_bytes + 1024) <= H200.shared_per_sm, schedule
+        assert compiled.error is None, schedule
+        main = next(k for k in compiled.kernels if k.name.endswith("_product"))
+        assert main.warpgroup and not main.spills and main.registers is not None, schedule
+        if schedule.precision == "tf32":
+            assert 2 * main.registers * main.threads <= H200.registers_per_sm, schedule
+            assert 2 * (main.shared_bytes + 1024) <= H200.shared_per_sm, schedule
         assert main.shared_bytes == pytest.approx(coder.shared_bytes(of.region, schedule), rel=0.01)

@@ -39,7 +39,7 @@ def test_what_programs_share_is_broadcast_without_a_copy_of_the_row_in_every_thr
     finally:
         server.close()
     assert found.error is None
-    texts = [path.read_text() for path in tmp_path.glob("*/*.ttgir")]
+    texts = [path.read_text() for path in tmp_path.rglob("*.ttgir")]
     assert texts
     for text in texts:
         layouts = re.findall(

@@ -60,6 +60,8 @@ def test_where_the_reference_or_eager_is_not_finite_either_value_is_right():
 
 def test_budget_is_four_and_two_times_eager_or_the_floor():
     assert Expected(torch.ones(1), Error(1e-5, 1e-6), Error(1e-6, 1e-6)).budget == Error(4e-5, 2e-6)
+    assert Expected(torch.ones(1), Error(1.0, 1.0, 1.0, 1e-6)).budget == Error(4.0, 2.0, 4.0, 4e-6)
+    assert Expected(torch.ones(1), Error(1.0, 1.0, 1.0, 1e-5)).budget.alone == math.inf, "eager has lost digits itself"
     assert Expected(torch.ones(1), Error(0.0, 0.0), Error(1e-6, 1e-6)).budget == Error(1e-6, 1e-6)
     assert floor(torch.float32, roundings(10000), Error()).max == pytest.approx(16 * 2**-23 + 100 * 2**-24)
     assert floor(torch.bfloat16, roundings(10000), Error()).max == pytest.approx(4 * 2**-7 + 100 * 2**-24)
@@ -126,17 +128,60 @@ def test_what_is_far_below_an_ulp_of_the_whole_output_is_no_error():
     assert measure(actual, expected, expected).max < 2e-6
 
 
-def test_errors_on_uneven_inputs_are_relative_to_the_largest_finite_number():
-    r = torch.full((4, 8), 1e-3)
-    r[0, 0], r[1, 1] = 100.0, math.inf
+def rows_and_columns() -> torch.Tensor:
+    return torch.randn(64, 96, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_a_small_row_or_column_beside_large_ones_is_judged_by_itself():
+    for axis in (0, 1):
+        r = rows_and_columns()
+        r.select(axis, 3).mul_(1e-6)
+        y = r.clone()
+        y.select(axis, 3).mul_(1.01)
+        error = measure(y, r)
+        figure = error.across if axis else error.max
+        assert 1e-3 < figure < 1e-2, "relative to what is of its size"
+        assert (error.max if axis else error.across) < 1e-7
+
+
+def test_rows_of_one_number_each_are_judged_by_themselves():
+    """Sums of rows in units of their own have neither row nor column."""
+    r = rows_and_columns().sum(1) * 10.0 ** torch.linspace(-6, 6, 64, dtype=torch.float64)
     y = r + 1e-3
-    y[1, 1] = math.inf
-    assert accuracy.measure(y, r).max > 0.4
-    assert 0.9e-5 < accuracy.measure(y, r, uneven=True).max < 1.1e-5
-    y[2, 2] = math.nan
-    assert accuracy.measure(y, r, uneven=True).max == math.inf, "no number is right nowhere else"
-    expected = Expected(torch.full((4, 8), 1e-3), floor=Error(1e-2, 1e-2), uneven=True)
-    assert float(accuracy.allowance(expected).max()) < 3e-5
+    assert measure(y, r).max < 1e-3 < measure(y, r).alone
+    one_wrong = r.clone()
+    one_wrong[5] *= 2
+    assert measure(one_wrong, r).alone == 0, "a few elements may have cancelled"
+    assert measure(r[:15] + 1e-3, r[:15]).alone == 0, "too few to say anything"
+
+
+def test_columns_and_elements_of_large_outputs_are_looked_at_in_a_sample():
+    r = torch.ones(4096, 1024)
+    r[:, ::2] = 1e-6
+    y = r.clone()
+    y[:, ::2] *= 1.5
+    assert measure(y, r).across == pytest.approx(0.25, rel=1e-3) and measure(y, r).max < 1e-6
+    y = r * 1.5
+    assert measure(y, r).alone == pytest.approx(0.5)
+
+
+def test_numbers_below_the_smallest_normal_one_may_be_lost():
+    r = torch.full((64,), 1e-39)
+    assert measure(torch.zeros(64), r).alone < 16 * 2**-23
+    assert measure(torch.zeros(64), torch.full((64,), 1e-30)).alone == 1
+
+
+def test_a_figure_out_of_bounds_is_named():
+    r = torch.ones(64, 64)
+    r[:, 3] = 1e-6
+    y = r.clone()
+    y[:, 3] *= 1.1
+    text = check(y, Expected(r, floor=Error(1e-5, 1e-5, 1e-5, 1e-5)))[1]
+    assert text is not None and "relative to what its column has" in text and "of themselves" not in text
+    text = check(r.sign() * 1.1, Expected(r.sign(), floor=Error(1, 1, 1, 1e-5)))[1]
+    assert text is not None and "a quarter of the elements are 0.1 of themselves off" in text
+    assert Error(2, 1, 0, 3).share_of(Error(1, 1, 0, 1)) == 3 and Error(0, 0, 1).share_of(Error(1, 1)) == math.inf
+    assert not Error(0, 0, math.nan).within(Error(1, 1, 1, 1)) and not Error(0, 0, 0, 2).within(Error(1, 1, 1, 1))
 
 
 def test_what_an_output_is_divided_by_is_found_block_by_block(monkeypatch):
@@ -147,3 +192,17 @@ def test_what_an_output_is_divided_by_is_found_block_by_block(monkeypatch):
     for shape in ((7, 5, 300), (10500,), (7, 1500)):
         assert accuracy._least(r.reshape(shape)) == pytest.approx(whole, rel=1e-9)
     assert accuracy._least(torch.tensor(0.0)) == torch.finfo(torch.float32).tiny
+
+
+def test_few_infinities_may_have_the_other_sign_and_no_row_may_be_no_number():
+    """An infinity times what is nearly zero has the sign of a rounding."""
+    value = torch.ones(400, 8)
+    value[:, 3] = math.inf
+    expected = Expected(value, floor=Error(1e-6, 1e-6, 1e-6, 1e-6), eager=value.clone())
+    few, row, wrong = value.clone(), value.clone(), value.clone()
+    few[:4, 3], row[:20, 3], wrong[0, 0] = -math.inf, math.nan, 2.0
+    assert accuracy.same_but_for_few(few, expected)
+    assert not accuracy.same_but_for_few(row, expected) and not accuracy.same_but_for_few(wrong, expected)
+    assert accuracy.same_but_for_few(row, expected, any_kind=True)
+    assert not accuracy.same_but_for_few(torch.ones(400, 8), expected, any_kind=True)
+    assert not accuracy.same_but_for_few(few, Expected(value)), "only where something is not finite"

@@ -84,9 +84,11 @@ def server() -> Iterator[ForkServer]:
     server.close()
 
 
-def compilers(server: ForkServer, folder: Path, device: str = "h200", timeout_s: float = 60.0) -> Compilers:
+def compilers(
+    server: ForkServer, folder: Path, device: str = "h200", timeout_s: float = 60.0, sandbox: str = "full"
+) -> Compilers:
     folder.mkdir(exist_ok=True)
-    return Compilers(server, DEVICES[device], str(folder), 2, timeout_s)
+    return Compilers(server, DEVICES[device], str(folder), 2, timeout_s, sandbox)
 
 
 def add(text: str = ADD) -> Job:
@@ -159,7 +161,8 @@ print(json.dumps(hits))
 
 def test_a_later_launch_finds_the_binary(server: ForkServer, tmp_path: Path) -> None:
     """Another process, another file, other line numbers and other arguments of the same kind: the same cache entry."""
-    compilers(server, tmp_path / "cache").compile([Job(add().implementation, (meta(1000, 1000), None))])
+    shared = compilers(server, tmp_path / "cache", sandbox="basic")  # in a full one each text has a folder of its own
+    shared.compile([Job(add().implementation, (meta(1000, 1000), None))])
     longer = tmp_path / "longer.py"
     longer.write_text(HEADER + "\n\ndef another():\n    return 1\n\n\n" + ADD)
     done = subprocess.run(

@@ -38,7 +38,7 @@ def pair(name: str, device: str = "cpu", zeros: bool = False) -> tuple[torch.Ten
 
 
 def plain(y: torch.Tensor, r: torch.Tensor) -> tuple[float, float]:
-    return accuracy._summary(accuracy._quick_errors(y, r, uneven=False), y.device)
+    return accuracy._summary(accuracy._quick_errors(y, r, accuracy._least(r)), y.device)
 
 
 def all_cases(device: str) -> dict[str, tuple[tuple[float, float], tuple[float, float]]]:

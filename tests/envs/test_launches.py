@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,10 @@ from qimeng.envs import gates
 from qimeng.envs.clock import Clock
 from qimeng.envs.crosscompile import Compiled
 from qimeng.envs.gates import Run
+from qimeng.envs.judge import Verdict
 from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.launches import base_name, own_kernels, own_share
+from qimeng.envs.secret_names import with_secret_names
 from qimeng.interfaces import Evaluation, Gate, Timing
 from qimeng.program.program import Implementation, Program
 from qimeng.testing import sample_graph
@@ -56,7 +59,10 @@ def test_a_decoy_that_bears_the_name_of_a_librarys_kernel_counts_once():
 
 
 def judged(
-    launches: list[list[object]], ms: float = 9.0, alone: list[list[object]] | None = None
+    launches: list[list[object]],
+    ms: float = 9.0,
+    alone: list[list[object]] | None = None,
+    wrong: str | None = None,
 ) -> tuple[Evaluation | None, Run]:
     """What the judge makes of a program of two regions that take the same time, one of them said to be generated.
 
@@ -72,11 +78,16 @@ def judged(
 
     start = Program.start(sample_graph())
     program = start.with_implementation(start.regions[0].id, TRITON)
-    owner = SimpleNamespace(limit_s=1.0, draw_seed=lambda: 1, turn=turn)
+
+    def profiled(worker: object, timeout_s: float) -> tuple[list[list[object]], Verdict]:
+        return (alone if alone is not None and held == [True] else launches), Verdict(
+            failure=wrong and "wrong", error=wrong
+        )
+
+    owner = SimpleNamespace(limit_s=1.0, turn=turn, judge=SimpleNamespace(profiled=profiled))
     run = Run(owner, program, None, "", lambda: [], Clock(), thorough=True)
     run.kernels[0] = {"add": 1}
-    worker = SimpleNamespace(call=lambda *a, **k: (alone if alone is not None and held == [True] else launches, []))
-    return run._proven(worker, 0, Evaluation(Gate.PASSED, timing=Timing(ms), generated_share=0.5)), run
+    return run._proven(None, 0, Evaluation(Gate.PASSED, timing=Timing(ms), generated_share=0.5)), run
 
 
 def test_the_generated_share_is_that_of_the_programs_own_kernels():
@@ -110,9 +121,65 @@ def test_where_the_profiler_says_nothing_that_is_said():
     assert found is not None and found.notes == (gates.UNPROVEN,)
 
 
+def test_a_profiled_call_is_checked_like_any_other():
+    found, run = judged([["add", 0.0, 1.0]], wrong="zeros")
+    assert found is None and run.refused[0] == gates.Refusal(Gate.TIMING, "wrong", "zeros")
+
+
+def test_kernels_get_names_that_nobody_knew_wherever_they_stand():
+    source = (
+        "import triton\n@triton.jit\ndef add(x):\n    pass\n\n\n"
+        "def entry(x):\n    add[(1,)](x)\n    badd = add2 = x\n    return (torch.add(x, badd), 'add')\n"
+    )
+    start = Program.start(sample_graph())
+    program = start.with_implementation(start.regions[0].id, Implementation("triton", source, "entry"))
+    renamed, own = with_secret_names(program)
+    (name,) = own
+    assert own[name] is None and name not in program.source
+    text = renamed.implementation(renamed.regions[0]).source
+    assert f"def {name}(x)" in text and f"{name}[(1,)](x)" in text and f"'{name}'" in text
+    assert "torch.add(x, badd)" in text and "badd = add2 = x" in text
+    assert with_secret_names(program)[1].keys() != own.keys()
+    text = (
+        'KERNEL = r"""extern "C" __global__ void mine(float* x) {}"""\ndef entry(x):\n    return load(KERNEL, "mine")\n'
+    )
+    cuda = start.with_implementation(start.regions[0].id, Implementation("cuda", text, "entry"))
+    renamed, own = with_secret_names(cuda)
+    assert renamed.implementation(renamed.regions[0]).source == text.replace("mine", next(iter(own)))
+
+
+def test_in_a_final_verification_a_name_proves_nothing():
+    """The text's kernel is called like a library's, whose own do the work: only those of secret names count."""
+    start = Program.start(sample_graph())
+    lying = Implementation("triton", TRITON.source.replace("add", GEMM), "entry")
+    program = start.with_implementation(start.regions[0].id, lying)
+    loaded: list[str] = []
+
+    def profiled(worker: object, timeout_s: float) -> tuple[list[tuple[str, float, float]], Verdict]:
+        decoy = next(line for line in loaded[-1].splitlines() if line.startswith("def k"))[4:].partition("(")[0]
+        return [(decoy, 0.0, 0.01), (GEMM, 0.1, 3.0)], Verdict()
+
+    owner = SimpleNamespace(limit_s=1.0, turn=lambda *a, **k: nullcontext(), judge=SimpleNamespace(profiled=profiled))
+    worker = SimpleNamespace(call=lambda name, limit_s, source, digests: loaded.append(source))
+    run = Run(owner, program, None, "", lambda: [], Clock(), thorough=True)
+    run.kernels[0] = {GEMM: None}
+    run.compilers = SimpleNamespace(programs=lambda programs: [{}])
+    found = Evaluation(Gate.PASSED, timing=Timing(9.0), generated_share=0.5)
+    assert run._proven(worker, 0, found) is None
+    assert run.refused[0].failure == "not-a-kernel" and "kernels of their own 0.3%" in run.refused[0].error
+    run.compilers = SimpleNamespace(
+        programs=lambda programs: [{"a": Compiled(error="no such name", failure="compile")}]
+    )
+    assert run._proven(worker, 0, found) is None
+    assert run.refused[0].error.endswith("name a kernel only where it is defined and launched: no such name")
+
+
 def test_without_a_gpu_no_kernels_are_listed():
-    from qimeng.envs.worker import Worker
+    from qimeng.envs.worker import Draw, Worker
     from qimeng.spec import KernelSpec
 
     worker = Worker(KernelSpec.from_function(torch.relu, (torch.ones(4),)), torch.device("cpu"))
-    assert worker.launches(1) == []
+    answer = worker.launches(Draw(1))
+    for fd in answer.files:
+        os.close(fd)
+    assert answer.data["kernels"] == [] and len(answer.data["tensors"]) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -380,7 +381,8 @@ def test_what_cannot_be_judged_is_returned_as_it_was_written(graph: OpGraph) -> 
     whole = Program(OpGraph({}, ()), (), {}, "# as written")
     task = replace(fake_task(graph, FakeEvaluator(wrong=lambda p: "differs from run to run")), whole=whole)
     result = optimize(task, scripted("lowering"))
-    assert (result.stopped, result.source, result.speedup) == ("unjudged", "# as written", None)
+    assert (result.stopped, result.source, result.speedup) == ("unjudged", "# as written", 1.0)
+    assert "(not judged)" in result.report()
     assert not result.evaluation.ok and "differs from run to run" in result.report()
 
 
@@ -407,7 +409,8 @@ def test_an_interrupted_verification_still_gives_a_result(graph: OpGraph) -> Non
 
     result = optimize(fake_task(graph, Interrupted()), scripted(*FUSE_ALL))
     assert result.speedup is not None and result.speedup > 1
-    assert any("interrupted" in note for note in result.notes)
+    assert result.unchecked == "the final verification was interrupted"
+    assert "UNCHECKED** (measured)" in result.report() and result.headline.endswith("eager, UNCHECKED")
 
 
 def test_what_the_verification_refused_is_not_returned_when_it_is_interrupted(graph: OpGraph) -> None:
@@ -457,3 +460,44 @@ def test_a_clone_shares_nothing_that_changes(graph: OpGraph) -> None:
     twin = session.clone()
     session.step(first(session, "lowering"))
     assert twin.ledger.evaluations == 1 and twin.ledger.attempts == [] and twin.state.history == ()
+
+
+def test_an_interrupted_verification_of_the_start_is_the_computation_itself(graph: OpGraph) -> None:
+    class Interrupted(FakeEvaluator):
+        def final(self, program: Program) -> Evaluation:
+            raise KeyboardInterrupt
+
+    result = optimize(fake_task(graph, Interrupted()), scripted("stop"))
+    assert result.on_pytorch and result.unchecked == "" and result.speedup == 1.0
+
+
+class Unable(FakeEvaluator):
+    """Times everything and can check nothing."""
+
+    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        return replace(super().evaluate(program, patch), accuracy=None, unchecked="the interpreter lacks what it uses")
+
+
+def test_what_was_not_checked_is_called_unchecked_everywhere(graph: OpGraph) -> None:
+    seen: list[Progress] = []
+    result = optimize(fake_task(graph, Unable()), scripted(*FUSE_ALL), on_step=seen.append)
+    report, data = result.report(), json.loads(result.to_json())
+    assert report.splitlines()[2].startswith(f"**{result.speedup:.2f} x PyTorch eager, UNCHECKED** (measured)")
+    assert "| verification | UNCHECKED: the interpreter lacks what it uses |" in report
+    assert "| accepted, UNCHECKED |" in report and "| accepted |" not in report and "right" not in report
+    assert data["checked"] is False and data["verification"].startswith("UNCHECKED: ")
+    assert "UNCHECKED" in seen[-1].text and not any("right" in p.text for p in seen)
+    checked = optimize(fake_task(graph), scripted(*FUSE_ALL))
+    assert json.loads(checked.to_json())["checked"] is True and "UNCHECKED" not in checked.report()
+    assert "| verification | right, in a fresh process |" in checked.report()
+
+
+def test_what_is_left_on_pytorch_is_by_definition_as_fast(graph: OpGraph) -> None:
+    whole = Program(OpGraph({}, ()), (), {}, "# as written")
+    noisy = Timed(10.0, final=(9.7,))  # 1.03 x, were it another program
+    for script in (("stop",), ("fusion", "stop")):
+        result = optimize(replace(fake_task(graph, noisy), whole=whole), scripted(*script))
+        assert result.on_pytorch and (result.speedup, result.source) == (1.0, "# as written")
+        assert result.evaluation.speedup == 1.0 and result.evaluation.timing == result.evaluation.eager
+        assert "**1.00 x PyTorch eager**" in result.report() and json.loads(result.to_json())["speedup"] == 1.0
+        assert "none needed: it is left on PyTorch as it was written" in result.report()

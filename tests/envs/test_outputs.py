@@ -11,8 +11,9 @@ import torch
 
 from qimeng.device import DEVICES
 from qimeng.envs.channel import Malformed
+from qimeng.envs.handover import hand_over, take
 from qimeng.envs.least_time import least_ms
-from qimeng.envs.outputs import describe, difference, facts_from_json, facts_to_json, hand_over, take
+from qimeng.envs.outputs import describe, difference, facts_from_json, facts_to_json
 from qimeng.envs.timing import ENOUGH, HOPELESS, LEAD_MS, MOST_LATE, MOST_LEAD_MS, Effort, Reading, Stopwatch
 from qimeng.envs.witness import Witness, call_seed
 from qimeng.graph.verify import capture_spec
@@ -65,6 +66,17 @@ def test_tensors_are_handed_over_on_the_cpu(dtype):
         take(items, files, list(facts.leaves))
     for fd in files:
         os.close(fd)
+
+
+def test_any_number_of_tensors_needs_one_file():
+    tensors = [torch.full((i % 3,), float(i)) for i in range(600)]
+    items, files = hand_over(tensors)
+    assert len(files) == 1
+    got = take(items, files, list(describe(tensors, {})[0].leaves))
+    assert all(torch.equal(a, b) for a, b in zip(tensors, got, strict=True))
+    with pytest.raises(Malformed):
+        take([{}, {"at": -1}], files, list(describe(tensors[:2], {})[0].leaves))
+    os.close(files[0])
 
 
 @pytest.mark.parametrize("data", [None, {}, {"tree": "", "leaves": [1]}, {"tree": "", "leaves": [{"kind": "Tensor"}]}])
@@ -170,19 +182,9 @@ def test_a_witness_is_any_call_that_counts_and_copied_at_once():
             witness.begin()
             for call in (3, 4):
                 witness.show(call, (output.fill_(call),))
-        for kept in witness.kept:
-            assert kept.tensors[0].tolist() == [kept.call] * 2
-        chosen.add(tuple((kept.round, kept.call) for kept in witness.kept))
-    assert {call for calls in chosen for call in calls} == {(0, 3), (0, 4), (1, 3), (1, 4)}
-    assert any(len(set(calls)) > 1 for calls in chosen)
-
-
-def test_of_large_outputs_one_is_kept(monkeypatch):
-    monkeypatch.setattr("qimeng.envs.witness.SMALL_BYTES", 7)
-    witness = Witness()
-    witness.begin()
-    witness.show(0, torch.zeros(2))
-    assert [kept.call for kept in witness.kept] == [0, -1, -1, -1]
+        assert witness.kept.tensors[0].tolist() == [witness.kept.call] * 2
+        chosen.add((witness.kept.round, witness.kept.call))
+    assert chosen == {(0, 3), (0, 4), (1, 3), (1, 4)}
 
 
 def test_the_least_time_counts_what_must_be_moved():

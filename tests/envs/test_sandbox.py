@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from qimeng.envs.fork_loop import PROCESSES
+from qimeng.envs.fork_loop import PROCESSES, _kill_greedy
 from qimeng.envs.forkserver import ForkServer, Process, WorkerFailed
-from qimeng.envs.sandbox import LAYERS, Sandbox, entered_here
+from qimeng.envs.process_tree import memory_file_bytes
+from qimeng.envs.sandbox import LAYERS, Sandbox, entered_here, places
 from qimeng.envs.sandbox.limits import memory_bytes
 from qimeng.envs.sandbox.seccomp import ABSENT, REFUSED, program
 from qimeng.envs.sandbox.syscalls import AUDIT, NUMBERS
@@ -173,6 +174,62 @@ def test_a_service_behind_a_file_is_out_of_reach(server, needs, tmp_path):
         refused(server, "socket.socket(socket.AF_UNIX).connect(path)", path=str(tmp_path / "s"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "socket.socket(socket.AF_UNIX)",
+        "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)",
+        "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)",
+        "a, b = socket.socketpair(); a.bind(os.getcwd() + '/s')",
+    ],
+)
+def test_there_is_no_socket_but_a_pair(server, needs, text):
+    needs("seccomp")
+    refused(server, text)
+    pairs = "held = [socket.socketpair(socket.AF_UNIX, k) for k in (1, 5)]; found = [a.send(b'x') for a, b in held]"
+    assert attempt(server, "full", pairs) == ["done", "[1, 1]"]
+
+
+def test_only_folders_of_packages_are_read(server, needs):
+    needs("landlock")
+    package = os.path.dirname(os.path.dirname(os.path.abspath(json.__file__)))
+    assert attempt(server, "full", f"os.listdir({package!r})")[0] == "done"
+    refused(server, f"os.listdir({os.getcwd()!r})")
+    refused(server, f"os.listdir({str(Path.home())!r})")
+
+
+def test_shared_memory_is_small_its_own_and_empty(server, needs):
+    needs("shared_memory")
+    with open(f"/dev/shm/qimeng_test_{os.getpid()}", "w") as mine:
+        mine.write("secret")
+        text = "found = os.listdir('/dev/shm'); open('/dev/shm/x', 'w').write('x')"
+        assert attempt(server, "full", text) == ["done", "[]"]
+        os.unlink(mine.name)
+    assert not os.path.exists("/dev/shm/x")
+    text = "open('/dev/shm/x', 'wb').write(bytes(1 << 27))"
+    kind, why = attempt(server, "full", text)
+    assert kind == "OSError" and "No space left" in why
+
+
+def test_memory_files_are_counted_and_have_a_limit(needs, monkeypatch):
+    needs("seccomp")
+    code = (
+        "import os, time\nf = os.memfd_create('m')\nos.write(f, bytes(1 << 24))\nprint(1, flush=True)\ntime.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert holder.stdout and holder.stdout.readline()
+    assert memory_file_bytes([holder.pid, holder.pid]) == 1 << 24
+    killed: list[int] = []
+    monkeypatch.setattr("qimeng.envs.fork_loop._kill_tree", killed.append)
+    _kill_greedy([holder.pid])
+    assert not killed
+    monkeypatch.setattr("qimeng.envs.fork_loop.MEMORY_FILE_BYTES", 1 << 20)
+    _kill_greedy([holder.pid])
+    assert killed == [holder.pid]
+    holder.kill()
+    holder.communicate()
+
+
 def test_the_network_is_empty(server, needs):
     needs("network")
     text = "found = [line.split(':')[0].strip() for line in open('/proc/self/net/dev').readlines()[2:]]"
@@ -229,7 +286,7 @@ def test_namespaces_and_set_uid_give_no_rights(server, needs):
 
 
 def test_nothing_is_inherited(monkeypatch):
-    for name in ("OPENAI_API_KEY", "TORCH_SECRET", "CUDA_SECRET"):
+    for name in ("OPENAI_API_KEY", "TORCH_SECRET", "CUDA_SECRET", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
         monkeypatch.setenv(name, "secret")
     server = ForkServer(preload=())
     try:
@@ -389,8 +446,39 @@ def test_a_process_says_which_layers_it_is_in(server, layers):
         process = start(server, level)
         assert set(process.call("layers", timeout_s=30)[0]) == expected
         process.kill()
-    with pytest.raises(ValueError, match="there are full, basic, off"):
+    with pytest.raises(ValueError, match="there are full, tool, basic, off"):
         server.start("tests.envs.test_sandbox:hostile", sandbox="none")
+
+
+def test_a_folder_of_packages_is_readable_whatever_its_name(tmp_path, monkeypatch):
+    packages, own = tmp_path / "packages", tmp_path / "own"
+    (packages / "some-1.0.dist-info").mkdir(parents=True)
+    (packages / "some-1.0.dist-info" / "RECORD").touch()
+    own.mkdir()
+    monkeypatch.setattr(sys, "path", [str(packages), str(own)])
+    assert str(packages) in places.readable()
+    assert str(own) not in places.readable()
+
+
+def test_sockets_that_cuda_needs_are_closed_before_foreign_code_runs():
+    """In every thread, those that run already as well."""
+    text = (
+        "import socket, threading\n"
+        "import qimeng.envs.sandbox.seccomp as s\n"
+        "def tried():\n"
+        "    try:\n"
+        "        socket.socket(socket.AF_UNIX).close(); return 'made'\n"
+        "    except PermissionError: return 'refused'\n"
+        "s.enter('local'); first = tried()\n"
+        "go, seen = threading.Event(), []\n"
+        "other = threading.Thread(target=lambda: (go.wait(), seen.append(tried()))); other.start()\n"
+        "s.close_sockets(); go.set(); other.join()\n"
+        "socket.socketpair(); print(first, tried(), *seen)"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    if "Unavailable" in done.stderr:
+        pytest.skip(f"no seccomp here: {done.stderr.strip().splitlines()[-1]}")
+    assert done.stdout.split() == ["made", "refused", "refused"], done.stderr
 
 
 def test_a_layer_that_is_missing_is_skipped_and_said(tmp_path):

@@ -47,7 +47,7 @@ def layers() -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def evaluator() -> Iterator[GpuEvaluator]:
     spec = KernelSpec.from_module(torch.nn.ReLU(), (torch.randn(64, 64),))
-    made = GpuEvaluator(spec, capture_spec(spec), torch_device="cpu", timeout_s=5.0, sandbox="full")
+    made = GpuEvaluator(spec, capture_spec(spec), torch_device="cpu", timeout_s=5.0, any_text=True)
     yield made
     made.close()
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from qimeng.device import DEVICES
 from qimeng.envs import sanitizer
 from qimeng.envs.clock import Clock
 from qimeng.envs.estimate import EstimatingEvaluator
 from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.sandbox import Sandbox
 from qimeng.envs.sanitizer import read_report, sanitize
 from qimeng.errors import QimengError
 from qimeng.graph.verify import capture_spec
@@ -96,10 +99,27 @@ def test_the_program_runs_under_the_tool(tool, tmp_path):
     program = Program.start(capture_spec(SPEC))
     found = sanitize("memcheck", program.source, SPEC.to_bytes(), "cpu", tmp_path / "a", environment=tool)
     assert found.outcome == "clean", found
-    head = "def forward(self, *args):"
-    broken = program.source.replace(head, head + "\n        raise RuntimeError('it ran')")
+    broken = in_forward(program.source, "raise RuntimeError('it ran\\x1b[2J')")
     found = sanitize("memcheck", broken, SPEC.to_bytes(), "cpu", tmp_path / "b", environment=tool)
-    assert found.outcome == "failed" and "it ran" in found.text
+    assert found.outcome == "failed" and "it ran\\x1b[2J" in found.text
+
+
+def in_forward(source: str, line: str) -> str:
+    """A program's text with one line more at the beginning of its `forward`."""
+    changed, count = re.subn(r"(def forward\(.*\):\n)", lambda found: f"{found[1]}        {line}\n", source)
+    assert count == 1
+    return changed
+
+
+@pytest.mark.parametrize("line", ["open('{outside}/secret').read()", "__import__('os').listdir('{home}')"])
+def test_the_program_is_in_a_sandbox_under_the_tool(tool, tmp_path, line):
+    if "landlock" not in Sandbox("tool").layers_available().entered:
+        pytest.skip("this machine lacks landlock")
+    (tmp_path / "secret").write_text("secret")
+    program = Program.start(capture_spec(SPEC))
+    reaches = in_forward(program.source, line.format(outside=tmp_path, home=os.getcwd()))
+    found = sanitize("memcheck", reaches, SPEC.to_bytes(), "cpu", tmp_path / "a", environment=tool)
+    assert found.outcome == "failed" and "PermissionError" in found.text, found
 
 
 def test_what_hangs_is_ended_and_what_is_missing_is_said(tool, tmp_path, monkeypatch):
@@ -133,8 +153,8 @@ def test_the_final_verification_asks_the_tools(monkeypatch):
 
 
 def test_without_a_gpu_it_is_said_that_nothing_was_run(monkeypatch):
-    judge = EstimatingEvaluator.__new__(EstimatingEvaluator)  # what judges is not asked
-    monkeypatch.setattr(judge, "evaluate", lambda program: Evaluation(Gate.PASSED), raising=False)
+    judge = EstimatingEvaluator(SPEC, DEVICES["h200"])
+    monkeypatch.setattr(judge, "evaluate", lambda program: Evaluation(Gate.PASSED))
     judge.sanitize_with(("memcheck",))
     found = judge.final(Program.start(capture_spec(SPEC)))
     assert found.notes == ("compute-sanitizer memcheck needs a GPU: not run",)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qimeng.envs import accuracy
-from qimeng.envs.seal import Seal, shadowed
+from qimeng.envs.seal import Seal, shadowed, unlike
 from qimeng.envs.timing import Stopwatch
 
 
@@ -36,6 +36,8 @@ CHANGES = {
     "time.perf_counter": lambda patch: patch.setattr(time, "perf_counter", lambda: 0.0),
     "builtins.max": lambda patch: patch.setattr("builtins.max", lambda *a: 0),
     "sys.modules['json']": lambda patch: patch.setitem(sys.modules, "json", types.ModuleType("json")),
+    "json.load": lambda patch: patch.setitem(json.load.__kwdefaults__, "cls", dict),
+    "torch.nn.functional.relu": lambda patch: patch.setattr(torch.nn.functional.relu, "__defaults__", (True,)),
     "json.dumps": lambda patch: patch.setattr(json, "dumps", lambda *a: "{}"),
     "qimeng.envs.accuracy.same": lambda patch: patch.setattr(accuracy, "same", lambda a, b: True),
     "qimeng.envs.timing.Stopwatch.once": lambda patch: patch.setattr(Stopwatch, "once", lambda *a: (1.0, 1.0)),
@@ -118,3 +120,13 @@ def test_who_replaces_what_looks_for_changes_is_seen_all_the_same(monkeypatch):
     seal._spaces.clear()
     assert seal.broken() == []
     assert broken() == ["qimeng.envs.seal.Seal.broken"]
+
+
+def test_data_of_an_object_that_measures_may_not_change():
+    watch = Stopwatch(torch.device("cpu"))
+    before = dict(vars(watch))
+    assert unlike(watch, before) == []
+    watch._flush = torch.zeros(8)
+    assert unlike(watch, before) == ["Stopwatch._flush"]
+    watch._flush, watch.more = None, 1
+    assert unlike(watch, before) == ["Stopwatch.more"]

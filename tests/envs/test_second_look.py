@@ -12,8 +12,9 @@ import torch
 from qimeng.envs import accuracy
 from qimeng.envs.accuracy import Error, Expected
 from qimeng.envs.double import NEARBY, Near, nearby
+from qimeng.envs.handover import hand_over
 from qimeng.envs.judge import Judge, Tally
-from qimeng.envs.outputs import describe, facts_to_json, hand_over
+from qimeng.envs.outputs import describe, facts_to_json
 from qimeng.envs.reference import References
 from qimeng.envs.region_reference import RegionReference
 from qimeng.envs.second_look import FAR, NEARBY_TRIALS, most_nearby, second_look
@@ -106,7 +107,7 @@ def test_rows_whose_terms_nearly_cancel_are_no_reason_to_refuse_an_honest_progra
     inputs = torch.randn(4000, 64).bfloat16(), torch.randn(64, 64).bfloat16()
     draw_seed = partial(random.Random(0).getrandbits, 62)  # some draws have such rows
     refs = References(KernelSpec.from_function(sums, inputs), None, CPU, draw_seed)
-    for _ in range(4):
+    for _ in range(2):
         for trial in refs.every_distribution():
             y = in_two_parts(*refs.inputs(trial.draw))
             error, text = accuracy.check(y, trial.expected[0])
@@ -165,7 +166,7 @@ def test_trials_of_another_distribution_lend_no_error():
     errors: dict[str, Error] = {}
     for trial in refs.every_distribution():
         errors[trial.draw.distribution] = trial.outputs[0].error
-        if trial.draw.distribution not in ("x0.01", "rounded"):  # the latter may be as small
+        if trial.draw.distribution not in ("x0.01", "rounded", "units"):  # the latter two may be as small
             y = refs.parameters.module(refs.inputs(trial.draw)[0]) * 1.001
             error, text = accuracy.check(y, trial.outputs[0])
             assert text is not None and refs.look_again(trial, 0, y, error) is None

@@ -130,7 +130,7 @@ def test_functions_with_every_kind_of_input_and_output() -> None:
     assert torch.equal(first["a"], -X.sum(1) + 4.0) and out is X
     assert first["b"][0].dtype is torch.int64 and first["b"][1][1:] == (7, None)
     for wrong in [((X, X[0]), {"y": X}, True, 0.5, 1, None), ([X, X[0]], {"z": X}, True, 0.5, 1, None), (X, X[0])]:
-        with pytest.raises(ValueError, match="structure"):
+        with pytest.raises(ValueError, match="structure|made for 6 inputs"):
             model(*wrong)
     for position, value in ((2, 1), (3, "a"), (4, 0), (4, True), (5, 0)):
         inputs: list[Any] = [(X, X[0]), {"z": X}, True, 0.5, 1, None]
@@ -198,14 +198,15 @@ def test_random_operators_agree_when_seeded() -> None:
     ("thing", "reason"),
     [
         (lambda x: x * 2 if x.sum() > 0 else x, "torch.export: what it does depends on the values of a tensor"),
-        (lambda x: x * x.max().item(), "depends on data|torch.export"),
-        (lambda x: x[x > 0.5], "depends on data|torch.export"),
-        (lambda x: torch.topk(x, 2), "returns a topk; only tuples, lists and dicts"),
-        (lambda x: torch.linalg.inv(x @ x.T + torch.eye(8)), "an effect besides its results"),
+        (lambda x: x[x > 0.5], "a number or size that it returns depends on data"),
+        (lambda x: (x, x.max().item()), "a number or size that it returns depends on data"),
         (Counting(), "output 0 differs by up to"),
-        (Plain([[[0.0] * 6]] * 50_000), "tensor factor of 1200000 B is not in the state_dict"),
+        (
+            Plain(torch.rand(200_000, 1, 6).tolist()),
+            "tensor factor of 4800000 B is not in .* too large",
+        ),
     ],
-    ids=["branch", "item", "mask", "namedtuple", "effect", "counter", "large_tensor"],
+    ids=["branch", "mask", "number", "counter", "large_tensor"],
 )
 def test_reasons(thing: Any, reason: str) -> None:
     spec = KernelSpec.of(thing, (X,))
@@ -252,7 +253,6 @@ def test_verification_finds_every_kind_of_difference() -> None:
         "output 0 differs by up to": _changed(graph, "aten.relu", target="aten.neg.default"),
         "output 0 has shape": _changed(graph, "aten.relu", target="aten.sum.dim_IntList", args=(before, (0,))),
         "output 0 has dtype": _changed(graph, "aten.relu", target="aten.gt.Scalar", args=(before, 0)),
-        "output 0 has strides": _changed(graph, "aten.relu", target="aten.t.default", args=(before,)),
         "does not run": _changed(graph, "aten.relu", args=(before, 3)),
         "buffer 1.running_mean differs": replace(
             graph, mutations=tuple((k, Value("b_1_running_mean") if "mean" in k else v) for k, v in graph.mutations)

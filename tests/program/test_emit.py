@@ -197,3 +197,53 @@ def test_copies_are_independent_and_have_the_state_of_the_reference():
     again.load_state_dict(model.state_dict())
     assert torch.equal(again(x), before)
     assert not any(p.requires_grad for p in model.parameters())
+
+
+def reading_memory(spec: KernelSpec) -> nn.Module:
+    """The spec's program whose last region is taken for a kernel's, which sees only what is in memory."""
+    program = Program.start(capture_spec(spec, verify=False))
+    source = "def kernel(x0):\n    assert not x0.is_neg()\n    return (x0 * 2,)\n"
+    last = program.regions[-1]
+    assert last.label() == "mul"
+    return program.with_implementation(last.id, Implementation("triton", source, "kernel")).load().Model()
+
+
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x.T, lambda x: x[:, :1].expand(4, 5)])
+def test_kernels_get_values_and_strides_of_lazily_negative_views(view):
+    z = torch.randn(4, 5, dtype=torch.complex64)
+    model = reading_memory(KernelSpec.from_function(lambda x: x * 2, (view(z.imag),)))
+    x = view(z.conj().imag)
+    assert x.is_neg()
+    assert torch.equal(model(x), x * 2)
+    inside = reading_memory(KernelSpec.from_function(lambda z: z.conj().imag * 2, (z,)))
+    assert torch.equal(inside(z), z.conj().imag * 2)
+
+
+def test_a_lazily_negative_parameter_is_refused():
+    module = nn.Linear(3, 3)
+    spec = KernelSpec.from_module(module, (torch.randn(2, 3),))
+    model = Program.start(capture_spec(spec)).load().Model()
+    model.weight = nn.Parameter(torch._neg_view(torch.randn(3, 3)))
+    vars(model)["_qimeng_fits"] = False
+    with pytest.raises(ValueError, match="resolve_neg"):
+        model(torch.randn(2, 3))
+
+
+def test_a_kernel_in_bf16_is_refused_where_the_interpreter_is_wrong(monkeypatch):
+    import triton
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    source = "@triton.jit\ndef f(x_ptr):\n    pass\n\n\ndef kernel(x0):\n    return (x0 * 2,)\n"
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    for dtype in (torch.bfloat16, torch.float16):
+        spec = KernelSpec.from_function(lambda x: x * 2, (torch.randn(2, 3).to(dtype),))
+        program = Program.start(capture_spec(spec, verify=False))
+        changed = program.with_implementation(program.regions[0].id, Implementation("triton", source, "kernel"))
+        model, x = changed.load().Model(), torch.randn(2, 3).to(dtype)
+        if dtype is torch.float16:
+            assert torch.equal(model(x), x * 2)
+            continue
+        with pytest.raises(ValueError, match="bfloat16"):
+            model(x)
+        monkeypatch.setattr(InterpreterBuilder, "rounds_to_bfloat16", True, raising=False)  # as the worker's does
+        assert torch.equal(model(x), x * 2)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from qimeng.errors import SpecError
-from qimeng.spec import KernelSpec
+from qimeng.spec import KernelSpec, perturb_parameters
 
 
 def _load(name: str) -> ModuleType:
@@ -135,7 +135,7 @@ def test_nested_inputs_and_scalars() -> None:
     spec = KernelSpec.of(problems.Nested(), examples)
     (x, index), table = spec.inputs(0)
     assert x.shape == (4, 5) and index.dtype is torch.int64 and table["b"] is True
-    assert spec.domains == ("real", "index", "real", "scalar")
+    assert spec.domains == ("real", "offsets", "real", "scalar")
     spec.check()
 
 
@@ -313,3 +313,44 @@ def test_large_specs_are_checked_without_values() -> None:
     with pytest.raises(SpecError, match="changes its input 0"):
         KernelSpec.from_source(text.replace("x.exp()", "x.exp_()")).check()
     assert huge.domains == ("real",)
+
+
+class Coded(torch.nn.Module):
+    """A weight in float8, as quantized checkpoints hold it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        codes = torch.randn(6, 6).to(torch.float8_e4m3fn)
+        self.weight, self.bias = torch.nn.Parameter(codes, requires_grad=False), torch.nn.Parameter(torch.randn(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ self.weight.float() + self.bias)
+
+
+def test_float8_is_used_inside_and_refused_at_the_edge():
+    module, x = Coded(), torch.randn(2, 6)
+    spec = KernelSpec.from_module(module, (x,))
+    spec.check()
+    again = KernelSpec.from_bytes(spec.to_bytes()).module()
+    assert spec.dtype == "float32" and again.weight.dtype is torch.float8_e4m3fn
+    assert torch.equal(again(x), module(x))
+    perturb_parameters(again, 3)
+    assert torch.equal(again.weight.view(torch.uint8), module.weight.view(torch.uint8))
+    assert not torch.equal(again.bias, module.bias)
+    with pytest.raises(SpecError, match="example input 0 is float8_e4m3fn, which a computation may use inside only"):
+        KernelSpec.from_function(lambda q: q.float(), (x.to(torch.float8_e4m3fn),))
+    with pytest.raises(SpecError, match="output 0 is float8_e5m2"):
+        KernelSpec.from_function(lambda x: x.to(torch.float8_e5m2), (x,)).check()
+
+
+def test_parameters_without_a_shape_are_one_clear_error():
+    words = "has no shape before the first call"
+    lazy = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d())
+    with pytest.raises(SpecError, match=rf"Sequential: 0.weight {words} \(a lazy module\): call the module once"):
+        KernelSpec.from_module(lazy, (torch.randn(3, 6),))
+    text = "import torch\ndef Model():\n    return torch.nn.LazyLinear(4)\n"
+    text += "def get_inputs():\n    return [torch.rand(3, 6)]\ndef get_init_inputs():\n    return []\n"
+    with pytest.raises(SpecError, match=f"source: weight {words}"):
+        KernelSpec.from_source(text).check()
+    lazy(torch.randn(3, 6))
+    KernelSpec.from_module(lazy, (torch.randn(3, 6),)).check()

@@ -100,7 +100,7 @@ class UnusedParts(nn.Module):
         return self.noise(self.used(x)).mul_(2).add_(1)
 
 
-@problem("tied layers", normal((6, 8)), whole="torch.export")
+@problem("tied layers", normal((6, 8)))
 class TiedLayers(nn.Module):
     def __init__(self) -> None:
         super().__init__()

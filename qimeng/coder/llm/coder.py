@@ -100,6 +100,8 @@ class LLMCoder(Coder):
         families = [family(n) for n in region.ops if n.packet not in VIEWS]
         if "random" in families:
             return "random operators stay on PyTorch"
+        if any(n.literal is not None for n in region.ops):
+            return "a piece of PyTorch code stays as it is"
         return None if families else "nothing is computed"
 
     def facts(self, region: Region) -> Facts | None:

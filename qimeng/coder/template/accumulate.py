@@ -3,7 +3,8 @@
 Every lane of the tile keeps its own running value, so that the loop needs no communication; lanes are combined once at
 the end, and programs that share a row combine their partial results the same way. Variances use sums shifted by each
 lane's first element and Chan's formula (Chan, Golub, LeVeque 1983); sum-of-exponentials keeps a running maximum
-(Milakov and Gimelshein 2018), whose terms are powers of two: what `tl.exp2` drops, below 2^-126, is nothing beside the
+(Milakov and Gimelshein 2018; relative to the largest finite number where it is infinite, so that the sum is NaN only
+where an element is), whose terms are powers of two: what `tl.exp2` drops, below 2^-126, is nothing beside the
 largest term, which is 1. Deals in lines of Triton. Knows nothing about loads, loops or launches.
 """
 
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 
 from qimeng.coder.template.special import LOG2E
 
-LOWEST = "-3.4028234e38"
+HIGHEST = {"tl.float64": "1.7976931348623157e308"}
+"""Largest finite number by dtype; of fp32, in which half types are computed, where there is no entry."""
 
 
 def _exp(x: str) -> str:
@@ -76,6 +78,17 @@ class Accumulator:
             "welford": "0",
         }[self.kind]
 
+    @property
+    def highest(self) -> str:
+        """The largest finite number; as a tensor, since Triton takes a plain number for fp32."""
+        number = HIGHEST.get(self.dtype, "3.4028234663852886e38")
+        return f"tl.full([1, 1], {number}, {self.dtype})" if self.dtype == "tl.float64" else number
+
+    @property
+    def lowest(self) -> str:
+        """The smallest finite number."""
+        return self.highest.replace("1.79", "-1.79").replace("3.40", "-3.40")
+
     def start(self) -> list[str]:
         """Lines before the loop."""
         n, zeros = self.name, f"tl.zeros([PB, RB], {self.dtype})"
@@ -87,7 +100,7 @@ class Accumulator:
                 f"{n}_n = tl.zeros([PB, RB], tl.float32)",
             ]
         if self.kind == "sumexp":
-            return [f"{n}_m = tl.full([PB, RB], {LOWEST}, {self.dtype})", f"{n}_s = {zeros}"]
+            return [f"{n}_m = tl.zeros([PB, RB], {self.dtype}) + {self.lowest}", f"{n}_s = {zeros}"]
         full = f"tl.full([PB, RB], {self.neutral}, {self.dtype})"
         if self.kind in ("argmax", "argmin"):
             return [f"{n}_v = {full}", f"{n}_i = tl.zeros([PB, RB], tl.int64)"]
@@ -110,7 +123,7 @@ class Accumulator:
         if self.kind == "sumexp":
             return [
                 *lines,
-                f"{n}_e = {_exp(f'-tl.abs({n}_x - {n}_m)')}",
+                f"{n}_e = {_exp(f'-tl.abs({n}_x - tl.minimum({n}_m, {self.highest}))')}",
                 f"{n}_s = tl.where({n}_x > {n}_m, {n}_s * {n}_e + 1.0, {n}_s + {n}_e)",
                 f"{n}_m = tl.maximum({n}_m, {n}_x)",
             ]
@@ -162,12 +175,14 @@ class Accumulator:
                 f"{n}_l = {n}_c + {n}_s * {n}_i",
                 f"{n}_mean = tl.sum({n}_l * {n}_n, axis=1)[:, None] / tl.maximum({n}_count, 1.0)",
                 f"{n}_g = {n}_l - {n}_mean",
-                f"{n}_m2 = tl.sum({n}_q - {n}_s * {n}_s * {n}_i + {n}_n * {n}_g * {n}_g, axis=1)[:, None]",
+                f"{n}_h = {n}_q - {n}_s * {n}_s * {n}_i + {n}_n * {n}_g * {n}_g",
+                f"{n}_o = ({n}_q == float('inf')) & (tl.abs({n}_s) < float('inf'))",  # squares of finite numbers
+                f"{n}_m2 = tl.sum(tl.where({n}_o, {n}_q, {n}_h), axis=1)[:, None]",
             ]
         if self.kind == "sumexp":
             return [
                 f"{n}_max = tl.max({n}_m, axis=1)[:, None]",
-                f"{n}_sum = tl.sum({n}_s * {_exp(f'{n}_m - {n}_max')}, axis=1)[:, None]",
+                f"{n}_sum = tl.sum({n}_s * {self._falling(f'{n}_m')}, axis=1)[:, None]",
             ]
         if self.kind in ("argmax", "argmin"):
             return self._pick(f"{n}_v", f"{n}_i")
@@ -186,9 +201,9 @@ class Accumulator:
         if self.kind == "sumexp":
             top, total = parts
             return [
-                f"{n}_t = tl.where({mask}, {top}, {LOWEST})",
+                f"{n}_t = tl.where({mask}, {top}, {self.lowest})",
                 f"{n}_max = tl.max({n}_t, axis=1)[:, None]",
-                f"{n}_sum = tl.sum(tl.where({mask}, {total} * {_exp(f'{n}_t - {n}_max')}, 0.0), axis=1)[:, None]",
+                f"{n}_sum = tl.sum(tl.where({mask}, {total} * {self._falling(f'{n}_t')}, 0.0), axis=1)[:, None]",
             ]
         if self.kind in ("argmax", "argmin"):
             return [f"{n}_t = tl.where({mask}, {parts[0]}, {self.neutral})", *self._pick(f"{n}_t", parts[1])]
@@ -210,16 +225,20 @@ class Accumulator:
         if self.kind == "sumexp":
             return [
                 *lines,
-                f"{n}_max = tl.maximum(tl.max({n}_x, axis=1)[:, None], {LOWEST})",  # finite where all are -inf
-                f"{n}_sum = tl.sum({_exp(f'{n}_x - {n}_max')}, axis=1)[:, None]",
+                f"{n}_max = tl.maximum(tl.max({n}_x, axis=1)[:, None], {self.lowest})",  # finite where all are -inf
+                f"{n}_sum = tl.sum({_exp(f'{n}_x - tl.minimum({n}_max, {self.highest})')}, axis=1)[:, None]",
             ]
         if self.kind in ("argmax", "argmin"):
             return [*lines, *self._pick(f"{n}_x", f"tl.broadcast_to({index}, [PB, RB]).to(tl.int64)")]
         return [*lines, *self._fold(f"{n}_x")]
 
+    def _falling(self, x: str) -> str:
+        """e^(x - max), where an infinite maximum counts as the largest number: inf - inf would be NaN."""
+        return _exp(f"tl.minimum({x}, {self.highest}) - tl.minimum({self.name}_max, {self.highest})")
+
     def _tile(self, x: str) -> str:
         """The value `x`, a variable or a number, as a whole tile."""
-        variable = x.isidentifier() and not keyword.iskeyword(x)
+        variable = (x.isidentifier() and not keyword.iskeyword(x)) or "tl." in x
         return f"tl.broadcast_to({x}, [PB, RB])" if variable else f"tl.full([PB, RB], {x}, {self.dtype})"
 
     def _fold(self, lanes: str) -> list[str]:

@@ -72,10 +72,11 @@ def _analyse(key: _Key) -> Analysis | Unsupported:
     try:
         if all(n.packet in VIEWS for n in region.ops):
             raise Unsupported("only views, which are free")
+        views = [m for n in region.ops if n.packet in VIEWS for m in n.metas if m is not None]
+        if any(m.numel == 0 for m in (*views, *(region.graph.meta(v) for v in (*region.inputs, *region.outputs)))):
+            raise Unsupported("an empty tensor")
         for value in (*region.inputs, *region.outputs):
             meta = region.graph.meta(value)
-            if meta.numel == 0:
-                raise Unsupported("an empty tensor")
             if meta.dtype.startswith("complex"):
                 raise Unsupported("complex numbers")
         if all(region.graph.nodes[v.node].kind == "scalar" for v in region.inputs):

@@ -26,6 +26,7 @@ from qimeng.errors import CoderError, IllegalAction
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import Region, partition, repartition, split
 from qimeng.interfaces import Coder, Facts, Patch, Request
+from qimeng.program.origin import note_printed
 from qimeng.program.program import Implementation, Program, torch_implementation
 from qimeng.program.schedule import Schedule
 
@@ -140,7 +141,11 @@ class TemplateCoder(Coder):
         return tuple(printed)
 
     def print(self, region: Region, schedule: Schedule) -> Implementation:
-        """The implementation of `region` under `schedule`."""
+        """The implementation of `region` under `schedule`; that a template printed it is written down."""
+        return note_printed(self._print(region, schedule))
+
+    @staticmethod
+    def _print(region: Region, schedule: Schedule) -> Implementation:
         found = analyse(region)
         prefix = f"k{region.signature[:8]}"
         if isinstance(found.plan, TilePlan):

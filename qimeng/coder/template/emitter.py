@@ -7,6 +7,7 @@ arithmetic. Knows nothing about loops, launches or schedules: the templates deci
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -141,9 +142,14 @@ class Emitter:
             not isinstance(a, Expr) or constant(a) is not None for a in e.args
         ):  # functions take tensors, not numbers
             dtype = ops.TRITON_DTYPE[ops.compute_dtype(self._partner(e))]
-            args = [f"tl.full([1, 1], {a}, {dtype})" for a in args]
+            args = [a if "tl." in a else f"tl.full([1, 1], {a}, {dtype})" for a in args]
+        elif self._partner(e) == "float64" and e.op in ("maximum", "minimum", "where"):  # Triton takes them for fp32
+            args = [
+                t if isinstance(a, Expr) else f"tl.full([1, 1], {t}, tl.float64)"
+                for t, a in zip(args, e.args, strict=True)
+            ]
         target = self.fresh()
-        self.lines += ops.write(e.op, target, args, e.dtype, self.fast)
+        self.lines += ops.write(e.op, target, args, e.dtype, self.fast, self._partner(e))
         if e.dtype in ("int8", "uint8", "int16"):  # numbers beside them may have made int32 of them
             self.lines.append(f"{target} = {target}.to({ops.TRITON_DTYPE[e.dtype]})")
         return target
@@ -201,7 +207,7 @@ class Emitter:
         mask = self.mask(sides, once)
         text = value if value is not None else self.value(expr)
         held_in = ops.TRITON_DTYPE[ops.compute_dtype(dtype)]
-        if constant(expr) is not None:
+        if constant(expr) is not None and "tl." not in text:
             text = f"tl.full([1, 1], {text}, {held_in})"
         elif self.side(expr) == "" and dtype != "bool":
             text = f"({text} + tl.zeros([1, 1], {held_in}))"
@@ -236,6 +242,11 @@ def literal(value: object, dtype: str) -> str:
 
     >>> literal(2, "float32"), literal(float("inf"), "float32"), literal(True, "bool")
     ('2.0', 'float("inf")', 'True')
+
+    Triton makes +0 of a -0 in the text, so that it is computed.
+
+    >>> literal(-0.0, "float32")
+    '(tl.full([1, 1], 0.0, tl.float32) * -1.0)'
     """
     if isinstance(value, bool) or dtype == "bool":
         return str(bool(value))
@@ -243,5 +254,7 @@ def literal(value: object, dtype: str) -> str:
         number = float(value)  # type: ignore[arg-type]
         if number != number or number in (float("inf"), float("-inf")):
             return f'float("{number}")'
+        if number == 0 and math.copysign(1.0, number) < 0:
+            return f"(tl.full([1, 1], 0.0, tl.{'float64' if dtype == 'float64' else 'float32'}) * -1.0)"
         return repr(number)
     return repr(value)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from qimeng.coder.template import gemm_guard
 from qimeng.coder.template.gemm_kernels import Kernels
 from qimeng.coder.template.gemm_loop import indent
 from qimeng.coder.template.gemm_operand import Inline, Operand, Planes, operand, sources_of
-from qimeng.coder.template.gemm_pack import POWER, ROUND, Packer, Scaler
+from qimeng.coder.template.gemm_pack import BFLOAT16, POWER, ROUND, Packer, Scaler
 from qimeng.coder.template.gemm_plan import GemmPlan
-from qimeng.coder.template.gemm_scheme import is_prepared
+from qimeng.coder.template.gemm_scheme import is_prepared, scheme_of
 from qimeng.coder.template.ir import Nest
 from qimeng.coder.template.sources import Loads
 from qimeng.graph.region import Region
@@ -84,9 +85,13 @@ class _Host:
             parts.append(self._prepare())
         parts.append(self._entry([k.launch for k in launched]))
         body = "\n\n\n".join(p.strip("\n") for p in parts) + "\n"
-        helpers = [("power", POWER), ("round", ROUND), ("aligned", ALIGNED), ("programs", PROGRAMS)]
-        used = [text for name, text in helpers if f"{self.prefix}_{name}(" in body]
-        head = [text.format(prefix=self.prefix).strip("\n") for text in used]
+        named = {"power": POWER, "round": ROUND, "bfloat16": BFLOAT16, "aligned": ALIGNED, "programs": PROGRAMS}
+        helpers = {name: text.format(prefix=self.prefix) for name, text in named.items()}
+        helpers |= gemm_guard.helpers(self.prefix, scheme_of(self.plan, self.schedule), self.plan.shape[3])
+        head: list[str] = []
+        for name, text in reversed(helpers.items()):  # the last ones may call those before
+            if f"{self.prefix}_{name}(" in "\n".join([*head, body]):
+                head.insert(0, text.strip("\n"))
         if "TensorDescriptor(" in body:
             head.insert(0, "from triton.tools.tensor_descriptor import TensorDescriptor")
         return "\n\n\n".join([*head, body])
@@ -116,6 +121,7 @@ class _Host:
         """Variables that the entry function itself reads."""
         numbers = set(self.kernels.epilogue.sources()) | set(self.kernels.epilogue.final_sources())
         numbers |= {i for o in self.operands if o not in self.prepared for i in sources_of(o.side)}
+        numbers |= {i for side in self.plan.sides if self.kernels.exact for i in sources_of(side)}
         return [self.loads.names[i] for i in sorted(numbers)]
 
     def _tensor(self) -> str:

@@ -1,4 +1,4 @@
-"""What happens to a tile of the product: scales undone, pointwise epilogue, stores, and reductions of the result.
+"""What happens to a tile of the product: pointwise epilogue, stores, and reductions of the result.
 
 A reduction is done in two steps: each tile leaves its partial result in a workspace [part, position], and a small
 second kernel merges the parts and finishes the outputs that need them. Deals in kernel text. Knows nothing about the
@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qimeng.coder.template import ops
-from qimeng.coder.template.accumulate import LOWEST, Accumulator
+from qimeng.coder.template.accumulate import Accumulator
 from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.emitter import Emitter
-from qimeng.coder.template.gemm_operand import Operand, spread
+from qimeng.coder.template.gemm_operand import spread
 from qimeng.coder.template.gemm_pack import power_of_two
 from qimeng.coder.template.gemm_plan import GemmPlan, reach
 from qimeng.coder.template.ir import Expr
@@ -30,7 +30,6 @@ class Epilogue:
         plan: the plan.
         bm: rows of a tile.
         bn: columns of a tile.
-        operands: the operands, for their scales.
         pieces: tiles of this width, side by side, that a kernel hands over together; all but the first may lie beyond
             the last column, however well their width divides the columns.
         fast: special functions in few instructions.
@@ -39,7 +38,6 @@ class Epilogue:
     plan: GemmPlan
     bm: int
     bn: int
-    operands: tuple[Operand, ...]
     pieces: int = 1
     fast: bool = False
 
@@ -102,15 +100,6 @@ class Epilogue:
         """Lines that take the tile `acc` to memory."""
         plan, nest = self.plan, self.plan.nest
         lines = self.positions()
-        scales = []
-        for o, rows in zip(self.operands, ("rm", "rn"), strict=True):
-            if o.scale:
-                base = f"z * {o.padded} + {rows}" if plan.batch else rows
-                before, inverse = o.inverse(base)
-                lines += before
-                scales.append(inverse)
-        if scales:
-            lines.append(f"acc = acc * ({' * '.join(scales)})")
         tables = plan.epilogue_tables()
         walks = []
         for atoms, index, side, stem in (
@@ -239,8 +228,12 @@ def _partial(e: Expr, name: str, reduced: str, mask: str, shape: tuple[int, int]
             f"{n}_count = {n}_count + tl.zeros_like({n}_mean)",
         ]
     if e.param == "sumexp":
-        top = f"tl.maximum({fold('max', x)}, {LOWEST})"  # finite where all are -inf
-        return [*masked, f"{n}_max = {top}", f"{n}_sum = {fold('sum', f'tl.exp({x} - {n}_max)')}"]
+        top = f"tl.maximum({fold('max', x)}, {acc.lowest})"  # finite where all are -inf
+        return [
+            *masked,
+            f"{n}_max = {top}",
+            f"{n}_sum = {fold('sum', f'tl.exp({x} - tl.minimum({n}_max, {acc.highest}))')}",
+        ]
     lines = [*masked, f"{n} = {fold(e.param, x)}"]
     if acc.floating and e.param in ("max", "min"):
         lines.append(f"{n} = tl.where({fold('max', f'({x} != {x}).to(tl.int32)')} > 0, float('nan'), {n})")

@@ -1,22 +1,30 @@
-"""The kernels around the main loop: the product, the sum of a split depth, and the end of a reduction.
+"""The kernels around the main loop: the product, its exact form, the sum of a split depth, the end of a reduction.
 
-Deals in kernel text and launch lines. Knows nothing about packing or the entry function.
+Where scaled planes do not hold a tile's values (`qimeng.coder.template.gemm_guard`) the product leaves it out, and the
+exact form, a kernel of its own after it, computes only such tiles. Deals in kernel text and launch lines. Knows nothing
+about packing or the entry function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from qimeng.coder.template.gemm_epilogue import Epilogue
 from qimeng.coder.template.gemm_loop import indent, main_loop
-from qimeng.coder.template.gemm_operand import Operand, round_up
+from qimeng.coder.template.gemm_operand import Operand, operand, round_up
 from qimeng.coder.template.gemm_pack import power_of_two
-from qimeng.coder.template.gemm_plan import GemmPlan
+from qimeng.coder.template.gemm_plan import GemmPlan, Side
+from qimeng.coder.template.gemm_schedule import promotion
+from qimeng.coder.template.gemm_scheme import SCHEMES, scheme_of
 from qimeng.program.schedule import Schedule
 
 COLLECT = (32, 128)
 """Largest tile of the kernel that sums the parts of a split depth."""
+
+EXACT_TILE, EXACT_DEPTH = 128, 32
+"""Largest side and depth of a tile of the exact form."""
 
 COLLECTORS = 256
 """Programs of that kernel below which it takes smaller tiles and sums several parts at once: a few programs that add
@@ -43,20 +51,26 @@ class Kernels:
         self, plan: GemmPlan, schedule: Schedule, operands: tuple[Operand, Operand], names: dict[int, str], prefix: str
     ):
         self.plan, self.schedule, self.operands, self.names, self.prefix = plan, schedule, operands, names, prefix
-        self.steps = round_up(plan.shape[3], schedule.block_k) // schedule.block_k
-        per = -(-self.steps // min(schedule.splits, self.steps))
-        self.splits = -(-self.steps // per)
+        steps = _steps(plan, schedule)
+        per = -(-steps // min(schedule.splits, steps))
+        self.splits = -(-steps // per)
         self.pieces = _pieces(schedule)
-        self.main = Epilogue(plan, schedule.block_m, schedule.block_n, operands)
         if self.splits > 1:
-            self.epilogue = Epilogue(plan, *_collect_tile(plan), operands, fast=schedule.fast)
+            self.epilogue = Epilogue(plan, *_collect_tile(plan), fast=schedule.fast)
         else:
             width = schedule.block_n // self.pieces
-            self.epilogue = Epilogue(plan, schedule.block_m, width, operands, self.pieces, schedule.fast)
+            self.epilogue = Epilogue(plan, schedule.block_m, width, self.pieces, schedule.fast)
+        self.exact = exact_schedules(plan, schedule)
+        self.exact_operands = [(self._read_by(s, plan.a), self._read_by(s, plan.b)) for s in self.exact]
+
+    def _read_by(self, schedule: Schedule, side: Side) -> Operand:
+        return operand(self.plan, schedule, side, self.prefix, self.names)
 
     def kernels(self) -> list[Kernel]:
         """Every kernel in the order of their launches."""
         found = [self._product()]
+        if self.exact:
+            found.append(self._exact())
         if self.splits > 1:
             found.append(self._collect())
         return [*found, self._finish()] if self.plan.finals else found
@@ -65,6 +79,8 @@ class Kernels:
         """Lines that allocate what passes between the kernels."""
         batch, m, n, _ = self.plan.shape
         lines = []
+        if self.exact:
+            lines.append(f"levels = torch.empty(({self._tiles},), dtype=torch.int32, device=device)")
         if self.splits > 1:
             shape = f"({self.splits * batch}, {m}, {n})"
             lines.append(f"parts = torch.empty({shape}, dtype=torch.float32, device=device)")
@@ -85,15 +101,15 @@ class Kernels:
     def _epilogue_parameters(self) -> list[str]:
         """What the epilogue reads and writes, as parameters of any kernel that runs it."""
         results = self.epilogue.results() + (["work_ptr"] if self.plan.reductions else [])
-        return [*(o.scale for o in self.operands if o.scale), *self._tensors(self.epilogue.sources()), *results]
+        return [*self._tensors(self.epilogue.sources()), *results]
 
     def _epilogue_call(self, acc: str, column: str, width: str) -> str:
         arguments = [acc, *self._z(), "row0", column, *self._epilogue_parameters(), "BM", width]
         return f"{self.prefix}_epilogue({', '.join(arguments)})"
 
-    def _finish_tile(self) -> list[str]:
+    def _finish_tile(self, pieces: int) -> list[str]:
         """Lines that run the epilogue on `acc`, in narrower pieces where it is large, to keep registers free."""
-        if self.pieces == 1:
+        if pieces == 1:
             return [self._epilogue_call("acc", "col0", "BN")]
         return [
             "left, right = tl.split(tl.permute(tl.reshape(acc, [BM, 2, BN // 2]), (0, 2, 1)))",
@@ -102,42 +118,125 @@ class Kernels:
         ]
 
     # -- the kernels
+    @property
+    def _tiles(self) -> int:
+        """Tiles of the product, and parts of their depth."""
+        return prod(Epilogue(self.plan, *_blocks(self.schedule)).grid) * self.plan.shape[0] * self.splits
+
     def _product(self) -> Kernel:
         s, plan = self.schedule, self.plan
-        batch, m, n, k = plan.shape
-        gm, gn = self.main.grid
-        body = self._tile_of(gm, gn)
-        if any(o.uses_positions for o in self.operands):
-            body += self.main.positions()
-        body += [line for o in self.operands for line in o.setup]
-        body += main_loop(plan, s, self.operands, self.steps, self.splits)
-        parameters = [p for o in self.operands for p in o.parameters]
-        sources = sorted({i for o in self.operands for i in o.sources})
-        if self.splits > 1:
-            body += self.main.positions()
-            at = f"parts_ptr + ((part * {batch} + z).to(tl.int64) * {m} + rm) * {n} + rn"
-            body.append(f"tl.store({at}, acc{self._mask(self.main)})")
-            parameters += [*self._tensors(sources), "parts_ptr"]
-        else:
-            body += self._finish_tile()
-            parameters += [*self._tensors(sources), *self._epilogue_parameters()]
-        count = gm * gn * batch * self.splits
-        grid = str(count)
+        scaled = [o for o in self.operands if o.scale]
+        tiles = Epilogue(plan, *_blocks(s))
+        early = any(o.uses_positions for o in self.operands)
+        body = self._tile_of(*tiles.grid)
+        body += tiles.positions() if early else []
+        body += [*(self._level() if self.exact else []), *(line for o in self.operands for line in o.setup)]
+        body += main_loop(plan, s, self.operands, _steps(plan, s), self.splits, "level > 0" if self.exact else "")
+        body += tiles.positions() if not early and (scaled or self.splits > 1) else []
+        if scaled:
+            body.append(f"acc = acc * ({' * '.join(o.inverse() for o in scaled)})")
+        body += self._deliver(tiles, self.pieces)
+        grid = str(self._tiles)
         if s.persistent:
-            grid = f"min({count}, {self.prefix}_programs(device))"
-            body = [f"for t in tl.range(tl.program_id(0), {count}, tl.num_programs(0)):", *indent(body)]
+            grid = f"min({grid}, {self.prefix}_programs(device))"
+            body = [f"for t in tl.range(tl.program_id(0), {self._tiles}, tl.num_programs(0)):", *indent(body)]
         else:
             body.insert(0, "t = tl.program_id(0)")
-        doc = (
-            f"{f'{batch} x ' if batch > 1 else ''}[{m}, {k}] x [{k}, {n}], {plan.dtype if plan.half else s.precision}."
-        )
-        sizes = {"BM": s.block_m, "BN": s.block_n, "BK": s.block_k}
-        return self._kernel(
-            "product", doc, parameters, sizes, body, grid, f"num_warps={s.warps}, num_stages={s.stages}"
-        )
+        doc = f"{plan.dtype if plan.half else s.precision}."
+        parameters = [p for o in self.operands for p in o.parameters] + ["levels_ptr"] * bool(self.exact)
+        sources = [i for o in self.operands for i in o.sources]
+        return self._of_tiles("product", doc, s, parameters, sources, body, grid)
 
-    def _tile_of(self, gm: int, gn: int) -> list[str]:
-        """Lines that find the tile's batch element, part of the depth, first row and first column from `t`."""
+    def _level(self) -> list[str]:
+        """Lines that find the tile's level, for the main loop and for the kernel of the exact forms."""
+        length = max(_blocks(self.schedule))
+        rows = [
+            f"({o.start} + tl.arange(0, {length}){f' % {o.block}' if o.rows_of_block < length else ''})"
+            for o in self.operands
+        ]
+        return [
+            *(line for o, at in zip(self.operands, rows, strict=True) for line in o.loss(at)),
+            "level = 0",
+            "if tl.max((a_loss | b_loss) & 1, axis=0) > 0:",
+            f"    level = {self.prefix}_level(a_loss, b_loss)",
+            "tl.store(levels_ptr + t, level)",
+        ]
+
+    def _exact(self) -> Kernel:
+        """The product of the tiles that the planes do not hold, if there are any, by a few programs."""
+        plan, first = self.plan, self.exact[0]
+        whole, tiles = _blocks(self.schedule), Epilogue(plan, *_blocks(first))
+        down, across = (w // b for w, b in zip(whole, _blocks(first), strict=True))
+        piece = [
+            f"row0 = {'first_row' if down == 1 else f'first_row + piece // {across} * BM'}",
+            f"col0 = {'first_column' if across == 1 else f'first_column + piece % {across} * BN'}",
+            *tiles.positions(),
+        ]
+        for i, (s, operands) in enumerate(zip(self.exact, self.exact_operands, strict=True)):
+            work = [line for o in operands for line in o.setup]
+            work += main_loop(plan, s, operands, _steps(plan, s), self.splits)
+            work += self._deliver(tiles, self.pieces if plan.reductions else 1)
+            last = i + 1 == len(self.exact)
+            piece += (
+                work if len(self.exact) == 1 else [f"if level {'>' if last else '=='} {i + (not last)}:", *indent(work)]
+            )
+        tile = self._tile_of(*Epilogue(plan, *whole).grid, whole)
+        body = [
+            "mine = tl.program_id(0) + tl.arange(0, PER) * tl.num_programs(0)",
+            f"if tl.max(tl.load(levels_ptr + mine, mask=mine < {self._tiles}, other=0), axis=0) > 0:",
+            f"    for t in range(tl.program_id(0), {self._tiles}, tl.num_programs(0)):",
+            "        level = tl.load(levels_ptr + t)",
+            "        if level > 0:",
+            *(f"            {line}" for line in tile),
+            "            first_row, first_column = row0, col0",
+            f"            for piece in range({down * across}):",
+            *(f"                {line}" for line in piece),
+        ]
+        doc = f"{' or '.join(s.precision for s in self.exact)}, of the tiles that the planes do not hold."
+        both = [o for operands in self.exact_operands for o in operands]
+        parameters = ["levels_ptr", *(p for o in both for p in o.parameters)]
+        programs = f"min({self._tiles}, {self.prefix}_programs(device))"
+        sizes = {"PER": f"triton.next_power_of_2(triton.cdiv({self._tiles}, {programs}))"}
+        sources = [i for o in both for i in o.sources]
+        return self._of_tiles("exact", doc, first, parameters, sources, body, programs, sizes)
+
+    def _deliver(self, tiles: Epilogue, pieces: int) -> list[str]:
+        """Lines that hand `acc` to the epilogue, or to memory where other programs have the rest of its depth."""
+        batch, m, n, _ = self.plan.shape
+        if self.splits == 1:
+            return self._finish_tile(pieces)
+        at = f"parts_ptr + ((part * {batch} + z).to(tl.int64) * {m} + rm) * {n} + rn"
+        return [f"tl.store({at}, acc{self._mask(tiles)})"]
+
+    def _of_tiles(
+        self,
+        name: str,
+        doc: str,
+        s: Schedule,
+        parameters: list[str],
+        sources: list[int],
+        body: list[str],
+        grid: str,
+        more: Mapping[str, str] | None = None,
+    ) -> Kernel:
+        """A kernel over the tiles of the product."""
+        batch, m, n, k = self.plan.shape
+        parameters = [*parameters, *self._tensors(sorted(set(sources)))]
+        parameters += ["parts_ptr"] if self.splits > 1 else self._epilogue_parameters()
+        doc = f"{f'{batch} x ' if batch > 1 else ''}[{m}, {k}] x [{k}, {n}], {doc}"
+        sizes: dict[str, int | str] = {"BM": s.block_m, "BN": s.block_n, "BK": s.block_k, **(more or {})}
+        options = f"num_warps={s.warps}, num_stages={s.stages}"
+        return self._kernel(name, doc, parameters, sizes, body, grid, options)
+
+    def _tile_of(self, gm: int, gn: int, blocks: tuple[int, int] | None = None) -> list[str]:
+        """Lines that find the tile's batch element, part of the depth, first row and first column from `t`.
+
+        Args:
+            gm: tiles along the rows.
+            gn: tiles along the columns.
+            blocks: rows and columns of a tile, where they are not the kernel's own.
+        """
+        rows, columns = blocks or ("BM", "BN")
         group, lines, tile = self.schedule.group_m, [], "t"
         if self.plan.batch or self.splits > 1:
             tile = "tile"
@@ -150,10 +249,10 @@ class Kernels:
                 *lines,
                 f"first = {tile} // {group * gn} * {group}",
                 f"height = tl.minimum({gm} - first, {group})",
-                f"row0 = (first + {tile} % {group * gn} % height) * BM",
-                f"col0 = {tile} % {group * gn} // height * BN",
+                f"row0 = (first + {tile} % {group * gn} % height) * {rows}",
+                f"col0 = {tile} % {group * gn} // height * {columns}",
             ]
-        return [*lines, f"row0 = {tile} // {gn} * BM", f"col0 = {tile} % {gn} * BN"]
+        return [*lines, f"row0 = {tile} // {gn} * {rows}", f"col0 = {tile} % {gn} * {columns}"]
 
     def _collect(self) -> Kernel:
         batch, m, n, _ = self.plan.shape
@@ -227,7 +326,7 @@ class Kernels:
         if name[0] == "x" and name[1:].isdigit():
             source = self.plan.nest.sources[int(name[1:])]
             return f"float({self.names[source.number]})" if source.scalar else self.names[source.number]
-        for o in self.operands:
+        for o in (*self.operands, *(o for pair in self.exact_operands for o in pair)):
             if parameter in o.parameters:
                 return o.arguments[o.parameters.index(parameter)]
         return name
@@ -243,7 +342,7 @@ class Kernels:
         name: str,
         doc: str,
         parameters: Sequence[str],
-        sizes: dict[str, int],
+        sizes: Mapping[str, int | str],
         body: list[str],
         grid: str,
         options: str,
@@ -252,6 +351,32 @@ class Kernels:
         passed = [*map(self._argument, parameters), *(f"{k}={v}" for k, v in sizes.items()), options]
         text = self._text(name, doc, parameters, " ".join(sizes), body)
         return Kernel(text, f"{self.prefix}_{name}[({grid},)]({', '.join(passed)})")
+
+
+def exact_schedules(plan: GemmPlan, schedule: Schedule) -> tuple[Schedule, ...]:
+    """How the exact forms of `schedule` are computed, by level; none where its planes hold all values.
+
+    They read the operands as they are, in pieces of the product's tiles. Reductions of the result are laid out by
+    tiles, which are whole then.
+    """
+    bm, bn = _blocks(schedule)
+    if not plan.reductions:
+        bm, bn = min(bm, EXACT_TILE), min(bn, EXACT_TILE)
+    found = []
+    for precision in scheme_of(plan, schedule).exact:
+        s = Schedule("gemm", block_m=bm, block_n=bn, block_k=min(EXACT_DEPTH, schedule.block_k), stages=3)
+        s = s.but(warps=max(4, min(8, bm * bn // 2048)), precision=precision, cat=False, fast=schedule.fast)
+        s = s.but(inline="ab" if SCHEMES[precision].splits else "")
+        found.append(s.but(promote=promotion(plan, s)))
+    return tuple(found)
+
+
+def _blocks(schedule: Schedule) -> tuple[int, int]:
+    return schedule.block_m, schedule.block_n
+
+
+def _steps(plan: GemmPlan, schedule: Schedule) -> int:
+    return round_up(plan.shape[3], schedule.block_k) // schedule.block_k
 
 
 def _collect_tile(plan: GemmPlan) -> tuple[int, int]:
@@ -269,4 +394,4 @@ def _pieces(schedule: Schedule) -> int:
     return 2 if held >= 128 and schedule.block_n >= 64 else 1
 
 
-__all__ = ["COLLECT", "Kernel", "Kernels"]
+__all__ = ["COLLECT", "Kernel", "Kernels", "exact_schedules"]

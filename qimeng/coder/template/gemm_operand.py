@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from qimeng.coder.template.emitter import Emitter, Walk
 from qimeng.coder.template.gemm_plan import Atoms, GemmPlan, Side, reach
-from qimeng.coder.template.gemm_scheme import is_inline, is_packed, scheme_of, through_registers
+from qimeng.coder.template.gemm_scheme import Scheme, is_inline, is_packed, scheme_of, through_registers
 from qimeng.coder.template.ir import Nest, coalesce, is_wide
 from qimeng.coder.template.ops import TRITON_DTYPE
 from qimeng.graph.opgraph import itemsize
@@ -74,7 +74,7 @@ class Operand(ABC):
         prefix: beginning of the file's top-level names.
         names: number of a source to its variable in the entry function.
         sources: numbers of the sources that the main kernel itself reads for it.
-        scale: name of the pointer to the inverse scales of its rows; empty without.
+        scale: name of the pointer to what tells the scales of its rows; empty without.
         stride: rows of the block matrix between two planes.
         padded: rows (of A) or columns (of B) rounded up to the block.
     """
@@ -118,9 +118,25 @@ class Operand(ABC):
         """The function that makes them."""
         return f"{self.prefix}_pack_{self.side.name}"
 
-    def inverse(self, at: str) -> tuple[list[str], str]:
-        """Lines before, and the expression of, the inverse scales of the rows `at`."""
-        return [], f"tl.load({self.scale} + {at})"
+    @property
+    def at_rows(self) -> str:
+        """The places of the tile's rows among their scales."""
+        return f"z * {self.padded} + {self.rows}" if self.plan.batch else self.rows
+
+    def inverse(self) -> str:
+        """The inverse scales of the tile's rows."""
+        return f"tl.load({self.scale} + {self.at_rows})"
+
+    def loss(self, rows: str) -> list[str]:
+        """Lines that leave in `<name>_loss` what the planes of the flat `rows` lose (`gemm_guard`)."""
+        name = self.side.name
+        at = f"z * {self.padded} + {rows}" if self.plan.batch else rows
+        return [f"{name}_loss = tl.load({name}_loss_ptr + {at})"]
+
+    @property
+    def loss_pointer(self) -> str:
+        """The kernel parameter that `loss` reads."""
+        return f"{self.side.name}_loss_ptr"
 
     @property
     def uses_positions(self) -> bool:
@@ -179,12 +195,14 @@ class Planes(Operand):
             self.big = scheme.planes * self.stride * self.wide >= 1 << 31
         if scheme.scaled:
             self.scale = f"{name}_inverse_ptr"
+            self.parameters += [self.scale, self.loss_pointer]
+            self.arguments += [f"{name}_inverse", f"{name}_loss"]
 
     @property
     def made(self) -> tuple[str, ...]:
-        """The planes, and the inverses of their scales."""
+        """The planes, the inverses of their scales, and what they lose."""
         name = self.side.name
-        return (f"{name}_planes", f"{name}_inverse") if self.scale else (f"{name}_planes",)
+        return (f"{name}_planes", f"{name}_inverse", f"{name}_loss") if self.scale else (f"{name}_planes",)
 
     @property
     def k_major(self) -> bool:
@@ -286,7 +304,8 @@ class Inline(Operand):
     """An fp32 operand that the main loop reads and splits into planes itself, or rounds to TF32, in registers.
 
     It is read once where packing would read, write and read it again; the loop pays for that with arithmetic. Scales,
-    where the scheme has any, come of the largest magnitude of each row, which a kernel finds before (`a_top`, as bits).
+    where the scheme has any, come of the largest magnitude of each row, which a kernel finds before together with the
+    least one (`a_top`, as bits).
     """
 
     def _arrange(self) -> None:
@@ -303,11 +322,12 @@ class Inline(Operand):
             self.scale = f"{name}_top_ptr"
             self.parameters.append(self.scale)
             self.arguments.append(f"{name}_top")
-            self.setup += self._power(f"z * {self.padded} + {self.rows}" if self.plan.batch else self.rows)
+            top = f"tl.load({self.scale} + {self.at_rows}).to(tl.float32, bitcast=True)"
+            self.setup.append(f"{name}_scale, {name}_inverse = {self.prefix}_power({top})")
 
     @property
     def made(self) -> tuple[str, ...]:
-        """The largest magnitudes of the rows."""
+        """The largest and the least magnitudes of the rows."""
         return (f"{self.side.name}_top",) if self.scale else ()
 
     @property
@@ -320,14 +340,23 @@ class Inline(Operand):
         """Whether the reader or the scales need them."""
         return bool(self.scale) or self.reader.uses_positions
 
-    def _power(self, at: str) -> list[str]:
-        name = self.side.name
-        top = f"tl.load({self.scale} + {at}).to(tl.float32, bitcast=True)"
-        return [f"{name}_scale, {name}_inverse = {self.prefix}_power({top})"]
+    def inverse(self) -> str:
+        """As the setup left them."""
+        return f"{self.side.name}_inverse"
 
-    def inverse(self, at: str) -> tuple[list[str], str]:
-        """The power of two found again from the largest magnitude."""
-        return self._power(at), f"{self.side.name}_inverse"
+    @property
+    def loss_pointer(self) -> str:
+        """The largest and least magnitudes tell."""
+        return self.scale
+
+    def loss(self, rows: str) -> list[str]:
+        """From the largest and the least magnitude of each row."""
+        name, batch = self.side.name, self.plan.shape[0]
+        at = f"z * {self.padded} + {rows}" if self.plan.batch else rows
+        return [
+            f"{name}_far = {self.scale} + {at}",
+            f"{name}_loss = {self.prefix}_span(tl.load({name}_far), tl.load({name}_far + {batch * self.padded}))",
+        ]
 
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
         """Lines that leave the block itself, in fp32, in `target`."""
@@ -336,17 +365,25 @@ class Inline(Operand):
     def blocks(self, k: str, planes: Sequence[int]) -> list[str]:
         """The block once, and its planes one after the other: each is what the ones before it leave."""
         name, scheme = self.side.name, scheme_of(self.plan, self.schedule)
-        dtype = TRITON_DTYPE[scheme.dtype]
         lines = self.fetch(f"{name}_left", k)
         if scheme.rounds:
             return [*lines, f"{name}0 = {self.prefix}_round({name}_left)"]
         if self.scale:
             lines.append(f"{name}_left = {name}_left * {name}_scale")
         for p in planes:
-            lines.append(f"{name}{p} = {name}_left.to({dtype})")
-            if p != planes[-1]:
-                lines.append(f"{name}_left = {name}_left - {name}{p}.to(tl.float32)")
+            lines += plane_of(scheme, self.prefix, f"{name}_left", f"{name}{p}", p, p == planes[-1])
         return lines
+
+
+def plane_of(scheme: Scheme, prefix: str, rest: str, name: str, plane: int, last: bool) -> list[str]:
+    """Lines that round `rest` to a plane and, where more planes follow, leave in it what that plane lacks."""
+    may_overflow = scheme.dtype == "bfloat16" and plane == 0
+    rounded = f"{prefix}_bfloat16({rest})" if may_overflow else f"{rest}.to({TRITON_DTYPE[scheme.dtype]})"
+    lines = [f"{name} = {rounded}"]
+    if not last:
+        less = f"{rest} - {name}.to(tl.float32)"
+        lines.append(f"{rest} = ({less}) * {2.0**scheme.shift!r}" if scheme.shift else f"{rest} = {less}")
+    return lines
 
 
 def strides_of_tensor(plan: GemmPlan, side: Side) -> tuple[int, int, int] | None:
@@ -399,6 +436,7 @@ __all__ = [
     "Pointers",
     "Tensor",
     "operand",
+    "plane_of",
     "round_up",
     "sources_of",
     "spread",

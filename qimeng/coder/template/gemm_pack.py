@@ -2,17 +2,19 @@
 
 A program owns a tile of the matrix of planes (see `Planes`). Scales need the largest magnitude of a row: where the
 whole depth fits one tile it is found and used at once; else a first kernel leaves it in `top` by an atomic maximum of
-the bits, which is exact and independent of order. Deals in kernel text. Knows nothing about the product.
+the bits, which is exact and independent of order (and puts a NaN above all numbers). What scaled planes lose of each
+row is noted beside them (`qimeng.coder.template.gemm_guard`). Deals in kernel text. Knows nothing about the product.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from qimeng.coder.template.emitter import Emitter
-from qimeng.coder.template.gemm_operand import Inline, Planes, sources_of, spread
+from qimeng.coder.template.gemm_guard import EXTREME, MISSED, REMOTE, tiny
+from qimeng.coder.template.gemm_operand import Inline, Planes, plane_of, sources_of, spread
 from qimeng.coder.template.gemm_scheme import scheme_of
-from qimeng.coder.template.ops import TRITON_DTYPE
 from qimeng.program.schedule import Schedule
 
 POWER = '''
@@ -26,10 +28,22 @@ def {prefix}_power(top):
 ROUND = '''
 @triton.jit
 def {prefix}_round(x):
-    """fp32 rounded to TF32's significand, which tensor cores would truncate to; NaN stays NaN."""
-    bits = (x.to(tl.int32, bitcast=True) + 4096) & -8192
+    """fp32 rounded to TF32's significand, which tensor cores would truncate to; a number never to infinity."""
+    bits = x.to(tl.int32, bitcast=True)
+    bits = tl.where(tl.abs(x) < 3.4e38, bits + 4096, bits) & -8192
     return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
 '''
+
+BFLOAT16 = '''
+@triton.jit
+def {prefix}_bfloat16(x):
+    """fp32 rounded to bf16; a number never to infinity."""
+    cut = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(x) > 3.38e38, cut, x).to(tl.bfloat16)
+'''
+
+BITS = "(x.to(tl.int32, bitcast=True) & 2147483647)"
+"""The magnitude of `x` as bits, which order like the magnitudes; NaN is above all."""
 
 KERNEL = '''
 @triton.jit
@@ -44,6 +58,11 @@ RESIDENT_ROW = 32768
 
 RESIDENT_COLUMN = 1024
 """Depth of strided rows of which a program may hold 32 side by side (twice that with 16, where they are aligned)."""
+
+
+WRITTEN, WRITERS = 8, 512
+"""Most blocks of the depth that a program writes, so that few of them add up what a row loses, and the programs that
+there are at least then."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +108,12 @@ class Packer:
         if self.scheme.scaled:
             made.append(f"inverse = torch.empty(({count},), dtype=torch.float32, device=device)")
             if len(steps) > 1:
-                made.append(f"top = torch.zeros(({count},), dtype=torch.int32, device=device)")
+                made.append(f"top, loss = torch.zeros((2, {count}), dtype=torch.int32, device=device)")
+            else:
+                made.append(f"loss = torch.empty(({count},), dtype=torch.int32, device=device)")
         shape = f"{self.scheme.planes} x [{self.batch * self.high}, {self.wide}]"
         doc = f"The planes of operand {self.side.name}: {shape}."
-        return self._text(doc, made, steps, "planes, inverse" if self.scheme.scaled else "planes,")
+        return self._text(doc, made, steps, "planes, inverse, loss" if self.scheme.scaled else "planes,")
 
     def _steps(self) -> list[tuple[str, str]]:
         """Kernels and the lines that launch them."""
@@ -125,28 +146,37 @@ class Packer:
         else:
             pb = power_of_two(self.high)
             tile = Tile(pb, max(32 if pb <= RESIDENT_COLUMN else 16, 8192 // pb), max(4, min(32, pb // 64)))
-        axis = 1 if self.row_of == "p" else 0
         body = [*self._place(tile), *self._element()]
-        body.append(f"top = tl.max(tl.abs(x), axis={axis}, keep_dims=True)")
-        body += self._split(tile, "True")
-        return self._kernel("", ["planes_ptr", "inverse_ptr"], "Scale and split.", body, tile, ["planes", "inverse"])
+        body.append(f"top = tl.max({BITS}, axis={self._axis}, keep_dims=True)")
+        body += [*self._scale(tile, ""), *self._look(), *self._note(tile, True), *self._split(tile)]
+        pointers = ["planes", "inverse", "loss"]
+        return self._kernel("", [f"{p}_ptr" for p in pointers], "Scale and split.", body, tile, pointers)
 
-    def _top(self) -> tuple[str, str]:
-        """The kernel that finds the largest magnitude of each row."""
+    @property
+    def _axis(self) -> int:
+        """The axis of a tile along the depth."""
+        return 1 if self.row_of == "p" else 0
+
+    def _top(self, least: int = 0) -> tuple[str, str]:
+        """The kernel that finds the largest magnitude of each row, and `least` places further on the least one."""
         rb = min(4096, power_of_two(self.wide))
         tile = Tile(4096 // rb, rb, 8, min(8, -(-self.wide // rb)))
         if self.row_of == "r":
             tile = Tile(32, 128, 4, min(8, -(-self.high // 32)))
-        axis = 1 if self.row_of == "p" else 0
-        body = self._place(tile)
-        step = f"p = (i * {tile.loop} + c) * PB + tl.arange(0, PB)[:, None]"
-        if axis:
-            step = f"r = (j * {tile.loop} + c) * RB + tl.arange(0, RB)[None, :]"
-        body += ["best = tl.zeros([PB, RB], tl.float32)", f"for c in range({tile.loop}):", f"    {step}"]
-        body += [f"    {line}" for line in self._element()] + ["    best = tl.maximum(best, tl.abs(x))"]
-        body.append(f"top = tl.max(best, axis={axis}, keep_dims=True).to(tl.int32, bitcast=True)")
+        axis, body = self._axis, self._place(tile)
+        inner = [self._step(tile), *self._element(), f"bits = {BITS}", "best = tl.maximum(best, bits)"]
+        found = {"best": 0}
+        if least:
+            inner.append("under = tl.maximum(under, tl.where(bits > 0, 2147483647 - bits, 0))")
+            found["under"] = least
+        body += [f"{name} = tl.zeros([PB, RB], tl.int32)" for name in found]
+        body += [f"for c in range({tile.loop}):", *(f"    {line}" for line in inner)]
         at, ok = self._row(), self._ok(tile)[self.row_of]
-        body.append(f'tl.atomic_max(top_ptr + {at}, top, mask={ok or f"{self.row_of} >= 0"}, sem="relaxed")')
+        mask = ok or f"{self.row_of} >= 0"
+        for name, place in found.items():
+            target = f"top_ptr + {at}" + (f" + {place}" if place else "")
+            value = f"tl.max({name}, axis={axis}, keep_dims=True)"
+            body.append(f'tl.atomic_max({target}, {value}, mask={mask}, sem="relaxed")')
         return self._kernel("_top", ["top_ptr"], "Largest magnitude of each row, as bits.", body, tile, ["top"])
 
     def _write(self) -> tuple[str, str]:
@@ -155,20 +185,31 @@ class Packer:
         tile = Tile((4096 if self.plan.half else 1024) // rb, rb, 4)
         if self.side.k_major != self.planes.k_major:
             tile = Tile(32, 32, 4)
-        body = [*self._place(tile), *self._element()]
-        if self.scheme.scaled:
-            body.append(f"top = tl.load(top_ptr + {self._row()}, mask={self._inside(tile, self.row_of)}, other=0)")
-            body += self._split(tile, "j == 0" if self.row_of == "p" else "i == 0")
-            return self._kernel(
-                "",
-                ["top_ptr", "planes_ptr", "inverse_ptr"],
-                "Scale and split.",
-                body,
-                tile,
-                ["top", "planes", "inverse"],
-            )
-        body += self._split(tile, "")
-        return self._kernel("", ["planes_ptr"], "Write the planes.", body, tile, ["planes"])
+        if not self.scheme.scaled:
+            body = [*self._place(tile), *self._element(), *self._split(tile)]
+            return self._kernel("", ["planes_ptr"], "Write the planes.", body, tile, ["planes"])
+        programs = self.batch * math.prod(self._blocks(tile))
+        tile = replace(tile, loop=min(WRITTEN, max(1, programs // WRITERS)))
+        count = "[PB, 1]" if self._axis else "[1, RB]"
+        body = [
+            *self._place(tile),
+            f"top = tl.load(top_ptr + {self._row()}, mask={self._inside(tile, self.row_of)}, other=0)",
+            *self._scale(tile, "j == 0" if self._axis else "i == 0"),
+            f"all_missed = tl.zeros({count}, tl.int32)",
+            f"all_lost = tl.zeros({count}, tl.int32)",
+            f"for c in range({tile.loop}):",
+        ]
+        inner = [
+            self._step(tile),
+            *self._element(),
+            *self._look(),
+            "all_missed += missed",
+            "all_lost = all_lost | lost",
+        ]
+        body += [f"    {line}" for line in [*inner, *self._split(tile)]]
+        body += ["missed, lost = all_missed, all_lost", *self._note(tile, False)]
+        pointers = ["top", "planes", "inverse", "loss"]
+        return self._kernel("", [f"{p}_ptr" for p in pointers], "Scale and split.", body, tile, pointers)
 
     # -- parts of a kernel
     def _blocks(self, tile: Tile) -> tuple[int, int]:
@@ -183,6 +224,12 @@ class Packer:
         if self.plan.batch:
             lines = [f"z = t // {p_blocks * r_blocks}", f"j = t % {r_blocks}", f"i = t // {r_blocks} % {p_blocks}"]
         return [*lines, "p = i * PB + tl.arange(0, PB)[:, None]", "r = j * RB + tl.arange(0, RB)[None, :]"]
+
+    def _step(self, tile: Tile) -> str:
+        """The line that goes to the next block of the depth in a loop over `c`."""
+        if self._axis:
+            return f"r = (j * {tile.loop} + c) * RB + tl.arange(0, RB)[None, :]"
+        return f"p = (i * {tile.loop} + c) * PB + tl.arange(0, PB)[:, None]"
 
     def _ok(self, tile: Tile) -> dict[str, str]:
         """Masks of positions inside the matrix of planes, where the tiles overhang it."""
@@ -217,16 +264,18 @@ class Packer:
         value = em.value(self.side.expr)
         return [*lines, *em.lines, f"x = tl.where({masks['p']} & {masks['r']}, {value}, 0.0)"]
 
-    def _split(self, tile: Tile, once: str) -> list[str]:
-        """Lines that store `x` as planes, scaled by `top` where the scheme scales; `once` is who stores the inverse."""
-        s, lines = self.scheme, []
-        if s.scaled:
-            top = "top" if once == "True" else "top.to(tl.float32, bitcast=True)"
-            lines.append(f"scale, inverse = {self.planes.prefix}_power({top})")
-            extra = "" if once == "True" else once
-            at = f"inverse_ptr + {self._row()}"
-            lines.append(f"tl.store({at}, inverse, mask={self._inside(tile, self.row_of, extra)})")
-            lines.append("x = x * scale")
+    def _scale(self, tile: Tile, once: str) -> list[str]:
+        """Lines that make the scale of `top` and store its inverse; `once` tells which program of several does."""
+        at = f"inverse_ptr + {self._row()}"
+        return [
+            f"scale, inverse = {self.planes.prefix}_power(top.to(tl.float32, bitcast=True))",
+            f"tl.store({at}, inverse, mask={self._inside(tile, self.row_of, once)})",
+        ]
+
+    def _split(self, tile: Tile) -> list[str]:
+        """Lines that store `x` as planes, scaled where the scheme scales."""
+        s = self.scheme
+        lines = ["x = x * scale"] if s.scaled else []
         if s.rounds:
             lines.append(f"x = {self.planes.prefix}_round(x)")
         big = s.planes * self.planes.stride * self.wide >= 1 << 31
@@ -237,11 +286,40 @@ class Packer:
         tail = f", mask={mask}" if mask else ""
         for plane in range(s.planes):
             shift = f" + {plane * self.planes.stride * self.wide}" if plane else ""
-            lines.append(f"part = x.to({TRITON_DTYPE[s.dtype]})")
-            lines.append(f"tl.store(at{shift}, part{tail})")
-            if plane + 1 < s.planes:
-                lines.append("x = x - part.to(tl.float32)")
+            rounded, *less = plane_of(s, self.planes.prefix, "x", "part", plane, plane + 1 == s.planes)
+            lines += [rounded, f"tl.store(at{shift}, part{tail})", *less]
         return lines
+
+    def _look(self) -> list[str]:
+        """Lines that leave in `missed` and `lost` what the planes lose of `x` (`qimeng.coder.template.gemm_guard`)."""
+        axis = f"axis={self._axis}, keep_dims=True"
+        inside = f"(p < {self.real_p}) & (r < {self.real_r})"
+        lost = f"tl.where(tl.abs(x) < {REMOTE!r}, {EXTREME}, (size < {tiny(self.scheme)!r}).to(tl.int32))"
+        return [
+            "size = tl.abs(x * scale)",
+            f"missed = tl.sum(((size < {MISSED!r}) & {inside}).to(tl.int32), {axis})",
+            f"lost = tl.max(tl.where(x != 0.0, {lost}, 0), {axis})",
+        ]
+
+    def _note(self, tile: Tile, whole: bool) -> list[str]:
+        """Lines that store the loss of the rows.
+
+        Args:
+            tile: the tile.
+            whole: whether a program has whole rows; else several of them add up what they see.
+        """
+        at, mask = f"loss_ptr + {self._row()}", self._inside(tile, self.row_of)
+        lines = [
+            "missed = tl.where(top > 0, missed, 0)",
+            f"lost = tl.where({self.planes.prefix}_extreme(top), {EXTREME}, lost)",
+        ]
+        if whole:
+            return [*lines, f"tl.store({at}, tl.where(lost < {EXTREME}, missed * 2 + lost, lost), mask={mask})"]
+        return [
+            *lines,
+            f'tl.atomic_add({at}, missed * 2, mask={mask} & (missed > 0), sem="relaxed")',
+            f'tl.atomic_or({at}, lost, mask={mask} & (lost > 0), sem="relaxed")',
+        ]
 
     def _kernel(
         self, suffix: str, extra: list[str], doc: str, body: list[str], tile: Tile, arguments: list[str]
@@ -266,9 +344,9 @@ class Scaler(Packer):
     def source(self) -> str:
         """Kernel and host function."""
         count = self.batch * self.planes.padded
-        made = [f"top = torch.zeros(({count},), dtype=torch.int32, device=device)"]
-        doc = f"Largest magnitudes of the rows of operand {self.side.name}, as bits."
-        return self._text(doc, made, [self._top()], "top,")
+        made = [f"top = torch.zeros(({2 * count},), dtype=torch.int32, device=device)"]
+        doc = f"Largest and (2^31 - 1 minus) least magnitudes of the rows of operand {self.side.name}, as bits."
+        return self._text(doc, made, [self._top(least=count)], "top,")
 
 
-__all__ = ["POWER", "ROUND", "Packer", "Scaler", "power_of_two"]
+__all__ = ["BFLOAT16", "POWER", "ROUND", "Packer", "Scaler", "power_of_two"]

@@ -61,8 +61,9 @@ INLINE_SWEEP: tuple[Blocks, ...] = (
     (64, 128, 32, 4, 4),
     (64, 64, 32, 4, 4),
 )
-"""Operands that the main loop splits or rounds where memory binds the product: 106 to 127 registers at 128 x 128, so
-that one block of an SM computes on what it read while another multiplies. Not from a sweep: by compiler counts."""
+"""Operands that the main loop splits or rounds where memory binds the product. Not from a sweep: by compiler counts
+(Triton 3.6, sm_90): 106 registers at 128 x 128 in TF32, so that one block of an SM computes on what it read while
+another multiplies; planes, their scales and a second accumulator take more."""
 
 INLINE_FIRST = 2
 """So many of those come before packed planes, the others after them."""

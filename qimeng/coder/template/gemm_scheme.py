@@ -1,9 +1,12 @@
 """How a matrix product is computed from what tensor cores take: the schemes behind `Schedule.precision`.
 
-fp32 operands are split into planes of 16 bits (hi + lo …), each plane pair is one product, and the products are summed
-smallest first. Planes of fp16 are scaled by a power of two a row, so that hi + lo keep 22 bits of the largest element;
-bf16 planes have fp32's exponents and need no scale. Sources: Markidis et al. 2018 and Ootomo & Yokota 2022 (splitting
-and the truncated accumulator of tensor cores). Deals in planes and bits. Knows nothing about kernels or shapes.
+fp32 operands are split into planes of 16 bits (hi + lo …) and each plane pair is one product. The small products are
+summed first and apart from the main one. Planes of fp16 are scaled by a power of two a row, and the second one by 2^12
+more, so that hi + lo keep 22 bits of all elements down to 2^-29 of the row's largest; which rows have smaller ones is
+found while they are packed, and tiles where that may matter are computed by the scheme's exact form (see
+`qimeng.coder.template.gemm_guard`). bf16 planes have fp32's exponents and need no scale. Sources: Markidis et al. 2018
+and Ootomo & Yokota 2022 (splitting, scaled second planes, the truncated accumulator of tensor cores). Deals in planes
+and bits. Knows nothing about kernels or shapes.
 """
 
 from __future__ import annotations
@@ -21,8 +24,12 @@ class Scheme:
     Attributes:
         planes: planes an operand.
         dtype: dtype of a plane.
-        scaled: planes are scaled by a power of two a row, undone in the epilogue.
-        products: (plane of A, plane of B) in the order in which they are summed.
+        scaled: planes are scaled by a power of two a row, undone after the main loop.
+        shift: binary digits by which each further plane is scaled up against the one before; undone between the small
+            products and the main one.
+        exact: the `Schedule.precision` for tiles whose values the planes do not hold, by level from 1 on (see
+            `gemm_guard`; the last one for all further levels); empty where they hold all.
+        products: (plane of A, plane of B) in the order in which they are summed; the last one is the main product.
         dot: Triton's `input_precision`; empty for its default.
         splits: operands cannot be multiplied as they are: planes are packed or made in the main loop.
         rounds: fp32 operands are rounded to TF32 first (tensor cores truncate).
@@ -33,11 +40,23 @@ class Scheme:
     planes: int
     dtype: str
     scaled: bool = False
+    shift: int = 0
+    exact: tuple[str, ...] = ()
     products: tuple[tuple[int, int], ...] = ((0, 0),)
     dot: str = ""
     splits: bool = False
     rounds: bool = False
     error: float = 0.0
+
+    @property
+    def main(self) -> tuple[int, int]:
+        """The largest product."""
+        return self.products[-1]
+
+    @property
+    def small(self) -> tuple[tuple[int, int], ...]:
+        """All others."""
+        return self.products[:-1]
 
 
 _THREE = ((1, 0), (0, 1), (0, 0))
@@ -49,8 +68,8 @@ SCHEMES: dict[str, Scheme] = {
     "tf32x3": Scheme(1, "float32", dot="tf32x3"),
     "bf16x3": Scheme(2, "bfloat16", products=_THREE, splits=True, error=1.9e-5),
     "bf16x6": Scheme(3, "bfloat16", products=_SIX, splits=True),
-    "fp16x3": Scheme(2, "float16", scaled=True, products=_THREE, splits=True),
-    "fp16": Scheme(1, "float16", scaled=True, splits=True),
+    "fp16x3": Scheme(2, "float16", scaled=True, shift=12, exact=("bf16x6", "ieee"), products=_THREE, splits=True),
+    "fp16": Scheme(1, "float16", scaled=True, exact=("tf32",), splits=True),
 }
 """`Schedule.precision` to its scheme, for fp32 operands."""
 

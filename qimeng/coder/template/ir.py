@@ -31,6 +31,7 @@ class Expr:
         reduced: axes that a reduction or a product sums over, outermost first.
         depends: resolved axes that the value changes along; filled by `Nest.finish`.
         level: number of passes over the reduced axes that must end before it is known; filled by `Nest.finish`.
+        stored: the result of an operator, which PyTorch rounds to its dtype.
     """
 
     op: str
@@ -41,6 +42,7 @@ class Expr:
     reduced: Dim = ()
     depends: frozenset[int] = frozenset()
     level: int = 0
+    stored: bool = False
 
     def operands(self) -> Iterator[Expr]:
         """The expressions among the arguments."""
@@ -77,6 +79,7 @@ class Nest:
         reduced: axes that any reduction sums over.
         kept: the other axes of the nest.
         dot: the matrix product, where there is one.
+        deciding: numbers of the outputs by which something is decided later on.
     """
 
     axes: Axes
@@ -86,6 +89,7 @@ class Nest:
     reduced: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
     dot: Expr | None = None
+    deciding: frozenset[int] = frozenset()
 
     def add(self, expr: Expr) -> Expr:
         """Record an expression."""

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from qimeng.coder.template.special import FAST, TABLES, expm1_lines, polynomial, tanh_series
 
 SIMPLE: dict[str, str] = {
-    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
+    "div_rn": "tl.div_rn({0}, {1})", "neg": "{0} * -1.0", "ineg": "-{0}",
     "abs": "tl.abs({0})", "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
     "sqrt": "tl.sqrt_rn({0})", "rsqrt": "1.0 / tl.sqrt_rn({0})", "sin": "tl.sin({0})", "cos": "tl.cos({0})",
     "erf": "tl.erf({0})", "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
-    "relu": "tl.where({0} < 0.0, 0.0, {0})", "reciprocal": "1.0 / {0}",
+    "relu": "tl.maximum(0.0, {0}, propagate_nan=tl.PropagateNan.ALL)",
+    "reciprocal": "1.0 / {0}",
     "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "imaximum": "tl.maximum({0}, {1})", "iminimum": "tl.minimum({0}, {1})",
@@ -29,7 +31,36 @@ SIMPLE: dict[str, str] = {
     "sign": "({0} > 0).to({0}.dtype) - ({0} < 0).to({0}.dtype)", "square": "{0} * {0}",
     "identity": "{0}", "inverse": "1.0 / {0}",
 }  # fmt: skip
-"""Operators that are one expression; ``inverse`` is a reciprocal whose operand is positive."""
+"""Operators that are one expression; ``inverse`` is a reciprocal whose operand is positive.
+
+Triton writes ``-x`` as ``0 - x``, which has no -0; a product with -1 it makes a change of sign. Its ``/`` on fp32 is
+off by up to 2 ulp (PTX ISA, ``div.full.f32``), ``div_rn`` by none. A maximum of zeros is +0 on a GPU whatever the
+order of the operands, as in PyTorch's kernels there; on the CPU both give the second.
+"""
+
+
+def signed(size: str, x: str, double: bool = False) -> str:
+    """`size`, which is not negative, with the sign of `x`, that of zero too."""
+    bits, last = ("int64", 63) if double else ("int32", 31)
+    sign = f"(({x}).to(tl.{bits}, bitcast=True) >> {last} << {last})"
+    return f"(({size}).to(tl.{bits}, bitcast=True) | {sign}).to(tl.{'float64' if double else 'float32'}, bitcast=True)"
+
+
+def _bitwise(op: str, args: list[str], dtype: str) -> str:
+    """Operators on the bits of floating numbers, `dtype` that of their operands."""
+    double = dtype in ("float64", "int64")
+    bits, number = ("tl.int64", "tl.float64") if double else ("tl.int32", "tl.float32")
+    if op == "copysign":
+        return signed(f"tl.abs({args[0]})", args[1], double)
+    if op == "bits":
+        return f"({args[0]}).to({bits}, bitcast=True)"
+    if op == "signbit":
+        return f"({args[0]}).to({bits}, bitcast=True) < 0"
+    return f"({args[0]}).to({bits}).to({number}, bitcast=True)"
+
+
+BITWISE = ("copysign", "signbit", "bits", "from_bits")
+"""Operators that `_bitwise` writes."""
 
 
 def _tanh(t: str, x: str) -> list[str]:
@@ -75,7 +106,7 @@ def _atan(t: str, x: str) -> list[str]:
         f"{t}_r = {t}_n / {t}_d",
         f"{t}_q = {t}_r * {t}_r",
         f"{t}_b = {t}_k + {t}_r * {polynomial(ATAN, f'{t}_q')}",
-        f"{t} = tl.where({x} < 0, -{t}_b, {t}_b)",
+        f"{t} = {signed(f'{t}_b', x)}",
     ]
 
 
@@ -101,8 +132,8 @@ def _tanh_double(t: str, x: str) -> list[str]:
     return [
         f"{t}_a = -2.0 * tl.abs({x})",
         *_expm1_double(f"{t}_m", f"{t}_a"),
-        f"{t}_b = -{t}_m / ({t}_m + 2.0)",
-        f"{t} = tl.where({x} < 0, -{t}_b, {t}_b)",
+        f"{t}_b = {t}_m / ({t}_m + 2.0)",
+        f"{t} = {signed(f'tl.abs({t}_b)', x, True)}",
     ]
 
 
@@ -120,7 +151,9 @@ DOUBLE: dict[str, Callable[[str, str], list[str]]] = {
 """What is written otherwise in fp64: there is no `sqrt_rn`, and series of fp32 are too short (Kahan's expm1)."""
 
 
-def write(op: str, target: str, args: list[str], dtype: str = "float32", fast: str = "") -> list[str]:
+def write(
+    op: str, target: str, args: list[str], dtype: str = "float32", fast: str = "", operands: str = ""
+) -> list[str]:
     """Lines that leave `op(*args)`, of `dtype`, in `target`.
 
     Args:
@@ -130,7 +163,10 @@ def write(op: str, target: str, args: list[str], dtype: str = "float32", fast: s
         dtype: of the result.
         fast: special functions in fewer instructions (`qimeng.coder.template.special`), accurate enough for numbers
             of this dtype; empty for Triton's own.
+        operands: dtype of the operands where it is another one.
     """
+    if op in BITWISE:
+        return [f"{target} = {_bitwise(op, args, operands or dtype)}"]
     if dtype == "float64" and op in DOUBLE:
         return DOUBLE[op](target, args[0])
     if fast and dtype != "float64" and op in FAST:
@@ -142,7 +178,7 @@ def write(op: str, target: str, args: list[str], dtype: str = "float32", fast: s
 
 def known(op: str) -> bool:
     """True where `write` can print `op`."""
-    return op in SIMPLE or op in LONG
+    return op in SIMPLE or op in LONG or op in BITWISE
 
 
 TRITON_DTYPE = {

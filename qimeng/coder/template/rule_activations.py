@@ -25,8 +25,8 @@ def _clamp(b: Builder, node: Any, x: Expr, low: Any = None, high: Any = None, mi
         low, high = (-1.0 if low is None else low), (1.0 if high is None else high)
     d = out_dtype(node)
     if low is not None:
-        x = binary("maximum", b, x, low, d)
-    return binary("minimum", b, x, high, d) if high is not None else x
+        x = binary("maximum", b, low, x, d)
+    return binary("minimum", b, high, x, d) if high is not None else x
 
 
 @rule("relu")
@@ -42,7 +42,7 @@ def _prelu(b: Builder, node: Any, x: Expr, slope: Expr) -> Expr:
 
 @rule("relu6")
 def _relu6(b: Builder, node: Any, x: Expr) -> Expr:
-    return b.pw("minimum", b.pw("maximum", x, 0.0), 6.0, dtype=out_dtype(node))
+    return b.pw("minimum", 6.0, b.pw("maximum", 0.0, x), dtype=out_dtype(node))
 
 
 @rule("leaky_relu")

@@ -12,7 +12,7 @@ import torch
 
 from qimeng.coder.template.ir import Expr
 from qimeng.coder.template.ops import compute_dtype, is_float
-from qimeng.coder.template.rules import Builder
+from qimeng.coder.template.rules import Builder, converted
 
 Rule = Callable[..., Any]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,27 +48,21 @@ def operand(b: Builder, x: Any, dtype: str) -> Any:
     if isinstance(x, Expr):
         want = compute_dtype(dtype)
         return x if compute_dtype(x.dtype) == want else b.cast(x, want)
-    if is_float(dtype):
-        return float(x)
-    if dtype == "bool":
-        return bool(x)
-    bits = getattr(torch, dtype).itemsize * 8
-    wrapped = int(x) & ((1 << bits) - 1)
-    signed = dtype != "uint8" and wrapped >> (bits - 1)
-    return wrapped - (1 << bits) if signed else wrapped
+    return float(x) if is_float(dtype) else converted(x, dtype)
 
 
 def common_dtype(*operands: Any) -> str:
-    """The dtype in which tensors and numbers are compared; integers of 8 and 16 bits as int32 beside a number."""
+    """The dtype in which tensors and numbers are compared, to which a number is wrapped or rounded."""
     tensors = [getattr(torch, x.dtype) for x in operands if isinstance(x, Expr)]
     dtype = tensors[0]
     for other in tensors[1:]:
         dtype = torch.promote_types(dtype, other)
-    numbers = [x for x in operands if not isinstance(x, Expr)]
-    if not dtype.is_floating_point and any(isinstance(x, float) for x in numbers):
-        dtype = torch.float32
-    name = str(dtype).removeprefix("torch.")
-    return "int32" if name in SMALL and any(type(x) is int for x in numbers) else name
+    for number in (x for x in operands if not isinstance(x, Expr)):
+        if isinstance(number, float) and not dtype.is_floating_point:
+            dtype = torch.float32
+        elif type(number) is int and dtype is torch.bool:
+            dtype = torch.int64
+    return str(dtype).removeprefix("torch.")
 
 
 def dims_of(dims: Any) -> list[int] | None:

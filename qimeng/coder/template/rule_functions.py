@@ -55,31 +55,32 @@ def _arc(b: Builder, node: Any, x: Expr) -> Expr:
 @rule("atan2")
 def _atan2(b: Builder, node: Any, y: Expr, x: Expr) -> Expr:
     y, x, d = _single(b, node, y), _single(b, node, x), out_dtype(node)
-    angle = b.pw("atan", b.pw("div", b.pw("abs", y), b.pw("abs", x)))
-    angle = b.pw("where", b.pw("eq", y, 0.0, dtype="bool"), 0.0, angle)
-    angle = b.pw("where", _minus(b, x), b.pw("sub", math.pi, angle), angle)
-    return b.pw("where", _minus(b, y), b.pw("neg", angle), angle, dtype=d)
-
-
-def _minus(b: Builder, x: Expr) -> Expr:
-    """Whether the sign of `x` is minus, that of zero told apart."""
-    below = b.pw("lt", b.pw("div", 1.0, x), 0.0, dtype="bool")
-    return b.pw("or", b.pw("lt", x, 0.0, dtype="bool"), below, dtype="bool")
+    size, beside = b.pw("abs", y), b.pw("abs", x)
+    same = b.pw("where", b.pw("eq", size, 0.0, dtype="bool"), 0.0, 1.0, dtype=size.dtype)  # of zeros 0, as C99 says
+    ratio = b.pw("where", b.pw("eq", size, beside, dtype="bool"), same, b.pw("div", size, beside))
+    angle = b.pw("atan", ratio)
+    angle = b.pw("where", b.pw("signbit", x, dtype="bool"), b.pw("sub", math.pi, angle), angle)
+    return b.pw("copysign", angle, y, dtype=d)
 
 
 @rule("hypot")
 def _hypot(b: Builder, node: Any, x: Expr, y: Expr) -> Expr:
-    """The longer side times sqrt(1 + q^2), q the shorter side's share of it: no square overflows."""
+    """The longer side times sqrt(1 + q^2), q the shorter side's share of it: no square overflows.
+
+    An infinite side makes it infinite, whatever the other one is (C99, F.9.4.3).
+    """
     d = out_dtype(node)
     x, y = b.pw("abs", operand(b, x, d)), b.pw("abs", operand(b, y, d))
     long, short = b.pw("maximum", x, y), b.pw("minimum", x, y)
     share = b.pw("where", b.pw("eq", short, 0.0, dtype="bool"), 0.0, b.pw("div", short, long))
-    return b.pw("mul", long, b.pw("sqrt", b.pw("add", b.pw("mul", share, share), 1.0)), dtype=d)
+    found = b.pw("mul", long, b.pw("sqrt", b.pw("add", b.pw("mul", share, share), 1.0)), dtype=d)
+    endless = b.pw("or", b.pw("isinf", x, dtype="bool"), b.pw("isinf", y, dtype="bool"), dtype="bool")
+    return b.pw("where", endless, math.inf, found, dtype=d)
 
 
 def _odd(b: Builder, x: Expr, size: Expr, d: str) -> Expr:
     """`size`, a function of |x|, with the sign of `x`."""
-    return b.pw("where", b.pw("lt", x, 0.0, dtype="bool"), b.pw("neg", size), size, dtype=d)
+    return b.pw("copysign", size, x, dtype=d)
 
 
 @rule("asinh")
@@ -104,7 +105,8 @@ def _acosh(b: Builder, node: Any, x: Expr) -> Expr:
     above = b.pw("sub", b.pw("minimum", x, LARGE), 1.0)
     near = b.pw("log1p", b.pw("add", above, b.pw("sqrt", b.pw("mul", above, b.pw("add", above, 2.0)))))
     far = b.pw("add", b.pw("log", x), math.log(2))
-    return b.pw("where", b.pw("gt", x, LARGE, dtype="bool"), far, near, dtype=d)
+    found = b.pw("where", b.pw("gt", x, LARGE, dtype="bool"), far, near)
+    return b.pw("where", b.pw("lt", x, 1.0, dtype="bool"), math.nan, found, dtype=d)
 
 
 @rule("atanh")

@@ -75,12 +75,40 @@ def truth(b: Builder, x: Expr) -> Expr:
 
 for _name in ("add", "sub", "mul", "maximum", "minimum"):
     RULES[f"aten.{_name}"] = _binary(_name)
-for _name in "exp exp2 log log2 sqrt rsqrt sin cos erf expm1 log1p tanh sigmoid reciprocal abs neg sign".split():
+for _name in "exp exp2 log log2 sqrt rsqrt sin cos erf expm1 log1p tanh sigmoid reciprocal abs".split():
     RULES[f"aten.{_name}"] = _unary(_name)
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     RULES[f"aten.{_name}"] = _compare(_name)
 for _name in ("and", "or", "xor"):
     RULES[f"aten.bitwise_{_name}"], RULES[f"aten.logical_{_name}"] = _bitwise(_name), _logical(_name)
+
+
+@rule("neg")
+def _neg(b: Builder, node: Any, x: Expr) -> Expr:
+    d = out_dtype(node)
+    return b.pw("neg" if is_float(d) else "ineg", operand(b, x, d), dtype=d)
+
+
+@rule("sign")
+def _sign(b: Builder, node: Any, x: Expr) -> Expr:
+    return b.redim(x, x.dims) if x.dtype == "bool" else b.pw("sign", operand(b, x, x.dtype), dtype=x.dtype)
+
+
+@rule("copysign")
+def _copysign(b: Builder, node: Any, x: Expr, y: Any) -> Expr:
+    d = out_dtype(node)
+    x = operand(b, x, d)
+    if isinstance(y, Expr):
+        return b.pw("copysign", x, operand(b, y, d), dtype=d)
+    size = b.pw("abs", x, dtype=d)
+    return b.pw("neg", size, dtype=d) if math.copysign(1.0, y) < 0 else size
+
+
+@rule("signbit")
+def _signbit(b: Builder, node: Any, x: Expr) -> Expr:
+    if not is_float(x.dtype):
+        return b.pw("lt", operand(b, x, "int64"), 0, dtype="bool")
+    return b.pw("signbit", x, dtype="bool")
 
 
 @rule("rsub")
@@ -92,7 +120,7 @@ def _rsub(b: Builder, node: Any, x: Expr, y: Any, alpha: Any = 1) -> Expr:
 @rule("logical_not", "bitwise_not")
 def _not(b: Builder, node: Any, x: Expr) -> Expr:
     if node.packet == "aten.bitwise_not" and x.dtype != "bool":
-        return b.pw("sub", -1, x, dtype=x.dtype)
+        return b.pw("xor", x, operand(b, -1, x.dtype), dtype=x.dtype)
     return b.pw("not", x, dtype="bool")
 
 
@@ -180,7 +208,7 @@ def _round(b: Builder, node: Any, x: Expr) -> Expr:
     odd = b.pw("ne", b.pw("sub", low, b.pw("mul", b.pw("floor", b.pw("mul", low, 0.5)), 2.0)), 0.0, dtype="bool")
     tie = b.pw("and", b.pw("eq", rest, 0.5, dtype="bool"), odd, dtype="bool")
     up = b.pw("or", b.pw("gt", rest, 0.5, dtype="bool"), tie, dtype="bool")
-    return b.pw("where", up, b.pw("add", low, 1.0, dtype=d), low, dtype=d)
+    return b.pw("copysign", b.pw("where", up, b.pw("add", low, 1.0, dtype=d), low, dtype=d), x, dtype=d)
 
 
 # -- powers and functions made of others
@@ -192,6 +220,8 @@ def _pow(b: Builder, node: Any, x: Any, y: Any) -> Expr:
     if isinstance(y, Expr):
         if isinstance(x, Expr) or not is_float(d) or x <= 0:
             raise Unsupported("a power of a tensor to a tensor")
+        if x == 1:
+            return b.redim(b.const(1.0, d), [b.axes.new(s) for s in node.metas[0].shape])
         return b.pw("exp2", b.pw("mul", operand(b, y, d), math.log2(x)), dtype=d)
     return power(b, operand(b, x, d), y, d)
 
@@ -201,7 +231,12 @@ MOST_FACTORS = 64
 
 
 def power(b: Builder, x: Expr, y: float, d: str) -> Expr:
-    """`x ** y` for a number `y`; whole exponents by repeated squaring, which negative `x` needs."""
+    """`x ** y` for a number `y`; whole exponents by repeated squaring, which negative `x` needs.
+
+    Others are computed of |x|: of negative numbers the result is NaN, but of -inf as of inf (C99, F.9.4.4).
+    """
+    if math.isnan(y):
+        return b.pw("where", b.pw("eq", x, 1, dtype="bool"), operand(b, 1, d), operand(b, y, d), dtype=d)
     if float(y).is_integer():
         if abs(y) > MOST_FACTORS:
             raise Unsupported(f"a power of {y}")
@@ -216,9 +251,21 @@ def power(b: Builder, x: Expr, y: float, d: str) -> Expr:
         return result if y > 0 else b.pw("reciprocal", result, dtype=d)
     if abs(y) == 0.5:
         return b.pw("sqrt" if y > 0 else "rsqrt", x, dtype=d)
-    if float(2 * y).is_integer():
-        return b.pw("mul", power(b, x, math.floor(y), d), b.pw("sqrt", x, dtype=d), dtype=d)
-    return b.pw("exp2", b.pw("mul", b.pw("log2", x, dtype=d), float(y)), dtype=d)
+    size = b.pw("abs", x, dtype=d)
+    if math.isinf(y):
+        grows = b.pw("gt" if y > 0 else "lt", size, 1.0, dtype="bool")
+        result = b.pw("where", grows, operand(b, math.inf, d), b.pw("sub", x, x, dtype=d), dtype=d)
+        result = b.pw("where", b.pw("isinf", x, dtype="bool"), math.inf if y > 0 else 0.0, result, dtype=d)
+        return b.pw("where", b.pw("eq", size, 1.0, dtype="bool"), 1.0, result, dtype=d)
+    if not float(2 * y).is_integer():
+        result = b.pw("exp2", b.pw("mul", b.pw("log2", size, dtype=d), float(y)), dtype=d)
+    elif y > 0:
+        result = b.pw("mul", power(b, size, math.floor(y), d), b.pw("sqrt", size, dtype=d), dtype=d)
+    else:  # powers of the root, which is neither too large nor too small
+        result = power(b, b.pw("rsqrt", size, dtype=d), int(-2 * y), d)
+    below = b.pw("lt", x, 0.0, dtype="bool")
+    below = b.pw("and", below, b.pw("ne", x, -math.inf, dtype="bool"), dtype="bool")
+    return b.pw("where", below, operand(b, math.nan, d), result, dtype=d)
 
 
 @rule("square")
@@ -247,7 +294,7 @@ def _hyperbolic(b: Builder, node: Any, x: Expr) -> Expr:
     if node.packet == "aten.cosh":
         return b.pw("add", b.pw("mul", b.pw("sub", grown, falling), 0.5), 1.0, dtype=d)
     half = b.pw("mul", b.pw("add", grown, falling), 0.5)
-    return b.pw("where", b.pw("lt", x, 0.0, dtype="bool"), b.pw("neg", half), half, dtype=d)
+    return b.pw("copysign", half, x, dtype=d)
 
 
 @rule("addcmul", "addcdiv")

@@ -22,7 +22,7 @@ def _sum(b: Builder, node: Any, x: Expr, dims: Any = None, keepdim: bool = False
     d = out_dtype(node)
     total = b.reduce("sum", operand(b, x, d), dims_of(dims), keepdim, d)
     if node.packet == "aten.mean":
-        return b.pw("mul", total, 1.0 / b.count(x, dims_of(dims)), dtype=d)
+        return b.pw("div", total, float(b.count(x, dims_of(dims))), dtype=d)
     return total
 
 
@@ -72,10 +72,12 @@ def _any(b: Builder, node: Any, x: Expr, dim: Any = None, keepdim: bool = False)
 def _var(b: Builder, node: Any, x: Expr, dims: Any = None, correction: Any = None, keepdim: bool = False) -> Any:
     mean, m2, n = b.moments(x, dims_of(dims), keepdim)
     free = n - (1 if correction is None else correction)
-    var = b.pw("mul", m2, 1.0 / free if free > 0 else float("nan"), dtype=out_dtype(node))
+    var = b.pw("div", m2, float(max(free, 0)), dtype=out_dtype(node))
     if node.packet == "aten.std":
         return b.pw("sqrt", var)
-    return (var, mean) if node.packet == "aten.var_mean" else var
+    if node.packet == "aten.var_mean":  # what is infinite leaves no mean in PyTorch's way of computing it
+        return var, b.pw("where", b.pw("isnan", m2, dtype="bool"), m2, mean)
+    return var
 
 
 @rule("linalg_vector_norm")
@@ -110,15 +112,15 @@ def _softmax(b: Builder, node: Any, x: Expr, dim: int, half: bool = False) -> Ex
 
 @rule("logsumexp")
 def _logsumexp(b: Builder, node: Any, x: Expr, dims: Any, keepdim: bool = False) -> Expr:
+    x = operand(b, x, out_dtype(node))
     if b.count(x, dims_of(dims)) == 1:
-        return b.reduce("sum", x, dims_of(dims), keepdim)
+        return b.pw("add", b.reduce("sum", x, dims_of(dims), keepdim), 0.0, dtype=out_dtype(node))
     top = b.reduce("max", x, dims_of(dims), True)
     finite = b.pw("where", b.pw("isinf", top, dtype="bool"), 0.0, top)
     total = b.reduce("sum", b.pw("exp", b.pw("sub", x, finite)), dims_of(dims), keepdim)
     gone = set() if keepdim else {k % len(x.dims) for k in dims_of(dims) or range(len(x.dims))}
-    top, finite = (b.redim(e, [d for i, d in enumerate(e.dims) if i not in gone]) for e in (top, finite))
-    found = b.pw("add", b.pw("log", total), finite, dtype=out_dtype(node))
-    return b.pw("where", b.pw("isinf", top, dtype="bool"), top, found, dtype=out_dtype(node))
+    finite = b.redim(finite, [d for i, d in enumerate(finite.dims) if i not in gone])
+    return b.pw("add", b.pw("log", total), finite, dtype=out_dtype(node))
 
 
 def _affine(b: Builder, x: Expr, weight: Expr | None, bias: Expr | None) -> Expr:
@@ -202,5 +204,8 @@ def _gather(b: Builder, node: Any, x: Expr, dim: int, index: Expr, sparse_grad: 
         raise Unsupported("gather of several elements a row")
     position = b.redim(b.index(x.dims[at]), [x.dims[at] if i == at else () for i in range(len(x.dims))])
     hit = b.pw("eq", position, index, dtype="bool")
-    picked = b.pw("where", hit, x, 0.0 if is_float(x.dtype) else 0, dtype=x.dtype)
-    return b.reduce("sum", picked, [at], True)
+    if not is_float(x.dtype):
+        return b.reduce("sum", b.pw("where", hit, x, 0, dtype=x.dtype), [at], True)
+    bits = "int64" if x.dtype == "float64" else "int32"  # a sum with zeros would lose the sign of -0
+    picked = b.pw("where", hit, b.pw("bits", x, dtype=bits), 0, dtype=bits)
+    return b.pw("from_bits", b.reduce("sum", picked, [at], True), dtype=x.dtype)

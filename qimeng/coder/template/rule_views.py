@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qimeng.coder.template.axes import Unsupported
-from qimeng.coder.template.ir import Expr
+from qimeng.coder.template.ir import Expr, constant
 from qimeng.coder.template.ops import is_float
 from qimeng.coder.template.rule_base import operand, out_dtype, rule
 from qimeng.coder.template.rules import Builder
@@ -21,7 +21,7 @@ def _copy(b: Builder, node: Any, x: Expr, **unused: Any) -> Expr:
     d = out_dtype(node)
     if d == x.dtype:
         return b.redim(x, x.dims)
-    rounds = d in ("float16", "bfloat16") and is_float(x.dtype)
+    rounds = d in ("float16", "bfloat16") and x.dtype not in ("bool", "int8", "uint8") and constant(x) is None
     return b.pw("round", operand(b, x, d), dtype=d) if rounds else b.cast(x, d)
 
 

@@ -11,6 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
 from qimeng.coder.template.axes import Axes, Dim, Unsupported
 from qimeng.coder.template.ir import Expr, Nest, Source, constant
 from qimeng.coder.template.ops import compute_dtype, is_float
@@ -33,8 +36,8 @@ class Builder:
         return self.nest.add(Expr("load", (), dims, source.dtype, source.number))
 
     def const(self, value: Number, dtype: str) -> Expr:
-        """A literal."""
-        return self.nest.add(Expr("const", (), (), dtype, value))
+        """A literal, as a tensor of this dtype would hold it."""
+        return self.nest.add(Expr("const", (), (), dtype, converted(value, dtype)))
 
     def index(self, dim: Dim) -> Expr:
         """The position along a dimension (int32), as a vector over that dimension."""
@@ -55,9 +58,8 @@ class Builder:
         if x.dtype == dtype:
             return x
         known = constant(x)
-        if known is not None and math.isfinite(known.param):
-            value = bool(known.param) if dtype == "bool" else known.param if is_float(dtype) else int(known.param)
-            return self.redim(self.const(value, dtype), x.dims)
+        if known is not None and (math.isfinite(known.param) or is_float(dtype)):
+            return self.redim(self.const(known.param, dtype), x.dims)
         return self.nest.add(Expr("cast", (x,), x.dims, dtype))
 
     def broadcast(self, shapes: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
@@ -175,6 +177,19 @@ class Builder:
         return self.nest.add(Expr("identity", (x,), tuple(dims), x.dtype))
 
 
+def converted(value: Number, dtype: str) -> Number:
+    """`value` as PyTorch's conversion to `dtype` leaves it: rounded, cut off or wrapped.
+
+    >>> converted(300, "uint8"), converted(-1.5, "uint8"), converted(70000.0, "float16"), converted(1 << 40, "int32")
+    (44, 255, inf, 0)
+    """
+    if not is_float(dtype) and isinstance(value, float) and not math.isfinite(value):
+        raise Unsupported(f"{value} as {dtype}")
+    origin = torch.float64 if isinstance(value, float) else torch.int64
+    with unset_fake_temporarily():
+        return torch.tensor(value, dtype=origin).to(getattr(torch, dtype)).item()
+
+
 def _find(e: Expr, test: Callable[[Expr], bool]) -> Expr | None:
     if test(e):
         return e
@@ -199,6 +214,7 @@ def build_nest(rule_table: dict[str, Callable[..., Any]], region: Any, sources: 
         Unsupported: an operator has no rule, or shapes do not line up.
     """
     from qimeng.graph.opgraph import Value
+    from qimeng.graph.ops import EXACT
 
     b = Builder()
     b.nest.sources = sorted(sources.values(), key=lambda s: s.number)
@@ -237,8 +253,10 @@ def build_nest(rule_table: dict[str, Callable[..., Any]], region: Any, sources: 
         for port, e in enumerate(result if isinstance(result, tuple) else (result,)):
             if e is not None and port < len(node.metas) and node.metas[port] is not None:
                 held[Value(node.name, port)] = e
+                e.stored = e.stored or (node.packet not in EXACT and e.dtype == node.metas[port].dtype)
     for v in region.outputs:
         _add_output(b, value(v), region.graph.meta(v))
+    b.nest.deciding = frozenset(i for i, v in enumerate(region.outputs) if v in region.graph.deciding)
     return b.nest
 
 

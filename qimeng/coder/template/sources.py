@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.ir import Nest, Source
-from qimeng.coder.template.quotients import share_inverses
+from qimeng.coder.template.quotients import settle_quotients
 from qimeng.coder.template.rule_table import RULES
 from qimeng.coder.template.rules import build_nest
 from qimeng.graph.opgraph import Value
@@ -88,7 +88,7 @@ def nest_of(region: Region, joined: bool = False) -> tuple[Nest, Loads]:
     if joined:
         nest.join_reductions()
     nest.finish()
-    share_inverses(nest)
+    settle_quotients(nest)
     return nest, loads
 
 

@@ -25,7 +25,7 @@ Polynomials are minimax, by `benchmarks/fit_special.py`.
 
 The forms for half types use less than fp32 shows. fp16 rounds by 2^-12: `erf` does without its series (an absolute
 error of 2^-20, a relative one of 2^-20 + 2^-22 / erf). bf16 rounds by 2^-9: ``tanh.approx`` is four times finer, and
-logarithms are absolutely right to 2^-22.
+logarithms are absolutely right to 2^-22, that of 1 exactly.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _wave(t: str, x: str, half: str) -> list[str]:
         f"{t}_r = {x} - {t}_k * {PI[0]} - {t}_k * {PI[1]} - {t}_k * {PI[2]}",
         f"{t}_r = tl.where(tl.abs({t}_r) > 2.0, 2.0, {t}_r)",
         f"{t}_q = {t}_r * {t}_r",
-        f"{t}_s = {t}_r + {t}_r * {t}_q * {polynomial(SINE, f'{t}_q')}",
+        f"{t}_s = {t}_r * (1.0 + {t}_q * {polynomial(SINE, f'{t}_q')})",
         f"{t}_n = {t}_m.to(tl.int32, bitcast=True) << 31",
         f"{t} = {'-' if half else ''}{_signed(f'{t}_s', f'{t}_n')}",
     ]
@@ -213,8 +213,8 @@ FAST_FP16: dict[str, Writer] = FAST | {"erf": _erf_half}
 """Functions where every floating operand and result in memory is of a half type."""
 
 FAST_BF16: dict[str, Writer] = FAST_FP16 | {
-    "log": lambda t, x: [f"{t} = {_lg2(x)} * {LN2}"],
-    "log2": lambda t, x: [f"{t} = {_lg2(x)}"],
+    "log": lambda t, x: [f"{t} = tl.where({x} == 1.0, 0.0, {_lg2(x)} * {LN2})"],
+    "log2": lambda t, x: [f"{t} = tl.where({x} == 1.0, 0.0, {_lg2(x)})"],
     "log1p": lambda t, x: [f"{t} = tl.where(tl.abs({x}) < 0.0005, {x}, {_lg2(f'(1.0 + {x})')} * {LN2})"],
     "tanh": lambda t, x: [f"{t} = {_unit('tanh.approx.f32', x)}"],
 }

@@ -5,6 +5,18 @@ One layer a file: `surroundings` (folder, environment, open files), `network`, `
 """
 
 from qimeng.envs.sandbox.layer import Unavailable
-from qimeng.envs.sandbox.sandbox import DEFAULT, LAYERS, LEVELS, Report, Sandbox, entered_here
+from qimeng.envs.sandbox.sandbox import (
+    DEFAULT,
+    LAYERS,
+    LEVELS,
+    Report,
+    Sandbox,
+    close_sockets,
+    entered_here,
+    needs_landlock,
+)
 
-__all__ = ["DEFAULT", "LAYERS", "LEVELS", "Report", "Sandbox", "Unavailable", "entered_here"]
+__all__ = [
+    "DEFAULT", "LAYERS", "LEVELS", "Report", "Sandbox", "Unavailable", "close_sockets", "entered_here",
+    "needs_landlock",
+]  # fmt: skip

@@ -53,19 +53,20 @@ def version() -> int:
     return found
 
 
-def enter(readable: Iterable[str], writable: Iterable[str], devices: Iterable[str]) -> str:
+def enter(readable: Iterable[str], writable: Iterable[str], devices: Iterable[str], network: bool = True) -> str:
     """Allow nothing on files but what is named, for this process and its children; paths that are missing are left out.
 
     Args:
         readable: files and folders with all below them, to read and run.
         writable: the same, to write as well.
         devices: device files, or folders of them, to open, read, write and control.
+        network: whether TCP is forbidden too.
     """
     found = version()
     handled = READS | _WRITE | _MAKE_AND_REMOVE | _DEVICES | _REFER
     handled |= _TRUNCATE if found >= 3 else 0
     handled |= _IOCTL if found >= 5 else 0
-    rules = _Handled(handled, _TCP if found >= 4 else 0, _SCOPES if found >= 6 else 0)
+    rules = _Handled(handled, _TCP if found >= 4 and network else 0, _SCOPES if found >= 6 else 0)
     size = 8 if found < 4 else 16 if found < 6 else 24
     ruleset = syscall(_CREATE, ctypes.byref(rules), size, 0)
     try:

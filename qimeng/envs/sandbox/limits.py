@@ -27,7 +27,7 @@ def enter() -> str:
     memory = memory_bytes()
     limits = {
         resource.RLIMIT_DATA: memory,
-        resource.RLIMIT_FSIZE: FILE_BYTES,
+        resource.RLIMIT_FSIZE: min(FILE_BYTES, memory),
         resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MSGQUEUE: 0,
@@ -38,7 +38,18 @@ def enter() -> str:
         hard = resource.getrlimit(which)[1]
         allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(which, (allowed, allowed))
-    return f"{memory >> 20} MiB of private memory, files of {FILE_BYTES >> 30} GiB"
+    return f"{memory >> 20} MiB of private memory, files of {min(FILE_BYTES, memory) >> 30} GiB"
+
+
+def allow_open_files() -> None:
+    """Let this process, and those that it starts, have as many files open as `OPEN_FILES`, where the user may.
+
+    Large tensors on a GPU go from one process to another as hundreds of files.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _tasks_of(user: int) -> int:
@@ -52,4 +63,4 @@ def _tasks_of(user: int) -> int:
     return count
 
 
-__all__ = ["FILE_BYTES", "OPEN_FILES", "TASKS", "enter", "memory_bytes"]
+__all__ = ["FILE_BYTES", "OPEN_FILES", "TASKS", "allow_open_files", "enter", "memory_bytes"]

@@ -13,20 +13,21 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 
-from qimeng.envs.sandbox import landlock, limits, network, places, privileges, seccomp, surroundings
+from qimeng.envs.sandbox import landlock, limits, network, places, privileges, seccomp, shared_memory, surroundings
 from qimeng.envs.sandbox.layer import Unavailable
 
 LAYERS = (
-    "environment", "files", "network", "limits", "capabilities", "no_new_privs", "landlock", "seccomp",
+    "environment", "files", "network", "shared_memory", "limits", "capabilities", "no_new_privs", "landlock", "seccomp",
 )  # fmt: skip
 """Every layer, in the order in which they are entered: what a later one forbids, an earlier one may need."""
 
-LEVELS: dict[str, tuple[str, ...]] = {"full": LAYERS, "basic": ("no_new_privs",), "off": ()}
-"""What can be asked for, and its layers."""
+LEVELS: dict[str, tuple[str, ...]] = {"full": LAYERS, "tool": LAYERS, "basic": ("no_new_privs",), "off": ()}
+"""What can be asked for, and its layers; ``"tool"`` allows sockets within a network of its own, which is up."""
 
-DEFAULT = "basic"
-"""What evaluators ask for unless told: whether CUDA works in all layers of this full sandbox is not verified yet."""
+DEFAULT = "full"
+"""What evaluators ask for unless told."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,12 @@ class Report:
 _HERE = [Report()]
 
 
+def close_sockets() -> None:
+    """Refuse what CUDA alone needed when it began; before foreign code is loaded, where the filter is in force."""
+    if "seccomp" in entered_here().entered:
+        seccomp.close_sockets()
+
+
 def entered_here() -> Report:
     """What came of the layers in this process."""
     return _HERE[0]
@@ -60,7 +67,8 @@ class Sandbox:
     """What a process gives up before foreign code runs in it.
 
     Attributes:
-        level: ``"full"`` (every layer), ``"basic"`` (no new privileges) or ``"off"``.
+        level: ``"full"`` (every layer), ``"tool"`` (the same for a tool that speaks to its target), ``"basic"`` (no new
+            privileges) or ``"off"``.
     """
 
     level: str = "basic"
@@ -90,23 +98,32 @@ class Sandbox:
         Raises:
             RuntimeError: it has several threads; the layers would hold for one of them only.
         """
-        threads = len(os.listdir("/proc/self/task")) if self.level == "full" else 1
+        tool = self.level == "tool"
+        threads = len(os.listdir("/proc/self/task")) if LEVELS[self.level] == LAYERS else 1
         if threads > 1:
             raise RuntimeError(f"a sandbox is entered by a process of one thread; this one has {threads}")
         layers = LEVELS[self.level]
         may_read = [*places.readable(), *readable] if "landlock" in layers else []
-        may_write = [folder, *writable, *places.shared_memory()]
+        may_write = [folder, *writable]
+        sockets = "local" if places.has_gpu() else "pairs"  # asked before landlock hides the device files
         ways: dict[str, Callable[[], str]] = {
             "environment": lambda: surroundings.clean_environment(folder, variables),
             "files": lambda: surroundings.close_files(files),
-            "network": network.enter,
+            "network": lambda: network.enter(up=tool),
+            "shared_memory": shared_memory.enter,
             "limits": limits.enter,
             "capabilities": privileges.drop_capabilities,
             "no_new_privs": privileges.no_new_privileges,
-            "landlock": lambda: landlock.enter(may_read, may_write, places.devices()),
-            "seccomp": seccomp.enter,
+            "landlock": lambda: landlock.enter(
+                may_read,
+                [*may_write, *places.shared_memory(own="shared_memory" in entered)],
+                places.devices(),
+                network="network" not in entered or not tool,
+            ),
+            "seccomp": lambda: seccomp.enter("all" if tool and "network" in entered else sockets),
         }
-        entered, skipped = {}, {}
+        entered: dict[str, str] = {}
+        skipped: dict[str, str] = {}
         for name in layers:
             try:
                 entered[name] = ways[name]()
@@ -129,9 +146,24 @@ class Sandbox:
         return Report(**json.loads(done.stdout))
 
 
+@lru_cache(1)
+def needs_landlock() -> str | None:
+    """What to say where foreign text cannot be run here, since nothing would keep it from files; else None."""
+    try:
+        landlock.version()
+    except Unavailable as error:
+        return (
+            f"text that no template printed runs behind landlock only, which this machine lacks ({error}): use Linux "
+            "5.19 or later with landlock enabled, or coder='template'"
+        )
+    return None
+
+
 def main(level: str, folder: str) -> None:
     """Enter the sandbox with `folder` as scratch, and print the report as JSON."""
     print(json.dumps(asdict(Sandbox(level).enter(folder))))
 
 
-__all__ = ["DEFAULT", "LAYERS", "LEVELS", "Report", "Sandbox", "entered_here", "main"]
+__all__ = [
+    "DEFAULT", "LAYERS", "LEVELS", "Report", "Sandbox", "close_sockets", "entered_here", "main", "needs_landlock",
+]  # fmt: skip

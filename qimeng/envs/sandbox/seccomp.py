@@ -11,7 +11,7 @@ import errno
 import struct
 from dataclasses import dataclass
 
-from qimeng.envs.sandbox.layer import machine, prctl
+from qimeng.envs.sandbox.layer import Unavailable, machine, prctl, syscall
 from qimeng.envs.sandbox.syscalls import AUDIT, NUMBERS
 
 REFUSED = (
@@ -28,10 +28,14 @@ REFUSED = (
     "nfsservctl "
     # leaving the process group, which is killed as a whole
     "setsid setpgid "
-    # memory and queues that outlive a process; sockets of others
-    "shmget semget msgget mq_open connect"
+    # memory and queues that outlive a process, or that no limit counts
+    "shmget semget msgget mq_open memfd_secret"
 ).split()
 """Fail with EPERM."""
+
+SOCKETS = "socket connect bind listen accept accept4".split()
+"""Fail with EPERM as well: a pair of sockets is all that a process needs (`socketpair`, for streams: one for datagrams
+could send to any socket that has a name)."""
 
 ABSENT = (
     "io_uring_setup io_uring_enter io_uring_register clone3 setxattrat removexattrat open_tree_attr file_setattr"
@@ -59,9 +63,11 @@ ONLY_SELF = {
 _NEW_NAMESPACES = 0x7E020000
 """Flags of clone that ask for a namespace of any kind."""
 _AF_UNIX = 1
+_KIND, _STREAMS = 0xF, (1, 5)
 _X32 = 0x40000000
+_SET_FILTER, _ALL_THREADS = 1, 1  # SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _ALLOW, _ERROR, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; little-endian: low words come first
 
@@ -80,8 +86,14 @@ class Instruction:
         return struct.pack("=HBBI", self.code, self.if_true, self.if_false, self.value)
 
 
-def program(architecture: str) -> list[Instruction]:
-    """The filter for `architecture` (a key of `syscalls.NUMBERS`)."""
+def program(architecture: str, sockets: str = "pairs") -> list[Instruction]:
+    """The filter for `architecture` (a key of `syscalls.NUMBERS`).
+
+    Args:
+        architecture: of the kernel.
+        sockets: ``"pairs"`` and no others; ``"local"`` (those with a name on this machine as well, but none is ever
+            connected: CUDA makes one when it begins); ``"all"``, for what has a network of its own.
+    """
     numbers = NUMBERS[architecture]
     denied, absent, done = (Instruction(_RETURN, _ERROR | number) for number in (errno.EPERM, errno.ENOSYS, 0))
     allowed = Instruction(_RETURN, _ALLOW)
@@ -93,13 +105,17 @@ def program(architecture: str) -> list[Instruction]:
     ]
     if architecture == "x86_64":
         out += [Instruction(_AT_LEAST, _X32, 0, 1), absent]
-    for names, answer in ((REFUSED, denied), (ABSENT, absent), (PRETENDED, done)):
+    refused = {"pairs": SOCKETS, "local": ["connect"], "all": []}[sockets]
+    for names, answer in ((REFUSED, denied), (refused, denied), (ABSENT, absent), (PRETENDED, done)):
         for name in names:
             if name in numbers:
                 out += [Instruction(_EQUAL, numbers[name], 0, 1), answer]
     for name, argument in ONLY_SELF.items():
         out += [*_argument(numbers[name], argument), Instruction(_EQUAL, 0, 0, 1), allowed, denied]
-    out += [*_argument(numbers["socket"], 0), Instruction(_EQUAL, _AF_UNIX, 0, 1), allowed, denied]
+    if sockets == "local":
+        out += [*_argument(numbers["socket"], 0), Instruction(_EQUAL, _AF_UNIX, 0, 1), allowed, denied]
+    if sockets != "all":
+        out += _pairs(numbers, allowed, denied)
     out += [*_argument(numbers["clone"], 0), Instruction(_ANY_BIT, _NEW_NAMESPACES, 0, 1), denied, allowed]
     return [*out, allowed]
 
@@ -109,20 +125,58 @@ def _argument(number: int, argument: int) -> list[Instruction]:
     return [Instruction(_EQUAL, number, 0, 4), Instruction(_LOAD, _ARGUMENTS + 8 * argument)]
 
 
-def enter() -> str:
+def _pairs(numbers: dict[str, int], allowed: Instruction, denied: Instruction) -> list[Instruction]:
+    """Of pairs of sockets, those for streams are allowed."""
+    return [
+        Instruction(_EQUAL, numbers["socketpair"], 0, 8),
+        Instruction(_LOAD, _ARGUMENTS),
+        Instruction(_EQUAL, _AF_UNIX, 0, 4),
+        Instruction(_LOAD, _ARGUMENTS + 8),
+        Instruction(_AND, _KIND),
+        Instruction(_EQUAL, _STREAMS[0], 2, 0),
+        Instruction(_EQUAL, _STREAMS[1], 1, 0),
+        denied,
+        allowed,
+    ]
+
+
+def enter(sockets: str = "pairs") -> str:
     """Put the filter in force, for this process and its children, for good.
+
+    Args:
+        sockets: see `program`.
 
     Raises:
         Unavailable: the kernel has no filters, or the architecture is unknown.
     """
-    instructions = program(machine())
+    _put_in_force(program(machine(), sockets))
+    said = {"pairs": "no sockets but pairs", "local": "no connections", "all": "sockets allowed"}[sockets]
+    return f"{len(REFUSED)} system calls refused, {said}"
+
+
+def close_sockets() -> None:
+    """Refuse all sockets but pairs from now on, to every thread of this process: CUDA has begun.
+
+    Raises:
+        Unavailable: as of `enter`.
+    """
+    numbers = NUMBERS[machine()]
+    denied, allowed = Instruction(_RETURN, _ERROR | errno.EPERM), Instruction(_RETURN, _ALLOW)
+    out = [Instruction(_LOAD, _NUMBER)]
+    for name in SOCKETS:
+        out += [Instruction(_EQUAL, numbers[name], 0, 1), denied]
+    _put_in_force([*out, allowed])
+
+
+def _put_in_force(instructions: list[Instruction]) -> None:
     body = ctypes.create_string_buffer(b"".join(i.pack() for i in instructions))
     pointer_at = struct.calcsize("P")
     header = ctypes.create_string_buffer(struct.pack("H", len(instructions)).ljust(pointer_at, b"\0"), 2 * pointer_at)
     struct.pack_into("P", header, pointer_at, ctypes.addressof(body))
     prctl(38, 1)  # PR_SET_NO_NEW_PRIVS, without which only root may
-    prctl(22, 2, ctypes.addressof(header))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
-    return f"{len(REFUSED)} system calls refused, sockets of the machine only"
+    address = ctypes.c_void_p(ctypes.addressof(header))
+    if thread := syscall(NUMBERS[machine()]["seccomp"], _SET_FILTER, _ALL_THREADS, address):
+        raise Unavailable(f"thread {thread} cannot take the filter")
 
 
-__all__ = ["ABSENT", "ONLY_SELF", "PRETENDED", "REFUSED", "Instruction", "enter", "program"]
+__all__ = ["ABSENT", "ONLY_SELF", "PRETENDED", "REFUSED", "SOCKETS", "Instruction", "close_sockets", "enter", "program"]

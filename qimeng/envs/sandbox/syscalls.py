@@ -69,6 +69,13 @@ msgget 68 186
 mq_open 240 180
 migrate_pages 256 238
 connect 42 203
+bind 49 200
+listen 50 201
+accept 43 202
+accept4 288 242
+socketpair 53 199
+memfd_secret 447 447
+seccomp 317 277
 io_uring_setup 425 425
 io_uring_enter 426 426
 io_uring_register 427 427

@@ -88,14 +88,14 @@ CASES: dict[str, tuple[list[Says], str]] = {
     "changes its input": ([Says(fence(RIGHT.replace("return", "x0.zero_()\n    return")))], "wrong"),
     "remembers its answer": (
         [Says(fence(f"kept = []\n{RIGHT}".replace("return (y,)", "kept.append(y)\n    return (kept[0],)")))],
-        "wrong",
+        "forbidden",
     ),
     # what attacks the worker
-    "ends the process": ([instead("__import__('os')._exit(0)")], "exit"),
-    "signals its parent": ([instead("__import__('os').kill(__import__('os').getppid(), 9)")], "error"),
-    "tells the environment": ([instead("raise ValueError(dict(__import__('os').environ))")], "error"),
-    "writes elsewhere": ([instead("open(__import__('sys').prefix + '/x', 'w').write('x')")], "error"),
-    "calls home": ([instead("__import__('socket').socket().connect(('127.0.0.1', 9))")], "error"),
+    "ends the process": ([instead("__import__('os')._exit(0)")], "forbidden"),
+    "signals its parent": ([instead("__import__('os').kill(__import__('os').getppid(), 9)")], "forbidden"),
+    "tells the environment": ([instead("raise ValueError(dict(__import__('os').environ))")], "forbidden"),
+    "writes elsewhere": ([instead("open(__import__('sys').prefix + '/x', 'w').write('x')")], "forbidden"),
+    "calls home": ([instead("__import__('socket').socket().connect(('127.0.0.1', 9))")], "forbidden"),
     # what the model lacks
     "empty": ([Says("  \n")], "model-empty"),
     "cut off": ([Says(fence(RIGHT), finish="length")], "model-cut-off"),
@@ -235,6 +235,7 @@ def test_a_whole_run_and_its_replay(
     caching = started[0].task.evaluator
     assert isinstance(caching, CachingEvaluator)
     results = []
+    example = torch.randn(4, 128)  # its values are a trial, so that a spec with others is another
     with served(lambda asked: Says(fence(RIGHT))) as endpoint:
         pass
     for alive in (True, False):
@@ -243,7 +244,7 @@ def test_a_whole_run_and_its_replay(
             coder = coder_named("openai:m", base_url=url, allowance=Allowance(money=1.0), prices=Prices(10.0, 100.0))
             results.append(
                 plan_and_code(
-                    KernelSpec.from_function(lambda x: torch.relu(x) * 3, (torch.randn(4, 128),)),
+                    KernelSpec.from_function(lambda x: torch.relu(x) * 3, (example,)),
                     coder=coder,
                     planner=ScriptedPlanner(["fusion", "lowering"]),
                     search="greedy",

@@ -1,0 +1,124 @@
+"""What the judge's clock says about a time that was told: it agrees, it refutes it, or it cannot tell.
+
+Deals in milliseconds of batches. A busy machine delays some batches, a cheat delays all, so the shortest of each kind
+counts; and what would be refuted or believed by chance is neither. Knows nothing about how they were measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+SHARE = {"cuda": 0.8, "cpu": 0.7}
+"""Least share of the judge's time of a call that a told time must reach; the cores of a CPU serve others as well."""
+RATIO = 0.5
+"""Least share of what the judge's clock says, times eager's told time over what the clock says of eager, that a told
+time must reach. In a batch parameters stay in the cache and in an event time they do not, so the two are not the
+same; but they are so for both programs."""
+SLACK_MS = {"cuda": 0.02, "cpu": 0.05}
+"""What the shortest of a few batches may be longer by chance."""
+CALL_MS = {"cuda": 0.001, "cpu": 0.015}
+"""What a call may take longer in a batch: its inputs were written by another process."""
+WORST_RELATION = 0.6
+"""The least that eager's told time over what the clock says of it may count as, on a CPU."""
+LEAST = 0.2
+"""Share of a told time that the clock has to see at least: seeing less, it is not fit to judge."""
+NOISE = 0.25
+"""Share of a told time that two batches of calls that do nothing may differ by, for each call; or by which eager's time
+may be longer than it says."""
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Milliseconds of batches by the judge's clock.
+
+    Attributes:
+        calls: of each batch.
+        nothing: with calls that do nothing.
+        eager: with calls of eager.
+        candidate: with calls of the candidate.
+        queued: whether the calls were queued on the device beforehand, so that the host is no part of their time.
+    """
+
+    calls: int
+    nothing: tuple[float, ...] = ()
+    eager: tuple[float, ...] = ()
+    candidate: tuple[float, ...] = ()
+    queued: bool = False
+
+    def with_round(self, nothing: tuple[float, ...], eager: float, candidate: float, queued: bool) -> Readings:
+        """These and one more batch of eager and of the candidate; those of another way to measure are forgotten."""
+        if queued != self.queued:
+            return Readings(self.calls, nothing, (eager,), (candidate,), queued)
+        return replace(
+            self,
+            nothing=(*self.nothing, *nothing),
+            eager=(*self.eager, eager),
+            candidate=(*self.candidate, candidate),
+        )
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What comes of it.
+
+    Attributes:
+        ok: True where the time is believed, False where it is refuted, None where nobody can tell.
+        text: why, in words.
+    """
+
+    ok: bool | None
+    text: str
+
+
+def decide(found: Readings, told_ms: float, eager_ms: float, kind: str) -> Ruling:
+    """Whether a call of the candidate takes `told_ms`, where one of eager takes `eager_ms`.
+
+    Args:
+        found: what the clock says.
+        told_ms: of the candidate, by its own process.
+        eager_ms: of eager, by a process without candidates.
+        kind: ``"cuda"`` or ``"cpu"``.
+    """
+    idle = sorted(found.nothing)
+    slack = SLACK_MS[kind] / found.calls + CALL_MS[kind]
+    most = (min(found.candidate) - idle[0]) / found.calls - slack
+    least = (min(found.candidate) - idle[-1]) / found.calls - slack
+    eager = (min(found.eager) - idle[0]) / found.calls
+    host = 0.0
+    if kind == "cuda" and not found.queued:  # the host is part of the batch, as it is of eager's
+        host = max(eager - eager_ms, 0.0)
+    most, least = most - host, least - host
+    seen = f"the judge's clock says {most + slack:.4g} ms a call"
+    fit = _unfit(found, idle, told_ms, eager - host, eager_ms, slack, kind)
+    relation = eager_ms / max(eager - host, slack)
+    if kind == "cuda":
+        needed = max(SHARE[kind], RATIO * relation) * most
+    else:
+        needed = SHARE[kind] * min(max(relation, WORST_RELATION), 1.0) * most
+    if fit:
+        return Ruling(None, fit)
+    if told_ms >= needed:
+        if most + slack < LEAST * told_ms - slack:
+            return Ruling(None, f"{seen}, the worker's {told_ms:.4g} ms: the machine is too busy to tell")
+        return Ruling(True, seen)
+    if told_ms < needed * max(least, 0.0) / most:
+        return Ruling(False, f"its own process says {told_ms:.4g} ms a call, {seen}")
+    return Ruling(None, f"its own process says {told_ms:.4g} ms a call, {seen}, and the difference may be chance")
+
+
+def _unfit(
+    found: Readings, idle: list[float], told_ms: float, eager: float, eager_ms: float, slack: float, kind: str
+) -> str:
+    """Why the clock cannot be used now: what it says of calls that do nothing, or of eager, is not steady."""
+    noise = (idle[1] - idle[0]) / found.calls
+    if noise > NOISE * max(told_ms, eager_ms) + slack:
+        return f"calls that do nothing differ by {noise:.3g} ms: the machine is too busy to tell"
+    if not LEAST * eager_ms - slack <= eager <= eager_ms / SHARE[kind] + slack + NOISE * told_ms:
+        return (
+            f"the judge's clock says {eager:.4g} ms of a call of PyTorch's, its own process {eager_ms:.4g} ms: "
+            "the machine is too busy to tell"
+        )
+    return ""
+
+
+__all__ = ["Readings", "Ruling", "decide"]

@@ -1,0 +1,128 @@
+"""Errors beside what an element should be compared with: its row, its column, itself.
+
+A number that is small beside its row's largest is not seen relative to the row; relative to its column it may be, and
+where every row and column has large ones, relative to itself. Both are taken of a sample of rows and columns.
+
+Deals in tensors of one output. Knows nothing about budgets.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import cache
+
+import torch
+
+SAMPLE = 1 << 18
+"""Elements looked at relative to themselves and to their columns: rows and columns of larger outputs are drawn."""
+
+FEWEST = 16
+"""Elements of an axis whose root mean square says how large they should be, and of an output whose quantiles do."""
+
+SHARE = 0.75
+"""Share of the elements whose own relative error counts. A sum whose terms cancel, or a function near one of its zeros,
+has few correct digits in any order and by any good formula, and no output is mostly that."""
+
+OF_MEDIAN = 2.0**-13
+"""Share of an ulp of the median magnitude below which a number is not told from zero (`accuracy.OF_ALL`)."""
+
+UNDERFLOW = 2.0**-19
+"""What losing a number below the smallest normal one may be, relative to the smallest that errors are divided by:
+fp32 arithmetic may take these for zero."""
+
+_KEY = random.SystemRandom().getrandbits(31)
+
+
+def relative(y: torch.Tensor, r: torch.Tensor, scale: torch.Tensor | float, least: float) -> torch.Tensor:
+    """|y - r| / (|r| + scale), 0 where both are the same (also NaN), infinite where only one is finite."""
+    error = (y - r).abs() / (r.abs().nan_to_num(0.0, 0.0, 0.0) + scale).clamp(min=least)
+    error = error.nan_to_num(math.inf, math.inf)
+    return torch.where((y == r) | (y.isnan() & r.isnan()), 0.0, error)
+
+
+def either(
+    y: torch.Tensor, r: torch.Tensor, e: torch.Tensor | None, scale: torch.Tensor | float, least: float
+) -> torch.Tensor:
+    """`relative`; where `r` or eager's `e` is not finite, the smaller of both errors."""
+    error = relative(y, r, scale, least)
+    if e is None:
+        return error
+    odd = ~(r.isfinite() & e.isfinite())
+    return torch.where(odd, torch.minimum(error, relative(y, e, scale, least)), error)
+
+
+def look(
+    actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None, least: float, most: bool = False
+) -> tuple[float, float]:
+    """The error beside columns, and the error of an element by itself.
+
+    The former is the largest over all axes but the last one of more than one element, and over all elements; the latter
+    is what `SHARE` of the elements have at most.
+
+    Args:
+        actual: a real output.
+        expected: what it should be.
+        eager: eager's, where some value is not finite.
+        least: what errors beside columns are divided by at least.
+        most: whether the worst hundredth is left out beside columns, and four times the rest's error taken.
+    """
+    y, r = _sampled(actual).double(), _sampled(expected).double()
+    e = None if eager is None else _sampled(eager).double()
+    if not r.numel():
+        return 0.0, 0.0
+    across = [torch.zeros((), dtype=torch.float64, device=r.device)]
+    axes = [d for d, n in enumerate(r.shape) if n > 1][:-1]
+    for axis in axes:
+        if r.shape[axis] >= FEWEST:
+            error = either(y, r, e, _rms(r, axis), least)
+            across.append(4 * _quantile(error, 0.99) if most else error.amax())
+    alone = torch.zeros_like(across[0])
+    if r.numel() >= FEWEST:
+        alone = _quantile(either(y, r, e, 0.0, _least_alone(r, expected.dtype)), SHARE)
+    found = torch.stack([torch.stack(across).amax(), alone]).tolist()
+    return found[0], found[1]
+
+
+def _least_alone(r: torch.Tensor, dtype: torch.dtype) -> float:
+    """What an element's own error is divided by at least."""
+    kind, single = torch.finfo(dtype), torch.finfo(torch.float32)
+    sizes = r.abs()
+    sizes = sizes[(sizes > 0) & sizes.isfinite()]
+    usual = float(sizes.median()) if sizes.numel() else 0.0
+    lost = 0.0 if kind.tiny < single.tiny else single.tiny / UNDERFLOW
+    return max(kind.tiny, lost, OF_MEDIAN * kind.eps * usual)
+
+
+def _rms(r: torch.Tensor, axis: int) -> torch.Tensor:
+    finite = r.isfinite()
+    total = torch.where(finite, r, 0.0).square().sum(axis, keepdim=True)
+    return (total / finite.sum(axis, keepdim=True).clamp(min=1)).sqrt()
+
+
+def _quantile(error: torch.Tensor, share: float) -> torch.Tensor:
+    return error.reshape(-1).sort().values[int(share * (error.numel() - 1))]
+
+
+def _sampled(x: torch.Tensor) -> torch.Tensor:
+    """Some rows and columns of `x`, the same for every tensor of this shape in this process."""
+    for axis, kept in enumerate(_kept(tuple(x.shape))):
+        if kept is not None:
+            x = x.index_select(axis, torch.tensor(kept, device=x.device))
+    return x
+
+
+@cache
+def _kept(shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, ...]:
+    sizes = list(shape)
+    while math.prod(sizes) > SAMPLE:
+        longest = max(range(len(sizes)), key=sizes.__getitem__)
+        sizes[longest] = max(1, sizes[longest] // 2)
+    draw = random.Random(_KEY)
+    return tuple(
+        None if size == whole else tuple(sorted(draw.sample(range(whole), size)))
+        for size, whole in zip(sizes, shape, strict=True)
+    )
+
+
+__all__ = ["either", "look", "relative"]

@@ -1,0 +1,78 @@
+"""When a trial on wild inputs says something: huge numbers, mixed units, what is not finite.
+
+Deals in what eager and float64 made of the inputs of one trial. Knows nothing about candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from qimeng.envs import accuracy
+from qimeng.envs.accuracy import Expected
+
+LOST = 2.0**-6
+"""Error of eager's from which it has lost everything itself."""
+
+ATTEMPTS = 3
+"""Draws of wild inputs until the distribution is dropped."""
+
+
+def says_nothing(distribution: str, outputs: Iterable[Expected], not_finite: float) -> bool:
+    """Whether a trial is to be left out: eager is far off, or what overflows hangs on the order of sums.
+
+    Args:
+        distribution: of the inputs.
+        outputs: what is expected.
+        not_finite: largest share of an output that is not finite. Where the inputs are not, one of them may make whole
+            rows so, or all: any share will do.
+    """
+    overflows = not_finite > 0 and distribution != "infinite"
+    return overflows or any(_is_lost(e) for e in outputs)
+
+
+def overflowing(distribution: str, run: Callable[[], Any]) -> tuple[Any, float]:
+    """What eager returns, and 1 where huge inputs overflowed in between, which a result that selects may hide; else 0.
+
+    Args:
+        distribution: of the inputs.
+        run: runs eager.
+    """
+    if distribution != "huge":
+        return run(), 0.0
+    with _Overflows() as watch:
+        return run(), float(watch.seen)
+
+
+class _Overflows(TorchDispatchMode):
+    """Sees whether an operator makes of finite numbers what is not finite."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        fresh = "empty" in func.overloadpacket.__name__  # memory that nothing was written to
+        if not self.seen and not fresh and not _all_finite(found):
+            given = _pytree.tree_leaves((args, kwargs))
+            self.seen = _all_finite(given) and all(math.isfinite(x) for x in given if isinstance(x, float))
+        return found
+
+
+def _all_finite(tree: Any) -> bool:
+    tensors = [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor) and accuracy.is_float(x)]
+    return all(bool(x.isfinite().all()) for x in tensors)
+
+
+def _is_lost(expected: Expected) -> bool:
+    """Whether eager is so far off that little can be said of others: integers of numbers that have no such digits."""
+    if accuracy.is_float(expected.value):
+        return expected.error.max > LOST
+    return expected.eager is not None and expected.value.dtype is not torch.bool
+
+
+__all__ = ["ATTEMPTS", "LOST", "overflowing", "says_nothing"]

@@ -1,0 +1,115 @@
+"""How the values that a computation returns are put together: tuples, lists, dicts and classes of outputs.
+
+Deals in the containers around the leaves, and in Python text that makes them again. Knows nothing about graphs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils import _pytree
+
+
+class UnknownStructure(ValueError):
+    """A class that no standalone file can make; the message is its name."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A leaf, or a container with its parts.
+
+    Attributes:
+        kind: ``"leaf"``, ``"none"``, ``"tuple"``, ``"list"``, ``"dict"``, ``"ordered"`` (OrderedDict), ``"struct"`` (a
+            result class of PyTorch's own, such as ``torch.return_types.topk``), ``"named"`` (a named tuple) or
+            ``"record"`` (a dataclass).
+        home: Python module of the class of a named tuple or record.
+        name: qualified name of that class.
+        keys: of a dict; the fields of a named tuple or record.
+        parts: what is inside, in order.
+        leaf: number of the leaf.
+    """
+
+    kind: str = "leaf"
+    home: str = ""
+    name: str = ""
+    keys: tuple[Any, ...] = ()
+    parts: tuple[Structure, ...] = ()
+    leaf: int = 0
+
+    def text(self, leaves: Sequence[str]) -> str:
+        """Python text that puts `leaves` together; named tuples and records come from a function ``_output_class``."""
+        inner = [part.text(leaves) for part in self.parts]
+        pairs = ", ".join(f"{k!r}: {v}" for k, v in zip(self.keys, inner, strict=False))
+        if self.kind == "leaf":
+            return leaves[self.leaf]
+        if self.kind in ("none", "list"):
+            return f"[{', '.join(inner)}]" if self.kind == "list" else "None"
+        if self.kind == "dict":
+            return f"{{{pairs}}}"
+        if self.kind == "ordered":
+            return f"__import__('collections').OrderedDict({{{pairs}}})"
+        whole = "".join(f"{i}, " for i in inner)
+        if self.kind == "tuple":
+            return f"({whole})"
+        if self.kind == "struct":
+            return f"{self.name}(({whole}))"
+        values = ", ".join(inner) if self.kind == "named" else f"**{{{pairs}}}"
+        return f"_output_class({self.home!r}, {self.name!r}, {self.keys!r}, {self.kind!r})({values})"
+
+    def classes(self) -> Iterator[Structure]:
+        """Every named tuple and record in it."""
+        if self.kind in ("named", "record"):
+            yield self
+        for part in self.parts:
+            yield from part.classes()
+
+
+def structure_of(spec: Any) -> Structure:
+    """The structure that a `torch.utils._pytree.TreeSpec` describes.
+
+    Raises:
+        UnknownStructure: it holds a class that cannot be written into a file.
+    """
+    return _described(_pytree.tree_unflatten([Structure(leaf=i) for i in range(spec.num_leaves)], spec))
+
+
+def _described(item: Any) -> Structure:
+    kind = type(item)
+    if isinstance(item, Structure):
+        return item
+    if item is None:
+        return Structure("none")
+    if kind in (tuple, list):
+        return Structure(kind.__name__, parts=tuple(map(_described, item)))
+    if kind in (dict, OrderedDict):
+        for key in item:
+            if type(key) not in (str, int):
+                raise UnknownStructure(f"dict with a key of type {type(key).__name__}")
+        name = "dict" if kind is dict else "ordered"
+        return Structure(name, keys=tuple(item), parts=tuple(map(_described, item.values())))
+    if _pytree.is_structseq(item):
+        return Structure("struct", name=f"torch.return_types.{kind.__name__}", parts=tuple(map(_described, item)))
+    if _pytree.is_namedtuple(item):
+        return Structure("named", kind.__module__, kind.__qualname__, kind._fields, tuple(map(_described, item)))
+    if dataclasses.is_dataclass(kind) and all(f.init for f in dataclasses.fields(kind)):
+        if kind.__bases__ != (object,) and not _is_installed(kind):
+            raise UnknownStructure(f"{kind.__name__}, a class with bases of its own that no installed package has")
+        fields = tuple(f.name for f in dataclasses.fields(kind))
+        return Structure(
+            "record", kind.__module__, kind.__qualname__, fields, tuple(_described(getattr(item, f)) for f in fields)
+        )
+    raise UnknownStructure(kind.__name__)
+
+
+def _is_installed(kind: type) -> bool:
+    """Whether any process on this machine can import the class."""
+    path = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return "site-packages" in path and "<locals>" not in kind.__qualname__
+
+
+__all__ = ["Structure", "UnknownStructure", "structure_of"]

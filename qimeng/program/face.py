@@ -1,0 +1,138 @@
+"""How an emitted program is called: by position or keyword, without gradients, with state of any name.
+
+Deals in lines of source text at the edge of the class `Model`. Knows nothing about regions or kernels.
+"""
+
+from __future__ import annotations
+
+import keyword
+
+import torch
+
+from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.region import literal
+from qimeng.spec.call import Call
+
+GRADIENTS = '''
+def _check_gradients(tensors):
+    """Refuse what autograd would take for a constant: nothing in this file computes gradients."""
+    if any(t.requires_grad or torch.autograd.forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise RuntimeError(
+            "this program computes no gradients: call it under torch.no_grad(), or with inputs and parameters that "
+            "require none (x.detach(), model.requires_grad_(False)); to train, call the module it was made from"
+        )
+
+'''
+
+BY_POSITION = '''
+def _by_position(args, kwargs):
+    """Inputs by position, from a call with keywords or with defaults left out."""
+    names = (*_NAMES, *_LEFT_OUT)
+    if len(args) > len(names):
+        raise ValueError(f"made for {len(_NAMES)} inputs, got {len(args)}")
+    given = dict(zip(names, args))
+    for name, value in kwargs.items():
+        if name not in names or name in given:
+            raise ValueError(f"input {name}: {'given twice' if name in given else 'made for no input of that name'}")
+        given[name] = value
+    for name, value in _LEFT_OUT.items():
+        if type(given.get(name, value)) is not type(value) or given.get(name, value) != value:
+            raise ValueError(f"input {name}: made for {value!r}, got {given[name]!r}")
+    missing = [name for name in _NAMES if name not in given and name not in _DEFAULTS]
+    if missing:
+        raise ValueError(f"made for {len(_NAMES)} inputs, got no {', '.join(missing)}")
+    return tuple([given[name] if name in given else _DEFAULTS[name] for name in _NAMES])
+
+'''
+
+OUTPUT_CLASS = '''
+_CLASSES = {}
+
+
+def _output_class(home, name, fields, kind):
+    """The class of an output; where it cannot be imported, one of the same name and fields."""
+    if (home, name) not in _CLASSES:
+        import collections
+        import dataclasses
+        import importlib
+
+        try:
+            found = importlib.import_module(home)
+            for part in name.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError):
+            last = name.split(".")[-1]
+            if kind == "named":
+                found = collections.namedtuple(last, fields)
+            else:
+                found = dataclasses.make_dataclass(last, [(field, object, None) for field in fields])
+            found.__module__, found.__qualname__ = home, name
+        _CLASSES[home, name] = found
+    return _CLASSES[home, name]
+
+'''
+
+_PLAIN_MODULE = torch.nn.Module()
+
+
+def face_runtime(graph: OpGraph) -> str:
+    """The functions that the lines of this room call."""
+    own = OUTPUT_CLASS if any(graph.out_spec.classes()) else ""
+    return GRADIENTS + (BY_POSITION if graph.call.names else "") + own
+
+
+def call_constants(call: Call) -> list[str]:
+    """Constants that hold names and defaults of the inputs."""
+    if not call.names:
+        return []
+
+    def table(values: dict[str, object]) -> str:
+        return "{" + ", ".join(f"{name!r}: {literal(value)}" for name, value in values.items()) + "}"
+
+    return [
+        "",
+        f"_NAMES = {call.names!r}",
+        f"_DEFAULTS = {table(dict(call.defaults))}",
+        f"_LEFT_OUT = {table(dict(call.left_out))}",
+        "",
+    ]
+
+
+def arrange(call: Call) -> list[str]:
+    """Lines that turn keywords into positions."""
+    if not call.names:
+        return ["if kwargs:", "    raise ValueError(f\"made for inputs by position, got {', '.join(kwargs)}\")"]
+    return [f"if kwargs or len(args) != {len(call.names)}:", "    args = _by_position(args, kwargs)"]
+
+
+def refuse_gradients(graph: OpGraph) -> list[str]:
+    """Lines that refuse a call whose gradients somebody may ask for."""
+    tensors = [f"a{n.target}" for n in graph.nodes.values() if n.kind == "input"]
+    if any(n.kind in ("parameter", "buffer") for n in graph.nodes.values()):
+        tensors += ["*self.parameters()", "*self.buffers()"]
+    if not tensors:
+        return []
+    return [
+        "if torch.is_grad_enabled() or torch.autograd.forward_ad._current_level >= 0:",
+        f"    _check_gradients(({', '.join(tensors)},))",
+    ]
+
+
+def attribute(key: str) -> str:
+    """What follows ``self`` to reach a parameter or buffer, whatever its name.
+
+    >>> attribute("layer.weight"), attribute("layers.0.weight"), attribute("scales.0"), attribute("half")
+    ('.layer.weight', ".layers._modules['0'].weight", ".scales.__getattr__('0')", ".__getattr__('half')")
+    """
+    *path, last = key.split(".")
+    steps = [f".{part}" if _is_plain(part) else f"._modules[{part!r}]" for part in path]
+    return "".join(steps) + (f".{last}" if _is_plain(last) else f".__getattr__({last!r})")
+
+
+def _is_plain(part: str) -> bool:
+    """Whether ``self.part`` reaches state of that name: Python's own rules and the attributes of modules allow it."""
+    is_name = part.isidentifier() and not keyword.iskeyword(part) and not part.startswith("__")
+    return is_name and not hasattr(_PLAIN_MODULE, part) and not part.startswith("_qimeng_")
+
+
+__all__ = ["arrange", "attribute", "call_constants", "face_runtime", "refuse_gradients"]

@@ -1,0 +1,136 @@
+"""Values that parameters and buffers take in a trial, changed in place by a seed.
+
+Deals in a module's state. Knows nothing about inputs but the seed that they may share with it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from qimeng.spec.leaf import infer_domain
+from qimeng.spec.together import change_parameters, untied
+
+SHARES = (0.0, 1.0, 0.25, 1 / 16)
+"""Of the rows of a parameter, those that change (one at least), by the seed: nobody can tell a change by a
+sample of the values, and what a single row does not show, all of them do."""
+
+MOVED_SHARE = 1 / 8
+"""Of the elements of a mask or table of integers, those that change places with one another."""
+
+
+def seed_of(secret: int, share: int, signs: bool = False, fixed: bool = False) -> int:
+    """A seed of `perturb_parameters`.
+
+    Args:
+        secret: at most 54 bits.
+        share: which of `SHARES`.
+        signs: whether what has one sign gets both.
+        fixed: whether masks, tables of integers and constants change as well.
+    """
+    return secret << 4 | fixed << 3 | share << 1 | signs
+
+
+def share_of(seed: int) -> int:
+    """Which of `SHARES` a seed of `perturb_parameters` stands for."""
+    return seed // 2 % len(SHARES)
+
+
+@torch.no_grad()
+def perturb_parameters(module: torch.nn.Module, seed: int) -> None:
+    """Change `module`'s state in place, so that nothing made for its first weights stays right.
+
+    With n ~ N(0, 1): parameters p (1 + 0.1 n) + 0.05 n in some rows, one at least; running variances v exp(0.3 n),
+    running means m + 0.1 n; other buffers of many real values b (1 + 0.1 n) in some rows. Where all elements of a
+    parameter have one sign, as a scale made of ones has, and `seed` is odd, half of those that change get the other.
+    With the bit of `seed_of` for it, buffers of one value change like parameters, and of masks and integers some
+    elements change places; what is in order stays in order, and single integers, which count, stay. So does what no
+    state dictionary holds, and float8, whose bits are codes. Where `qimeng.spec.together.tied` made the seed,
+    parameters get what goes with the inputs. The same on every call with the same seed and device type.
+    """
+    tie, secret = untied(seed)
+    share, signs, fixed = SHARES[share_of(seed)], seed % 2, bool(seed & 8)
+    source = _Noise(seed)
+    held = module.state_dict().keys()
+    parameters = [t for t in module.parameters() if t.is_floating_point() and t.numel() and t.dtype.itemsize > 1]
+    for tensor in parameters:
+        n, moved = source.noise(tensor), source.rows(tensor, share)
+        if signs and bool((tensor > 0).all() | (tensor < 0).all()):
+            tensor.mul_(1 - 2 * moved * (source.noise(tensor) > 0))
+        tensor.mul_(1 + 0.1 * n * moved).add_(n * moved, alpha=0.05)
+    if tie:
+        change_parameters(parameters, tie, secret)
+    for name, buffer in module.named_buffers():
+        if name in held and buffer.numel() and not (buffer.is_floating_point() and buffer.dtype.itemsize == 1):
+            _perturb_buffer(name.rsplit(".", 1)[-1], buffer, source, share, fixed)
+
+
+def _perturb_buffer(name: str, tensor: torch.Tensor, source: _Noise, share: float, fixed: bool) -> None:
+    if name == "running_var":
+        tensor.mul_((0.3 * source.noise(tensor)).exp())
+    elif name == "running_mean":
+        tensor.add_(source.noise(tensor), alpha=0.1)
+    elif tensor.is_floating_point() and infer_domain(tensor) in ("real", "positive"):
+        one_value = bool(tensor.min() == tensor.max())
+        if not one_value:
+            tensor.mul_(1 + 0.1 * source.noise(tensor) * source.rows(tensor, share))
+        elif fixed:
+            n = source.noise(tensor) * source.rows(tensor, share)
+            tensor.mul_(1 + 0.1 * n).add_(n, alpha=0.05)
+    elif fixed and not tensor.is_complex() and infer_domain(tensor) in ("index", "mask", "sign") and tensor.dim():
+        _move_places(tensor, source)
+
+
+def _move_places(tensor: torch.Tensor, source: _Noise) -> None:
+    """Some elements change places; of integers in order, the inner ones are drawn anew among themselves, in order."""
+    flat = tensor.flatten()
+    count = flat.numel()
+    ordered = flat.dtype is not torch.bool and bool((flat[1:] >= flat[:-1]).all())
+    if ordered:
+        at = source.integers(count, count, tensor.device).sort().values
+        at[0], at[-1] = 0, count - 1
+        tensor.copy_(flat[at].view_as(tensor))
+        return
+    at = source.order(count, tensor.device)[: max(2, int(count * MOVED_SHARE))]
+    flat = flat.clone()
+    flat[at] = flat[at.roll(1)]
+    tensor.copy_(flat.view_as(tensor))
+
+
+class _Noise:
+    """Random numbers by a seed, one generator for each device."""
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def noise(self, like: torch.Tensor) -> torch.Tensor:
+        """Normal numbers, shaped like `like`."""
+        draw = torch.empty(like.shape, dtype=torch.float32, device=like.device)
+        return draw.normal_(generator=self._generator(like.device)).to(like.dtype)
+
+    def rows(self, like: torch.Tensor, share: float) -> torch.Tensor:
+        """1 where the rows of `like` change, 0 where they stay, to be broadcast."""
+        shape = [size if d == dim else 1 for d, size in enumerate(like.shape)] if (dim := _long(like)) >= 0 else []
+        draw = torch.rand(shape, generator=self._generator(like.device), device=like.device)
+        return ((draw < share) | (draw == draw.min())).to(like.dtype)
+
+    def integers(self, count: int, below: int, device: torch.device) -> torch.Tensor:
+        """`count` integers from 0 up to `below`."""
+        return torch.randint(below, (count,), generator=self._generator(device), device=device)
+
+    def order(self, count: int, device: torch.device) -> torch.Tensor:
+        """The numbers from 0 up to `count` in any order."""
+        return torch.randperm(count, generator=self._generator(device), device=device)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device=device).manual_seed(self._seed)
+        return self._generators[device]
+
+
+def _long(x: torch.Tensor) -> int:
+    """The first dimension of more than one element, else the last; -1 where there is none."""
+    return next((d for d, size in enumerate(x.shape) if size > 1), x.dim() - 1)
+
+
+__all__ = ["SHARES", "perturb_parameters", "seed_of", "share_of"]

@@ -1,0 +1,130 @@
+"""Every operator that the templates claim against PyTorch, at special values, in every dtype that PyTorch computes it.
+
+The interpreter must be chosen before triton is imported, so that the cases run in a process of their own (this file as
+a script), which prints a JSON row a case and dtype.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qimeng.bench.trust.differential import disagrees, rows, unreached
+from qimeng.bench.trust.operator_cases import cases
+from qimeng.bench.trust.special_values import DTYPES, operands
+
+TAKEN_APART = {
+    "_prelu_kernel", "_unsafe_view", "addcdiv", "addcmul", "all", "clamp_max", "clamp_min", "detach", "dot",
+    "fill", "frac", "lift_fresh_copy", "masked_fill", "matmul", "mv", "native_batch_norm", "ones",
+    "ones_like", "reshape", "rsub", "square", "std", "t", "transpose", "tril", "triu", "zeros", "zeros_like",
+}  # fmt: skip
+"""Operators that torch.export takes apart before a template sees them; their parts have cases."""
+
+
+QUICK = ("float32", "bfloat16", "int32", "uint8")
+"""Dtypes that are tried every time, for time's sake."""
+
+
+def run(*arguments: str) -> list[dict[str, Any]]:
+    root = str(Path(__file__).parents[2])
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": root}
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=3000)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def wrong(found: list[dict[str, Any]]) -> list[str]:
+    """What differs, in words."""
+    return [
+        f"{row['dtype']} {row['case']}: {row.get('raised', row.get('shown'))}"
+        for row in found
+        if "raised" in row or row.get("mismatches")
+    ]
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return run("plain", *QUICK)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("dtype", QUICK)
+def test_every_operator_is_pytorchs_at_special_values(found: list[dict[str, Any]], dtype: str) -> None:
+    of_dtype = [row for row in found if row["dtype"] == dtype]
+    assert sum("values" in row for row in of_dtype) > 100
+    assert not wrong(of_dtype), "\n".join(wrong(of_dtype))
+
+
+def test_every_rule_is_reached(found: list[dict[str, Any]]) -> None:
+    assert set(unreached(found)) <= TAKEN_APART
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_the_other_dtypes_agree_too() -> None:
+    assert not (bad := wrong(run("plain", *(d for d in DTYPES if d not in QUICK)))), "\n".join(bad)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_other_forms_and_fast_functions_agree_too(dtype: str) -> None:
+    assert not (bad := wrong(run("forms", dtype))), "\n".join(bad)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_compiled_kernels_agree(dtype: str) -> None:
+    assert not (bad := wrong(list(rows([dtype], device="cuda", forms=False)))), "\n".join(bad)
+
+
+def test_names_are_unique() -> None:
+    names = [case.name for case in cases()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("y", "eager", "agree"),
+    [
+        (0.0, -0.0, False),
+        (float("nan"), float("nan"), True),
+        (float("inf"), 3.4e38, False),
+        (1.0, 1.0000001, True),
+        (1.0, 1.00001, False),
+        (-1e-45, 1e-45, False),
+        (0.0, 1e-45, True),
+    ],
+)
+def test_what_counts_as_equal(y: float, eager: float, agree: bool) -> None:
+    assert bool(disagrees(torch.tensor([y]), torch.tensor([eager]), None, 8.0)) != agree
+
+
+def test_the_values_hold_every_pair() -> None:
+    given = operands("float32")
+    pairs = {
+        (str(a), str(b)) for a, b in zip(given["x"].flatten().tolist(), given["y"].flatten().tolist(), strict=True)
+    }
+    assert {("0.0", "-0.0"), ("-inf", "nan"), ("inf", "inf"), ("nan", "0.0")} <= pairs
+
+
+def _main(forms: str, *dtypes: str) -> None:
+    from qimeng.envs.interpreter import mend
+
+    mend()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        for row in rows(dtypes, forms=forms == "forms"):
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

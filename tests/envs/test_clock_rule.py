@@ -1,0 +1,73 @@
+"""What the judge's clock says of a told time: it agrees, it refutes it, or it cannot tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from qimeng.envs.clock_rule import Readings, decide
+
+IDLE = (1.0, 1.01)
+
+
+def ruling(told: float, candidate: float, eager: float = 0.1, in_batch: float = 4.2, kind: str = "cuda", idle=IDLE):
+    """Of 32 queued calls; eager takes 0.1 ms by its events and by the clock."""
+    found = Readings(32, idle, (in_batch,), (candidate,), queued=True)
+    return decide(found, told, eager, kind).ok
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_a_time_that_the_clock_sees_as_well_is_believed(kind):
+    assert ruling(0.05, 2.6, kind=kind) is True
+    assert ruling(0.05, 2.1, kind=kind) is True, "in a batch parameters stay in the cache"
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+@pytest.mark.parametrize("told", [0.001, 0.01, 0.02])
+def test_a_gain_that_only_events_show_is_refuted_however_short_the_program(told, kind):
+    assert ruling(told, 4.2, kind=kind) is False
+
+
+def test_microseconds_can_be_told_on_a_gpu():
+    assert ruling(0.004, 1.128, eager=0.012, in_batch=1.35) is True
+    assert ruling(0.001, 1.35, eager=0.012, in_batch=1.35) is False
+
+
+def test_events_that_leave_out_what_they_count_of_eager_are_refuted():
+    """Eager takes 30 us from cold memory and 10 us in a batch; so does a candidate that says it takes 10."""
+    assert ruling(0.03, 1.32, eager=0.03, in_batch=1.32) is True
+    assert ruling(0.01, 1.32, eager=0.03, in_batch=1.32) is False
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_a_busy_machine_cannot_tell(kind):
+    assert ruling(0.001, 40.0, in_batch=40.0, kind=kind) is None, "eager is as slow as that, by the clock"
+    assert ruling(0.05, 2.6, idle=(1.0, 9.0), kind=kind) is None, "calls that do nothing take long"
+    assert ruling(0.5, 1.1, kind=kind) is None, "less than told"
+    assert ruling(0.5, 17.0, eager=1.0, in_batch=1.0, kind=kind) is None, "no time for eager"
+
+
+def test_a_short_eager_that_begins_cold_does_not_hide_a_long_candidate():
+    found = Readings(1, (0.8, 0.81), (1.1,), (20.0,))
+    assert decide(found, 19.0, 0.06, "cpu").ok is True
+    assert decide(found, 2.0, 0.06, "cpu").ok is False
+
+
+def test_what_idle_batches_may_be_by_chance_refutes_nothing():
+    assert ruling(0.05, 4.2) is False
+    assert ruling(0.05, 4.2, idle=(1.0, 1.6, 3.5)) is None
+
+
+def test_where_calls_cannot_be_queued_the_host_counts_as_it_does_for_eager():
+    """A call of eager takes 0.1 ms of the device and 0.3 ms in a batch: 0.2 ms are the host's."""
+    found = Readings(32, IDLE, (1 + 32 * 0.3,), (1 + 32 * 0.26,))
+    assert decide(found, 0.05, 0.1, "cuda").ok is True
+    slow = Readings(32, IDLE, (1 + 32 * 0.3,), (1 + 32 * 0.5,))
+    assert decide(slow, 0.05, 0.1, "cuda").ok is False
+
+
+def test_batches_of_another_way_to_measure_are_forgotten():
+    first = Readings(4).with_round((1.0, 1.1), 2.0, 3.0, queued=False)
+    assert first == Readings(4, (1.0, 1.1), (2.0,), (3.0,))
+    second = first.with_round((0.5, 0.6), 1.0, 1.5, queued=False)
+    assert second.nothing == (1.0, 1.1, 0.5, 0.6) and second.candidate == (3.0, 1.5)
+    assert second.with_round((9.0, 9.0), 9.0, 9.0, queued=True) == Readings(4, (9.0, 9.0), (9.0,), (9.0,), True)

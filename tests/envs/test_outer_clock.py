@@ -1,0 +1,72 @@
+"""The judge's clock on a GPU; what it does without one is in `test_judge.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from qimeng.envs.forkserver import Process
+from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.timing import Effort
+from qimeng.graph.verify import capture_spec
+from qimeng.program.program import Implementation, Program
+from qimeng.spec import KernelSpec
+
+pytestmark = pytest.mark.gpu
+SIZES = {"microseconds": (256, 256), "milliseconds": (8192, 8192)}
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def evaluator(request: pytest.FixtureRequest) -> Iterator[GpuEvaluator]:
+    rows, columns = SIZES[request.param]
+    module = torch.nn.Sequential(torch.nn.Linear(columns, columns), torch.nn.ReLU())
+    spec = KernelSpec.from_module(module, (torch.randn(rows, columns),))
+    made = GpuEvaluator(spec, capture_spec(spec), timeout_s=30.0)
+    yield made
+    made.close()
+
+
+@contextmanager
+def loaded(evaluator: GpuEvaluator, body: str) -> Iterator[tuple[Process, float, float]]:
+    """A worker with a program whose last region is `body`, its time as it says, and eager's."""
+    assert evaluator.graph is not None
+    program = Program.start(evaluator.graph)
+    text = f"import torch\ndef entry(x):\n    {body}\n"
+    program = program.with_implementation(program.regions[-1].id, Implementation("torch", text, "entry"))
+    worker = evaluator.start_worker(evaluator.folder.as_posix())
+    worker.await_ready()
+    try:
+        worker.call("load", 30, source=program.source)
+        data, _ = worker.call("time", 30, seed=3, effort=Effort())
+        told = sorted(data["device_ms"])[len(data["device_ms"]) // 2]
+        yield worker, told, evaluator.baselines_process.time(Effort()).timing().device_ms
+    finally:
+        worker.kill()
+
+
+def test_queued_calls_are_timed_and_false_times_refuted(evaluator):
+    clock = evaluator.outer_clock
+    with loaded(evaluator, "return (x.clamp(min=0),)") as (worker, told, eager):
+        assert clock.check(worker, told, eager).ok
+        assert clock._can_queue and clock._queues, "calls were queued before their inputs were there"
+        refuted = clock.check(worker, told / 4, eager)
+        assert refuted.failure == "clock", refuted
+
+
+def test_a_program_that_waits_for_its_own_results_is_timed_with_the_host(evaluator):
+    clock = evaluator.outer_clock
+    with loaded(evaluator, "return (x.clamp(min=0) if float(x[0, 0]) < 1e9 else x,)") as (worker, told, eager):
+        verdict = clock.check(worker, told, eager)
+        assert verdict.failure in (None, "not-timed", "clock"), verdict
+        assert clock._can_queue and not clock._queues
+
+
+def test_work_that_a_told_time_leaves_out_is_seen(evaluator):
+    body = "y = x.clamp(min=0); z = [x @ x.t() for _ in range(40)]; return (y,)"
+    with loaded(evaluator, body) as (worker, told, eager):
+        assert told > 3 * eager
+        assert evaluator.outer_clock.check(worker, told, eager).ok
+        assert evaluator.outer_clock.check(worker, eager, eager).failure == "clock"

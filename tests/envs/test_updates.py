@@ -1,0 +1,60 @@
+"""Buffers that a call updates, in nested parts and in numbers, judged like outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from qimeng.envs.interpret import Interpreter
+from qimeng.envs.reference import References
+from qimeng.graph.verify import capture_spec
+from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
+
+
+def block(inner: int, out: int, stride: int, last: Callable[[int], nn.Module]) -> nn.Sequential:
+    """An inverted bottleneck as EfficientNet's, with a squeeze that leaves one number a channel."""
+    wide = 4 * inner
+    expand = nn.Sequential(nn.Conv2d(inner, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(inplace=True))
+    depth = [nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU(inplace=True)]
+    squeeze = [nn.AdaptiveAvgPool2d(1), nn.Conv2d(wide, wide // 4, 1), nn.ReLU(), nn.Conv2d(wide // 4, wide, 1)]
+    return nn.Sequential(expand, *depth, *squeeze, nn.Sigmoid(), nn.Conv2d(wide, out, 1, bias=False), last(out))
+
+
+class Stack(nn.Module):
+    def __init__(self, last: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4))
+        self.mbconv = nn.ModuleList([block(4, 4, 2, last)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for part in self.mbconv:
+            x = part(x)
+        return torch.flatten(x, 1)
+
+
+NORMS = {
+    "plain": nn.BatchNorm2d,
+    "cumulative": lambda n: nn.BatchNorm2d(n, momentum=None),
+    "untracked": lambda n: nn.BatchNorm2d(n, track_running_stats=False),
+}
+
+
+@pytest.mark.parametrize("name", ["plain", "cumulative", pytest.param("untracked", marks=pytest.mark.slow)])
+def test_running_statistics_of_nested_parts_are_outputs(name: str):
+    torch.manual_seed(0)
+    spec = KernelSpec.from_module(Stack(NORMS[name]), (torch.rand(5, 3, 12, 12),))
+    keys = list(spec.module().state_dict())
+    updated = {k for k in keys if k.rsplit(".", 1)[-1] in ("running_mean", "running_var", "num_batches_tracked")}
+    assert len(updated) == (12 if name != "untracked" else 9)
+    if name == "cumulative":  # reads the number of batches as a Python number: stays on PyTorch
+        assert set(References(spec, None, torch.device("cpu")).mutated) == updated
+        return
+    interpreter = Interpreter(spec)
+    checked = interpreter.check(Program.start(capture_spec(spec)))
+    assert checked.verdict is not None and checked.verdict.ok, checked.verdict
+    assert set(interpreter._reduced.references.mutated) == updated

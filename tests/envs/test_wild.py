@@ -1,0 +1,43 @@
+"""Which trials on wild inputs say something."""
+
+from __future__ import annotations
+
+import torch
+
+from qimeng.envs.accuracy import Error, Expected
+from qimeng.envs.reference import References
+from qimeng.envs.wild import LOST, overflowing, says_nothing
+from qimeng.spec import KernelSpec
+
+
+def test_a_trial_on_which_eager_is_far_off_or_overflows_says_nothing():
+    value = torch.ones(4)
+    good, lost = Expected(value, Error(1e-6)), Expected(value, Error(2 * LOST))
+    assert not says_nothing("units", [good], 0.0) and says_nothing("units", [good, lost], 0.0)
+    assert says_nothing("huge", [good], 1e-6) and not says_nothing("infinite", [good], 1.0)
+    integers = Expected(torch.ones(4, dtype=torch.int32), eager=torch.zeros(4, dtype=torch.int32))
+    flags = Expected(torch.ones(4, dtype=torch.bool), eager=torch.zeros(4, dtype=torch.bool))
+    assert says_nothing("units", [integers], 0.0), "of 1e12 no float32 has a last digit"
+    assert not says_nothing("units", [flags], 0.0)
+
+
+def test_an_overflow_in_between_is_seen_and_a_mask_is_none():
+    big = torch.full((4, 4), torch.finfo(torch.float32).min)
+    assert overflowing("huge", lambda: big * 2 > 0)[1] == 1.0
+    masked, share = overflowing("huge", lambda: torch.softmax(big.masked_fill(big.tril() == 0, -torch.inf), -1))
+    assert share == 0.0 and masked.shape == (4, 4)
+    assert overflowing("given", lambda: big * 2)[1] == 0.0
+
+
+def test_a_masked_column_is_tried_and_sums_that_overflow_are_not():
+    """On huge inputs the sign of a product may hang on the order of its sum: only where it does not is it a trial."""
+    refs = References(
+        KernelSpec.from_function(lambda x, y: x @ y > 0, (torch.randn(32, 48), torch.randn(48, 32))),
+        None,
+        torch.device("cpu"),
+    )
+    made = [t for _ in range(16) if (t := refs._made("huge", False)) is not None]
+    assert len(made) >= 8
+    for trial in made:
+        x, y = refs.inputs(trial.draw)
+        assert (x @ y).isfinite().all()

@@ -1,0 +1,99 @@
+"""Modules with odd state or odd outputs are captured, and their programs do what they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from qimeng.graph.verify import capture_spec
+from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
+
+X = torch.rand(8, 6)
+
+
+class Counter(torch.nn.Module):
+    def __init__(self, count: torch.Tensor, persistent: bool) -> None:
+        super().__init__()
+        self.register_buffer("n", count, persistent=persistent)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n.add_(1)
+        return x * self.n
+
+
+class Shared(torch.nn.Module):
+    """A buffer that two submodules hold and update, a submodule under two names, one that is applied twice."""
+
+    def __init__(self, persistent: bool = True) -> None:
+        super().__init__()
+        count = torch.zeros(1)
+        self.a, self.b = Counter(count, persistent), Counter(count, persistent)
+        self.one = torch.nn.Linear(6, 6)
+        self.two = self.one
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.a(self.one(x)), self.b(torch.relu(self.two(self.one(x))))
+
+
+class Views(torch.nn.Module):
+    """Returns inputs, parameters, buffers, views of them, the same thing twice, None and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(6, 6))
+        self.register_buffer("mask", torch.ones(6), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = x @ self.weight
+        kept = {"weight": [self.weight.t(), self.mask[:2]], "none": None}
+        return y, y, y.t(), y.view(-1), x, x[0], (kept, 3, ()), x.expand(2, 8, 6)
+
+
+class Mixed(torch.nn.Module):
+    """A half layer inside a float32 one, a float8 buffer, and a complex table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.low = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6).to(torch.bfloat16)
+        self.register_buffer("codes", torch.randn(6, 6).to(torch.float8_e4m3fn))
+        self.register_buffer("turn", torch.polar(torch.ones(3), torch.arange(3.0)))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.low(self.first(x).relu().to(torch.bfloat16)).float()
+        z = torch.view_as_complex(y.reshape(8, 3, 2)) * self.turn
+        return torch.view_as_real(z).flatten(1) @ self.codes.float().t(), y.clamp(-1, 1).to(torch.float8_e4m3fn).float()
+
+
+@pytest.mark.parametrize(
+    "module", [Shared(), Shared(False), Views(), Mixed()], ids=["shared", "local", "views", "mixed"]
+)
+def test_captured_and_equal(module: torch.nn.Module) -> None:
+    program = Program.start(capture_spec(KernelSpec.of(module, (X,))))
+    assert len(program.regions) > 2
+    model = program.load().Model()
+    assert model.state_dict().keys() == module.state_dict().keys()
+    model.load_state_dict(module.state_dict())
+    assert {k: v.dtype for k, v in model.state_dict().items()} == {k: v.dtype for k, v in module.state_dict().items()}
+    leaves = torch.utils._pytree.tree_leaves
+    with torch.no_grad():
+        for _ in range(2):
+            expected, found = module(X), model(X)
+            for a, b in zip(leaves(found), leaves(expected), strict=True):
+                assert torch.equal(a, b) and a.stride() == b.stride() if isinstance(a, torch.Tensor) else a == b
+        for key, value in module.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[key], value, rtol=0, atol=0)
+
+
+def test_outputs_share_memory_as_the_modules_do() -> None:
+    module = Views()
+    model = Program.start(capture_spec(KernelSpec.of(module, (X,)))).load().Model()
+    model.load_state_dict(module.state_dict())
+    with torch.no_grad():
+        y, again, turned, flat, x, row, (kept, number, empty), wide = model(X)
+    assert y is again and x is X and (number, empty, kept["none"]) == (3, (), None)
+    assert {t.untyped_storage().data_ptr() for t in (turned, flat)} == {y.untyped_storage().data_ptr()}
+    assert {t.untyped_storage().data_ptr() for t in (row, wide)} == {X.untyped_storage().data_ptr()}
+    assert kept["weight"][0].untyped_storage().data_ptr() == model.weight.untyped_storage().data_ptr()

@@ -1,0 +1,99 @@
+"""Calls that never end are ended, with one clear error."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from qimeng import KernelSpec, SpecError, plan_and_code
+from qimeng.spec import patience as room
+from qimeng.spec.patience import LIMIT_S, TooLong, patience, within
+from qimeng.testing import FakeCoder, FakeEvaluator
+
+
+def busy() -> None:
+    while True:
+        pass
+
+
+def asleep() -> None:
+    time.sleep(100)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(room, "LEAST_S", 0.3)
+    with within(0.3):
+        yield
+
+
+@pytest.mark.parametrize("call", [busy, asleep])
+def test_what_does_not_end_is_ended(call, short):
+    before, began = signal.getsignal(signal.SIGALRM), time.monotonic()
+    with pytest.raises(TooLong, match="it did not end within 0.3 s"), patience("it"):
+        call()
+    assert time.monotonic() - began < 10 and signal.getsignal(signal.SIGALRM) is before
+
+
+def test_in_another_thread_as_well(short):
+    found: list[str] = []
+
+    def run() -> None:
+        LIMIT_S.set(0.3)
+        try:
+            with patience("it"):
+                busy()
+        except TooLong as error:
+            found.append(str(error))
+        found.append("went on")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    assert found == ["it did not end within 0.3 s; a computation must end on its own inputs", "went on"]
+
+
+def test_what_ends_in_time_is_left_alone(short):
+    for _ in range(200):
+        with patience("it"):
+            pass
+    with pytest.raises(KeyError), patience("it"):
+        raise KeyError
+    time.sleep(0.5)  # no timer is left that would end this
+
+
+class Endless(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        while x.numel():
+            x = x + 1
+        return x
+
+
+def test_a_forward_that_never_ends_is_one_clear_error(short):
+    began = time.monotonic()
+    with pytest.raises(SpecError, match="forward did not end within 0.3 s; a computation must end on its own inputs"):
+        plan_and_code(Endless(), (torch.ones(4),), seconds=0.3, evaluator=FakeEvaluator(), coder=FakeCoder())
+    assert time.monotonic() - began < 20
+
+
+class EndsOnOwn(torch.nn.Module):
+    """Ends on finite numbers and on no others."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        while bool(x.abs().max() > 1):
+            x = x / 2
+        return x
+
+
+def test_what_does_not_end_on_other_inputs_is_done_without(monkeypatch: pytest.MonkeyPatch):
+    from qimeng.envs.accepted import refused_distributions
+
+    for home in ("qimeng.envs.accepted", "qimeng.spec.valid"):
+        monkeypatch.setattr(f"{home}.BRIEF_S", 0.5)
+    spec = KernelSpec.from_module(EndsOnOwn(), (torch.randn(8),))
+    spec.check()
+    assert refused_distributions(spec, ("given", "infinite", "x3")) == {"infinite"}
