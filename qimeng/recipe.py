@@ -14,7 +14,7 @@ from typing import Any
 from qimeng.errors import ReplayError
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.region import Region
-from qimeng.interfaces import Action, Patch
+from qimeng.interfaces.steps import Action, Patch
 from qimeng.program.program import Implementation, Program
 from qimeng.program.schedule import Schedule
 

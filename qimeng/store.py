@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from qimeng.errors import StoreError
-from qimeng.interfaces import Action, Evaluation
+from qimeng.interfaces.results import Evaluation
+from qimeng.interfaces.steps import Action
 from qimeng.recipe import PatchRecord, action_from_data
 
 SCHEMA_VERSION = 2
