@@ -76,7 +76,7 @@ def checks() -> tuple[Check, ...]:
     else:
         found.append(Check("GPU", True, f"{here.name}, {here.sms} SMs, {here.memory_bytes >> 30} GiB"))
         found.append(Check("GPU driver", True, driver_version()))
-    archs = sorted({str(device.arch) for device in DEVICES.values() if device.backend == "cuda"}, key=int)
+    archs = sorted({str(device.arch) for device in DEVICES.values() if device.kind == "cuda"}, key=int)
     found.append(_kernel(f"compile for sm_{', sm_'.join(archs)}", f"compile_for({', '.join(archs)})"))
     found.append(_kernel("Triton's interpreter", "run('cpu')", TRITON_INTERPRET="1"))
     if here is not None:

@@ -22,7 +22,7 @@ class Device:
 
     Attributes:
         name: short name, the key of `DEVICES`.
-        backend: ``"cuda"`` or ``"hip"``.
+        kind: ``"cuda"`` (NVIDIA) or ``"hip"`` (AMD): the programming interface that its kernels are launched through.
         arch: compute capability times ten (90 for 9.0), or a gfx name such as ``"gfx942"``.
         sms: streaming multiprocessors (compute units on AMD).
         shared_per_block: bytes of shared memory that one block may use (opt-in maximum).
@@ -36,10 +36,11 @@ class Device:
         tf32_tflops: dense TF32 tensor-core peak in TFLOP/s (fp32 where there is none).
         half_tflops: dense fp16/bf16 tensor-core peak in TFLOP/s.
         warp_size: threads of a warp.
+        capabilities: what its instructions offer, of `CAPABILITIES`.
     """
 
     name: str
-    backend: str
+    kind: str
     arch: int | str
     sms: int
     shared_per_block: int
@@ -53,6 +54,25 @@ class Device:
     tf32_tflops: float
     half_tflops: float
     warp_size: int = 32
+    capabilities: tuple[str, ...] = ()
+
+    def has(self, capability: str) -> bool:
+        """Whether the device offers `capability`.
+
+        Raises:
+            DeviceError: there is no such capability; the message lists them.
+
+        >>> DEVICES["h200"].has("descriptors"), DEVICES["a100"].has("descriptors")
+        (True, False)
+        """
+        if capability not in CAPABILITIES:
+            raise DeviceError(f"unknown capability {capability!r}; known: {', '.join(CAPABILITIES)}")
+        return capability in self.capabilities
+
+    @property
+    def target(self) -> str:
+        """The architecture as compilers call it: ``"sm_90"``, ``"gfx942"``."""
+        return f"sm_{self.arch}" if self.kind == "cuda" else str(self.arch)
 
     def peak_tflops(self, dtype: str) -> float:
         """Peak rate in TFLOP/s for a matrix product of `dtype` (``"float32"``, ``"tf32"``, ``"float16"`` …)."""
@@ -66,9 +86,46 @@ class Device:
         return self.name.endswith("(here)")
 
 
+CAPABILITIES = {
+    "approximate": "special functions (log, exp, tanh, sqrt …) of reduced accuracy by one instruction",
+    "bf16": "bfloat16 arithmetic",
+    "fp8": "matrix products of 8-bit floating numbers",
+    "descriptors": "tiles copied to and from shared memory through tensor descriptors (NVIDIA's TMA)",
+    "warpgroup": "matrix products by whole warp groups (wgmma, tcgen05), which the full rate needs",
+}
+"""What a device may offer beyond plain arithmetic, in words."""
+
+_CUDA_RANGE = {
+    "approximate": (0, 999),
+    "bf16": (80, 999),
+    "fp8": (89, 999),
+    "descriptors": (90, 999),
+    "warpgroup": (90, 120),
+}
+"""Capability to the first compute capability (times ten) that has it, and the first above that which has not.
+
+Source: PTX ISA, "Target ISA notes" of the instructions ex2.approx, cvt.bf16, mma with e4m3, cp.async.bulk.tensor, wgmma
+and tcgen05.
+"""
+
+_HIP = {"gfx90a": ("bf16",), "gfx942": ("bf16", "fp8"), "gfx950": ("bf16", "fp8")}
+"""The same of AMD's architectures. Source: the CDNA 2, 3 and 4 instruction set manuals."""
+
+
+def capabilities_of(kind: str, arch: int | str) -> tuple[str, ...]:
+    """What a device of that kind and architecture offers, of `CAPABILITIES`.
+
+    >>> capabilities_of("cuda", 120)
+    ('approximate', 'bf16', 'fp8', 'descriptors')
+    """
+    if kind != "cuda":
+        return _HIP.get(str(arch), ())
+    return tuple(name for name, (first, end) in _CUDA_RANGE.items() if first <= int(arch) < end)
+
+
 _GIB = 1 << 30
 DEVICES: dict[str, Device] = {
-    row.name: row
+    row.name: replace(row, capabilities=capabilities_of(row.kind, row.arch))
     for row in (
         Device("a100", "cuda", 80, 108, 166912, 167936, 65536, 2048, 40 << 20, 80 * _GIB, 2039, 19.5, 156, 312),
         Device("rtx4090", "cuda", 89, 128, 101376, 102400, 65536, 1536, 72 << 20, 24 * _GIB, 1008, 82.6, 82.6, 165),
@@ -109,12 +166,13 @@ def current_device() -> Device | None:
     if not torch.cuda.is_available():
         return None
     props = torch.cuda.get_device_properties(0)
-    if torch.version.hip:
+    kind = "hip" if torch.version.hip else "cuda"
+    if kind == "hip":
         arch: int | str = props.gcnArchName.split(":")[0]
     else:
         arch = props.major * 10 + props.minor
     same = [row for row in DEVICES.values() if row.arch == arch] or [
-        row for row in DEVICES.values() if row.backend == ("hip" if torch.version.hip else "cuda")
+        row for row in DEVICES.values() if row.kind == kind
     ]
     label = props.name.lower().replace(" ", "")
     row = next((r for r in same if r.name in label), same[0])
@@ -122,6 +180,7 @@ def current_device() -> Device | None:
         row,
         name=f"{row.name}(here)",
         arch=arch,
+        capabilities=capabilities_of(kind, arch),
         sms=props.multi_processor_count,
         l2_bytes=props.L2_cache_size,
         memory_bytes=props.total_memory,

@@ -167,7 +167,7 @@ class Layout(ScheduleKind):
         new = {
             "pack": schedule.but(packed=facts.packable),
             "unpack": schedule.but(packed=""),
-            "descriptors": schedule.but(descriptors=isinstance(device.arch, int) and device.arch >= 90),
+            "descriptors": schedule.but(descriptors=device.has("descriptors")),
             "pointers": schedule.but(descriptors=False),
         }[param]
         return _variants(schedule, [new])
@@ -324,7 +324,7 @@ class Special(ScheduleKind):
         _, schedule, facts = self._target(program, action, context)
         if not facts.special:
             raise IllegalAction("no element of the region takes a special function (exp, log, tanh, sqrt …) in fp32")
-        if not isinstance(context.device.arch, int):
+        if not context.device.has("approximate"):
             raise IllegalAction(
                 f"the approximate units are called by NVIDIA's instructions, not {context.device.name}'s"
             )

@@ -186,7 +186,7 @@ def _explain(kernel: str, error: Exception) -> tuple[str, int | None]:
 
 def _build_launcher(kernel: Any, device: Device) -> None:
     """Compile the C stub that launches the kernel; without a CUDA driver it cannot be linked and is left out."""
-    if device.backend != "cuda":
+    if device.kind != "cuda":
         return
     from triton.backends.nvidia.driver import CudaLauncher
 

@@ -169,8 +169,7 @@ def _rate_tflops(kernel: KernelFacts, device: Device) -> float:
     if not kernel.dots:
         return device.fp32_tflops
     rate = device.tf32_tflops if set(kernel.dots) <= {"tf32", "xf32", "f32"} else device.half_tflops
-    hopper = isinstance(device.arch, int) and 90 <= device.arch < 120
-    return rate * NO_WARPGROUP_SHARE if hopper and not kernel.warpgroup else rate
+    return rate * NO_WARPGROUP_SHARE if device.has("warpgroup") and not kernel.warpgroup else rate
 
 
 def _moving_ms(

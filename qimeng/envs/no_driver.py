@@ -20,7 +20,7 @@ class NoDriver:
     def __init__(self, device: Device):
         from triton.backends.compiler import GPUTarget
 
-        self._target, self._device = GPUTarget(device.backend, device.arch, device.warp_size), device
+        self._target, self._device = GPUTarget(device.kind, device.arch, device.warp_size), device
         self.utils = self
 
     def get_current_target(self) -> Any:

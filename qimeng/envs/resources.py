@@ -21,7 +21,7 @@ MAX_SPILLS = 2048
 
 def refusal(kernels: Iterable[KernelFacts], device: Device) -> str | None:
     """Why a kernel cannot run on `device`, with the numbers, or None."""
-    label = f"sm_{device.arch}" if device.backend == "cuda" else str(device.arch)
+    label = device.target
     for k in kernels:
         if k.shared_bytes > device.shared_per_block:
             return (

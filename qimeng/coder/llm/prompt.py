@@ -163,7 +163,7 @@ class Sections:
         return self.words.fill(
             "device",
             name=device.name,
-            arch=f"sm_{device.arch}" if device.backend == "cuda" else str(device.arch),
+            arch=device.target,
             sms=str(device.sms),
             shared=str(device.shared_per_block),
             registers=str(device.registers_per_sm),

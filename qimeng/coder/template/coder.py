@@ -226,7 +226,7 @@ def default_schedule(found: Analysis, device: Device, mode: str) -> Schedule:
     out is below the rounding of the result, and such kernels are bound by instructions rather than memory.
     """
     special = any(e.op in SPECIAL for e in found.nest.exprs)
-    fast = special and found.nest.finest != "float32" and isinstance(device.arch, int)
+    fast = special and found.nest.finest != "float32" and device.has("approximate")
     if isinstance(found.plan, TilePlan):
         return default_tile(found.plan, device).but(fast=fast)
     return default_gemm(found.plan, device, mode, found.facts.dtype).but(fast=fast)

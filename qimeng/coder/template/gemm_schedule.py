@@ -223,7 +223,7 @@ def shared_bytes(plan: GemmPlan, schedule: Schedule) -> int:
 
 def has_tma(device: Device) -> bool:
     """True where the device copies tiles by tensor descriptors."""
-    return device.backend == "cuda" and isinstance(device.arch, int) and device.arch >= 90
+    return device.has("descriptors")
 
 
 def _fit(plan: GemmPlan, device: Device, s: Schedule) -> Schedule:
