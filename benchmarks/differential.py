@@ -14,9 +14,9 @@ import os
 
 import torch
 
+from experiments.trust.journal import Journal, read_journal
+from experiments.trust.special_values import DTYPES
 from qimeng.bench.environment import environment
-from qimeng.bench.trust.journal import Journal, read_journal
-from qimeng.bench.trust.special_values import DTYPES
 from qimeng.device import current_device, target_device
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     device = "cuda" if current_device() is not None else "cpu"
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, below
-    from qimeng.bench.trust.differential import rows, unreached
+    from experiments.trust.differential import rows, unreached
     from qimeng.envs.interpreter import mend
 
     if device == "cpu":

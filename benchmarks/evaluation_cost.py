@@ -11,12 +11,12 @@ import argparse
 import time
 from functools import partial
 
+from experiments.trust.cost import Plan, evaluate_spec, spec_key
+from experiments.trust.journal import Journal, read_journal
+from experiments.trust.views import cost
 from qimeng.bench.environment import environment
 from qimeng.bench.gpus import gpu_places, visible_gpus
 from qimeng.bench.pool import Pool
-from qimeng.bench.trust.cost import Plan, evaluate_spec, spec_key
-from qimeng.bench.trust.journal import Journal, read_journal
-from qimeng.bench.trust.views import cost
 from qimeng.device import current_device, target_device
 
 SPEC_S = 300.0

@@ -3,7 +3,7 @@
     python benchmarks/hard_products.py errors OUT.jsonl [--device cuda] [--small]
     python benchmarks/hard_products.py times OUT.jsonl
 
-`errors` runs every class of `qimeng.bench.trust.hard_products` through every form, precision and variant of the
+`errors` runs every class of `experiments.trust.hard_products` through every form, precision and variant of the
 template's kernels: one row each, with the error by the judge's measure, its budget, and the largest error as a share
 of the product of the absolute values. `times` compares each product on benign and on hard inputs with the same kernels
 without the guard, with plain fp32 kernels and with PyTorch's eager mode, in turns.
@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
+from experiments.trust.hard_products import BENIGN, FORMS, HARD, Product, Shape
+from experiments.trust.journal import Journal
 from qimeng.bench.environment import environment
-from qimeng.bench.trust.hard_products import BENIGN, FORMS, HARD, Product, Shape
-from qimeng.bench.trust.journal import Journal
 from qimeng.coder.template.gemm import print_gemm
 from qimeng.coder.template.gemm_plan import GemmPlan, plan_gemm
 from qimeng.coder.template.gemm_schedule import default_schedule, schedule_for_precision

@@ -14,12 +14,12 @@ import time
 from functools import partial
 from itertools import count, islice
 
+from experiments.trust.journal import Journal, read_journal
+from experiments.trust.mutants import Plan, subject_key, try_subject
+from experiments.trust.views import mutants
 from qimeng.bench.environment import environment
 from qimeng.bench.gpus import gpu_places, visible_gpus
 from qimeng.bench.pool import Pool
-from qimeng.bench.trust.journal import Journal, read_journal
-from qimeng.bench.trust.mutants import Plan, subject_key, try_subject
-from qimeng.bench.trust.views import mutants
 from qimeng.device import current_device, target_device
 from qimeng.planner.data.generate import Bytes
 

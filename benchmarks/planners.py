@@ -14,7 +14,7 @@ r"""Planners and searches compared on held-out specs: list, explore, replay, bou
 
 `explore` and `live` want the GPU (without one, times are estimated, and every row says so); all else runs on a CPU.
 Every step goes on where it was interrupted, and `benchmarks/planner.sh` runs them all. The rule by which specs are held
-out is in `qimeng.bench.replay_heldout`. Lists and stores of KernelBench problems hold the problems' text and stay out
+out is in `experiments.planners.heldout`. Lists and stores of KernelBench problems hold the problems' text and stay out
 of the repository; rows do not, nor exported trees that leave it out (`qimeng collect export --without-source`).
 """
 
@@ -28,7 +28,7 @@ from typing import Annotated
 
 import typer
 
-from qimeng.bench.replay import EVALUATIONS, Method
+from experiments.planners.replay import EVALUATIONS, Method
 from qimeng.errors import QimengError
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -88,8 +88,8 @@ def explore(
     ] = None,
 ) -> None:
     """Explore the candidates' trees with the methods that are compared, then by chance."""
+    from experiments.planners.explore import Plan, explore_all
     from qimeng.bench.gpus import gpu_places, visible_gpus
-    from qimeng.bench.replay_explore import Plan, explore_all
     from qimeng.cli_collect import row_line
     from qimeng.envs.setup import make_device
 
@@ -117,12 +117,12 @@ def replay(
     ] = [],  # noqa: B006
 ) -> None:
     """Replay every method on the trees that count."""
+    from experiments.planners.explore import read_order
+    from experiments.planners.heldout import KERNELBENCH, best_known, check_untrained, chosen
+    from experiments.planners.jobs import replay_at_once
+    from experiments.planners.replay import append_replay, judged, read_replays
     from qimeng.bench.collect import STORE
     from qimeng.bench.environment import environment
-    from qimeng.bench.replay import append_replay, judged, read_replays
-    from qimeng.bench.replay_explore import read_order
-    from qimeng.bench.replay_heldout import KERNELBENCH, best_known, check_untrained, chosen
-    from qimeng.bench.replay_jobs import replay_at_once
     from qimeng.envs.setup import make_device
     from qimeng.planner.data.tree import read_trees, trees_of
     from qimeng.store import Store
@@ -160,11 +160,11 @@ def bound(
     out: Out = Path("runs/heldout"),
 ) -> None:
     """The most that a planner which knows the trees can have found: the room that they leave."""
+    from experiments.planners.bound import bound as bound_of
+    from experiments.planners.bound import table
+    from experiments.planners.replay import read_replays
     from qimeng.bench.collect import STORE
     from qimeng.bench.environment import environment
-    from qimeng.bench.replay import read_replays
-    from qimeng.bench.replay_bound import bound as bound_of
-    from qimeng.bench.replay_bound import table
     from qimeng.envs.setup import make_device
     from qimeng.planner.data.tree import trees_of
     from qimeng.store import Store
@@ -188,12 +188,12 @@ def live(
     total_seconds: Annotated[float, typer.Option(help="Time budget; what is left is done the next time.")] = 86400.0,
 ) -> None:
     """Verify and time the programs that the replays ended with, and say what each method is worth live."""
+    from experiments.planners.jobs import time_at_once
+    from experiments.planners.live import append_live, live_gains, read_live
+    from experiments.planners.replay import read_replays
     from qimeng.bench.collect import STORE
     from qimeng.bench.environment import environment
     from qimeng.bench.gpus import gpu_places, visible_gpus
-    from qimeng.bench.replay import read_replays
-    from qimeng.bench.replay_jobs import time_at_once
-    from qimeng.bench.replay_live import append_live, live_gains, read_live
     from qimeng.envs.setup import make_device
     from qimeng.planner.data.tree import trees_of
     from qimeng.store import Store
@@ -220,8 +220,8 @@ def table(
     ] = 0,
 ) -> None:
     """The figures of all files together as Markdown; with `over`, by how much that method is ahead of each other."""
-    from qimeng.bench.replay import read_replays
-    from qimeng.bench.replay_summary import advantages, planners
+    from experiments.planners.replay import read_replays
+    from experiments.planners.summary import advantages, planners
 
     found = {row.key: row for file in rows for row in read_replays(file)}.values()
     print(planners(list(found)))
@@ -242,8 +242,8 @@ def picture(
     method: Annotated[list[str], typer.Option(help="Only methods of these labels.")] = [],  # noqa: B006
 ) -> None:
     """The anytime curves."""
-    from qimeng.bench.replay import read_replays
-    from qimeng.bench.replay_picture import draw
+    from experiments.planners.picture import draw
+    from experiments.planners.replay import read_replays
 
     draw(read_replays(rows), out, method)
 
@@ -255,20 +255,20 @@ def curves(
     run: Annotated[list[str], typer.Option(help="Only runs of these names.")] = [],  # noqa: B006
 ) -> None:
     """The learning curves of the runs that `planner.sh train` reported (runs.jsonl)."""
-    from qimeng.bench.training_picture import draw_training, read_runs
+    from experiments.planners.training_picture import draw_training, read_runs
 
     draw_training(read_runs(runs), out, run)
 
 
 def _candidates(root: Path | None, only: int = 0):  # type: ignore[no-untyped-def]
-    from qimeng.bench.replay_heldout import DRAWN, PROBLEMS, generated, kernelbench
+    from experiments.planners.heldout import DRAWN, PROBLEMS, generated, kernelbench
 
     problems = kernelbench(root, only or PROBLEMS) if root is not None else ()
     return [*generated(only or DRAWN), *problems]
 
 
 def _listed(path: Path, only: int):  # type: ignore[no-untyped-def]
-    from qimeng.bench.replay_heldout import KERNELBENCH
+    from experiments.planners.heldout import KERNELBENCH
     from qimeng.planner.data.generate import Drawn
     from qimeng.spec import KernelSpec
 

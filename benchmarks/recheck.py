@@ -15,12 +15,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from experiments.trust.journal import Journal, read_journal
 from qimeng.bench.environment import environment
 from qimeng.bench.gpus import gpu_places, visible_gpus
 from qimeng.bench.pool import Pool
 from qimeng.bench.row import Row, read_rows
 from qimeng.bench.suite import load_levels
-from qimeng.bench.trust.journal import Journal, read_journal
 from qimeng.device import current_device, target_device
 from qimeng.envs.gpu import GpuEvaluator
 from qimeng.graph.verify import capture_spec

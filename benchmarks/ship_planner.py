@@ -13,8 +13,8 @@ import json
 import shutil
 from pathlib import Path
 
-from qimeng.bench.replay import read_replays
-from qimeng.bench.replay_summary import SHARE, MethodFigures, summarize
+from experiments.planners.replay import read_replays
+from experiments.planners.summary import SHARE, MethodFigures, summarize
 from qimeng.planner.lm.planner import SHIPPED
 from qimeng.planner.lm.run import Report
 from qimeng.planner.lm.weights import Card, load, save

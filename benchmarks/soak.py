@@ -20,12 +20,12 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from experiments.trust.journal import Journal, read_journal
+from experiments.trust.machine import look_at_machine
+from experiments.trust.soak import Bench, run_pass, sequence, share
+from experiments.trust.views import soak
 from qimeng.bench.environment import environment
 from qimeng.bench.gpus import visible_gpus
-from qimeng.bench.trust.journal import Journal, read_journal
-from qimeng.bench.trust.machine import look_at_machine
-from qimeng.bench.trust.soak import Bench, run_pass, sequence, share
-from qimeng.bench.trust.views import soak
 from qimeng.device import current_device, target_device
 
 

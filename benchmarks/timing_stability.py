@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 
+from experiments.trust.journal import Journal, read_journal
+from experiments.trust.stability import KERNELS, TIMES_US, cases, repeat
+from experiments.trust.views import stability
 from qimeng.bench.environment import environment
-from qimeng.bench.trust.journal import Journal, read_journal
-from qimeng.bench.trust.stability import KERNELS, TIMES_US, cases, repeat
-from qimeng.bench.trust.views import stability
 from qimeng.device import current_device, target_device
 
 

@@ -27,17 +27,17 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.writer.examples import collect, units
+from experiments.writer.folder import ANSWERS, CODERS, JUDGED, LEARNT, PARTS, coders, read, requests, write
 from qimeng.bench.environment import environment
 from qimeng.bench.gpus import gpu_places, visible_gpus
 from qimeng.bench.row import append_line
-from qimeng.bench.writer.examples import collect, units
-from qimeng.bench.writer.folder import ANSWERS, CODERS, JUDGED, LEARNT, PARTS, coders, read, requests, write
 from qimeng.device import target_device
 from qimeng.planner.data.generate import Bytes
 
 if TYPE_CHECKING:
-    from qimeng.bench.writer.model import Row
-    from qimeng.bench.writer.training import Training
+    from experiments.writer.model import Row
+    from experiments.writer.training import Training
 
 SIZES = tuple(Bytes(1 << n, 1 << (n + 2)) for n in (16, 18, 20, 22))
 """Inputs of drawn specs: 64 KiB to 16 MiB, so that judging takes seconds."""
@@ -71,8 +71,8 @@ def train(args: argparse.Namespace) -> None:
     """Train, within the minutes given."""
     import torch
 
-    from qimeng.bench.writer.model import encoded, kept, new_writer
-    from qimeng.bench.writer.training import Training
+    from experiments.writer.model import encoded, kept, new_writer
+    from experiments.writer.training import Training
 
     began, untrained = time.monotonic(), args.out / "untrained"
     encodings = untrained / ENCODED
@@ -115,8 +115,8 @@ def train_member(
     run_s: float,
 ) -> None:
     """What one process does of the training."""
-    from qimeng.bench.writer.training import Member
-    from qimeng.bench.writer.training import train as train_model
+    from experiments.writer.training import Member
+    from experiments.writer.training import train as train_model
 
     if count > 1:  # the first process says when to stop
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -133,9 +133,9 @@ def train_member(
 
 def answer(args: argparse.Namespace) -> None:
     """Have held-out requests answered by the trained and the untrained model."""
-    from qimeng.bench.writer.answering import Sheet, read_answers, sheets
-    from qimeng.bench.writer.answering import answer as answer_sheets
-    from qimeng.bench.writer.judging import REPAIRS
+    from experiments.writer.answering import Sheet, read_answers, sheets
+    from experiments.writer.answering import answer as answer_sheets
+    from experiments.writer.judging import REPAIRS
 
     file, stop_at = args.out / ANSWERS, time.monotonic() + 60 * args.minutes
     asked = [e for part in PARTS for e in requests(args.out, part, args.requests)]
@@ -152,8 +152,8 @@ def answer(args: argparse.Namespace) -> None:
 
 def judge(args: argparse.Namespace) -> None:
     """Judge what was answered, beside copies of the nearest patches and the template coder's own."""
-    from qimeng.bench.writer.judging import Judged, hearings, read_rows, rows_of
-    from qimeng.bench.writer.judging import judge as judge_hearings
+    from experiments.writer.judging import Judged, hearings, read_rows, rows_of
+    from experiments.writer.judging import judge as judge_hearings
 
     file = args.out / JUDGED
     work = partial(rows_of, coders=partial(coders, args.out.resolve()), environment=environment(target_device()))
@@ -177,8 +177,8 @@ def judge(args: argparse.Namespace) -> None:
 
 def table(args: argparse.Namespace) -> None:
     """Print the shares."""
-    from qimeng.bench.writer.judging import read_rows
-    from qimeng.bench.writer.judging import table as as_table
+    from experiments.writer.judging import read_rows
+    from experiments.writer.judging import table as as_table
 
     print(as_table(read_rows(args.out / JUDGED)), end="")
 

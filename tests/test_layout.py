@@ -24,6 +24,9 @@ LAYERS = (
 )
 """Imports point upwards in this list only: a part imports its own layer and those above it."""
 
+OUTSIDE = ("experiments", "benchmarks")
+"""Folders that use the package and are not installed with it."""
+
 LINKS = ("planner", "coder", "actions", "envs")
 
 
@@ -88,8 +91,19 @@ def test_no_relative_and_no_bare_imports(path: Path) -> None:
             assert not {a.name.split(".")[0] for a in node.names} & set(LINKS), f"{relative(path)}:{node.lineno}"
 
 
+@pytest.mark.parametrize("path", modules(), ids=relative)
+def test_the_package_needs_no_experiments(path: Path) -> None:
+    wrong = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            wrong += [alias.name for alias in node.names if alias.name.split(".")[0] in OUTSIDE]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OUTSIDE:
+            wrong.append(node.module)
+    assert not wrong, f"{relative(path)} imports what is not installed with the package: {wrong}"
+
+
 def test_no_file_is_above_the_cap() -> None:
-    folders = (PACKAGE, ROOT / "tests", ROOT / "examples", ROOT / "benchmarks")
+    folders = (PACKAGE, ROOT / "tests", *(ROOT / name for name in (*OUTSIDE, "examples")))
     lengths = {p: len(p.read_text().splitlines()) for folder in folders for p in folder.rglob("*.py")}
     assert not {relative(p): n for p, n in lengths.items() if n > FILE_CAP}
 

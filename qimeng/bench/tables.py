@@ -13,35 +13,37 @@ from typing import Any
 
 from qimeng.bench.comparison import compare
 from qimeng.bench.markdown import markdown, number, percent
-from qimeng.bench.replay import read_replays
-from qimeng.bench.replay_bound import BOUNDS, read_bounds
-from qimeng.bench.replay_summary import REPLAYS
 from qimeng.bench.row import Row, RowError, read_rows
 from qimeng.bench.suite import format_selection
 from qimeng.bench.summary import Summary, group_of, summarize
-from qimeng.bench.trust.journal import read_journal
-from qimeng.bench.trust.product_views import PRODUCTS
-from qimeng.bench.trust.views import JOURNALS
-from qimeng.bench.writer.judging import WRITERS
-from qimeng.bench.writer.judging import read_rows as read_judged
+
+Kinds = Sequence[tuple[Mapping[str, Callable[[Sequence[Any]], str]], Callable[[Path], Sequence[Any]]]]
+"""Views by name, and the function that reads the rows they are made of; a pair for each kind of row."""
 
 _BLOCK = re.compile(r"(<!-- bench:(\w+) ([^>]*?) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 
-def render(text: str, root: Path) -> str:
-    """`text` with every marked table made anew from the rows its marker names, paths relative to `root`.
+def render(text: str, root: Path, kinds: Kinds | None = None) -> str:
+    """`text` with every marked table made anew from the rows its marker names.
+
+    Args:
+        text: a Markdown document.
+        root: folder that the markers' paths start from.
+        kinds: the views that markers may name; those of benchmark rows (`VIEWS`) by default.
 
     Raises:
         RowError: an unknown view, or rows that cannot be read.
     """
+    known = ((VIEWS, read_rows),) if kinds is None else kinds
 
     def fill(match: re.Match[str]) -> str:
         view, files = match[2], match[3].split()
-        for views, read in KINDS:
+        for views, read in known:
             if view in views:
                 rows = [row for file in files for row in read(root / file)]
                 return f"{match[1]}\n{views[view](rows)}\n{match[4]}"
-        raise RowError(f"no table called {view!r}; known: {', '.join(v for views, _ in KINDS for v in views)}")
+        names = ", ".join(name for views, _ in known for name in views)
+        raise RowError(f"no table called {view!r}; known: {names}; tables of experiments: python -m benchmarks.tables")
 
     return _BLOCK.sub(fill, text)
 
@@ -171,15 +173,6 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "selection": selection,
 }
 """What a marker may ask for of a run's rows."""
-
-KINDS: tuple[tuple[Mapping[str, Callable[[Sequence[Any]], str]], Callable[[Path], Sequence[Any]]], ...] = (
-    (VIEWS, read_rows),
-    (JOURNALS | PRODUCTS, read_journal),
-    (REPLAYS, read_replays),
-    (BOUNDS, read_bounds),
-    (WRITERS, read_judged),
-)
-"""What a marker may ask for, and how the rows are read that it is made of."""
 
 
 def _fast(table: dict[str, float]) -> str:

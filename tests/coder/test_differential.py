@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from qimeng.bench.trust.differential import disagrees, rows, unreached
-from qimeng.bench.trust.operator_cases import cases
-from qimeng.bench.trust.special_values import DTYPES, operands
+from experiments.trust.differential import disagrees, rows, unreached
+from experiments.trust.operator_cases import cases
+from experiments.trust.special_values import DTYPES, operands
 
 TAKEN_APART = {
     "_prelu_kernel", "_unsafe_view", "addcdiv", "addcmul", "all", "clamp_max", "clamp_min", "detach", "dot",

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from qimeng.bench.trust.hard_products import BENIGN, HARD, WEIGHTED, Product, Shape
+from experiments.trust.hard_products import BENIGN, HARD, WEIGHTED, Product, Shape
 
 FLAT, DEEP = (24, 96, 40), (20, 1100, 36)
 BASE: dict[str, Any] = {"block_m": 32, "block_n": 32, "block_k": 32, "warps": 4, "stages": 2, "promote": 64}

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from qimeng.bench.replay import Method, Stage
+from experiments.planners.replay import Method, Stage
 from qimeng.bench.row import Environment
 from qimeng.planner.data.tree import read_trees
 from qimeng.planner.lm.planner import SHIPPED, LanguageModelPlanner

@@ -1,0 +1,209 @@
+"""What replays say: how good each method is at each number of evaluations, and how sure that is.
+
+Deals in rows only. Intervals are bootstrapped over specs (all seeds of a spec together), since specs differ more than
+seeds do. Knows nothing about how rows are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from experiments.planners.replay import UNANSWERED, Method, ReplayRow
+from qimeng.bench.markdown import markdown, percent
+
+AT = (5, 10, 20, 40)
+"""Evaluations after which shares are told."""
+
+SHARE = 0.9
+"""Share of the best-known log-gain that counts as there."""
+
+RESAMPLES, LEVEL = 4000, 0.95
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure and its interval.
+
+    Attributes:
+        value: over all specs.
+        low: lower end of the `LEVEL` interval.
+        high: upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class MethodFigures:
+    """One method over the specs that all methods were replayed on.
+
+    Attributes:
+        method: the method.
+        estimated: whether the times are an analytic model's.
+        device: whose times they are.
+        specs: how many.
+        runs: replays: specs times seeds.
+        shares: evaluations to the mean share of the best-known log-gain (mean over seeds, then over specs).
+        curve: the same after 1, 2, 3 … evaluations.
+        needed: median number of evaluations to `SHARE` of it over all replays, misses counted as all evaluations.
+        missed: share of the replays that never got there.
+        unanswered: share of the replays that did not because the tree knew nothing more where they had gone.
+        coverage: mean share of the legal actions that the trees had an answer for.
+    """
+
+    method: Method
+    estimated: bool
+    device: str
+    specs: int
+    runs: int
+    shares: dict[int, Figure]
+    curve: tuple[Figure, ...]
+    needed: Figure
+    missed: float
+    unanswered: float
+    coverage: float
+
+
+def summarize(rows: Iterable[ReplayRow]) -> tuple[MethodFigures, ...]:
+    """Figures of every method, in the order of the rows; devices, and estimates and measurements, apart."""
+    found: list[MethodFigures] = []
+    for part in _parts(rows):
+        tables = _tables(part)
+        found += [_figures(method, table) for method, table in tables.items()]
+    return tuple(found)
+
+
+def advantages(rows: Iterable[ReplayRow], one: Method, answered: int = 0) -> dict[Method, dict[int, Figure]]:
+    """Mean share of `one` less that of each other method, spec by spec, after each of `AT` evaluations.
+
+    Args:
+        rows: of all methods.
+        one: the method held against the others.
+        answered: specs are left out where the tree had no answer for the other method's trajectory any more before so
+            many evaluations; a method that none is left of is left out.
+    """
+    found: dict[Method, dict[int, Figure]] = {}
+    for part in _parts(rows):
+        tables = _tables(part)
+        if one not in tables:
+            continue
+        for method, table in tables.items():
+            pairs = [(a, b) for a, b in zip(tables[one], table, strict=True) if _answered(b, answered)]
+            if method != one and pairs:
+                found[method] = {n: bootstrap([_mean_share(a, n) - _mean_share(b, n) for a, b in pairs]) for n in AT}
+    return found
+
+
+def bootstrap(
+    groups: Sequence[Any], statistic: Callable[[Sequence[Any]], float] | None = None, seed: int = 0
+) -> Figure:
+    """A statistic of `groups` (their mean by default) and its percentile interval over resampled groups."""
+    rng = np.random.default_rng(seed)
+    picks = rng.integers(0, len(groups), (RESAMPLES, len(groups)))
+    if statistic is None:
+        values = np.asarray(groups, dtype=float)
+        value, found = float(values.mean()), values[picks].mean(1)
+    else:
+        value, found = statistic(groups), np.asarray([statistic([groups[i] for i in pick]) for pick in picks])
+    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Figure(value, float(low), float(high))
+
+
+def planners(rows: Sequence[ReplayRow]) -> str:
+    """A table, one line a method."""
+    head = [
+        "times",
+        "method",
+        "specs",
+        *(f"after {n}" for n in AT),
+        "evaluations to 90 % (median)",
+        "missed",
+        "coverage",
+    ]
+    table = [head]
+    for f in summarize(rows):
+        shares = [percents(f.shares[n]) if n in f.shares else "–" for n in AT]
+        needed = f"{f.needed.value:.0f} ({f.needed.low:.0f} … {f.needed.high:.0f})"
+        times = f"{f.device}, {'estimated' if f.estimated else 'measured'}"
+        missed = percent(f.missed) + (f", unanswered {percent(f.unanswered)}" if f.unanswered else "")
+        table.append([times, f.method.label, str(f.specs), *shares, needed, missed, percent(f.coverage)])
+    return markdown(table)
+
+
+REPLAYS: dict[str, Callable[[Sequence[ReplayRow]], str]] = {"planners": planners}
+"""What a table in a document may ask for."""
+
+
+def percents(figure: Figure) -> str:
+    """A share and its interval, as a table shows them."""
+    return f"{100 * figure.value:.0f} % ({100 * figure.low:.0f} … {100 * figure.high:.0f})"
+
+
+Table = list[list[ReplayRow]]
+"""The rows of one method: for each spec, those of all seeds."""
+
+
+def _parts(rows: Iterable[ReplayRow]) -> list[list[ReplayRow]]:
+    """Rows that may be compared: of one device, estimated or measured."""
+    found: dict[tuple[str, bool], list[ReplayRow]] = {}
+    for row in rows:
+        found.setdefault((row.device, row.estimated), []).append(row)
+    return list(found.values())
+
+
+def _tables(rows: Sequence[ReplayRow]) -> dict[Method, Table]:
+    """Rows by method over the specs that every method has, in one order."""
+    by: dict[Method, dict[str, list[ReplayRow]]] = {}
+    for row in rows:
+        by.setdefault(row.method, {}).setdefault(row.spec, []).append(row)
+    shared = sorted(set.intersection(*(set(specs) for specs in by.values())))
+    return {method: [specs[s] for s in shared] for method, specs in by.items()} if shared else {}
+
+
+def _figures(method: Method, table: Table) -> MethodFigures:
+    rows = [row for group in table for row in group]
+    length = min(len(row.gains) for row in rows)
+    curve = tuple(bootstrap([_mean_share(group, n) for group in table]) for n in range(1, length + 1))
+    missed = [row for row in rows if row.share(length) < SHARE]
+    needs = [[row.evaluations_to(SHARE) for row in group] for group in table]
+    return MethodFigures(
+        method=method,
+        estimated=rows[0].estimated,
+        device=rows[0].device,
+        specs=len(table),
+        runs=len(rows),
+        shares={n: curve[n - 1] for n in AT if n <= length},
+        curve=curve,
+        needed=bootstrap(needs, lambda groups: float(np.median([n for group in groups for n in group]))),
+        missed=len(missed) / len(rows),
+        unanswered=sum(row.stopped == UNANSWERED for row in missed) / len(rows),
+        coverage=sum(row.coverage for row in rows) / len(rows),
+    )
+
+
+def _answered(group: Sequence[ReplayRow], evaluations: int) -> bool:
+    return all(row.stopped != UNANSWERED or row.evaluations >= evaluations for row in group)
+
+
+def _mean_share(group: Sequence[ReplayRow], evaluations: int) -> float:
+    return sum(row.share(evaluations) for row in group) / len(group)
+
+
+__all__ = [
+    "AT",
+    "REPLAYS",
+    "SHARE",
+    "Figure",
+    "MethodFigures",
+    "advantages",
+    "bootstrap",
+    "percents",
+    "planners",
+    "summarize",
+]

@@ -1,0 +1,37 @@
+"""Stored winners before a later judge: which rows are taken, and what is told of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+from experiments.tables import render
+from qimeng.bench.row import read_rows
+
+ROOT = Path(__file__).parents[3]
+WHERE = {"device": "NVIDIA H200", "commit": "0123456", "driver": "", "torch": "2.11.0", "triton": "3.6.0", "python": ""}
+
+
+def test_right_rows_with_a_recipe_are_winners():
+    spec = importlib.util.spec_from_file_location("recheck", ROOT / "benchmarks" / "recheck.py")
+    assert spec is not None and spec.loader is not None
+    recheck = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recheck)
+    path = str(ROOT / "benchmarks" / "results" / "h200_bf16_1f0c161.jsonl")
+    found = recheck.winners([path])
+    assert 0 < len(found) == len({key for key, _ in found}) <= len(list(read_rows(path)))
+    assert all(key == f"{row.level}/{row.number} bfloat16 default" and row.right for key, row in found)
+
+
+def test_refusals_are_told_with_their_reason(tmp_path: Path) -> None:
+    rows = [
+        {"key": "1/1 float32 default", "gate": "passed", "error": "", "ms": 1.0, "row_ms": 2.0},
+        {"key": "1/2 float32 default", "gate": "program", "error": "too far off", "ms": None, "row_ms": 1.0},
+        {"key": "1/1 float32 high", "gate": "passed", "error": "", "ms": 2.0, "row_ms": 2.0},
+    ]
+    text = "".join(json.dumps({**r, "what": "winner", "at": "", "environment": WHERE}) + "\n" for r in rows)
+    (tmp_path / "rows.jsonl").write_text(text)
+    table = render("<!-- bench:recheck rows.jsonl -->\n<!-- /bench -->\n", tmp_path)
+    assert "| float32 default | 2 | 1 | 2.000 | 2.000 |" in table and "| float32 high | 1 | 1 | 1.000 |" in table
+    assert "| 1/2 float32 default | program | too far off |" in table
