@@ -85,11 +85,11 @@ def milliseconds(run: Callable[[], Any], flush: torch.Tensor) -> float:
 def main(out: str, shrink: int = 1) -> None:
     """Every case and schedule that `out` does not have yet."""
     from qimeng.actions import Context
+    from qimeng.backend.load import implementation_source, load_kernels
     from qimeng.coder.template.analysis import analyse
     from qimeng.coder.template.coder import TemplateCoder, default_schedule, guesses
     from qimeng.device import target_device
     from qimeng.envs.interpreter import mend
-    from qimeng.envs.kernels import implementation_source, load_kernels
     from qimeng.graph.capture import capture
     from qimeng.graph.region import make_region
 

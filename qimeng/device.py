@@ -36,7 +36,7 @@ class Device:
         tf32_tflops: dense TF32 tensor-core peak in TFLOP/s (fp32 where there is none).
         half_tflops: dense fp16/bf16 tensor-core peak in TFLOP/s.
         warp_size: threads of a warp.
-        capabilities: what its instructions offer, of `CAPABILITIES`.
+        capabilities: what its instructions offer, of `CAPABILITIES`; by default what its architecture has.
     """
 
     name: str
@@ -55,6 +55,11 @@ class Device:
     half_tflops: float
     warp_size: int = 32
     capabilities: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Fill in what the architecture offers, where nothing else is said."""
+        if not self.capabilities:
+            object.__setattr__(self, "capabilities", capabilities_of(self.kind, self.arch))
 
     def has(self, capability: str) -> bool:
         """Whether the device offers `capability`.
@@ -125,7 +130,7 @@ def capabilities_of(kind: str, arch: int | str) -> tuple[str, ...]:
 
 _GIB = 1 << 30
 DEVICES: dict[str, Device] = {
-    row.name: replace(row, capabilities=capabilities_of(row.kind, row.arch))
+    row.name: row
     for row in (
         Device("a100", "cuda", 80, 108, 166912, 167936, 65536, 2048, 40 << 20, 80 * _GIB, 2039, 19.5, 156, 312),
         Device("rtx4090", "cuda", 89, 128, 101376, 102400, 65536, 1536, 72 << 20, 24 * _GIB, 1008, 82.6, 82.6, 165),

@@ -15,6 +15,8 @@ QimengError
 What a candidate kernel does wrong is no exception: it is an `Evaluation` that says which gate refused it.
 """
 
+import traceback
+
 
 class QimengError(Exception):
     """Base of all errors raised by qimeng."""
@@ -68,3 +70,22 @@ class DeviceError(QimengError):
 
 class WeightsError(QimengError):
     """A planner's weights are missing, damaged, or do not fit its tokenizer or this version."""
+
+
+def in_words(error: BaseException, limit: int = 1500) -> str:
+    """The error in words, with the line of foreign code (outside this library and installed packages) that raised it.
+
+    Args:
+        error: any exception.
+        limit: most characters; the middle is left out where it would be longer.
+
+    >>> in_words(ValueError("no"))
+    'ValueError: no'
+    """
+    text = f"{type(error).__name__}: {error}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/qimeng/" not in f.filename]
+    own = [f for f in frames if "site-packages" not in f.filename and "dist-packages" not in f.filename]
+    if own:
+        last = own[-1]
+        text += f" (line {last.lineno}, in {last.name}: {(last.line or '').strip()[:200]})"
+    return text if len(text) <= limit else text[: limit // 2] + " … " + text[-limit // 2 :]

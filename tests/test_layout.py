@@ -15,7 +15,7 @@ PACKAGE = ROOT / "qimeng"
 FILE_CAP = 600
 
 LAYERS = (
-    {"errors", "device", "device_lock", "interfaces", "graph", "program", "recipe", "spec", "store"},
+    {"backend", "errors", "device", "device_lock", "interfaces", "graph", "program", "recipe", "spec", "store"},
     {"actions"},
     {"coder"},
     {"envs"},

@@ -20,12 +20,12 @@ from torch.utils import _pytree
 from experiments.trust.journal import Data
 from experiments.trust.operator_cases import Case, cases
 from experiments.trust.special_values import DTYPES, operands
+from qimeng.backend.load import implementation_source
 from qimeng.coder.template.analysis import analyse
 from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.coder import TemplateCoder, default_schedule
 from qimeng.coder.template.rule_table import RULES
 from qimeng.device import Device, device_named
-from qimeng.envs.kernels import implementation_source
 from qimeng.graph.capture import CaptureError, capture
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.region import Region

@@ -2,8 +2,8 @@
 
 Deals in jobs, processes and what came of them: each implementation is compiled in a fresh process, so that one that
 hangs or crashes the compiler is a typed failure. Where the device is in this machine, the kernels land in Triton's
-cache, where workers find them. Knows nothing about how a kernel is compiled (`qimeng.envs.crosscompile` does that in
-the process), or about whether it is right or fast.
+cache, where workers find them. Knows nothing about how a kernel is compiled (a backend does that in the
+process, `qimeng.backend`), or about whether it is right or fast.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import select
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from qimeng.backend.compiled import Compiled
+from qimeng.backend.registry import backend_named
 from qimeng.device import Device
 from qimeng.envs.channel import Channel
-from qimeng.envs.crosscompile import Compiled, compile_here
 from qimeng.envs.forkserver import ForkServer, Process, WorkerFailed
+from qimeng.envs.plain_data import record_of
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.service import serve
-from qimeng.envs.triton_cache import adopt_shared_cache
+from qimeng.envs.warm import adopt_warm
 from qimeng.graph.opgraph import Meta
 from qimeng.graph.region import Region
 from qimeng.interfaces import LASTING
@@ -136,23 +139,25 @@ class Compilers:
 
 
 def launches_nothing(program: Program, found: Mapping[str, Compiled]) -> str | None:
-    """What is to be said where a region of `program` that is said to be Triton's launches no kernel at each call.
+    """What is to be said where a region of `program` that is said to be generated launches no kernel at each call.
 
     Args:
         program: whose kernels were compiled.
         found: signature of each region with a generated kernel to what came of compiling it.
     """
     for signature, compiled in found.items():
-        triton = program.implementations[signature].language == "triton"
-        if triton and compiled.error is None and all(k.prepares for k in compiled.kernels):
-            return f"region {signature} is said to be a Triton kernel, but calling it launches none"
+        if compiled.error is None and all(k.prepares for k in compiled.kernels):
+            title = backend_named(program.implementations[signature].language).title
+            return f"region {signature} is said to be a {title} kernel, but calling it launches none"
     return None
 
 
 def _finish(process: Process, deadline: float, timeout_s: float) -> Compiled:
     try:
         data, _ = process.answer(max(deadline - time.monotonic(), 0.0))
-        found = Compiled.from_data(data)
+        found = record_of(Compiled, data)
+        for kernel in found.kernels:
+            kernel.check()
         log = process.log().strip() if found.failure == "compile" else ""
         return replace(found, error=f"{found.error}\n{log[-800:]}") if log else found
     except WorkerFailed as failed:
@@ -172,8 +177,13 @@ def _finish(process: Process, deadline: float, timeout_s: float) -> Compiled:
 def main(channel: Channel, device: Device) -> None:
     """Answer one command, `build`; give way to processes that launch what is timed meanwhile."""
     os.nice(10)
-    adopt_shared_cache()
-    serve(channel, {"build": lambda job: asdict(compile_here(job.implementation, job.inputs, device, os.getcwd()))})
+    adopt_warm()
+
+    def build(job: Job) -> dict[str, Any]:
+        backend = backend_named(job.implementation.language)
+        return asdict(backend.compile(job.implementation, job.inputs, device, os.getcwd()))
+
+    serve(channel, {"build": build})
 
 
 __all__ = ["COMPILE_SECONDS", "Compilers", "Job", "job_of", "launches_nothing"]

@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from qimeng.backend.compiled import Compiled
+from qimeng.backend.facts import KernelFacts
+from qimeng.backend.resources import largest, refusal, too_many_spills
 from qimeng.device import Device
 from qimeng.envs.clock import Clock
 from qimeng.envs.compile import Compilers, launches_nothing
-from qimeng.envs.crosscompile import Compiled
 from qimeng.envs.interpret import Checked, Interpreter
 from qimeng.envs.judge import Verdict
-from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.kernel_time import program_ms
 from qimeng.envs.least_time import above_peak
 from qimeng.envs.origin import foreign
-from qimeng.envs.resources import largest, refusal, too_many_spills
 from qimeng.envs.roofline import eager_ms
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.sanitizer import check_tools
@@ -151,10 +151,7 @@ class _Run:
         for i, table in zip(left, found, strict=True):
             failed = next((c for c in table.values() if c.error), None)
             self.kernels[i] = {s: c.kernels for s, c in table.items()}
-            if any(self.candidates[i].implementation(r).language == "cuda" for r in self.candidates[i].regions):
-                text = "CUDA C++ is not compiled on a machine without a GPU"
-                self.refused[i] = Evaluation(Gate.COMPILE, text, "unsupported", chosen=i)
-            elif failed is not None:
+            if failed is not None:
                 kind = "unsupported" if failed.failure == "meta" else failed.failure
                 self.refused[i] = Evaluation(Gate.COMPILE, failed.error, kind, chosen=i)
             elif idle := launches_nothing(self.candidates[i], table):

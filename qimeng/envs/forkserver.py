@@ -32,7 +32,7 @@ from qimeng.envs.sandbox.limits import allow_open_files
 from qimeng.envs.sandbox.surroundings import SETTINGS
 from qimeng.errors import QimengError
 
-PRELOAD = ("torch", "qimeng.envs.worker", "qimeng.envs.compile", "qimeng.envs.triton_cache:warm_up")
+PRELOAD = ("torch", "qimeng.envs.worker", "qimeng.envs.compile", "qimeng.envs.warm:warm_up")
 """Modules that the server imports before it forks; after a colon, a function that it calls."""
 FEW_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "2"}
 """For processes that launch on one or two streams: the driver makes a context's queues one by one, all processes of a

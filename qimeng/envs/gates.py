@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from qimeng.backend.resources import largest, refusal
 from qimeng.envs.answers import amount_of, entry_of, samples_of, times_of
 from qimeng.envs.clock import Clock
 from qimeng.envs.compile import Compilers, launches_nothing
@@ -23,7 +24,6 @@ from qimeng.envs.origin import known, printed
 from qimeng.envs.outer_clock import NOT_TIMED
 from qimeng.envs.ranking import preferred
 from qimeng.envs.region_reference import RegionReference
-from qimeng.envs.resources import largest, refusal
 from qimeng.envs.secret_names import with_secret_names
 from qimeng.envs.static_pass import gravity
 from qimeng.envs.throttle import POWER_CAP, Watch
@@ -89,7 +89,7 @@ class Run:
         resources: number of a candidate to what its kernels need.
         kernels: number of a candidate to its own kernels (`qimeng.envs.launches.own_kernels`).
         overlapping: number of a candidate to those of its kernels that may be wrong now and then, if any
-            (`qimeng.envs.kernel_facts.overlapping_reads`).
+            (`qimeng.backend.facts.overlapping_reads`).
         times: number of a candidate to milliseconds of the region alone.
         gate: the gate that the program at hand has reached.
         compilers: compile what is generated into the cache.

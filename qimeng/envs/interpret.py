@@ -16,10 +16,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from qimeng.backend.facts import KernelFacts
+from qimeng.backend.registry import backend_named
 from qimeng.envs.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.interpreter import ENVIRONMENT, LACKS
 from qimeng.envs.judge import Judge, Verdict
-from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.modes import precision
 from qimeng.envs.origin import foreign
 from qimeng.envs.reference import References
@@ -132,6 +133,9 @@ class Interpreter:
         """
         if program.fallback:
             return Checked(None, "the program is the reference itself")
+        checkable, left_out = _on_an_interpreter(program)
+        if left_out:
+            return self._without(checkable, left_out, kernels, thorough)
         stage = self._reduced
         try:
             smaller = program if stage.spec is self.spec else self._reprinted(program)
@@ -151,6 +155,22 @@ class Interpreter:
         return replace(found, note=f"{found.note}; {missing}", unchecked=missing)
 
     # -- parts
+
+    def _without(
+        self, program: Program, left_out: Sequence[str], kernels: Sequence[KernelFacts], thorough: bool
+    ) -> Checked:
+        """The check of `program`, in which PyTorch stands for the kernels of languages without an interpreter."""
+        every = _generated(program) + len(left_out)
+        languages = " and ".join(sorted(set(left_out)))
+        missing = f"{len(left_out)} of {every} kernels are {languages}, which runs on a GPU only: they were not checked"
+        if not _generated(program):
+            return Checked.no(missing)
+        found = self.check(program, kernels, thorough)
+        if found.verdict is not None and not found.verdict.ok:
+            return found
+        return replace(
+            found, note=f"{found.note}; {missing}", unchecked="; ".join(filter(None, (found.unchecked, missing)))
+        )
 
     @cached_property
     def _reduced(self) -> _Stage:
@@ -286,6 +306,19 @@ def round_to_tf32(x: torch.Tensor) -> torch.Tensor:
 def largest_tensor(graph: OpGraph) -> int:
     """Elements of the largest tensor of `graph`."""
     return max((m.numel for node in graph.nodes.values() for m in node.metas if m is not None), default=0)
+
+
+def _on_an_interpreter(program: Program) -> tuple[Program, list[str]]:
+    """`program` with PyTorch in place of kernels that nothing here can run, and their languages' titles."""
+    titles = []
+    for region in program.regions:
+        implementation = program.implementation(region)
+        if implementation.generated:
+            backend = backend_named(implementation.language)
+            if not backend.capabilities.interpreter:
+                titles.append(backend.title)
+                program = program.with_implementation(region.id, torch_implementation(region))
+    return program, titles
 
 
 def _generated(program: Program) -> int:

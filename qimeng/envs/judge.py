@@ -32,7 +32,7 @@ from qimeng.interfaces import Accuracy
 RUNS = 3
 """Times that the first trial is run."""
 RUNS_OVERLAPPING = 16
-"""The same where a kernel may be wrong now and then (`qimeng.envs.kernel_facts.overlapping_reads`)."""
+"""The same where a kernel may be wrong now and then (`qimeng.backend.facts.overlapping_reads`)."""
 REPEATS, REPEATS_S = 100, 1.0
 """Calls of a final verification on the same inputs again and again, at most, and seconds that they may take."""
 NOT_REPEATABLE = "not repeatable bit for bit: {} runs on the same inputs differ, each within its error budget"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from qimeng.backend.facts import KernelFacts
 from qimeng.device import Device
-from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.roofline import (
     COPY_SHARE,
     L2_SPEEDUP,

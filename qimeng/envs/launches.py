@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from qimeng.envs.crosscompile import Compiled
+from qimeng.backend.compiled import Compiled
+from qimeng.backend.registry import backend_named
 from qimeng.program.program import Implementation
 
 LEAST = 0.3
@@ -27,9 +28,6 @@ Launch = tuple[str, float, float]
 
 _DRIVER = re.compile(r"Memcpy|Memset")
 _NAME = re.compile(r"(?:void\s+)?(?:[\w]+::)*([A-Za-z_]\w*)\s*(?:<.*)?(?:\(.*)?$", re.DOTALL)
-_BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
-_JIT = re.compile(r"@(?:triton\.)?jit\b.*\n(?:@.*\n)*def (\w+)")
-_GLOBAL = re.compile(r"__global__\b[^;{(]*?\b([A-Za-z_]\w*)\s*\(")
 
 
 def launches_of(call: Callable[[], object]) -> list[Launch]:
@@ -66,7 +64,7 @@ def own_kernels(parts: Iterable[tuple[Implementation, Compiled | None]]) -> dict
     """
     found: dict[str, int | None] = {}
     for implementation, compiled in parts:
-        if implementation.language == "cuda" or compiled is None or compiled.error is not None:
+        if compiled is None or compiled.error is not None:
             found.update(dict.fromkeys(kernel_names(implementation)))  # the code around them was not run to its end
         else:
             for k in compiled.kernels:
@@ -77,9 +75,7 @@ def own_kernels(parts: Iterable[tuple[Implementation, Compiled | None]]) -> dict
 
 def kernel_names(implementation: Implementation) -> list[str]:
     """Names of the kernels in the text of a generated implementation, each once."""
-    text = implementation.source
-    names = _GLOBAL.findall(_BOUNDS.sub("", text)) if implementation.language == "cuda" else _JIT.findall(text)
-    return list(dict.fromkeys(names))
+    return backend_named(implementation.language).kernel_names(implementation.source)
 
 
 def own_share(launches: Iterable[Launch], own: Mapping[str, int | None]) -> float | None:

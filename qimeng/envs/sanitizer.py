@@ -201,7 +201,7 @@ def main(folder: str, device: str) -> None:
     """Call the program in `folder` once on inputs of its specification: what runs under the tool."""
     import torch
 
-    from qimeng.envs.kernels import load_kernels
+    from qimeng.backend.load import load_kernels
     from qimeng.envs.modes import set_mode
     from qimeng.envs.worker import Parameters
     from qimeng.spec import KernelSpec

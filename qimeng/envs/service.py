@@ -7,12 +7,12 @@ commands do.
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from qimeng.envs.channel import Channel, Closed, pack_reply, unpack
+from qimeng.errors import in_words
 
 _ILLEGAL = (
     "illegal memory access",
@@ -101,13 +101,7 @@ def explain(error: BaseException, limit: int = 1500) -> str:
     """
     if isinstance(error, Refused):
         return str(error)[:limit]
-    text = f"{type(error).__name__}: {error}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/qimeng/" not in f.filename]
-    own = [f for f in frames if "site-packages" not in f.filename and "dist-packages" not in f.filename]
-    if own:
-        last = own[-1]
-        text += f" (line {last.lineno}, in {last.name}: {(last.line or '').strip()[:200]})"
-    return text if len(text) <= limit else text[: limit // 2] + " … " + text[-limit // 2 :]
+    return in_words(error, limit)
 
 
 __all__ = ["Answer", "Refused", "classify", "explain", "serve"]

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from qimeng.backend.load import implementation_source, load_kernels
 from qimeng.envs import outputs
 from qimeng.envs.accuracy import checksum, same, weighted_sum
 from qimeng.envs.arena import Layout
 from qimeng.envs.batch import Batch
 from qimeng.envs.channel import Channel
 from qimeng.envs.handover import hand_over
-from qimeng.envs.kernels import implementation_source, load_kernels
 from qimeng.envs.launches import launches_of
 from qimeng.envs.modes import set_mode
 from qimeng.envs.poison import fenced, perturb_malloc, poison
@@ -31,7 +31,7 @@ from qimeng.envs.sandbox import close_sockets, entered_here
 from qimeng.envs.seal import Seal, shadowed, unlike
 from qimeng.envs.service import Answer, Refused, serve
 from qimeng.envs.timing import Effort, Samples, Stopwatch
-from qimeng.envs.triton_cache import adopt_shared_cache
+from qimeng.envs.warm import adopt_warm
 from qimeng.envs.witness import Witness
 from qimeng.program.program import Implementation
 from qimeng.spec import KernelSpec, perturb_parameters
@@ -76,7 +76,7 @@ class Draw:
 def main(channel: Channel, setup: Setup) -> None:
     """Open the device, then answer the judge."""
     set_mode(setup.mode)
-    adopt_shared_cache()
+    adopt_warm()
     device = torch.device(setup.device)
     open_device(device)
     close_sockets()

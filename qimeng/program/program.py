@@ -24,7 +24,8 @@ class Implementation:
     """Source code that computes a region.
 
     Attributes:
-        language: ``"torch"`` (PyTorch calls), ``"library"`` (one vendor-library call), ``"triton"`` or ``"cuda"``.
+        language: ``"torch"`` (PyTorch calls), ``"library"`` (one vendor-library call), or that of a backend
+            (`qimeng.backend`): ``"triton"``, ``"cuda"`` …
         source: Python text that defines `entry`; every top-level name in it must be unique to this text.
         entry: name of the function; it takes the region's inputs in order, then the prepared buffers, and returns a
             tuple of the region's outputs.
@@ -50,7 +51,7 @@ class Implementation:
     @property
     def generated(self) -> bool:
         """True for kernels that were generated rather than called from a library."""
-        return self.language in ("triton", "cuda")
+        return self.language not in ("torch", "library")
 
 
 def torch_implementation(region: Region) -> Implementation:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from qimeng.backend.facts import KernelFacts
 from qimeng.device import DEVICES
 from qimeng.envs.compile import Compilers, job_of
-from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.shared_server import shared_server
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from qimeng.backend.compiled import Compiled
 from qimeng.device import DEVICES
 from qimeng.envs.compile import Compilers, Job
-from qimeng.envs.crosscompile import Compiled
 from qimeng.envs.forkserver import ForkServer
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import Meta

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from qimeng.backend.facts import KernelFacts, dot_types
+from qimeng.backend.load import HEADER
+from qimeng.backend.resources import largest, refusal, too_many_spills
 from qimeng.device import DEVICES
 from qimeng.envs.compile import Compilers, Job
 from qimeng.envs.forkserver import ForkServer
-from qimeng.envs.kernel_facts import KernelFacts, dot_types
-from qimeng.envs.kernels import HEADER
-from qimeng.envs.resources import largest, refusal, too_many_spills
 from qimeng.graph.opgraph import Meta
 from qimeng.program.program import Implementation
 
@@ -144,8 +144,8 @@ LAUNCH = """
 import json, sys, torch
 from triton import knobs
 import triton
-from qimeng.envs.no_driver import NoDriver
-from qimeng.envs.kernels import load_kernels
+from qimeng.backend.triton_driver import NoDriver
+from qimeng.backend.load import load_kernels
 from qimeng.device import DEVICES
 triton.runtime.driver.set_active(NoDriver(DEVICES["h200"]))
 hits = []

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from qimeng.backend.compiled import Compiled
+from qimeng.backend.facts import KernelFacts
 from qimeng.envs import gates
 from qimeng.envs.clock import Clock
-from qimeng.envs.crosscompile import Compiled
 from qimeng.envs.gates import Run
 from qimeng.envs.judge import Verdict
-from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.launches import base_name, own_kernels, own_share
 from qimeng.envs.secret_names import with_secret_names
 from qimeng.interfaces import Evaluation, Gate, Timing

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from qimeng.backend.facts import KernelFacts
 from qimeng.device import DEVICES
-from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.envs.kernel_time import program_ms, region_ms, resident_blocks, tile_share
 from qimeng.envs.roofline import LAUNCH_MS, eager_ms, floor_ms, product_flops
 from qimeng.graph.capture import capture

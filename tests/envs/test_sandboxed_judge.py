@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from qimeng.backend.triton_compile import compile_here
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
 from qimeng.envs.compile import Compilers, Job
-from qimeng.envs.crosscompile import compile_here
 from qimeng.envs.estimate import EstimatingEvaluator
 from qimeng.envs.forkserver import ForkServer
 from qimeng.envs.gpu import GpuEvaluator

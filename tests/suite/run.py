@@ -19,12 +19,12 @@ import torch
 from torch.utils import _pytree
 
 from qimeng.actions import Context, legal_actions
+from qimeng.backend.load import implementation_source
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.envs import accuracy
 from qimeng.envs.double import move
 from qimeng.envs.interpreter import mend
-from qimeng.envs.kernels import implementation_source
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.region import Region, make_region

@@ -1,7 +1,7 @@
 """What the compiler says about a kernel, and how it is launched.
 
 Deals in compiled kernels' metadata, assembly text and binaries. Knows nothing about how they came to be compiled, or
-about whether they fit a device (`qimeng.envs.resources`) or how long they take (`qimeng.envs.kernel_time`).
+whether they fit a device (`qimeng.backend.resources`) or how long they take (`qimeng.envs.kernel_time`).
 """
 
 from __future__ import annotations
@@ -92,31 +92,56 @@ def facts_of(
         shared_bytes=meta.shared,
         registers=None,
         spills=None,
-        tensor_bytes=_tensor_bytes(arguments),
+        tensor_bytes=tensor_bytes(arguments),
         dots=dot_types(text),
         warpgroup="wgmma.mma_async" in text or "tcgen05.mma" in text,
-        instructions=len(_INSTRUCTION.findall(text)),
+        instructions=instructions_of(text),
         overlaps=overlapping_reads(text),
     )
 
 
 def registers_of(compiled: Any) -> tuple[int | None, int | None]:
     """Registers a thread and bytes of stack and local memory, from the binary (`cuobjdump`) or AMD's assembly text."""
-    from triton import knobs
-
     if text := compiled.asm.get("amdgcn"):
         count = {k: int(v) for k, v in re.findall(r"\.(vgpr_count|agpr_count|vgpr_spill_count):\s+(\d+)", text)}
         return count.get("vgpr_count", 0) + count.get("agpr_count", 0), 4 * count.get("vgpr_spill_count", 0)
     path = next((p for name, p in compiled.metadata_group.items() if name.endswith(".cubin")), None)
-    if path is None:
-        return None, None
+    found = usage_of(str(path)) if path is not None else {}
+    usage = next(iter(found.values()), Usage())
+    return usage.registers, usage.spills
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a kernel in a binary uses.
+
+    Attributes:
+        registers: registers a thread; None where no tool tells.
+        spills: bytes of stack and local memory a thread; None where no tool tells.
+        shared: bytes of shared memory a block that the binary asks for by itself.
+    """
+
+    registers: int | None = None
+    spills: int | None = None
+    shared: int = 0
+
+
+_USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+
+
+def usage_of(path: str) -> dict[str, Usage]:
+    """What each kernel in NVIDIA's binary at `path` uses, by name, from Triton's `cuobjdump`; empty without that."""
     try:
-        command = [knobs.nvidia.cuobjdump.path, "-res-usage", str(path)]
+        from triton import knobs
+
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", path]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, RuntimeError, subprocess.TimeoutExpired, AttributeError):  # no such tool
-        return None, None
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", done.stdout + done.stderr)
-    return (int(found[1]), int(found[2]) + int(found[3])) if found else (None, None)
+    except (ImportError, OSError, RuntimeError, subprocess.TimeoutExpired, AttributeError):  # no such tool
+        return {}
+    return {
+        name: Usage(int(registers), int(stack) + int(local), int(shared))
+        for name, registers, stack, shared, local in _USAGE.findall(done.stdout + done.stderr)
+    }
 
 
 _DOTS = (
@@ -155,7 +180,13 @@ def overlapping_reads(ptx: str) -> bool:
     return bool(_FROM_REGISTERS.search(ptx) and _STILL_PENDING.search(ptx))
 
 
-def _tensor_bytes(arguments: Iterable[Any]) -> int:
+def instructions_of(assembly: str) -> int:
+    """Number of instructions in PTX or AMD assembly text."""
+    return len(_INSTRUCTION.findall(assembly))
+
+
+def tensor_bytes(arguments: Iterable[Any]) -> int:
+    """Bytes of the tensors among `arguments`, what they share counted once."""
     storages: dict[int, tuple[int, dict[tuple[int, int], int]]] = {}
     for a in arguments:
         t = getattr(a, "base", a) if not isinstance(a, torch.Tensor) else a
@@ -166,4 +197,14 @@ def _tensor_bytes(arguments: Iterable[Any]) -> int:
     return sum(min(total, sum(views.values())) for total, views in storages.values())
 
 
-__all__ = ["KernelFacts", "dot_types", "facts_of", "overlapping_reads", "registers_of"]
+__all__ = [
+    "KernelFacts",
+    "Usage",
+    "dot_types",
+    "facts_of",
+    "instructions_of",
+    "overlapping_reads",
+    "registers_of",
+    "tensor_bytes",
+    "usage_of",
+]

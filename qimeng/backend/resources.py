@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from qimeng.backend.facts import KernelFacts
 from qimeng.device import Device
-from qimeng.envs.kernel_facts import KernelFacts
 from qimeng.interfaces import Resources
 
 MAX_THREADS = 1024

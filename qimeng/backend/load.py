@@ -8,12 +8,14 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from qimeng.backend.registry import backend_named
 from qimeng.program.program import load_source
 
 if TYPE_CHECKING:
     from qimeng.program.program import Implementation
 
 HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
+"""What the text of a Triton kernel, and PyTorch's text of a region, finds above it."""
 
 
 def load_kernels(source: str, folder: str | None = None) -> ModuleType:
@@ -34,7 +36,8 @@ def load_kernels(source: str, folder: str | None = None) -> ModuleType:
 
 def implementation_source(implementation: Implementation) -> str:
     """The text of one implementation as a file of its own."""
-    return HEADER + implementation.source
+    header = backend_named(implementation.language).header if implementation.generated else HEADER
+    return header + implementation.source
 
 
 def _first_line(item: Any) -> None:

@@ -12,19 +12,17 @@ import subprocess
 
 import torch
 
-from qimeng.envs.fork_loop import SHARED
-
 NO_LINK = (AssertionError, OSError, ImportError, RuntimeError, subprocess.CalledProcessError, AttributeError)
 """What Triton raises where its C code cannot be compiled or linked, as on a machine without a CUDA driver."""
 
-_SHARED: list[str] = []
-"""Triton's cache folder of the server: its C module is in it, and no kernel."""
 
-
-def warm_up() -> None:
+def warm_up(folder: str) -> None:
     """Hash Triton's own files, ask ptxas for its version, build the C module; for a server, before it forks.
 
     An operator on a tensor without data makes PyTorch import sympy, which takes longer than compiling a kernel.
+
+    Args:
+        folder: becomes Triton's cache folder of the server: its C module is in it, and no kernel.
     """
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
@@ -33,9 +31,8 @@ def warm_up() -> None:
     torch.empty_like(torch.empty(1, device="meta"))
     triton_key()
     make_backend(GPUTarget("cuda", 90, 32)).hash()
-    _SHARED.append(os.path.join(os.getcwd(), SHARED, "triton"))
     before = os.environ.get("TRITON_CACHE_DIR")
-    os.environ["TRITON_CACHE_DIR"] = _SHARED[0]
+    os.environ["TRITON_CACHE_DIR"] = folder
     _build_c_module()
     if before is None:
         del os.environ["TRITON_CACHE_DIR"]
@@ -43,11 +40,11 @@ def warm_up() -> None:
         os.environ["TRITON_CACHE_DIR"] = before
 
 
-def adopt_shared_cache() -> None:
-    """Put what the server has built into this process's own cache folder, if that is empty or missing."""
+def adopt(folder: str) -> None:
+    """Put what the server has built in `folder` into this process's own cache, if that is empty or missing."""
     own = os.environ.get("TRITON_CACHE_DIR", "")
-    if own and _SHARED and os.path.isdir(_SHARED[0]) and not (os.path.isdir(own) and os.listdir(own)):
-        shutil.copytree(_SHARED[0], own, dirs_exist_ok=True)
+    if own and os.path.isdir(folder) and not (os.path.isdir(own) and os.listdir(own)):
+        shutil.copytree(folder, own, dirs_exist_ok=True)
 
 
 def _build_c_module() -> None:
@@ -59,4 +56,4 @@ def _build_c_module() -> None:
         return
 
 
-__all__ = ["NO_LINK", "adopt_shared_cache", "warm_up"]
+__all__ = ["NO_LINK", "adopt", "warm_up"]

@@ -1,0 +1,86 @@
+"""Which backends there are: those of this package, and those that installed packages register.
+
+Deals in names. Knows nothing about what a backend does.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from qimeng.backend.base import Backend
+from qimeng.errors import QimengError
+
+GROUP = "qimeng.backends"
+"""Entry points of this group name a `Backend`, a class of one, or a function without arguments that makes one."""
+
+_BACKENDS: dict[str, Backend] = {}
+_entered: set[EntryPoint] = set()
+_loaded: list[bool] = []
+
+
+def register_backend(backend: Backend) -> Backend:
+    """Add a backend.
+
+    Raises:
+        ValueError: its language is no identifier, means PyTorch, or has a backend already.
+    """
+    language = getattr(backend, "language", None)
+    if not isinstance(language, str) or not language.isidentifier():
+        raise ValueError(f"a backend's language must be an identifier, {type(backend).__qualname__} has {language!r}")
+    if language in ("torch", "library"):
+        raise ValueError(f"the language {language!r} means calls of PyTorch, which are compiled by nobody")
+    if language in _BACKENDS:
+        known = type(_BACKENDS[language]).__module__
+        raise ValueError(f"the language {language!r} has a backend already ({known})")
+    _BACKENDS[language] = backend
+    return backend
+
+
+def unregister_backend(language: str) -> None:
+    """Take a backend out again (for tests and notebooks)."""
+    _BACKENDS.pop(language, None)
+
+
+def backends() -> dict[str, Backend]:
+    """Every backend by language; those of installed packages (entry points) are loaded at the first call.
+
+    Raises:
+        QimengError: an installed package's backend cannot be loaded or registered; the message names the package.
+    """
+    if not _loaded:
+        from qimeng.backend.cuda import CudaCpp
+        from qimeng.backend.triton import Triton
+
+        for own in (Triton(), CudaCpp()):
+            _BACKENDS.setdefault(own.language, own)
+        for point in entry_points(group=GROUP):
+            if point in _entered:
+                continue
+            _entered.add(point)
+            try:
+                found = point.load()
+                register_backend(found if isinstance(found, Backend) else found())
+            except Exception as error:  # loading runs the other package's code
+                _entered.discard(point)
+                package = point.dist.name if point.dist else point.value
+                raise QimengError(
+                    f"the backend {point.name!r} of the installed package {package} cannot be used "
+                    f"({type(error).__name__}: {error}); update or uninstall that package"
+                ) from error
+        _loaded.append(True)
+    return dict(_BACKENDS)
+
+
+def backend_named(language: str) -> Backend:
+    """The backend for `language`.
+
+    Raises:
+        QimengError: there is none; the message lists the languages.
+    """
+    found = backends().get(language)
+    if found is None:
+        raise QimengError(f"no backend for the language {language!r}; known: {', '.join(sorted(backends()))}")
+    return found
+
+
+__all__ = ["GROUP", "backend_named", "backends", "register_backend", "unregister_backend"]

@@ -1,0 +1,119 @@
+"""A backend of another package: it registers, compiles what is written in its language, and its errors name it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from qimeng.backend import (
+    Backend,
+    Capabilities,
+    Compiled,
+    KernelFacts,
+    backend_named,
+    backends,
+    register_backend,
+    unregister_backend,
+)
+from qimeng.backend import registry as module
+from qimeng.device import DEVICES, Device
+from qimeng.envs.interpret import Interpreter
+from qimeng.envs.launches import kernel_names
+from qimeng.errors import QimengError
+from qimeng.graph.opgraph import Meta
+from qimeng.program.program import Implementation, Program
+from qimeng.testing import sample_graph
+
+
+class Tape(Backend):
+    """A language whose kernels are lines ``kernel NAME`` of a comment."""
+
+    language = "tape"
+    title = "Tape"
+    capabilities = Capabilities(frozenset({"cuda"}))
+    program_needs = "\nIt needs a tape.\n"
+
+    def compile(
+        self, implementation: Implementation, inputs: Sequence[Meta | None], device: Device, folder: str | None = None
+    ) -> Compiled:
+        """One kernel a line."""
+        kernels = [
+            KernelFacts(name, False, (1, 1, 1), 1, 1, 32, 0, 0, 16, 0, 64)
+            for name in self.kernel_names(implementation.source)
+        ]
+        return Compiled(tuple(kernels))
+
+    def kernel_names(self, source: str) -> list[str]:
+        """The names after ``# kernel``."""
+        return [line.split()[2] for line in source.splitlines() if line.startswith("# kernel ")]
+
+    def program_header(self) -> str:
+        """What its runtime imports."""
+        return "import math"
+
+
+@pytest.fixture
+def tape():
+    backends()
+    yield register_backend(Tape())
+    unregister_backend("tape")
+
+
+def test_two_backends_come_with_the_package() -> None:
+    assert {"triton", "cuda"} <= backends().keys()
+    triton, cuda = backend_named("triton"), backend_named("cuda")
+    assert triton.capabilities.interpreter and not cuda.capabilities.interpreter
+    assert triton.targets(DEVICES["mi300x"]) and not cuda.targets(DEVICES["mi300x"])
+    assert all(b.capabilities.cross_compiles and b.targets(DEVICES["h200"]) for b in (triton, cuda))
+    with pytest.raises(QimengError, match="no backend for the language 'tape'; known: cuda, triton"):
+        backend_named("tape")
+
+
+def test_a_stub_from_elsewhere_is_used(tape: Backend) -> None:
+    text = "# kernel first\n# kernel second\ndef entry(*inputs):\n    return (inputs[0],)\n"
+    implementation = Implementation("tape", text, "entry")
+    assert implementation.generated and kernel_names(implementation) == ["first", "second"]
+    found = tape.compile(implementation, (), DEVICES["h200"])
+    assert [k.name for k in found.kernels] == ["first", "second"]
+    start = Program.start(sample_graph())
+    program = start.with_implementation(start.regions[-1].id, implementation)
+    assert "import math" in program.source and "It needs a tape." in program.source.split('"""')[1]
+    assert "triton" not in program.source
+
+
+def test_a_language_is_registered_once(tape: Backend) -> None:
+    with pytest.raises(ValueError, match="the language 'tape' has a backend already"):
+        register_backend(Tape())
+    for language in ("torch", "two words"):
+        other = Tape()
+        other.language = language
+        with pytest.raises(ValueError, match="language"):
+            register_backend(other)
+
+
+def test_an_entry_point_registers_and_a_broken_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends()
+    points = [EntryPoint("tape", f"{__name__}:Tape", module.GROUP)]
+    monkeypatch.setattr(module, "entry_points", lambda group: points)
+    monkeypatch.setattr(EntryPoint, "load", lambda self: Tape if self.name == "tape" else 1 / 0)
+    monkeypatch.setattr(module, "_loaded", [])
+    try:
+        assert isinstance(backends()["tape"], Tape)
+        points.append(EntryPoint("broken", "nowhere:Broken", module.GROUP))
+        module._loaded.clear()
+        with pytest.raises(QimengError, match="the backend 'broken' of the installed package nowhere:Broken cannot"):
+            backends()
+    finally:
+        unregister_backend("tape")
+
+
+def test_what_no_interpreter_runs_is_said_to_be_unchecked(tape: Backend) -> None:
+    graph = sample_graph()
+    start = Program.start(graph)
+    text = "# kernel first\ndef entry(*inputs):\n    return (inputs[0],)\n"
+    program = start.with_implementation(start.regions[0].id, Implementation("tape", text, "entry"))
+    checked = object.__new__(Interpreter).check(program)
+    assert checked.verdict is None
+    assert checked.unchecked == "1 of 1 kernels are Tape, which runs on a GPU only: they were not checked"
