@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from qimeng.bench.environment import environment
+from qimeng.bench.kernelbench import load_levels
 from qimeng.bench.row import append_line
-from qimeng.bench.suite import load_kernelbench
 from qimeng.device import target_device
 from qimeng.errors import QimengError
 from qimeng.graph import decompose
@@ -74,9 +74,7 @@ def main() -> None:
     drawn = [d.spec for d in draw_many(77, arguments.specs)]
     parts: dict[str, list[KernelSpec]] = {"drawn": drawn}
     for level in (1, 2) if arguments.root else ():
-        parts[f"kernelbench level {level}"] = [
-            KernelSpec.from_file(p.path) for p in load_kernelbench(arguments.root, level)
-        ]
+        parts[f"kernelbench level {level}"] = [p.spec() for p in load_levels(arguments.root, str(level))]
     timed(drawn[0])  # what is imported and made once
     with public():
         timed(drawn[0])

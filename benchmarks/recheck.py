@@ -18,14 +18,15 @@ from typing import Any
 from experiments.trust.journal import Journal, read_journal
 from qimeng.bench.environment import environment
 from qimeng.bench.gpus import gpu_places, visible_gpus
+from qimeng.bench.kernelbench import KernelBench
 from qimeng.bench.pool import Pool
 from qimeng.bench.row import Row, read_rows
-from qimeng.bench.suite import load_levels
+from qimeng.bench.suite import problems_of
 from qimeng.device import current_device, target_device
 from qimeng.envs.gpu import GpuEvaluator
 from qimeng.graph.verify import capture_spec
 from qimeng.recipe import Recipe
-from qimeng.spec import DISTRIBUTIONS, KernelSpec
+from qimeng.spec import DISTRIBUTIONS
 
 WINNER_S = 120.0
 """Seconds that one may take."""
@@ -34,9 +35,9 @@ WINNER_S = 120.0
 def judge(root: str, task: tuple[str, Row]) -> dict[str, Any]:
     """What becomes of a row's winner: gate, failure, error, times; those that the row has beside them."""
     row = task[1]
-    (problem,) = load_levels(root, str(row.level), str(row.number))
+    (problem,) = problems_of(KernelBench(root), row.id)
     began = time.monotonic()
-    spec = KernelSpec.from_file(problem.path, dtype=row.settings.dtype, mode=row.settings.mode)
+    spec = problem.spec(row.settings.dtype, row.settings.mode)
     graph = capture_spec(spec)
     recipe = replace(Recipe.from_json(row.recipe), program="")  # what is around kernels may be printed anew
     evaluator = GpuEvaluator(spec, graph, trials=len(DISTRIBUTIONS) + 1)
@@ -61,7 +62,7 @@ def judge(root: str, task: tuple[str, Row]) -> dict[str, Any]:
 def winners(paths: Sequence[str]) -> list[tuple[str, Row]]:
     """The rows that have a right program, with their keys."""
     rows = [row for path in paths for row in read_rows(path) if row.right and row.recipe]
-    return [(f"{r.level}/{r.number} {r.settings.dtype} {r.settings.mode}", r) for r in rows]
+    return [(f"{r.id} {r.settings.dtype} {r.settings.mode}", r) for r in rows]
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from qimeng.store import Store
 
 if TYPE_CHECKING:
     from qimeng.device import Device
+    from qimeng.envs.task import Task
     from qimeng.interfaces import Coder, Evaluator, Planner
 
 
@@ -102,7 +103,37 @@ def plan_and_code(
         )
         if evaluator is None:
             held.callback(task.evaluator.close)
-        if compile_modes:
-            task.evaluator.compare_with(compile_modes, seconds / 2)
-        task.evaluator.sanitize_with(sanitize)
-        return optimize(task, chosen, Budget(seconds, evaluations), opened, on_step, began=began)
+        budget, compiled = Budget(seconds, evaluations), (compile_modes, seconds / 2)
+        return run_task(task, chosen, budget, began, compiled, sanitize=sanitize, store=opened, on_step=on_step)
+
+
+def run_task(
+    task: Task,
+    search: Search,
+    budget: Budget,
+    began: float,
+    compiled: tuple[Sequence[str], float] = ((), 0.0),
+    *,
+    sanitize: Sequence[str] = (),
+    store: Store | None = None,
+    on_step: Callable[[Progress], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Result:
+    """Optimize a task beside its baselines; `plan_and_code` and the benchmarks (`qimeng.bench.measure`) both end here.
+
+    Args:
+        task: what is optimized, its judge included, which the caller closes.
+        search: decides which steps are taken.
+        budget: what may be used.
+        began: the clock's time when the budget's seconds began.
+        compiled: modes of torch.compile to time beside the result, and the most seconds that each may take to compile.
+        sanitize: tools that the final verification runs (see `plan_and_code`).
+        store: where every attempt is recorded.
+        on_step: told what is going on.
+        clock: seconds, monotonic.
+    """
+    modes, compile_seconds = compiled
+    if modes:
+        task.evaluator.compare_with(modes, compile_seconds)
+    task.evaluator.sanitize_with(sanitize)
+    return optimize(task, search, budget, store, on_step, clock, began)

@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: `qimeng bench kernelbench`, `families`, `summary`, `tables`.
+"""The command line of the benchmarks: `qimeng bench run`, `kernelbench`, `families`, `summary`, `tables`.
 
 Deals in arguments and printing. Knows nothing about how a problem is measured or how figures are computed.
 """
@@ -33,21 +33,29 @@ from qimeng.planner import PLANNERS, SEARCHES
 
 if TYPE_CHECKING:
     from qimeng.bench.row import Row
+    from qimeng.bench.suite import Problem
     from qimeng.bench.summary import Summary
 
 app = typer.Typer(help="Benchmarks: run a suite, sum up stored rows, render tables.", no_args_is_help=True)
 
-Root = Annotated[Path, typer.Option(help="A local checkout of KernelBench.")]
-Problems = Annotated[str, typer.Option(help="Numbers and ranges, 1,2,5-9; all by default.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
-@app.command()
-def kernelbench(
-    root: Root,
-    level: Annotated[str, typer.Option(help="KernelBench's levels, such as 1 or 1,2.")] = "1",
+@app.command("kernelbench")
+@app.command("run")
+def run(
+    suite: Annotated[
+        str,
+        typer.Argument(help="kernelbench:FOLDER, folder:FOLDER, module:NAME, or a suite of an installed package."),
+    ] = "",
+    only: Annotated[str, typer.Option(help="Ids and patterns, level1/19,level2/*; all by default.")] = "",
+    root: Annotated[
+        Path | None, typer.Option(help="A local checkout of KernelBench, whose problems --level and --problems select.")
+    ] = None,
+    level: Annotated[str, typer.Option(help="With --root: KernelBench's levels, such as 1 or 1,2.")] = "1",
     problems: Annotated[
-        str, typer.Option(help="Numbers and ranges, 1,2,5-9, or each level's own, 1/1,2;2/12; all by default.")
+        str,
+        typer.Option(help="With --root: numbers and ranges, 1,2,5-9, or each level's own, 1/1,2;2/12; all by default."),
     ] = "",
     families: Annotated[str, typer.Option(help="Only these families (see `bench families`), comma-separated.")] = "",
     seconds_each: Annotated[
@@ -56,8 +64,12 @@ def kernelbench(
     total_seconds: Annotated[float, typer.Option(min=0, help="Time budget of the run.")] = 3600.0,
     overhead_seconds: Annotated[float, typer.Option(help="Beyond its budget, a problem may take this long.")] = 120.0,
     evaluations: Annotated[int, typer.Option(help="Most evaluations of a problem; 0 for the default.")] = 0,
-    mode: Annotated[str, typer.Option(help="Precision mode: default, highest or high.")] = "default",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    mode: Annotated[
+        str, typer.Option(help="Precision mode: default, highest or high; own for each spec's, which suites have.")
+    ] = "",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16 or float16; own for each spec's. With --root, float32 by default.")
+    ] = "",
     planner: Annotated[str, typer.Option(help=f"Who chooses: {listed(PLANNERS)}.")] = "heuristic",
     coder: CoderName = "template",
     base_url: BaseUrl = "",
@@ -77,22 +89,25 @@ def kernelbench(
     retry: Annotated[bool, typer.Option(help="Run stored failures again.")] = False,
     out: Annotated[Path, typer.Option(help="File of rows; a run goes on where it ended.")] = Path("rows.jsonl"),
 ) -> None:
-    """Run KernelBench problems and store a row each.
+    """Run the problems of a suite and store a row each.
 
-    What a model may cost (`--llm-…`) is for each problem; its answers are kept beside the rows, so that none is paid
-    twice.
+    `bench kernelbench --root FOLDER` is the same for a checkout of KernelBench. What a model may cost (`--llm-…`) is
+    for each problem; its answers are kept beside the rows, so that none is paid twice.
     """
     from qimeng.bench.gpus import gpu_places, visible_gpus
     from qimeng.bench.harness import RunOptions, pending, run_suite
     from qimeng.bench.measure import measure, prepare
     from qimeng.bench.row import Settings, read_rows
-    from qimeng.bench.suite import load_levels
+    from qimeng.bench.suite import OWN
     from qimeng.bench.summary import summarize
     from qimeng.bench.survey import survey
     from qimeng.envs.setup import make_device
 
     modes, kept = split(compile_modes) if compile_baseline else (), split(families)
-    check_names(planner, coder, search, mode, dtype, modes, kept)
+    mode, dtype = mode or ("default" if root else OWN), dtype or ("float32" if root else OWN)
+    known = ("default" if mode == OWN else mode, "float32" if dtype == OWN else dtype)
+    check_names(planner, coder, search, *known, modes, kept)
+    found = _problems(suite, only, root, level, problems)
     writer = made_coder(coder, base_url, llm_calls, llm_tokens, llm_money, llm_prices, candidates, llm_prompts)
     named = coder_label(coder, candidates, llm_prompts)
     settings = Settings(mode, dtype, planner, named, search, seconds_each, evaluations, modes, compile_seconds)
@@ -106,13 +121,12 @@ def kernelbench(
         overhead_seconds,
         retry,
     )
-    suite = load_levels(root, level, problems)
     screen = console()
-    todo = pending(suite, options, out)
-    screen.print(f"{len(suite)} problems, {len(suite) - len(todo)} of them stored in {out} already")
+    todo = pending(found, options, out)
+    screen.print(f"{len(found)} problems, {len(suite) - len(todo)} of them stored in {out} already")
     try:
         rows = run_suite(
-            suite,
+            found,
             partial(
                 measure,
                 settings=settings,
@@ -126,36 +140,59 @@ def kernelbench(
             on_row=lambda row: screen.print(row_line(row), markup=False),
         )
     except KeyboardInterrupt:
-        screen.print(f"{len(pending(suite, options, out))} problems left; the same command goes on from {out}")
+        screen.print(f"{len(pending(found, options, out))} problems left; the same command goes on from {out}")
         raise
-    left = len(pending(suite, options, out))
+    left = len(pending(found, options, out))
     screen.print(f"{len(rows)} rows stored, {left} problems without a row (other families included)")
     if rows:
         for summary in summarize(r for r in read_rows(out) if r.settings == settings):
             print_summary(summary, screen)
 
 
+def _problems(suite: str, only: str, root: Path | None, level: str, problems: str) -> tuple[Problem, ...]:
+    """What is run: the problems of a suite, or those of a KernelBench checkout by level and number."""
+    from qimeng.bench.ids import SuiteError
+    from qimeng.bench.kernelbench import load_levels
+    from qimeng.bench.suite import problems_of
+    from qimeng.bench.suites import suite_named
+
+    if bool(suite) == (root is not None):
+        raise SuiteError("name one suite (kernelbench:FOLDER, folder:FOLDER, module:NAME …) or give --root FOLDER")
+    if root is not None:
+        if only:
+            raise SuiteError("--only is for a named suite; with --root, --level and --problems select")
+        return load_levels(root, level, problems)
+    return problems_of(suite_named(suite), only)
+
+
 @app.command()
-def families(root: Root, level: int = 1, problems: Problems = "", as_json: Json = False) -> None:
+def families(
+    suite: Annotated[str, typer.Argument(help="As for `bench run`.")] = "",
+    only: Annotated[str, typer.Option(help="Ids and patterns, level1/19,level2/*; all by default.")] = "",
+    root: Annotated[Path | None, typer.Option(help="A local checkout of KernelBench.")] = None,
+    level: Annotated[str, typer.Option(help="With --root: levels, such as 1 or 1,2.")] = "1",
+    problems: Annotated[str, typer.Option(help="With --root: numbers and ranges, 1,2,5-9; all by default.")] = "",
+    as_json: Json = False,
+) -> None:
     """Say to which family each problem belongs, from its captured graph."""
-    from qimeng.bench.suite import format_selection, load_kernelbench
+    from qimeng.bench.ids import format_ids
     from qimeng.bench.survey import survey
 
-    found: dict[str, list[int]] = {}
-    for problem in load_kernelbench(root, level, problems):
+    found: dict[str, list[str]] = {}
+    for problem in _problems(suite, only, root, level, problems):
         known = survey(problem).found
         words = "not captured" if known is None else known.family
         if known is not None:
             words += (f", collapsed ({known.collapsed})" if known.collapsed else "") + (
                 ", random" if known.random else ""
             )
-        found.setdefault(words, []).append(problem.number)
+        found.setdefault(words, []).append(problem.id)
     if as_json:
         print(json.dumps(found, indent=1))
         return
-    table = Table("family", "problems", "numbers")
-    for name, numbers in found.items():
-        table.add_row(name, str(len(numbers)), format_selection(numbers))
+    table = Table("family", "problems", "ids")
+    for name, ids in found.items():
+        table.add_row(name, str(len(ids)), format_ids(ids))
     console().print(table, markup=False)
 
 
@@ -191,7 +228,7 @@ def tables(
 
 def row_line(row: Row) -> str:
     """One line about a stored row."""
-    head = f"{row.id:>6} {row.name[:40]:<40} {row.family:<12}"
+    head = f"{row.id:<12} {row.name[:40]:<40} {row.family:<12}"
     if row.error is not None:
         return f"{head} FAILED {row.error[:100]}"
     ms = f"{row.candidate.device_ms:.3f} ms" if row.candidate else "untimed"

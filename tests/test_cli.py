@@ -136,6 +136,23 @@ def test_an_interrupted_benchmark_says_how_to_go_on(
     assert captured.err.strip() == "qimeng: interrupted"
 
 
+def test_a_folder_of_problems_is_a_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from qimeng.bench import harness
+
+    seen: list[Any] = []
+    monkeypatch.setattr(harness, "run_suite", lambda suite, work, *others, **named: seen.append((suite, work)) or ())
+    (tmp_path / "mine").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "mine" / f"{name}.py").write_text(PROBLEM)
+    rows = ("--device", "h200", "--out", tmp_path / "rows.jsonl")
+    assert run("bench", "run", f"folder:{tmp_path / 'mine'}", "--only", "t*", *rows) == 0
+    assert run("bench", "run", f"folder:{tmp_path / 'mine'}", "--dtype", "float16", *rows) == 0
+    (some, own), (all_of_it, half) = seen
+    assert [p.id for p in some] == ["two"] and [p.id for p in all_of_it] == ["one", "two"]
+    assert (own.keywords["settings"].dtype, own.keywords["settings"].mode) == ("own", "own")
+    assert half.keywords["settings"].dtype == "float16"
+
+
 def test_a_benchmark_of_a_model_keeps_its_answers_beside_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +251,7 @@ def test_a_summary_for_machines_and_for_people(tmp_path: Path, capsys: pytest.Ca
     assert found["groups"][0]["over_eager"] == pytest.approx(8**0.5)
     assert run("bench", "summary", rows) == 0
     text = capsys.readouterr().out
-    assert "pointwise and reduction" in text and "not right: 1/3: broke" in text
+    assert "pointwise and reduction" in text and "not right: level1/3: broke" in text
 
 
 def test_tables_are_written_into_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,6 +269,8 @@ def test_tables_are_written_into_documents(tmp_path: Path, capsys: pytest.Captur
     ("arguments", "message"),
     [
         (("bench", "summary", "/no/such/file"), "cannot read /no/such/file"),
+        (("bench", "run"), "name one suite (kernelbench:FOLDER, folder:FOLDER, module:NAME …) or give --root FOLDER"),
+        (("bench", "run", "circles"), "no suite called 'circles'; known: kernelbench, folder, module"),
         (("bench", "families", "--root", "/nowhere"), "no KernelBench level 1 under /nowhere"),
         (("optimize", "/no/such.py"), "/no/such.py"),
         (

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from experiments.planners.replay import SEEDS, Method, judged, log_gain
 from qimeng.bench.explore import Explorer, chance
-from qimeng.bench.suite import Problem, load_kernelbench
+from qimeng.bench.kernelbench import load_levels
+from qimeng.bench.suite import Problem
 from qimeng.bench.survey import ALONE, survey
 from qimeng.device import DEVICES
 from qimeng.envs.session import Budget
@@ -75,17 +76,18 @@ def kernelbench(root: Path | str, count: int = PROBLEMS) -> Iterator[Drawn]:
     Raises:
         SuiteError: `root` holds no checkout.
     """
-    levels = [_usable(sorted(load_kernelbench(root, level), key=_shuffled)) for level in (1, 2)]
+    levels = [_usable(sorted(load_levels(root, str(level)), key=_shuffled)) for level in (1, 2)]
     seen: set[str] = set()
     for problem in filter(None, chain.from_iterable(zip_longest(*levels))):
         if count == 0:
             return
-        spec = KernelSpec.from_file(problem.path)
+        spec = problem.spec()
         found = _structure(spec)
         if found is not None and found not in seen:
             seen.add(found)
             count -= 1
-            yield Drawn(spec, KERNELBENCH, problem.level, problem.number)
+            level, number = problem.id.removeprefix("level").split("/")
+            yield Drawn(spec, KERNELBENCH, int(level), int(number))
 
 
 def _usable(problems: Iterable[Problem]) -> Iterator[Problem]:

@@ -120,4 +120,4 @@ def pending(problems: Sequence[Problem], options: RunOptions, out: Path) -> list
     """The problems without a row in `out` with these settings (or with a failure in it, where they are retried)."""
     stored = read_rows(out) if out.exists() else ()
     done = {row.key for row in stored if row.error is None or not options.retry}
-    return [p for p in problems if row_key(p.level, p.number, p.digest, options.settings) not in done]
+    return [p for p in problems if row_key(p.id, p.digest, options.settings) not in done]

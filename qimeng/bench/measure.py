@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from qimeng.api import run_task
 from qimeng.bench.environment import environment
 from qimeng.bench.families import classify
 from qimeng.bench.row import Row, Settings, StepRow, blank_row
 from qimeng.bench.suite import Problem
 from qimeng.bench.survey import Facts, survey
-from qimeng.envs.loop import optimize
 from qimeng.envs.result import Result
 from qimeng.envs.roofline import floor_ms, product_flops
 from qimeng.envs.session import Attempt, Budget
@@ -29,7 +29,7 @@ from qimeng.envs.torch_compile import compile_server
 from qimeng.errors import QimengError
 from qimeng.interfaces import Coder, Evaluation, Step
 from qimeng.planner import make_search
-from qimeng.spec import KernelSpec
+from qimeng.spec.patience import within
 from qimeng.store import Store
 
 FINAL_S = 6.0
@@ -94,22 +94,24 @@ def measure(
         problem, settings, environment=environment(target), started=datetime.now(UTC).isoformat(timespec="seconds")
     )
     try:
-        spec = KernelSpec.from_file(problem.path, dtype=settings.dtype, mode=settings.mode)
         store = Store(answers) if answers is not None else None
-        task = make_task(spec, coder=coder or settings.coder, device=target)
+        with within(settings.seconds):
+            spec = problem.spec(settings.dtype, settings.mode)
+            task = make_task(spec, coder=coder or settings.coder, device=target)
     except QimengError as error:
         return _timed(replace(row, error=f"{type(error).__name__}: {error}"), began)
     try:
         if store is not None:
             task.context.coder.use_store(store, spec.digest)
-        row = _with_graph(row, task, settings.mode)
+        row = _with_graph(row, task)
         judge = task.evaluator if isinstance(task.evaluator, Measures) else None
         capture = time.monotonic() - began - (sum(judge.spent.values()) if judge else 0.0)
-        task.evaluator.compare_with(settings.compile_modes, settings.compile_seconds)
         budget = Budget(
             max(settings.seconds - FINAL_S, settings.seconds / 2), settings.evaluations or Budget.evaluations
         )
-        result = optimize(task, search, budget, clock=_own_seconds(judge), began=began)
+        compiled = (settings.compile_modes, settings.compile_seconds)
+        with within(settings.seconds):
+            result = run_task(task, search, budget, began, compiled, clock=_own_seconds(judge))
         wall = time.monotonic() - began
         seconds = split(wall, capture, judge.spent if judge is not None else seconds_of(result))
         row = replace(_with_result(row, result), seconds=seconds)
@@ -139,7 +141,7 @@ def _denied(agrees: bool | None) -> bool | None:
     return None if agrees is None else not agrees
 
 
-def _with_graph(row: Row, task: Task, mode: str) -> Row:
+def _with_graph(row: Row, task: Task) -> Row:
     """Family and roofline, where the computation is a graph."""
     if task.reason:
         return replace(row, captured=False)
@@ -150,7 +152,7 @@ def _with_graph(row: Row, task: Task, mode: str) -> Row:
         collapsed=found.collapsed,
         random=found.random,
         flops=sum(product_flops(graph, node) for node in graph.ops()),
-        floor_ms=floor_ms(graph, task.context.device, mode),
+        floor_ms=floor_ms(graph, task.context.device, task.context.mode),
     )
 
 

@@ -10,11 +10,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qimeng.bench.suite import Problem
 from qimeng.errors import QimengError
 from qimeng.interfaces import Timing
+
+if TYPE_CHECKING:
+    from qimeng.bench.suite import Problem
 
 
 class RowError(QimengError):
@@ -26,8 +28,9 @@ class Settings:
     """What a run was asked for; rows with equal settings belong together.
 
     Attributes:
-        mode: precision mode: ``"default"``, ``"highest"`` or ``"high"``.
-        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``: what the inputs and parameters are cast to.
+        mode: precision mode: ``"default"``, ``"highest"`` or ``"high"``; ``"own"`` for that of each spec.
+        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``: what inputs and parameters are cast to; ``"own"`` for
+            that of each spec.
         planner: name of the planner.
         coder: name of the coder.
         search: name of the search.
@@ -101,10 +104,9 @@ class Row:
     """One problem's run.
 
     Attributes:
-        level: KernelBench's level.
-        number: the problem's number in it.
+        id: the problem's id in its suite, ``"level1/23"``.
         name: its label.
-        digest: content hash of its file.
+        digest: content hash of the problem.
         settings: what was asked for.
         environment: where it ran.
         family: see `qimeng.bench.families`; empty where the problem failed before it was captured.
@@ -141,10 +143,11 @@ class Row:
         source_digest: content hash of the final program's source.
         notes: what a reader should know, in sentences.
         started: UTC time at which the run began, ISO 8601.
+        suite: name of the suite that the problem is of.
+        group: the part of the suite that it belongs to (see `qimeng.bench.suite.Suite.group`).
     """
 
-    level: int
-    number: int
+    id: str
     name: str
     digest: str
     settings: Settings
@@ -180,16 +183,13 @@ class Row:
     source_digest: str = ""
     notes: tuple[str, ...] = ()
     started: str = ""
+    suite: str = ""
+    group: str = ""
 
     @property
-    def id(self) -> str:
-        """Level and number, ``"1/23"``."""
-        return f"{self.level}/{self.number}"
-
-    @property
-    def problem(self) -> tuple[int, int, str]:
-        """What was computed: level, number, content."""
-        return self.level, self.number, self.digest
+    def problem(self) -> tuple[str, str]:
+        """What was computed: id and content."""
+        return self.id, self.digest
 
     @property
     def optimize_seconds(self) -> float | None:
@@ -201,7 +201,7 @@ class Row:
     @property
     def key(self) -> str:
         """Problem and settings: a later row with the same key replaces an earlier one."""
-        return row_key(self.level, self.number, self.digest, self.settings)
+        return row_key(self.id, self.digest, self.settings)
 
     @property
     def estimated(self) -> bool:
@@ -264,6 +264,9 @@ class Row:
         """
         try:
             data: dict[str, Any] = json.loads(text)
+            if "id" not in data:  # rows of November 2026: KernelBench's level and number
+                level, number = data.pop("level"), data.pop("number")
+                data |= {"id": f"level{level}/{number}", "suite": "kernelbench", "group": f"level{level}"}
             settings = data["settings"]
             data["settings"] = Settings(**{**settings, "compile_modes": tuple(settings["compile_modes"])})
             data["environment"] = Environment(**data["environment"])
@@ -279,14 +282,15 @@ class Row:
             raise RowError(f"not a row: {text[:80]!r} ({type(error).__name__}: {error})") from error
 
 
-def row_key(level: int, number: int, digest: str, settings: Settings) -> str:
+def row_key(id: str, digest: str, settings: Settings) -> str:
     """What makes two runs the same one."""
-    return json.dumps([level, number, digest, asdict(settings)])
+    return json.dumps([id, digest, asdict(settings)])
 
 
 def blank_row(problem: Problem, settings: Settings, **known: Any) -> Row:
     """A row of `problem` with what is known of it so far; how failures are recorded."""
-    return Row(problem.level, problem.number, problem.name, problem.digest, settings, **known)
+    about = {"suite": problem.suite, "group": problem.group}
+    return Row(problem.id, problem.name, problem.digest, settings, **{**about, **known})
 
 
 def read_rows(path: Path | str) -> tuple[Row, ...]:

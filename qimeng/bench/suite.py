@@ -1,25 +1,77 @@
-"""Which problems a benchmark consists of.
+"""What a benchmark consists of: a suite names computations, each by an id.
 
-Deals in files of a local KernelBench checkout and in the numbers a user asks for. It is the only module that looks at
-a problem's name, and only to label rows: nothing that optimizes ever sees it. Knows nothing about what a problem
-computes.
+Deals in ids, groups of ids and specs. The suites that come with the library are in `qimeng.bench.suites` and
+`qimeng.bench.kernelbench`; an installed package adds one by an entry point of the group `qimeng.suites`. Ids and names
+only label rows: nothing that optimizes ever sees them. Knows nothing about what a problem computes.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
-from qimeng.errors import QimengError
+from qimeng.bench.ids import SuiteError
+from qimeng.errors import QimengError, SpecError
+from qimeng.spec import KernelSpec
 
-_FILE = re.compile(r"(\d+)_(.+)\.py")
+GROUP = "qimeng.suites"
+"""Entry points of this group are suites of other packages: a subclass of `Suite`, or a function that returns one."""
+
+OWN = "own"
+"""As dtype or mode: that of the spec itself."""
 
 
-class SuiteError(QimengError):
-    """A folder that holds no such suite, or a selection that cannot be read."""
+Given = KernelSpec | Callable[[], KernelSpec]
+"""A spec, or a function that makes it. With a function, a suite lists its problems without loading them."""
+
+
+class Suite(ABC):
+    """A named set of computations to measure; subclasses write `problems`.
+
+    Attributes:
+        name: what rows call the suite.
+    """
+
+    name: str
+
+    @abstractmethod
+    def problems(self) -> Iterator[tuple[str, Given]]:
+        """The id and the spec of each problem, in the order that tables show. Ids are unique, as in ``"level1/19"``."""
+
+    def group(self, id: str) -> str:
+        """The part of the suite that a problem belongs to; what is before the last slash of its id by default."""
+        return id.rpartition("/")[0]
+
+
+@dataclass(frozen=True)
+class SpecFile:
+    """A KernelBench-style file, read when its spec is asked for.
+
+    Attributes:
+        path: the file, with `Model`, `get_inputs` and `get_init_inputs`.
+        name: a label for people.
+    """
+
+    path: Path
+    name: str = ""
+
+    def __call__(self) -> KernelSpec:
+        """The spec.
+
+        Raises:
+            SpecError: the file cannot be read or lacks a name.
+        """
+        return KernelSpec.from_file(self.path)
+
+    @cached_property
+    def digest(self) -> str:
+        """Content hash of the file."""
+        return hashlib.blake2b(self.path.read_bytes(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -27,107 +79,89 @@ class Problem:
     """One problem of a suite.
 
     Attributes:
-        level: KernelBench's level, 1 to 4.
-        number: its number in the level.
-        name: the rest of the file's name; a label for people.
-        path: the file, with `Model`, `get_inputs` and `get_init_inputs`.
+        suite: the suite's name.
+        id: the problem's id in it.
+        group: the part of the suite that it belongs to.
+        given: its spec, or what makes it.
     """
 
-    level: int
-    number: int
-    name: str
-    path: Path
+    suite: str
+    id: str
+    group: str
+    given: Given
 
     @property
-    def id(self) -> str:
-        """Level and number, ``"1/23"``."""
-        return f"{self.level}/{self.number}"
+    def name(self) -> str:
+        """A label for people, where there is one beside the id."""
+        return self.given.name if isinstance(self.given, KernelSpec | SpecFile) else ""
 
     @cached_property
     def digest(self) -> str:
-        """Content hash of the file, so that a changed problem is not mistaken for a finished one."""
-        return hashlib.blake2b(self.path.read_bytes(), digest_size=8).hexdigest()
+        """Content hash, so that a changed problem is not mistaken for a finished one; empty where there is no spec."""
+        if isinstance(self.given, KernelSpec | SpecFile):
+            return self.given.digest
+        try:
+            return self.spec().digest
+        except SpecError:
+            return ""
+
+    def spec(self, dtype: str = OWN, mode: str = OWN) -> KernelSpec:
+        """The spec in a dtype and a precision mode; in its own by default.
+
+        Raises:
+            SpecError: it cannot be made; the message names suite and problem where the suite's own code failed.
+        """
+        made = self.given if isinstance(self.given, KernelSpec) else self._made(self.given)
+        changes = {what: given for what, given in (("dtype", dtype), ("mode", mode)) if given != OWN}
+        return made.with_(**changes) if changes else made
+
+    def _made(self, make: Callable[[], KernelSpec]) -> KernelSpec:
+        try:
+            found = make()
+        except QimengError:
+            raise
+        except Exception as error:  # a suite's own code
+            words = f"{type(error).__name__}: {error}"
+            raise SpecError(f"problem {self.id} of the suite {self.suite} cannot be made ({words})") from error
+        if not isinstance(found, KernelSpec):
+            raise SpecError(
+                f"problem {self.id} of the suite {self.suite} is a {type(found).__name__}; a suite gives a KernelSpec"
+            )
+        return found
 
 
-def load_kernelbench(root: Path | str, level: int, selection: str = "") -> tuple[Problem, ...]:
-    """The problems of one level, in the order of their numbers.
+def problems_of(suite: Suite, only: str = "") -> tuple[Problem, ...]:
+    """The problems of a suite.
 
     Args:
-        root: a checkout of KernelBench, or its folder `KernelBench` with the levels in it.
-        level: 1 to 4.
-        selection: numbers and ranges such as ``"1,2,5-9"``; empty for all.
+        suite: the suite.
+        only: ids and patterns, comma-separated: ``"level1/19,level2/*"``; empty for all.
 
     Raises:
-        SuiteError: no such folder, or a number that the level does not have.
+        SuiteError: the suite fails, gives an id twice or something that is no spec; or a pattern fits no id.
     """
-    folders = [Path(root) / "KernelBench" / f"level{level}", Path(root) / f"level{level}"]
-    folder = next((f for f in folders if f.is_dir()), None)
-    if folder is None:
-        raise SuiteError(f"no KernelBench level {level} under {root} (looked for {folders[0]} and {folders[1]})")
-    found: dict[int, Problem] = {}
-    for path in folder.glob("*.py"):
-        if match := _FILE.fullmatch(path.name):
-            found[int(match[1])] = Problem(level, int(match[1]), match[2], path)
-    wanted = parse_selection(selection) or sorted(found)
-    missing = [n for n in wanted if n not in found]
-    if missing:
-        raise SuiteError(f"level {level} has no problem {', '.join(map(str, missing))} (in {folder})")
-    return tuple(found[n] for n in wanted)
+    found: dict[str, Problem] = {}
+    try:
+        for id, given in suite.problems():
+            if not isinstance(id, str) or not id or id in found:
+                raise SuiteError(f"the suite {suite.name} gives the id {id!r}, which is empty, no text or there twice")
+            if not isinstance(given, KernelSpec) and not callable(given):
+                raise SuiteError(
+                    f"the suite {suite.name} gives a {type(given).__name__} for {id}; it takes a KernelSpec or a "
+                    "function that returns one"
+                )
+            found[id] = Problem(suite.name, id, suite.group(id), given)
+    except QimengError:
+        raise
+    except Exception as error:  # a suite's own code
+        words = f"{type(error).__name__}: {error}"
+        raise SuiteError(f"the suite {suite.name} cannot list its problems ({words})") from error
+    patterns = [p for p in (part.strip() for part in only.split(",")) if p]
+    for pattern in patterns:
+        if not any(fnmatchcase(id, pattern) for id in found):
+            some = ", ".join(list(found)[:3]) or "none"
+            raise SuiteError(f"no problem of the suite {suite.name} is called {pattern!r}; its ids: {some} …")
+    return tuple(p for id, p in found.items() if not patterns or any(fnmatchcase(id, one) for one in patterns))
 
 
-def load_levels(root: Path | str, levels: str, selection: str = "") -> tuple[Problem, ...]:
-    """The problems of several levels.
-
-    Args:
-        root: as for `load_kernelbench`.
-        levels: numbers, ``"1,2"``.
-        selection: numbers and ranges, the same for each level, or each level's own: ``"1/1,2,5-9;2/12"``.
-
-    Raises:
-        SuiteError: as for `load_kernelbench`; or a selection for a level that is not asked for.
-    """
-    wanted, own = parse_selection(levels), {}
-    for part in filter(None, (p.strip() for p in selection.split(";"))):
-        level, slash, numbers = part.partition("/")
-        if not slash:
-            own.update(dict.fromkeys(wanted, part))
-        elif parse_selection(level)[:1] and int(level) in wanted:
-            own[int(level)] = numbers
-        else:
-            raise SuiteError(f"the selection {part!r} is of a level that is not asked for ({levels})")
-    return tuple(p for level in (sorted(own) or wanted) for p in load_kernelbench(root, level, own.get(level, "")))
-
-
-def parse_selection(text: str) -> list[int]:
-    """Numbers in ascending order, each once.
-
-    Raises:
-        SuiteError: a part that is neither a number nor a range.
-
-    >>> parse_selection("7, 1,2,5-7")
-    [1, 2, 5, 6, 7]
-    """
-    numbers: set[int] = set()
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if match is None:
-            raise SuiteError(f"cannot read {part!r} in the selection {text!r}; write numbers and ranges: 1,2,5-9")
-        first = int(match[1])
-        numbers.update(range(first, int(match[2] or first) + 1))
-    return sorted(numbers)
-
-
-def format_selection(numbers: list[int]) -> str:
-    """The inverse of `parse_selection`, with runs of three and more as ranges.
-
-    >>> format_selection([1, 2, 5, 6, 7])
-    '1,2,5-7'
-    """
-    runs: list[list[int]] = []
-    for n in sorted(set(numbers)):
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    parts = [f"{r[0]}-{r[-1]}" if len(r) > 2 else ",".join(map(str, r)) for r in runs]
-    return ",".join(parts)
+__all__ = ["GROUP", "OWN", "Given", "Problem", "SpecFile", "Suite", "SuiteError", "problems_of"]

@@ -153,7 +153,7 @@ def group_of(row: Row) -> str:
     """The scoreboard's group of a row: light families together; degenerate, collapsed and random ones apart.
 
     >>> from qimeng.bench.row import Settings
-    >>> group_of(Row(1, 1, "", "", Settings(), family="reduction"))
+    >>> group_of(Row("a", "", "", Settings(), family="reduction"))
     'pointwise and reduction'
     """
     if not row.family:

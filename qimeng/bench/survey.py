@@ -63,12 +63,12 @@ def survey(problem: Problem, dtype: str = "float32", modes: int = 0, device_byte
 
     Args:
         problem: the problem.
-        dtype: what it is cast to.
+        dtype: what it is cast to; ``"own"`` for the spec's own.
         modes: number of torch.compile's modes that are measured beside it.
         device_bytes: memory of the device; that of an H200 by default.
     """
     try:
-        spec = KernelSpec.from_file(problem.path, dtype=dtype)
+        spec = problem.spec(dtype)
         graph = capture_spec(spec, verify=False)
     except (SpecError, CaptureError):
         return Facts()

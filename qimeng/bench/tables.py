@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from qimeng.bench.comparison import compare
+from qimeng.bench.ids import format_ids, natural
 from qimeng.bench.markdown import markdown, number, percent
 from qimeng.bench.row import Row, RowError, read_rows
-from qimeng.bench.suite import format_selection
 from qimeng.bench.summary import Summary, group_of, summarize
 
 Kinds = Sequence[tuple[Mapping[str, Callable[[Sequence[Any]], str]], Callable[[Path], Sequence[Any]]]]
@@ -136,11 +136,11 @@ def problems(rows: Sequence[Row]) -> str:
     """Every problem of every run."""
     head = ["problem", "group", "right", "eager ms", "torch.compile ms", "ours ms", "over eager", "generated"]
     table = [[*head, "share of the roofline", "note"]]
-    for row in sorted(rows, key=lambda r: (r.settings.label, r.level, r.number)):
+    for row in sorted(rows, key=lambda r: (r.settings.label, natural(r.id))):
         times = (row.eager, row.compiled, row.candidate)
         table.append(
             [
-                f"{row.id} {row.name}",
+                f"{row.id} {row.name}".strip(),
                 group_of(row),
                 {True: "yes", False: "**no**", None: "–"}[row.right],
                 *(number(t.device_ms if t else None, 3) for t in times),
@@ -154,12 +154,11 @@ def problems(rows: Sequence[Row]) -> str:
 
 
 def selection(rows: Sequence[Row]) -> str:
-    """Which problems were run, by group, as numbers that ``--problems`` takes."""
-    table = [["level", "group", "problems", "numbers"]]
-    keys = sorted({(r.level, group_of(r)) for r in rows})
-    for level, group in keys:
-        numbers = sorted({r.number for r in rows if r.level == level and group_of(r) == group})
-        table.append([str(level), group, str(len(numbers)), format_selection(numbers)])
+    """Which problems were run, by the suite's groups and by what they compute."""
+    table = [["part of the suite", "group", "problems", "ids"]]
+    for part, group in sorted({(r.group, group_of(r)) for r in rows}):
+        ids = {r.id for r in rows if (r.group, group_of(r)) == (part, group)}
+        table.append([part or "–", group, str(len(ids)), format_ids(ids)])
     return markdown(table)
 
 

@@ -12,8 +12,7 @@ HERE = Environment("NVIDIA H200", "580.1", "2.11", "3.6", "3.12", "abc")
 def row(number: int, ms: float | None, **changes: Any) -> Row:
     """A right result of `ms` against an eager of 2 ms and a torch.compile of 1 ms; a failure where `ms` is None."""
     made = Row(
-        level=1,
-        number=number,
+        id=f"level1/{number}",
         name=f"P{number}",
         digest=f"d{number}",
         settings=Settings(),
@@ -34,6 +33,8 @@ def row(number: int, ms: float | None, **changes: Any) -> Row:
         evaluations=4,
         steps=(StepRow("lowering", "", True, "passed", 2.0, 1), StepRow("tiling", "taller", False, "compile")),
         seconds={"total": 10.0, "compile": 4.0, "time": 2.0},
+        suite="kernelbench",
+        group="level1",
     )
     if ms is None:
         made = replace(made, right=None, kernelbench=None, candidate=None, error="broke", generated_share=None)

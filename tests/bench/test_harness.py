@@ -2,7 +2,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ import pytest
 
 from qimeng.bench.families import Classification
 from qimeng.bench.harness import RunOptions, pending, run_suite
+from qimeng.bench.kernelbench import load_levels
 from qimeng.bench.pool import PATIENCE, Outcome, Place, Pool
 from qimeng.bench.row import Row, Settings, blank_row, read_rows
-from qimeng.bench.suite import Problem, load_kernelbench
+from qimeng.bench.suite import Problem
 from qimeng.bench.survey import Facts
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -26,7 +27,11 @@ def problems(tmp_path: Path) -> tuple[Problem, ...]:
     folder.mkdir(parents=True)
     for number, behaviour in enumerate(["fine", "raise", "exit", "kill", "fine"], 1):
         (folder / f"{number}_{behaviour}.py").write_text(f"# {number}\n")
-    return load_kernelbench(tmp_path, 1)
+    return load_levels(tmp_path)
+
+
+def numbers(found: Iterable[Problem | Row]) -> list[int]:
+    return sorted(int(one.id.removeprefix("level1/")) for one in found)
 
 
 def work(problem: Problem) -> Row:
@@ -48,12 +53,12 @@ def test_every_failure_is_a_row_and_costs_one_problem(problems: tuple[Problem, .
     out = tmp_path / "rows.jsonl"
     started: list[str] = []
     rows = run_suite(problems, work, options(), out, on_start=lambda p, place: started.append(p.id))
-    assert {r.number: r.error for r in rows} == {
-        1: None,
-        2: "ValueError: out of ideas",
-        3: "the worker process died: exit code 3",
-        4: "the worker process died: signal 9 (SIGKILL)",
-        5: None,
+    assert {r.id: r.error for r in rows} == {
+        "level1/1": None,
+        "level1/2": "ValueError: out of ideas",
+        "level1/3": "the worker process died: exit code 3",
+        "level1/4": "the worker process died: signal 9 (SIGKILL)",
+        "level1/5": None,
     }
     assert read_rows(out) == rows
     assert len(started) == 5
@@ -64,13 +69,13 @@ def test_a_run_goes_on_where_it_ended(problems: tuple[Problem, ...], tmp_path: P
     quick = [p for p in problems if p.name in ("fine", "raise")]
     settings = Settings(seconds=1.0)
     first = run_suite(quick[:2], lambda p: work_with(p, settings), options(), out)
-    assert [r.number for r in first] and {r.number for r in first} == {1, 2}
-    assert [p.number for p in pending(quick, options(), out)] == [5]
-    assert [p.number for p in pending(quick, options(retry=True), out)] == [2, 5]
+    assert numbers(first) == [1, 2]
+    assert numbers(pending(quick, options(), out)) == [5]
+    assert numbers(pending(quick, options(retry=True), out)) == [2, 5]
     assert len(pending(quick, RunOptions(Settings(seconds=1.0, mode="high")), out)) == 3
-    quick[0].path.write_text("# changed\n")
-    changed = load_kernelbench(tmp_path, 1, "1,2,5")
-    assert [p.number for p in pending(changed, options(), out)] == [1, 5]
+    (tmp_path / "KernelBench" / "level1" / "1_fine.py").write_text("# changed\n")
+    changed = load_levels(tmp_path, "1", "1,2,5")
+    assert numbers(pending(changed, options(), out)) == [1, 5]
 
 
 def work_with(problem: Problem, settings: Settings) -> Row:
@@ -168,14 +173,14 @@ def test_what_takes_most_memory_starts_first_and_other_families_are_left_out(
         if problem.name == "kill":
             os.kill(os.getpid(), 9)
         family = "gemm" if problem.name == "exit" else "pointwise"
-        return Facts(Classification(family), problem.number << 20)
+        return Facts(Classification(family), numbers([problem])[0] << 20)
 
     chosen = options(memory_bytes=1 << 30, families=("pointwise",), places=(Place(slots=1),))
     rows = run_suite(
-        problems, work, chosen, tmp_path / "rows.jsonl", look, on_start=lambda p, place: started.append(p.number)
+        problems, work, chosen, tmp_path / "rows.jsonl", look, on_start=lambda p, place: started.extend(numbers([p]))
     )
     assert started == [5, 2, 1]
-    assert {r.number for r in rows} == {1, 2, 5}
+    assert numbers(rows) == [1, 2, 5]
 
 
 def test_children_of_a_worker_die_with_it(tmp_path: Path) -> None:

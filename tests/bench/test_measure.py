@@ -5,15 +5,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from qimeng.bench.measure import measure, step_rows
 from qimeng.bench.row import Row, Settings
-from qimeng.bench.suite import Problem
+from qimeng.bench.suite import Problem, SpecFile
 from qimeng.coder.llm.coder import LLMCoder
 from qimeng.envs import setup
 from qimeng.envs.session import Attempt
 from qimeng.interfaces import Action, Evaluation, Gate, Timing
 from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
 from qimeng.testing import FakeEvaluator
 from tests.coder.llm.scripted import ScriptedChat, kernel
 
@@ -44,12 +46,12 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 def problem(folder: Path, text: str = TEXT) -> Problem:
     path = folder / "7_Problem.py"
     path.write_text(text)
-    return Problem(1, 7, "Problem", path)
+    return Problem("mine", "part/7", "part", SpecFile(path, "Problem"))
 
 
 def test_a_problem_becomes_a_row(tmp_path: Path) -> None:
     row = measure(problem(tmp_path), SETTINGS, device="h200")
-    assert (row.id, row.family, row.captured, row.error) == ("1/7", "pointwise", True, None)
+    assert (row.id, row.family, row.captured, row.error) == ("part/7", "pointwise", True, None)
     assert row.right and row.kernelbench and row.estimated
     assert row.speedup is not None and row.speedup > 1
     assert row.floor_ms is not None and row.floor_ms > 0 and row.flops == 0
@@ -60,6 +62,18 @@ def test_a_problem_becomes_a_row(tmp_path: Path) -> None:
     assert row.recipe.startswith("{") and len(row.source_digest) == 16
     assert "estimated" in row.environment.device and row.environment.driver == ""
     assert Row.from_json(row.to_json()) == row
+
+
+def test_a_spec_of_a_python_suite_becomes_a_row_in_its_own_dtype() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x * 2) + 1
+
+    spec = KernelSpec.from_function(scaled, (torch.rand(16, 32).bfloat16(),), mode="high")
+    row = measure(Problem("mine", "relu", "light", spec), replace(SETTINGS, dtype="own", mode="own"), device="h200")
+    assert (row.id, row.suite, row.group, row.digest, row.error) == ("relu", "mine", "light", spec.digest, None)
+    assert row.right and row.floor_ms is not None
+    full = measure(Problem("mine", "relu", "light", spec), replace(SETTINGS, dtype="float32"), device="h200")
+    assert full.floor_ms is not None and full.floor_ms > row.floor_ms  # twice the bytes
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ def test_a_half_written_line_is_left_out_and_cut_off(tmp_path: Path) -> None:
     append_row(path, row(1, 1.0))
     with open(path, "a") as out:
         out.write(row(2, 1.0).to_json()[:50])
-    assert [r.number for r in read_rows(path)] == [1]
+    assert [r.id for r in read_rows(path)] == ["level1/1"]
     append_row(path, row(3, 1.0))
-    assert [r.number for r in read_rows(path)] == [1, 3]
+    assert [r.id for r in read_rows(path)] == ["level1/1", "level1/3"]
 
 
 def test_a_later_row_of_the_same_run_replaces_the_earlier(tmp_path: Path) -> None:
@@ -33,6 +33,14 @@ def test_a_later_row_of_the_same_run_replaces_the_earlier(tmp_path: Path) -> Non
     for r in (row(1, None), row(1, 1.0), row(1, 1.5, settings=Settings(mode="high"))):
         append_row(path, r)
     assert [(r.settings.mode, r.error) for r in read_rows(path)] == [("default", None), ("high", None)]
+
+
+def test_a_row_with_a_level_and_a_number_is_read_as_one_with_an_id(tmp_path: Path) -> None:
+    """As rows of November 2026 have them; a run with their problems goes on from them."""
+    data = json.loads(row(7, 1.0).to_json())
+    del data["id"], data["suite"], data["group"]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"level": 1, "number": 7, **data}) + "\n")
+    assert read_rows(tmp_path / "rows.jsonl") == (row(7, 1.0),)
 
 
 def test_what_is_no_row_is_refused(tmp_path: Path) -> None:
@@ -56,10 +64,10 @@ def test_figures_by_hand() -> None:
     assert s.fast_compile == {"fast_1": 0.25, "fast_1.2": 0.25, "fast_2": 0.0}
     assert s.kernelbench_right == 1.0
     assert (s.half_generated, s.median_generated) == (0.5, 1.0)
-    assert s.slowest == ("1/3", pytest.approx(2 / 2.2))
-    assert s.too_slow == ("1/3",)
-    assert s.memory_heavy == {"1/3": 1.5}
-    assert s.failed == {"1/4": "broke"}
+    assert s.slowest == ("level1/3", pytest.approx(2 / 2.2))
+    assert s.too_slow == ("level1/3",)
+    assert s.memory_heavy == {"level1/3": 1.5}
+    assert s.failed == {"level1/4": "broke"}
     assert s.roofline_fraction == pytest.approx(0.5)
     assert (s.median_seconds, s.median_evaluations) == (10.0, 4.0)
     assert s.seconds_split == {"compile": 4.0, "time": 2.0}
@@ -134,7 +142,7 @@ def test_a_problem_counts_once_in_a_run() -> None:
     again = row(1, 0.5, settings=modes, compiled_modes={"default": Timing(1.0), "max-autotune": Timing(0.5)})
     rows = [row(1, 1.0), row(2, None, environment=nowhere), again, row(1, None, environment=nowhere)]
     (s,) = summarize(rows)
-    assert s.problems == 2 and s.failed == {"1/2": "broke"}
+    assert s.problems == 2 and s.failed == {"level1/2": "broke"}
     assert s.groups[0].over_eager == pytest.approx(4)
     assert s.compile_modes == {"default": pytest.approx(2), "max-autotune": pytest.approx(4)}
 
@@ -150,13 +158,13 @@ def test_problems_that_a_reader_should_know_of() -> None:
     (s,) = summarize(rows)
     assert [g.problems for g in s.groups if g.group == "degenerate"] == [1]
     assert exceptions_of(s) == {
-        "not right": ["1/3: broke", "1/5: gate program: wrong"],
-        "right, but not by KernelBench's rule": ["1/2"],
-        "eager run twice fails KernelBench's rule": ["1/2"],
-        "degenerate": ["1/3: zeros pass"],
-        "random operators": ["1/1"],
-        "below 0.98 of eager": ["1/2"],
-        "above 1.1 x eager's memory": ["1/4 (1.50 x)"],
+        "not right": ["level1/3: broke", "level1/5: gate program: wrong"],
+        "right, but not by KernelBench's rule": ["level1/2"],
+        "eager run twice fails KernelBench's rule": ["level1/2"],
+        "degenerate": ["level1/3: zeros pass"],
+        "random operators": ["level1/1"],
+        "below 0.98 of eager": ["level1/2"],
+        "above 1.1 x eager's memory": ["level1/4 (1.50 x)"],
     }
 
 

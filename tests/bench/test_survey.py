@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from qimeng.bench.suite import Problem
+from qimeng.bench.suite import Problem, SpecFile
 from qimeng.bench.survey import (
     MODE_CONTEXT,
     MODE_COPIES,
@@ -27,7 +27,7 @@ def get_init_inputs():
 def problem(folder: Path, number: int, text: str = TEXT) -> Problem:
     path = folder / f"{number}_Problem.py"
     path.write_text(text)
-    return Problem(1, number, "Problem", path)
+    return Problem("mine", str(number), "", SpecFile(path))
 
 
 def test_memory_is_planned_from_the_graph_alone(tmp_path: Path) -> None:

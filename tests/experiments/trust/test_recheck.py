@@ -21,7 +21,7 @@ def test_right_rows_with_a_recipe_are_winners():
     path = str(ROOT / "benchmarks" / "results" / "h200_bf16_1f0c161.jsonl")
     found = recheck.winners([path])
     assert 0 < len(found) == len({key for key, _ in found}) <= len(list(read_rows(path)))
-    assert all(key == f"{row.level}/{row.number} bfloat16 default" and row.right for key, row in found)
+    assert all(key == f"{row.id} bfloat16 default" and row.right for key, row in found)
 
 
 def test_refusals_are_told_with_their_reason(tmp_path: Path) -> None:
