@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeGuard, Union
 
 from qimeng.bench.ids import SuiteError
 from qimeng.errors import QimengError, SpecError
-from qimeng.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from qimeng.spec import KernelSpec
 
 GROUP = "qimeng.suites"
 """Entry points of this group are suites of other packages: a subclass of `Suite`, or a function that returns one."""
@@ -26,7 +29,7 @@ OWN = "own"
 """As dtype or mode: that of the spec itself."""
 
 
-Given = KernelSpec | Callable[[], KernelSpec]
+Given = Union["KernelSpec", Callable[[], "KernelSpec"]]
 """A spec, or a function that makes it. With a function, a suite lists its problems without loading them."""
 
 
@@ -66,6 +69,8 @@ class SpecFile:
         Raises:
             SpecError: the file cannot be read or lacks a name.
         """
+        from qimeng.spec import KernelSpec  # loads torch, which a list of problems does without
+
         return KernelSpec.from_file(self.path)
 
     @cached_property
@@ -93,12 +98,12 @@ class Problem:
     @property
     def name(self) -> str:
         """A label for people, where there is one beside the id."""
-        return self.given.name if isinstance(self.given, KernelSpec | SpecFile) else ""
+        return self.given.name if isinstance(self.given, SpecFile) or _is_spec(self.given) else ""
 
     @cached_property
     def digest(self) -> str:
         """Content hash, so that a changed problem is not mistaken for a finished one; empty where there is no spec."""
-        if isinstance(self.given, KernelSpec | SpecFile):
+        if isinstance(self.given, SpecFile) or _is_spec(self.given):
             return self.given.digest
         try:
             return self.spec().digest
@@ -111,6 +116,8 @@ class Problem:
         Raises:
             SpecError: it cannot be made; the message names suite and problem where the suite's own code failed.
         """
+        from qimeng.spec import KernelSpec
+
         made = self.given if isinstance(self.given, KernelSpec) else self._made(self.given)
         changes = {what: given for what, given in (("dtype", dtype), ("mode", mode)) if given != OWN}
         return made.with_(**changes) if changes else made
@@ -123,11 +130,17 @@ class Problem:
         except Exception as error:  # a suite's own code
             words = f"{type(error).__name__}: {error}"
             raise SpecError(f"problem {self.id} of the suite {self.suite} cannot be made ({words})") from error
-        if not isinstance(found, KernelSpec):
+        if not _is_spec(found):
             raise SpecError(
                 f"problem {self.id} of the suite {self.suite} is a {type(found).__name__}; a suite gives a KernelSpec"
             )
         return found
+
+
+def _is_spec(thing: object) -> TypeGuard[KernelSpec]:
+    from qimeng.spec import KernelSpec
+
+    return isinstance(thing, KernelSpec)
 
 
 def problems_of(suite: Suite, only: str = "") -> tuple[Problem, ...]:
@@ -145,7 +158,7 @@ def problems_of(suite: Suite, only: str = "") -> tuple[Problem, ...]:
         for id, given in suite.problems():
             if not isinstance(id, str) or not id or id in found:
                 raise SuiteError(f"the suite {suite.name} gives the id {id!r}, which is empty, no text or there twice")
-            if not isinstance(given, KernelSpec) and not callable(given):
+            if not callable(given) and not _is_spec(given):
                 raise SuiteError(
                     f"the suite {suite.name} gives a {type(given).__name__} for {id}; it takes a KernelSpec or a "
                     "function that returns one"

@@ -178,7 +178,7 @@ def runs(rows: Iterable[Row]) -> dict[tuple[str, str, bool], tuple[Row, ...]]:
     A row without a device is a failure whose process died before it could say; it counts in the first run with the same
     settings, where that has no other row of the problem.
     """
-    parts: dict[tuple[str, str, bool], dict[tuple[int, int, str], Row]] = {}
+    parts: dict[tuple[str, str, bool], dict[tuple[str, str], Row]] = {}
     homeless = []
     for row in rows:
         if row.environment.device:
