@@ -6,8 +6,9 @@ replaying applies stored patches, so it gives the same program anywhere.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from qimeng.errors import ReplayError
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.region import Region
 from qimeng.interfaces.steps import Action, Patch
+from qimeng.program.identity import IDENTITY
 from qimeng.program.program import Implementation, Program
 from qimeng.program.schedule import Schedule
 
@@ -128,10 +130,12 @@ class Recipe:
     Attributes:
         steps: in the order they were taken.
         program: digest of the program they lead to; empty where it is not known.
+        identity: the rule that the digests were made by (`qimeng.program.identity.IDENTITY`).
     """
 
     steps: tuple[RecipeStep, ...] = ()
     program: str = ""
+    identity: int = IDENTITY
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -140,21 +144,23 @@ class Recipe:
         """The program that the steps make of `graph`, whole on PyTorch at first; no coder is called.
 
         Raises:
-            ReplayError: a step does not fit the graph, or the program comes out another one.
+            ReplayError: a step does not fit the graph, the program comes out another one, or a newer version of the
+                library wrote the recipe. The program of an older one's has another digest today, and is not compared.
         """
+        if self.identity not in _PATCH_DIGESTS:
+            raise ReplayError(f"the recipe has digests of rule {self.identity}, this version knows {[*_PATCH_DIGESTS]}")
         program = Program.start(graph)
         for number, step in enumerate(self.steps):
             program = self._apply(program, step, number)
-        if self.program and program.digest != self.program:
+        if self.identity == IDENTITY and self.program and program.digest != self.program:
             raise ReplayError(f"the recipe leads to program {program.digest}, it was written for {self.program}")
         return program
 
     def _apply(self, program: Program, step: RecipeStep, number: int) -> Program:
         patch = step.patch.patch(program.graph)
-        if patch.digest() != step.digest:
-            raise ReplayError(
-                f"step {number} ({step.action}): the stored patch has hash {patch.digest()}, not {step.digest}"
-            )
+        found = _PATCH_DIGESTS[self.identity](patch)
+        if found != step.digest:
+            raise ReplayError(f"step {number} ({step.action}): the stored patch has hash {found}, not {step.digest}")
         try:
             return patch.apply(program)
         except KeyError as error:
@@ -177,9 +183,22 @@ class Recipe:
                 RecipeStep(action_from_data(s["action"]), s["digest"], PatchRecord.from_data(s["patch"]), s["ms"])
                 for s in data["steps"]
             )
-            return cls(steps, data["program"])
+            return cls(steps, data["program"], data.get("identity", 1))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ReplayError(f"not a recipe: {type(error).__name__}: {error}") from None
+
+
+def _digest_of_text(patch: Patch) -> str:
+    """What `Patch.digest` was under rule 1."""
+    parts = [patch.target or ""]
+    if patch.regions is not None:
+        parts += [" ".join(r.nodes) for r in patch.regions]
+    if patch.alternatives:
+        parts.append(patch.alternatives[0].source)
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+
+
+_PATCH_DIGESTS: dict[int, Callable[[Patch], str]] = {1: _digest_of_text, IDENTITY: lambda patch: patch.digest()}
 
 
 def action_from_data(data: dict[str, Any]) -> Action:

@@ -287,7 +287,8 @@ def _attempt_of(patch: Patch) -> int:
 def _region_ms(program: Program, region: Region, device: Device) -> float:
     implementation = program.implementation(region)
     if implementation.generated:
-        share = int(implementation.digest[:8], 16) / 0xFFFFFFFF
+        text = hashlib.blake2b(implementation.source.encode(), digest_size=8).hexdigest()
+        share = int(text[:8], 16) / 0xFFFFFFFF
         moved = region.bytes_moved() / (device.bandwidth_gbs * 1e6)
         work = sum(flops(region.graph, n) for n in region.ops) / (device.fp32_tflops * 1e9)
         return max(moved, work) / (0.5 + 0.45 * share) + LAUNCH_MS

@@ -14,19 +14,11 @@ from qimeng.graph.region import Region
 from qimeng.interfaces import Coder, Evaluation, Evaluator, Facts, Gate, Patch, Request
 from qimeng.program.program import Program
 from qimeng.program.schedule import Schedule
-from qimeng.store import ACCIDENT, Conditions, Store, content_hash
+from qimeng.store import ACCIDENT, Conditions, Store, subject_of
 
 FINAL = "final"
 UNKNOWN = "unknown"
 """Class of the failure that stands for an evaluation that is not stored; asking again is of no use."""
-
-
-def subject_of(program: Program, patch: Patch | None) -> str:
-    """Digest of what is judged: the one program, or all that a patch lets the judge choose from."""
-    if patch is None:
-        return program.digest
-    found = [patch.apply(program, i).digest for i in range(max(1, len(patch.alternatives)))]
-    return found[0] if len(found) == 1 else content_hash(" ".join(found))
 
 
 class CachingEvaluator(Evaluator):

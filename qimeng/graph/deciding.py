@@ -5,6 +5,8 @@ Deals in operators and in who reads what. Knows nothing about regions or kernels
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 from qimeng.graph.opgraph import Node, OpGraph, Value
 from qimeng.graph.ops import JUMPS, family
 
@@ -22,11 +24,20 @@ PASSES = frozenset("aten.amax aten.amin aten.max aten.min".split())
 """Reductions that give one of their operands, so that what decides after them is decided before."""
 
 
+_found: WeakKeyDictionary[OpGraph, frozenset[Value]] = WeakKeyDictionary()
+
+
 def deciding_values(graph: OpGraph) -> frozenset[Value]:
-    """Values that a jump, a comparison, a choice or a conversion to integers takes.
+    """Values that a jump, a comparison, a choice or a conversion to integers takes; worked out once for each graph.
 
     And those that they are computed from by pointwise operators: sums and products further up round on their own.
     """
+    if graph not in _found:
+        _found[graph] = _deciding(graph)
+    return _found[graph]
+
+
+def _deciding(graph: OpGraph) -> frozenset[Value]:
     found: set[Value] = set()
     for node in reversed(graph.nodes.values()):
         reached = any(Value(node.name, port) in found for port in range(len(node.metas)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import networkx as nx
@@ -130,13 +129,6 @@ class OpGraph:
         """Every value that leaves the graph: outputs and buffer updates."""
         out = [o for o in self.outputs if isinstance(o, Value)]
         return tuple(dict.fromkeys(out + [v for _, v in self.mutations]))
-
-    @cached_property
-    def deciding(self) -> frozenset[Value]:
-        """Values that decide something further on; see `qimeng.graph.deciding`."""
-        from qimeng.graph.deciding import deciding_values
-
-        return deciding_values(self)
 
     @property
     def digraph(self) -> nx.MultiDiGraph:

@@ -15,6 +15,7 @@ from typing import Any
 import networkx as nx
 
 from qimeng.errors import IllegalAction
+from qimeng.graph.deciding import deciding_values
 from qimeng.graph.opgraph import Node, OpGraph, Value, map_values
 from qimeng.graph.ops import RESHAPES, VIEWS
 
@@ -100,7 +101,8 @@ class Region:
             held = node.kind if node.kind in ("parameter", "buffer", "scalar") else "tensor"
             parts.append(f"{held} {self.graph.meta(value)}")
         parts += [str(self.graph.meta(v)) for v in self.outputs]
-        parts += [f"{number} decides" for number, v in enumerate(self.outputs) if v in self.graph.deciding]
+        deciding = deciding_values(self.graph)
+        parts += [f"{number} decides" for number, v in enumerate(self.outputs) if v in deciding]
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
     def bytes_moved(self) -> int:

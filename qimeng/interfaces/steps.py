@@ -5,13 +5,13 @@ Deals in plain data. Knows nothing about how a kernel is written, checked, timed
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from qimeng.interfaces.results import Evaluation
+from qimeng.program.content import digest_of
 
 if TYPE_CHECKING:
     from qimeng.device import Device
@@ -78,12 +78,8 @@ class Patch:
 
     def digest(self, chosen: int = 0) -> str:
         """Content hash of the new partition and implementation."""
-        parts = [self.target or ""]
-        if self.regions is not None:
-            parts += [" ".join(r.nodes) for r in self.regions]
-        if self.alternatives:
-            parts.append(self.alternatives[chosen].source)
-        return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+        regions = None if self.regions is None else [[r.nodes, r.outputs] for r in self.regions]
+        return digest_of("patch", self.target, regions, self.alternatives[chosen] if self.alternatives else None)
 
 
 @lru_cache(256)

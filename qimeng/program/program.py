@@ -6,7 +6,6 @@ checking, timing or choosing. `program.source` is the standalone file that a use
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,48 +15,10 @@ from qimeng.graph.fusion import Fusions
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import Region, partition
 from qimeng.program.emit import emit_program
+from qimeng.program.identity import fallback_digest, program_digest
+from qimeng.program.implementation import Implementation, torch_implementation
+from qimeng.program.load import load_source
 from qimeng.program.schedule import Schedule
-
-
-@dataclass(frozen=True)
-class Implementation:
-    """Source code that computes a region.
-
-    Attributes:
-        language: ``"torch"`` (PyTorch calls), ``"library"`` (one vendor-library call), or that of a backend
-            (`qimeng.backend`): ``"triton"``, ``"cuda"`` …
-        source: Python text that defines `entry`; every top-level name in it must be unique to this text.
-        entry: name of the function; it takes the region's inputs in order, then the prepared buffers, and returns a
-            tuple of the region's outputs.
-        prepare: name of a function of the inputs numbered `prepare_inputs`, which returns a tuple of buffers; run
-            again when one of those changes. Empty where nothing is prepared.
-        prepare_inputs: positions of the region's inputs (all of them parameters or buffers) that `prepare` takes.
-        schedule: what the template printed the source from; None where another coder wrote it. Whether a template did
-            is another question (`qimeng.program.origin`).
-    """
-
-    language: str
-    source: str
-    entry: str
-    prepare: str = ""
-    prepare_inputs: tuple[int, ...] = ()
-    schedule: Schedule | None = None
-
-    @cached_property
-    def digest(self) -> str:
-        """Content hash."""
-        return hashlib.blake2b(self.source.encode(), digest_size=8).hexdigest()
-
-    @property
-    def generated(self) -> bool:
-        """True for kernels that were generated rather than called from a library."""
-        return self.language not in ("torch", "library")
-
-
-def torch_implementation(region: Region) -> Implementation:
-    """The region on PyTorch: the implementation every program starts from."""
-    entry = f"torch_{region.signature}"
-    return Implementation("torch", region.function(entry), entry)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,49 +97,14 @@ class Program:
 
     @cached_property
     def digest(self) -> str:
-        """Content hash of the source."""
-        return hashlib.blake2b(self.source.encode(), digest_size=8).hexdigest()
+        """Content hash of graph, partition and implementations, not of the text (`qimeng.program.identity`)."""
+        if self.fallback:
+            return fallback_digest(self.fallback)
+        return program_digest(self.graph, [(r, self.implementation(r)) for r in self.regions])
 
     def load(self, name: str = "qimeng_program") -> ModuleType:
         """The source as a Python module of its own (see `load_source`)."""
         return load_source(self.source, name)
 
 
-def load_source(source: str, name: str = "qimeng_program", folder: str | None = None) -> ModuleType:
-    """Execute `source` as a module with a real file, which Triton needs to read its kernels' text.
-
-    Args:
-        source: Python text.
-        name: module name.
-        folder: where to write the file; by default a temporary folder that goes when this process ends.
-    """
-    import importlib.util
-    import sys
-    from pathlib import Path
-
-    key = hashlib.blake2b(source.encode(), digest_size=6).hexdigest()
-    path = Path(folder or _temporary_folder()) / f"{name}_{key}.py"
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _temporary_folder() -> str:
-    """A folder that this process, but no fork of it, removes at its end."""
-    import atexit
-    import os
-    import shutil
-    import tempfile
-
-    folder, owner = tempfile.mkdtemp(prefix="qimeng_"), os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
-    return folder
+__all__ = ["Implementation", "Program", "load_source", "torch_implementation"]

@@ -9,6 +9,7 @@ import torch
 
 from qimeng.coder.template.analysis import analyse
 from qimeng.graph.capture import capture
+from qimeng.graph.deciding import deciding_values
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import partition
 
@@ -39,7 +40,7 @@ def graph_of(function: Callable[..., torch.Tensor]) -> OpGraph:
 )
 def test_what_decides(function: Callable[..., torch.Tensor], deciding: set[str]) -> None:
     graph = graph_of(function)
-    found = {v.node for v in graph.deciding}
+    found = {v.node for v in deciding_values(graph)}
     inputs = {n.name: n.target for n in graph.nodes.values() if n.kind == "input"}
     assert {{"0": "x", "1": "y"}[inputs[n]] if n in inputs else n for n in found} == deciding
 

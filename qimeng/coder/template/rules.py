@@ -213,6 +213,7 @@ def build_nest(rule_table: dict[str, Callable[..., Any]], region: Any, sources: 
     Raises:
         Unsupported: an operator has no rule, or shapes do not line up.
     """
+    from qimeng.graph.deciding import deciding_values
     from qimeng.graph.opgraph import Value
     from qimeng.graph.ops import EXACT
 
@@ -256,7 +257,8 @@ def build_nest(rule_table: dict[str, Callable[..., Any]], region: Any, sources: 
                 e.stored = e.stored or (node.packet not in EXACT and e.dtype == node.metas[port].dtype)
     for v in region.outputs:
         _add_output(b, value(v), region.graph.meta(v))
-    b.nest.deciding = frozenset(i for i, v in enumerate(region.outputs) if v in region.graph.deciding)
+    deciding = deciding_values(region.graph)
+    b.nest.deciding = frozenset(i for i, v in enumerate(region.outputs) if v in deciding)
     return b.nest
 
 

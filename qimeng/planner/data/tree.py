@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 from qimeng.envs.replay import FINAL, ReplayCoder, ReplayEvaluator
 from qimeng.errors import QimengError, ReplayError
 from qimeng.interfaces import Action, Coder, Evaluation, Gate, Timing
+from qimeng.program.identity import IDENTITY
 from qimeng.recipe import PatchRecord, action_from_data
 from qimeng.store import ACCIDENT, Conditions, Store, StoredStep, content_hash, evaluation_key
+from qimeng.store.migration import Tried, renamed
 
 if TYPE_CHECKING:
     from qimeng.envs.task import Task
@@ -29,7 +31,13 @@ if TYPE_CHECKING:
     from qimeng.program.program import Program
     from qimeng.spec import KernelSpec
 
-FORMAT, VERSION = "qimeng trees", 1
+FORMAT, VERSION = "qimeng trees", 2
+
+READ = (1, VERSION)
+"""Versions of the file that are read; since version 2 a tree says by which rule its programs are named."""
+
+ABOUT = ("name", "source", "dtype", "mode", "family", "seed", "index")
+"""Fields of a tree that a file has as they are."""
 
 DIGITS = 5
 """Significant digits of a time."""
@@ -58,6 +66,7 @@ class Tree:
         evaluations: (purpose, subject, evaluation) of everything judged.
         patches: digest of each patch to its record.
         edges: steps, accepted or not.
+        identity: rule by which its programs are named (`qimeng.program.identity.IDENTITY`).
     """
 
     name: str
@@ -71,6 +80,7 @@ class Tree:
     evaluations: tuple[tuple[str, str, Evaluation], ...]
     patches: Mapping[str, PatchRecord]
     edges: tuple[StoredStep, ...]
+    identity: int = IDENTITY
 
     def spec(self) -> KernelSpec:
         """The spec.
@@ -212,13 +222,17 @@ class Tree:
         from qimeng.program.program import Program
 
         spec = self.spec()
-        quick = Program.start(capture_spec(spec, verify=False))
-        if quick.digest in self.explored:
-            return quick
+        if self.identity == IDENTITY:
+            quick = Program.start(capture_spec(spec, verify=False))
+            if quick.digest in self.explored:
+                return quick
         return Program.start(capture_spec(spec))  # which may specialise the numbers that a module computes with
 
     def today(self, start: Program | None = None) -> Tree:
-        """The tree with the names that this version gives its programs (`qimeng.planner.data.renamed`).
+        """The tree with the names that this version gives its programs (`qimeng.store.migration`).
+
+        A tree that was written under today's rule is returned as it is. Of another, what can no longer be applied is
+        left out, and so are programs that no edge leads to.
 
         Args:
             start: what `start` gives, where it is known already.
@@ -227,10 +241,12 @@ class Tree:
             TreeError: nothing of it can be applied any more.
             CaptureError: the spec cannot be captured.
         """
-        from qimeng.planner.data.renamed import renamed
-
-        start = start or self.start()
-        found = renamed(self, start)
+        start, found = start or self.start(), self
+        if self.identity != IDENTITY:
+            names = renamed(Tried(self.conditions, self.evaluations, self.patches, self.edges), start)
+            judged = tuple((p, new, e) for p, s, e in self.evaluations if (new := names.subject(s)) is not None)
+            edges = tuple(names.edges[e] for e in self.edges if e in names.edges)
+            found = replace(self, evaluations=judged, edges=edges, identity=IDENTITY)
         if start.digest not in found.explored:
             raise TreeError(f"the tree of {self.name} does not begin with the program that this version makes of it")
         return found
@@ -355,8 +371,13 @@ def put_drawn(store: Store, drawn: Drawn) -> None:
 
 
 def put_tree(store: Store, tree: Tree) -> None:
-    """Keep a tree in the store: what reads stores goes on with it, and what it judged is not judged again."""
-    body = {k: getattr(tree, k) for k in ("source", "dtype", "mode", "family", "seed", "index")}
+    """Keep a tree in the store: what reads stores goes on with it, and what it judged is not judged again.
+
+    Raises:
+        TreeError: it has programs under old names, and nothing of it can be applied any more (`Tree.today`).
+    """
+    tree = tree if tree.identity == IDENTITY else tree.today()
+    body = {k: getattr(tree, k) for k in ABOUT if k != "name"}
     store.put_spec(tree.conditions.spec, tree.name, json.dumps(body, sort_keys=True))
     store.merge(tree.store())
 
@@ -421,7 +442,7 @@ def _to_data(tree: Tree) -> dict[str, Any]:
     number = {d: i for i, d in enumerate(digests)}
     patch = {d: i for i, d in enumerate(tree.patches)}
     keys = {evaluation_key(tree.conditions, s, p): i for i, (p, s, _) in enumerate(tree.evaluations)}
-    about = {k: getattr(tree, k) for k in ("name", "source", "dtype", "mode", "family", "seed", "index")}
+    about = {k: getattr(tree, k) for k in (*ABOUT, "identity")}
     return {
         **about,
         "conditions": asdict(tree.conditions),
@@ -464,7 +485,7 @@ def _from_data(data: dict[str, Any]) -> Tree:
         for parent, (kind, regions, param), patch, evaluation, accepted, child in data["edges"]
         if patch is None or names[patch] in patches
     )
-    about = {k: data[k] for k in ("name", "source", "dtype", "mode", "family", "seed", "index")}
+    about = {**{k: data[k] for k in ABOUT}, "identity": data.get("identity", 1)}
     return Tree(**about, conditions=conditions, evaluations=evaluations, patches=patches, edges=edges)
 
 
@@ -544,8 +565,8 @@ def _head(line: str, path: Path | str) -> dict[str, Any]:
         head = None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise TreeError(f"{path} holds no trees")
-    if head["version"] != VERSION:
-        raise TreeError(f"{path} has version {head['version']} of trees, this library reads version {VERSION}")
+    if head["version"] not in READ:
+        raise TreeError(f"{path} has version {head['version']} of trees, this library reads up to version {VERSION}")
     return head
 
 

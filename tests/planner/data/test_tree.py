@@ -156,21 +156,7 @@ def of_another_version(tree: Tree) -> Tree:
         for e in tree.edges
     ]
     judged = [(purpose, name(subject), evaluation) for purpose, subject, evaluation in tree.evaluations]
-    return replace(tree, edges=tuple(edges), evaluations=tuple(judged))
-
-
-def with_start(old: Tree, tree: Tree, start: str) -> Tree:
-    """`old`, in which the start program alone has the name that it has in `tree`."""
-    first = content_hash(f"another version's {start}")
-    key, now = evaluation_key(tree.conditions, first), evaluation_key(tree.conditions, start)
-    edges = [
-        replace(
-            e, parent=start if e.parent == first else e.parent, evaluation=now if e.evaluation == key else e.evaluation
-        )
-        for e in old.edges
-    ]
-    judged = [(p, start if s == first else s, e) for p, s, e in old.evaluations]
-    return replace(old, edges=tuple(edges), evaluations=tuple(judged))
+    return replace(tree, edges=tuple(edges), evaluations=tuple(judged), identity=1)
 
 
 def test_a_tree_of_another_version_is_named_anew(file: Path) -> None:
@@ -179,8 +165,6 @@ def test_a_tree_of_another_version_is_named_anew(file: Path) -> None:
         start = tree.start()
         assert start.digest not in old.explored and tree.today(start) is tree
         assert old.today(start) == tree
-        mixed = with_start(old, tree, start.digest)
-        assert start.digest in mixed.explored and mixed.today(start) == tree  # all but the start's name is another's
         assert old.task(FakeCoder(), start).evaluator.evaluate(start).ok
         with pytest.raises(TreeError, match="does not begin with the program"):
             replace(old, evaluations=()).today(start)

@@ -11,119 +11,31 @@ child program. ``replies`` holds what language models answered, ``attempts`` whi
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from qimeng.errors import StoreError
 from qimeng.interfaces.results import Evaluation
-from qimeng.interfaces.steps import Action
 from qimeng.recipe import PatchRecord, action_from_data
-
-SCHEMA_VERSION = 2
-"""Version 2 adds what language models were asked and answered; a store of version 1 is extended when it is opened."""
-
-BUSY_S = 60.0
-"""Seconds that a process waits for others that write."""
-
-ACCIDENT = "accident"
-"""Purpose under which failures are kept that may not be the program's: they are on record, and answer no question."""
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS specs (digest TEXT PRIMARY KEY, name TEXT NOT NULL, body TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS programs (digest TEXT PRIMARY KEY, body TEXT NOT NULL, source TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS patches (digest TEXT PRIMARY KEY, body TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS conditions (digest TEXT PRIMARY KEY, body TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS evaluations (
-    digest TEXT PRIMARY KEY, conditions TEXT NOT NULL, purpose TEXT NOT NULL, subject TEXT NOT NULL,
-    body TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS steps (
-    digest TEXT PRIMARY KEY, conditions TEXT NOT NULL, parent TEXT NOT NULL, action TEXT NOT NULL, patch TEXT,
-    evaluation TEXT, accepted INTEGER NOT NULL, child TEXT);
-CREATE INDEX IF NOT EXISTS steps_by_parent ON steps (conditions, parent);
-CREATE TABLE IF NOT EXISTS replies (
-    digest TEXT PRIMARY KEY, question TEXT NOT NULL, model TEXT NOT NULL, messages TEXT NOT NULL,
-    body TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS replies_by_question ON replies (question);
-CREATE TABLE IF NOT EXISTS attempts (
-    digest TEXT PRIMARY KEY, parent TEXT NOT NULL, action TEXT NOT NULL, reply TEXT NOT NULL, patch TEXT,
-    alternative INTEGER NOT NULL, failure TEXT);
-CREATE INDEX IF NOT EXISTS attempts_by_patch ON attempts (patch);
-"""
-_TABLES = ("specs", "programs", "patches", "conditions", "evaluations", "steps", "replies", "attempts")
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """What an evaluation depends on besides the program; part of every key.
-
-    Attributes:
-        spec: digest of the specification.
-        device: name of the device.
-        mode: precision mode.
-        estimated: True where times come from the analytic model, so that they never mix with measured ones.
-        versions: (name, version) of the evaluator, torch, triton and the driver.
-    """
-
-    spec: str
-    device: str
-    mode: str = "default"
-    estimated: bool = False
-    versions: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def digest(self) -> str:
-        """Content hash."""
-        return content_hash(json.dumps(asdict(self), sort_keys=True))
-
-
-@dataclass(frozen=True)
-class StoredStep:
-    """One edge of the tree of trajectories.
-
-    Attributes:
-        parent: digest of the program that the action was applied to.
-        action: what was tried.
-        patch: digest of the patch; None where the coder wrote none.
-        evaluation: digest of the evaluation; None where none was needed.
-        accepted: whether the state advanced.
-        child: digest of the resulting program; None where it was rolled back.
-    """
-
-    parent: str
-    action: Action
-    patch: str | None
-    evaluation: str | None
-    accepted: bool
-    child: str | None
-
-
-@dataclass(frozen=True)
-class StoredAttempt:
-    """What came of one answer of a language model.
-
-    Attributes:
-        parent: digest of the program that was to be changed.
-        action: what the model was asked to do.
-        reply: digest of the answer (`Store.reply`).
-        patch: digest of the patch that was made of it, and of other answers to the same request; None where it could
-            not be read. The steps with this patch say what the judge found.
-        alternative: which of the patch's alternatives it is.
-        failure: class of what was wrong with the answer; None where it could be read.
-    """
-
-    parent: str
-    action: Action
-    reply: str
-    patch: str | None = None
-    alternative: int = 0
-    failure: str | None = None
+from qimeng.store.database import TABLES, open_database
+from qimeng.store.rows import (
+    ACCIDENT,
+    Conditions,
+    StoredAttempt,
+    StoredStep,
+    attempt_key,
+    conditions_from_json,
+    content_hash,
+    evaluation_key,
+    reply_key,
+    step_key,
+    step_row,
+)
 
 
 class Store:
@@ -132,8 +44,11 @@ class Store:
     Args:
         path: the SQLite file, made if it is not there; ``":memory:"`` for one that ends with the process.
 
+    A store of an older version is brought up to date: its programs are made again, and get the names that this version
+    gives them. Rows whose program cannot be made again stay as they are, and a warning says how many those are.
+
     Raises:
-        StoreError: the file is no store, or was written by another version of the library.
+        StoreError: the file is no store, or was written by a newer version of the library.
     """
 
     def __init__(self, path: str | Path = ":memory:"):
@@ -145,7 +60,7 @@ class Store:
     @property
     def _db(self) -> sqlite3.Connection:
         if self._connection is None or self._pid != os.getpid():  # a connection must not cross a fork
-            self._connection, self._pid = _open(self.path), os.getpid()
+            self._connection, self._pid = open_database(self.path), os.getpid()
         return self._connection
 
     def __reduce__(self) -> tuple[type[Store], tuple[str]]:
@@ -213,9 +128,7 @@ class Store:
 
     def put_step(self, conditions: Conditions, step: StoredStep) -> None:
         """Keep one edge of the tree, accepted or not."""
-        action = json.dumps(asdict(step.action), sort_keys=True)
-        parts = (conditions.digest, step.parent, action, step.patch, step.evaluation, int(step.accepted), step.child)
-        self._insert("steps", (content_hash(json.dumps(parts)), *parts))
+        self._insert("steps", (step_key(conditions.digest, step), *step_row(conditions.digest, step)))
 
     def put_reply(self, question: str, model: str, messages: str, body: str) -> str:
         """Keep what `model` answered (`body`) to `messages`, both JSON, and return the answer's digest.
@@ -236,7 +149,7 @@ class Store:
         """Keep what came of an answer."""
         action = json.dumps(asdict(attempt.action), sort_keys=True)
         parts = (attempt.parent, action, attempt.reply, attempt.patch, attempt.alternative, attempt.failure)
-        self._insert("attempts", (content_hash(json.dumps(parts)), *parts))
+        self._insert("attempts", (attempt_key(parts), *parts))
 
     def _insert(self, table: str, row: tuple[Any, ...]) -> None:
         marks = ", ".join("?" * len(row))
@@ -260,11 +173,13 @@ class Store:
             "JOIN conditions c ON c.digest = e.conditions ORDER BY e.digest"
         ).fetchall()
         for conditions, purpose, subject, body in rows:
-            yield _conditions(conditions), purpose, subject, Evaluation.from_json(body)
+            yield conditions_from_json(conditions), purpose, subject, Evaluation.from_json(body)
 
     def conditions(self) -> tuple[Conditions, ...]:
         """Every set of conditions under which something was judged, in the order of their digests."""
-        return tuple(_conditions(body) for (body,) in self._db.execute("SELECT body FROM conditions ORDER BY digest"))
+        return tuple(
+            conditions_from_json(body) for (body,) in self._db.execute("SELECT body FROM conditions ORDER BY digest")
+        )
 
     def steps(self, conditions: Conditions | None = None, parent: str | None = None) -> tuple[StoredStep, ...]:
         """Edges of the tree, in the order of their digests: all, those under `conditions`, those from `parent`."""
@@ -317,7 +232,7 @@ class Store:
 
     def counts(self) -> dict[str, int]:
         """Number of rows of each table."""
-        return {t: self._db.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in _TABLES}
+        return {t: self._db.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in TABLES}
 
     def merge(self, other: Store) -> None:
         """Add the rows of `other` that are not here; where both know a digest, this store's row stays.
@@ -327,80 +242,10 @@ class Store:
         """
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            for table in _TABLES:
+            for table in TABLES:
                 rows = other._db.execute(f"SELECT * FROM {table}")  # read as they are written: sources are many
                 marks = ", ".join("?" * len(rows.description))
                 self._db.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", rows)
 
 
-def evaluation_key(conditions: Conditions, subject: str, purpose: str = "step") -> str:
-    """Digest of an evaluation: what was judged, for what purpose, under which conditions."""
-    return content_hash("\n".join((conditions.digest, purpose, subject)))
-
-
-def reply_key(question: str, body: str) -> str:
-    """Digest of an answer of a language model."""
-    return content_hash(f"{question}\n{body}")
-
-
-def content_hash(text: str) -> str:
-    """Hash of `text`, 16 hexadecimal digits."""
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _conditions(body: str) -> Conditions:
-    data = json.loads(body)
-    return Conditions(**{**data, "versions": tuple((n, v) for n, v in data["versions"])})
-
-
-def _open(path: str) -> sqlite3.Connection:
-    try:
-        db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        _use_write_ahead_log(db)
-        db.execute("PRAGMA synchronous = NORMAL")  # no fsync a write, for which two dozen processes would wait
-        if db.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
-            with db:
-                db.execute("BEGIN IMMEDIATE")  # another process may be making the tables at this moment
-                _make_tables(db, path)
-    except sqlite3.DatabaseError as error:
-        raise StoreError(f"{path} cannot be opened as a store: {error}") from None
-    return db
-
-
-def _use_write_ahead_log(db: sqlite3.Connection) -> None:
-    """SQLite does not wait for others here by itself: it says at once that the file is locked."""
-    until = time.monotonic() + BUSY_S
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
-                raise
-            time.sleep(0.01)
-
-
-def _make_tables(db: sqlite3.Connection, path: str) -> None:
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version == SCHEMA_VERSION:
-        return
-    if version not in (0, 1):
-        raise StoreError(f"{path} has store version {version}, this library writes version {SCHEMA_VERSION}")
-    if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise StoreError(f"{path} is a database of something else")
-    for statement in _SCHEMA.split(";"):
-        db.execute(statement)
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-
-__all__ = [
-    "ACCIDENT",
-    "SCHEMA_VERSION",
-    "Conditions",
-    "Store",
-    "StoredAttempt",
-    "StoredStep",
-    "content_hash",
-    "evaluation_key",
-    "reply_key",
-]
+__all__ = ["Store"]

@@ -1,0 +1,134 @@
+"""What a program is: its graph, its partition and its implementations, whatever text it is printed as.
+
+Deals in content hashes. How `program.source` is laid out, its helpers, comments and docstrings are no part of it; nor
+are the names of nodes, which an export may give otherwise. Knows nothing about who keeps programs under their hashes.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.utils import _pytree
+
+from qimeng.graph.opgraph import Node, OpGraph, Value, map_values
+from qimeng.graph.region import Region
+from qimeng.graph.structure import UnknownStructure, structure_of
+from qimeng.program.content import digest_of, plain
+from qimeng.program.implementation import Implementation, torch_implementation
+
+IDENTITY = 2
+"""Number of the rule by which programs are named; higher whenever one and the same program gets another digest.
+
+1 was the hash of the printed text. Stores, trees and recipes say which one they were written under.
+"""
+
+_graphs: WeakKeyDictionary[OpGraph, str] = WeakKeyDictionary()
+
+
+def program_digest(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> str:
+    """Hash of `graph`, and of the regions in the order in which they run, each with its implementation."""
+    number = _numbers(graph)
+    made = [
+        [
+            [number[n] for n in region.nodes],
+            [[number[v.node], v.port] for v in region.outputs],
+            implementation_content(region, implementation),
+        ]
+        for region, implementation in parts
+    ]
+    return digest_of("program", graph_digest(graph), made)
+
+
+def fallback_digest(text: str) -> str:
+    """Hash of a program that is its own reference: what its code says, without comments, docstrings and layout."""
+    return digest_of("fallback", _code(text))
+
+
+def graph_digest(graph: OpGraph) -> str:
+    """Hash of what is computed: operators with attributes, shapes, dtypes and strides, constants, inputs, results."""
+    if graph not in _graphs:
+        _graphs[graph] = _graph_digest(graph)
+    return _graphs[graph]
+
+
+def implementation_content(region: Region, implementation: Implementation) -> Any:
+    """What stands for `implementation` of `region` in a program's hash.
+
+    PyTorch's is known from the region. Of any other all fields count; names that were made from the region's signature,
+    which is the hash of a text, stand there without it.
+    """
+    if implementation == torch_implementation(region):
+        return "torch"
+    i, signature = implementation, region.signature
+
+    def unnamed(text: str) -> Any:
+        if "\0" in text:  # the marks are unique to what is written here: two texts never become equal
+            return ["as it is", text]
+        return text.replace(signature, "\0whole\0").replace(signature[:8], "\0half\0")
+
+    names = [unnamed(text) for text in (i.source, i.entry, i.prepare)]
+    return [i.language, *names, list(i.prepare_inputs), _schedule(i.schedule)]
+
+
+def _schedule(schedule: Any) -> Any:
+    """The family and what is not usual in it, whatever the class is called."""
+    return None if schedule is None else [schedule.family, *plain(schedule).values()]
+
+
+def _numbers(graph: OpGraph) -> dict[str, int]:
+    return {name: i for i, name in enumerate(graph.nodes)}
+
+
+def _graph_digest(graph: OpGraph) -> str:
+    number = _numbers(graph)
+
+    def numbered(tree: Any) -> Any:
+        return map_values(tree, lambda v: Value(str(number[v.node]), v.port))
+
+    def described(node: Node) -> list[Any]:
+        attributes = [[k, numbered(v)] for k, v in node.kwargs if k != "device"]  # where it was captured
+        return [node.kind, node.target, numbered(node.args), attributes, node.metas, node.literal]
+
+    return digest_of(
+        "graph",
+        [described(node) for node in graph.nodes.values()],
+        numbered(graph.outputs),
+        [[key, numbered(value)] for key, value in graph.mutations],
+        _inputs(graph.in_spec),
+        graph.out_spec,
+        graph.scalars,
+        graph.n_inputs,
+        graph.training,
+        graph.call,
+    )
+
+
+def _inputs(spec: str) -> Any:
+    """How the inputs are put together; as PyTorch writes it where they hold classes of its own."""
+    try:
+        return structure_of(_pytree.treespec_loads(spec)) if spec else ""
+    except UnknownStructure:
+        return spec
+
+
+def _code(text: str) -> str:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return text
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+__all__ = ["IDENTITY", "fallback_digest", "graph_digest", "implementation_content", "program_digest"]

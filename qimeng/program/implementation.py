@@ -1,0 +1,57 @@
+"""Implementations: source code that computes a region.
+
+Deals in text and in how it is called. Knows nothing about programs, or about checking and timing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from qimeng.graph.region import Region
+from qimeng.program.content import digest_of
+from qimeng.program.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """Source code that computes a region.
+
+    Attributes:
+        language: ``"torch"`` (PyTorch calls), ``"library"`` (one vendor-library call), or that of a backend
+            (`qimeng.backend`): ``"triton"``, ``"cuda"`` …
+        source: Python text that defines `entry`; every top-level name in it must be unique to this text.
+        entry: name of the function; it takes the region's inputs in order, then the prepared buffers, and returns a
+            tuple of the region's outputs.
+        prepare: name of a function of the inputs numbered `prepare_inputs`, which returns a tuple of buffers; run
+            again when one of those changes. Empty where nothing is prepared.
+        prepare_inputs: positions of the region's inputs (all of them parameters or buffers) that `prepare` takes.
+        schedule: what the template printed the source from; None where another coder wrote it. Whether a template did
+            is another question (`qimeng.program.origin`).
+    """
+
+    language: str
+    source: str
+    entry: str
+    prepare: str = ""
+    prepare_inputs: tuple[int, ...] = ()
+    schedule: Schedule | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of all fields, whatever region they are for; `qimeng.program.identity` has its part in a program's."""
+        return digest_of("implementation", self)
+
+    @property
+    def generated(self) -> bool:
+        """True for kernels that were generated rather than called from a library."""
+        return self.language not in ("torch", "library")
+
+
+def torch_implementation(region: Region) -> Implementation:
+    """The region on PyTorch: the implementation every program starts from."""
+    entry = f"torch_{region.signature}"
+    return Implementation("torch", region.function(entry), entry)
+
+
+__all__ = ["Implementation", "torch_implementation"]
