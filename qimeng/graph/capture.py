@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import keyword
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from qimeng.graph.convert import CaptureError, ValuesNeeded, converted
 from qimeng.graph.decompose import decomposed
 from qimeng.graph.leaves import Call, hide, innermost
 from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.structure import Structure, UnknownStructure, structure_of
 from qimeng.spec.fake import fake_tensors
 from qimeng.spec.returned import opened
 
@@ -61,41 +63,56 @@ def capture(
         hide(module, hidden or {})
         module.register_forward_hook(lambda _, inputs, output: opened(output))
         leaves, in_spec = _pytree.tree_flatten((inputs, {}))
-        _check_inputs(inputs, leaves)
+        structure = _input_structure(leaves, in_spec)
+        inputs = _without_constants(module, inputs)
         floats = [] if specialise else [i for i, x in enumerate(leaves) if type(x) is float]
         if floats:
             try:
-                as_tensors = list(leaves)
+                as_tensors = _pytree.tree_leaves((inputs, {}))
                 for i in floats:
                     as_tensors[i] = torch.empty((), dtype=torch.float64)
                 args, _ = _pytree.tree_unflatten(as_tensors, in_spec)
-                graph = converted(*_export(module, args), in_spec, leaves, set(floats))
+                graph = converted(*_export(module, args), structure, leaves, set(floats))
                 if _numbers_in_plain_arithmetic(graph):
                     return graph
             except CaptureError:
                 pass  # specialised below
-        return converted(*_export(module, inputs), in_spec, leaves, set())
+        return converted(*_export(module, inputs), structure, leaves, set())
 
 
-def _check_inputs(inputs: tuple[Any, ...], leaves: list[Any]) -> None:
+CONSTANTS = (torch.dtype, torch.memory_format, torch.layout)
+"""Inputs that torch.export does not take; the graph is made for the one that was given."""
+
+
+def _input_structure(leaves: list[Any], in_spec: Any) -> Structure:
+    """How the inputs are put together, which a standalone file checks."""
     for x in leaves:
-        if not isinstance(x, (torch.Tensor, bool, int, float, str, type(None), torch.dtype)):
+        if not isinstance(x, (torch.Tensor, bool, int, float, str, type(None), *CONSTANTS)):
             raise CaptureError(f"an input is a {type(x).__name__}, neither a tensor nor a plain number or string")
-    _check_structure(inputs)
+    try:
+        structure = structure_of(in_spec)
+        if any(c.kind == "object" for c in structure.classes()):
+            raise UnknownStructure("plain object with tensors in it, which a call may change")
+        return structure
+    except UnknownStructure as error:
+        raise CaptureError(
+            f"the module takes a {error}; give tuples, lists, dicts, named tuples or dataclasses"
+        ) from None
 
 
-def _check_structure(tree: Any) -> None:
-    """Only tuples, lists and dicts with plain keys can be checked by a standalone file."""
-    if type(tree) is dict:
-        for key, item in tree.items():
-            if type(key) not in (str, int):
-                raise CaptureError(f"the module takes a dict with a key of type {type(key).__name__}")
-            _check_structure(item)
-    elif type(tree) in (tuple, list):
-        for item in tree:
-            _check_structure(item)
-    elif _pytree.tree_structure(tree).num_children:
-        raise CaptureError(f"the module takes a {type(tree).__name__}; only tuples, lists and dicts are supported")
+def _without_constants(module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`inputs` with None in the place of what torch.export does not take, which `module` then puts back itself."""
+    leaves, tree = _pytree.tree_flatten(inputs)
+    held = {i: x for i, x in enumerate(leaves) if isinstance(x, CONSTANTS)}
+    if not held:
+        return inputs
+
+    def restored(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        found, around = _pytree.tree_flatten(given)
+        return tuple(_pytree.tree_unflatten([held.get(i, x) for i, x in enumerate(found)], around))
+
+    module.register_forward_pre_hook(restored)
+    return tuple(_pytree.tree_unflatten([None if i in held else x for i, x in enumerate(leaves)], tree))
 
 
 def _numbers_in_plain_arithmetic(graph: OpGraph) -> bool:
@@ -165,6 +182,32 @@ def _join_buffers(exported: Any, module: torch.nn.Module) -> dict[str, str]:
     return others
 
 
+def _state_names(exported: Any) -> list[str]:
+    return [spec.target for spec in exported.graph_signature.input_specs if spec.target]
+
+
+def _spelled(name: str) -> str:
+    """`name` without Python's keywords, on which torch.fx writes code that does not parse.
+
+    >>> _spelled("layers.for.weight"), _spelled("a b")
+    ('layers.for_qimeng.weight', 'a b')
+    """
+    return ".".join(f"{part}_qimeng" if keyword.iskeyword(part) else part for part in name.split("."))
+
+
+def _rename_state(exported: Any, names: dict[str, str]) -> dict[str, str]:
+    """Give parameters, buffers and constants of `exported` other names, in place; returns those that changed."""
+    changed = {old: new for old, new in names.items() if old != new}
+    if changed:
+        signature = exported.graph_signature
+        for spec in (*signature.input_specs, *signature.output_specs):
+            spec.target = changed.get(spec.target, spec.target)
+        for held in (exported.state_dict, exported.constants):
+            for old in [key for key in held if key in changed]:
+                held[changed[old]] = held.pop(old)
+    return changed
+
+
 def _export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict[str, str]]:
     """The exported program with its operators taken apart, and the other names of its buffers."""
     with warnings.catch_warnings(), _quiet("torch.fx.experimental.symbolic_shapes"), _unchecked_distributions():
@@ -172,7 +215,10 @@ def _export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict
         try:
             exported = torch.export.export(module, inputs, strict=False)
             others = _join_buffers(exported, module)
-            return decomposed(exported), others
+            known = _rename_state(exported, {name: _spelled(name) for name in _state_names(exported)})
+            made = decomposed(exported)
+            _rename_state(made, {new: old for old, new in known.items()})
+            return made, others
         except Exception as error:  # torch.export raises many classes of its own, none of them public
             first, name = str(error).strip().splitlines() or [""], type(error).__name__
             plain = "what it does depends on the values of a tensor; " if "DataDependent" in name else ""

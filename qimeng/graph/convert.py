@@ -15,14 +15,13 @@ from typing import Any
 import networkx as nx
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
 from qimeng.errors import SpecError
 from qimeng.graph.leaves import STANDS_FOR, call_named
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
 from qimeng.graph.parts import IGNORED, SYMBOLS, NoPart, Part, parts_of
-from qimeng.graph.structure import UnknownStructure, structure_of
+from qimeng.graph.structure import Structure, UnknownStructure, structure_of
 
 
 class CaptureError(SpecError):
@@ -42,13 +41,15 @@ class ValuesNeeded(CaptureError):
 _COPIES = ("aten.clone.default", "aten.lift_fresh_copy.default", "aten.detach.default", "aten.alias.default")
 
 
-def converted(exported: Any, others: dict[str, str], in_spec: Any, leaves: list[Any], floats: set[int]) -> OpGraph:
+def converted(
+    exported: Any, others: dict[str, str], in_spec: Structure, leaves: list[Any], floats: set[int]
+) -> OpGraph:
     """The graph of `exported`.
 
     Args:
         exported: a decomposed `torch.export.ExportedProgram`.
         others: other names of buffers that the module holds under several, to the one that is used in the graph.
-        in_spec: how the positional inputs flatten.
+        in_spec: how positional and keyword inputs are put together.
         leaves: the flattened inputs.
         floats: positions of the numbers among them that the graph holds for any value.
 
@@ -114,7 +115,7 @@ def converted(exported: Any, others: dict[str, str], in_spec: Any, leaves: list[
         nodes=nodes,
         outputs=tuple(outputs),
         mutations=tuple(mutations),
-        in_spec=_pytree.treespec_dumps(in_spec),
+        in_spec=in_spec,
         out_spec=out_spec,
         scalars=scalars,
         n_inputs=len(leaves),

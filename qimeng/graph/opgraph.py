@@ -95,7 +95,7 @@ class OpGraph:
         nodes: name to `Node`, in topological order.
         outputs: what the computation returns, flattened: `Value`, or a plain Python object.
         mutations: (buffer key, new value) for each buffer that a call updates.
-        in_spec: how the positional arguments flatten to inputs (`torch.utils._pytree` JSON).
+        in_spec: how the inputs are put together, ``(args, kwargs)``.
         out_spec: how the flattened outputs are put together again.
         scalars: position among the flattened inputs to the number captured, for Python numbers that were
             specialised (a call with another number is refused).
@@ -107,7 +107,7 @@ class OpGraph:
     nodes: dict[str, Node]
     outputs: tuple[Any, ...]
     mutations: tuple[tuple[str, Value], ...] = ()
-    in_spec: str = ""
+    in_spec: Structure = Structure()
     out_spec: Structure = Structure()
     scalars: dict[int, Any] = field(default_factory=dict)
     n_inputs: int = 0

@@ -6,13 +6,17 @@ Deals in the containers around the leaves, and in Python text that makes them ag
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils import _pytree
+
+from qimeng.spec.returned import HOLDERS, state_of
 
 
 class UnknownStructure(ValueError):
@@ -25,12 +29,13 @@ class Structure:
 
     Attributes:
         kind: ``"leaf"``, ``"none"``, ``"tuple"``, ``"list"``, ``"dict"``, ``"ordered"`` (OrderedDict), ``"struct"`` (a
-            result class of PyTorch's own, such as ``torch.return_types.topk``), ``"named"`` (a named tuple) or
-            ``"record"`` (a dataclass).
-        home: Python module of the class of a named tuple or record.
+            result class of PyTorch's own, such as ``torch.return_types.topk``), ``"named"`` (a named tuple),
+            ``"record"`` (a dataclass) or ``"object"`` (a plain object with tensors among its attributes).
+        home: Python module of the class of a named tuple, record or object.
         name: qualified name of that class.
-        keys: of a dict; the fields of a named tuple or record.
+        keys: of a dict; the fields of a named tuple or record; the attributes of an object with tensors in them.
         parts: what is inside, in order.
+        rest: text of an object's other attributes.
         leaf: number of the leaf.
     """
 
@@ -39,6 +44,7 @@ class Structure:
     name: str = ""
     keys: tuple[Any, ...] = ()
     parts: tuple[Structure, ...] = ()
+    rest: tuple[tuple[str, str], ...] = ()
     leaf: int = 0
 
     def text(self, leaves: Sequence[str]) -> str:
@@ -58,12 +64,15 @@ class Structure:
             return f"({whole})"
         if self.kind == "struct":
             return f"{self.name}(({whole}))"
-        values = ", ".join(inner) if self.kind == "named" else f"**{{{pairs}}}"
-        return f"_output_class({self.home!r}, {self.name!r}, {self.keys!r}, {self.kind!r})({values})"
+        made = f"_output_class({self.home!r}, {self.name!r}, {self.keys!r}, {self.kind!r})"
+        if self.kind == "object":
+            others = "".join(f"{k!r}: {v}, " for k, v in self.rest)
+            return f"_output_object({made}, {{{others}{pairs}}})"
+        return f"{made}({', '.join(inner) if self.kind == 'named' else f'**{{{pairs}}}'})"
 
     def classes(self) -> Iterator[Structure]:
-        """Every named tuple and record in it."""
-        if self.kind in ("named", "record"):
+        """Every named tuple, record and object in it."""
+        if self.kind in ("named", "record", "object"):
             yield self
         for part in self.parts:
             yield from part.classes()
@@ -103,7 +112,32 @@ def _described(item: Any) -> Structure:
         return Structure(
             "record", kind.__module__, kind.__qualname__, fields, tuple(_described(getattr(item, f)) for f in fields)
         )
+    if kind in HOLDERS:
+        parts, rest = state_of(item)
+        others = tuple((key, _written(kind, key, value)) for key, value in rest.items())
+        whole = tuple(map(_described, parts.values()))
+        return Structure("object", kind.__module__, kind.__qualname__, tuple(parts), whole, others)
     raise UnknownStructure(kind.__name__)
+
+
+def _written(kind: type, key: str, value: Any) -> str:
+    """The text of an attribute without tensors; a device is the one that the program runs on."""
+
+    def text(item: Any) -> str:
+        return _written(kind, key, item)
+
+    if isinstance(value, torch.device):
+        return "device"
+    if type(value) in (list, tuple):
+        inner = "".join(f"{text(item)}, " for item in value)
+        return f"[{inner}]" if type(value) is list else f"({inner})"
+    if type(value) is dict:
+        return f"{{{', '.join(f'{text(k)}: {text(v)}' for k, v in value.items())}}}"
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
+        return repr(value)
+    raise UnknownStructure(f"{kind.__name__} whose attribute {key} is a {type(value).__name__}")
 
 
 def _is_installed(kind: type) -> bool:

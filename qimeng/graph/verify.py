@@ -19,6 +19,7 @@ from qimeng.graph.layout import laid_out, order_of
 from qimeng.graph.leaves import Call, recorded
 from qimeng.graph.mode import mode_matters
 from qimeng.graph.opgraph import Node, OpGraph
+from qimeng.graph.structure import structure_of
 from qimeng.program.program import Program, load_source
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
 from qimeng.spec.reduce import RUNNABLE
@@ -46,7 +47,7 @@ def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
         if not _free(graph):
             raise
         graph = _verified(spec, _capture(spec, specialise=True))
-    positions = len(_pytree.treespec_loads(graph.in_spec).child(0).children())
+    positions = len(graph.in_spec.parts[0].parts)
     return replace(graph, training=spec.training if mode_matters(spec) else None, call=spec.call(positions))
 
 
@@ -203,7 +204,7 @@ def _compare(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any,
         raise CaptureError(f"the graph does not run: {type(error).__name__}: {error}") from error
     wanted, tree = _pytree.tree_flatten(expected)
     got, other = _pytree.tree_flatten(found)
-    if tree != other:
+    if tree != other and structure_of(tree) != structure_of(other):  # a local class is made again by name and fields
         raise CaptureError(f"the module returns {tree}, the graph {other}")
     buffers = dict(model.named_buffers())
     state = {n: b for n, b in module.named_buffers() if n in buffers}

@@ -7,7 +7,6 @@ inputs and a straight-line forward. Knows nothing about what the regions compute
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from qimeng.backend.base import Backend
 from qimeng.backend.registry import backend_named
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, row_major
 from qimeng.graph.region import Region, literal
-from qimeng.graph.structure import structure_of
 from qimeng.program.face import arrange, attribute, call_constants, face_runtime, refuse_gradients
 from qimeng.program.implementation import Implementation
 from qimeng.program.runtime import BFLOAT16, CARRY, DEVICE, HEADER, RUNTIME, STATE_CHANGES
@@ -193,9 +191,10 @@ def _unpack(graph: OpGraph) -> list[str]:
     source = "args"
     if not _is_flat(graph):
         source = "leaves"
+        other = "not _same_structure(structure, _INPUTS)" if any(graph.in_spec.classes()) else "structure != _INPUTS"
         lines = [
             "leaves, structure = torch.utils._pytree.tree_flatten(args)",
-            "if structure != _INPUTS:",
+            f"if {other}:",
             '    raise ValueError(f"made for inputs of the structure {_INPUTS}, got {structure}")',
         ]
     return lines + ([f"{flat}, = {source}"] if flat else [])
@@ -203,21 +202,14 @@ def _unpack(graph: OpGraph) -> list[str]:
 
 def _structure(graph: OpGraph) -> list[str]:
     """A constant that holds how nested inputs are put together; nothing for flat ones."""
-    from torch.utils import _pytree
-
     if _is_flat(graph):
         return []
-    whole = structure_of(_pytree.treespec_loads(graph.in_spec)).text(["0"] * graph.n_inputs)
+    whole = graph.in_spec.text(["0"] * graph.n_inputs).replace("_output_class(", "_input_class(")
     return ["", f"_INPUTS = torch.utils._pytree.tree_structure({whole}[0])", ""]
 
 
-@lru_cache(64)
 def _is_flat(graph: OpGraph) -> bool:
-    from torch.utils import _pytree
-
-    spec = _pytree.treespec_loads(graph.in_spec)
-    flat = _pytree.tree_flatten((tuple(range(graph.n_inputs)), {}))[1]
-    return bool(spec == flat)
+    return not graph.in_spec.parts or all(part.kind == "leaf" for part in graph.in_spec.parts[0].parts)
 
 
 def _guards(graph: OpGraph, inputs: list[Node]) -> list[str]:

@@ -50,7 +50,7 @@ _CLASSES = {}
 
 
 def _output_class(home, name, fields, kind):
-    """The class of an output; where it cannot be imported, one of the same name and fields."""
+    """The class of an output or input; where it cannot be imported, one of the same name and fields."""
     if (home, name) not in _CLASSES:
         import collections
         import dataclasses
@@ -64,6 +64,8 @@ def _output_class(home, name, fields, kind):
             last = name.split(".")[-1]
             if kind == "named":
                 found = collections.namedtuple(last, fields)
+            elif kind == "object":
+                found = type(last, (), {})
             else:
                 found = dataclasses.make_dataclass(last, [(field, object, None) for field in fields])
             found.__module__, found.__qualname__ = home, name
@@ -72,13 +74,46 @@ def _output_class(home, name, fields, kind):
 
 '''
 
+OUTPUT_OBJECT = '''
+def _output_object(found, state):
+    """An object of the class with these attributes."""
+    made = found.__new__(found)
+    made.__dict__.update(state)
+    return made
+
+'''
+
+INPUT_CLASS = '''
+def _input_class(*facts):
+    """The same, seen into by PyTorch."""
+    found = _output_class(*facts)
+    if facts[-1] == "record" and found not in torch.utils._pytree.SUPPORTED_NODES:
+        torch.utils._pytree.register_dataclass(found)
+    return found
+
+
+def _same_structure(a, b):
+    """Whether inputs are put together alike; of classes the names and fields count."""
+    if a == b:
+        return True
+    kinds = [getattr(t.context if isinstance(t.context, type) else t.type, "__qualname__", "") for t in (a, b)]
+    fields = [getattr(t.context, "_fields", t.context if not isinstance(t.context, type) else None) for t in (a, b)]
+    parts = a.children(), b.children()
+    return kinds[0] == kinds[1] and fields[0] == fields[1] and len(parts[0]) == len(parts[1]) > 0 and all(
+        map(_same_structure, *parts)
+    )
+
+'''
+
 _PLAIN_MODULE = torch.nn.Module()
 
 
 def face_runtime(graph: OpGraph) -> str:
     """The functions that the lines of this room call."""
-    own = OUTPUT_CLASS if any(graph.out_spec.classes()) else ""
-    return GRADIENTS + (BY_POSITION if graph.call.names else "") + own
+    given = any(graph.in_spec.classes())
+    own = OUTPUT_CLASS if given or any(graph.out_spec.classes()) else ""
+    own += OUTPUT_OBJECT if any(c.kind == "object" for c in graph.out_spec.classes()) else ""
+    return GRADIENTS + (BY_POSITION if graph.call.names else "") + own + (INPUT_CLASS if given else "")
 
 
 def call_constants(call: Call) -> list[str]:

@@ -122,8 +122,10 @@ def _carry(module, key, shape, stride, dtype, text):
     _declare(module, key, shape, stride, dtype, False)
     path, _, last = key.rpartition(".")
     home = module.get_submodule(path)
-    data = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=dtype)
-    home.register_buffer(last, home._buffers[last].copy_(data.reshape(shape)), persistent=False)
+    value, data = home._buffers[last], bytearray(zlib.decompress(base64.b64decode(text)))
+    if data:  # an empty tensor has none
+        value.copy_(torch.frombuffer(data, dtype=dtype).reshape(shape))
+    home.register_buffer(last, value, persistent=False)
 
 '''
 

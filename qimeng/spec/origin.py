@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from qimeng.errors import SpecError
 from qimeng.spec.fake import fake_tensors
 from qimeng.spec.fingerprint import fingerprint
 from qimeng.spec.leaf import Leaf
+from qimeng.spec.returned import opened
 from qimeng.spec.source import Source
 from qimeng.spec.ties import same_as, tied
 
@@ -215,7 +216,8 @@ class ExampleOrigin(Origin):
                 new = _copied(t, device)
                 memo[id(t)] = torch.nn.Parameter(new, requires_grad=False) if isinstance(t, torch.nn.Parameter) else new
         try:
-            return copy.deepcopy(self.held, memo)
+            with torch.no_grad():  # scripted modules copy their parameters themselves, as autograd sees it
+                return copy.deepcopy(self.held, memo)
         except Exception as error:  # copying calls the user's own code, which may raise anything
             name = type(self.held).__name__
             raise SpecError(f"{name}: the module cannot be copied: {type(error).__name__}: {error}") from error
@@ -274,7 +276,7 @@ def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool)
     """
     if not isinstance(inputs, (tuple, list)):
         raise SpecError(f"example inputs must be a tuple of positional inputs, got {type(inputs).__name__}; write (x,)")
-    flat, tree = _pytree.tree_flatten(tuple(inputs))
+    flat, tree = _pytree.tree_flatten(opened(tuple(inputs)))
     for i, x in enumerate(flat):
         if isinstance(x, torch.Tensor) and (x.is_meta or x.layout is not torch.strided):
             kind = "has no values (device meta)" if x.is_meta else f"is sparse ({x.layout})"
@@ -379,6 +381,21 @@ def _copied(t: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Parameters, buffers and tensors that are plain attributes."""
-    plain = [t for m in module.modules() for t in vars(m).values() if isinstance(t, torch.Tensor)]
-    return [*module.parameters(), *module.buffers(), *plain]
+    """Parameters, buffers and tensors that attributes hold, in lists, dicts and plain objects too."""
+    found: list[torch.Tensor] = []
+    seen: set[int] = set()
+    stack: list[Any] = [module]
+    while stack:
+        thing = stack.pop()
+        if id(thing) in seen or isinstance(thing, (type, ModuleType, FunctionType, str, bytes)):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            found.append(thing)
+        elif isinstance(thing, dict):
+            stack += [*thing.keys(), *thing.values()]
+        elif isinstance(thing, (list, tuple, set, frozenset)):
+            stack += thing
+        elif isinstance(getattr(thing, "__dict__", None), dict):
+            stack.append(vars(thing))
+    return found

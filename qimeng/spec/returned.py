@@ -1,28 +1,68 @@
 """Output classes: what a module may return besides tensors in tuples, lists and dicts.
 
-Deals in dataclasses that PyTorch does not see into until they are registered. Knows nothing about graphs.
+Deals in dataclasses and plain objects that PyTorch does not see into until they are registered. Knows nothing about
+graphs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
+import torch
 from torch.utils import _pytree
+
+HOLDERS: set[type] = set()
+"""Classes of plain objects that were registered, such as the caches of keys and values of transformers."""
+
+_PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.nn.Module, torch.dtype, torch.device, type)
 
 
 def opened(output: Any) -> Any:
-    """`output` itself, after every dataclass in it is one that `torch.utils._pytree` sees into.
+    """`output` itself, after every class in it is one that `torch.utils._pytree` sees into.
 
     PyTorch takes an instance of an unknown class as one leaf. Registering the class is what a user of torch.export does
     by hand; it lasts as long as the process and changes nothing else.
     """
     kind = type(output)
-    if kind not in _pytree.SUPPORTED_NODES and _is_record(kind):
-        _pytree.register_dataclass(kind)
     for part in _parts(output):
         opened(part)
+    if kind not in _pytree.SUPPORTED_NODES:
+        if _is_record(kind):
+            _pytree.register_dataclass(kind)
+        elif _is_holder(output):
+            _pytree.register_pytree_node(kind, _taken_apart, partial(_put_together, kind))
+            HOLDERS.add(kind)
     return output
+
+
+_PARTS = "_qimeng_parts"
+"""Attribute of an object that was put together of other things than tensors: names of the attributes they are in."""
+
+
+def state_of(item: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Attributes of a plain object: those in which there are tensors, or what stands for them, and the others."""
+    state = dict(vars(item))
+    known = state.pop(_PARTS, None)
+    if known is None:
+        known = [k for k, v in state.items() if any(isinstance(x, torch.Tensor) for x in _pytree.tree_leaves(v))]
+    return {k: state[k] for k in known}, {k: v for k, v in state.items() if k not in known}
+
+
+def _taken_apart(item: Any) -> tuple[list[Any], Any]:
+    parts, rest = state_of(item)
+    return list(parts.values()), (tuple(parts), rest)
+
+
+def _put_together(kind: type, values: Any, context: Any) -> Any:
+    names, rest = context
+    made: Any = object.__new__(kind)
+    values = list(values)
+    made.__dict__.update({**rest, **dict(zip(names, values, strict=True))})
+    if not all(isinstance(x, torch.Tensor) for x in _pytree.tree_leaves(values)):
+        made.__dict__[_PARTS] = names
+    return made
 
 
 def _is_record(kind: type) -> bool:
@@ -30,14 +70,24 @@ def _is_record(kind: type) -> bool:
     return dataclasses.is_dataclass(kind) and all(f.init for f in dataclasses.fields(kind))
 
 
+def _is_holder(item: Any) -> bool:
+    """An object whose attributes hold tensors, and which is nothing but its attributes."""
+    if isinstance(item, (torch.Tensor, *_PLAIN)) or callable(item) or not hasattr(item, "__dict__"):
+        return False
+    made_plainly = getattr(type(item), "__new__", None) is object.__new__
+    return made_plainly and bool(state_of(item)[0])
+
+
 def _parts(output: Any) -> list[Any]:
+    if isinstance(output, (torch.Tensor, *_PLAIN)):
+        return []
     if isinstance(output, dict):
         return list(output.values())
     if isinstance(output, (tuple, list)):
         return list(output)
-    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+    if dataclasses.is_dataclass(output):
         return [getattr(output, f.name, None) for f in dataclasses.fields(output)]
-    return []
+    return list(vars(output).values()) if hasattr(output, "__dict__") and not callable(output) else []
 
 
-__all__ = ["opened"]
+__all__ = ["HOLDERS", "opened", "state_of"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -67,8 +69,44 @@ class Mixed(torch.nn.Module):
         return torch.view_as_real(z).flatten(1) @ self.codes.float().t(), y.clamp(-1, 1).to(torch.float8_e4m3fn).float()
 
 
+class Named(torch.nn.Module):
+    """State called like Python's keywords, at any depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("class", torch.nn.Parameter(torch.randn(6)))
+        self.register_buffer("import", torch.ones(6))
+        self.parts = torch.nn.ModuleDict({"for": torch.nn.Linear(6, 6), "a-b": torch.nn.Linear(6, 6)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        getattr(self, "import").mul_(1.5)
+        for part in self.parts.values():
+            x = part(x).relu()
+        return x * getattr(self, "class") + getattr(self, "import")
+
+
+class Table:
+    """A plain object with a tensor."""
+
+    def __init__(self) -> None:
+        self.scale = torch.linspace(0, 1, 6)
+
+
+class Held(torch.nn.Module):
+    """Tensors in a list, a dict and a plain object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.table = [torch.ones(6), {"shift": torch.arange(6.0)}], Table()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.steps[0]) * self.table.scale - self.steps[1]["shift"]
+
+
 @pytest.mark.parametrize(
-    "module", [Shared(), Shared(False), Views(), Mixed()], ids=["shared", "local", "views", "mixed"]
+    "module",
+    [Shared(), Shared(False), Views(), Mixed(), Named(), Held()],
+    ids=["shared", "local", "views", "mixed", "named", "held"],
 )
 def test_captured_and_equal(module: torch.nn.Module) -> None:
     program = Program.start(capture_spec(KernelSpec.of(module, (X,))))
@@ -85,6 +123,69 @@ def test_captured_and_equal(module: torch.nn.Module) -> None:
                 assert torch.equal(a, b) and a.stride() == b.stride() if isinstance(a, torch.Tensor) else a == b
         for key, value in module.state_dict().items():
             torch.testing.assert_close(model.state_dict()[key], value, rtol=0, atol=0)
+
+
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+@dataclass
+class Record:
+    x: torch.Tensor
+    rest: Pair
+
+
+class Takes(torch.nn.Module):
+    """Named tuples, dataclasses and a dtype as inputs."""
+
+    def forward(self, record: Record, pairs: dict[str, Pair], dtype: torch.dtype) -> Any:
+        return Pair(record.x * 2 + pairs["p"].a, record.rest.b.to(dtype).exp())
+
+
+def test_inputs_of_any_class_and_dtypes_are_captured() -> None:
+    pair = Pair(X + 1, X + 2)
+    inputs = (Record(X, pair), {"p": pair}, torch.float64)
+    program = Program.start(capture_spec(KernelSpec.of(Takes(), inputs)))
+    assert len(program.regions) == 4
+    found, expected = program.load().Model()(*inputs), Takes()(*inputs)
+    assert type(found) is Pair and torch.equal(found.a, expected.a) and torch.equal(found.b, expected.b)
+    with pytest.raises(ValueError, match=r"input 5: made for torch\.float64"):
+        program.load().Model()(*inputs[:2], torch.float32)
+    with pytest.raises(ValueError, match="structure"):
+        program.load().Model()(inputs[0], {"p": (pair.a, pair.b)}, torch.float64)
+
+
+def test_inputs_and_outputs_of_local_classes_are_captured() -> None:
+    local = namedtuple("local", "u v")
+    program = Program.start(capture_spec(KernelSpec.of(lambda q: local(q.u * 2, q.v), (local(X, X + 1),))))
+    assert torch.equal(program.load().Model()(local(X, X)).u, X * 2)
+
+
+class Layer:
+    """What a cache of keys keeps of a layer."""
+
+    def __init__(self, keys: torch.Tensor) -> None:
+        self.keys, self.dtype, self.device, self.seen = keys, keys.dtype, keys.device, {0: True}
+
+
+class Cache:
+    def __init__(self, layers: list[Layer]) -> None:
+        self.layers, self.limit, self.empty = layers, None, torch.tensor([])
+
+
+class Caching(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x.exp(), Cache([Layer(x * 2), Layer(x + 1)])
+
+
+def test_outputs_that_are_plain_objects_are_captured() -> None:
+    program = Program.start(capture_spec(KernelSpec.of(Caching(), (X,))))
+    assert len(program.regions) == 3
+    y, cache = program.load().Model()(X)
+    assert torch.equal(y, X.exp()) and type(cache) is Cache and vars(cache).keys() == {"layers", "limit", "empty"}
+    assert cache.empty.shape == (0,) and torch.equal(cache.layers[1].keys, X + 1)
+    assert vars(cache.layers[0]).keys() == vars(Layer(X)).keys() and cache.layers[0].device == X.device
 
 
 def test_outputs_share_memory_as_the_modules_do() -> None:

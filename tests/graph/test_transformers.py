@@ -38,11 +38,11 @@ def decoder(name: str, layer: str, attention: str = "sdpa") -> tuple[torch.nn.Mo
 
 
 def whole(kind: str, **options: Any) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """A whole model on token ids."""
+    """A whole model on token ids; Llama's returns its cache of keys and values, as by default."""
     import transformers
 
     config = getattr(transformers, f"{kind.removesuffix('Model')}Config")(**options)
-    config.use_cache = False
+    config.use_cache = kind == "LlamaModel"
     return getattr(transformers, kind)(config), (torch.randint(0, 50, (2, LENGTH)),), {}
 
 

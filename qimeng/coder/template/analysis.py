@@ -11,6 +11,7 @@ from functools import lru_cache
 from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.gemm_plan import GemmPlan, plan_gemm
 from qimeng.coder.template.ir import Nest
+from qimeng.coder.template.ops import TRITON_DTYPE
 from qimeng.coder.template.sources import Loads, nest_of
 from qimeng.coder.template.special import SPECIAL
 from qimeng.coder.template.tile_plan import TilePlan, plan_tile
@@ -79,6 +80,10 @@ def _analyse(key: _Key) -> Analysis | Unsupported:
             meta = region.graph.meta(value)
             if meta.dtype.startswith("complex"):
                 raise Unsupported("complex numbers")
+        made = (meta for n in region.ops for meta in n.metas if meta is not None)
+        for meta in (*made, *(region.graph.meta(v) for v in region.inputs)):
+            if meta.dtype not in TRITON_DTYPE and not meta.dtype.startswith("complex"):
+                raise Unsupported(f"numbers of dtype {meta.dtype}")
         if all(region.graph.nodes[v.node].kind == "scalar" for v in region.inputs):
             raise Unsupported("no tensor goes in, so that nothing says on which device to compute")
         nest, loads = nest_of(region)

@@ -288,13 +288,18 @@ def _tan(b: Builder, node: Any, x: Expr) -> Expr:
 def _hyperbolic(b: Builder, node: Any, x: Expr) -> Expr:
     d = out_dtype(node)
     x = operand(b, x, d)
-    grown = b.pw("expm1", b.pw("abs", x))
+    size = b.pw("abs", x)
+    grown = b.pw("expm1", size)
     finite = b.pw("minimum", grown, 1e30)
     falling = b.pw("div", finite, b.pw("add", finite, 1.0))
+    root = b.pw("exp", b.pw("mul", size, 0.5))  # half of e^|x| is finite where e^|x| is not
+    large = b.pw("mul", b.pw("mul", root, 0.5), root)
+    is_large = b.pw("gt", size, 80.0, dtype="bool")
     if node.packet == "aten.cosh":
-        return b.pw("add", b.pw("mul", b.pw("sub", grown, falling), 0.5), 1.0, dtype=d)
-    half = b.pw("mul", b.pw("add", grown, falling), 0.5)
-    return b.pw("copysign", half, x, dtype=d)
+        near = b.pw("add", b.pw("mul", b.pw("sub", grown, falling), 0.5), 1.0)
+        return b.pw("where", is_large, large, near, dtype=d)
+    near = b.pw("mul", b.pw("add", grown, falling), 0.5)
+    return b.pw("copysign", b.pw("where", is_large, large, near), x, dtype=d)
 
 
 @rule("addcmul", "addcdiv")

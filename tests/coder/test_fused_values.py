@@ -1,0 +1,90 @@
+"""Whole computations as one kernel each, at values where a fused kernel could give another result than PyTorch.
+
+The interpreter must be chosen before triton is imported, so that the cases run in one process of their own (this file
+as a script), which prints a JSON row a case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qimeng.actions import Context, legal_actions
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.device import device_named
+from qimeng.graph.verify import capture_spec
+from qimeng.interfaces import Action, Request
+from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
+
+LARGE = torch.tensor([88.5, 89.0, 89.2, -89.3, 3.0, 0.1, -0.0, 20.0])
+ROWS = torch.linspace(-3, 3, 32).view(4, 8)
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "sinh near overflow": (torch.sinh, (LARGE,)),
+    "cosh near overflow": (torch.cosh, (LARGE,)),
+    "half in the middle": (lambda x: (x.half() * 3).float() + x, (ROWS,)),
+    "half constant": (lambda x: x + torch.arange(8, dtype=torch.float16) / 3, (ROWS,)),
+    "bfloat16 sum in the middle": (lambda x: (x.bfloat16() * 0.1).exp().float().sum(-1), (ROWS,)),
+}
+"""Function and inputs."""
+
+
+def fused(spec: KernelSpec) -> Program:
+    """The program with as few regions as the coder can have, each generated where it can be."""
+    device, coder = device_named("h200"), TemplateCoder()
+    program, more = Program.start(capture_spec(spec)), True
+    while more:
+        legal = (a for a in legal_actions(program, Context(device, coder)) if a.kind == "fusion")
+        more = next(legal, None)
+        program = coder.write(Request(program, more, device)).apply(program, 0) if more else program
+    for region in program.regions:
+        if coder.can_implement(region) is None and not program.implementation(region).generated:
+            program = coder.write(Request(program, Action("lowering", (region.id,)), device)).apply(program, 0)
+    return program
+
+
+def main() -> None:
+    """Print a row a case: how many regions, and the largest relative error against float64."""
+    from qimeng.envs.interpreter import mend
+
+    mend()
+    torch.set_num_threads(1)
+    for name, (function, inputs) in CASES.items():
+        program = fused(KernelSpec.from_function(function, inputs))
+        with torch.no_grad():
+            y, r = program.load().Model()(*inputs), function(*(x.double() for x in inputs))
+        error = ((y.double() - r).abs() / r.abs().clamp(min=1e-30)).max().item()
+        print(json.dumps({"case": name, "regions": len(program.regions), "error": error}), flush=True)
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, dict[str, Any]]:
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {row["case"]: row for row in found}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_kernel_gives_what_pytorch_gives(rows: dict[str, dict[str, Any]], case: str) -> None:
+    assert rows[case]["regions"] == 1 and rows[case]["error"] < 4e-6, rows[case]
+
+
+def test_float8_is_left_to_pytorch() -> None:
+    spec = KernelSpec.from_function(lambda x: x.to(torch.float8_e4m3fn).float() * 2, (ROWS,))
+    regions = Program.start(capture_spec(spec)).regions
+    assert ["float8_e4m3fn" in (TemplateCoder().can_implement(r) or "") for r in regions] == [True, True, False]
+
+
+if __name__ == "__main__":
+    main()
