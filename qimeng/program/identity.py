@@ -11,11 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch.utils import _pytree
-
 from qimeng.graph.opgraph import Node, OpGraph, Value, map_values
 from qimeng.graph.region import Region
-from qimeng.graph.structure import UnknownStructure, structure_of
 from qimeng.program.content import digest_of, plain
 from qimeng.program.implementation import Implementation, torch_implementation
 
@@ -97,21 +94,13 @@ def _graph_digest(graph: OpGraph) -> str:
         [described(node) for node in graph.nodes.values()],
         numbered(graph.outputs),
         [[key, numbered(value)] for key, value in graph.mutations],
-        _inputs(graph.in_spec),
+        graph.in_spec if graph.in_spec.parts else "",
         graph.out_spec,
         graph.scalars,
         graph.n_inputs,
         graph.training,
         graph.call,
     )
-
-
-def _inputs(spec: str) -> Any:
-    """How the inputs are put together; as PyTorch writes it where they hold classes of its own."""
-    try:
-        return structure_of(_pytree.treespec_loads(spec)) if spec else ""
-    except UnknownStructure:
-        return spec
 
 
 def _code(text: str) -> str:

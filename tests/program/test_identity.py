@@ -16,7 +16,7 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.errors import IllegalAction
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, map_values
 from qimeng.graph.region import Region, merge, split
-from qimeng.graph.structure import Structure
+from qimeng.graph.structure import Structure, structure_of
 from qimeng.interfaces import Patch
 from qimeng.program.content import digest_of
 from qimeng.program.program import Implementation, Program, torch_implementation
@@ -27,9 +27,8 @@ from qimeng.testing import fake_kernel, sample_graph
 META = Meta((4, 8), (8, 1), "float32")
 
 
-def _spec(args: tuple[Any, ...]) -> str:
-    tree = torch.utils._pytree.tree_structure((args, {}))
-    return str(torch.utils._pytree.treespec_dumps(tree))
+def _spec(args: tuple[Any, ...]) -> Structure:
+    return structure_of(torch.utils._pytree.tree_structure((args, {})))
 
 
 def small() -> OpGraph:
