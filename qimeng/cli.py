@@ -3,8 +3,8 @@
 Deals in arguments, printing and exit codes. Knows nothing about how anything is optimized. Heavy modules are imported
 inside the commands, so that ``--help`` answers at once.
 
-Exit codes: 0 done; 1 `doctor` found something broken, or a verdict that must not be; 2 an error of the library, of the
-arguments or of a file, on one line; 130 interrupted (`optimize`: before there was anything to keep).
+Exit codes: 0 done; 1 `doctor` found something broken or a wrong verdict; 2 an error of the library, the arguments or a
+file, printed on one line; 130 interrupted (`optimize`: before there was a program to keep).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 def optimize(
     file: Annotated[Path, typer.Argument(help="A file with Model, get_inputs and get_init_inputs.")],
     seconds: Annotated[float, typer.Option(min=0, help="Wall-clock budget.")] = 60.0,
-    evaluations: Annotated[int, typer.Option(min=0, help="Most programs sent to the judge.")] = 40,
-    planner: Annotated[str, typer.Option(help=f"Who chooses: {listed(PLANNERS)}.")] = PLANNER,
+    evaluations: Annotated[int, typer.Option(min=0, help="Maximum number of programs sent to the judge.")] = 40,
+    planner: Annotated[str, typer.Option(help=f"The planner: {listed(PLANNERS)}.")] = PLANNER,
     coder: CoderName = "template",
     base_url: BaseUrl = "",
     llm_calls: Calls = None,
@@ -58,23 +58,26 @@ def optimize(
     llm_prices: PriceList = "",
     candidates: Candidates = 1,
     llm_prompts: Prompts = None,
-    search: Annotated[str, typer.Option(help=f"How steps are searched: {listed(SEARCHES)}; beam:8, say.")] = SEARCH,
+    search: Annotated[
+        str, typer.Option(help=f"The search: {listed(SEARCHES)}; numbers may follow, as in beam:8.")
+    ] = SEARCH,
     device: Annotated[
-        str, typer.Option(help="Name of a device (`qimeng devices`); this machine's GPU by default.")
+        str, typer.Option(help="Name of a device (see `qimeng devices`). Default: this machine's GPU.")
     ] = "",
     mode: Annotated[str, typer.Option(help="Precision mode: default, highest or high.")] = "default",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     compile_modes: Annotated[
-        str, typer.Option(help="torch.compile's modes to compare with, comma-separated; '' for none.")
+        str, typer.Option(help="Modes of torch.compile to compare with, comma-separated; '' for none.")
     ] = "default",
     sanitize: Annotated[
         str,
-        typer.Option(help="Tools of compute-sanitizer for the winner, comma-separated: memcheck,racecheck,initcheck."),
+        typer.Option(help="compute-sanitizer tools to run on the final program: memcheck,racecheck,initcheck."),
     ] = "",
-    out: Annotated[Path | None, typer.Option(help="Folder for the result; runs/FILE by default.")] = None,
-    store: Annotated[Path | None, typer.Option(help="Store to resume from; OUT/store.sqlite by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result. Default: runs/FILE.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Store to resume from. Default: OUT/store.sqlite.")] = None,
     interactive: Annotated[
-        bool, typer.Option("--interactive", help="Ask about every step; answers are lines of standard input.")
+        bool,
+        typer.Option("--interactive", help="Ask before every step. Answers are read from standard input, one a line."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -120,18 +123,18 @@ def optimize(
 
 @app.command()
 def describe(
-    words: Annotated[str, typer.Argument(help="What is to be computed, with shapes and dtype.")],
-    coder: Annotated[str, typer.Option(help="Who writes it: openai:MODEL or transformers:FOLDER[+ADAPTER].")],
+    words: Annotated[str, typer.Argument(help="What to compute, with shapes and dtype.")],
+    coder: Annotated[str, typer.Option(help="The model: openai:MODEL or transformers:FOLDER[+ADAPTER].")],
     base_url: BaseUrl = "",
     llm_calls: Calls = None,
     llm_tokens: Tokens = None,
     llm_money: Money = None,
     llm_prices: PriceList = "",
     llm_prompts: Prompts = None,
-    out: Annotated[Path | None, typer.Option(help="The file; runs/NAME.py by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write. Default: runs/NAME.py.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Have a language model write the computation that WORDS describe, as a file to read and then optimize."""
+    """Write the computation described in WORDS as a file, with a language model. Read it, then optimize it."""
     from qimeng.envs.describe import slug, spec_from_text
 
     screen = console(stderr=True)
@@ -151,11 +154,11 @@ def describe(
 
 @app.command()
 def show(
-    folder: Annotated[Path, typer.Argument(help="What `qimeng optimize` wrote.")],
-    source: Annotated[bool, typer.Option("--source", help="Print the program instead.")] = False,
+    folder: Annotated[Path, typer.Argument(help="Folder that `qimeng optimize` wrote.")],
+    source: Annotated[bool, typer.Option("--source", help="Print the program's source instead.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show a stored result: figures, what was tried, or the program."""
+    """Show a stored result: its figures and steps, or the program."""
     from qimeng.envs.result import Result
 
     result = Result.load(folder)
@@ -169,7 +172,7 @@ def show(
 
 @app.command()
 def actions(as_json: Json = False) -> None:
-    """List the vocabulary: every kind of optimization, its options, and what it rewrites."""
+    """List every kind of optimization, its options, and what it rewrites."""
     from qimeng.actions import Kind, kinds
 
     def entry(kind: Kind) -> dict[str, object]:
@@ -197,7 +200,7 @@ def actions(as_json: Json = False) -> None:
 
 @app.command()
 def devices(as_json: Json = False) -> None:
-    """List the devices that can be optimized for; the GPU of this machine comes first."""
+    """List the devices you can optimize for. This machine's GPU comes first."""
     from qimeng.device import DEVICES, current_device
 
     here = current_device()
@@ -214,19 +217,23 @@ def devices(as_json: Json = False) -> None:
         table.add_row(r.name, str(r.arch), str(r.sms), *map(str, sizes), *(f"{rate:g}" for rate in rates))
     console().print(table)
     if here is None:
-        console().print("No GPU here: times are estimated for a device of this table, h200 by default.")
+        console().print("No GPU found: times are estimated for a device of this table (default: h200).")
 
 
 @app.command()
 def doctor(
     exploits: Annotated[
         bool,
-        typer.Option("--exploits", help="Put every exploit and every honest candidate before the judge (minutes)."),
+        typer.Option(
+            "--exploits", help="Test the judge with every exploit and every honest candidate (takes minutes)."
+        ),
     ] = False,
-    only: Annotated[str, typer.Option(help="With --exploits: one class of them, such as timing, reuse, honest.")] = "",
+    only: Annotated[
+        str, typer.Option(help="With --exploits: test only one class, such as timing, reuse or honest.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """Say what works on this machine: device, versions, sandbox, a small kernel on each path; or try the exploits."""
+    """Check this machine: device, versions, sandbox, and a small kernel on each path. Or test the judge."""
     if exploits or only:
         _doctor_exploits(only, as_json)
         return
@@ -245,7 +252,7 @@ def doctor(
 
 
 def _doctor_exploits(only: str, as_json: bool) -> None:
-    """Exit code 1 where a case did not get the verdict that it must get."""
+    """Exit with 1 if a case got a wrong verdict."""
     from qimeng.cli_exploits import check_exploits, suite_table
     from qimeng.exploits import HONEST, KINDS
     from qimeng.exploits.here import as_data
@@ -267,7 +274,7 @@ app.command()(adapt)
 
 
 def print_markdown(text: str) -> None:
-    """Markdown, laid out on a terminal and as it is elsewhere."""
+    """Print Markdown: formatted on a terminal, as plain text elsewhere."""
     screen = console()
     if screen.is_terminal:
         screen.print(Markdown(text))

@@ -46,31 +46,38 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 def run(
     suite: Annotated[
         str,
-        typer.Argument(help="kernelbench:FOLDER, folder:FOLDER, module:NAME, or a suite of an installed package."),
+        typer.Argument(help="kernelbench:FOLDER, folder:FOLDER, module:NAME, or a suite from an installed package."),
     ] = "",
-    only: Annotated[str, typer.Option(help="Ids and patterns, level1/19,level2/*; all by default.")] = "",
+    only: Annotated[str, typer.Option(help="Ids and patterns, such as level1/19,level2/*. Default: all.")] = "",
     root: Annotated[
-        Path | None, typer.Option(help="A local checkout of KernelBench, whose problems --level and --problems select.")
+        Path | None, typer.Option(help="A local checkout of KernelBench; --level and --problems select from it.")
     ] = None,
     level: Annotated[str, typer.Option(help="With --root: KernelBench's levels, such as 1 or 1,2.")] = "1",
     problems: Annotated[
         str,
-        typer.Option(help="With --root: numbers and ranges, 1,2,5-9, or each level's own, 1/1,2;2/12; all by default."),
+        typer.Option(
+            help="With --root: numbers and ranges (1,2,5-9), or a list for each level (1/1,2;2/12). Default: all."
+        ),
     ] = "",
     families: Annotated[str, typer.Option(help="Only these families (see `bench families`), comma-separated.")] = "",
-    seconds_each: Annotated[
-        float, typer.Option(min=0, help="Time budget of a problem; waiting is not counted.")
-    ] = 35.0,
+    seconds_each: Annotated[float, typer.Option(min=0, help="Time budget of a problem, without waiting.")] = 35.0,
     total_seconds: Annotated[float, typer.Option(min=0, help="Time budget of the run.")] = 3600.0,
-    overhead_seconds: Annotated[float, typer.Option(help="Beyond its budget, a problem may take this long.")] = 120.0,
-    evaluations: Annotated[int, typer.Option(help="Most evaluations of a problem; 0 for the default.")] = 0,
+    overhead_seconds: Annotated[
+        float, typer.Option(help="Extra seconds that a problem may take beyond its budget.")
+    ] = 120.0,
+    evaluations: Annotated[
+        int, typer.Option(help="Maximum number of evaluations of a problem; 0 for the default.")
+    ] = 0,
     mode: Annotated[
-        str, typer.Option(help="Precision mode: default, highest or high; own for each spec's, which suites have.")
+        str, typer.Option(help="Precision mode: default, highest or high; or own, which uses each spec's.")
     ] = "",
     dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16 or float16; own for each spec's. With --root, float32 by default.")
+        str,
+        typer.Option(
+            help="float32, bfloat16 or float16; or own, which uses each spec's. Default with --root: float32."
+        ),
     ] = "",
-    planner: Annotated[str, typer.Option(help=f"Who chooses: {listed(PLANNERS)}.")] = "heuristic",
+    planner: Annotated[str, typer.Option(help=f"The planner: {listed(PLANNERS)}.")] = "heuristic",
     coder: CoderName = "template",
     base_url: BaseUrl = "",
     llm_calls: Calls = None,
@@ -79,20 +86,24 @@ def run(
     llm_prices: PriceList = "",
     candidates: Candidates = 1,
     llm_prompts: Prompts = None,
-    search: Annotated[str, typer.Option(help=f"How steps are searched: {listed(SEARCHES)}; beam:8, say.")] = "greedy",
-    device: Annotated[str, typer.Option(help="Without a GPU: device to estimate times for.")] = "",
+    search: Annotated[
+        str, typer.Option(help=f"The search: {listed(SEARCHES)}; numbers may follow, as in beam:8.")
+    ] = "greedy",
+    device: Annotated[str, typer.Option(help="Without a GPU: the device to estimate times for.")] = "",
     compile_baseline: Annotated[bool, typer.Option(help="Measure torch.compile as well.")] = True,
-    compile_modes: Annotated[str, typer.Option(help="Its modes, the one to compare with first.")] = "default",
-    compile_seconds: Annotated[float, typer.Option(help="Most seconds that one of them may take to compile.")] = 60.0,
+    compile_modes: Annotated[
+        str, typer.Option(help="Modes of torch.compile; results are compared with the first one.")
+    ] = "default",
+    compile_seconds: Annotated[float, typer.Option(help="Maximum seconds to compile in one mode.")] = 60.0,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs to use; 0 for all that are visible.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Problems worked on at once, on each GPU.")] = 1,
-    retry: Annotated[bool, typer.Option(help="Run stored failures again.")] = False,
-    out: Annotated[Path, typer.Option(help="File of rows; a run goes on where it ended.")] = Path("rows.jsonl"),
+    jobs: Annotated[int, typer.Option(min=1, help="Problems worked on at the same time on each GPU.")] = 1,
+    retry: Annotated[bool, typer.Option(help="Run problems again that failed before.")] = False,
+    out: Annotated[Path, typer.Option(help="File of rows. An interrupted run resumes.")] = Path("rows.jsonl"),
 ) -> None:
-    """Run the problems of a suite and store a row each.
+    """Run the problems of a suite and store one row for each.
 
-    `bench kernelbench --root FOLDER` is the same for a checkout of KernelBench. What a model may cost (`--llm-…`) is
-    for each problem; its answers are kept beside the rows, so that none is paid twice.
+    `bench kernelbench --root FOLDER` does the same for a checkout of KernelBench. The limits on a model (`--llm-…`)
+    apply to each problem. Answers are stored beside the rows, so none is paid for twice.
     """
     from qimeng.bench.gpus import gpu_places, visible_gpus
     from qimeng.bench.harness import RunOptions, pending, run_suite
@@ -123,7 +134,7 @@ def run(
     )
     screen = console()
     todo = pending(found, options, out)
-    screen.print(f"{len(found)} problems, {len(suite) - len(todo)} of them stored in {out} already")
+    screen.print(f"{len(found)} problems, {len(found) - len(todo)} of them already stored in {out}")
     try:
         rows = run_suite(
             found,
@@ -140,7 +151,9 @@ def run(
             on_row=lambda row: screen.print(row_line(row), markup=False),
         )
     except KeyboardInterrupt:
-        screen.print(f"{len(pending(found, options, out))} problems left; the same command goes on from {out}")
+        screen.print(
+            f"{len(pending(found, options, out))} problems left; run the same command again to go on from {out}"
+        )
         raise
     left = len(pending(found, options, out))
     screen.print(f"{len(rows)} rows stored, {left} problems without a row (other families included)")
@@ -150,7 +163,7 @@ def run(
 
 
 def _problems(suite: str, only: str, root: Path | None, level: str, problems: str) -> tuple[Problem, ...]:
-    """What is run: the problems of a suite, or those of a KernelBench checkout by level and number."""
+    """The problems to run: those of a suite, or of a KernelBench checkout by level and number."""
     from qimeng.bench.ids import SuiteError
     from qimeng.bench.kernelbench import load_levels
     from qimeng.bench.suite import problems_of
@@ -160,21 +173,21 @@ def _problems(suite: str, only: str, root: Path | None, level: str, problems: st
         raise SuiteError("name one suite (kernelbench:FOLDER, folder:FOLDER, module:NAME …) or give --root FOLDER")
     if root is not None:
         if only:
-            raise SuiteError("--only is for a named suite; with --root, --level and --problems select")
+            raise SuiteError("--only needs a named suite; with --root, use --level and --problems")
         return load_levels(root, level, problems)
     return problems_of(suite_named(suite), only)
 
 
 @app.command()
 def families(
-    suite: Annotated[str, typer.Argument(help="As for `bench run`.")] = "",
-    only: Annotated[str, typer.Option(help="Ids and patterns, level1/19,level2/*; all by default.")] = "",
+    suite: Annotated[str, typer.Argument(help="A suite, as for `bench run`.")] = "",
+    only: Annotated[str, typer.Option(help="Ids and patterns, such as level1/19,level2/*. Default: all.")] = "",
     root: Annotated[Path | None, typer.Option(help="A local checkout of KernelBench.")] = None,
     level: Annotated[str, typer.Option(help="With --root: levels, such as 1 or 1,2.")] = "1",
-    problems: Annotated[str, typer.Option(help="With --root: numbers and ranges, 1,2,5-9; all by default.")] = "",
+    problems: Annotated[str, typer.Option(help="With --root: numbers and ranges, such as 1,2,5-9. Default: all.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Say to which family each problem belongs, from its captured graph."""
+    """Show the family of each problem, from its captured graph."""
     from qimeng.bench.ids import format_ids
     from qimeng.bench.survey import survey
 
@@ -198,7 +211,7 @@ def families(
 
 @app.command()
 def summary(rows: Annotated[list[Path], typer.Argument(help="Files of rows.")], as_json: Json = False) -> None:
-    """Sum up stored rows: fast_p, geometric means by group, what each kind of action did."""
+    """Summarize stored rows: fast_p, geometric means by group, and results of each kind of action."""
     from qimeng.bench.row import read_rows
     from qimeng.bench.summary import summarize
 
@@ -213,9 +226,9 @@ def summary(rows: Annotated[list[Path], typer.Argument(help="Files of rows.")], 
 @app.command()
 def tables(
     documents: Annotated[list[Path], typer.Argument(help="Markdown files with bench markers.")],
-    root: Annotated[Path, typer.Option(help="Folder that the markers' paths start from.")] = Path("."),
+    root: Annotated[Path, typer.Option(help="Folder that the paths in the markers are relative to.")] = Path("."),
 ) -> None:
-    """Make the tables in documents anew from the rows that their markers name."""
+    """Render the tables in documents again, from the rows that their markers name."""
     from qimeng.bench.tables import render
 
     for document in documents:

@@ -1,4 +1,4 @@
-"""The options of the command line that say which model writes, and what it may cost.
+"""Command-line options for the coder: which model to use, and its budget.
 
 Deals in options. Knows nothing about models.
 """
@@ -18,16 +18,20 @@ if TYPE_CHECKING:
 
 CoderName = Annotated[
     str,
-    typer.Option(help="Who writes: template, openai:MODEL, transformers:FOLDER[+ADAPTER]; hybrid: before a model's."),
+    typer.Option(
+        help="The coder: template, openai:MODEL, transformers:FOLDER[+ADAPTER], or hybrid: and one of the two."
+    ),
 ]
-BaseUrl = Annotated[str, typer.Option(help="Of the model's OpenAI-compatible endpoint; OpenAI's own by default.")]
-Calls = Annotated[int | None, typer.Option(min=0, help="Most answers that a model may give.")]
-Tokens = Annotated[int | None, typer.Option(min=0, help="Most tokens that a model may read and write.")]
-Money = Annotated[float | None, typer.Option(min=0, help="Most that a model may cost; needs --llm-prices.")]
-PriceList = Annotated[str, typer.Option(help="What a million tokens cost, read and written: 2.5,10.")]
-Candidates = Annotated[int, typer.Option(min=1, max=8, help="Answers to each request; the fastest right one is kept.")]
+BaseUrl = Annotated[str, typer.Option(help="URL of an OpenAI-compatible endpoint. Default: OpenAI's own.")]
+Calls = Annotated[int | None, typer.Option(min=0, help="Maximum number of answers from the model.")]
+Tokens = Annotated[int | None, typer.Option(min=0, help="Maximum number of tokens, read and written.")]
+Money = Annotated[float | None, typer.Option(min=0, help="Maximum cost; needs --llm-prices.")]
+PriceList = Annotated[str, typer.Option(help="Price of a million tokens read, and written: 2.5,10.")]
+Candidates = Annotated[
+    int, typer.Option(min=1, max=8, help="Answers to ask for each time; the fastest right one is kept.")
+]
 
-Prompts = Annotated[Path | None, typer.Option(help="Folder of files that replace the package's prompts.")]
+Prompts = Annotated[Path | None, typer.Option(help="Folder with files that replace the package's prompts.")]
 
 
 def made_coder(
@@ -62,7 +66,7 @@ def made_coder(
 
 
 def coder_label(name: str, candidates: int = 1, prompts: Path | None = None) -> str:
-    """What tables and rows call the coder: what bears on what it writes.
+    """The coder's name in tables and rows, with the options that change what it writes.
 
     >>> coder_label("openai:m", 4)
     'openai:m, 4 candidates'

@@ -16,32 +16,34 @@ from qimeng.errors import QimengError
 if TYPE_CHECKING:
     from qimeng.bench.explore import Explored
 
-app = typer.Typer(help="Training data: explore drawn specs into a store; merge, export, compare with a benchmark.")
+app = typer.Typer(help="Training data: explore generated specs; merge, export, and compare with a benchmark.")
 
 
 @app.callback(invoke_without_command=True)
 def collect(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(help="Folder of store and log; a collection goes on where it ended.")] = Path(
-        "runs/collection"
-    ),
-    specs: Annotated[int, typer.Option(help="How many specs.")] = 300,
-    seed: Annotated[int, typer.Option(help="Of the sequence of specs.")] = 0,
-    first: Annotated[int, typer.Option(help="Number of the first spec; machines take different stretches.")] = 0,
-    least_mib: Annotated[float, typer.Option(help="Least MiB of inputs and parameters.")] = 1.0,
-    most_mib: Annotated[float, typer.Option(help="Most MiB of inputs and parameters.")] = 1024.0,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the store and the log. An interrupted collection resumes.")
+    ] = Path("runs/collection"),
+    specs: Annotated[int, typer.Option(help="Number of specs.")] = 300,
+    seed: Annotated[int, typer.Option(help="Seed of the sequence of specs.")] = 0,
+    first: Annotated[int, typer.Option(help="First spec of the sequence. Give each machine its own range.")] = 0,
+    least_mib: Annotated[float, typer.Option(help="Minimum MiB of inputs and parameters.")] = 1.0,
+    most_mib: Annotated[float, typer.Option(help="Maximum MiB of inputs and parameters.")] = 1024.0,
     families: Annotated[str, typer.Option(help="Only these families of specs, comma-separated.")] = "",
     evaluations: Annotated[int, typer.Option(help="Programs judged for each spec.")] = 24,
     seconds_each: Annotated[float, typer.Option(help="Time budget of a spec.")] = 60.0,
     total_seconds: Annotated[float, typer.Option(help="Time budget of the collection.")] = 3600.0,
-    overhead_seconds: Annotated[float, typer.Option(help="Beyond its budget, a spec may take this long.")] = 60.0,
-    device: Annotated[str, typer.Option(help="Without a GPU: device to estimate times for.")] = "",
+    overhead_seconds: Annotated[
+        float, typer.Option(help="Extra seconds that a spec may take beyond its budget.")
+    ] = 60.0,
+    device: Annotated[str, typer.Option(help="Without a GPU: the device to estimate times for.")] = "",
     coder: Annotated[str, typer.Option(help="Name of the coder.")] = "template",
     gpus: Annotated[int, typer.Option(help="GPUs to use; 0 for all that are visible.")] = 0,
-    jobs: Annotated[int, typer.Option(help="Specs explored at once, on each GPU.")] = 2,
-    retry: Annotated[bool, typer.Option(help="Explore stored failures again.")] = False,
+    jobs: Annotated[int, typer.Option(help="Specs explored at the same time on each GPU.")] = 2,
+    retry: Annotated[bool, typer.Option(help="Try specs again that failed before.")] = False,
 ) -> None:
-    """Explore drawn specs with a mixture of planners and keep all that was tried."""
+    """Explore generated specs with several planners, and store everything that was tried."""
     if context.invoked_subcommand is not None:
         return
     from functools import partial
@@ -83,14 +85,14 @@ def collect(
 
 @app.command()
 def merge(
-    into: Annotated[Path, typer.Argument(help="Folder of the collection that the others are added to.")],
-    sources: Annotated[list[Path], typer.Argument(help="Folders of other collections, or files of exported trees.")],
+    into: Annotated[Path, typer.Argument(help="Folder of the collection to add to.")],
+    sources: Annotated[list[Path], typer.Argument(help="Folders of other collections, or exported files.")],
     listed: Annotated[
         Path | None,
-        typer.Option(help="JSON lines with the `spec` (its digest) and `source` that trees were left without."),
+        typer.Option(help="JSON lines with `spec` (a digest) and `source`, for trees exported without source."),
     ] = None,
 ) -> None:
-    """Add collections of other machines to one."""
+    """Add the collections of other machines to this one."""
     from qimeng.bench.collect import merge as run
     from qimeng.bench.collect import read_texts
 
@@ -101,10 +103,10 @@ def merge(
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a collection.")],
-    out: Annotated[Path, typer.Argument(help="File to write; trees.jsonl.xz, say.")],
-    device: Annotated[str, typer.Option(help="Only trees of this device; all by default.")] = "",
+    out: Annotated[Path, typer.Argument(help="File to write, such as trees.jsonl.xz.")],
+    device: Annotated[str, typer.Option(help="Only trees of this device. Default: all.")] = "",
     without_source: Annotated[
-        list[str], typer.Option(help="Leave out the text of this family's specs, which is not ours to pass on.")
+        list[str], typer.Option(help="Leave out the source of this family's specs, for example for licence reasons.")
     ] = [],  # noqa: B006
 ) -> None:
     """Write the trees of a collection to one small file, for training and CI."""
@@ -124,19 +126,19 @@ def export(
 
 @app.command()
 def overlaps(
-    problems: Annotated[Path, typer.Argument(help="Folder of problem files; those below it count.")],
-    specs: Annotated[int, typer.Option(help="How many specs.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Of the sequence of specs.")] = 0,
-    first: Annotated[int, typer.Option(help="Number of the first spec.")] = 0,
+    problems: Annotated[Path, typer.Argument(help="Folder of problem files, searched recursively.")],
+    specs: Annotated[int, typer.Option(help="Number of specs.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Seed of the sequence of specs.")] = 0,
+    first: Annotated[int, typer.Option(help="First spec of the sequence.")] = 0,
 ) -> None:
-    """Say which drawn specs compute what a problem computes; exit code 1 where one is the same, shapes included."""
+    """List generated specs that compute the same as a problem. Exit with 1 if one also has the same shapes."""
     from qimeng.planner.data.generate import draw_many
     from qimeng.planner.data.overlap import overlaps as compare
     from qimeng.planner.data.overlap import signatures_of
 
     found = compare({d.spec.name: signatures_of(d.spec) for d in draw_many(seed, specs, first)}, problems)
-    print(f"{specs} specs, {found.problems} problems, {len(found.not_captured)} more could not be captured")
-    print(f"the same with shapes: {len(found.same)}; the same operators and wiring: {len(found.alike)}")
+    print(f"{specs} specs, {found.problems} problems; {len(found.not_captured)} more problems could not be captured")
+    print(f"same operators and shapes: {len(found.same)}; same operators only: {len(found.alike)}")
     for spec, problem in found.alike:
         print(f"  {spec} and {problem}")
     if found.same:

@@ -56,7 +56,7 @@ class Check:
     """One line of the report.
 
     Attributes:
-        name: what was looked at.
+        name: what was checked.
         works: True or False; None where it does not apply to this machine.
         details: version, device, or the reason.
     """
@@ -72,7 +72,7 @@ def checks() -> tuple[Check, ...]:
     found = [Check("Python", sys.version_info >= (3, 11), f"{platform.python_version()} on {platform.platform()}")]
     found += [_package(name) for name in PACKAGES]
     if here is None:
-        found.append(Check("GPU", None, "none: times are estimated, and say so"))
+        found.append(Check("GPU", None, "none: times are estimated and labelled so"))
     else:
         found.append(Check("GPU", True, f"{here.name}, {here.sms} SMs, {here.memory_bytes >> 30} GiB"))
         found.append(Check("GPU driver", True, driver_version()))
@@ -96,17 +96,17 @@ def _package(name: str) -> Check:
 
 
 def _sandbox() -> list[Check]:
-    """A line for each layer; one that the machine lacks is no fault of it."""
+    """A line for each layer of the sandbox. A missing layer is not an error."""
     try:
         report = Sandbox("full").layers_available()
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         return [Check("sandbox", False, str(error))]
     found = [Check(f"sandbox: {name}", True, text) for name, text in report.entered.items()]
-    return found + [Check(f"sandbox: {name}", None, f"not here: {text}") for name, text in report.skipped.items()]
+    return found + [Check(f"sandbox: {name}", None, f"missing: {text}") for name, text in report.skipped.items()]
 
 
 def _kernel(name: str, call: str, sandbox: str = "off", **variables: str) -> Check:
-    """Run `call` on the kernel in a process of its own: a crash in a compiler or driver must not end the report."""
+    """Run `call` on the kernel in its own process, so that a crash of a compiler or driver does not end the report."""
     with tempfile.TemporaryDirectory() as folder:
         return _kernel_in(folder, name, call, sandbox, variables)
 

@@ -1,7 +1,7 @@
-"""A person beside the planner: every step is shown with its diff and verdict, and is taken only where they say so.
+"""Interactive runs: every step is shown with its diff and verdict, and taken only if the user accepts it.
 
-Deals in questions and answers in lines of text, over any planner, coder and judge. Where the answers come from and what
-shows the questions is given, so that a script can stand in for the person. Knows nothing about terminals.
+Deals in questions and answers as lines of text, with any planner, coder and judge. The caller supplies the functions
+that ask and show, so that a script can replace the user. Knows nothing about terminals.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ SHOWN_LINES = 60
 """Lines of a diff that are shown without being asked for."""
 
 HELP = """\
-  a, accept     take the step (Enter does too, where it is right)
-  s, skip       do without it; the planner proposes another
-  l, list       the actions there are, by number
-  NUMBER        do that one instead
-  i TEXT        tell the coder TEXT and let it write the same action again
-  d, diff       the whole diff
-  q, stop       end here; the best program of the steps taken is the result"""
+  a, accept     take the step (Enter does the same)
+  s, skip       skip it; the planner proposes another
+  l, list       list the legal actions by number
+  NUMBER        do the action with this number instead
+  i TEXT        give the coder the instruction TEXT and write the same action again
+  d, diff       show the whole diff
+  q, stop       stop; the best accepted program is the result"""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the person wants.
+    """What the user wants.
 
     Attributes:
         what: ``"accept"``, ``"skip"``, ``"other"``, ``"instruct"``, ``"list"``, ``"diff"``, ``"stop"`` or ``"help"``.
-        text: the instruction, or what was not understood.
+        text: the instruction, or the line that was not understood.
         number: of the action in the list, from 1.
     """
 
@@ -58,7 +58,7 @@ _WORDS = {
 
 
 def read_answer(line: str) -> Answer:
-    """The answer that a line means; ``"help"`` where it means none.
+    """Parse a line into an answer; ``"help"`` if it is none.
 
     >>> read_answer(" 12 "), read_answer("i use two stages").text, read_answer("what?").what
     (Answer(what='other', text='', number=12), 'use two stages', 'help')
@@ -73,16 +73,15 @@ def read_answer(line: str) -> Answer:
 
 
 class Interactive(Search):
-    """One trajectory on which a person has the last word about every step.
+    """One trajectory on which the user decides about every step.
 
-    The time that the person takes does not count against the budget.
+    The user's time does not count against the budget.
 
     Args:
         planner: proposes.
-        ask: shows a question and gives the line that was answered; None where there is nobody left to ask, which ends
-            the search.
+        ask: shows a question and returns the answered line; None at the end of the input, which ends the search.
         show: shows text.
-        clock: seconds, monotonic: the session's.
+        clock: monotonic seconds; the same clock as the session's.
     """
 
     def __init__(
@@ -95,16 +94,16 @@ class Interactive(Search):
         self.planner, self._ask, self.show, self._clock = planner, ask, show, clock
 
     def run(self, session: Session) -> str:
-        """Propose, carry out, show and ask, until the person or the planner stops or the budget is used up."""
+        """Propose, run, show and ask, until the user or the planner stops or the budget is used up."""
         session.begin()
-        self.show(f"The start program: {_time(session.state)}. An answer is one of:\n{HELP}")
+        self.show(f"The start program: {_time(session.state)}. Answer with one of:\n{HELP}")
         action: Action | None = None
         instruction = ""
         while (reason := session.exhausted()) is None:
             observation = session.observe()
             action = action or self.planner.choose(observation)
             if action == STOP:
-                answer = self._answer("The planner would stop here. Stop?", observation.actions, "", session)
+                answer = self._answer("The planner proposes to stop. Stop?", observation.actions, "", session)
             else:
                 answer = self._try(session, action, instruction, observation.actions)
             if answer.what == "stop" or (answer.what == "accept" and action == STOP):
@@ -114,7 +113,7 @@ class Interactive(Search):
         return reason
 
     def _try(self, session: Session, action: Action, instruction: str, actions: Sequence[Action]) -> Answer:
-        """Carry `action` out on a fork; the session follows only where the answer is to accept."""
+        """Run `action` on a fork; the session takes it only if the user accepts."""
         before, best = session.state, session.ledger.best
         self.show(f"\n{action_text(action, before.program)} …")
         trial = session.fork()
@@ -137,7 +136,7 @@ class Interactive(Search):
         return answer
 
     def _answer(self, question: str, actions: Sequence[Action], diff: str, session: Session) -> Answer:
-        """Ask until the answer decides something."""
+        """Ask until an answer decides what to do."""
         while True:
             began = self._clock()
             line = self._ask(f"{question} [a, s, l, NUMBER, i TEXT, d, q] ")
@@ -152,9 +151,9 @@ class Interactive(Search):
             elif answer.what == "diff":
                 self.show(diff or "no change")
             elif answer.what == "help":
-                self.show(f"{answer.text!r} is no answer; one of these is:\n{HELP}")
+                self.show(f"{answer.text!r} is not an answer. Answer with one of:\n{HELP}")
             elif answer.what == "other" and not 1 <= answer.number <= len(actions):
-                self.show(f"there is no action {answer.number}; `l` lists 1 to {len(actions)}")
+                self.show(f"there is no action {answer.number}; `l` lists actions 1 to {len(actions)}")
             else:
                 return answer
 
@@ -179,10 +178,10 @@ def _time(state: State) -> str:
 
 
 def line_reader(show: Callable[[str], None]) -> Callable[[str], str | None]:
-    """Reads answers from standard input, a line each: a person's, or a file's; None at its end.
+    """Reads answers from standard input, one a line, typed or from a file; None at the end.
 
     Args:
-        show: shows the question, where standard input is no terminal, with the answer behind it.
+        show: shows the question and the answer, if standard input is not a terminal.
     """
     import sys
 
@@ -204,16 +203,16 @@ def terminal_search(screen: Console, planner: str, search: str) -> Interactive:
 
     Args:
         screen: where questions are shown.
-        planner: name of who proposes.
-        search: what ``--search`` says.
+        planner: name of the planner.
+        search: value of ``--search``.
 
     Raises:
-        QimengError: a search was asked for as well.
+        QimengError: a search was given as well.
     """
     from qimeng.planner import SEARCH, make_planner
 
     if search != SEARCH:
-        raise QimengError(f"--interactive takes the place of a search; leave out --search {search}")
+        raise QimengError(f"--interactive replaces the search; leave out --search {search}")
 
     def show(text: str) -> None:
         screen.print(text, markup=False, soft_wrap=True)

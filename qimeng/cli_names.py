@@ -1,7 +1,7 @@
 """Names that a user may give on the command line.
 
-Deals in listing them for ``--help`` and in refusing unknown ones before any work is done. Knows nothing about what they
-stand for.
+Deals in listing them for ``--help`` and in refusing unknown names before any work starts. Knows nothing about what they
+mean.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from qimeng.errors import QimengError
 
 
 def listed(names: Iterable[str]) -> str:
-    """For a sentence.
+    """The names as a phrase.
 
     >>> listed(["greedy", "beam", "climb"])
     'beam, climb or greedy'

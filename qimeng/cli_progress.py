@@ -24,12 +24,12 @@ SHOWN_STEPS = 8
 class ProgressDisplay:
     """Callback for `on_step`, and a context manager around the run.
 
-    On a terminal the last steps and one live line; elsewhere one line a finished step.
+    A terminal shows the last steps and one live line. Other outputs get one line for each finished step.
 
     Args:
         console: where to print.
-        estimated: whether times are the analytic model's, which every line then says.
-        quiet: show nothing but the beginning and the end: somebody else shows the steps.
+        estimated: whether times come from the analytic model; every line then says so.
+        quiet: show only the beginning and the end, because something else shows the steps.
     """
 
     def __init__(self, console: Console, estimated: bool = False, quiet: bool = False):

@@ -1,6 +1,6 @@
 """The command line of trained planners: `qimeng train` and `qimeng adapt`.
 
-Deals in arguments and in showing what goes on. Knows nothing about how planners are trained.
+Deals in arguments and in showing progress. Knows nothing about how planners are trained.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from qimeng.cli_console import console
 from qimeng.errors import QimengError
 
-Config = Annotated[Path | None, typer.Option(help="TOML file of settings; `--explain` prints one with all of them.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE, as in ppo.steps=2048; repeatable.")]
+Config = Annotated[Path | None, typer.Option(help="TOML file of settings. `--explain` prints one with all settings.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting as NAME=VALUE, such as ppo.steps=2048. May be repeated.")
+]
 
 SHOWN = ("loss", "accuracy", "explained", "reward", "length", "score", "share at 5", "share at 10", "greedy")
-"""Figures that a line of progress shows, where a phase has them."""
+"""Figures shown in a line of progress, if a phase has them."""
 
 
 def train(
     trees: Annotated[list[Path] | None, typer.Argument(help="Files that `qimeng collect export` wrote.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the run; one that was interrupted goes on.")] = Path(
-        "runs/planner"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder of the run. An interrupted run resumes.")] = Path("runs/planner"),
     config: Config = None,
     overrides: Overrides = None,
     seconds: Annotated[
-        float, typer.Option(help="PPO ends so long after the start, and the run with it; 0 for no limit.")
+        float, typer.Option(help="Seconds after which PPO, and so the run, ends; 0 for no limit.")
     ] = 0.0,
-    explain: Annotated[bool, typer.Option("--explain", help="Print all settings with their meaning, and end.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print all settings with their meaning, and exit.")
+    ] = False,
 ) -> None:
     """Train a planner: imitation of the best branches of stored trees, then PPO."""
     from qimeng.planner.lm.config import load_config, to_toml
@@ -63,16 +65,16 @@ def train(
 
 
 def adapt(
-    device: Annotated[str, typer.Option(help="Device to learn about: of the trees, or judged live.")],
-    planner: Annotated[Path, typer.Argument(help="Folder of the planner to begin with.")],
-    trees: Annotated[list[Path] | None, typer.Argument(help="Stored trees of the device.")] = None,
+    device: Annotated[str, typer.Option(help="The new device: the device of the trees, or this machine's.")],
+    planner: Annotated[Path, typer.Argument(help="Folder of the planner to adapt.")],
+    trees: Annotated[list[Path] | None, typer.Argument(help="Stored trees of the new device.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the adapted planner.")] = Path("runs/adapted"),
-    evaluations: Annotated[int, typer.Option(min=1, help="Budget: programs asked about.")] = 300,
+    evaluations: Annotated[int, typer.Option(min=1, help="Budget: number of programs evaluated.")] = 300,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the LoRA adapter.")] = 8,
     config: Config = None,
     overrides: Overrides = None,
 ) -> None:
-    """Teach a planner a new device: a LoRA adapter and the value head alone, on a budget of evaluations."""
+    """Adapt a planner to a new device: train a LoRA adapter and the value head on a budget of evaluations."""
     from qimeng.planner.lm.adapt import Adaptation, adaptation_config, run_adaptation
 
     given = [f'device="{device}"', f'start="{planner}"', f"lora={rank}", *_named(trees)]
@@ -86,17 +88,17 @@ def adapt(
 
 
 def _named(trees: list[Path] | None) -> list[str]:
-    """The files as an override; none where none are named, so that those of the settings count."""
+    """The files as an override; empty if no file is named, so that the settings' own files are used."""
     if not trees:
         return []
     missing = [p for p in trees if not p.is_file()]
     if missing:
-        raise QimengError(f"{missing[0]} is no file: name what `qimeng collect export` wrote")
+        raise QimengError(f"{missing[0]} is not a file; pass a file that `qimeng collect export` wrote")
     return ["trees=[" + ", ".join(f'"{p}"' for p in trees) + "]"]
 
 
 def print_shares(screen: Console, shares: Mapping[str, Mapping[str, float]], times: str) -> None:
-    """A table: who reached which share of the best-known gain."""
+    """A table: which share of the best-known gain each planner reached."""
     from rich.table import Table
 
     if not shares:
@@ -111,7 +113,7 @@ def print_shares(screen: Console, shares: Mapping[str, Mapping[str, float]], tim
 class TrainDisplay:
     """Callback for a run's progress, and a context manager around it.
 
-    On a terminal a bar of PPO's steps with the latest figures, and a line a validation; elsewhere one line a row.
+    A terminal shows a progress bar of PPO's steps, and a line for each validation. Other outputs get one line a row.
 
     Args:
         screen: where to print.

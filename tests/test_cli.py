@@ -132,7 +132,8 @@ def test_an_interrupted_benchmark_says_how_to_go_on(
     monkeypatch.setattr(harness, "run_suite", interrupted)
     assert run("bench", "kernelbench", "--root", tmp_path, "--device", "h200", "--out", rows) == 130
     captured = capsys.readouterr()
-    assert "2 problems left; the same command goes on from" in captured.out
+    assert "2 problems, 0 of them already stored" in captured.out
+    assert "2 problems left; run the same command again to go on from" in captured.out
     assert captured.err.strip() == "qimeng: interrupted"
 
 

@@ -58,7 +58,7 @@ def test_accepted_steps_are_taken(graph: OpGraph) -> None:
     assert [(s.action.kind, s.accepted) for s in result.steps] == [(LOWER, True), (LOWER, True), ("stop", True)]
     assert result.stopped == "stop"
     assert "+def fake_" in person.text and "right: " in person.text and "x as fast" in person.text
-    assert "The planner would stop here" in person.text
+    assert "The planner proposes to stop" in person.text
 
 
 def test_a_skipped_step_is_no_part_of_the_result(graph: OpGraph) -> None:
@@ -104,7 +104,7 @@ def test_no_answers_left_ends_it(graph: OpGraph) -> None:
     person = Person("what?", "d")
     result = run(graph, person, LOWER)
     assert kinds(result) == [] and result.stopped == "stop"
-    assert "'what?' is no answer" in person.text and "no more answers" in person.text
+    assert "'what?' is not an answer" in person.text and "no more answers" in person.text
 
 
 def test_time_to_think_is_free(graph: OpGraph) -> None:
