@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +21,7 @@ from qimeng.envs.forkserver import Process, WorkerFailed
 from qimeng.envs.judge import RUNS, RUNS_OVERLAPPING
 from qimeng.envs.launches import LEAST, Launch, busy_ms, own_kernels, own_share
 from qimeng.envs.least_time import SHARE, above_peak
-from qimeng.envs.origin import known, printed
+from qimeng.envs.origin import is_sweep, known, printed
 from qimeng.envs.outer_clock import NOT_TIMED
 from qimeng.envs.ranking import preferred
 from qimeng.envs.region_reference import RegionReference
@@ -167,7 +168,7 @@ class Run:
             return left
         with self.owner.turn("check", self.clock):
             reference = RegionReference(self.owner.references, self.candidates[0], target, str(self.owner.folder))
-            if len(left) > 1 and self.patch.is_sweep:  # others would get another process for being timed
+            if len(left) > 1 and self.is_sweep:  # others would get another process for being timed
                 left = [i for i in left if self._is_warmed(reference, i)]
         if len(left) > 1:
             with self.owner.turn("time", self.clock, alone=True):
@@ -245,6 +246,11 @@ class Run:
                 self.worker.await_ready()
         return self.worker
 
+    @cached_property
+    def is_sweep(self) -> bool:
+        """Whether all alternatives may meet one worker: templates and PyTorch wrote them."""
+        return self.patch is not None and is_sweep(self.candidates[0], self.patch)
+
     @property
     def may_share(self) -> bool:
         """Whether a worker may serve this evaluation and others: in a search, of what templates printed."""
@@ -273,7 +279,7 @@ class Run:
 
         The sweep of one template shares a worker; of others, none meets a worker that another one was in.
         """
-        if self.patch is not None and not self.patch.is_sweep and len(self.patch.alternatives) > 1:
+        if self.patch is not None and not self.is_sweep and len(self.patch.alternatives) > 1:
             self.drop_worker()
         return part(*arguments)
 

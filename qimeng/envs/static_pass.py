@@ -20,7 +20,6 @@ from qimeng.envs.origin import foreign
 from qimeng.envs.plain_text import plain_text
 from qimeng.envs.sandbox import needs_landlock
 from qimeng.interfaces import Evaluation
-from qimeng.program.origin import is_printed
 from qimeng.program.program import Program
 
 
@@ -141,8 +140,8 @@ def look(source: str, language: str = "torch") -> tuple[Finding, ...]:
 
 def findings(program: Program) -> tuple[Finding, ...]:
     """What the implementations of `program` give away that no template printed."""
-    written = {m.source: m.language for m in program.implementations.values() if not is_printed(m)}
-    return tuple(f for source, language in written.items() for f in look(source, language))
+    written = dict.fromkeys((m.source, m.language) for m in foreign(program))
+    return tuple(f for source, language in written for f in look(source, language))
 
 
 def forbidden(program: Program) -> str | None:

@@ -54,13 +54,6 @@ class Patch:
     alternatives: tuple[Implementation, ...] = ()
     note: str = ""
 
-    @property
-    def is_sweep(self) -> bool:
-        """Whether one template printed all alternatives; any others must not share a process."""
-        from qimeng.program.origin import is_printed
-
-        return all(is_printed(i) for i in self.alternatives)
-
     def apply(self, program: Program, chosen: int = 0) -> Program:
         """The program with this patch and alternative number `chosen`; asked again, the same object."""
         return _applied(self, program, chosen)

@@ -12,8 +12,8 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 
-def digest_of(*parts: Any) -> str:
-    """Hash of `parts`, 16 hexadecimal digits.
+def digest_of(*parts: Any, size: int = 8) -> str:
+    """Hash of `parts`, two hexadecimal digits for each of `size` bytes.
 
     Types count: 1, 1.0, True and "1" are four different things; a tuple is a list. Of a dataclass, fields that have
     their default value are left out, so that a new field with a default changes no hash.
@@ -22,7 +22,7 @@ def digest_of(*parts: Any) -> str:
         TypeError: `parts` hold an object whose text says where it is in memory.
     """
     text = json.dumps(plain(parts), separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()
 
 
 def plain(item: Any) -> Any:

@@ -37,6 +37,19 @@ class Implementation:
     prepare_inputs: tuple[int, ...] = ()
     schedule: Schedule | None = None
 
+    def __post_init__(self) -> None:
+        """Keep plain text alone.
+
+        Raises:
+            TypeError: a field that holds text holds something else.
+        """
+        for name in ("language", "source", "entry", "prepare"):
+            text = getattr(self, name)
+            if not isinstance(text, str):
+                raise TypeError(f"the {name} of an implementation is text, got {type(text).__name__}")
+            if type(text) is not str:  # a class of its own may compare equal to what it is not
+                object.__setattr__(self, name, str.__str__(text))
+
     @cached_property
     def digest(self) -> str:
         """Hash of all fields, whatever region they are for; `qimeng.program.identity` has its part in a program's."""

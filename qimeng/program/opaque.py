@@ -10,6 +10,7 @@ import keyword
 import tokenize
 
 from qimeng.graph.opgraph import OpGraph
+from qimeng.program.origin import note_reference
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
 from qimeng.spec.origin import FunctionModule, SourceOrigin, init_arguments, seeded
@@ -25,7 +26,7 @@ def opaque_program(spec: KernelSpec) -> Program:
     raises when `Model` is made, and says so.
     """
     text = _from_text(spec) if spec.source else _from_object(spec)
-    return Program(OpGraph({}, ()), (), {}, text)
+    return Program(OpGraph({}, ()), (), {}, note_reference(text))
 
 
 def _from_text(spec: KernelSpec) -> str:

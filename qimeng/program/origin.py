@@ -1,36 +1,60 @@
-"""Which texts templates have printed, as this process itself has seen.
+"""Who wrote a text, as this process itself has seen.
 
-Deals in hashes of texts. A field of an implementation, or of a file that it was read from, is a claim that anybody can
-make; what stands here was written down by whoever printed it. Checks that cost much, and the rule about what a text may
-use, are left out for these alone. Knows nothing about templates.
+Deals in hashes. A field of an implementation, or of a file that it was read from, is a claim that anybody can make.
+What stands here was written down by the framework when a template printed it, or when a user's own reference became a
+program. Only for these are costly checks left out, and the rule about what a text may use. Knows nothing about
+templates.
 """
 
 from __future__ import annotations
 
-import hashlib
-from typing import TYPE_CHECKING
+from qimeng.graph.region import Region
+from qimeng.program.content import digest_of
+from qimeng.program.implementation import Implementation
 
-if TYPE_CHECKING:
-    from qimeng.program.program import Implementation
+TEXTS = ("language", "source", "entry", "prepare")
 
-_printed: set[bytes] = set()
+_noted: set[str] = set()
 
 
-def note_printed(implementation: Implementation) -> Implementation:
-    """`implementation`, which a template has just printed; for templates, and for nobody else."""
-    _printed.add(_key(implementation))
+def note_printed(region: Region, implementation: Implementation) -> Implementation:
+    """`implementation`, which a template has just printed for `region`; for templates, and for nobody else."""
+    key = _key(region, implementation)
+    assert key is not None
+    _noted.add(key)
     return implementation
 
 
-def is_printed(implementation: Implementation) -> bool:
-    """Whether a template has printed it in this process."""
-    return _key(implementation) in _printed
+def is_printed(region: Region, implementation: Implementation) -> bool:
+    """Whether a template has printed it for `region`, or for an equal one, in this process."""
+    return _key(region, implementation) in _noted
 
 
-def _key(implementation: Implementation) -> bytes:
-    i = implementation
-    parts = (i.language, i.source, i.entry, i.prepare, repr(i.prepare_inputs), repr(i.schedule))
-    return hashlib.blake2b("\0".join(parts).encode(errors="surrogatepass"), digest_size=16).digest()
+def note_reference(text: str) -> str:
+    """`text`, a program that is the user's own reference; for whoever makes such programs, and for nobody else."""
+    _noted.add(_digest("reference", text))
+    return text
 
 
-__all__ = ["is_printed", "note_printed"]
+def is_reference(text: str) -> bool:
+    """Whether it is a user's own reference, made a program in this process."""
+    return type(text) is str and _digest("reference", text) in _noted
+
+
+def _key(region: Region, implementation: Implementation) -> str | None:
+    """None where it is no plain implementation: a subclass may show another text each time that it is asked."""
+    if type(implementation) is not Implementation:
+        return None
+    if any(type(getattr(implementation, name)) is not str for name in TEXTS):
+        return None
+    try:
+        return _digest("printed", region.signature, implementation)
+    except (TypeError, ValueError, RecursionError):  # fields that a template never fills in so
+        return None
+
+
+def _digest(*parts: object) -> str:
+    return digest_of(*parts, size=32)  # nobody finds another text with the same one
+
+
+__all__ = ["is_printed", "is_reference", "note_printed", "note_reference"]

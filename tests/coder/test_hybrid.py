@@ -10,6 +10,7 @@ from qimeng.coder.hybrid import HybridCoder
 from qimeng.coder.llm.chat import ChatError
 from qimeng.coder.named import FORMS, coder_named
 from qimeng.coder.template.coder import TemplateCoder
+from qimeng.envs.origin import is_sweep
 from qimeng.envs.session import Budget, Session, State
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.graph.capture import capture
@@ -155,7 +156,7 @@ def test_who_repairs(graph: OpGraph) -> None:
     action = Action("tiling", (softmax.id,), "taller")
     swept = coder.write(Request(program, action, device))
     repaired = coder.write(Request(program, action, device, failed=swept, reason="wrong"))
-    assert len(writer.requests) == 1 and not repaired.is_sweep
+    assert len(writer.requests) == 1 and not is_sweep(program, repaired)
     coder.write(Request(program, action, device, failed=repaired, reason="wrong"))
     assert len(writer.requests) == 2
 
@@ -166,7 +167,7 @@ def test_the_template_stands_in_for_a_writer_that_has_no_answer(graph: OpGraph) 
     program, softmax = lowered(graph, HybridCoder(Writer()))
     device = fake_task(graph).context.device
     request = Request(program, Action("tiling", (softmax.id,), "taller"), device)
-    assert coder.write(request).is_sweep and len(writer.requests) == 1
+    assert is_sweep(program, coder.write(request)) and len(writer.requests) == 1
     text, _ = lowered(graph, Writer())
     with pytest.raises(ChatError):  # a kernel without a schedule is nobody else's
         coder.write(Request(text, request.action, device))

@@ -234,7 +234,7 @@ def test_who_printed_a_text_is_seen_and_not_said():
 def test_a_text_that_was_read_again_is_printed_again_to_be_known(monkeypatch):
     _, program = lowered()
     region = next(r for r in program.regions if program.implementation(r).generated)
-    monkeypatch.setattr("qimeng.program.origin._printed", set())
+    monkeypatch.setattr("qimeng.program.origin._noted", set())
     assert known(region, program.implementation(region))
 
 

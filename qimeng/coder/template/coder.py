@@ -142,7 +142,7 @@ class TemplateCoder(Coder):
 
     def print(self, region: Region, schedule: Schedule) -> Implementation:
         """The implementation of `region` under `schedule`; that a template printed it is written down."""
-        return note_printed(self._print(region, schedule))
+        return note_printed(region, self._print(region, schedule))
 
     @staticmethod
     def _print(region: Region, schedule: Schedule) -> Implementation:

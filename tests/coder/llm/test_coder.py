@@ -18,6 +18,7 @@ from qimeng.coder.llm.chat import Chat, ChatError, Message, Reply
 from qimeng.coder.llm.coder import LLMCoder
 from qimeng.coder.llm.replies import RecordedChat
 from qimeng.envs.loop import optimize
+from qimeng.envs.origin import is_sweep
 from qimeng.envs.session import Budget, Session
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Evaluation, Gate, Patch
@@ -166,8 +167,9 @@ def test_alternatives_of_a_model_are_no_sweep(graph: OpGraph) -> None:
 
     context = session.task.context
     patch = context.coder.write(Request(session.state.program, first(session, "lowering"), context.device))
-    assert len(patch.alternatives) == 2 and not patch.is_sweep
-    assert not Patch(alternatives=(torch_implementation(session.state.program.regions[0]),)).is_sweep
+    assert len(patch.alternatives) == 2 and not is_sweep(session.state.program, patch)
+    region = session.state.program.regions[0]
+    assert is_sweep(session.state.program, Patch(None, region.id, (torch_implementation(region),)))
     with pytest.raises(ValueError, match="from 1 to 8"):
         LLMCoder(ScriptedChat(), candidates=9)
 
