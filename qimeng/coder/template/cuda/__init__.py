@@ -1,0 +1,1 @@
+"""Kernels printed as CUDA C++."""

@@ -1,0 +1,175 @@
+"""Runs CUDA C++ text on the CPU, for tests alone: g++ compiles it under a header that plays the GPU.
+
+Blocks run one after the other; the threads of a block are fibers that take turns, and stand still together at
+`__syncthreads` and shuffles. That holds for kernels whose threads all meet the same barriers, as printed ones do. It
+shows wrong indices and wrong arithmetic; it shows no race, and rounds by the CPU's libm.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from qimeng.backend import backend_named, cuda_runtime
+
+GXX = shutil.which("g++")
+
+SHIM = r"""
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <ucontext.h>
+#include <vector>
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __shared__ static
+#define __restrict__
+#define __launch_bounds__(n)
+#define __align__(n) __attribute__((aligned(n)))
+struct dim3 { unsigned x, y, z; };
+static dim3 threadIdx, blockIdx, blockDim, gridDim;
+using std::min; using std::max; using std::exp; using std::fabs;
+typedef _Float16 __half;
+struct __nv_bfloat16 {
+    uint16_t bits;
+    __nv_bfloat16() = default;
+    __nv_bfloat16(float f) {
+        uint32_t u; memcpy(&u, &f, 4);
+        bits = f != f ? 0x7fff : (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    }
+    operator float() const { uint32_t u = uint32_t(bits) << 16; float f; memcpy(&f, &u, 4); return f; }
+};
+template <class To, class From> static To same_bits(From x) { To y; memcpy(&y, &x, sizeof y); return y; }
+static float __int_as_float(unsigned x) { return same_bits<float>(x); }
+static int __float_as_int(float x) { return same_bits<int>(x); }
+static double __longlong_as_double(long long x) { return same_bits<double>(x); }
+static long long __double_as_longlong(double x) { return same_bits<long long>(x); }
+static float rsqrtf(float x) { return 1 / sqrtf(x); }
+static double rsqrt(double x) { return 1 / sqrt(x); }
+
+static ucontext_t scheduler;
+struct Fiber { ucontext_t context; std::vector<char> stack; dim3 at; bool done; unsigned slot; };
+static std::vector<Fiber> fibers;
+static size_t running;
+static std::function<void()> work;
+static void wait_for_others() { swapcontext(&fibers[running].context, &scheduler); }
+static void __syncthreads() { wait_for_others(); }
+static void fiber_main() { work(); fibers[running].done = true; swapcontext(&fibers[running].context, &scheduler); }
+static unsigned __shfl_down_sync(unsigned, unsigned value, int by) {
+    size_t own = running, lane = own % 32, from = lane + by < 32 && own + by < fibers.size() ? own + by : own;
+    fibers[own].slot = value;
+    wait_for_others();
+    unsigned got = fibers[from].slot;
+    wait_for_others();
+    return got;
+}
+static void launch(const unsigned* shape, std::function<void()> kernel) {
+    gridDim = {shape[0], shape[1], shape[2]}; blockDim = {shape[3], shape[4], shape[5]};
+    work = kernel;
+    fibers.resize(blockDim.x * blockDim.y * blockDim.z);
+    for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++)
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
+    for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {
+        for (size_t i = 0; i < fibers.size(); i++) {
+            Fiber& f = fibers[i];
+            f.stack.resize(1 << 16); f.done = false;
+            unsigned n = i;
+            f.at = {n % blockDim.x, n / blockDim.x % blockDim.y, n / blockDim.x / blockDim.y};
+            getcontext(&f.context);
+            f.context.uc_stack.ss_sp = f.stack.data(); f.context.uc_stack.ss_size = f.stack.size();
+            f.context.uc_link = 0;
+            makecontext(&f.context, fiber_main, 0);
+        }
+        for (bool left = true; left;) {
+            left = false;
+            for (running = 0; running < fibers.size(); running++) {
+                if (fibers[running].done) continue;
+                left = true; threadIdx = fibers[running].at;
+                swapcontext(&scheduler, &fibers[running].context);
+            }
+        }
+    }
+}
+"""
+
+
+class Compiled:
+    """Kernels of CUDA texts as functions of the CPU, kept in `folder`."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.known = folder, {}
+        folder.mkdir(exist_ok=True)
+        self.launches: list[str] = []
+
+    def run(self, kernel, grid, block, *arguments, shared=0):
+        """What takes the place of `CudaKernel.launch`."""
+        values, types = kernel.bind(arguments)
+        self.launches.append(kernel.name)
+        space = (ctypes.c_void_p * len(values))()
+        held = [kind(value) for value, kind in zip(values, types, strict=True)]
+        for i, value in enumerate(held):
+            space[i] = ctypes.addressof(value)
+        shape = (ctypes.c_uint * 6)(*grid, *block)
+        self._function(kernel)(space, shape)
+
+    def run_as_method(self):
+        """The same, for the class of a standalone program."""
+        return lambda kernel, *arguments, **options: self.run(kernel, *arguments, **options)
+
+    def _function(self, kernel):
+        if kernel.source not in self.known:
+            text = "\n".join(line for line in kernel.source.splitlines() if not line.startswith("#include"))
+            names = backend_named("cuda").kernel_names(kernel.source)
+            text = '#include "shim.h"\n' + text + "".join(_entry(kernel.source, name) for name in names)
+            key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+            source, library = self.folder / f"{key}.cpp", self.folder / f"{key}.so"
+            if not (self.folder / "shim.h").exists():
+                (self.folder / "shim.h").write_text(SHIM)
+                _compiled("-x", "c++-header", "-o", self.folder / "shim.h.gch", self.folder / "shim.h")
+            source.write_text(text)
+            _compiled("-shared", "-o", library, source)
+            self.known[kernel.source] = ctypes.CDLL(str(library))
+        return self.known[kernel.source][f"cpu_{kernel.name}"]
+
+
+def _entry(source, name):
+    """A function that launches the kernel `name`, from addresses of its arguments."""
+    kinds = [f"{kind}{'*' if pointer else ''}" for kind, pointer, _ in cuda_runtime._parameters(source, name)]
+    passed = ", ".join(f"*({kind}*)a[{i}]" for i, kind in enumerate(kinds))
+    body = f"launch(shape, [&] {{ {name}({passed}); }});"
+    return f'\nextern "C" void cpu_{name}(void** a, const unsigned* shape) {{ {body} }}\n'
+
+
+def _compiled(*arguments):
+    command = [GXX, "-std=c++17", "-O0", "-w", "-fPIC", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+
+
+@contextmanager
+def cuda_on_cpu(folder: Path):
+    """Launches of `cuda_kernel` run on the CPU meanwhile; gives the names of those that were made."""
+    compiled, before = Compiled(folder), cuda_runtime.CudaKernel.launch
+    cuda_runtime.CudaKernel.launch = compiled.run_as_method()
+    try:
+        yield compiled.launches
+    finally:
+        cuda_runtime.CudaKernel.launch = before
+
+
+def call(implementation, *inputs: torch.Tensor):
+    """The outputs of an implementation in CUDA C++."""
+    from qimeng.backend.load import implementation_source, load_kernels
+
+    module = load_kernels(implementation_source(implementation))
+    return getattr(module, implementation.entry)(*inputs)
