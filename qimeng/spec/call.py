@@ -1,7 +1,7 @@
-"""How a computation is called: by position, by keyword, with what is left out.
+"""How a computation is called: positional inputs, keywords and defaults.
 
-Deals in signatures. Everywhere else inputs are positional: keywords become positions here, once, and the program that
-is handed out turns a user's keywords into the same positions. Knows nothing about values.
+Deals in signatures. All other modules use positional inputs only. Keywords become positions here, once. The emitted
+program maps a user's keywords to the same positions. Knows nothing about values.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def arranged(thing: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
 def with_keywords(module: torch.nn.Module, keywords: tuple[str, ...], count: int) -> torch.nn.Module:
     """`module`, its parameters and parts included, called with `count` positions, the last of which are `keywords`.
 
-    It is the same object but for its own plain attributes; a call that names arguments goes to the module as it is.
+    It shares everything with `module` except its plain attributes. A call with named arguments goes to the module
+    unchanged.
     """
     if not keywords:
         return module

@@ -1,4 +1,4 @@
-"""Whether a spec can be optimized at all, found out by running it once at reduced size.
+"""Whether a spec can be optimized: it is run once at reduced size.
 
 Deals in clear refusals. Knows nothing about capture.
 """

@@ -1,6 +1,6 @@
 """A dispatch mode that lets higher-order operators (cond, scan, flex_attention …) through as they are.
 
-PyTorch refuses those under a mode that does not say that it can stand them.
+PyTorch refuses these operators under a mode that does not declare support for them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class DispatchMode(TorchDispatchMode):
-    """Sees every operator that runs, in `call`; what runs inside a higher-order operator it does not see."""
+    """Passes every operator that runs to `call`, except those inside a higher-order operator."""
 
     supports_higher_order_operators = True
     _passed = False

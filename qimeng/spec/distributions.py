@@ -19,47 +19,48 @@ DISTRIBUTIONS = (
     *("given", "normal", "x3", "x30", "x0.01", "negated", "shifted", "rounded", "slices", "spots"),
     *TOGETHER,
 )
-"""As the spec makes them; normal with mean 0 and a deviation of 1/4 to 4, by the seed; times 3, 30, 0.01 and -1; plus
-an offset of one to eight times their size, by the seed; normal, of few values; as the spec makes them but for some
-slices, or for a few elements (see `_SLICES`, `_SPOTS`); and those that tie inputs and parameters together
-(`qimeng.spec.together`). Times 30, exponentials overflow where nothing keeps them from it: what is large as given is
-made larger by less (see `WIDEST`)."""
+"""In order: as the spec makes them; normal with mean 0 and a deviation of 1/4 to 4, by the seed; times 3, 30, 0.01 and
+-1; plus an offset of one to eight times their size, by the seed; normal, rounded to few values; as the spec makes them
+except for some slices or a few elements (see `_SLICES`, `_SPOTS`); and those that change inputs and parameters together
+(`qimeng.spec.together`). Inputs times 30 make unguarded exponentials overflow; inputs that are already large are scaled
+by less (see `WIDEST`)."""
 
 EXAMPLES = "examples"
-"""The user's own values, bit for bit: what a program has to be right on first of all."""
+"""The user's own values, bit for bit. They are always the first trial."""
 
 SECRET_SIZE = ("normal", "shifted", "rounded", "slices", "spots", "units", "huge")
-"""Those of a size, or in a place, that nobody knows before: a program that goes by the size of its inputs, or by a part
-of them, meets one that it takes for a usual one now and then, so that a final verification draws them twice."""
+"""Distributions whose size or place depends on the seed. A program that special-cases its inputs by their size may
+mistake one such draw for a usual one, so the final verification draws them twice."""
 
 WILD = TOGETHER
-"""Those whose numbers may be more than eager bears: a trial on which it has lost everything itself is left out."""
+"""Distributions on which eager itself may fail. A trial on which eager's result is useless is left out."""
 
 PARAMETERS_TOO = ("units", "huge")
-"""Those that change parameters as well."""
+"""Distributions that change parameters too."""
 
 WIDEST = 32.0
-"""Root mean square that times 30 does not exceed: powers of two take its place, 1 at least. Of logits of a thousand,
-which no model has, good formulas give a few wrong digits: exp(x - logsumexp(x)) loses what one rounding of the sum's
-logarithm does (P. Blanchard, D. J. Higham, N. J. Higham, Accurately computing the log-sum-exp and softmax functions,
-IMA J. Numer. Anal. 41(4), 2021)."""
+"""Largest root mean square of inputs times 30. Where 30 would exceed it, a power of two of at least 1 is used instead.
+No model has logits of a thousand, and on those good formulas have a few wrong digits: exp(x - logsumexp(x)) loses what
+one rounding of the logarithm changes (P. Blanchard, D. J. Higham, N. J. Higham, Accurately computing the log-sum-exp
+and softmax functions, IMA J. Numer. Anal. 41(4), 2021)."""
 
 _SLICES = 8
-"""Of a dimension drawn by the seed, one slice in so many is unlike the others, in turns wide and negated; of every
-dimension as long as that, one slice is zero, as padding is. All others are as given, so that a program that goes by a
-sample of its inputs, or by their means, takes them for usual."""
+"""Along a dimension drawn by the seed, one slice in this many differs from the others: in turns it is wide or negated.
+In every dimension that is at least this long, one slice is zero, like padding. All other slices are as given, so
+neither a sample nor the mean of the inputs shows the difference."""
 
 _SPOTS = (2, 4)
-"""Two to the power of this many elements, by the seed, are unlike the others: a quarter each is negated, zero, and as
-large as numbers of deviation `WIDEST` get (at which exponentials overflow whatever the inputs are as given), in both
-signs. So few of a large tensor that hardly any sample has one."""
+"""Two to the power of this many elements (by the seed) differ from the others. A quarter each is negated, zero, and
+positive or negative numbers of deviation `WIDEST`, on which exponentials overflow. They are so few that a sample of a
+large tensor hardly ever has one."""
 
 _SPAN = 2.0
-"""Logarithm to base 2 of the largest deviation of normal values: nobody can tell a trial by a deviation of 1."""
+"""Logarithm to base 2 of the largest deviation of normal values. The deviation varies, so a program cannot recognize a
+trial by it."""
 
 _STEP, _POWERS = 0.25, (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)
-"""Rounded values are multiples of a quarter of the deviation, which is a power of two, by the seed. Zeros and equal
-values, which numbers drawn at random hardly ever are, are among them, and nobody knows their size before."""
+"""Rounded values are multiples of a quarter of the deviation, which is a power of two, by the seed. They include zeros
+and equal values, which random numbers hardly ever have. Their size is secret."""
 
 _FACTORS = {"x3": 3.0, "x0.01": 0.01, "negated": -1.0}
 
@@ -103,7 +104,7 @@ def distributions_of(domains: Iterable[str], has_parameters: bool) -> tuple[str,
 def redistribute(x: Any, domain: str, distribution: str, seed: int) -> Any:
     """`x` with values of `distribution` where its domain allows, else `x` itself; strides stay.
 
-    Those of `TOGETHER` are no matter of one tensor: see `qimeng.spec.together.redistribute_together`.
+    Distributions of `TOGETHER` concern several tensors: see `qimeng.spec.together.redistribute_together`.
     """
     if not applies(distribution, domain) or not isinstance(x, torch.Tensor) or not x.is_floating_point():
         return x

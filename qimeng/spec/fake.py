@@ -16,8 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 def fake_tensors() -> Iterator[None]:
     """New tensors have shapes and no memory inside.
 
-    What does not fit raises as it does on real tensors; PyTorch's own log of it, a traceback for every attempt, is left
-    out.
+    Wrong shapes raise as they do on real tensors. PyTorch's own log, a traceback for every attempt, is suppressed.
     """
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True

@@ -1,6 +1,6 @@
 """A text that says what a live module or function computes.
 
-Deals in code, plain attributes and parameter shapes; weights' values do not enter. Knows nothing about inputs.
+Deals in code, plain attributes and parameter shapes, but not in the values of weights. Knows nothing about inputs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 def fingerprint(thing: Any) -> str:
     """Text that is equal for things that compute the same, and stable from process to process.
 
-    Code of installed libraries is named, not read. What turns up again (a shared layer, a tied weight) is given by
-    the number of its first appearance.
+    Code of installed libraries is named, not read. An object that occurs again, such as a shared layer or a tied
+    weight, is written as the number of its first occurrence.
     """
     return _text(thing, {}, frozenset())
 

@@ -1,4 +1,4 @@
-"""Real numbers like those seen: their distribution, the scales of rows and columns, the places of special values.
+"""Random real numbers that resemble an example: distribution, scales of rows and columns, places of special values.
 
 Deals in floating tensors. Knows nothing about what they mean.
 """
@@ -33,9 +33,9 @@ class Axis:
 class Law:
     """How the elements of a real tensor are distributed.
 
-    A column with a scale or a mean of its own keeps it, and so do rows and all other dimensions. Values that stand
-    for something (infinities, NaN, the padding, a mask's -1e9, zeros) keep their places. All others are drawn from the
-    quantiles seen, so that nothing is drawn that is beyond the values seen, or in a hole between them.
+    A row, column or other slice with its own scale or mean keeps it. Special values (infinities, NaN, padding, a mask's
+    -1e9, zeros) keep their places. All other values are drawn from the example's quantiles. So no value lies beyond the
+    example's range, or in a gap of its distribution.
 
     Attributes:
         left: lower ends of `KNOTS` pieces, each as likely as the others.
@@ -122,10 +122,10 @@ class Law:
 
 
 def special_values(x: torch.Tensor, whole: bool = False) -> tuple[float, ...]:
-    """Values that stand for something: those that are not finite, and those that real numbers drawn do not repeat.
+    """Special values: non-finite ones, and ones that repeat although random real numbers would not.
 
-    Of whole numbers, which repeat, a value counts that is far more frequent than the others, or a single negative one
-    among many that are not.
+    Whole numbers repeat anyway. Among them a value is special if it is far more frequent than the others, or if it is
+    the only negative one among many.
 
     >>> special_values(torch.tensor([1.5, 0.0, 0.0, 2.5, float("-inf")]))
     (-inf, 0.0)
@@ -197,7 +197,7 @@ def _outliers(x: torch.Tensor, usual: torch.Tensor, part: torch.Tensor) -> tuple
 def _axis(x: torch.Tensor, usual: torch.Tensor, axes: list[tuple[int, Axis]], dim: int) -> tuple[Axis, float] | None:
     """What differs along `dim`, and how much of the spread that explains (in powers of e).
 
-    None where everything is alike, as far as so many numbers can tell.
+    None if no difference is significant for this many numbers.
     """
     others = [d for d in range(x.dim()) if d != dim]
     if not others or x.shape[dim] < 2:

@@ -33,7 +33,7 @@ class Leaf:
     Attributes:
         value: the example: a copy on the CPU with its strides, or a Python object that is no tensor.
         domain: one of `DOMAINS`.
-        limited: how others are made, where that follows from more than the example; None where it does not.
+        limited: how others are made, if that depends on more than the example; else None.
     """
 
     value: Any
@@ -51,7 +51,7 @@ class Leaf:
 
     @cached_property
     def ways(self) -> tuple[Way, ...]:
-        """How others are made, the way that changes most first; none where the example is all there is."""
+        """Ways to make other values, the one that changes most first; empty if only the example itself can be used."""
         if self.limited is not None or not self.is_tensor:
             return self.limited or ()
         seen = unexpanded(self.value)
@@ -105,7 +105,7 @@ class Leaf:
         return out
 
     def _on(self, device: str, number: int) -> tuple[Way, torch.Tensor]:
-        """A way on `device`, and the example where the way needs it; both stay there for the next draw."""
+        """A way on `device`, and the example if the way needs it. Both are cached there for the next draw."""
         if (device, number) not in self._there:
             way = self.ways[number]
             example = placed(unexpanded(self.value), device) if way.needs_example else torch.empty(0, device=device)
@@ -130,7 +130,7 @@ def is_plain(x: torch.Tensor) -> bool:
 
 
 def placed(x: torch.Tensor, device: str) -> torch.Tensor:
-    """A copy of `x` on `device`, with its strides; what it shares memory with stays behind."""
+    """A copy of `x` on `device` with the same strides. Other tensors in the same memory are not copied."""
     x = x.detach().resolve_conj().resolve_neg()
     out = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
     if not isinstance(out, FakeTensor):
@@ -166,7 +166,7 @@ def sample(x: torch.Tensor) -> torch.Tensor:
 
 
 def domain_of(x: Any) -> str:
-    """The domain of `x` with what holds for its values as a whole (order, symmetry, norms).
+    """The domain of `x`, including properties of the whole tensor (order, symmetry, norms).
 
     >>> domain_of(torch.tensor([0, 3, 7])), domain_of(torch.diag(torch.arange(4.0, 8.0)) + 0.5)
     ('offsets', 'definite')

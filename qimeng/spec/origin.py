@@ -1,7 +1,7 @@
 """Where a computation comes from: the text of a KernelBench-style file, or a live module with example inputs.
 
-Deals in making modules and inputs afresh, on any device, in the dtype they were written in. Knows nothing about
-dtypes asked for later, precision modes, distributions or capture.
+Deals in making new modules and inputs on any device, in their original dtype. Knows nothing about later casts,
+precision modes, distributions or capture.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Origin(ABC):
 
     @abstractmethod
     def examples(self, seed: int, device: str) -> tuple[Any, ...]:
-        """The user's own positional inputs on `device`; `seed` where the user gave no values but a way to make them."""
+        """The user's own positional inputs on `device`; `seed` is for inputs that the user gave a way to make."""
 
     @property
     @abstractmethod
     def content(self) -> str:
-        """Text that is equal where the same thing is computed, on inputs of the same shapes."""
+        """Text that is equal for origins that compute the same thing on inputs of the same shapes."""
 
 
 @contextlib.contextmanager
@@ -145,7 +145,7 @@ class SourceOrigin(Origin):
     def training(self) -> bool:
         """The mode that the module comes in: the file's own constructor may call ``eval()``.
 
-        Found out without allocating memory where it can be made so; True where it cannot be made at all.
+        The module is built without memory if possible. True if it cannot be built at all.
         """
         for values in (fake_tensors, contextlib.nullcontext):
             try:
@@ -190,7 +190,7 @@ class SourceOrigin(Origin):
 class ExampleOrigin(Origin):
     """A live module and its example inputs.
 
-    The module is held, not copied: change its structure and the spec changes with it.
+    The module is held, not copied. If you change its structure, the spec changes too.
 
     Attributes:
         held: the user's module.

@@ -1,4 +1,4 @@
-"""A call of a user's code that may never end is ended.
+"""Time limits for calls of a user's code, which may never end.
 
 Deals in seconds and threads. Knows nothing about what is called.
 """
@@ -21,10 +21,10 @@ LIMIT_S: ContextVar[float] = ContextVar("LIMIT_S", default=60.0)
 """Seconds that a call may take; `plan_and_code` sets its budget, at least `LEAST_S`."""
 
 BRIEF_S = 10.0
-"""Most seconds for a call on inputs that the user did not give: one that takes longer is done without."""
+"""Time limit in seconds for calls on inputs that the user did not give. The caller continues without their result."""
 
 LEAST_S = 20.0
-"""Nobody who gives a small budget wants a large module refused because its first call takes longer."""
+"""Minimum limit in seconds, so that a small budget does not refuse a large module whose first call is slow."""
 
 
 class TooLong(SpecError):
@@ -32,12 +32,12 @@ class TooLong(SpecError):
 
 
 class _Stop(BaseException):
-    """Raised in the thread that waits; not an `Exception`, so that what is called does not catch it by accident."""
+    """Raised in the waiting thread. Not an `Exception`, so that the called code does not catch it by accident."""
 
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Calls of the user's code may take a budget of so many `seconds` inside."""
+    """Inside this block, calls of the user's code may take `seconds`."""
     token = LIMIT_S.set(max(seconds, LEAST_S))
     try:
         yield
@@ -47,13 +47,13 @@ def within(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def patience(what: str, most: float = math.inf) -> Iterator[None]:
-    """Give what runs inside `LIMIT_S`, at most `most` seconds.
+    """Limit the code inside to `LIMIT_S` seconds, or to `most` if that is less.
 
-    In the main thread a signal ends it, so that a sleep is ended as well; elsewhere, Python between two instructions.
+    In the main thread a signal ends it, even during a sleep. In other threads it ends between two Python instructions.
 
     Args:
         what: is running, for the message.
-        most: seconds, where something else can be done than to wait.
+        most: a lower limit in seconds, for calls that the caller can do without.
 
     Raises:
         TooLong: it did not end in time.

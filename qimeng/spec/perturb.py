@@ -1,6 +1,6 @@
 """Values that parameters and buffers take in a trial, changed in place by a seed.
 
-Deals in a module's state. Knows nothing about inputs but the seed that they may share with it.
+Deals in a module's state. Knows nothing about inputs except a seed that they may share.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from qimeng.spec.leaf import infer_domain
 from qimeng.spec.together import change_parameters, untied
 
 SHARES = (0.0, 1.0, 0.25, 1 / 16)
-"""Of the rows of a parameter, those that change (one at least), by the seed: nobody can tell a change by a
-sample of the values, and what a single row does not show, all of them do."""
+"""Share of a parameter's rows that change (at least one), by the seed. A change of few rows does not show in a sample
+of the values; a change of all rows shows errors that a single row hides."""
 
 MOVED_SHARE = 1 / 8
 """Of the elements of a mask or table of integers, those that change places with one another."""
@@ -37,15 +37,15 @@ def share_of(seed: int) -> int:
 
 @torch.no_grad()
 def perturb_parameters(module: torch.nn.Module, seed: int) -> None:
-    """Change `module`'s state in place, so that nothing made for its first weights stays right.
+    """Change `module`'s state in place, so that results precomputed from its first weights become wrong.
 
     With n ~ N(0, 1): parameters p (1 + 0.1 n) + 0.05 n in some rows, one at least; running variances v exp(0.3 n),
-    running means m + 0.1 n; other buffers of many real values b (1 + 0.1 n) in some rows. Where all elements of a
-    parameter have one sign, as a scale made of ones has, and `seed` is odd, half of those that change get the other.
-    With the bit of `seed_of` for it, buffers of one value change like parameters, and of masks and integers some
-    elements change places; what is in order stays in order, and single integers, which count, stay. So does what no
-    state dictionary holds, and float8, whose bits are codes. Where `qimeng.spec.together.tied` made the seed,
-    parameters get what goes with the inputs. The same on every call with the same seed and device type.
+    running means m + 0.1 n; other buffers of many real values b (1 + 0.1 n) in some rows. If all elements of a
+    parameter have one sign, such as a scale of ones, and `seed` is odd, half of the changed ones get the other sign. If
+    `seed_of` was called with `fixed`, buffers with a single value change like parameters, and some elements of masks
+    and integer tensors swap places; sorted values stay sorted. Single integers (counters), tensors outside the state
+    dictionary and float8 tensors never change. If `qimeng.spec.together.tied` made the seed, parameters change together
+    with the inputs. The result is the same for the same seed and device type.
     """
     tie, secret = untied(seed)
     share, signs, fixed = SHARES[share_of(seed)], seed % 2, bool(seed & 8)

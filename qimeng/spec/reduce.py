@@ -34,8 +34,8 @@ from qimeng.spec.ways import Drawn, ruled
 ENOUGH = 1 << 16
 """No tensor of a reduced computation should have more elements than this (the Triton interpreter is slow)."""
 MOST = 1 << 21
-"""Where nothing that small runs, the smallest that does is taken, with up to this many elements in a tensor that is
-no parameter; a larger one is not worth running on a CPU."""
+"""If nothing that small runs, the smallest size that does is used, with up to this many elements in a tensor other than
+a parameter. Larger ones are too slow on a CPU."""
 RUNNABLE = 1 << 27
 """Elements of all tensors together up to which a run on the CPU takes seconds at most."""
 LIMITS = (256, 128, 64, 32, 16, 8)
@@ -49,13 +49,13 @@ NEEDS_VALUES = (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-"""What fake tensors raise where they, and not the computation, are at their end."""
+"""Errors that fake tensors raise because of their own limits, not because of the computation."""
 
 
 def shrink(sizes: Iterable[int], limit: int) -> dict[int, int]:
     """Each size above `limit` to a smaller one: halved while even; odd ones to a small odd number.
 
-    Different sizes stay different where they can, so that a mixed-up dimension shows.
+    Different sizes stay different if possible, so that swapped dimensions show.
 
     >>> shrink([4096, 1024, 4095, 48], 64)
     {4096: 64, 4095: 63, 1024: 32, 48: 48}
@@ -180,7 +180,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 WHOLE = ("offsets", "permutation", "fixed")
-"""Domains of inputs of which a part is no such input, and says nothing that fits the other inputs' new sizes."""
+"""Domains that a part of an input does not keep, so that such inputs cannot be cut."""
 
 
 def _smaller_examples(origin: ExampleOrigin) -> Iterator[ExampleOrigin]:
@@ -200,7 +200,7 @@ def _smaller_examples(origin: ExampleOrigin) -> Iterator[ExampleOrigin]:
 
 
 def _cut(origin: ExampleOrigin, shapes: list[list[int]], table: dict[int, int]) -> Iterator[ExampleOrigin]:
-    """`origin` with the first elements of its examples alone; nothing where something does not hold for these."""
+    """`origin` with only the first elements of its examples; None if these lack a property of the whole."""
     leaves = [cut(leaf, shape, table) for leaf, shape in zip(origin.leaves, shapes, strict=True)]
     pairs = zip(origin.leaves, leaves, strict=True)
     if all(new.domain == old.domain or old.domain not in STRUCTURED for old, new in pairs):
@@ -277,7 +277,7 @@ class _Watch(DispatchMode):
 
 
 def _size(origin: Origin, training: bool, fake: bool, own: bool = False) -> _Size | None:
-    """How large a run is, at the computation's `own` size or another; None where it does not run.
+    """Size of a run, at the computation's `own` size or another; None if it does not run.
 
     Raises:
         TooLong: it does not end.

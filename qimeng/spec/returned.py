@@ -22,8 +22,8 @@ _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.nn.Module, to
 def opened(output: Any) -> Any:
     """`output` itself, after every class in it is one that `torch.utils._pytree` sees into.
 
-    PyTorch takes an instance of an unknown class as one leaf. Registering the class is what a user of torch.export does
-    by hand; it lasts as long as the process and changes nothing else.
+    PyTorch takes an instance of an unknown class as one leaf. A user of torch.export would register it by hand. It
+    lasts as long as the process and changes nothing else.
     """
     kind = type(output)
     for part in _parts(output):

@@ -1,7 +1,7 @@
 """Where the random numbers of one set of inputs come from.
 
-Deals in seeds and orders. Inputs of one set share the order of each size: where a batch is put in another order, its
-lengths, its offsets and its masks are too, so that what belongs together stays together.
+Deals in seeds and orders. Inputs of one set share one order for each size. If a batch is reordered, its lengths,
+offsets and masks are reordered alike and still fit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Source:
         return self._seeded(self.number)
 
     def order(self, size: int) -> torch.Tensor:
-        """The order that everything of this size is put in, whichever input it belongs to."""
+        """The order for everything of this size, in all inputs."""
         if size not in self._orders:
             generator = self._seeded(-1 - size)
             self._orders[size] = torch.randperm(size, generator=generator, device=self.device)

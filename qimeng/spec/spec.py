@@ -326,9 +326,9 @@ class KernelSpec:
 
     @cached_property
     def ways(self) -> tuple[int, ...]:
-        """For each flattened example input which of its `Leaf.ways` is taken, so that the module takes what is drawn.
+        """For each flattened example input, the index of the way of `Leaf.ways` that the module accepts.
 
-        One beyond the last where the input stays as given. Found out by running the module, once.
+        One past the last if the input stays as given. Found by running the module, once.
         """
         from qimeng.spec.valid import choose_ways
 
@@ -336,7 +336,7 @@ class KernelSpec:
 
     @cached_property
     def never_changed(self) -> tuple[int, ...]:
-        """Flattened example inputs that have the values given in every trial, though these are no constants."""
+        """Flattened example inputs that keep their given values in every trial although they are not constants."""
         from qimeng.spec.valid import never_changed
 
         return never_changed(self)
@@ -391,8 +391,8 @@ class KernelSpec:
     def digest(self) -> str:
         """Hash of what is computed, on which inputs, in which dtype, mode and training state; not of the name.
 
-        The values of example inputs count: a program is checked on them, so that a verdict on some says nothing about
-        others. Weights' values do not. Examples drawn at random are the same in the next run if they are seeded.
+        The values of example inputs count, because a program is checked on them. The values of weights do not. Seed
+        random examples, so that they are the same in the next run.
         """
         parts = (self.origin.content, self.dtype, self.mode, self.training, self.declared, self.tolerances)
         return hashlib.blake2b("\n".join(map(str, parts)).encode(), digest_size=8).hexdigest()

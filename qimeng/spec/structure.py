@@ -1,7 +1,7 @@
-"""What holds for the values of an input, and in which ways others like them are made.
+"""Which properties an example's values have, and which ways of drawing other values keep them.
 
-Deals in one example, on the CPU, as it lies in memory (broadcast dimensions cut to 1). The table: what holds for an
-example is found here, what keeps it is in `qimeng.spec.ways`.
+Deals in one example on the CPU, as stored in memory (broadcast dimensions cut to 1). This module finds the properties;
+`qimeng.spec.ways` draws values that keep them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ square matrices that are symmetric, triangular or mostly diagonal; real numbers 
 whole numbers that are all different within a row; never changed."""
 
 _FEW = 16
-"""Elements of each dimension that are looked at first."""
+"""Elements of each dimension that are checked first."""
 _MOST = 1 << 22
-"""Elements up to which a matrix is looked at as a whole."""
+"""A matrix with at most this many elements is checked as a whole."""
 _WIDE = 1000.0
-"""Where sizes of a vector's elements, but for the tenth at each end, differ by more, each has a scale of its own."""
+"""If the magnitudes of a vector's elements (without the tenth at each end) differ by more than this factor, each
+element has its own scale."""
 _LARGE = 1 << 24
 
 
 def structure_of(x: torch.Tensor, domain: str) -> str:
-    """The domain of `x` where more holds for it than for any values of `domain`; `domain` where not.
+    """The more specific domain of `x`, if its values have one of the properties in `STRUCTURED`; else `domain`.
 
     >>> structure_of(torch.tensor([0, 3, 7, 10]), "index"), structure_of(torch.randperm(9), "index")
     ('offsets', 'permutation')
@@ -61,7 +62,7 @@ def structure_of(x: torch.Tensor, domain: str) -> str:
 
 
 def _corner(x: torch.Tensor, *whole: int) -> torch.Tensor:
-    """The first elements of `x` in each dimension, all of the dimensions `whole`: what holds for `x` holds there."""
+    """The first elements of `x` in each dimension, all of them for `whole`. Properties of `x` hold there too."""
     kept = {d % x.dim() for d in whole}
     return x[tuple(slice(None) if d in kept else slice(_FEW) for d in range(x.dim()))]
 
@@ -129,7 +130,7 @@ def _whole(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[Way, ...]:
 
 
 def _two_valued(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[Way, ...]:
-    """Rows that change once stay such rows, so that columns are put in another order only where rows change freely."""
+    """Rows that change value only once must stay so. Columns are reordered only if rows change value freely."""
     if not dims:
         return ()
     if x.shape[-1] < 2:

@@ -1,6 +1,6 @@
-"""What holds between the inputs of one set: values that are the same, lengths that add up to a size, segments in order.
+"""Relations between the inputs of one set: equal values, lengths that add up to a size, sorted segments.
 
-Deals in the leaves of one example. What one tensor shows by itself is found in `qimeng.spec.structure`.
+Deals in the leaves of one example. Properties of a single tensor are found in `qimeng.spec.structure`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def same_as(given: Sequence[object], leaves: Sequence[Leaf]) -> tuple[int, ...]:
 
 
 def tied(leaves: Sequence[Leaf]) -> tuple[Leaf, ...]:
-    """The leaves, with fewer ways where values belong to those of another input.
+    """The leaves, with fewer ways to draw values that depend on another input.
 
-    Lengths that add up to a size of another input are put in another order and keep their sum. Where whole numbers
-    rise within segments and their offsets are given as well (the columns of a sparse matrix in compressed rows), both
-    stay: numbers and offsets drawn apart would not fit.
+    Lengths that add up to a size of another input are only reordered, so their sum stays. Sorted segments with offsets
+    (such as the columns of a sparse matrix in compressed-row form) stay as given, since numbers and offsets drawn
+    independently would not fit.
     """
     sizes = {size for leaf in leaves for size in leaf.shape}
     whole = [leaf for leaf in leaves if leaf.is_tensor and _is_vector(leaf.value)]

@@ -1,7 +1,7 @@
-"""Values that the inputs and parameters of one trial take together: what is large in one is small in another.
+"""Distributions that change inputs and parameters of a trial together: what is large in one is small in another.
 
-A product of a large number with zero is zero, and a change of units leaves a sum as it was: the result is harmless,
-while schemes that scale a whole row by one power of two lose what matters. Deals in lists of tensors. Knows nothing
+A large number times zero is zero, and a change of units leaves a sum unchanged. So the results stay ordinary, while a
+scheme that scales a whole row by one power of two loses digits that matter. Deals in lists of tensors. Knows nothing
 about modules or trials.
 """
 
@@ -16,16 +16,17 @@ import torch
 from qimeng.spec.leaf import unexpanded
 
 TOGETHER = ("units", "huge", "infinite")
-"""Every index of an axis times a power of two of its own, along the axes that other tensors share times the inverse;
-a few numbers up to 1e9, or down to the least of the dtype as masks have them, where others are zero; a few infinities
-or NaN in one input."""
+"""In order: each index of an axis times its own power of two, and the inverse along the same axis of other tensors; a
+few numbers up to 1e9, or down to the dtype's minimum as masks have, where other tensors are zero; a few infinities or
+NaN in one input."""
 
 _SPANS = (7, 14, 20)
 """Units are powers of two up to this exponent, by the seed: values from 1e-6 to 1e6 at most."""
 _HALF_SPAN = 3
 """The same for float16, whose products would overflow."""
 _SHORTEST = 8
-"""Elements of an axis of which one may be zero; shorter ones, as of a convolution's kernel, would lose too much."""
+"""Minimum length of an axis on which one element may become zero. Shorter axes, such as a convolution kernel's, would
+lose too much."""
 _HUGE = {torch.float16: (1e3, 3e4)}
 _HUGE_ELSE = (1e4, 1e9)
 _FEW = 4
@@ -72,10 +73,10 @@ def redistribute_together(
 
 
 def change_parameters(tensors: Sequence[torch.Tensor], distribution: str, seed: int) -> None:
-    """The part of parameters in ``"units"`` and ``"huge"``, in place.
+    """Change parameters for ``"units"`` and ``"huge"``, in place.
 
-    A layer's input features are along the second axis of its weight (by some seeds along the first): they get the
-    inverse of what such features of an input get, and its output features units of their own, for the next layer.
+    A layer's input features are along the second axis of its weight (for some seeds, the first). They get the inverse
+    of the factors of the input's features. Its output features get factors of their own, for the next layer.
 
     Args:
         tensors: the parameters.
@@ -136,7 +137,7 @@ def _scale(x: torch.Tensor, axis: int, factors: torch.Tensor) -> None:
 
 
 def _axis(x: torch.Tensor, others: Sequence[torch.Tensor], draw: random.Random) -> int | None:
-    """An axis of more than one element: rather the last, where features are as a rule, or one that others share."""
+    """An axis of more than one element. The last axis, where features usually are, and shared axes are preferred."""
     shared = {n for y in others for n in y.shape}
     axes = [d for d, n in enumerate(x.shape) if n > 1]
     weights = [1 + 3 * (x.shape[d] in shared) + 2 * (d == x.dim() - 1) + (d == 1) for d in axes]

@@ -1,6 +1,6 @@
 """Specs as bytes, for worker processes.
 
-Deals in pickling the user's own code by value, so that the other process need not be able to import it.
+Deals in pickling the user's own code by value, so the other process does not have to import it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def pack(spec: KernelSpec) -> bytes:
 
 
 def _dumps(spec: KernelSpec) -> bytes:
-    """Pickled, float8 tensors as bytes: what PyTorch pickles of those it cannot read again."""
+    """Pickled, with float8 tensors as bytes, because PyTorch cannot read its own pickles of those."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):
@@ -74,7 +74,7 @@ def _held_modules(spec: KernelSpec) -> list[torch.nn.Module]:
 
 
 def unpack(data: bytes) -> KernelSpec:
-    """The spec that `pack` wrote; trusts the bytes, as any pickle must be."""
+    """The spec that `pack` wrote. The bytes must be trusted, as with any pickle."""
     import cloudpickle
 
     spec: KernelSpec = cloudpickle.loads(data)

@@ -1,8 +1,8 @@
-"""In which way each input may be redrawn, found out by running the module.
+"""Which way of drawing new values the module accepts for each input, found by running it.
 
-Deals in a spec made from examples, at reduced size on the CPU. Its own inputs are right by definition: where other
-values are not (the module raises, its outputs have other shapes, more of them are not finite), they are drawn more
-cautiously, and where nothing goes, the input stays as given.
+Deals in a spec made from examples, at reduced size on the CPU. The user's own inputs are valid by definition. Other
+values are not if the module raises, its outputs change shape, or more of them are non-finite. Such an input is drawn
+more cautiously. If no way works, it stays as given.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from qimeng.spec.spec import KernelSpec
 
 SEEDS = (1, 2, 3)
-"""Sets of inputs that a choice is tried on."""
+"""Seeds of the input sets that each choice is tried on."""
 SECONDS = 20.0
-"""After this, inputs that nothing is known about stay as given."""
+"""Time limit in seconds. Inputs that were not tried by then stay as given."""
 
 Looks = tuple[str, float]
 """Structure of outputs as text, and the share of their values that are not finite."""
 
 
 def choose_ways(spec: KernelSpec) -> tuple[int, ...]:
-    """For each flattened input which of its `Leaf.ways` is taken; one beyond the last where it stays as given."""
+    """For each flattened input, the index of the way of `Leaf.ways` to use; one past the last if it stays as given."""
     origin = spec.origin
     if not isinstance(origin, ExampleOrigin):
         return ()

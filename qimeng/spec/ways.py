@@ -1,7 +1,7 @@
-"""Ways to make other values from an example such that what holds for it holds for them.
+"""Ways to draw new values from an example that keep its properties.
 
-Deals in one tensor at a time. Each way is made from an example once and then makes any number of others. Which way an
-example is redrawn in, `qimeng.spec.structure` decides.
+Deals in one tensor at a time. A way is built from an example once and then makes any number of tensors.
+`qimeng.spec.structure` chooses the ways for an example.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Way(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Drawn(Way):
-    """Real numbers of the law seen; then made what the example is.
+    """Real numbers drawn from the example's distribution, then changed to follow its rule.
 
     Attributes:
         law: of the example.
@@ -91,7 +91,7 @@ def ruled(x: torch.Tensor, rule: str, dim: int) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Scaled(Way):
-    """Square matrices whose rows and columns are scaled alike: what is symmetric, definite or triangular stays so.
+    """Square matrices whose rows and columns are scaled alike, so symmetric, definite and triangular matrices stay so.
 
     Attributes:
         only_signs: whether scales are -1 and 1 alone, so that the diagonal stays.
@@ -127,10 +127,10 @@ class Spread(Way):
 
 @dataclass(frozen=True, eq=False)
 class Steps(Way):
-    """Numbers in order along `dim`: the steps between them are put in another order, so that both ends stay.
+    """Sorted numbers along `dim`. The steps between them are reordered, so both ends stay.
 
-    Where all steps are alike and whole, neighbours exchange units (offsets of segments of one length); where all are
-    alike and real, all numbers are stretched (a grid stays a grid).
+    If all steps are equal integers (offsets of segments of one length), neighbours exchange units. If all are equal
+    real numbers, everything is stretched (a grid stays a grid).
     """
 
     dim: int = -1
@@ -230,7 +230,7 @@ class Signs(Way):
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Way):
-    """Two values that change once along the last dimension, the same in every row: the place of the change moves."""
+    """Two values with a single change along the last dimension, at the same place in every row. The place moves."""
 
     def make(self, out: torch.Tensor, example: torch.Tensor, source: Source) -> None:
         """Move the change, at least one element of each value kept."""
