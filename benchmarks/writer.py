@@ -1,11 +1,11 @@
 """A small model that writes Triton, trained on accepted patches, against an untrained one and against copying.
 
-    python benchmarks/writer.py data   OUT --store runs/collect/store.sqlite --others 8
-    python benchmarks/writer.py train  OUT --minutes 18
-    python benchmarks/writer.py answer OUT --requests 120 --minutes 5
-    python benchmarks/writer.py judge  OUT --requests 120 --minutes 10
-    python benchmarks/writer.py table  OUT
-    python benchmarks/writer.py toy    OUT          all of it, tiny, on a CPU, from patches that nobody judged
+    python -m benchmarks.writer data   OUT --store runs/collect/store.sqlite --others 8
+    python -m benchmarks.writer train  OUT --minutes 18
+    python -m benchmarks.writer answer OUT --requests 120 --minutes 5
+    python -m benchmarks.writer judge  OUT --requests 120 --minutes 10
+    python -m benchmarks.writer table  OUT
+    python -m benchmarks.writer toy    OUT          all of it, tiny, on a CPU, from patches that nobody judged
 
 Every command uses all GPUs of the machine and can be repeated: `data` begins anew, the others go on where they ended.
 Another training needs another OUT. OUT holds the examples, `examples.json` (counts), `training.jsonl`,

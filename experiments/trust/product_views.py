@@ -63,6 +63,6 @@ def _device(rows: Rows) -> str:
 
 
 PRODUCTS = {"products": products, "product_times": product_times}
-"""What a marker may ask for of rows of `benchmarks/hard_products.py`."""
+"""What a marker may ask for of rows of `experiments.trust.run_products`."""
 
 __all__ = ["PRODUCTS", "product_times", "products"]

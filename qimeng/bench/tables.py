@@ -43,7 +43,7 @@ def render(text: str, root: Path, kinds: Kinds | None = None) -> str:
                 rows = [row for file in files for row in read(root / file)]
                 return f"{match[1]}\n{views[view](rows)}\n{match[4]}"
         names = ", ".join(name for views, _ in known for name in views)
-        raise RowError(f"no table called {view!r}; known: {names}; tables of experiments: python -m benchmarks.tables")
+        raise RowError(f"no table called {view!r}; known: {names}")
 
     return _BLOCK.sub(fill, text)
 

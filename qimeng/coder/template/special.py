@@ -21,7 +21,7 @@ the budget's floor is 16):
   error of 2^-22 up to |x| = 10^7, and a polynomial of |x| <= pi / 2. Beyond, where an ulp of x is a radian, the result
   is some value in [-1, 1].
 
-Polynomials are minimax, by `benchmarks/fit_special.py`.
+Polynomials are minimax, by `experiments/polynomials.py`.
 
 The forms for half types use less than fp32 shows. fp16 rounds by 2^-12: `erf` does without its series (an absolute
 error of 2^-20, a relative one of 2^-20 + 2^-22 / erf). bf16 rounds by 2^-9: ``tanh.approx`` is four times finer, and

@@ -34,7 +34,7 @@ class Scale:
 
     Of a model without training the joint log-probability all but rules out every text that is longer than the shortest,
     so that PPO explores nothing: the mean is the default. Temperatures of 0.25 and less made PPO unstable where 0.5 and
-    1 did not (`benchmarks/planner_scale.py`: two seeds, a fake judge).
+    1 did not (`benchmarks/planner.py scale`: two seeds, a fake judge).
     """
 
     normalize: str = "tokens"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 from experiments.tables import render
+from experiments.trust.run_winners import winners
 from qimeng.bench.row import read_rows
 
 ROOT = Path(__file__).parents[3]
@@ -14,12 +14,8 @@ WHERE = {"device": "NVIDIA H200", "commit": "0123456", "driver": "", "torch": "2
 
 
 def test_right_rows_with_a_recipe_are_winners():
-    spec = importlib.util.spec_from_file_location("recheck", ROOT / "benchmarks" / "recheck.py")
-    assert spec is not None and spec.loader is not None
-    recheck = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recheck)
     path = str(ROOT / "benchmarks" / "results" / "h200_bf16_1f0c161.jsonl")
-    found = recheck.winners([path])
+    found = winners([path])
     assert 0 < len(found) == len({key for key, _ in found}) <= len(list(read_rows(path)))
     assert all(key == f"{row.id} bfloat16 default" and row.right for key, row in found)
 

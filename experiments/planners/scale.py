@@ -1,17 +1,12 @@
 """What length normalisation and temperature do to learning: a mini model, PPO on a fake judge, one row a setting.
 
-The task: of the legal first steps only one pays. Prints one line of JSON a setting: probability of that step before and
-after training, and the mean reward of the last 100 episodes, for each seed. Fakes only: it says how fast a policy
-moves, nothing about kernels.
-
-    python benchmarks/planner_scale.py 3
+The task: of the legal first steps only one pays. Fakes only: it says how fast a policy moves, nothing about kernels.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 
 import torch
 
@@ -42,8 +37,12 @@ class OneStepPays(Reward):
         return float(step is not None and step.action.kind == "lowering" and step.action.regions == (self.region,))
 
 
-def main() -> None:
-    """Train with each setting from each seed."""
+def scale(seeds: int = 1) -> None:
+    """Train with each setting from each seed and print a line of JSON a setting.
+
+    It says the probability of the step that pays before and after training, and the mean reward of the last 100
+    episodes, for each seed.
+    """
     torch.set_num_threads(1)
     task = fake_task(sample_graph())
     start = next(random_walk(task, 1))
@@ -51,18 +50,17 @@ def main() -> None:
     region = start.actions[best].regions[0]
     tokenizer = train_tokenizer(corpus([task]), 512)
     size = MiniSize(hidden=64, layers=2, heads=2, kv_heads=1, inner=128, positions=512)
-    for scale in SCALES:
+    for one in SCALES:
         rows = []
-        for seed in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1):
-            model = new_mini(tokenizer, size, scale, seed, length=64)
+        for seed in range(seeds):
+            model = new_mini(tokenizer, size, one, seed, length=64)
             planner = LanguageModelPlanner(model)
             before = math.exp(planner.scores(start)[best])
             found = train(model, [task], Ppo(**{**vars(SETTINGS), "seed": seed}), lambda: OneStepPays(region))
             rows.append((before, math.exp(planner.scores(start)[best]), found[-1]["reward"]))
         names = ("before", "after", "reward")
         columns = {name: [round(row[i], 3) for row in rows] for i, name in enumerate(names)}
-        print(json.dumps({**scale.to_dict(), **columns}), flush=True)
+        print(json.dumps({**one.to_dict(), **columns}), flush=True)
 
 
-if __name__ == "__main__":
-    main()
+__all__ = ["scale"]

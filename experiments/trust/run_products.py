@@ -1,7 +1,4 @@
-"""Judge generated products of fp32 operands on inputs that vary within a row, and time what guards them.
-
-    python benchmarks/hard_products.py errors OUT.jsonl [--device cuda] [--small]
-    python benchmarks/hard_products.py times OUT.jsonl
+"""Generated products of fp32 operands on inputs that vary within a row, and the time of what guards them.
 
 `errors` runs every class of `experiments.trust.hard_products` through every form, precision and variant of the
 template's kernels: one row each, with the error by the judge's measure, its budget, and the largest error as a share
@@ -11,7 +8,6 @@ without the guard, with plain fp32 kernels and with PyTorch's eager mode, in tur
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import math
@@ -19,6 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -158,7 +155,8 @@ def _componentwise(y: torch.Tensor, exact: torch.Tensor, size: torch.Tensor) -> 
 
 
 def _first(x: Any) -> torch.Tensor:
-    return x[0] if isinstance(x, tuple) else x
+    first: torch.Tensor = x[0] if isinstance(x, tuple) else x
+    return first
 
 
 def without_guard(text: str) -> str:
@@ -224,31 +222,30 @@ def in_turns(calls: dict[str, Callable[[], Any]], rounds: int = 15, budget_s: fl
     return {name: round(sorted(v)[len(v) // 2], 5) for name, v in found.items()}
 
 
-def main() -> None:
-    """Run one of the parts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("errors", "times"))
-    parser.add_argument("out", help="file of rows")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--mode", choices=MODES, help="of `errors`; all by default")
-    parser.add_argument("--small", action="store_true")
-    options = parser.parse_args()
-    if options.device == "cpu":
+def products(part: str, out: Path, device: str = "cuda", mode: str = "", small: bool = False) -> None:
+    """Add the rows of one part and print those that are beyond a limit.
+
+    Args:
+        part: ``"errors"`` or ``"times"``.
+        out: file of rows.
+        device: of `errors`: ``"cuda"``, or ``"cpu"`` for Triton's interpreter.
+        mode: of `errors`: ``"default"`` or ``"high"``; both where it is empty.
+        small: of `errors`: small tiles and operands.
+    """
+    if device == "cpu":
         from qimeng.envs.interpreter import mend
 
         mend()
-    modes = [options.mode] if options.mode else list(MODES)
-    found = errors(options.device, options.small, modes) if options.part == "errors" else times()
-    journal = Journal(options.out, environment(target_device()))
+    found = errors(device, small, [mode] if mode else list(MODES)) if part == "errors" else times()
+    journal = Journal(out, environment(target_device()))
     with torch.no_grad():
         for row in found:
             names = [row[n] for n in ("product", "class", "mode", "form", "variant", "inputs") if n in row]
-            journal.add(f"{options.part}: {': '.join(names)}", what=WHAT[options.part], **row)
-            if options.part == "times" or not (
+            journal.add(f"{part}: {': '.join(names)}", what=WHAT[part], **row)
+            if part == "times" or not (
                 row["within"] and not row["not_finite_wrong"] and row["componentwise"] < LIMIT[row["mode"]]
             ):
                 print(json.dumps(row), file=sys.stderr, flush=True)
 
 
-if __name__ == "__main__":
-    main()
+__all__ = ["errors", "products", "times"]

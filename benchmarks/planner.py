@@ -1,21 +1,17 @@
-r"""Planners and searches compared on held-out specs: list, explore, replay, bound, live, table, picture, curves.
+"""Planners: compared on held-out specs, and small measurements of training; see docs/training.md.
 
-    python benchmarks/planners.py list --root KernelBench --json > runs/candidates.jsonl
-    python benchmarks/planners.py explore --listed runs/candidates.jsonl --out runs/heldout --lm RL=runs/rl
-    python benchmarks/planners.py replay --out runs/heldout --rows benchmarks/results/planners.jsonl \
-        --lm RL=runs/rl --method "imitation=lm:runs/imitation" --method "untrained LM=lm:runs/untrained"
-    python benchmarks/planners.py bound --out runs/heldout --rows benchmarks/results/planners.jsonl \
-        --bounds benchmarks/results/planners_bound.jsonl
-    python benchmarks/planners.py live --out runs/heldout --rows benchmarks/results/planners.jsonl \
-        --timed benchmarks/results/planners_live.jsonl
-    python benchmarks/planners.py table benchmarks/results/planners.jsonl
-    python benchmarks/planners.py picture benchmarks/results/planners.jsonl docs/planners.svg
-    python benchmarks/planners.py curves benchmarks/results/planner_runs.jsonl docs/learning.svg
+    python -m benchmarks.planner list --root KernelBench --json > runs/candidates.jsonl
+    python -m benchmarks.planner explore --listed runs/candidates.jsonl --out runs/heldout --lm RL=runs/rl
+    python -m benchmarks.planner replay --out runs/heldout --rows runs/planners.jsonl --lm RL=runs/rl
+    python -m benchmarks.planner bound --out runs/heldout --rows runs/planners.jsonl --bounds runs/bound.jsonl
+    python -m benchmarks.planner live --out runs/heldout --rows runs/planners.jsonl --timed runs/live.jsonl
+    python -m benchmarks.planner table runs/planners.jsonl --over RL
+    python -m benchmarks.planner picture runs/planners.jsonl docs/planners.svg
 
 `explore` and `live` want the GPU (without one, times are estimated, and every row says so); all else runs on a CPU.
-Every step goes on where it was interrupted, and `benchmarks/planner.sh` runs them all. The rule by which specs are held
-out is in `experiments.planners.heldout`. Lists and stores of KernelBench problems hold the problems' text and stay out
-of the repository; rows do not, nor exported trees that leave it out (`qimeng collect export --without-source`).
+Every step goes on where it was interrupted. The rule by which specs are held out is in `experiments.planners.heldout`.
+Lists and stores of KernelBench problems hold the problems' text and stay out of the repository; rows do not, nor
+exported trees that leave it out (`qimeng collect export --without-source`).
 """
 
 from __future__ import annotations
@@ -254,10 +250,45 @@ def curves(
     out: Path,
     run: Annotated[list[str], typer.Option(help="Only runs of these names.")] = [],  # noqa: B006
 ) -> None:
-    """The learning curves of the runs that `planner.sh train` reported (runs.jsonl)."""
+    """The learning curves of runs: a line of JSON each, `{"run": NAME, …}` with what is in the run's report.json."""
     from experiments.planners.training_picture import draw_training, read_runs
 
     draw_training(read_runs(runs), out, run)
+
+
+@app.command()
+def room(
+    file: Annotated[Path, typer.Argument(help="Trees that `qimeng collect export` wrote.")],
+    rows: Annotated[Path, typer.Option(help="File of rows.")],
+    planner: Annotated[str, typer.Option(help="lm, or lm:FOLDER.")] = "lm",
+    trees: Annotated[int, typer.Option(help="Only so many, drawn; 0 for all.")] = 0,
+    episodes: Annotated[int, typer.Option(help="Of chance and of the policy, on each tree.")] = 4,
+    reward: Annotated[list[str], typer.Option(help="Names of rewards; all by default.")] = [],  # noqa: B006
+) -> None:
+    """What stored trees have to teach: the returns of chance, of a planner, and of its first choices."""
+    from experiments.planners.room import room as run
+
+    run(file, rows, planner, trees, episodes, reward)
+
+
+@app.command()
+def scale(seeds: int = 1) -> None:
+    """What length normalisation and temperature do to learning, on a fake judge."""
+    from experiments.planners.scale import scale as run
+
+    run(seeds)
+
+
+@app.command()
+def ship(
+    folder: Annotated[Path, typer.Argument(help="What `qimeng train` wrote.")],
+    replays: Annotated[Path | None, typer.Option(help="Rows of replays on held-out trees.")] = None,
+    label: Annotated[str, typer.Option(help="The planner's method in them.")] = "RL",
+) -> None:
+    """Put a trained planner into the package as the one that comes with it."""
+    from experiments.planners.ship import ship as run
+
+    run(folder, replays, label)
 
 
 def _candidates(root: Path | None, only: int = 0):  # type: ignore[no-untyped-def]
@@ -304,4 +335,4 @@ if __name__ == "__main__":
     try:
         app()
     except QimengError as error:
-        raise SystemExit(f"planners: {error}") from None
+        raise SystemExit(f"planner: {error}") from None

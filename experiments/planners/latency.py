@@ -1,11 +1,4 @@
-"""How long a decision of the mini model takes: 64 actions, a state of 512 tokens, 2 CPU cores.
-
-Prints one line of JSON: parameters, megabytes of half-precision weights, tokens of the row, milliseconds of reading
-(text to ids), of scoring, and of the whole decision (medians of 20), the largest of the 20, and the CPU milliseconds of
-a decision on one core, which other programs on the machine hardly change.
-
-    python benchmarks/planner_latency.py
-"""
+"""How long a decision of the mini model takes: 64 actions, a state of 512 tokens, 2 CPU cores."""
 
 from __future__ import annotations
 
@@ -54,8 +47,13 @@ def timed(call: Callable[[], object], clock: Callable[[], float] = time.perf_cou
     return found[2:]
 
 
-def main() -> None:
-    """Make the model, find a state with enough actions, time it."""
+def latency() -> None:
+    """Make the model, find a state with enough actions, time it, and print one line of JSON.
+
+    It has the parameters, the megabytes of half-precision weights, the tokens of the row, the milliseconds of reading
+    (text to ids), of scoring and of the whole decision (medians of 20), the largest of the 20, and the CPU milliseconds
+    of a decision on one core, which other programs on the machine hardly change.
+    """
     torch.set_num_threads(THREADS)
     task = fake_task(capture(Chain, lambda: (torch.empty(2048, 256),)))
     tokenizer = train_tokenizer(corpus([task]))
@@ -98,5 +96,4 @@ def main() -> None:
     )
 
 
-if __name__ == "__main__":
-    main()
+__all__ = ["latency"]

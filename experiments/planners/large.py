@@ -1,8 +1,5 @@
 """A planner around a large language model: imitation, PPO and decisions of one with 1.5 billion parameters.
 
-    python benchmarks/planner_large.py benchmarks/results/h200_planner_large.json
-    python benchmarks/planner_large.py /tmp/toy.json --size toy --trees 2
-
 The model has the architecture of Qwen2.5-1.5B (its published configuration) with random weights, since none can be
 fetched on our machines, and a tokenizer trained here: it says how fast training runs and what memory it takes, nothing
 about how well such a model plans. It goes the way of any model of Hugging Face: a folder, read by `from_hub`, LoRA.
@@ -10,7 +7,6 @@ about how well such a model plans. It goes the way of any model of Hugging Face:
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -31,7 +27,7 @@ from qimeng.planner.lm.stored import Offer, stored_tasks
 from qimeng.planner.lm.training import Ppo, train
 from qimeng.planner.lm.weights import add_lora, from_hub
 
-TREES = Path(__file__).parent / "trees" / "h200.xz"
+TREES = Path(__file__).parents[2] / "benchmarks" / "trees" / "h200.xz"
 
 SIZES: dict[str, dict[str, Any]] = {
     "1.5B": {
@@ -66,33 +62,33 @@ def random_model(size: str, folder: Path, texts: list[str]) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="JSON file of the figures")
-    parser.add_argument("--size", choices=SIZES, default="1.5B")
-    parser.add_argument("--trees", type=int, default=8, help="of benchmarks/trees/h200.xz")
-    parser.add_argument("--pairs", type=int, default=96, help="choices imitated")
-    parser.add_argument("--steps", type=int, default=256, help="of PPO, a multiple of 128")
-    parser.add_argument("--rank", type=int, default=16)
-    args = parser.parse_args()
+def large(out: Path, size: str = "1.5B", trees: int = 8, choices: int = 96, steps: int = 256, rank: int = 16) -> None:
+    """Time all of it and write the figures.
 
+    Args:
+        out: JSON file of the figures.
+        size: one of `SIZES`.
+        trees: of benchmarks/trees/h200.xz.
+        choices: imitated.
+        steps: of PPO, a multiple of 128.
+        rank: of the adapter.
+    """
     on_gpu = torch.cuda.is_available()
     where = torch.device("cuda" if on_gpu else "cpu")
-    stored = list(stored_tasks([t for _, t in zip(range(args.trees), read_trees(TREES), strict=False)]))
-    pairs = list(imitation_pairs(stored, 2, 16))[: args.pairs]
+    stored = list(stored_tasks([t for _, t in zip(range(trees), read_trees(TREES), strict=False)]))
+    pairs = list(imitation_pairs(stored, 2, 16))[:choices]
     examples = [Example.of(seen, choice) for seen, choice in pairs]
     texts = [part for e in examples for part in (e.text.state, *e.text.actions)]
     with tempfile.TemporaryDirectory() as folder:
-        random_model(args.size, Path(folder), texts)
+        random_model(size, Path(folder), texts)
         model = from_hub(folder, dtype="bfloat16", length=1024)
     torch.manual_seed(0)
-    add_lora(model, args.rank, 2 * args.rank)
+    add_lora(model, rank, 2 * rank)
     model.scorer.to(where)
-    figures: dict[str, Any] = {"size": args.size, "environment": asdict(environment(target_device()))}
+    figures: dict[str, Any] = {"size": size, "environment": asdict(environment(target_device()))}
     sizes = [(p.numel(), p.requires_grad) for p in model.scorer.parameters()]
     figures |= {"parameters": sum(n for n, _ in sizes), "trained": sum(n for n, wanted in sizes if wanted)}
-    figures |= {"dtype": "bfloat16 weights, float32 adapter and value head", "rank": args.rank}
+    figures |= {"dtype": "bfloat16 weights, float32 adapter and value head", "rank": rank}
 
     def timed(name: str, count: int, work: Any) -> None:
         """Figures of `work`, which does `count` things, after it was done once before."""
@@ -115,11 +111,10 @@ def main() -> None:
     tasks, offer = [s.task for s in stored], Offer.of(stored)
     ppo = Ppo(steps=16, environments=4, rollout=4, batch=8, epochs=1, rate=1e-4)
     train(model, tasks, ppo, offer=offer)
-    longer = replace(ppo, steps=args.steps, rollout=32, epochs=2)
+    longer = replace(ppo, steps=steps, rollout=32, epochs=2)
     timed("PPO steps (8 rows a batch, 2 epochs)", longer.steps, lambda: train(model, tasks, longer, offer=offer))
-    args.out.write_text(json.dumps(figures, indent=1) + "\n")
+    out.write_text(json.dumps(figures, indent=1) + "\n")
     print(json.dumps(figures, indent=1))
 
 
-if __name__ == "__main__":
-    main()
+__all__ = ["SIZES", "large"]

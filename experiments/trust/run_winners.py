@@ -1,29 +1,28 @@
 """The winners of stored rows before the judge of today: is each still right, on every distribution, and as fast?
 
-    python benchmarks/recheck.py OUT.jsonl --root KERNELBENCH --rows results/a.jsonl,results/b.jsonl --jobs 2
-
 For after the judge has changed: programs are made again from their recipes, no coder is asked, and each is judged once.
-Goes on where it ended when it is started again with the same file; ends with 1 where a winner is refused.
+Goes on where it ended when it is started again with the same file.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from experiments.trust.journal import Journal, read_journal
 from qimeng.bench.environment import environment
 from qimeng.bench.gpus import gpu_places, visible_gpus
-from qimeng.bench.kernelbench import KernelBench
 from qimeng.bench.pool import Pool
 from qimeng.bench.row import Row, read_rows
 from qimeng.bench.suite import problems_of
+from qimeng.bench.suites import suite_named
 from qimeng.device import current_device, target_device
 from qimeng.envs.gpu import GpuEvaluator
+from qimeng.errors import QimengError
 from qimeng.graph.verify import capture_spec
 from qimeng.recipe import Recipe
 from qimeng.spec import DISTRIBUTIONS
@@ -32,10 +31,10 @@ WINNER_S = 120.0
 """Seconds that one may take."""
 
 
-def judge(root: str, task: tuple[str, Row]) -> dict[str, Any]:
+def judge(suite: str, task: tuple[str, Row]) -> dict[str, Any]:
     """What becomes of a row's winner: gate, failure, error, times; those that the row has beside them."""
     row = task[1]
-    (problem,) = problems_of(KernelBench(root), row.id)
+    (problem,) = problems_of(suite_named(suite), row.id)
     began = time.monotonic()
     spec = problem.spec(row.settings.dtype, row.settings.mode)
     graph = capture_spec(spec)
@@ -65,30 +64,33 @@ def winners(paths: Sequence[str]) -> list[tuple[str, Row]]:
     return [(f"{r.id} {r.settings.dtype} {r.settings.mode}", r) for r in rows]
 
 
-def main() -> None:
-    """Judge the winners that have no row yet."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", help="file of rows")
-    parser.add_argument("--root", required=True, help="a checkout of KernelBench")
-    parser.add_argument("--rows", required=True, help="files of rows, by commas")
-    parser.add_argument("--seconds", type=float, default=600.0, help="after which none is begun")
-    parser.add_argument("--jobs", type=int, default=1, help="processes on each GPU")
-    arguments = parser.parse_args()
+def recheck(out: Path, suite: str, rows: Sequence[str], seconds: float = 600.0, jobs: int = 1) -> bool:
+    """Judge the winners that have no row yet; whether all of them passed.
+
+    Args:
+        out: file of rows.
+        suite: where the problems come from, ``"kernelbench:FOLDER"``, say.
+        rows: files of rows whose winners are judged.
+        seconds: after which none is begun.
+        jobs: processes on each GPU.
+
+    Raises:
+        QimengError: there is no GPU.
+    """
     if current_device() is None:
-        raise SystemExit("there is no GPU: stored winners are judged where they can run")
-    journal = Journal(arguments.out, environment(target_device()), arguments.seconds)
-    pending = [(key, row) for key, row in winners(arguments.rows.split(",")) if not journal.has(key)]
+        raise QimengError("there is no GPU: stored winners are judged where they can run")
+    journal = Journal(out, environment(target_device()), seconds)
+    pending = [(key, row) for key, row in winners(rows) if not journal.has(key)]
     end = time.monotonic() + journal.seconds_left
-    with Pool(gpu_places(0, arguments.jobs, visible_gpus())) as pool:
-        for outcome in pool.run(pending, partial(judge, arguments.root), WINNER_S, start_before=end):
+    with Pool(gpu_places(0, jobs, visible_gpus())) as pool:
+        for outcome in pool.run(pending, partial(judge, suite), WINNER_S, start_before=end):
             told = outcome.result or {"gate": "", "failure": "run", "error": outcome.failure}
             journal.add(outcome.task[0], what="winner", **told)
             print(f"{outcome.task[0]}: {told['gate']} {told['failure'] or ''} {told['error'] or ''}"[:300], flush=True)
-    rows = read_journal(arguments.out)
-    wrong = [row["key"] for row in rows if row["gate"] != "passed"]
-    print(f"{len(rows)} winners judged, {len(wrong)} refused{': ' if wrong else ''}{', '.join(wrong)}")
-    raise SystemExit(1 if wrong else 0)
+    found = read_journal(out)
+    wrong = [row["key"] for row in found if row["gate"] != "passed"]
+    print(f"{len(found)} winners judged, {len(wrong)} refused{': ' if wrong else ''}{', '.join(wrong)}")
+    return not wrong
 
 
-if __name__ == "__main__":
-    main()
+__all__ = ["recheck", "winners"]

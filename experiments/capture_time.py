@@ -1,18 +1,16 @@
 """Seconds of a capture, and of one by torch.export's public decomposition, which gives the same graphs.
 
-    python benchmarks/capture_time.py OUT.jsonl --specs 100 [--root KernelBench]
-
-On a CPU; nothing is allocated and nothing verified. One row for drawn specs and each level of KernelBench.
+On a CPU; nothing is allocated and nothing verified.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 from qimeng.bench.environment import environment
 from qimeng.bench.kernelbench import load_levels
@@ -64,25 +62,25 @@ def row(name: str, specs: Iterable[KernelSpec]) -> dict[str, object]:
     return {"specs": name, "count": count, **mean, "different": different}
 
 
-def main() -> None:
-    """Measure and append the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", help="file of rows")
-    parser.add_argument("--specs", type=int, default=100, help="drawn specs")
-    parser.add_argument("--root", help="a local checkout of KernelBench")
-    arguments = parser.parse_args()
-    drawn = [d.spec for d in draw_many(77, arguments.specs)]
+def capture_time(out: Path, specs: int = 100, root: Path | None = None) -> None:
+    """Append a row for drawn specs, and one for each of KernelBench's levels 1 and 2.
+
+    Args:
+        out: file of rows.
+        specs: drawn specs.
+        root: a local checkout of KernelBench; without one, drawn specs only.
+    """
+    drawn = [d.spec for d in draw_many(77, specs)]
     parts: dict[str, list[KernelSpec]] = {"drawn": drawn}
-    for level in (1, 2) if arguments.root else ():
-        parts[f"kernelbench level {level}"] = [p.spec() for p in load_levels(arguments.root, str(level))]
+    for level in (1, 2) if root is not None else ():
+        parts[f"kernelbench level {level}"] = [p.spec() for p in load_levels(root or Path(), str(level))]
     timed(drawn[0])  # what is imported and made once
     with public():
         timed(drawn[0])
-    for name, specs in parts.items():
-        found = {**row(name, specs), "environment": asdict(environment(target_device()))}
-        append_line(arguments.out, json.dumps(found))
+    for name, some in parts.items():
+        found = {**row(name, some), "environment": asdict(environment(target_device()))}
+        append_line(out, json.dumps(found))
         print(found, flush=True)
 
 
-if __name__ == "__main__":
-    main()
+__all__ = ["capture_time"]
