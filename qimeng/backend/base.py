@@ -17,7 +17,7 @@ from qimeng.device import Device
 
 if TYPE_CHECKING:
     from qimeng.graph.opgraph import Meta
-    from qimeng.program.program import Implementation
+    from qimeng.program.implementation import Implementation
 
 
 @dataclass(frozen=True)

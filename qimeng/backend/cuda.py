@@ -16,7 +16,7 @@ from qimeng.backend.base import Backend, Capabilities
 from qimeng.backend.compiled import Compiled
 from qimeng.device import Device
 from qimeng.graph.opgraph import Meta
-from qimeng.program.program import Implementation
+from qimeng.program.implementation import Implementation
 
 _BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*\)")
 _GLOBAL = re.compile(r"__global__\b[^;{(]*?\b([A-Za-z_]\w*)\s*\(")

@@ -22,7 +22,7 @@ from qimeng.backend.facts import KernelFacts, Usage, dot_types, instructions_of,
 from qimeng.backend.load import implementation_source, load_kernels
 from qimeng.device import Device
 from qimeng.graph.opgraph import Meta
-from qimeng.program.program import Implementation
+from qimeng.program.implementation import Implementation
 
 _PLACE = re.compile(r"kernel\.cu\((\d+)\): (?:catastrophic )?error")
 _STATIC_LIMIT = re.compile(r"uses too much shared data")

@@ -21,7 +21,7 @@ from qimeng.errors import in_words
 from qimeng.graph.opgraph import Meta
 
 if TYPE_CHECKING:
-    from qimeng.program.program import Implementation
+    from qimeng.program.implementation import Implementation
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from qimeng.backend.registry import backend_named
-from qimeng.program.program import load_source
+from qimeng.program.load import load_source
 
 if TYPE_CHECKING:
-    from qimeng.program.program import Implementation
+    from qimeng.program.implementation import Implementation
 
 HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
 """What the text of a Triton kernel, and PyTorch's text of a region, finds above it."""

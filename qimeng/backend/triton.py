@@ -14,7 +14,7 @@ from qimeng.backend.compiled import Compiled
 from qimeng.backend.load import HEADER
 from qimeng.device import Device
 from qimeng.graph.opgraph import Meta
-from qimeng.program.program import Implementation
+from qimeng.program.implementation import Implementation
 
 _JIT = re.compile(r"@(?:triton\.)?jit\b.*\n(?:@.*\n)*def (\w+)")
 

@@ -21,7 +21,7 @@ from qimeng.backend.triton_cache import NO_LINK
 from qimeng.backend.triton_driver import NoDriver
 from qimeng.device import Device
 from qimeng.graph.opgraph import Meta
-from qimeng.program.program import Implementation
+from qimeng.program.implementation import Implementation
 
 
 def compile_here(
