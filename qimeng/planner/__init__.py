@@ -21,10 +21,10 @@ PLANNERS = {
     "random": "qimeng.planner.random:RandomPlanner",
     "sweep": "qimeng.planner.sweep:SweepPlanner",
 }
-"""Name to where the class is; each is made without arguments."""
+"""Name to the class's location. Each class is made without arguments."""
 
 PLANNER, SEARCH = "lm", "greedy"
-"""What `plan_and_code` and ``qimeng optimize`` go by unless told otherwise."""
+"""Defaults of `plan_and_code` and ``qimeng optimize``."""
 
 WITH_FOLDER = {"lm"}
 """Planners that may be named with a folder that holds their weights: ``"lm:runs/planner"``."""
@@ -37,7 +37,7 @@ SEARCHES = {
     "greedy": "qimeng.planner.greedy:GreedySearch",
     "mcts": "qimeng.planner.mcts:TreeSearch",
 }
-"""Name to where the class is; each is made with a planner, and with numbers by the names of its other parameters."""
+"""Name to the class's location. Each class is made with a planner; numbers may be given for its other parameters."""
 
 
 def make_planner(planner: str | Planner, seed: int = 0) -> Planner:
@@ -85,7 +85,7 @@ def make_search(search: str | Search, planner: str | Planner, seed: int = 0) -> 
 
 
 def draws(search: str, planner: str) -> bool:
-    """Whether a seed makes a difference to this search or this planner, given by name."""
+    """Whether a seed matters for this search or planner, given by name."""
     classes = (
         _class(SEARCHES, search.partition(":")[0], "search"),
         _class(PLANNERS, planner.partition(":")[0], "planner"),

@@ -1,4 +1,4 @@
-"""An evolutionary archive: islands of MAP-Elites cells, whose programs are changed by actions drawn from the prior.
+"""An evolutionary archive: islands of MAP-Elites cells. A mutation is an action drawn from the planner's prior.
 
 Deals in cells, elites and mutations. Knows nothing about how steps are carried out. After Kernel-Smith
 (https://arxiv.org/abs/2603.28342), which evolves whole programs by an LLM in an archive with islands; here a mutation
@@ -25,10 +25,10 @@ FREE = 4
 
 
 def cell_of(session: Session) -> Cell:
-    """What makes a program different from others, its speed apart.
+    """The cell of a program: features other than its speed.
 
-    Quarter of the time that generated kernels take (by the roofline bounds where it was not timed); number of regions
-    that do work, on a scale of powers of two; family of the operator that leads the slowest region.
+    Three features: the share of time in generated kernels, in quarters (from roofline bounds if it was not timed); the
+    number of working regions, by powers of two; the family of the slowest region's leading operator.
     """
     program, evaluation = session.state.program, session.state.evaluation
     times = region_times(program, evaluation, session.task.context.device)
@@ -43,7 +43,7 @@ def cell_of(session: Session) -> Cell:
 
 @dataclass
 class Island:
-    """Programs that evolve by themselves, the best of each cell.
+    """One population: the best program of each cell.
 
     Attributes:
         elites: cell to the branch that stands at its fastest program.
@@ -69,12 +69,11 @@ class Island:
 class ArchiveSearch(Search):
     """Follow the planner's own trajectory, then change elites by actions drawn from the planner's prior.
 
-    The islands take turns. On each turn an elite is drawn: the fastest with probability `greedy`, else any cell's;
-    where no elite has an action left, another program of the island. An action that was not tried on it is drawn from
-    the prior and carried out; where that is not judged (a change of the graph alone), another follows, up to `FREE`.
-    Every program on the way is offered to its cell (`cell_of`). The first island begins with the planner's own
-    trajectory, the others with the start program. After every `migrate` turns of an island its fastest program is
-    offered to the next.
+    The islands take turns. Each turn draws an elite: the fastest with probability `greedy`, else that of any cell. If
+    no elite has an untried action, another program of the island is used. An untried action is drawn from the prior and
+    run. If it is not judged, because it only changes the graph, more actions follow, up to `FREE`. Every program on the
+    way is offered to its cell (`cell_of`). The first island starts with the planner's own trajectory, the others with
+    the start program. After every `migrate` turns, an island offers its fastest program to the next.
 
     Args:
         planner: gives the prior of mutations.
@@ -149,7 +148,7 @@ class ArchiveSearch(Search):
 
 
 class _Untried:
-    """What may still be tried at each program, with its prior; shared by all islands, so that none repeats another."""
+    """Untried actions of each program with their prior. All islands share it, so none repeats another."""
 
     def __init__(self, planner: Planner):
         self.planner = planner
@@ -175,7 +174,7 @@ class _Untried:
 
 
 def _gain(branch: Session) -> float:
-    """Log-gain over the start program; of a program that was not timed, that of the best one on its way."""
+    """Log-gain over the start program. A program without a time counts with the best one on its path."""
     for state in reversed(branch.state.path()):
         found = gain(state.evaluation, branch.ledger.start)
         if found is not None:

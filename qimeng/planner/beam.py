@@ -13,11 +13,10 @@ from qimeng.planner.search import Search, own_trajectory, top_actions
 class BeamSearch(Search):
     """Follow the planner's own trajectory, then expand `width` trajectories from the start and keep the fastest.
 
-    Each is expanded by the planner's `branch` best actions; what was judged before costs no evaluation.
+    Each is expanded by the planner's `branch` best actions. A program that was judged before costs no evaluation.
 
-    A step may slow a program down before a later one pays (a lowering before its tuning), so a trajectory whose time
-    is not known, or which has only just been slowed, counts with the best time on its path: it stays while others are
-    not better, and its end is what the result is taken from.
+    A step may slow a program down before a later step pays off, such as a lowering before its tuning. So a trajectory
+    that was not timed, or was just slowed down, is ranked by the best time on its path.
 
     Args:
         planner: proposes actions.

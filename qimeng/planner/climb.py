@@ -1,4 +1,4 @@
-"""Hill climbing: greedy search that takes back a tuning step that made the program no faster.
+"""Hill climbing: greedy search that undoes a tuning step that did not make the program faster.
 
 Deals in one trajectory. Knows nothing about branches.
 """
@@ -11,10 +11,10 @@ from qimeng.planner.search import Search
 
 
 class HillClimb(Search):
-    """Observe, choose, step; a schedule that gains nothing is taken back: the next choice builds on the faster one.
+    """Observe, choose, step. A schedule without gain is undone, and the next choice builds on the faster one.
 
-    Only steps that replace the generated kernel of a region by another are taken back. A lowering or a fusion may slow
-    a program down before its tuning pays, so those stand, as in the greedy search.
+    Only steps that replace one generated kernel of a region by another are undone. A lowering or a fusion may slow a
+    program down before its tuning pays off, so those stay, as in the greedy search.
 
     Args:
         planner: chooses every step; it sees the steps taken back in its history.

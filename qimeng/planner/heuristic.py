@@ -17,7 +17,7 @@ NEAR_ROOFLINE = 0.98
 """A region whose least memory traffic, at the rates below, takes this share of its time is left alone."""
 
 FAR_FROM_ROOFLINE = 0.85
-"""Below this share a kernel is bound by something else than memory: by special functions, where it has any."""
+"""Below this share a kernel is not bound by memory, but for example by special functions."""
 
 READ_FRACTION, COPY_FRACTION = 0.94, 0.88
 """Share of the datasheet's bandwidth that reading reaches, and reading and writing (H200: 4.5 and 4.2 of 4.8 TB/s)."""
@@ -26,8 +26,8 @@ SMALL_SHARE = 0.04
 """Regions below this share of the program's time are not tuned."""
 
 HOPELESS, SLOWER = 1.5, 1.05
-"""A kernel that takes this many times what PyTorch took is not tuned but given up; one that is this much slower is
-given up once it is tuned."""
+"""A kernel slower than PyTorch by the first factor is given up without tuning. One slower by the second factor is given
+up after tuning."""
 
 TILE_ELEMENTS = 128 * 256
 """Elements of a usual output tile of a matrix product."""
@@ -65,10 +65,10 @@ POINTWISE_INTENTS = (("vectorization", "fewer"), ("tiling", "smaller"), ("tiling
 
 
 class HeuristicPlanner(Planner):
-    """Fuses what may be fused, lowers every region, then tunes the slowest ones; stateless between calls.
+    """Fuses all it can, lowers every region, then tunes the slowest ones. It keeps no state between calls.
 
     Args:
-        patience: give up on a region after so many attempts in a row without gain.
+        patience: give up on a region after this many attempts in a row without gain.
     """
 
     def __init__(self, patience: int = 4):

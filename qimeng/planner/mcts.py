@@ -1,8 +1,8 @@
 """Monte Carlo tree search with the planner's policy as prior (PUCT).
 
 Deals in visits and values of a tree whose nodes are programs. Knows nothing about how steps are carried out. The rule
-is AlphaZero's (Silver et al., "Mastering the game of Go without human knowledge", Nature 550, 2017); what is different
-here is said at `TreeSearch`.
+is AlphaZero's (Silver et al., "Mastering the game of Go without human knowledge", Nature 550, 2017); `TreeSearch`
+describes the differences.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ class Node:
 
 
 class TreeSearch(Search):
-    """Follow the planner's own trajectory, then grow the tree where value and prior promise most.
+    """Follow the planner's own trajectory, then expand the tree where value and prior are highest.
 
     From the start program down, the action with the greatest ``Q + c P sqrt(N) / (1 + n)`` is taken until one was not
-    tried yet: P is its prior, n its visits, N those of the program. One step is carried out there, and what came of it
-    is told to all programs above. Steps are deterministic and only the best program counts, so, unlike in a game:
+    tried yet: P is its prior, n its visits, N those of the program. One step is run there, and its result updates all
+    programs above. Steps are deterministic and only the best program counts. So, unlike in a game:
 
-    - Q is the greatest worth in the subtree, over the most log-gain found so far; of an action not tried, the worth of
-      the program it would change. What a program is worth counts half by its own log-gain and half by the most on the
-      way: a step may cost time before a later one pays.
+    - Q is the greatest worth in the subtree, divided by the largest log-gain found so far. An untried action has the
+      worth of the program it would change. The worth of a program is the mean of its own log-gain and the largest
+      log-gain on its path, since a step may cost time before a later one pays off.
     - Where the planner gives values, `value` of Q is the mean of them over the subtree, scaled to 0 … 1 over all
       programs seen.
-    - `noise` of every program's prior is drawn, from a Dirichlet distribution that is large for few actions: where the
-      prior says little, one branch is followed rather than each tried once (in AlphaZero at the root alone).
+    - A share `noise` of every program's prior is drawn from a Dirichlet distribution that favours few actions. So with
+      a flat prior the search follows one branch instead of trying each once. (AlphaZero does this at the root only.)
     - A program has one node, where it was first reached; actions that lead to a known program, and refused ones, are
       closed. No rollouts: a program's time is measured, not guessed.
 
     Args:
         planner: gives the prior, and values where it is a `ValuingPlanner`.
-        c: how much the prior counts against what was found.
+        c: weight of the prior against the values found.
         value: share of the planner's value in Q, 0 to 1.
         noise: share of the prior that is drawn, 0 to 1.
         seed: of what is drawn.
@@ -126,7 +126,7 @@ class _Tree:
         self.low, self.high = math.inf, -math.inf
 
     def add(self, branch: Session) -> None:
-        """Take in where `branch` stands after its last step: a new program, or one that closes an action."""
+        """Record the program that `branch` reached: a new node, or a known program, which closes the action."""
         state = branch.state
         if self.root is None:
             self.root = self.nodes[state.program.digest] = Node(branch, None)

@@ -1,4 +1,4 @@
-"""A planner that now and then does something else: the ε-greedy mixture of any planner and chance.
+"""The ε-greedy mixture of any planner with random actions.
 
 Deals in coin flips from a seed. Knows nothing about programs.
 """
@@ -14,8 +14,7 @@ from qimeng.planner.random import RandomPlanner
 class MixturePlanner(Planner):
     """Chooses uniformly among the legal actions with probability `epsilon`, else as `planner` does.
 
-    It is how trees are explored around the trajectories of a good planner, so that training sees what its mistakes
-    cost.
+    It explores trees around the trajectories of a good planner, so that training sees the cost of mistakes.
 
     Args:
         planner: what is mixed with chance.
@@ -30,6 +29,6 @@ class MixturePlanner(Planner):
         self._random, self._other = random.Random(f"mixture {seed}"), RandomPlanner(seed)
 
     def choose(self, observation: Observation) -> Action:
-        """A random action or the planner's; chance never stops where anything else is legal."""
+        """A random action or the planner's. The random action is never `stop` if anything else is legal."""
         chance = self._random.random() < self.epsilon
         return (self._other if chance else self.planner).choose(observation)

@@ -22,10 +22,9 @@ class BestOfN(Search):
     """Take the planner's choices once, then draw `n` - 1 more trajectories from its policy; the best program counts.
 
     Each begins at the start program and ends where `stop` is drawn or nothing better was found for a while. They are
-    drawn without replacement: what was drawn before is left out, so that a planner that is sure of itself does not say
-    the same again and again (Shi, Bieber and Singh, "Incremental sampling without replacement for sequence models",
-    ICML 2020; here for programs, which several orders of steps lead to). What was judged before is not judged again,
-    so it costs no evaluation.
+    drawn without replacement, so that a confident planner does not repeat the same trajectory (Shi, Bieber and Singh,
+    "Incremental sampling without replacement for sequence models", ICML 2020; here for programs, which several orders
+    of steps lead to). What was judged before is not judged again, so it costs no evaluation.
 
     Args:
         planner: gives the policy (`qimeng.planner.search.policy`).
@@ -74,7 +73,7 @@ class BestOfN(Search):
 
 
 class _Left:
-    """Which trajectories were not drawn yet: a share of those from each program on, 1 where none was.
+    """Trajectories that were not drawn yet: for each program the remaining share of those that start there.
 
     A program's share is that of its next programs, weighed by the chances of the actions that lead there.
     """
@@ -90,7 +89,7 @@ class _Left:
         return self._share.get(session.state.program.digest, 1.0) > 1e-9
 
     def draw(self, observation: Observation) -> Action:
-        """An action, with the probability that is left for it; `stop` where nothing is."""
+        """An action by its remaining probability; `stop` if nothing remains."""
         digest = observation.program.digest
         if digest not in self._chances:
             self._chances[digest] = self.search.chances(observation)
@@ -98,7 +97,7 @@ class _Left:
         return self.search.pick(observation.actions, weights) if sum(weights) > 0 else STOP
 
     def take_out(self, steps: Iterator[Session]) -> None:
-        """Follow a trajectory and leave it out from now on, with what would go on where it ends, by this way there."""
+        """Exclude a trajectory, and every continuation of it, from later draws."""
         passed: list[str] = []
         last: tuple[str, Action] | None = None
         for branch in steps:

@@ -17,7 +17,7 @@ CHOICE = 0.5
 """Share of the prior that goes to the choice of a planner without scores; the rest is uniform."""
 
 FLOOR = 0.1
-"""Share of a search's prior that is uniform, so that no action is ruled out by a planner that is sure of itself."""
+"""Uniform share of a search's prior, so that a confident planner rules out no action."""
 
 PATIENCE = 10
 """Evaluations in a row without a better program after which a trajectory is left."""
@@ -67,7 +67,7 @@ class ValuingPlanner(ScoringPlanner):
 def top_actions(planner: Planner, observation: Observation, count: int) -> tuple[Action, ...]:
     """The `count` actions that `planner` likes best, best first.
 
-    A planner without scores is asked again with its choices so far left out; its `stop` ends the list.
+    A planner without scores is asked repeatedly, without its earlier choices. Its `stop` ends the list.
     """
     if isinstance(planner, ScoringPlanner):
         ranked = sorted(zip(planner.scores(observation), observation.actions, strict=True), key=lambda pair: -pair[0])
@@ -100,7 +100,7 @@ def policy(planner: Planner, observation: Observation) -> tuple[float, ...]:
 
 
 def prior(planner: Planner, observation: Observation) -> tuple[dict[Action, float], float]:
-    """What a search is guided by: a probability for each action but `stop`, and the value of the state.
+    """The guide of a search: a probability for each action except `stop`, and the value of the state.
 
     The planner's `policy` without `stop` (a search ends with its budget), of which `FLOOR` is made uniform. The value
     is 0 for a planner that gives none.
@@ -152,7 +152,7 @@ def trajectory(
 def own_trajectory(planner: Planner, session: Session, patience: int = PATIENCE) -> Iterator[Session]:
     """What `planner` does by itself (`trajectory`).
 
-    Searches take it first, so that they are not behind their own planner until it stops or finds no more.
+    Searches run it first, so that they are never worse than their own planner.
     """
     return trajectory(session, planner.choose, patience)
 

@@ -1,6 +1,6 @@
-"""Planners that decide nothing: what the coder's default kernels, and its sweeps, earn by themselves.
+"""Baseline planners without decisions: they show what the coder's default kernels and its sweeps gain alone.
 
-Deals in fixed orders. Knows nothing about times. They are what the planners that do decide are compared with.
+Deals in fixed orders. Knows nothing about times. Other planners are compared with these.
 """
 
 from __future__ import annotations

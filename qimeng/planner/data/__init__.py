@@ -1,1 +1,1 @@
-"""What planners train on: specs drawn from a seed, and the trees that were explored on them."""
+"""Training data for planners: generated specs, and the trees explored on them."""

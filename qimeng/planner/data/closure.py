@@ -1,9 +1,9 @@
-"""Orders of fusions that nobody tried, which a tree has an answer for all the same.
+"""Adds untried orders of fusions to a stored tree, if the tree already knows their result.
 
-Deals in programs and steps of the graph alone. A fusion of regions on PyTorch writes no kernel and is not judged, so
-that what it leads to is known without having been tried; and several orders of the same fusions lead to one program, of
-which exploring takes one or two. Without the others a stored tree says that an order is right and another one wrong,
-where there is nothing to tell them apart. Knows nothing about evaluations: none is added.
+Deals in programs and graph-only steps. A fusion of regions on PyTorch writes no kernel and is not judged, so its result
+is known without a trial. Several orders of the same fusions lead to one program, and exploration takes one or two of
+them. Without the others, a stored tree would prefer one order although all are equal. Knows nothing about evaluations:
+none is added.
 """
 
 from __future__ import annotations

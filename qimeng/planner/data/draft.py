@@ -1,4 +1,4 @@
-"""A computation while it is being drawn up: sizes by name, tensors, the lines of a module; and its text in the end.
+"""A generated computation under construction: named sizes, tensors, the lines of a module, and finally its text.
 
 Deals in names and lines of Python. Knows nothing about which operators make sense together, or how large anything is.
 """

@@ -1,7 +1,7 @@
-"""Specs that nobody wrote: drawn from a seed, as many as are wanted, each a readable PyTorch file.
+"""Generates any number of specs from a seed. Each is a readable PyTorch file.
 
-Deals in families, sizes and dtypes. Knows nothing about any benchmark; whether one of its problems was drawn is for
-`qimeng.planner.data.overlap` to say.
+Deals in families, sizes and dtypes. Knows nothing about any benchmark; `qimeng.planner.data.overlap` finds generated
+specs that equal a benchmark's problem.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which drawn specs compute what a problem of some benchmark computes.
+"""Finds generated specs that compute the same as a benchmark's problem.
 
-Deals in signatures of specs and of a folder's problem files. The structures of the benchmarks that planners are judged
-on stand in `reserved.json`, so that a drawn spec can be left out where those benchmarks are not at hand; a test holds
-the file against them where they are. Knows nothing about how specs are drawn.
+Deals in signatures of specs and of a folder's problem files. `reserved.json` holds the structures of the benchmarks
+that planners are judged on. So such specs are left out even without the benchmarks at hand. Where they are at hand, a
+test compares the file with them. Knows nothing about how specs are drawn.
 """
 
 from __future__ import annotations

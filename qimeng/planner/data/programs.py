@@ -1,6 +1,6 @@
-"""The programs of a stored tree, made again from its patches.
+"""Rebuilds the programs of a stored tree from its patches.
 
-Deals in digests and patches. A tree holds what was done to the start program, not what came of it.
+Deals in digests and patches. A tree stores the steps from the start program, not the resulting programs.
 """
 
 from __future__ import annotations

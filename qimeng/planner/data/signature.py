@@ -1,7 +1,7 @@
 """Whether two captured graphs are the same computation: with their shapes, or as operators and wiring alone.
 
-Deals in graphs. Names, views, casts, numbers and the order of the operands of a sum do not enter the structure; what is
-read twice is told from what is read once. Knows nothing about where a graph comes from.
+Deals in graphs. The structure ignores names, views, casts, numbers and the order of a sum's operands. A value that is
+read twice differs from two values. Knows nothing about where a graph comes from.
 """
 
 from __future__ import annotations

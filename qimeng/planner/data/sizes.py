@@ -1,4 +1,4 @@
-"""How large a drawn-up computation is made: its inputs get the bytes asked for, its products a bounded work.
+"""Chooses the sizes of a generated computation: inputs of the requested bytes, products of bounded work.
 
 Deals in numbers for names. Knows nothing about operators.
 """

@@ -109,7 +109,7 @@ class Tree:
 
     @property
     def digest(self) -> str:
-        """Names what the tree holds."""
+        """Hash of the tree's content."""
         return content_hash(_json(_to_data(self)))
 
     @property
@@ -129,8 +129,8 @@ class Tree:
     def answered(self) -> Mapping[str, tuple[Action, ...]]:
         """The same, without steps of the graph alone after which nothing was tried: those say nothing.
 
-        Exploring leaves many of them, wherever a search dropped a branch. A planner that is led there and finds nothing
-        to choose would learn that a good fusion is a dead end.
+        Exploration leaves many of them where a search dropped a branch. A planner that finds nothing to choose there
+        would learn that a good fusion is a dead end.
         """
         leading: dict[str, list[str]] = {}
         for edge in self.edges:
@@ -190,7 +190,7 @@ class Tree:
         return {parent: tuple(edges) for parent, edges in found.items()}
 
     def store(self) -> Store:
-        """The tree as a store in memory: what reads stores reads this one, with the times rounded."""
+        """The tree as a store in memory, with rounded times."""
         store = Store()
         for purpose, subject, evaluation in self.evaluations:
             store.put_evaluation(self.conditions, subject, evaluation, purpose)
@@ -252,7 +252,7 @@ class Tree:
         return found
 
     def task(self, coder: str | Coder = "template", start: Program | None = None, current: bool = False) -> Task:
-        """What was explored, to be explored again without a GPU: every answer comes from the tree.
+        """A task that replays the tree without a GPU: every answer comes from the tree.
 
         Its programs have the names of `today`.
 
@@ -371,7 +371,7 @@ def put_drawn(store: Store, drawn: Drawn) -> None:
 
 
 def put_tree(store: Store, tree: Tree) -> None:
-    """Keep a tree in the store: what reads stores goes on with it, and what it judged is not judged again.
+    """Add a tree to the store. Its evaluations are then known and not repeated.
 
     Raises:
         TreeError: it has programs under old names, and nothing of it can be applied any more (`Tree.today`).

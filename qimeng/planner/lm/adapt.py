@@ -1,6 +1,6 @@
-"""A planner learns about a device that it was not trained for: an adapter and the value head, on a budget.
+"""Adapts a planner to a new device: trains an adapter and the value head on a budget of evaluations.
 
-Deals in what is trained, with how many evaluations, and in what it gained. How it is trained is for `run`.
+Deals in what is trained, the number of evaluations, and the gain. `run` does the training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ DEFAULTS = (
     "validate_every=4",
     "held_out=0.3",
 )
-"""What differs from training from nothing (a budget is spent before a long rollout is); settings that are given win."""
+"""Defaults that differ from training from scratch, since the budget is smaller than a long rollout. Given settings
+override them."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,7 @@ def run_adaptation(
 ) -> Adaptation:
     """Adapt the planner that `config.start` names, into `out`.
 
-    With stored trees the budget pays for whole trees, which are imitated and trained on; live, training ends when the
-    judge was asked so often.
+    With stored trees, the budget pays for whole trees. With a live judge, training ends after that many evaluations.
 
     Raises:
         TrainingError: the start is no planner's folder, or the settings do not fit.

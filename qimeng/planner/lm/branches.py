@@ -1,9 +1,9 @@
-"""What to imitate: the best choices along the best branches of stored trees, and off them.
+"""What to imitate: the best choices on and beside the best branches of stored trees.
 
-A tree knows little about most of its states: of the actions that it has an answer for, most lead to the same gain, and
-of all others nothing is known. There a planner by rule, the guide, says what to choose among all that is legal; where
-the tree knows better, the tree does. Deals in pairs of what is seen and how likely each action is to be chosen. Knows
-nothing about models, nor about how the worth of an action is found (`qimeng.planner.lm.outlook`).
+A tree knows little about most of its states. Most of the tried actions lead to the same gain, and nothing is known
+about the others. There a rule-based planner, the guide, chooses among all legal actions. Where the tree knows better,
+it decides. Deals in pairs of an observation and the probability of each action. Knows nothing about models, nor about
+how the worth of an action is found (`qimeng.planner.lm.outlook`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WALK = 16
 """Longest random walk that is imitated."""
 
 ASTRAY = 0.5
-"""How likely a step of a walk is any, and not one of the best: a policy strays now and then, not all the time."""
+"""Probability that a step of a walk is random instead of one of the best."""
 
 LEAST = 0.01
 """Actions less likely than this share of the likeliest are not imitated."""
@@ -32,7 +32,7 @@ Choice = Mapping[Action, float]
 """How likely each action is to be chosen; the sum is 1."""
 
 Pair = tuple[Observation, Choice]
-"""Without a guide, the observation offers what the tree has an answer for alone: of all else nothing is known."""
+"""An observation and a choice. Without a guide, the observation offers only actions that the tree has an answer for."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Teacher:
         discount: of a gain, for each evaluation before it; between 0, for what is gained at once, and 1, for the best
             program in the end, however late, both excluded.
         tolerance: an action that is worth less than the best one, by this share of it, is chosen 1/e times as often:
-            several orders of the same steps are equally good, and times have noise. 0 for the best alone.
-        guide: who says what to choose where the tree does not: the name of a planner (`make_planner`), empty for none.
-        trust: how many times as likely as the tree alone makes it what the guide chooses is; what the tree has no
-            answer for is as likely as all that it knows to be good.
+            several orders of the same steps are equally good, and times are noisy. 0 for the best only.
+        guide: name of the planner (`make_planner`) that chooses where the tree does not; empty for none.
+        trust: factor on the tree's probability for the guide's choice. A choice that the tree has no answer for is as
+            likely as all that the tree finds good.
     """
 
     discount: float = 0.9
@@ -80,9 +80,9 @@ class Teacher:
     def advice(self, outlook: Outlook, seen: Observation, choice: Choice) -> Choice:
         """`choice` of what the tree knows about, and the guide's of all that `seen` offers, as one.
 
-        The guide's is `trust` times as likely as the tree makes it, or as likely as all of `choice` where the tree has
-        no answer for it. Where the tree knows nothing better than the best so far it is the guide's alone, but `stop`
-        where the tree knows that it leads nowhere.
+        The guide's choice is `trust` times as likely as in the tree, or as likely as all of `choice` if the tree has no
+        answer for it. If the tree knows nothing better than the best so far, only the guide's choice counts; but `stop`
+        if the tree knows that it leads nowhere.
         """
         if not self.guide:
             return choice
@@ -114,10 +114,10 @@ def best_branch_pairs(stored: StoredTask, steps: int, teacher: Teacher | None = 
 
 
 def walk_pairs(stored: StoredTask, steps: int, seed: int, teacher: Teacher | None = None) -> Iterator[Pair]:
-    """Along a walk through the tree that goes astray, the best choice in each state; at most `steps` pairs.
+    """The best choice in each state of a walk with random detours; at most `steps` pairs.
 
-    States from which the tree knows nothing better, nor a guide, are passed over: more was never tried there, which is
-    no reason to stop, and a policy that imitates it stops too soon.
+    States are skipped if neither the tree nor a guide knows anything better. Nothing more was tried there, but that is
+    no reason to stop, and a policy that imitates it would stop too soon.
     """
     draw, session = random.Random(f"{seed} {stored.tree.conditions.spec}"), stored.begin(steps)
     outlook, teacher = Outlook(stored.tree), teacher or Teacher()

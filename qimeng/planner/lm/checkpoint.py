@@ -1,8 +1,8 @@
-"""Training that goes on where it ended: everything that decides the next rollout, in one file.
+"""Checkpoints of training: everything that decides the next rollout, in one file.
 
-Deals in states of learners. stable-baselines3 keeps neither the states of random generators nor episodes under way;
-here both are kept. Episodes are brought back by taking their steps again: exact where evaluations are replayed. Weights
-that are not trained are not kept.
+Deals in states of learners. stable-baselines3 saves neither random states nor unfinished episodes; this module saves
+both. Episodes are restored by repeating their steps, which is exact if evaluations are replayed. Frozen weights are not
+saved.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def save_checkpoint(
     Args:
         learner: what is kept.
         folder: made where it does not exist.
-        notes: what else is to be known on return, as JSON.
-        best: weights that are to be known on return (`trained_weights`).
+        notes: other data to restore, as JSON.
+        best: other weights to restore (`trained_weights`).
     """
     path = Path(folder) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,9 +108,9 @@ def read_state(path: Path) -> dict[str, Any]:
 def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> tuple[Any, dict[str, torch.Tensor] | None]:
     """Put a learner that was made with the same model, tasks and settings where the saved one was.
 
-    `learner.learn(steps, reset_num_timesteps=False)` then goes on. An episode under way that chose an action which is
-    no longer the one of that number (a kind of action was added or removed, or the tree is another) is begun anew, with
-    a warning: the run goes on, but no longer exactly.
+    `learner.learn(steps, reset_num_timesteps=False)` then goes on. An unfinished episode restarts, with a warning, if
+    one of its actions now has another number (a kind of action was added or removed, or the tree differs). The run then
+    continues, but not exactly.
 
     Returns:
         The notes and the best weights that were saved with it.

@@ -1,8 +1,8 @@
-"""Episodes of choices alone: where one action is offered, it is taken without asking.
+"""Episodes without forced moves: if only one action is offered, it is taken without asking.
 
-Deals in steps and rewards. Knows nothing about what is offered, or why. A stored tree often has an answer for a single
-action (in more than half of the states of walks over the measured trees): a policy learns nothing there that costs as
-much to compute as anything else.
+Deals in steps and rewards. Knows nothing about what is offered, or why. A stored tree often has an answer for only one
+action (in more than half of the states on walks through the measured trees). A policy learns nothing there, at the full
+cost of computing it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import gymnasium
 import numpy as np
 
 EPISODES = 64
-"""Episodes in a row without a choice after which one is shown all the same."""
+"""After this many episodes in a row without a choice, one is shown anyway."""
 
 
 class ChoicesAlone(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any]):
-    """The environment at those states where there is something to choose.
+    """The environment, reduced to states with at least two actions.
 
-    What is taken without asking is paid with the choice before it, undiscounted; before the first choice of an episode
-    it is not paid. An episode without any choice is passed over.
+    The reward of a forced move is added to the choice before it, undiscounted. Rewards before the first choice are
+    dropped. An episode without any choice is skipped.
 
     Args:
         env: has `action_masks`.

@@ -1,6 +1,6 @@
-"""Warm start of the policy: it imitates given choices.
+"""Warm start of the policy by imitation of given choices.
 
-Deals in batches of examples. Knows nothing about PPO, or about where the choices come from.
+Deals in batches of examples. Knows nothing about PPO or the source of the choices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RISE = 0.05
 """Share of the steps over which the learning rate rises."""
 
 TOLD_S = 30.0
-"""Seconds between two words on an epoch that goes on: on a CPU it may take most of an hour."""
+"""Seconds between two progress reports in an epoch, which may take most of an hour on a CPU."""
 
 ALIKE = 8
 """Batches that are drawn together, their examples sorted by length and dealt out."""

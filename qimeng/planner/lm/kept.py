@@ -1,8 +1,8 @@
-"""Trees as they are walked, kept on disk: to capture a spec and close its tree takes a second, to read both far less.
+"""A disk cache for prepared trees: capturing a spec and closing its tree takes a second, reading both far less.
 
-Deals in files, by what they were made from and by what. Nothing depends on them: what is not there, or cannot be read,
-is made anew, and where nothing can be written, nothing is. They lie in ``$QIMENG_CACHE``, by default
-``~/.cache/qimeng``, and hold pickled objects: a folder that others may write to is no place for them.
+Deals in files, keyed by their input and the version that made them. A missing or unreadable file is made again, and a
+read-only folder is ignored. The files are in ``$QIMENG_CACHE``, by default ``~/.cache/qimeng``. They hold pickled
+objects, so do not use a folder that others can write to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def cache_folder() -> Path:
 
 
 def kept(name: str, make: Callable[[], T]) -> T:
-    """What `make` returns, from the last time that this version of qimeng made it, if it did.
+    """The result of `make`, from the cache if this version of qimeng stored it there.
 
     Args:
         name: of what it is made from: the same name, the same result.

@@ -1,4 +1,4 @@
-"""Live judges for training: started when first asked, a few open at a time, and counted against a budget.
+"""Live judges for training: started on first use, a few open at a time, counted against a budget.
 
 Deals in evaluators around evaluators. Knows nothing about how a program is judged.
 """
@@ -73,7 +73,7 @@ class LateJudge(Evaluator):
 
 @dataclass
 class Meter:
-    """A budget of evaluations: a program counts when it is first asked about, from wherever the answer comes.
+    """A budget of evaluations. A program counts once, at its first request, whatever the source of the answer.
 
     Attributes:
         limit: how many; 0 for no limit.
@@ -165,7 +165,7 @@ def live_tasks(
 def mixed_task(
     stored: StoredTask, device: Device, store: Store, meter: Meter, judges: OpenJudges, coder: str | Coder = "template"
 ) -> Task:
-    """The task of a tree, whose gaps the judge of this machine fills; what it says goes to `store`, not to the tree.
+    """The task of a tree; this machine's judge answers what the tree lacks, and the answers go to `store`.
 
     Today's coder writes the patches: one that differs from the tree's is judged like any other new one.
 

@@ -1,4 +1,4 @@
-"""What each action leads to, by a stored tree: what is gained from there on, and after how many evaluations.
+"""The value of each action in a stored tree: the later gain, and the number of evaluations until it.
 
 Deals in times, evaluations and steps. Knows nothing about what is made of the worth of an action.
 """
@@ -14,10 +14,10 @@ from qimeng.planner.data.tree import Tree
 from qimeng.store import StoredStep
 
 STEPS = 16
-"""So many steps count as much as an evaluation: of two ways with as many evaluations the shorter one is better."""
+"""This many steps count as one evaluation, so the shorter of two ways with equal evaluations is better."""
 
 WORTH = 0.99
-"""What takes this share of the best time so far, or more, gains nothing: that much is noise."""
+"""A program gains nothing if it takes this share of the best time so far, or more: the difference is noise."""
 
 EPSILON = 1e-9
 
@@ -31,8 +31,8 @@ class Outlook:
         worth(p, b, a) = discount^cost(a) (gain(b, p') + value(p', min(b, time of p')))
         value(p, b)    = the largest worth, 0 where nothing is gained any more
 
-    so that what is gained soon counts more than what is gained late, large gains come before small ones, and to fuse
-    first and measure once is worth more than to measure in between.
+    So early gains count more than late ones, large gains come first, and fusing first and measuring once is worth more
+    than measuring in between.
 
     Args:
         tree: what was explored, with the names of today's programs (`Tree.today`).

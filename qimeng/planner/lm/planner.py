@@ -1,7 +1,7 @@
 """The planner that scores actions with a trained language model.
 
-Deals in observations and scores. Knows nothing about training. It runs on the CPU unless told otherwise, so that it
-does not disturb what is timed on the GPU.
+Deals in observations and scores. Knows nothing about training. By default it runs on the CPU, so that it does not
+disturb measurements on the GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from qimeng.planner.lm.weights import PlannerModel
 
 TOGETHER = 16
-"""Observations that a GPU scores in one pass; a CPU takes them one by one, since what is padded costs it as well."""
+"""Observations that a GPU scores in one pass. A CPU scores them one by one, because padding costs time there."""
 
 REMEMBERED = 4096
 """Answers that are remembered, the oldest forgotten first."""
@@ -40,9 +40,9 @@ SHIPPED = Path(__file__).parent / "shipped"
 class LanguageModelPlanner(ValuingPlanner):
     """Scores each legal action by the log-probability that a language model's policy gives it.
 
-    To stop is no choice where there is another (its score is minus infinity): the best program so far is kept, so that
-    nothing is lost by going on, and what a policy learns about stopping is when its stored tree ended, not that there
-    is no more to gain. By itself it stops once `PATIENCE` judged steps in a row found nothing better.
+    `stop` has a score of minus infinity while another action is legal. The best program is kept anyway, so going on
+    loses nothing. A policy only learns where its stored trees ended, not that nothing more can be gained. The planner
+    stops once `PATIENCE` judged steps in a row found nothing better.
 
     Args:
         weights: a folder that `qimeng.planner.lm.weights.save` wrote, or a model; by default the weights that come
@@ -95,7 +95,7 @@ class LanguageModelPlanner(ValuingPlanner):
         """Log-probability of each of `observation.actions` if it goes on, and the value of the state.
 
         The value is the reward still to come.
-        What a planner with weights of its own was asked before, it knows: searches come to the same state again.
+        Answers are cached, since searches return to the same state.
         """
         row = self._read(observation)
         if not self._own:

@@ -1,7 +1,7 @@
-"""How good a planner is on stored trees: what share of the best-known gain it reaches with how many evaluations.
+"""Measures a planner on stored trees: the share of the best-known gain after a number of evaluations.
 
-Deals in scores over explored actions. Knows nothing about where the scores come from, so that a trained planner, its
-untrained twin and chance compare.
+Deals in scores over explored actions. Knows nothing about the source of the scores, so trained, untrained and random
+planners can be compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IDLE = 8
 """Trajectories in a row that judge nothing new, after which no more are begun."""
 
 GAIN = 1.1
-"""Trees whose best-known gain is below it say nothing about planners."""
+"""Trees with a smaller best-known gain cannot tell planners apart."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def replay(
 
     The first trajectory takes the best-scored action of each state; then others begin at the start, with actions drawn
     from the softmax of the scores, until the evaluations are used up or nothing is new. After n trajectories in a row
-    without anything new, scores are divided by 1 + n, so that a planner that is sure of itself looks elsewhere as well.
-    What the tree has no answer for is not offered.
+    without anything new, scores are divided by 1 + n, so that a confident planner explores too. Actions without an
+    answer in the tree are not offered.
     """
     return _side_by_side(planner, [_follow(stored, evaluations, steps, seed)])[0]
 

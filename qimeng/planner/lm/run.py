@@ -1,7 +1,7 @@
-"""A training run in a folder: warm start, PPO, what came of it.
+"""A training run in a folder: warm start, PPO, report.
 
-Deals in the order of things and in files. What is trained on is for `qimeng.planner.lm.sources`, how, for `imitation`
-and `training`.
+Deals in the order of the phases and in files. `qimeng.planner.lm.sources` provides the data; `imitation` and `training`
+train.
 
 | file | holds |
 |---|---|
@@ -44,7 +44,7 @@ FINAL_SEEDS = (0, 1, 2)
 FINAL_EVALUATIONS = 20
 
 READ = 1500
-"""States, with their actions, that a tokenizer is learnt from: more take minutes and hold no new words."""
+"""Maximum number of states, with their actions, to train a tokenizer on. More take minutes and add no new words."""
 
 PASSES = "imitation.pt"
 """File of a run's folder that says where imitation stands."""

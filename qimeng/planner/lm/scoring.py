@@ -19,8 +19,8 @@ from torch import nn
 NORMALIZATIONS = ("none", "tokens")
 
 TOGETHER = 4
-"""Rows that a CPU computes at once, those about as long as each other: it pays for what is padded. (Of 64 rows of a
-random walk over the measured trees, padded to the longest, 45 % are tokens; by hand.) A GPU takes all."""
+"""Rows of similar length that a CPU computes at once, because padding costs time there. (Of 64 rows of a random walk
+over the measured trees, padded to the longest, 45 % are tokens; by hand.) A GPU takes all."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Scale:
             likely for being long.
         temperature: below 1 the policy is sharper than the language model.
 
-    Of a model without training the joint log-probability all but rules out every text that is longer than the shortest,
-    so that PPO explores nothing: the mean is the default. Temperatures of 0.25 and less made PPO unstable where 0.5 and
-    1 did not (`benchmarks/planner.py scale`: two seeds, a fake judge).
+    An untrained model's joint log-probability nearly rules out all but the shortest text, so PPO would explore nothing.
+    The mean is therefore the default. Temperatures of 0.25 and less made PPO unstable where 0.5 and 1 did not
+    (`benchmarks/planner.py scale`: two seeds, a fake judge).
     """
 
     normalize: str = "tokens"

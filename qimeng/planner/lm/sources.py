@@ -1,4 +1,4 @@
-"""What a training run works on: its tasks, the trees that are held out, and where answers come from.
+"""The data of a training run: its tasks, the held-out trees, and the source of answers.
 
 Deals in trees and tasks. Knows nothing about models.
 """

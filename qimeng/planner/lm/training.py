@@ -1,7 +1,7 @@
 """Training by PPO on environments.
 
-Deals in batches, seeds and progress. What is paid is for `qimeng.envs.reward`, where the answers come from (a GPU, or a
-store that replays them) is for the task's evaluator.
+Deals in batches, seeds and progress. `qimeng.envs.reward` defines the reward. The task's evaluator provides the
+answers, from a GPU or a store.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Progress = Callable[[dict[str, float]], None]
 
 @dataclass(frozen=True)
 class Ppo:
-    """How PPO trains; docs/training.md says what the defaults were chosen by.
+    """How PPO trains. docs/training.md gives the reasons for the defaults.
 
     Attributes:
         steps: steps in environments, at least; whole rollouts are taken.
@@ -77,7 +77,7 @@ class Ppo:
 
 @dataclass(frozen=True)
 class Validation:
-    """When training is interrupted to see how good the policy has become, and when it ends early.
+    """When the policy is validated during training, and when training ends early.
 
     Attributes:
         score: says how good the policy is, larger is better, and what else is worth telling.
@@ -91,11 +91,11 @@ class Validation:
 
 
 class HorizonEnds(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any]):
-    """Episodes that the last step allowed ends, rather than cuts off.
+    """Episodes end at the step limit as terminated, not as truncated.
 
-    How many steps are left is among the features, so that nothing is to come after the last one. To stable-baselines3 a
-    truncated episode would go on: it adds the value of a state that no step is ever taken from, so that is never
-    learnt, to the last reward.
+    The number of steps left is a feature, so the last step really has no future. For a truncated episode,
+    stable-baselines3 would add the value of its last state to the reward. No step is ever taken from that state, so its
+    value is never learnt.
     """
 
     def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Warm start of the value head: it learns what the policy's own episodes pay.
+"""Warm start of the value head on the returns of the policy's own episodes.
 
 Deals in episodes and returns. Knows nothing about PPO, or about how the policy came to be.
 """
