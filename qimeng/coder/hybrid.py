@@ -1,6 +1,6 @@
-"""The hybrid coder: a template where it can, a language model where it cannot or gets no further.
+"""The hybrid coder: a template where one works, else a language model.
 
-Deals in who writes what. Knows nothing about templates, prompts or models.
+Deals in which coder writes which patch. Knows nothing about templates, prompts or models.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ GAIN = 1.02
 
 
 class HybridCoder(Coder):
-    """`template` where it can, `writer` where it cannot or where the template's sweep of a region stalls.
+    """`template` where it works, `writer` where it does not or where the template's sweep of a region stalls.
 
-    - A kernel without a schedule is the writer's: it alone can change one. Lowering makes it the template's again.
-    - A sweep stalls where the last `patience` steps on the region's schedule brought no gain.
-    - Who wrote a patch repairs it; where a template has nothing left to try, the writer repairs.
-    - Where the writer has no answer and the template can do it, the template does.
+    - A kernel without a schedule belongs to the writer, which alone can change it. Lowering gives it back to the
+      template.
+    - A sweep stalls if the last `patience` steps on the region's schedule brought no gain.
+    - The coder that wrote a patch repairs it. If the template has nothing left to try, the writer repairs.
+    - If the writer has no answer, the template writes the patch if it can.
 
     Args:
         writer: writes text; a `qimeng.coder.llm.coder.LLMCoder`.

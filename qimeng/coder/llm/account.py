@@ -1,6 +1,6 @@
-"""What a model may cost, and what it has cost so far.
+"""The budget of a model, and what it has cost so far.
 
-Deals in calls, tokens and money. Knows nothing about what was asked, or of whom.
+Deals in calls, tokens and money. Knows nothing about requests or servers.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Prices:
 class Account:
     """The running account of one model.
 
-    An answer that comes from the store counts like the first time, so that a run that was killed and goes on ends where
-    it would have ended; what it cost is told apart (`replayed`). The limits are looked at before each request, so that
-    the answers under way may exceed tokens and money, never calls.
+    An answer from the store counts like the first time, so a resumed run ends where the whole run would have ended.
+    Such answers are counted apart (`replayed`). The limits are checked before each request. Answers on their way may
+    exceed the limits on tokens and money, but never on calls.
 
     Args:
         allowance: what may be used.
@@ -118,7 +118,7 @@ class Account:
         return count if allowed.calls is None else min(count, allowed.calls - self.calls)
 
     def add(self, messages: Sequence[Message], reply: Reply, replayed: bool = False) -> None:
-        """Enter an answer; tokens that nobody counted are estimated from the characters."""
+        """Add an answer; if no tokens were counted, they are estimated from the characters."""
         read = reply.prompt_tokens or _tokens(*(m.text for m in messages))
         written = reply.reply_tokens or _tokens(reply.text)
         self.calls += 1

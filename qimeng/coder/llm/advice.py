@@ -1,7 +1,7 @@
-"""What the measurements of a region say, as advice: a sentence each.
+"""Turns the measurements of a region into advice, one sentence each.
 
-Pure functions of an evaluation, a region, its implementation and a device. Raw counters are no help to a model
-(KernelPro, CudaForge); what follows from them is. Knows nothing about prompts.
+Pure functions of an evaluation, a region, its implementation and a device. Raw counters do not help a model (KernelPro,
+CudaForge); conclusions from them do. Knows nothing about prompts.
 """
 
 from __future__ import annotations

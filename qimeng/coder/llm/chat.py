@@ -16,8 +16,8 @@ KINDS = (
     "rate-limit", "timeout", "connection", "server", "authentication", "refusal", "empty", "cut-off", "format",
     "too-long", "budget", "setup",
 )  # fmt: skip
-"""Classes of failure: what the server or the way to it lacked (the first five); what the answer lacked (refusal to
-``format``); a prompt or answer that is too long; a budget that is used up; a model that cannot be used here at all."""
+"""Classes of failure: of the server or the connection (the first five), of the answer (refusal to ``format``), a prompt
+or answer that is too long, a used-up budget, and a model that cannot be used here."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Reply:
 
 
 class ChatError(CoderError):
-    """The model gave no usable answer; says nothing about any kernel.
+    """The model gave no usable answer. This is no verdict on any kernel.
 
     Attributes:
         kind: one of `KINDS`.

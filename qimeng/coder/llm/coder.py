@@ -1,7 +1,7 @@
 """The LLM coder: an action becomes a prompt, an answer becomes a patch.
 
-Deals in the order of things: what needs no model, what is asked, how often an answer that cannot be read is asked for
-again, what is recorded. Knows nothing about how prompts are worded, how answers are read or where they come from.
+Deals in the sequence of a request: steps that need no model, the question, repeated questions after unreadable answers,
+and records. Knows nothing about the wording of prompts, the parsing of answers or their source.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ QUOTED = 20_000
 class LLMCoder(Coder):
     """A language model writes each kernel.
 
-    The loop around it repairs what a gate refused; an answer that cannot be read is asked for again here. What a model
-    fails to give (`ChatError`) says nothing about a kernel.
+    The loop around it repairs refused patches. This class repeats a request whose answer cannot be read. A failure of
+    the model (`ChatError`) is no verdict on a kernel.
 
     Args:
         chat: the model.
         account: what it may cost, and has cost; unlimited by default.
         candidates: answers to each request, 1 to 8; the judge keeps the fastest kernel that is right.
-        again: times that a request is made again where none of the answers could be read.
+        again: times that a request is repeated if none of the answers could be read.
         words: the sections of the prompt.
         limits: how long a prompt may be.
 
@@ -87,7 +87,7 @@ class LLMCoder(Coder):
     def use_store(self, store: Store, spec: str) -> None:
         """Keep answers and attempts in `store`, answer from it, and show similar patches of it.
 
-        Those of `spec` itself are not shown: a run that goes on after it was killed must ask what it asked before.
+        Patches of `spec` itself are not shown, so that a resumed run asks the same questions again.
         """
         self.chat.store, self._library = store, Library(store, [spec])
 
@@ -113,7 +113,7 @@ class LLMCoder(Coder):
         return self._template.shared_bytes(region, schedule)
 
     def write(self, request: Request) -> Patch:
-        """The patch for `request.action`; what only changes the graph, or goes back to PyTorch, needs no model.
+        """The patch for `request.action`. Steps that only change the graph or return to PyTorch need no model.
 
         Raises:
             IllegalAction: the action does not apply.
@@ -193,7 +193,7 @@ def _read(reply: Reply, request: Request, region: Region) -> Implementation | Ch
 
 
 def _told(messages: Sequence[Message], reply: Reply, error: ChatError) -> tuple[Message, ...]:
-    """The conversation gone on: the answer, where it is worth showing, and what is wrong with it."""
+    """The continued conversation: the answer, unless it is too long, and what is wrong with it."""
     text = f"Your answer cannot be used: {error}."
     if reply.finish == "stop" and reply.text.strip() and len(reply.text) <= QUOTED:
         return (*messages, Message("assistant", tame(reply.text)), Message("user", text))

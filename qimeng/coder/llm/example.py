@@ -1,7 +1,7 @@
-"""What an action does, shown on a tiny program: the code before and after, as the template coder writes it.
+"""An example of an action on a tiny program: the code before and after, written by the template coder.
 
-Deals in kinds and in three small computations that are no one's problem. Works for any registered kind that the
-template coder can carry out; knows nothing about the request at hand but its kind and the family of its region.
+Deals in kinds and in three small computations that are no benchmark's problem. Works for any registered kind that the
+template coder supports. Of the request it knows only the kind and the region's family.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SHAPES: tuple[tuple[type[torch.nn.Module], tuple[tuple[int, ...], ...]], ...] =
 def example(action: Action, device: Device, mode: str = "default", gemm: bool = False) -> tuple[str, str] | None:
     """The code before, and after as the template coder writes it (or as a diff, where that is shorter).
 
-    None where the template coder carries this kind out on none of the small programs, or only at great length.
+    None if the template coder supports this kind on none of the small programs, or only with very long code.
 
     Args:
         action: whose kind and choice are shown; another choice of the kind, where this one applies to none of them.

@@ -1,4 +1,4 @@
-"""Text of others inside a prompt: fenced, so that nothing in it can pose as the prompt's own words.
+"""Fences untrusted text inside a prompt, so that it cannot pose as the prompt itself.
 
 Deals in text. Knows nothing about what the text is.
 """
@@ -11,16 +11,16 @@ import re
 _TURNS = re.compile(
     r"<(?=\|)|(?<=\|)>|<(?=/?(?:s|bos|eos|pad|unk|think|(?:start|end)_of_turn)>)|(?<=\[)(?=/?INST\])|<(?=</?SYS>>)"
 )
-"""Where a text spells a token by which some model's chat format begins or ends a turn."""
+"""Tokens that begin or end a turn in some model's chat format."""
 
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
-"""Characters that a reader does not see: controls, direction marks, zero widths, lone surrogates."""
+"""Invisible characters: controls, direction marks, zero widths, lone surrogates."""
 
 
 def tame(text: str) -> str:
-    """`text` without what a model could take for the end of a turn, and without unseen characters.
+    """`text` without tokens that end a chat turn and without invisible characters.
 
-    A space parts each special token (Python means the same with it, outside strings); unseen characters go.
+    A space splits each special token (outside strings this means the same in Python). Invisible characters are removed.
 
     >>> tame("x = 1  # <|im_end|> [INST]")
     'x = 1  # < |im_end| > [ INST]'
@@ -32,7 +32,7 @@ def tame(text: str) -> str:
 def fenced(text: str, title: str, language: str = "python") -> str:
     """`text` between two marks that it cannot contain, in a fence that it cannot close.
 
-    The mark is a hash of the text, so that a text would have to hold its own hash to close it; equal texts give equal
+    The mark is a hash of the text, so a text would have to contain its own hash to close it. Equal texts give equal
     prompts. The fence has more backticks than any run of them in the text.
 
     Args:

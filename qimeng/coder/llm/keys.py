@@ -1,6 +1,6 @@
 """Where a key comes from: the environment, or a file that only its owner can read.
 
-Deals in environment variables and one file. Nothing keeps a key: it is asked for where a connection is made.
+Deals in environment variables and one file. No object stores a key; it is read when a connection is made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A causal language model of `transformers` in this process, with its chat template and, if there is one, an adapter.
 
-Deals in conversations, batches and tokens. Knows nothing about what is asked. Weights are read at the first question;
-code that comes with weights is never run. On a GPU it writes beside the checks of other runs and, between two tokens,
-lets those go first who measure there, whom its kernels would slow.
+Deals in conversations, batches and tokens. Knows nothing about what is asked. Weights are read at the first request.
+Code that comes with weights is never run. On a GPU it may run beside the checks of other runs. Between two tokens it
+waits for runs that measure there, because its kernels would slow them.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class LocalChat(Chat):
 
 @contextmanager
 def _beside(device: torch.device) -> Iterator[list[Callable[..., torch.Tensor]]]:
-    """Write on `device` in the block beside those who check; what has to be called after every token."""
+    """Generate on `device` beside running checks; yields a function to call after every token."""
     import torch
 
     path = _lock_path(device)
@@ -235,7 +235,7 @@ def _reply(tokenizer: Any, prompt: list[int], ids: list[int], ends: frozenset[in
 
 
 def _stamp(folder: Path) -> str:
-    """What tells the weights in a folder from those that were there before; nothing for a name of the hub."""
+    """A stamp that changes with the weights in a folder; empty for a name of the hub."""
     if not folder.is_dir():
         return ""
     found = sorted((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in folder.iterdir() if p.is_file())

@@ -1,4 +1,4 @@
-"""The names of a Python text: what a statement defines, what it needs of its module, and giving names anew.
+"""The names in a Python text: what a statement defines, what it reads from its module, and renaming.
 
 Deals in syntax trees and positions, so that comments and layout stay. Knows nothing about kernels.
 """

@@ -1,7 +1,7 @@
 """Any OpenAI-compatible endpoint: hosted models, vLLM, SGLang, Ollama, llama.cpp's server, `transformers serve`.
 
-Deals in requests, bytes and waiting. A server is not trusted: what it sends is limited in size and time, and no key
-appears in anything that this module says, raises or gives back. Knows nothing about what is asked.
+Deals in requests, bytes and waiting. Servers are not trusted: replies are limited in size and time. No key appears in
+any text, error or result of this module. Knows nothing about the content of requests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OpenAIChat(Chat):
         temperature: of sampling; None leaves it to the server.
         max_tokens: longest reply.
         timeout_s: seconds that one request may take.
-        patience_s: seconds after which nothing is tried again, where the run has as many left.
+        patience_s: seconds after which nothing is retried, if the run has that many left.
         retries: times that a request is made again after a failure that may pass.
         parallel: most requests at a time.
         key: tells the key; `qimeng.coder.llm.keys.key_for` by default.
@@ -143,14 +143,14 @@ class OpenAIChat(Chat):
             tried += 1
 
     def _without(self, option: str) -> bool:
-        """From now on do without an option that the server does not know; False where that was done already."""
+        """Stop sending an option that the server does not know; False if it was dropped before."""
         value = self._options.pop(option, None)
         if option == "max_tokens" and value is not None:
             self._options["max_completion_tokens"] = value
         return value is not None
 
     def _post(self, messages: Sequence[Message], options: Mapping[str, Any], limit_s: float) -> Answer | Failure:
-        """What the server answers; nothing of the exchange, whose headers have the key, gets out of here."""
+        """The server's answer. Nothing else leaves this method, because the request's headers hold the key."""
         import openai
 
         http = import_module(openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])  # httpx or its heir

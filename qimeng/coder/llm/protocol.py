@@ -1,6 +1,6 @@
-"""What an OpenAI-compatible server's answer means: a reply, or a class of failure.
+"""Interprets an OpenAI-compatible server's answer: a reply, or a class of failure.
 
-Deals in status codes, headers and JSON that may be anything. Knows nothing about connections or waiting.
+Deals in status codes, headers and untrusted JSON. Knows nothing about connections or waiting.
 """
 
 from __future__ import annotations

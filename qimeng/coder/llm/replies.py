@@ -1,7 +1,7 @@
-"""A model whose answers are kept: what it was asked before is answered from the store, and nothing is paid twice.
+"""Stores a model's answers: a repeated request is answered from the store, so nothing is paid for twice.
 
-Deals in look-ups by content hash and in the order of things: an answer is in the store, durably, before anybody sees
-it. Knows nothing about where answers come from or what becomes of them.
+Deals in look-ups by content hash. An answer is stored durably before it is used. Knows nothing about the source or the
+use of answers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from qimeng.store import Store, content_hash, reply_key
 class RecordedChat(Chat):
     """`chat`, with a store and an account.
 
-    The first `count` answers to the same messages are numbered from 0 in the order of their arrival, and asked for
-    again come in that order; so a run repeats itself without the model. What failed was not answered, and is asked for
-    again.
+    Answers to the same messages are numbered from 0 in the order of arrival, and replayed in that order. So a run can
+    be repeated without the model. Failed requests have no answer and are sent again.
 
     Args:
         chat: answers what the store does not know.

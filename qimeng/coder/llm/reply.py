@@ -1,11 +1,11 @@
 """Reading a reply: a whole implementation in fenced blocks, or edits of the present one.
 
-- What a model thinks aloud (``<think>``) is not read. An answer that was cut off is not read at all.
+- A model's thoughts (``<think>``) are ignored. An answer that was cut off is not read at all.
 - All fenced blocks that are Python are read as one file, in their order, whatever language their fence names and
   whether or not the last one is closed; `qimeng.coder.llm.source` says which definitions count. Without a fence, the
   longest stretch of lines that is Python and defines a function is read.
-- Where there are search/replace edits, they count and nothing else does. They apply in their order; each must be found
-  exactly once, spaces at the ends of lines aside.
+- If there are search/replace edits, only they count. They apply in order. Each must be found exactly once, ignoring
+  spaces at the ends of lines.
 
 Deals in text. Knows nothing about models or whether the code is right.
 """
@@ -77,7 +77,7 @@ def read_file(reply: Reply) -> str:
 
 
 def _answer(reply: Reply) -> str:
-    """What was said, without thoughts, with plain line ends."""
+    """The answer without thoughts, with normalized line ends."""
     if reply.finish == "refusal":
         raise ChatError(f"the model declined: {reply.text.strip()[:200] or 'no reason given'}", "refusal")
     if reply.finish == "length":

@@ -1,7 +1,7 @@
-"""Which region a request is about, and how its present code reads to a model.
+"""Finds the region of a request, and prepares its present code for a model.
 
-The text that a model sees, and that its edits apply to: the function is called `region`, the one that prepares
-buffers `prepare`, and no other name carries the prefix that keeps names apart in a whole program.
+A model sees this text, and its edits apply to it. The function is called `region`, and the one that prepares buffers
+`prepare`. All other names lose the prefix that makes them unique in a whole program.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Patches that were accepted elsewhere and are like what is asked for: similar verified code helps a model most.
+"""Finds accepted patches that resemble a request: similar verified code helps a model most.
 
 Deals in a store's steps: by the operators, shapes and dtype of the region that was written, and by the action. Only
-patches that passed every gate count. Source: GEAK (retrieval raised the share of kernels that run from 20 to 41 %).
+patches that passed every gate are used. Source: GEAK (retrieval raised the share of kernels that run from 20 to 41 %).
 Knows nothing about prompts.
 """
 
@@ -23,10 +23,10 @@ from qimeng.recipe import PatchRecord, implementation_from_data
 from qimeng.store import Store, StoredStep
 
 LEAST = 0.5
-"""Similarity under which a patch is no help; 1 is the same operators, shapes, dtype and action."""
+"""Minimum similarity of a patch that is shown; 1 means equal operators, shapes, dtype and action."""
 
 OPERATORS = 0.5
-"""How much of a similarity the operators are."""
+"""Weight of the operators in the similarity."""
 
 MOST = 4000
 """Accepted steps that a library reads: a second's work for every thousand."""
@@ -134,7 +134,7 @@ class Library:
     def nearest(self, request: Request, count: int = 2) -> tuple[Similar, ...]:
         """At most `count` patches, the most similar first, none of them twice and none below `LEAST`.
 
-        Only patches for the same mode: what `high` allows is wrong in another.
+        Only patches for the same mode are used, because what `high` allows is wrong in other modes.
         """
         wanted = traits_of(request)
         present = {request.program.implementation(request.program.region(r)).digest for r in request.action.regions}

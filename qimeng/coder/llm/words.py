@@ -1,7 +1,6 @@
 """The words of prompts: text files, one a section, which a user may replace.
 
-Deals in files and in the places in them that are filled in (`$name`; `$$` is a dollar sign). Knows nothing about what
-fills them.
+Deals in files and their placeholders (`$name`; `$$` is a dollar sign). Knows nothing about the values.
 """
 
 from __future__ import annotations
