@@ -39,6 +39,7 @@ from qimeng.spec import KernelSpec
 from qimeng.spec.distributions import EXAMPLES, SECRET_SIZE, WILD, distributions_of
 from qimeng.spec.patience import patience
 from qimeng.spec.perturb import SHARES, seed_of
+from qimeng.spec.seeding import seed_generators
 from qimeng.spec.together import tied
 
 NOT_FINITE_LIMIT = 0.01
@@ -397,7 +398,7 @@ class References:
         return made if near is None else nearby(made, self.spec.domains, near)
 
     def _eager(self, inputs: Sequence[Any], seed: int, mode: str | None = None) -> Any:
-        torch.manual_seed(seed)
+        seed_generators(seed)
         with torch.no_grad(), self.arithmetic(mode or self.spec.mode), patience(f"{self.spec.name}: forward"):
             return self.parameters.module(*inputs)
 

@@ -26,6 +26,7 @@ from qimeng.envs.worker import Draw
 from qimeng.graph.region import Region
 from qimeng.program.program import Program, load_source, torch_implementation
 from qimeng.spec import EXAMPLES
+from qimeng.spec.seeding import seed_generators
 
 
 class RegionReference:
@@ -128,7 +129,7 @@ class RegionReference:
                 model = module.Model()
             model.to(references.device)
             model.load_state_dict({key: state[key] for key in model.state_dict()})
-            torch.manual_seed(self.draw.seed)
+            seed_generators(self.draw.seed)
             inputs = references.inputs(self.draw, near)
             arguments = inputs_of_region(module, model, inputs, self.entries, self.number)
         return getattr(module, torch_implementation(self.region).entry), arguments

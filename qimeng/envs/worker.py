@@ -35,6 +35,7 @@ from qimeng.envs.warm import adopt_warm
 from qimeng.envs.witness import Witness
 from qimeng.program.program import Implementation
 from qimeng.spec import KernelSpec, perturb_parameters
+from qimeng.spec.seeding import seed_generators
 
 IDLE_BYTES = 1 << 30
 """What a worker that waits for the next program may keep of the device's memory beside parameters."""
@@ -198,7 +199,7 @@ class Worker:
         self.reused = inputs if self.stopwatch.has_room(inputs) else ()
         sums = [] if copies else [weighted_sum(x, draw.seed) for x in _tensors(inputs)]
         poison(self.device, expected_bytes)
-        torch.manual_seed(draw.seed)
+        seed_generators(draw.seed)
         began = time.perf_counter()
         output = self.model(*inputs)
         self.stopwatch.synchronize()
@@ -309,7 +310,7 @@ class Worker:
             for key, value in before.items():
                 state[key].copy_(value)
             inputs = self._inputs(Draw(number))
-            torch.manual_seed(number)
+            seed_generators(number)
             return inputs
 
         try:
@@ -370,7 +371,7 @@ class Worker:
         self.model(*inputs)
         self._set_parameters(draw.parameter_seed)  # buffers that a call updates, as they were
         made: list[Any] = []
-        torch.manual_seed(draw.seed)
+        seed_generators(draw.seed)
         if self.device.type == "cuda":
             found = launches_of(lambda: made.append(self.model(*inputs)))
         else:
@@ -389,7 +390,7 @@ class Worker:
         self.load(source)
         assert self.module is not None
         self._set_parameters(draw.parameter_seed)
-        torch.manual_seed(draw.seed)
+        seed_generators(draw.seed)
         self.arguments = self._fenced(
             tuple(inputs_of_region(self.module, self.model, self._inputs(draw), entries, number))
         )

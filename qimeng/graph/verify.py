@@ -24,6 +24,7 @@ from qimeng.program.program import Program, load_source
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
 from qimeng.spec.reduce import RUNNABLE
 from qimeng.spec.returned import opened
+from qimeng.spec.seeding import seed_generators
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Differences between two orders of the same arithmetic; a graph that computes something else is far outside."""
@@ -186,7 +187,7 @@ def _load(model: torch.nn.Module, module: torch.nn.Module) -> None:
 
 def _run(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
     with torch.no_grad():
-        torch.manual_seed(0)
+        seed_generators(0)
         return opened(module(*inputs))
 
 

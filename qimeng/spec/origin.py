@@ -31,6 +31,7 @@ from qimeng.spec.fake import fake_tensors
 from qimeng.spec.fingerprint import fingerprint
 from qimeng.spec.leaf import Leaf
 from qimeng.spec.returned import opened
+from qimeng.spec.seeding import seed_generators
 from qimeng.spec.source import Source
 from qimeng.spec.ties import same_as, tied
 
@@ -68,7 +69,7 @@ def seeded(seed: int, device: str) -> Iterator[None]:
     kind = torch.device(device).type
     devices = list(range(torch.cuda.device_count())) if kind == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.device(device):
-        torch.manual_seed(seed)
+        seed_generators(seed)
         yield
 
 

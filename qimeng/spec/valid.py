@@ -17,6 +17,7 @@ from qimeng.spec.distributions import DISTRIBUTIONS, EXAMPLES, applies
 from qimeng.spec.leaf import Leaf
 from qimeng.spec.origin import ExampleOrigin
 from qimeng.spec.patience import BRIEF_S, patience
+from qimeng.spec.seeding import seed_generators
 from qimeng.spec.source import Source
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _looks(spec: KernelSpec, ways: tuple[int, ...] | None, seed: int) -> Looks |
     """What the module makes of inputs drawn in these ways, of its own where there are none; None where it raises."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            seed_generators(0)
             module = spec.module()
             inputs = spec.inputs(seed, "cpu", EXAMPLES) if ways is None else spec.redrawn(seed, ways)
             with patience("forward", BRIEF_S):
