@@ -99,7 +99,7 @@ class Batch:
         return self.run(call)
 
     def _seed(self, seed: int) -> None:
-        """What `torch.manual_seed` does, for the device at hand alone: it takes longer than many a call."""
+        """As `seed_generators`, for the device at hand alone: that of all devices takes longer than many a call."""
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             torch.cuda.default_generators[self._device.index or 0].manual_seed(seed)
