@@ -1,6 +1,8 @@
 # make demo   optimize a bundled example (on the GPU if there is one, else interpreter and cross-compiler)
 # make test   all tests
-# make check  format, lint, types and the fast tests: what a commit must pass
+# make lint   format, lint and types
+# make check  lint and the fast tests: what a commit must pass
+# make ci     lint and all tests: what continuous integration runs
 # make docs   the reference of every module, from its docstrings, in runs/docs
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,13 +11,16 @@ BIN := $(VENV)/bin
 PINS ?= $(if $(shell command -v nvidia-smi 2>/dev/null),,'triton==3.6.0' 'numpy<2.4')
 WORKERS ?= 2
 
-.PHONY: setup demo test check format docs clean
+# Twice quiet: errors are shown; warnings, one for each folder of packages that a machine is set up with, are not.
+PIP := $(BIN)/python -m pip install --quiet --quiet --no-compile
+
+.PHONY: setup demo test lint check ci format docs clean
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[test]' $(PINS)
+	$(PIP) --editable '.[test]' $(PINS)
 	touch $@
 
 demo: setup
@@ -24,18 +29,22 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest --slow -n $(WORKERS) --dist worksteal
 
-check: setup
+lint: setup
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+check: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+ci: lint test
 
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 docs: setup
-	$(BIN)/python -m pip install --quiet --editable '.[docs]' $(PINS)
+	$(PIP) --editable '.[docs]' $(PINS)
 	$(BIN)/pdoc --docformat google --output-directory runs/docs qimeng
 
 clean:

@@ -11,6 +11,8 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 SHARE = 0.92
 """Share of the device's memory that is planned; the rest is fragments, libraries' workspaces and others' contexts."""
 POOL_SHARE = 0.1
@@ -115,6 +117,11 @@ def memory_plan(sizes: Sizes, device_bytes: int, host_bytes: int) -> Plan:
     raise AssertionError("the last plan is always taken")
 
 
+def device_bytes(device: torch.device) -> int:
+    """Bytes of a device's memory; of the CPU 8 GiB, as workers count it."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 1 << 33
+
+
 def free_host_bytes() -> int:
     """Bytes of memory that programs on this host may still take (`MemAvailable`), at most those that are physical."""
     try:
@@ -151,4 +158,4 @@ def _on_host(s: Sizes, plan: Plan, host_bytes: int) -> bool:
     return s.double(1) + s.inputs + s.outputs <= host_bytes and s.flop is not None and s.flop <= HOST_FLOP
 
 
-__all__ = ["POOL_SHARE", "Plan", "Sizes", "WAYS", "free_host_bytes", "memory_plan"]
+__all__ = ["POOL_SHARE", "Plan", "Sizes", "WAYS", "device_bytes", "free_host_bytes", "memory_plan"]

@@ -21,7 +21,7 @@ from qimeng.envs.accepted import refused_distributions, takes_other_buffers
 from qimeng.envs.accuracy import Error, Expected
 from qimeng.envs.degenerate import degenerate
 from qimeng.envs.double import NEARBY, NamedAsDouble, Near, aliases, nearby, tensors_in, to_double
-from qimeng.envs.memory_plan import Plan, Sizes, free_host_bytes, memory_plan
+from qimeng.envs.memory_plan import Plan, Sizes, device_bytes, free_host_bytes, memory_plan
 from qimeng.envs.modes import precision
 from qimeng.envs.outputs import Facts, describe
 from qimeng.envs.random_operators import Draws, can_repeat, draws_of, random_operators, repeating
@@ -124,7 +124,7 @@ class References:
     @property
     def output_sets(self) -> int:
         """Outputs of calls that a worker may hold at a time."""
-        return max(1, _memory(self.device) // FRESH_SHARE // max(sum(self.output_bytes), 1))
+        return max(1, device_bytes(self.device) // FRESH_SHARE // max(sum(self.output_bytes), 1))
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -258,7 +258,7 @@ class References:
         draw = self._new_draw(EXAMPLES, None)
         inputs = self.inputs(draw)
         self.input_bytes = sum(x.nbytes for x in tensors_in(inputs))
-        self.input_sets = max(1, _memory(self.device) // FRESH_SHARE // max(self.input_bytes, 1))
+        self.input_sets = max(1, device_bytes(self.device) // FRESH_SHARE // max(self.input_bytes, 1))
         self._input_elements = sum(x.numel() for x in tensors_in(inputs))
         self.parameters.set(None)
         first, peak = self._watched(partial(self._eager, inputs, draw.seed))
@@ -330,7 +330,7 @@ class References:
             flop=self._flop,
         )
         host = free_host_bytes()
-        plan = memory_plan(sizes, _memory(self.device) if self.device.type == "cuda" else max(host, 1 << 33), host)
+        plan = memory_plan(sizes, device_bytes(self.device) if self.device.type == "cuda" else max(host, 1 << 33), host)
         if plan.way == "none" and self.kind == "float64":
             self.kind = "eager-highest"
         return plan
@@ -582,7 +582,7 @@ class References:
         """Give memory back that the worker may need."""
         if self.device.type == "cuda":
             idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            if idle > 0.05 * _memory(self.device):
+            if idle > 0.05 * device_bytes(self.device):
                 torch.cuda.empty_cache()
 
 
@@ -592,10 +592,6 @@ def _outputs(
     run = partial(module, *inputs)
     with NamedAsDouble() if jumps is False else nullcontext():
         return tensors_in(run() if draws is None else repeating(draws, run))
-
-
-def _memory(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 1 << 33
 
 
 __all__ = ["NOT_FINITE_LIMIT", "References"]
