@@ -8,6 +8,7 @@ shows. Kernels run in Triton's interpreter on the CPU, compiled on a GPU. Knows 
 from __future__ import annotations
 
 import contextlib
+import random
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,9 @@ def _leaves(results: Any) -> list[Any]:
     return list(_pytree.tree_leaves(tuple(results) if isinstance(results, tuple) else results))
 
 
-def rows(dtypes: Sequence[str] = DTYPES, only: str = "", device: str = "cpu", forms: bool = True) -> Iterator[Data]:
+def rows(
+    dtypes: Sequence[str] = DTYPES, only: str = "", device: str = "cpu", forms: bool = True, share: float = 1.0
+) -> Iterator[Data]:
     """A row for each case and dtype that PyTorch computes.
 
     Args:
@@ -63,9 +66,11 @@ def rows(dtypes: Sequence[str] = DTYPES, only: str = "", device: str = "cpu", fo
         device: ``"cpu"``, for which this process must run Triton's interpreter, or ``"cuda"``.
         forms: also try the other forms of reductions and the fast forms of special functions; without them, several
             pointwise cases share a kernel.
+        share: of the cases that are tried, the same ones every time, others in each dtype.
     """
-    wanted = [case for case in cases() if only in case.name]
+    every = [case for case in cases() if only in case.name]
     for dtype in dtypes:
+        wanted = random.Random(dtype).sample(every, round(share * len(every))) if share < 1 else every
         tensors = operands(dtype, device)
         expected = {}
         for case in wanted:
