@@ -51,6 +51,7 @@ _LEAVES: dict[str, frozenset[str]] = {
     "torch.library": frozenset({"custom_op", "triton_op", "wrap_triton", "register_fake"}),
     "torch.autograd": frozenset({"Function"}),
     "triton": frozenset({"jit", "autotune", "heuristics", "Config", "cdiv", "next_power_of_2", "set_allocator"}),
+    "triton.language.PropagateNan": frozenset({"ALL", "NONE"}),
     "triton.tools.tensor_descriptor": frozenset({"TensorDescriptor"}),
     "functools": frozenset({"partial", "reduce"}),
     "collections": frozenset({"namedtuple", "OrderedDict", "defaultdict", "deque", "Counter"}),

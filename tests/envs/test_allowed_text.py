@@ -183,7 +183,7 @@ def test_answers_of_models_in_the_prompts_keep_to_the_rule():
 
 def test_names_of_torch_are_operators_and_no_doors():
     for name in ("torch.matmul", "torch.nn.functional.scaled_dot_product_attention", "torch.float8_e4m3fn.itemsize",
-                 "triton.language.dot", "torch.Tensor.add", "torch._scaled_mm", "torch.ops.aten.mm.default",
+                 "triton.language.dot", "triton.language.PropagateNan.ALL", "torch.Tensor.add", "torch._scaled_mm", "torch.ops.aten.mm.default",
                  "triton.runtime.driver.active.utils.get_device_properties"):  # fmt: skip
         assert may_use(name), name
     for name in ("torch.save", "torch.hub.load", "torch._C", "torch.manual_seed", "torch.set_num_threads",
