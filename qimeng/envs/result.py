@@ -75,6 +75,11 @@ class Result:
     reference: Callable[[], torch.nn.Module] | None = None
     on_pytorch: bool = False
 
+    def __repr__(self) -> str:
+        word = " (estimated)" if self.estimated else ""
+        steps = f"{len(self.recipe)} steps accepted of {len(self.steps)}"
+        return f"<Result {self.name!r} on {self.device}, mode {self.mode}: {self.headline}{word}, {steps}>"
+
     @property
     def speedup(self) -> float | None:
         """PyTorch eager's device time over the program's (an estimate where `estimated`); None where not timed.

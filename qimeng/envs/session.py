@@ -92,6 +92,10 @@ class State:
     judged: bool = False
     done: bool = False
 
+    def __repr__(self) -> str:
+        time = "not timed" if self.ms is None else f"{self.ms:.4g} ms"
+        return f"<State after {len(self.path()) - 1} accepted of {len(self.history)} steps: {time}, {self.program!r}>"
+
     @property
     def ms(self) -> float | None:
         """Device milliseconds, where known."""

@@ -114,6 +114,10 @@ class OpGraph:
     training: bool | None = None
     call: Call = field(default_factory=Call)
 
+    def __repr__(self) -> str:
+        count = sum(1 for _ in self.ops())
+        return f"<OpGraph: inputs {self.n_inputs}, operators {count}, outputs {len(self.outputs)}>"
+
     def meta(self, value: Value) -> Meta:
         """Shape, stride and dtype of `value`."""
         meta = self.nodes[value.node].metas[value.port]

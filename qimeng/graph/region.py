@@ -34,6 +34,9 @@ class Region:
     nodes: tuple[str, ...]
     outputs: tuple[Value, ...]
 
+    def __repr__(self) -> str:
+        return f"<Region {self.id}: {self.label()}>"
+
     @cached_property
     def id(self) -> str:
         """Name made from the nodes, so that it does not depend on the region's position."""

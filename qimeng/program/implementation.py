@@ -50,6 +50,10 @@ class Implementation:
             if type(text) is not str:  # a class of its own may compare equal to what it is not
                 object.__setattr__(self, name, str.__str__(text))
 
+    def __repr__(self) -> str:
+        lines = len(self.source.splitlines())
+        return f"<Implementation {self.entry}: {self.language}, {lines} lines, {self.schedule or 'no schedule'}>"
+
     @cached_property
     def digest(self) -> str:
         """Hash of all fields, whatever region they are for; `qimeng.program.identity` has its part in a program's."""

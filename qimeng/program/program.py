@@ -20,6 +20,9 @@ from qimeng.program.implementation import Implementation, torch_implementation
 from qimeng.program.load import load_source
 from qimeng.program.schedule import Schedule
 
+SHOWN = 8
+"""Regions that a program's `repr` names."""
+
 
 @dataclass(frozen=True, eq=False)
 class Program:
@@ -36,6 +39,13 @@ class Program:
     regions: tuple[Region, ...]
     implementations: Mapping[str, Implementation] = field(default_factory=dict)
     fallback: str = ""
+
+    def __repr__(self) -> str:
+        if self.fallback:
+            return f"<Program {self.digest}: left as it was written>"
+        parts = [f"{r.label()} [{self.implementation(r).language}]" for r in self.regions[:SHOWN]]
+        more = f", and {len(self.regions) - SHOWN} more" if len(self.regions) > SHOWN else ""
+        return f"<Program {self.digest}: {', '.join(parts)}{more}>"
 
     @classmethod
     def start(cls, graph: OpGraph) -> Program:

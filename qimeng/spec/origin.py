@@ -284,6 +284,7 @@ def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool)
             raise SpecError(f"example input {i} {kind}; give a dense tensor with values")
         refuse_float8(x, f"example input {i}")
     refuse_lazy(module, type(module).__name__)
+    refuse_torchscript(module)
     counts = Counter(t.dtype for t in (*module.parameters(), *module.buffers()) if _counts(t))
     counts = counts or Counter(t.dtype for t in flat if isinstance(t, torch.Tensor) and _counts(t))
     native = counts.most_common(1)[0][0] if counts else torch.float32
@@ -295,6 +296,18 @@ def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool)
 def _counts(t: torch.Tensor) -> bool:
     """Whether the dtype of `t` may be a spec's: floating, and no float8, which is a code for numbers."""
     return t.is_floating_point() and t.dtype.itemsize > 1
+
+
+def refuse_torchscript(module: torch.nn.Module) -> None:
+    """Refuse what `torch.jit` made: it can be neither exported nor copied as a module of Python is.
+
+    Raises:
+        SpecError: `module`, or the function that it stands for, is TorchScript.
+    """
+    thing = module.function if isinstance(module, FunctionModule) else module
+    if isinstance(thing, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        kind = "module" if isinstance(thing, torch.nn.Module) else "function"
+        raise SpecError(f"a TorchScript {kind} cannot be optimized: give the Python {kind} that torch.jit was given")
 
 
 def refuse_float8(x: Any, what: str) -> None:

@@ -51,7 +51,7 @@ CASES: list[tuple[Callable[[], torch.nn.Module], tuple[tuple[int, ...], ...]]] =
 
 
 def graph_of(module: Callable[[], torch.nn.Module], shapes: tuple[tuple[int, ...], ...]) -> str:
-    return repr(capture.capture(module, lambda: tuple(torch.empty(s) for s in shapes)))
+    return repr(vars(capture.capture(module, lambda: tuple(torch.empty(s) for s in shapes))))
 
 
 @pytest.mark.parametrize(("module", "shapes"), CASES, ids=lambda x: getattr(x, "__name__", ""))

@@ -354,3 +354,21 @@ def test_parameters_without_a_shape_are_one_clear_error():
         KernelSpec.from_source(text).check()
     lazy(torch.randn(3, 6))
     KernelSpec.from_module(lazy, (torch.randn(3, 6),)).check()
+
+
+class _Plus(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("make", ["script", "trace", "function"])
+def test_torchscript_is_refused_with_one_clear_error(make: str) -> None:
+    x = torch.ones(2)
+    made = {
+        "script": lambda: torch.jit.script(_Plus()),
+        "trace": lambda: torch.jit.trace(_Plus(), x),
+        "function": lambda: torch.jit.trace(torch.relu, x),
+    }[make]()
+    with pytest.raises(SpecError, match="a TorchScript (module|function) cannot be optimized: give the Python"):
+        KernelSpec.of(made, (x,))
