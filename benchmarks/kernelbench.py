@@ -28,12 +28,13 @@ RUNS: dict[str, tuple[str, ...]] = {
     "high": ("--families", "gemm", "--mode", "high"),
     "bf16": ("--problems", SOME, "--dtype", "bfloat16"),
     "modes": ("--problems", SOME, "--compile-modes", "default,reduce-overhead,max-autotune-no-cudagraphs"),
+    "heuristic": ("--problems", SOME, "--planner", "heuristic", "--no-compile-baseline"),
     "lower-only": ("--problems", SOME, "--planner", "lower-only", "--no-compile-baseline"),
     "sweep": ("--problems", SOME, "--planner", "sweep", "--no-compile-baseline"),
     "random": ("--problems", SOME, "--planner", "random", "--no-compile-baseline"),
 }
 """Levels 1 and 2 where the template coder has a family, in two modes; 20 problems otherwise: bf16, torch.compile's
-other modes, and simpler planners."""
+other modes, and the planner beside simpler ones."""
 
 OVERHEAD_S = 40
 

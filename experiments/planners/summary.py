@@ -136,7 +136,17 @@ def planners(rows: Sequence[ReplayRow]) -> str:
     return markdown(table)
 
 
-REPLAYS: dict[str, Callable[[Sequence[ReplayRow]], str]] = {"planners": planners}
+MAIN = ("imitation", "log-speedup 1", "heuristic", "untrained", "random")
+"""Methods that a short table has, alone and with best-of-n; ``log-speedup 1`` is the planner in the package."""
+
+
+def planners_main(rows: Sequence[ReplayRow]) -> str:
+    """The same as `planners` for the methods of `MAIN` alone."""
+    wanted = {label for name in MAIN for label in (name, f"{name}, best-of-n")}
+    return planners([row for row in rows if row.method.label in wanted])
+
+
+REPLAYS: dict[str, Callable[[Sequence[ReplayRow]], str]] = {"planners": planners, "planners_main": planners_main}
 """What a table in a document may ask for."""
 
 
