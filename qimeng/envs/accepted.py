@@ -1,8 +1,8 @@
-"""Which values of inputs and buffers a computation takes at all.
+"""Finds out which values of inputs and buffers a computation accepts.
 
-Some modules look at what they are given: a binary cross entropy at whether its target lies in [0, 1], a distribution
-at whether its scale is positive. On a CPU they raise, in the middle of a kernel on a GPU they take the whole process
-with them. Deals in finding that out beforehand, on the CPU. Knows nothing about references or verdicts.
+Some modules check their inputs: a binary cross entropy needs targets in [0, 1], a distribution a positive scale. On a
+CPU they raise. On a GPU a failed check inside a kernel ends the whole process. So inputs are tried on the CPU first.
+Knows nothing about references or verdicts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEEDS = (1, 2, 3, 4)
 
 
 def refused_distributions(spec: KernelSpec, names: Iterable[str]) -> set[str]:
-    """Those of `names` on whose inputs `spec` raises where it runs on the user's own; at reduced size, on the CPU.
+    """Those of `names` on whose inputs `spec` raises, at reduced size on the CPU; it has to run on the user's own.
 
     Nothing is known, and none refused, where that takes long or does not run.
     """
@@ -47,7 +47,7 @@ def refused_distributions(spec: KernelSpec, names: Iterable[str]) -> set[str]:
 def takes_other_buffers(spec: KernelSpec) -> bool:
     """Whether `spec` runs, and gives as few values that are not finite, with other constants, masks and integers.
 
-    Tried at reduced size, on the CPU: an index out of range takes a GPU's whole process with it.
+    Tried at reduced size on the CPU, because an index out of range would end a GPU's whole process.
     """
     small = spec.reduced()
     if not small.is_small:

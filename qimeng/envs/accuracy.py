@@ -1,7 +1,7 @@
 """How far a result is from the reference, and how far it may be.
 
 Deals in tensors, errors and budgets (the design's "What counts as right"). Works in blocks, so that outputs of many GiB
-need little more memory than they have. Knows nothing about where the tensors come from or what is done with a verdict.
+need little extra memory. Knows nothing about the source of the tensors or the use of a verdict.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ HALF_SHARE = 0.25
 """Share of `Tolerances.floor_ulp` that half types are allowed."""
 
 SAMPLE = 1 << 20
-"""Elements of which a share is told from."""
+"""Sample size for estimating a share."""
 
 LONGEST_CHAIN = 1 << 16
-"""Terms that any program worth having adds up one after the other; longer sums are cut into parts."""
+"""The longest chain of additions in a reasonable program. Longer sums are split into parts."""
 
 OF_ALL = 2.0**-13
-"""Share of an ulp of a whole output's root mean square below which no number is told from zero. The reference's own
-roundings are of that size: gelu of a large negative number is exactly 0 in float64, and is not by a better formula."""
+"""Share of an ulp of the whole output's root mean square. Numbers below it count as zero, because the reference's own
+roundings are of that size: gelu of a large negative number is exactly 0 in float64, but not by a better formula."""
 
 DIGITS_LOST = 64.0
-"""Ulps of an element's own from which eager has lost digits itself, as gelu does far below zero: what an element is off
-relative to itself alone says nothing then, only what it is off relative to its row and column."""
+"""Error in an element's own ulps at which eager itself has lost digits, as in gelu far below zero. Beyond it, the error
+relative to the element alone means nothing; only row and column count."""
 
 KERNELBENCH_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 """KernelBench's atol = rtol (`src/kernelbench/eval.py: get_tolerance_for_precision`, commit 423217d)."""

@@ -1,8 +1,8 @@
-"""What the text of a kernel may name: modules, functions of theirs, built-ins, attributes.
+"""The names that a kernel's text may use: modules, their functions, built-ins, attributes.
 
-Deals in dotted names. Everything is forbidden but what a kernel has a use for: computing from tensors, and launching.
-Left out, so refused: what reads files, clocks, environments, other processes or addresses, what keeps something from
-one call to the next, what draws random numbers, what changes a setting or a module. Knows nothing about syntax.
+Deals in dotted names. Allowed is only what a kernel needs: computing from tensors, and launching. Everything else is
+refused, such as reading files, clocks, environments, other processes or addresses, keeping state between calls, random
+numbers, and changes of settings or modules. Knows nothing about syntax.
 """
 
 from __future__ import annotations

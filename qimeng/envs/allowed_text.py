@@ -1,14 +1,14 @@
-"""Whether the text of a kernel keeps to what kernels have a use for; if not, where and what to do instead.
+"""Checks that a kernel's text uses only allowed constructs; if not, gives the line and what to do instead.
 
-A result that is wrong after some number of calls, at some time of day, under another parent or outside a sandbox cannot
-be found by trying. So a text that no template printed may only compute from its arguments: it imports, calls and reads
-what is on a list (`qimeng.envs.allowed_names`), and keeps nothing from one call to the next. That is a rule about text:
+A program could be wrong only after many calls, at some time of day, under another parent process or outside a sandbox.
+No test run finds that. So untrusted text may only compute from its arguments. It may import, call and read only listed
+names (`qimeng.envs.allowed_names`), and keeps nothing between calls:
 
-- a file is imports, functions, small classes and constants; what a constant holds is read and never changed;
-- no attribute is set but in the `__init__` of one's own class; no `global`, no changeable defaults, no own decorators;
-- no private attributes, no addresses, no clocks, no random numbers, no names put together at run time.
+- a file holds imports, functions, small classes and constants, and constants are never changed;
+- attributes are set only in the `__init__` of their own class; no `global`, no mutable defaults, no own decorators;
+- no private attributes, addresses, clocks, random numbers, or names built at run time.
 
-Buffers made once from parameters belong into `prepare`. Deals in syntax trees and scopes; runs nothing.
+Buffers that are made once from parameters belong in `prepare`. Deals in syntax trees and scopes; runs nothing.
 """
 
 from __future__ import annotations

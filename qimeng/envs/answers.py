@@ -1,7 +1,7 @@
-"""What a worker says of itself, checked before it is used.
+"""Checks the replies of a worker before they are used.
 
-Deals in data that came as JSON from a process that is not trusted: each function gives a value of the type that is
-asked for, or fails with a `WorkerFailed` of class ``"protocol"``. Knows nothing about whether what is said is true.
+Deals in JSON from an untrusted process. Each function returns a value of the requested type, or raises `WorkerFailed`
+of class ``"protocol"``. Knows nothing about whether a reply is true.
 """
 
 from __future__ import annotations

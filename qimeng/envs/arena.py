@@ -1,8 +1,8 @@
-"""Memory that the judge and a process both reach, for the inputs and outputs of a batch of calls.
+"""Memory shared by the judge and a process, for the inputs and outputs of a batch of calls.
 
 Deals in places (offset, shape, strides, dtype) and bytes. On a GPU the memory is a tensor of the process that the judge
-maps; on the CPU it is a memory file that the judge reads and writes and never maps, so that nobody can pull it away
-under the judge. The judge says where everything lies. Knows nothing about what is called or how long it takes.
+maps; on the CPU it is a memory file that the judge reads and writes but never maps, so that the process cannot truncate
+it under the judge. The judge decides the layout. Knows nothing about the calls or their times.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from qimeng.spec import KernelSpec, perturb_parameters
 
 EAGER = "eager"
 SLOWER, SLOWER_MS = 1.25, 0.005
-"""How many times as long as when it was fastest, and how many milliseconds more, eager may take beside a candidate that
-stands still: what that left on the device runs on."""
+"""Eager may take this many times its fastest time, plus this many milliseconds, while a candidate stands still. If it
+takes longer, work that the candidate left on the device may still be running."""
 
 
 class Baseline:

@@ -1,9 +1,9 @@
-"""A batch of calls in a process, on inputs that the judge writes and with outputs where the judge reads them.
+"""A batch of calls in a process. The judge writes the inputs and reads the outputs.
 
-Deals in memory that the judge laid out (`qimeng.envs.arena`) and in one program. All that it says counts for nothing:
-the judge holds the clock, writes the inputs while it runs, and copies all outputs before it stops. On a GPU the calls
-can be queued before their inputs exist: the device waits for the judge's signal, so that the host's way to the device
-is no time of theirs. Knows nothing about times or verdicts.
+Deals in memory that the judge laid out (`qimeng.envs.arena`) and in one program. Its own reports do not count: the
+judge starts the clock, writes the inputs, copies all outputs and stops the clock. On a GPU the calls can be queued
+before their inputs exist. The device then waits for the judge's signal, so launch overhead on the host is not timed.
+Knows nothing about times or verdicts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Messages between a judge and the processes it does not trust.
 
-Deals in frames of bytes and open files over a Unix socket. What a judge sends may be any Python object (pickled: the
-receiver trusts it). What comes back is JSON and nothing else, at most `MAX_REPLY` long, so that reading a reply can
-run no code of the sender's: finite numbers of 64 bits, text without control characters, few levels. Knows nothing about
-what the messages mean.
+Deals in frames of bytes and open files over a Unix socket. The judge may send any Python object (pickled, since the
+receiver trusts it). Replies are only JSON of at most `MAX_REPLY` bytes, so reading one cannot run the sender's code:
+finite 64-bit numbers, text without control characters, few levels. Knows nothing about the meaning of messages.
 """
 
 from __future__ import annotations

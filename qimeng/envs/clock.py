@@ -1,4 +1,4 @@
-"""Where the time of an evaluation went.
+"""Records how long each part of an evaluation took.
 
 Deals in seconds by part. Knows nothing about what the parts do.
 """

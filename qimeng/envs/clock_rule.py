@@ -1,7 +1,7 @@
-"""What the judge's clock says about a time that was told: it agrees, it refutes it, or it cannot tell.
+"""Compares a reported time with the judge's clock: confirmed, refuted, or undecided.
 
-Deals in milliseconds of batches. A busy machine delays some batches, a cheat delays all, so the shortest of each kind
-counts; and what would be refuted or believed by chance is neither. Knows nothing about how they were measured.
+Deals in milliseconds of batches. A busy machine delays some batches, a cheat all of them, so the shortest of each kind
+counts. A result that noise could explain is undecided. Knows nothing about how batches are measured.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ RATIO = 0.5
 time must reach. In a batch parameters stay in the cache and in an event time they do not, so the two are not the
 same; but they are so for both programs."""
 SLACK_MS = {"cuda": 0.02, "cpu": 0.05}
-"""What the shortest of a few batches may be longer by chance."""
+"""Milliseconds by which the shortest of a few batches may be longer by chance."""
 CALL_MS = {"cuda": 0.001, "cpu": 0.015}
-"""What a call may take longer in a batch: its inputs were written by another process."""
+"""Milliseconds that a call may take longer in a batch, because another process wrote its inputs."""
 WORST_RELATION = 0.6
 """The least that eager's told time over what the clock says of it may count as, on a CPU."""
 LEAST = 0.2
-"""Share of a told time that the clock has to see at least: seeing less, it is not fit to judge."""
+"""Minimum share of a reported time that the clock must see. If it sees less, the clock is unreliable."""
 NOISE = 0.25
 """Share of a told time that two batches of calls that do nothing may differ by, for each call; or by which eager's time
 may be longer than it says."""

@@ -1,9 +1,9 @@
 """Compiling implementations ahead of time, in parallel, in processes that never touch a GPU.
 
-Deals in jobs, processes and what came of them: each implementation is compiled in a fresh process, so that one that
-hangs or crashes the compiler is a typed failure. Where the device is in this machine, the kernels land in Triton's
-cache, where workers find them. Knows nothing about how a kernel is compiled (a backend does that in the
-process, `qimeng.backend`), or about whether it is right or fast.
+Deals in jobs, processes and results. Each implementation is compiled in a fresh process, so a hang or crash of the
+compiler becomes a typed failure. Where the device is in this machine, the kernels land in Triton's cache, where workers
+find them. Knows nothing about how a kernel is compiled (a backend does that in the process, `qimeng.backend`), or about
+whether it is right or fast.
 """
 
 from __future__ import annotations

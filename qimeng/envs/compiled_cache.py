@@ -1,8 +1,8 @@
-"""Kernels compiled ahead are read where they were compiled, and written nowhere but in the process's own cache.
+"""Workers read kernels that were compiled ahead of time, but write only to their own cache.
 
-Deals in Triton's cache folders: one a compiled implementation, which only the process that compiled it could write, and
-which a worker reads for the program that it has loaded. So no candidate can put a kernel where another finds it. Knows
-nothing about what is in a cache.
+Deals in Triton's cache folders, one for each compiled implementation. Only the compiling process could write it; a
+worker reads those of its loaded program. So no candidate can replace another's kernel. Knows nothing about the content
+of a cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a computation says anything: would a constant pass for its result?
+"""Detects degenerate computations: would a constant pass as the result?
 
 Deals in the results of PyTorch eager, judged by KernelBench's own rule. Knows nothing about candidates. Such problems
 are flagged, not left out (KernelBench issue 165, https://github.com/ScalingIntelligence/KernelBench/issues/165).

@@ -1,4 +1,4 @@
-"""A spec from words: a language model writes the reference, a sandboxed process tries it, the user reads it.
+"""A spec from a description in words: a language model writes it, a sandboxed process runs it, the user reads it.
 
 Deals in asking, checking and asking again. The text runs in a process of its own, never in this one: the spec that
 comes back has not been executed here. Knows nothing about kernels.

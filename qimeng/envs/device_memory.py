@@ -1,11 +1,11 @@
-"""Memory of a GPU that another process made, opened piece by piece through CUDA's driver.
+"""Maps GPU memory of another process, piece by piece, through CUDA's driver.
 
 Deals in open files that each stand for a piece of device memory (`cuMemExportToShareableHandle`), and in mapping them
-one after another into this process. Every step is a call that answers with a code, and what was done is undone where
-one refuses: a file that is no memory, or memory smaller than was said, is an exception here and no more. PyTorch's own
-way (`_new_shared_cuda`) trusts what it is told: it follows a pointer into a shared counter, and ends the process where
-a piece cannot be mapped. The memory stays as long as it is mapped, whatever its maker does.
-Source: CUDA driver API, "Virtual Memory Management".
+one after another into this process. Every step is a call with an error code, and earlier steps are undone if one fails.
+So a file that is no memory, or memory that is too small, only raises an exception. PyTorch's own function
+(`_new_shared_cuda`) trusts its input: it follows a pointer into a shared counter, and ends the process if a piece
+cannot be mapped. The memory stays as long as it is mapped, whatever the other process does. Source: CUDA driver API,
+"Virtual Memory Management".
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Results that jump: where a number is next to a threshold, which values of an element are as right as expected.
+"""Results that jump at a threshold: which other values of an element are right too.
 
-Of `x > x.mean()`, a quantized product or `where(a @ b > 0, ...)`, an element falls on one side or the other by how the
-number in between was rounded, and an honest program rounds in another order. Such an element is as right with any value
-that the float64 run has where operands of the operators before are moved by a rounding, or between two of these. A
-program that compares inputs as they are rounds nothing: there, equal numbers are equal. Nor is there a choice where a
-single sum, product, quotient or root decides: IEEE arithmetic says what it is, and its floor is what eager or float64
-has (`Rounding`).
+In `x > x.mean()`, a quantized product or `where(a @ b > 0, ...)`, the rounding of an intermediate number can decide the
+result, and an honest program rounds in another order. Such an element may have any value that the float64 run gives
+when the operands of earlier operators are moved by one rounding, or a value between two of these. Comparisons of
+unchanged inputs round nothing, so they are exact. A single sum, product, quotient or root has one IEEE result, so its
+floor must equal eager's or float64's (`Rounding`).
 
 Deals in runs and their outputs. Knows nothing about specifications.
 """
@@ -28,9 +27,9 @@ from qimeng.graph.opgraph import Meta, Node, OpGraph
 from qimeng.graph.ops import CONVOLUTIONS, EXACT, GEMMS, JUMPS, RANDOM
 
 RUNS, LOOK_EVERY, FEW = 96, 8, 16
-"""Runs rounded anew at most; those between two looks; elements that may take all of them. An element that lies four
-deviations of an honest error from its threshold falls on the other side in a quarter of the runs, so that eight of them
-explain nine elements in ten: where more than half is left, and more than a few, the rest is refused."""
+"""Maximum number of newly rounded runs; runs between two checks; number of elements that may use all runs. An element
+four deviations of an honest error away from its threshold crosses it in a quarter of the runs, so eight runs explain
+nine elements in ten. If then more than half of the elements is unexplained, and more than a few, they are refused."""
 TF32_UNIT = 2.0**-11
 """Rounding unit of what mode ``"high"`` may round fp32 operands of products to."""
 

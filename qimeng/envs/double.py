@@ -1,4 +1,4 @@
-"""Computations in float64: their inputs, the dtypes that they name, and how inputs are moved, by one ulp or nearby.
+"""Computations in float64: their inputs, the dtypes in their code, and small changes of inputs (one ulp, or nearby).
 
 Deals in trees of tensors and in operators as they are called. Knows nothing about specifications or budgets.
 """

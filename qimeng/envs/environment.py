@@ -1,7 +1,7 @@
 """The Gymnasium environment: choosing optimizations as a decision problem.
 
-Deals in Gymnasium's interface. What a step does is for `qimeng.envs.session`, what it is worth for
-`qimeng.envs.reward`, what is seen for `qimeng.envs.observation`.
+Deals in Gymnasium's interface. `qimeng.envs.session` runs the steps, `qimeng.envs.reward` defines the reward,
+`qimeng.envs.observation` the observation.
 """
 
 from __future__ import annotations

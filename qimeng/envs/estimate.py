@@ -1,7 +1,7 @@
-"""The evaluator for a machine without the device: compiled for it, checked in an interpreter, timed by a model.
+"""The evaluator for a machine without the device: it cross-compiles, checks in an interpreter, and times by a model.
 
-Deals in the order of these gates and in which alternative is kept. Every time it gives says `estimated`. Knows nothing
-about how kernels are compiled, interpreted or modelled: it asks those who do.
+Deals in the order of these gates and in which alternative is kept. Every time it gives says `estimated`. Other modules
+compile, interpret and model kernels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Removing folders that foreign code has filled.
+"""Removes folders that untrusted code has filled.
 
-Deals in names and open folders. Folders in folders may be deeper than a path or a stack is long, names may be anything,
-and none of that may stop whoever tidies up. Knows nothing about what is in them.
+Deals in names and open folders. Folders may be nested deeper than paths or the stack allow, and names may hold any
+bytes. Neither may stop the removal. Knows nothing about the content.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The fork server's own process: it has everything imported, forks when told to, and buries what ends.
+"""The fork server's process: it imports everything once, forks on request, and cleans up ended children.
 
-Deals in process ids. The server never touches CUDA, so its children may; each is a session of its own, and what it
-leaves behind is killed when it ends. When the judge goes, so does the server, and with it every child. Knows nothing
-about what a process computes, or what the layers of a sandbox forbid.
+Deals in process ids. The server never uses CUDA, so its children can. Each child is its own session, and processes that
+it leaves behind are killed when it ends. When the judge ends, the server and all children end too. Knows nothing about
+what a process computes, or about the layers of a sandbox.
 """
 
 from __future__ import annotations

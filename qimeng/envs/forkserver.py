@@ -1,8 +1,7 @@
 """Fresh processes in milliseconds: a server that has torch and triton loaded and forks on request.
 
-Deals in processes as the judge sees them: starting them, asking them, hearing how they ended, ending them with
-everything they started. Knows nothing about what a process computes, or about forking: `qimeng.envs.fork_loop` runs in
-the server.
+Deals in processes as the judge sees them: start, request, exit status, and ending them with all their children. Knows
+nothing about what a process computes. `qimeng.envs.fork_loop` does the forking, in the server.
 """
 
 from __future__ import annotations

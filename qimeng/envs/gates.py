@@ -1,7 +1,7 @@
 """One evaluation: a program, or the alternatives of a patch, through the gates.
 
-Deals in the order of the gates, in which alternatives go on, and in what a refusal says. Knows nothing about how
-kernels are compiled, outputs compared or times taken: it asks those who do.
+Deals in the order of the gates, the choice of alternatives, and the text of refusals. Other modules compile kernels,
+compare outputs and measure times.
 """
 
 from __future__ import annotations

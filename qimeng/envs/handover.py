@@ -1,9 +1,9 @@
-"""Tensors that go from one process to another that does not trust it.
+"""Tensors passed from an untrusted process to the judge.
 
-Deals in open files beside plain data. On a GPU a tensor stays where it is: its memory's pieces go over as files, which
-the receiver maps (`qimeng.envs.device_memory`). On the CPU its bytes go over in a memory file, which is read, never
-mapped, so that a sender cannot pull it away under the reader. Every field of what came is checked before it is used,
-and what does not fit is `Malformed`. Knows nothing about what the values should be.
+Deals in open files beside plain data. On a GPU a tensor stays in place. The pieces of its memory are passed as files,
+which the receiver maps (`qimeng.envs.device_memory`). On the CPU its bytes are passed in a memory file, which is read
+but never mapped, so that the sender cannot truncate it during the read. Every field is checked before use, and wrong
+ones raise `Malformed`. Knows nothing about the right values.
 """
 
 from __future__ import annotations

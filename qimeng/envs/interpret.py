@@ -1,8 +1,8 @@
-"""Is a program right? Answered without a GPU: its kernels run in Triton's interpreter at a reduced size.
+"""Checks a program without a GPU: its kernels run in Triton's interpreter at a reduced size.
 
 Deals in the reduced specification, the program printed again for it, and a verdict by the same rule as on a GPU
-(`qimeng.envs.judge`). Knows nothing about compiling or timing. What the interpreter cannot show stays unchecked: races,
-reads out of bounds, the truncated accumulators of tensor cores, masks that only the full size has.
+(`qimeng.envs.judge`). Knows nothing about compiling or timing. The interpreter cannot show, so these stay unchecked:
+races, reads out of bounds, the truncated accumulators of tensor cores, masks that only the full size has.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The process in which candidates run where there is no GPU: the worker, with kernels run by Triton's interpreter.
 
-Deals in what Triton's interpreter gets wrong or lacks, so that what comes out is what a GPU would give: rounding to
-bf16, products of bf16 operands, operands that tensor cores cut to TF32, approximate units, autotuned kernels. Knows
-nothing about specifications or verdicts. Must be started with ``TRITON_INTERPRET=1`` in the environment, in a process
-that has not imported Triton.
+Corrects and completes Triton's interpreter so that results match a GPU's: rounding to bf16, products of bf16 operands,
+operands that tensor cores cut to TF32, approximate units, autotuned kernels. Knows nothing about specifications or
+verdicts. Must be started with ``TRITON_INTERPRET=1`` in the environment, in a process that has not imported Triton.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The verdict on what a candidate hands over.
+"""The verdict on a candidate's outputs.
 
 Deals in trials, a worker's answers and budgets: structure, values, changed inputs, buffers, memory shared by two calls.
-The judge's own clock is in `qimeng.envs.outer_clock`. Which check covers which way to be wrong is listed in
-`docs/judging.md`. Knows nothing about gates, patches or compilers.
+The judge's own clock is in `qimeng.envs.outer_clock`. `docs/judging.md` lists all checks. Knows nothing about gates,
+patches or compilers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Verdict:
         accuracy: errors beside their budgets, of the output nearest to (or farthest above) its budget.
         failure: class of the failure; None where everything is right.
         error: why, in words.
-        notes: what is to be said of a program that is right.
+        notes: remarks on a program that is right.
     """
 
     accuracy: Accuracy | None = None

@@ -1,10 +1,9 @@
-"""Which kernels of a call are the candidate's own, and what share of the time they take.
+"""Finds the candidate's own kernels in a call, and their share of the time.
 
-Deals in names and milliseconds of kernels, as PyTorch's profiler tells them; where a name proves nothing, the judge
-gives kernels other ones (`qimeng.envs.secret_names`). A region that is said to be generated has
-to be computed by kernels of its own: what a vendor's library, PyTorch or another compiler launches is none, and a
-kernel that is launched for show takes no time. Copies and fills by the driver count for nobody. Knows nothing about how
-a program was made.
+Deals in names and milliseconds of kernels from PyTorch's profiler. If names could mislead, the judge renames kernels
+first (`qimeng.envs.secret_names`). A generated region must be computed by its own kernels. Kernels of a vendor's
+library, PyTorch or another compiler do not count, and a dummy kernel takes no time. Copies and fills by the driver are
+ignored. Knows nothing about how a program was made.
 """
 
 from __future__ import annotations

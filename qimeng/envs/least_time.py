@@ -1,8 +1,8 @@
-"""Times that cannot be, and times that need a word.
+"""Times that are impossible, and times that need a note.
 
-Deals in a graph and a device's datasheet. Below the time that the bytes take only a mistake or a cheat goes, so it
-counts what must certainly be moved and nothing else. Below the time that the arithmetic takes goes algebra as well,
-which is said and not refused. Knows nothing about measurements.
+Deals in a graph and a device's datasheet. A time below that of the memory traffic can only be a mistake or a cheat, so
+only bytes that must move are counted. A time below that of the arithmetic may come from algebra, so it is noted, not
+refused. Knows nothing about measurements.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PARTIAL = frozenset(
 
 
 def least_ms(graph: OpGraph, device: Device) -> float:
-    """Milliseconds below which no right result can be made.
+    """A lower bound in milliseconds for any right result.
 
     Inputs count where an operator reads all of them; parameters do not, since they may be folded or packed beforehand.
     Outputs count as far as they do not fit the L2 cache.

@@ -1,7 +1,8 @@
-"""Errors beside what an element should be compared with: its row, its column, itself.
+"""Errors of an element relative to its row, its column and itself.
 
-A number that is small beside its row's largest is not seen relative to the row; relative to its column it may be, and
-where every row and column has large ones, relative to itself. Both are taken of a sample of rows and columns.
+An error in an element that is small in its row does not show relative to the row. It may show relative to the column.
+If every row and column has large elements, it shows relative to the element itself. The last two use a sample of rows
+and columns.
 
 Deals in tensors of one output. Knows nothing about budgets.
 """
@@ -15,14 +16,15 @@ from functools import cache
 import torch
 
 SAMPLE = 1 << 18
-"""Elements looked at relative to themselves and to their columns: rows and columns of larger outputs are drawn."""
+"""Sample size for errors relative to elements and columns; rows and columns of larger outputs are drawn."""
 
 FEWEST = 16
-"""Elements of an axis whose root mean square says how large they should be, and of an output whose quantiles do."""
+"""Minimum length of an axis for using its root mean square as the scale, and minimum size of an output for using its
+quantiles."""
 
 SHARE = 0.75
-"""Share of the elements whose own relative error counts. A sum whose terms cancel, or a function near one of its zeros,
-has few correct digits in any order and by any good formula, and no output is mostly that."""
+"""Share of the elements whose own relative error counts. Sums that cancel, and functions near a zero, have few correct
+digits with any order or formula. No output consists mostly of these."""
 
 OF_MEDIAN = 2.0**-13
 """Share of an ulp of the median magnitude below which a number is not told from zero (`accuracy.OF_ALL`)."""

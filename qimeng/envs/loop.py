@@ -1,7 +1,7 @@
-"""A whole optimization: search within the budget, then verify the winner again and walk back where it fails.
+"""A whole optimization: search within the budget, verify the winner again, fall back to earlier programs if it fails.
 
-Deals in the order of things and in which program is returned. Knows nothing about how programs are chosen (a search
-does that), written or judged.
+Deals in the order of the phases and the choice of the returned program. Knows nothing about how programs are chosen (a
+search does that), written or judged.
 """
 
 from __future__ import annotations

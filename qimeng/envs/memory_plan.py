@@ -1,8 +1,8 @@
-"""How the judge holds a reference and a worker in a device's memory.
+"""Plans how a reference and a worker fit into a device's memory.
 
-Deals in bytes. The reference in float64 takes two or four times the memory of the computation itself, beside a worker
-that holds inputs and outputs of its own; what does not fit is held in another way, and the last resort is no float64 at
-all. Knows nothing about tensors or about what is computed.
+Deals in bytes. The float64 reference takes two or four times the memory of the computation, next to a worker with its
+own inputs and outputs. If it does not fit, it is held on the host or in smaller parts. The last resort is no float64
+reference. Knows nothing about tensors or the computation.
 """
 
 from __future__ import annotations

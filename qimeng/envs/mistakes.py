@@ -1,4 +1,4 @@
-"""What a wrong output looks like, in words that help to find the mistake.
+"""Describes a wrong output in words that help to find the mistake.
 
 Deals in the places of wrong elements and in simple relations between two tensors. Knows nothing about verdicts.
 """

@@ -1,8 +1,8 @@
-"""Whether templates and PyTorch alone wrote a program, as far as this process can tell for itself.
+"""Decides whether only templates and PyTorch wrote a program, without trusting any record.
 
-A program that was read from a file or from a store says which schedule it was printed from. That is a claim: the
-template prints the region again, and what is not the same text is someone else's. Deals in programs and templates.
-Knows nothing about what follows from the answer.
+A program from a file or a store names the schedule of each kernel. That is only a claim. So the template prints the
+region again, and any other text counts as untrusted. Deals in programs and templates. Knows nothing about the
+consequences.
 """
 
 from __future__ import annotations

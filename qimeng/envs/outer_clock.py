@@ -1,10 +1,10 @@
-"""The judge's own clock: how long batches of calls take, seen from outside the process that makes them.
+"""The judge's own clock: times batches of calls from outside the process that runs them.
 
-Deals in batches of a candidate, of eager and of calls that do nothing, all with the same inputs and by the same
-protocol, in milliseconds of this process. The clock starts, the inputs are written, the signal is given, all outputs
-are copied, the clock stops: whatever a process did to its own clocks, tables or memory, work that it did not do in this
-span has no right result to show. Which outputs are looked at is drawn after all were copied. The last word on a time is
-`decide`. Knows nothing about events.
+Deals in batches of a candidate, of eager and of empty calls, all with the same inputs and protocol, in milliseconds of
+this process. The clock starts, the inputs are written, the signal is given, all outputs are copied, the clock stops. A
+process may change its own clocks, tables or memory, but it cannot have a right result without doing the work in this
+span. The outputs to check are drawn after all were copied. `decide` has the last word on a time. Knows nothing about
+events.
 """
 
 from __future__ import annotations

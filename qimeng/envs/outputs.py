@@ -1,7 +1,7 @@
-"""What a call returned, described in words that can be compared.
+"""Describes what a call returned, so that descriptions can be compared.
 
-Deals in pytrees of tensors. A description that another process sent is checked. Knows nothing about what the values
-should be, or how tensors go from one process to another (`qimeng.envs.handover`).
+Deals in pytrees of tensors. A description from another process is validated. Knows nothing about what the values should
+be, or how tensors go from one process to another (`qimeng.envs.handover`).
 """
 
 from __future__ import annotations

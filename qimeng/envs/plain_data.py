@@ -1,4 +1,4 @@
-"""Plain data that came from a process that is not trusted, as the record that it should be.
+"""Turns plain data from an untrusted process into the expected record.
 
 Deals in dataclasses whose fields are text, numbers, flags, tuples and other such records: every value must have the
 type that the field says. Knows nothing about what the values mean.

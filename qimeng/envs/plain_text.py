@@ -1,7 +1,7 @@
-"""Text of foreign code, made harmless for terminals, files and prompts.
+"""Makes text from untrusted code harmless for terminals, files and prompts.
 
-Deals in characters. What a candidate prints, raises or names may hold sequences that move a terminal's cursor, set its
-title, or turn the direction of what follows. Each such character is shown as its code instead.
+Deals in characters. A candidate's output, errors and names may contain sequences that move a terminal's cursor, set its
+title, or reverse the text direction. Each such character is replaced by its code.
 """
 
 from __future__ import annotations

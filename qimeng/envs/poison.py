@@ -1,4 +1,4 @@
-"""Memory whose content shows where it is read without right: fresh memory, and the neighbourhood of inputs.
+"""Fills fresh memory and the surroundings of inputs with NaN, so that wrong reads show in the result.
 
 Deals in bytes that are NaN in any floating dtype. Knows nothing about programs or verdicts.
 """

@@ -1,8 +1,8 @@
-"""Which operators of a module draw random numbers, and the same draws again.
+"""Finds the operators of a module that draw random numbers, and repeats their draws.
 
-Deals in a module's run, watched for operators that PyTorch itself marks as seeded. What one run drew can be given to
-another one in a different dtype, so that a computation with dropout has a float64 result like any other. Knows nothing
-about what the operators are used for.
+Deals in a module's run, watched for operators that PyTorch itself marks as seeded. The draws of one run can be reused
+in a run with a different dtype. So a computation with dropout has a float64 result like any other. Knows nothing about
+the use of the operators.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Which of two judged programs is the better one, and which gains are real.
+"""Compares judged programs: which one is better, and which gains are real.
 
-Times are compared as shares of eager's, which was timed in turns with each: the same program takes up to 12 % longer
-where the driver gives it other memory (measured on an H200), and eager then does too. Deals in times, their
-uncertainty, and the share of the GPU time that generated kernels take. Knows nothing about searches or about how times
-are taken.
+Times are compared relative to eager's, which was timed in turns with each program. The same program can take up to 12 %
+longer in other memory (measured on an H200), and eager then does too. Deals in times, their uncertainty, and the share
+of the GPU time that generated kernels take. Knows nothing about searches or about how times are taken.
 """
 
 from __future__ import annotations

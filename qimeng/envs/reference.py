@@ -1,8 +1,7 @@
-"""What is right: float64 results, eager's own error, and the budget that follows from it.
+"""The reference: float64 results, eager's own error, and the budget that follows.
 
 Deals in one specification: makes trials (inputs and parameters from secret seeds, with what the outputs should be).
-Lives with the judge; nothing in here goes to a worker but the seeds of the trial at hand. Knows nothing about
-candidates.
+It stays in the judge's process. A worker gets only the seeds of the current trial. Knows nothing about candidates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is to be said of a specification beside every result.
+"""Remarks about a specification that belong to every result.
 
 Deals in what a look at the reference found, in sentences. Knows nothing about candidates.
 """

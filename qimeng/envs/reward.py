@@ -1,8 +1,8 @@
 """Rewards: what a planner is trained to do.
 
-Deals in numbers made from what a step found out. Knows nothing about programs, nor about how times are compared: that
-is `qimeng.envs.ranking`'s, so that what a planner is paid for is what a search prefers. Each reward is an object with
-its formula in its docstring; it is reset at the start of an episode and may be copied in the middle.
+Deals in numbers made from what a step found out. Knows nothing about programs. `qimeng.envs.ranking` compares times, so
+rewards and searches prefer the same programs. Each reward is an object with its formula in its docstring; it is reset
+at the start of an episode and may be copied in the middle.
 """
 
 from __future__ import annotations

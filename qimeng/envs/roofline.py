@@ -1,8 +1,8 @@
 """An analytic model of how long PyTorch takes: each operator a kernel that moves its bytes and does its arithmetic.
 
 Deals in a graph's sizes and a device's datasheet; the shares of the datasheet's rates that kernels reach are named
-constants, with where they were measured. Knows nothing about generated kernels (`qimeng.envs.kernel_time` does).
-Everything it says is an estimate, for machines without the device; it is never compared with a measured time.
+constants, each with its measurement. Knows nothing about generated kernels (`qimeng.envs.kernel_time` does). Everything
+it says is an estimate, for machines without the device; it is never compared with a measured time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""NVIDIA's compute-sanitizer on a program: accesses out of bounds, races in shared memory, reads of what nobody wrote.
+"""Runs NVIDIA's compute-sanitizer on a program: out-of-bounds accesses, races in shared memory, uninitialized reads.
 
-Deals in one tool, one program and the tool's report. The program runs in a process of its own under the tool, on inputs
-of its specification, without PyTorch's memory pool, so that every tensor has bounds. Tool and program are in a full
-sandbox together, but for sockets in a network of their own, by which they speak. Reports on kernels that are not the
-program's (cuBLAS, PyTorch) refuse nothing. Knows nothing about the gates before.
+Deals in one tool, one program and the tool's report. The program runs in its own process under the tool, on inputs of
+its specification. PyTorch's memory pool is off, so every tensor has bounds. Tool and program share a full sandbox, with
+sockets in a private network for their communication. Findings in other kernels (cuBLAS, PyTorch) do not refuse the
+program. Knows nothing about earlier gates.
 """
 
 from __future__ import annotations

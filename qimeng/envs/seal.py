@@ -1,9 +1,9 @@
-"""Whether foreign code has changed what others in its process rely on.
+"""Detects whether untrusted code changed names that other code in its process relies on.
 
-Deals in names and what they stood for before foreign code came: functions, classes and modules in the namespaces of
-PyTorch, of this library and of the standard library's clocks, messages and numbers. A check by the process that is
-checked cannot be the last word, and is not: values are compared and clocks are read by the judge. It says which name
-was changed, also where that did no harm yet. Knows nothing about verdicts.
+Deals in names and their values before untrusted code was loaded: functions, classes and modules of PyTorch, of this
+library, and of the standard library's clocks, messages and numbers. This check runs in the checked process, so it is
+not decisive: the judge compares values and reads clocks itself. It names each changed name, even if the change did no
+harm yet. Knows nothing about verdicts.
 """
 
 from __future__ import annotations

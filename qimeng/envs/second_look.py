@@ -1,16 +1,14 @@
-"""A second look at a result that is just out of bounds: how far off is eager on inputs nearby?
+"""A second look at a result just outside its budget: how large is eager's error on inputs nearby?
 
-Eager's error on one trial is partly luck: of a small output, a few roundings decide it, so that an honest program that
-rounds elsewhere is now and then out of bounds. The design's "worst over the trials" is therefore taken over trials that
-are alike: the same distribution and parameters, inputs nearby (`qimeng.envs.double.nearby`), whose roundings all fall
-out anew, each with a float64 result of its own; how far eager is from that is told relative to the result in question,
-whose terms may nearly cancel where those of its neighbours do less. Trials of another
-distribution have no say: eager's errors there may be larger by orders of magnitude, and a program that is wrong on
-inputs on which eager is good would hide behind them. Nor have fresh draws of the same distribution, among which one is
-badly conditioned now and then. What a cheat gains is what eager's own error varies by on the inputs at hand: little for
-a large output, whose figures are those of many roundings already.
+Eager's error on one trial is partly luck. In a small output a few roundings decide it, so an honest program that rounds
+elsewhere is sometimes out of bounds. The budget is therefore the worst over similar trials: the same distribution and
+parameters, and inputs nearby (`qimeng.envs.double.nearby`) with new roundings and their own float64 result. Eager's
+error there is measured relative to the result in question, whose terms may cancel more than those of its neighbours.
+Other distributions are not used: eager's errors there may be larger by orders of magnitude, and a wrong program could
+hide behind them. Nor are fresh draws of the same distribution, since some are badly conditioned. A cheat gains at most
+the variation of eager's own error on these inputs. That is little for a large output, which averages many roundings.
 
-Deals in errors and in when to go on looking. Knows nothing about how trials are made.
+Deals in errors and in when to stop. Knows nothing about how trials are made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A program whose kernels bear names that nobody knew before, so that a profiler's list tells them by their code.
+"""Gives a program's kernels secret names, so that a profiler's list identifies their code.
 
-Deals in the text of generated implementations. A kernel that is called like a library's, or a library's that is called
-like a candidate's, has another name than the one that its text was given here. Knows nothing about profilers.
+Deals in the text of generated implementations. A candidate's kernel with a library's name, or a library's kernel with a
+candidate's name, does not have the name given here. Knows nothing about profilers.
 """
 
 from __future__ import annotations

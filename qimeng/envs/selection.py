@@ -1,4 +1,4 @@
-"""Outputs that select (argmax, top-k, sort): which values the indices stand for.
+"""Outputs that select (argmax, top-k, sort): the values that their indices select.
 
 Deals in a module's run, watched for the operator that yields one of its integer outputs. Knows nothing about budgets.
 """

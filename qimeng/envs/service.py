@@ -1,4 +1,4 @@
-"""The loop in a process that answers a judge's commands, and the names of what can go wrong in it.
+"""The loop in a worker that answers the judge's commands, and the classes of its failures.
 
 Deals in commands (a name and arguments), answers (JSON, open files) and exceptions. Knows nothing about what the
 commands do.

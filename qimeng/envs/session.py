@@ -1,7 +1,7 @@
-"""One optimization under way: write, verify, advance or roll back.
+"""One running optimization: write, verify, advance or roll back.
 
 Deals in states (immutable, linked to the state they came from), attempts and budgets. `Session.step` is the only place
-where a program changes. Knows nothing about who chooses the actions, or how a program is written or judged.
+where a program changes. Knows nothing about the choice of actions, or how programs are written and judged.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The fork servers that all evaluators of a process share: importing torch takes seconds, forking milliseconds.
 
-Deals in which servers there are, one for each list of imports, and in their end with the process.
+Deals in the list of servers, one for each list of imports, and ends them with the process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which region takes how much of the GPU time, and so which actions matter most.
+"""The share of GPU time of each region, which shows the actions that matter most.
 
 Deals in milliseconds a region: measured where known, carried over where only the partition changed, else the roofline
 bound. Knows nothing about steps, rewards or kernels.

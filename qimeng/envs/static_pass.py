@@ -1,11 +1,10 @@
-"""What the text of a candidate gives away, before anything runs.
+"""Static analysis of a candidate's text, before anything runs.
 
-Deals in syntax trees. Names are followed through imports, aliases and `getattr` with a constant; what is put together
-at run time is not seen, so that a clean text proves nothing: this is a cheap first filter, which puts what looks bad
-last among the alternatives of a patch, and advice to a coder, which stands beside an evaluation's error or in its
-notes. A refusal is another matter: text that no template printed keeps to a list of what kernels have a use for
-(`qimeng.envs.allowed_text`, asked by `forbidden`), since what happens after some calls, or elsewhere, no check that ran
-can show. Knows nothing about processes, values or times.
+Deals in syntax trees. Names are followed through imports, aliases and `getattr` with a constant. Names built at run
+time are not seen, so a clean text proves nothing. This is a cheap first filter: it sorts suspicious alternatives of a
+patch last, and its advice appears with an evaluation's error or in its notes. Refusals are separate: `forbidden` checks
+that untrusted text uses only allowed constructs (`qimeng.envs.allowed_text`), because no test run shows what happens
+after many calls or elsewhere. Knows nothing about processes, values or times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A task: what is optimized, for which device, by whom it is written and by whom it is judged.
+"""A task: the computation, the device, the coder and the judge.
 
 Deals in the parts that a step loop needs, put together once. Knows nothing about steps.
 """

@@ -1,7 +1,7 @@
-"""Whether a GPU was held back by heat or power while something was timed, as its management library (NVML) says.
+"""Detects with NVML whether heat or power throttled a GPU during a measurement.
 
-Deals in NVML's bits of reasons, read over and over by a thread of the judge, which is idle meanwhile. Through ctypes:
-the library comes with the driver. Knows nothing about what is timed or what follows.
+Deals in NVML's throttle reasons, polled by a thread while the judge is idle. It uses ctypes, since the library comes
+with the driver. Knows nothing about the measurement or its consequences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLOWED = {
 }
 """Bit to why clocks are lower than they should be (`nvmlClocksEventReasons`, nvml.h); measuring again may help."""
 POWER_CAP = 0x04
-"""Clocks are lower because the board's power limit is reached: what heavy kernels do to every GPU, eager's too."""
+"""Clocks are lower because the board reached its power limit. Heavy kernels always cause this, eager's too."""
 _READERS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 """The function's name, and its name before driver 535."""
 

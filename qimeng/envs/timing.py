@@ -1,11 +1,10 @@
-"""How long a call takes.
+"""Measures how long a call takes.
 
 Deals in calls, clocks and samples in milliseconds. On a GPU: L2 flushed, synchronized, start event, call, end event,
-then everything on the device drained. The device is kept busy for 0.1 ms before the start event, so that it is not the
-host's way to the first kernel that is timed (KernelBench's fill of 256 MB before the event gives the host as much).
-Every call has inputs of its own, so that nothing can be answered from an earlier
-one. What runs where the events do not see it (another stream) is time all the same. Knows nothing about what is called
-or whether it is right.
+then everything on the device drained. The device is kept busy for 0.1 ms before the start event, so that the launch
+delay of the first kernel is not timed. (KernelBench's fill of 256 MB before the event has the same effect.) Every call
+has its own inputs, so no result can be reused. Work that the events do not see, such as on another stream, counts as
+well. Knows nothing about the call or its correctness.
 """
 
 from __future__ import annotations

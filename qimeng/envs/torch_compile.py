@@ -1,4 +1,4 @@
-"""torch.compile's programs of one specification, made ready in the background and timed on request.
+"""Programs of torch.compile for one specification, compiled in the background and timed on request.
 
 Deals in modes of torch.compile: a process for each, so that one that takes too long can be ended without the others.
 The judge's side is `TorchCompile`; `compile_module` runs in the process. Knows nothing about candidates.

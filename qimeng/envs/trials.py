@@ -1,4 +1,4 @@
-"""Trials: what one draw of inputs and parameters should give, and a pool that keeps some for later candidates.
+"""Trials: draws of inputs and parameters with their expected results, and a pool that reuses them.
 
 Deals in draws and expected tensors. Knows nothing about how they are computed.
 """

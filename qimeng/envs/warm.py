@@ -1,4 +1,4 @@
-"""What every process that compiles or launches kernels needs, done once in the server that it is forked from.
+"""Preparation for processes that compile or launch kernels, done once in the server they are forked from.
 
 Deals in the server's shared folder and in asking each backend. Knows nothing about languages.
 """

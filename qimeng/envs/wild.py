@@ -1,6 +1,6 @@
-"""When a trial on wild inputs says something: huge numbers, mixed units, what is not finite.
+"""Decides whether a trial on extreme inputs is meaningful: huge numbers, mixed units, infinities and NaN.
 
-Deals in what eager and float64 made of the inputs of one trial. Knows nothing about candidates.
+Deals in the results of eager and float64 on one trial. Knows nothing about candidates.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from qimeng.envs import accuracy
 from qimeng.envs.accuracy import Expected
 
 LOST = 2.0**-6
-"""Error of eager's from which it has lost everything itself."""
+"""Error from which eager's own result is useless."""
 
 ATTEMPTS = 3
-"""Draws of wild inputs until the distribution is dropped."""
+"""Draws of extreme inputs until the distribution is dropped."""
 
 
 def says_nothing(distribution: str, outputs: Iterable[Expected], not_finite: float) -> bool:
-    """Whether a trial is to be left out: eager is far off, or what overflows hangs on the order of sums.
+    """Whether to skip a trial: eager is far off, or the order of a sum decides whether it overflows.
 
     Args:
         distribution: of the inputs.
@@ -37,7 +37,7 @@ def says_nothing(distribution: str, outputs: Iterable[Expected], not_finite: flo
 
 
 def overflowing(distribution: str, run: Callable[[], Any]) -> tuple[Any, float]:
-    """What eager returns, and 1 where huge inputs overflowed in between, which a result that selects may hide; else 0.
+    """What eager returns, and 1 if huge inputs overflowed in an intermediate value, which a selection may hide; else 0.
 
     Args:
         distribution: of the inputs.

@@ -1,7 +1,7 @@
-"""The output of a timed call, kept to be looked at: which call, is drawn after the call.
+"""Keeps the output of a timed call for a check. The call is drawn after it ran.
 
-Deals in numbers of calls, seeds and copies of outputs. A program that is right only as long as nobody measures cannot
-know which of its calls counts. Knows nothing about what the outputs should be.
+Deals in numbers of calls, seeds and copies of outputs. So a program cannot know which of its calls will be checked.
+Knows nothing about the expected outputs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The process in which candidates run.
 
-Deals in one specification and the candidates for it: making inputs from seeds that it is told one at a time, calling,
-timing, and handing over what came out. It knows no reference values and passes no verdict: that is the judge's part.
+Deals in one specification and the candidates for it: it makes inputs from seeds that it receives one at a time, calls,
+times, and hands over the outputs. It knows no reference values and gives no verdict; the judge does.
 """
 
 from __future__ import annotations

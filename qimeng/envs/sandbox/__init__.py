@@ -1,4 +1,4 @@
-"""Layers around a process in which foreign code runs; `Sandbox` enters them.
+"""The layers around a process that runs untrusted code; `Sandbox` enters them.
 
 One layer a file: `surroundings` (folder, environment, open files), `network`, `limits`, `privileges`, `landlock`,
 `seccomp`.

@@ -1,4 +1,4 @@
-"""Which files a process may open, enforced by the kernel's landlock: reads where programs live, writes at home.
+"""Limits the files that a process may open, with landlock: it reads programs and writes only its own folder.
 
 Deals in rights on files and folders, on devices, on TCP ports, and in signals and abstract sockets to processes
 outside, as far as the kernel's version of landlock knows them. A process under landlock can also not trace, nor read

@@ -1,4 +1,4 @@
-"""What every layer of the sandbox shares: how one says that it cannot be had, and a thin way to the C library.
+"""Shared by all layers of the sandbox: the error for an unavailable layer, and a thin wrapper of the C library.
 
 Deals in errors and numbers of system calls' errors. Knows nothing about what a layer forbids.
 """

@@ -1,7 +1,7 @@
-"""A network of the process's own, with nothing in it, not even a loopback interface that is up unless it is asked for.
+"""An empty network namespace for the process. Even the loopback interface is down unless requested.
 
-Deals in namespaces (unshare). Root makes one directly; others inside a user namespace of their own, where the kernel
-allows it, in which they stay who they are. Knows nothing about sockets that are open already.
+Deals in namespaces (unshare). Root creates one directly. Other users create it inside a user namespace, if the kernel
+allows that, and keep their user id. Knows nothing about sockets that are already open.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where programs live: the files that Python, PyTorch, Triton's compilers and CUDA's driver need to read or open.
+"""The files that Python, PyTorch, Triton's compilers and CUDA's driver need to read or open.
 
 Deals in lists of paths of this machine. Homes, temporary folders, `/run`, most of `/etc`, the judge's own folders, the
 folder that the user works in and other folders of the user's own modules are not among them: a specification's own

@@ -1,4 +1,4 @@
-"""Rights that a process gives up for good: those of root, and those that a set-uid program would give it.
+"""Rights that a process drops permanently: those of root, and those gained through set-uid programs.
 
 Deals in Linux capabilities and two switches of prctl. The process stays readable for others of its user (dumpable):
 PyTorch's expandable segments reach the judge through `pidfd_getfd`, which asks for that. Knows nothing about files.

@@ -1,7 +1,7 @@
-"""The layers together: which of them a process enters, in which order, and what it is told of each.
+"""Combines the layers: which ones a process enters, in which order, with which arguments.
 
-Deals in names of layers. Each is entered where this machine has it and is otherwise skipped and said, so that the same
-code runs anywhere; what was entered stands in the result. Knows nothing about how a layer works.
+Deals in names of layers. A layer that this machine lacks is skipped and reported, so the same code runs anywhere. The
+result lists the active layers. Knows nothing about how a layer works.
 """
 
 from __future__ import annotations

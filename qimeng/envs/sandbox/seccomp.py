@@ -1,7 +1,8 @@
-"""Which system calls a process may make: all that computing, compiling and CUDA need, none that reach further.
+"""Limits the system calls of a process to those that computing, compiling and CUDA need.
 
-Deals in a small program for the kernel's filter (classic BPF), which it checks at every call. A refused call fails with
-an error, so that libraries that only try go on. Knows nothing about files, which are landlock's. Source: seccomp(2).
+Deals in a small program for the kernel's filter (classic BPF), which it checks at every call. A refused call returns an
+error, so libraries that only probe for it continue. Knows nothing about files, which are landlock's. Source:
+seccomp(2).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A folder of shared memory of the process's own, small, that goes with the process.
+"""A small private folder of shared memory, removed with the process.
 
-Deals in a mount namespace and a file system in memory over `/dev/shm`. What others keep there is neither seen nor
-reached. Needs the rights that a network of one's own needs, and comes after it. Knows nothing about memory files
+Deals in a mount namespace and a file system in memory over `/dev/shm`. The process cannot see or reach others' files
+there. It needs the same rights as the private network, and comes after it. Knows nothing about memory files
 (`memfd_create`), which the fork server counts.
 """
 

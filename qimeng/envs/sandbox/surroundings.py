@@ -1,7 +1,7 @@
-"""What a process finds around itself: its folder, its environment, its open files.
+"""The surroundings of a process: its folder, environment and open files.
 
-Deals in making all of these its own, so that nothing is inherited but what it is given and no cache is shared unless
-it is named. Knows nothing about rights: a process could leave its folder, were it not for the other layers.
+Makes all of these private: the process inherits only what it is given, and shares only named caches. Knows nothing
+about rights; other layers keep a process in its folder.
 """
 
 from __future__ import annotations

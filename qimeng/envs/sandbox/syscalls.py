@@ -1,4 +1,4 @@
-"""Numbers of the system calls that the filter speaks of, for each architecture.
+"""Numbers of the filtered system calls, for each architecture.
 
 Deals in data only: kernel headers (asm/unistd_64.h, asm-generic/unistd.h); a test holds them against libseccomp's.
 """
