@@ -221,6 +221,8 @@ def _export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict
             return made, others
         except Exception as error:  # torch.export raises many classes of its own, none of them public
             first, name = str(error).strip().splitlines() or [""], type(error).__name__
+            if "Expected a real tensor" in first[0]:  # parameters of modules that the module does not know as its own
+                raise ValuesNeeded("the module holds parameters that are not in its state_dict") from error
             plain = "what it does depends on the values of a tensor; " if "DataDependent" in name else ""
             refused = CaptureError(f"torch.export: {plain}{name}: {first[0][:300]}")
             refused.where = innermost(module, error)

@@ -11,6 +11,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ class Structure:
     """A leaf, or a container with its parts.
 
     Attributes:
-        kind: ``"leaf"``, ``"none"``, ``"tuple"``, ``"list"``, ``"dict"``, ``"ordered"`` (OrderedDict), ``"struct"`` (a
-            result class of PyTorch's own, such as ``torch.return_types.topk``), ``"named"`` (a named tuple),
+        kind: ``"leaf"``, ``"none"``, ``"tuple"``, ``"list"``, ``"dict"``, ``"ordered"`` (OrderedDict), ``"size"`` (torch.Size),
+            ``"struct"`` (a result class of PyTorch's own, such as ``torch.return_types.topk``), ``"named"`` (a named tuple),
             ``"record"`` (a dataclass) or ``"object"`` (a plain object with tensors among its attributes).
         home: Python module of the class of a named tuple, record or object.
         name: qualified name of that class.
@@ -60,8 +61,8 @@ class Structure:
         if self.kind == "ordered":
             return f"__import__('collections').OrderedDict({{{pairs}}})"
         whole = "".join(f"{i}, " for i in inner)
-        if self.kind == "tuple":
-            return f"({whole})"
+        if self.kind in ("tuple", "size"):
+            return f"torch.Size(({whole}))" if self.kind == "size" else f"({whole})"
         if self.kind == "struct":
             return f"{self.name}(({whole}))"
         made = f"_output_class({self.home!r}, {self.name!r}, {self.keys!r}, {self.kind!r})"
@@ -84,7 +85,16 @@ def structure_of(spec: Any) -> Structure:
     Raises:
         UnknownStructure: it holds a class that cannot be written into a file.
     """
-    return _described(_pytree.tree_unflatten([Structure(leaf=i) for i in range(spec.num_leaves)], spec))
+    return _read(spec, count())
+
+
+def _read(spec: Any, numbers: Iterator[int]) -> Structure:
+    if spec.is_leaf():
+        return Structure(leaf=next(numbers))
+    parts = [_read(part, numbers) for part in spec.children()]
+    if spec.type is torch.Size:  # put together, it is a tuple
+        return Structure("size", parts=tuple(parts))
+    return _described(_pytree.SUPPORTED_NODES[spec.type].unflatten_fn(parts, spec.context))
 
 
 def _described(item: Any) -> Structure:

@@ -37,7 +37,8 @@ def _by_position(args, kwargs):
         given[name] = value
     for name, value in _LEFT_OUT.items():
         if type(given.get(name, value)) is not type(value) or given.get(name, value) != value:
-            raise ValueError(f"input {name}: made for {value!r}, got {given[name]!r}")
+            got = "a tensor" if isinstance(given[name], torch.Tensor) else repr(given[name])
+            raise ValueError(f"input {name}: made for {value!r}, got {got}")
     missing = [name for name in _NAMES if name not in given and name not in _DEFAULTS]
     if missing:
         raise ValueError(f"made for {len(_NAMES)} inputs, got no {', '.join(missing)}")

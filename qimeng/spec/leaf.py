@@ -24,6 +24,7 @@ DOMAINS = (*PLAIN, *STRUCTURED)
 one of two values (bool, 0/1, 0/-inf); a Python object that is no tensor. Then those of `STRUCTURED`."""
 
 _SAMPLE = 1 << 20
+_BARE = (torch.uint16, torch.uint32, torch.uint64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +55,7 @@ class Leaf:
         """Ways to make other values, the one that changes most first; empty if only the example itself can be used."""
         if self.limited is not None or not self.is_tensor:
             return self.limited or ()
-        seen = unexpanded(self.value)
-        if seen.dtype.itemsize == 1 and seen.is_floating_point():
-            seen = seen.float()  # 8-bit floats have no arithmetic of their own
+        seen = readable(unexpanded(self.value))
         return ways_of(seen, self.domain) if is_plain(seen) else ()
 
     @property
@@ -97,10 +96,9 @@ class Leaf:
             return self.example(source.device)
         once = unexpanded(out)
         chosen, example = self._on(source.device, way)
-        narrow = once.dtype.itemsize == 1 and once.is_floating_point()
-        made = torch.empty(once.shape, device=once.device) if narrow else once
+        made = readable(once)
         chosen.make(made, example, source)
-        if narrow:
+        if made is not once:
             once.copy_(made)
         return out
 
@@ -109,13 +107,18 @@ class Leaf:
         if (device, number) not in self._there:
             way = self.ways[number]
             example = placed(unexpanded(self.value), device) if way.needs_example else torch.empty(0, device=device)
-            if example.dtype.itemsize == 1 and example.is_floating_point():
-                example = example.float()
-            self._there[device, number] = way.to(device), example
+            self._there[device, number] = way.to(device), readable(example)
         return self._there[device, number]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"value": self.value, "domain": self.domain, "limited": self.ways, "_there": {}}
+
+
+def readable(x: torch.Tensor) -> torch.Tensor:
+    """`x` in a dtype that PyTorch computes in, where its own has next to no operators (8-bit floats, uint16 and up)."""
+    if x.dtype in _BARE:
+        return x.to(torch.int64)
+    return x.float() if x.dtype.itemsize == 1 and x.is_floating_point() else x
 
 
 def is_plain(x: torch.Tensor) -> bool:
@@ -174,7 +177,7 @@ def domain_of(x: Any) -> str:
     domain = infer_domain(x)
     if not isinstance(x, torch.Tensor) or isinstance(x, FakeTensor):
         return domain
-    return structure_of(unexpanded(x.detach()), domain)
+    return structure_of(readable(unexpanded(x.detach())), domain)
 
 
 def infer_domain(x: Any) -> str:
@@ -191,7 +194,7 @@ def infer_domain(x: Any) -> str:
         return "real" if x.is_complex() else "index"
     if isinstance(x, FakeTensor):
         return "real"  # there are no values to look at
-    seen = sample(x).float() if x.dtype.itemsize == 1 else sample(x)
+    seen = readable(sample(x))
     if seen.numel() < 2:
         return "real"
     low, high = seen.min(), seen.max()

@@ -18,10 +18,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
@@ -279,8 +280,8 @@ def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool)
         raise SpecError(f"example inputs must be a tuple of positional inputs, got {type(inputs).__name__}; write (x,)")
     flat, tree = _pytree.tree_flatten(opened(tuple(inputs)))
     for i, x in enumerate(flat):
-        if isinstance(x, torch.Tensor) and (x.is_meta or x.layout is not torch.strided):
-            kind = "has no values (device meta)" if x.is_meta else f"is sparse ({x.layout})"
+        kind = _unusual(x)
+        if kind:
             raise SpecError(f"example input {i} {kind}; give a dense tensor with values")
         refuse_float8(x, f"example input {i}")
     refuse_lazy(module, type(module).__name__)
@@ -291,6 +292,17 @@ def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool)
     numbers = _pytree.tree_unflatten(list(range(len(flat))), tree)
     leaves = [Leaf.of(x) for x in flat]
     return ExampleOrigin(module, tied(leaves), numbers, native, shrinkable, same_as(flat, leaves))
+
+
+def _unusual(x: Any) -> str:
+    """Why `x` is no tensor whose elements lie in memory; empty where it is one, or no tensor at all."""
+    if not isinstance(x, torch.Tensor):
+        return ""
+    if x.is_nested or x.is_quantized:
+        return "is a nested tensor" if x.is_nested else f"is quantized ({x.dtype})"
+    if x.layout is not torch.strided:
+        return f"is sparse ({x.layout})"
+    return "has no values (device meta)" if x.is_meta else ""
 
 
 def _counts(t: torch.Tensor) -> bool:
@@ -395,21 +407,10 @@ def _copied(t: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Parameters, buffers and tensors that attributes hold, in lists, dicts and plain objects too."""
-    found: list[torch.Tensor] = []
-    seen: set[int] = set()
-    stack: list[Any] = [module]
-    while stack:
-        thing = stack.pop()
-        if id(thing) in seen or isinstance(thing, (type, ModuleType, FunctionType, str, bytes)):
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, torch.Tensor):
-            found.append(thing)
-        elif isinstance(thing, dict):
-            stack += [*thing.keys(), *thing.values()]
-        elif isinstance(thing, (list, tuple, set, frozenset)):
-            stack += thing
-        elif isinstance(getattr(thing, "__dict__", None), dict):
-            stack.append(vars(thing))
-    return found
+    """Parameters, buffers and all other tensors that a copy of `module` would copy, wherever it holds them."""
+    plain = [t for m in module.modules() for t in vars(m).values() if isinstance(t, torch.Tensor)]
+    known = [*module.parameters(), *module.buffers(), *plain]
+    memo: dict[int, Any] = {id(t): t for t in known}
+    with contextlib.suppress(Exception), unset_fake_temporarily(), torch.no_grad():
+        copy.deepcopy(module, memo)  # which keeps in `memo` what it copied; that it fails is for the caller to say
+    return [*known, *(t for t in memo.get(id(memo), ()) if isinstance(t, torch.Tensor))]

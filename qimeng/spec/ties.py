@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from qimeng.spec.leaf import Leaf, is_plain
+from qimeng.spec.leaf import Leaf, is_plain, readable
 from qimeng.spec.ways import Shuffled
 
 
@@ -40,16 +40,17 @@ def tied(leaves: Sequence[Leaf]) -> tuple[Leaf, ...]:
     """
     sizes = {size for leaf in leaves for size in leaf.shape}
     whole = [leaf for leaf in leaves if leaf.is_tensor and _is_vector(leaf.value)]
+    values = {id(leaf): readable(leaf.value) for leaf in whole}
     stays: set[int] = set()
     for offsets in whole:
         for columns in whole:
-            if columns is not offsets and _are_segments(columns.value, offsets.value):
+            if columns is not offsets and _are_segments(values[id(columns)], values[id(offsets)]):
                 stays |= {id(offsets), id(columns)}
     found = []
     for leaf in leaves:
         if id(leaf) in stays:
             leaf = replace(leaf, domain="fixed", limited=())
-        elif leaf.domain == "index" and _is_vector(leaf.value) and _adds_up(leaf.value, sizes):
+        elif leaf.domain == "index" and id(leaf) in values and _adds_up(values[id(leaf)], sizes):
             leaf = replace(leaf, limited=(Shuffled((0,)),))
         found.append(leaf)
     return tuple(found)

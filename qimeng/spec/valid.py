@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree
 
 from qimeng.spec.distributions import DISTRIBUTIONS, EXAMPLES, applies
-from qimeng.spec.leaf import Leaf
+from qimeng.spec.leaf import Leaf, readable
 from qimeng.spec.origin import ExampleOrigin
 from qimeng.spec.patience import BRIEF_S, patience
 from qimeng.spec.seeding import seed_generators
@@ -101,9 +101,9 @@ def never_changed(spec: KernelSpec) -> tuple[int, ...]:
     """
     found = []
     for i, (leaf, domain) in enumerate(zip(spec.leaves, spec.domains, strict=False)):
-        x = leaf.value
-        if not isinstance(x, torch.Tensor) or x.numel() < 2:
+        if not isinstance(leaf.value, torch.Tensor) or leaf.value.numel() < 2:
             continue
+        x = readable(leaf.value)
         moves = x.is_floating_point() and any(applies(d, domain) for d in DISTRIBUTIONS)
         if not moves and bool((x != x.flatten()[0]).any()) and _stays(leaf, spec.ways[i]):
             found.append(i)

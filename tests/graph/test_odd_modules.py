@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import deque, namedtuple
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -88,19 +89,24 @@ class Named(torch.nn.Module):
 class Table:
     """A plain object with a tensor."""
 
+    __slots__ = ("scale",)
+
     def __init__(self) -> None:
         self.scale = torch.linspace(0, 1, 6)
 
 
 class Held(torch.nn.Module):
-    """Tensors in a list, a dict and a plain object."""
+    """Tensors in a list, a dict, a deque, an object with slots, a partial function; a module in a plain list."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps, self.table = [torch.ones(6), {"shift": torch.arange(6.0)}], Table()
+        self.queue, self.more = deque([torch.full((6,), 2.0)]), partial(torch.add, torch.arange(6.0))
+        self.hidden = [torch.nn.Linear(6, 6)]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x + self.steps[0]) * self.table.scale - self.steps[1]["shift"]
+    def forward(self, x: torch.Tensor) -> Any:
+        y = (x + self.steps[0]) * self.table.scale - self.steps[1]["shift"]
+        return self.hidden[0](self.more(y * self.queue[0])), x.shape
 
 
 @pytest.mark.parametrize(
@@ -115,10 +121,11 @@ def test_captured_and_equal(module: torch.nn.Module) -> None:
     assert model.state_dict().keys() == module.state_dict().keys()
     model.load_state_dict(module.state_dict())
     assert {k: v.dtype for k, v in model.state_dict().items()} == {k: v.dtype for k, v in module.state_dict().items()}
-    leaves = torch.utils._pytree.tree_leaves
+    leaves, structure_of = torch.utils._pytree.tree_leaves, torch.utils._pytree.tree_structure
     with torch.no_grad():
         for _ in range(2):
             expected, found = module(X), model(X)
+            assert structure_of(found) == structure_of(expected)
             for a, b in zip(leaves(found), leaves(expected), strict=True):
                 assert torch.equal(a, b) and a.stride() == b.stride() if isinstance(a, torch.Tensor) else a == b
         for key, value in module.state_dict().items():

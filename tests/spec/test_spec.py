@@ -293,6 +293,9 @@ def test_bad_options(spec: KernelSpec) -> None:
         "a spec has no colour": lambda: spec.with_(colour="red"),
         "takes a torch.nn.Module": lambda: KernelSpec.from_module(scaled, (torch.rand(3),)),
         "input 0 has no values": lambda: KernelSpec.of(torch.nn.ReLU(), (torch.rand(3, device="meta"),)),
+        "input 0 is a nested tensor": lambda: KernelSpec.of(
+            torch.nn.ReLU(), (torch.nested.nested_tensor([torch.rand(2), torch.rand(3)]),)
+        ),
         "input 0 is sparse": lambda: KernelSpec.of(torch.nn.ReLU(), (torch.eye(3).to_sparse(),)),
         "cannot travel": lambda: KernelSpec.of(lambda x: (lock, x), (torch.rand(3),)).to_bytes(),
         "remove_parametrizations": lambda: KernelSpec.from_module(

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qimeng.spec import KernelSpec
 from qimeng.spec.leaf import Leaf, domain_of
 from qimeng.spec.source import Source
 from qimeng.spec.ways import Shuffled
@@ -249,3 +250,13 @@ def test_real_numbers_never_leave_the_range_seen(data: st.DataObject) -> None:
     finite = example[example.isfinite()]
     if finite.numel() and leaf.domain in ("real", "positive"):
         assert finite.min() <= drawn[drawn.isfinite()].min() and drawn.max() <= finite.max()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_wide_unsigned_numbers_are_drawn_like_others(dtype: torch.dtype) -> None:
+    table, pages = torch.randn(4, 8), torch.tensor([7, 0, 3, 65535]).to(dtype)
+    spec = KernelSpec.of(lambda x, p: x * p.float()[:, None], (table, pages))
+    spec.check()
+    assert spec.never_changed == () and spec.inputs(1)[1].dtype is dtype
+    drawn = {tuple(spec.inputs(seed)[1].long().tolist()) for seed in range(8)}
+    assert len(drawn) > 1 and all(0 <= n <= 65535 for row in drawn for n in row)
