@@ -29,9 +29,10 @@ class Structure:
     """A leaf, or a container with its parts.
 
     Attributes:
-        kind: ``"leaf"``, ``"none"``, ``"tuple"``, ``"list"``, ``"dict"``, ``"ordered"`` (OrderedDict), ``"size"`` (torch.Size),
-            ``"struct"`` (a result class of PyTorch's own, such as ``torch.return_types.topk``), ``"named"`` (a named tuple),
-            ``"record"`` (a dataclass) or ``"object"`` (a plain object with tensors among its attributes).
+        kind: ``"leaf"``, ``"none"``, ``"tuple"``, ``"list"``, ``"dict"``, ``"ordered"`` (OrderedDict), ``"size"``
+            (torch.Size), ``"struct"`` (a result class of PyTorch's own, such as ``torch.return_types.topk``),
+            ``"named"`` (a named tuple), ``"record"`` (a dataclass) or ``"object"`` (a plain object with tensors among
+            its attributes).
         home: Python module of the class of a named tuple, record or object.
         name: qualified name of that class.
         keys: of a dict; the fields of a named tuple or record; the attributes of an object with tensors in them.
