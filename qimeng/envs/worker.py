@@ -26,6 +26,7 @@ from qimeng.envs.handover import hand_over
 from qimeng.envs.launches import launches_of
 from qimeng.envs.modes import set_mode
 from qimeng.envs.poison import fenced, perturb_malloc, poison
+from qimeng.envs.prepared_buffers import PreparedBuffers
 from qimeng.envs.regions import inputs_of_region, time_regions
 from qimeng.envs.sandbox import close_sockets, entered_here
 from qimeng.envs.seal import Seal, shadowed, unlike
@@ -198,6 +199,7 @@ class Worker:
         inputs = _put_into(self.reused, inputs) if in_place and self.reused else self._fenced(inputs)
         self.reused = inputs if self.stopwatch.has_room(inputs) else ()
         sums = [] if copies else [weighted_sum(x, draw.seed) for x in _tensors(inputs)]
+        prepared = PreparedBuffers(self._prepared(), draw.seed)
         poison(self.device, expected_bytes)
         seed_generators(draw.seed)
         began = time.perf_counter()
@@ -217,6 +219,7 @@ class Worker:
         if self.model is not self.parameters.module:
             now = self.model.state_dict()
             changed += [f"parameter {k}" for k in now if k not in mutated and not same(now[k], state[k])]
+        changed += prepared.changed()
         buffers = [self.model.state_dict()[k].clone() for k in mutated]
         self.kept[number] = [*tensors, *buffers]
         handed, files = hand_over(self.kept[number])

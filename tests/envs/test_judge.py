@@ -263,6 +263,21 @@ def test_prepared_buffers_are_made_anew_when_parameters_change(evaluator, progra
     assert found.ok and found.prepare_ms is not None, found.error
 
 
+def test_a_call_may_not_change_what_was_prepared(evaluator, program):
+    """The first call after a preparation is right, and every later one would be wrong."""
+    spoiling = Implementation(
+        "torch",
+        "def pack(w):\n    return (w.t().contiguous(), w.sum())\ndef entry(x, w, b, p, s):\n"
+        "    out = torch.addmm(b, x, p)\n    p.mul_(2)\n    return (out,)\n",
+        "entry",
+        "pack",
+        (1,),
+    )
+    found = evaluator.evaluate(program.with_implementation(program.regions[0].id, spoiling))
+    assert found.failure == "wrong" and "the call changed prepared buffer 0.0" in (found.error or "")
+    assert "0.1" not in (found.error or "")
+
+
 def test_views_of_inputs_and_of_parameters_may_be_returned():
     class Views(torch.nn.Module):
         def __init__(self) -> None:
