@@ -14,7 +14,12 @@ from typer.main import get_command
 from qimeng.actions import unregister
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md"])
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(path for name in ("docs", "benchmarks", "experiments") for path in (ROOT / name).glob("*.md")),
+    ]
+)
 EXTENDING = ROOT / "docs" / "extending.md"
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
@@ -85,7 +90,7 @@ def test_what_a_document_links_to_is_there(path: Path) -> None:
 def test_the_paths_that_a_document_names_are_there(path: Path) -> None:
     """Backquoted paths of this repository, and dotted names of the package."""
     text = _BLOCK.sub("", path.read_text())
-    paths = re.findall(r"`((?:qimeng|tests|docs|examples|notebooks|benchmarks)/[\w./-]*)`", text)
+    paths = re.findall(r"`((?:qimeng|tests|docs|examples|notebooks|benchmarks|experiments)/[\w./-]*)`", text)
     assert not [p for p in paths if p.endswith(("/", ".py", ".md")) and not (ROOT / p).exists()]
     for name in re.findall(r"`(qimeng(?:\.\w+)+)`", text):
         assert _exists(name), name

@@ -1,14 +1,17 @@
 """The commands in `benchmarks/`: each starts, says what it does, and hands on what it is given."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from benchmarks import cost, judge, kernelbench, planner
 
+ROOT = Path(__file__).resolve().parents[2]
 RUN = CliRunner()
 APPS = {"cost": cost.app, "judge": judge.app, "kernelbench": kernelbench.app, "planner": planner.app}
 
@@ -21,6 +24,23 @@ def test_every_command_says_what_it_does(name: str) -> None:
         called = command.name or command.callback.__name__.replace("_", "-")
         found = RUN.invoke(APPS[name], [called, "--help"])
         assert found.exit_code == 0, found.output
+
+
+def test_the_commands_that_documents_name_exist() -> None:
+    documents = [d for where in ("docs", "benchmarks", "experiments") for d in (ROOT / where).glob("*.md")]
+    lines = [line for d in documents for line in re.findall(r"python -m benchmarks\.(\w+ [^`|\n#]*)", d.read_text())]
+    assert len(lines) > 10
+    for line in lines:
+        name, *words = line.split()
+        if name not in APPS:
+            assert name == "writer" and words[0] in ("data", "train", "answer", "judge", "--help"), line
+            continue
+        known = get_command(APPS[name]).commands  # type: ignore[attr-defined]
+        if not words or words[0] in ("--help", "`"):
+            continue
+        assert words[0] in known, line
+        options = {option for parameter in known[words[0]].params for option in parameter.opts}
+        assert {w for w in words if w.startswith("--")} <= options, line
 
 
 def test_the_writers_command_starts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
