@@ -44,7 +44,7 @@ def _check_cuda(device):
         raise ValueError(f"made for an NVIDIA GPU, got tensors on {device}: move the module and its inputs there")
 
 '''
-    header = "import torch\nfrom qimeng.backend.cuda_runtime import cuda_kernel\n\n\n"
+    header = "import torch\nfrom qimeng.backend.cuda_runtime import cuda_aligned, cuda_kernel\n\n\n"
 
     def compile(
         self, implementation: Implementation, inputs: Sequence[Meta | None], device: Device, folder: str | None = None

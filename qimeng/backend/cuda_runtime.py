@@ -48,6 +48,11 @@ def cuda_kernel(source, name):
     return CudaKernel(source, name)
 
 
+def cuda_aligned(*tensors, bytes=16):
+    """Whether the memory of every tensor begins at a multiple of `bytes`, so that a thread may read so many at once."""
+    return all([t.data_ptr() % bytes == 0 for t in tensors])
+
+
 class CudaKernel:
     """See `cuda_kernel`."""
 

@@ -20,9 +20,6 @@ MODULES = frozenset(
 )
 """What may be imported."""
 
-CUDA_MODULES = frozenset({"torch.utils.cpp_extension"})
-"""The same in what is declared to be CUDA C++."""
-
 BUILT_INS = frozenset(
     "abs all any bool bytes callable classmethod complex dict divmod enumerate filter float frozenset int isinstance "
     "issubclass iter len list map max min next object pow print property range repr reversed round set slice sorted "
@@ -82,8 +79,9 @@ _LANGUAGE = (
 _PARTS = frozenset("core standard random semantic target_info extra math cuda hip libdevice utils gdc".split())
 _MORE = frozenset("itemsize is_floating_point is_signed is_complex primitive_bitwidth min max eps tiny value".split())
 """What a dtype may be asked for."""
+CUDA_FUNCTIONS = frozenset({"cuda_kernel", "cuda_aligned"})
+"""What a text in CUDA C++ finds defined, beside `torch` (`qimeng.backend.cuda_runtime`)."""
 _CHAINS = frozenset({"triton.runtime.driver.active.utils.get_device_properties"})
-_CUDA_LEAVES = frozenset({"torch.utils.cpp_extension.load_inline", "torch.cuda._compile_kernel"})
 _PRIVATE_OPERATORS = frozenset(
     "_scaled_mm _int_mm _grouped_mm _scaled_grouped_mm _addmm_activation _weight_int8pack_mm _weight_int4pack_mm "
     "_softmax _log_softmax _unsafe_view".split()
@@ -153,9 +151,8 @@ def is_module(name: str) -> bool:
     """Whether a dotted name is a module, or a part of one that only holds names."""
     return (
         name in MODULES
-        or name in CUDA_MODULES
         or any(m.startswith(name + ".") for m in MODULES)
-        or (any(c.startswith(name + ".") for c in (*_CHAINS, "torch.ops.aten.x", *_CUDA_LEAVES)))
+        or (any(c.startswith(name + ".") for c in (*_CHAINS, "torch.ops.aten.x")))
     )
 
 
@@ -164,23 +161,23 @@ def is_random(name: str) -> bool:
     return _RANDOM.match(name) is not None
 
 
-def may_import(module: str, cuda: bool = False) -> bool:
+def may_import(module: str) -> bool:
     """Whether a text may import `module`.
 
     >>> may_import("math"), may_import("os"), may_import("torch.utils.cpp_extension")
     (True, False, False)
     """
-    return module in MODULES or (cuda and module in CUDA_MODULES)
+    return module in MODULES
 
 
-def may_use(name: str, cuda: bool = False) -> bool:
+def may_use(name: str) -> bool:
     """Whether a text may use what the dotted name `name`, in a module that it may import, stands for.
 
     >>> may_use("torch.matmul"), may_use("torch.load"), may_use("triton.language.dot"), may_use("torch.rand")
     (True, False, True, False)
     """
     home, _, last = name.rpartition(".")
-    if name in _CHAINS or (cuda and name in _CUDA_LEAVES):
+    if name in _CHAINS or name in CUDA_FUNCTIONS:
         return True
     if is_random(last) or last in _NOT:
         return False
@@ -191,7 +188,7 @@ def may_use(name: str, cuda: bool = False) -> bool:
     if home == "torch.Tensor":
         return last not in ATTRIBUTES_REFUSED
     if last in _MORE and not is_module(home):
-        return may_use(home, cuda) and home.startswith(("torch.", "triton.language.")) and home.count(".") < 3
+        return may_use(home) and home.startswith(("torch.", "triton.language.")) and home.count(".") < 3
     if home == "torch":
         return last in _TORCH or last in _operators()
     if home == "torch.nn":
@@ -223,6 +220,7 @@ __all__ = [
     "ATTRIBUTES_REFUSED",
     "BUILT_INS",
     "CHANGES",
+    "CUDA_FUNCTIONS",
     "DUNDERS",
     "READS",
     "is_module",

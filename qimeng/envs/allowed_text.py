@@ -19,11 +19,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from qimeng.envs.allowed_cuda import embedded_violations
 from qimeng.envs.allowed_names import (
     ASM_STATE,
     ATTRIBUTES_REFUSED,
     BUILT_INS,
     CHANGES,
+    CUDA_FUNCTIONS,
     DUNDERS,
     READS,
     is_module,
@@ -35,6 +37,8 @@ from qimeng.envs.plain_text import plain_text
 
 HEADER = {"torch": "torch", "triton": "triton", "tl": "triton.language"}
 """What every implementation finds imported."""
+CUDA_HEADER = {"torch": "torch"} | {name: name for name in CUDA_FUNCTIONS}
+"""What one in CUDA C++ finds instead."""
 _FUNCTIONS = (ast.FunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _DECORATORS = frozenset(
@@ -74,7 +78,7 @@ def violations(source: str, language: str = "triton") -> tuple[Violation, ...]:
 
     Args:
         source: Python text of an implementation.
-        language: what it is written in; ``"cuda"`` may compile the CUDA C++ that it holds.
+        language: what it is written in; of ``"cuda"`` the CUDA C++ that it holds is looked at as well.
     """
     if plain_text(source) != source:
         number = next(i for i, line in enumerate(source.split("\n"), 1) if plain_text(line) != line)
@@ -84,7 +88,9 @@ def violations(source: str, language: str = "triton") -> tuple[Violation, ...]:
     except (SyntaxError, ValueError, RecursionError) as error:
         return (Violation(getattr(error, "lineno", None) or 1, "syntax", f"this is no Python: {str(error)[:200]}"),)
     try:
-        found = set(_File(tree, language == "cuda").look())
+        found = set(_File(tree, HEADER if language != "cuda" else CUDA_HEADER).look())
+        if language == "cuda":
+            found |= {Violation(*v) for v in embedded_violations(tree)}
     except RecursionError:
         return (Violation(1, "expressions", "they are nested deeper than any kernel needs"),)
     return tuple(sorted(found))
@@ -93,9 +99,8 @@ def violations(source: str, language: str = "triton") -> tuple[Violation, ...]:
 class _File:
     """One text: what it imports and defines, and what its functions do with that."""
 
-    def __init__(self, tree: ast.Module, cuda: bool):
-        self.tree, self.cuda = tree, cuda
-        self.imported = dict(HEADER)
+    def __init__(self, tree: ast.Module, header: Mapping[str, str]):
+        self.tree, self.header, self.imported = tree, header, dict(header)
         self.defined: set[str] = set()
         self.tables: set[str] = set()
         self.records: set[str] = set()
@@ -126,7 +131,7 @@ class _File:
         for statement in self.tree.body:
             yield from self._top(statement)
             for name in _stored(statement) if not isinstance(statement, (ast.Import, ast.ImportFrom)) else ():
-                if name in self.imported and HEADER.get(name) != self.imported[name] or name in HEADER:
+                if name in self.imported and self.header.get(name) != self.imported[name] or name in self.header:
                     yield Violation(statement.lineno, name, "is the name of a module; give it another name")
                 if name in seen and isinstance(statement, (ast.Assign, ast.AnnAssign)):
                     yield Violation(statement.lineno, name, "is defined twice; give each its own name")
@@ -157,14 +162,14 @@ class _File:
     def _import(self, node: ast.Import | ast.ImportFrom) -> Iterator[Violation]:
         for alias in node.names:
             if isinstance(node, ast.Import):
-                good, shown = may_import(alias.name, self.cuda), alias.name
+                good, shown = may_import(alias.name), alias.name
             else:
                 module = node.module or ""
                 shown = f"{module}.{alias.name}"
                 good = (
                     not node.level
                     and alias.name != "*"
-                    and (may_import(shown, self.cuda) or (may_import(module, self.cuda) and may_use(shown, self.cuda)))
+                    and (may_import(shown) or (may_import(module) and may_use(shown)))
                 )
             if not good:
                 yield Violation(node.lineno, f"import of {shown}", "a kernel imports torch, triton and math only")
@@ -183,7 +188,7 @@ class _File:
             return
         if isinstance(node, ast.Call):
             name = self.dotted(node.func) or (node.func.id if isinstance(node.func, ast.Name) else "")
-            if name not in _MAKES and name not in self.records:
+            if name not in _MAKES and name not in self.records and name not in self.header:
                 text = "nothing is computed when the file is loaded; compute it at every call, or in `prepare`"
                 yield Violation(node.lineno, ast.unparse(node.func)[:60], text)
                 return
@@ -450,7 +455,7 @@ class _File:
         line = getattr(node, "lineno", 1)
         if is_module(dotted):
             yield Violation(line, dotted, "a module is no value; write the function that is meant")
-        elif not may_use(dotted, self.cuda):
+        elif not may_use(dotted):
             yield Violation(
                 line, dotted, "is not on the list of what a kernel may use: operators on tensors and Triton's"
             )

@@ -56,7 +56,7 @@ RULES = {
     "seed": "makes random numbers from a fixed seed when it is loaded; inputs and weights have others",
     "pointer": "remembers addresses or identities; memory is used again for other content",
     "half": "computes in a lower precision than its inputs have",
-    "no-kernel": "is said to be Triton's and launches no kernel of its own",
+    "no-kernel": "is said to be generated and launches no kernel of its own",
     "unused-kernel": "defines a kernel that is never launched",
 }
 """Rule to the advice that it stands for."""
@@ -283,6 +283,8 @@ def _patches(node: ast.AST, names: dict[str, str]) -> Iterator[Finding]:
 
 def _kernels(tree: ast.Module, names: dict[str, str], language: str) -> Iterator[Finding]:
     """Kernels that are defined, and whether something launches them."""
+    if language == "cuda":
+        yield from _cuda_kernels(tree)
     if language != "triton":
         return
     kernels = {
@@ -300,6 +302,26 @@ def _kernels(tree: ast.Module, names: dict[str, str], language: str) -> Iterator
         yield Finding(1, "no-kernel", "entry", True)
     for name, line in kernels.items():
         if name not in launched and name not in inside:
+            yield Finding(line, "unused-kernel", name, False)
+
+
+def _cuda_kernels(tree: ast.Module) -> Iterator[Finding]:
+    """Kernels of CUDA C++ that are made, and whether a function launches them."""
+    made = {
+        node.targets[0].id: node.lineno
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and node.value.func.id == "cuda_kernel"
+    }
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    used = {n.id for f in functions for n in ast.walk(f) if isinstance(n, ast.Name)}
+    if not made.keys() & used:
+        yield Finding(1, "no-kernel", "entry", True)
+    for name, line in made.items():
+        if name not in used:
             yield Finding(line, "unused-kernel", name, False)
 
 

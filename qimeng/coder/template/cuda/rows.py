@@ -25,7 +25,7 @@ from qimeng.program.program import Implementation
 from qimeng.program.schedule import Schedule
 
 ACCESS_BYTES = 16
-"""Bytes of the widest access of a thread."""
+"""Bytes of the widest access of a thread, which `cuda_aligned` asks for."""
 
 MOST_HELD = 64
 """Elements of a row that a thread keeps in registers, at most."""
@@ -145,9 +145,8 @@ class _Printer:
             lines += [f"    {line.replace('DEVICE', device)}" for line in versions[0].launches]
         else:
             packed = [self.loads.names[n] for n in sorted(self._packed_sources())]
-            test = " and ".join(f"{name}.data_ptr() % {ACCESS_BYTES} == 0" for name in packed) or "True"
             wide, narrow = versions
-            lines.append(f"    if {test}:")
+            lines.append(f"    if cuda_aligned({', '.join(packed)}):")
             lines += [f"        {line.replace('DEVICE', device)}" for line in wide.launches]
             lines.append("    else:")
             lines += [f"        {line.replace('DEVICE', device)}" for line in narrow.launches]
