@@ -117,6 +117,7 @@ class Sections:
             "similar": self.similar(similar),
             "example": self.example(),
             "action": self.action(),
+            "cuda": self.cuda(),
             "reply": words.fill("reply" if base_source(request) is not None else "reply-whole"),
         }
         mode = words.fill(f"mode-{request.mode}")
@@ -157,6 +158,13 @@ class Sections:
         if not fused and shown_source(found[0][1]) == self.region.function():
             texts = ["PyTorch runs the function above, as it stands."]
         return self.words.fill("present", text="\n\n".join(texts))
+
+    def cuda(self) -> str:
+        """How CUDA C++ is written and launched, where the region is, or is to be, in that language."""
+        request = self.request
+        written = [request.program.implementation(request.program.region(r)) for r in request.action.regions]
+        wanted = request.action.kind == "language" and request.action.param == "cuda"
+        return self.words.fill("cuda") if wanted or any(i.language == "cuda" for i in written) else ""
 
     def device(self, device: Device) -> str:
         """The GPU in numbers."""

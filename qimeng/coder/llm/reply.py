@@ -4,6 +4,8 @@
 - All fenced blocks that are Python are read as one file, in their order, whatever language their fence names and
   whether or not the last one is closed; `qimeng.coder.llm.source` says which definitions count. Without a fence, the
   longest stretch of lines that is Python and defines a function is read.
+- Fenced blocks that are no Python and have a ``__global__`` are CUDA C++: they become one text, which the Python finds
+  as `CUDA` (`cuda_kernel(CUDA, "name")`).
 - If there are search/replace edits, only they count. They apply in order. Each must be found exactly once, ignoring
   spaces at the ends of lines.
 
@@ -27,8 +29,10 @@ from qimeng.program.program import Implementation
 LONGEST = 400_000
 """Characters of an answer that are read."""
 
-FOREIGN = ("cpp", "c++", "cuda", "cu", "c")
-"""Fences that are not read yet: the seat of CUDA C++, which `Implementation.language` has a name for."""
+_LAUNCHER = (
+    "launch it from a block fenced by ```python: "
+    '`kernel = cuda_kernel(CUDA, "kernel")`, and a function `region` that calls `kernel[grid, block](...)`'
+)
 
 _ATTEMPTS = 20
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)")
@@ -152,16 +156,29 @@ def _whole(text: str) -> str:
             raise ChatError(f"the model declined: {text.strip()[:200]}", "refusal")
         raise ChatError("the answer has no code; answer with one block fenced by ```python and ```", "format")
     problems = {number: _problem(body) for number, (_, body) in enumerate(blocks)}
+    device = [body for number, (_, body) in enumerate(blocks) if problems[number] and "__global__" in body]
     good = [body for number, (_, body) in enumerate(blocks) if problems[number] is None]
-    joined = "\n\n".join(good) + "\n"
+    joined = "\n\n".join([*_embedded(device, good), *good]) + "\n"
     if any(f"def {ENTRY}(" in body for body in good):
         return joined
+    if device:
+        raise ChatError(f"the answer has CUDA C++ and no function `{ENTRY}`; {_LAUNCHER}", "format")
     for number, (language, _) in enumerate(blocks):
-        if language in FOREIGN:
-            raise ChatError(f"the answer is in {language}; write Triton, in one block fenced by ```python", "format")
         if problems[number] is not None and language in ("", "python", "py", "python3", "triton"):
             raise ChatError(f"a block of the answer is no Python: {problems[number]}", "format")
     return joined
+
+
+def _embedded(device: list[str], good: list[str]) -> list[str]:
+    """The statement by which the Python finds the CUDA C++ of an answer; nothing where there is none."""
+    if not device:
+        return []
+    text = "\n\n".join(device).strip("\n")
+    if '"""' in text or text.endswith("\\"):
+        raise ChatError('the CUDA C++ holds `"""` or ends in a backslash; write it without', "format")
+    if good and not any(re.search(r"\bCUDA\b", body) for body in good):
+        raise ChatError(f"nothing uses the CUDA C++ of the answer; {_LAUNCHER}", "format")
+    return [f'CUDA = r"""\n{text}\n"""']
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
@@ -223,4 +240,4 @@ def _parse(text: str) -> None:
         ast.parse(text)
 
 
-__all__ = ["FOREIGN", "LONGEST", "read_file", "read_reply"]
+__all__ = ["LONGEST", "read_file", "read_reply"]

@@ -6,6 +6,7 @@
   run when the file is loaded (tests, prints, settings) go.
 - Usual imports are added where they are missing; packages beyond `ROOTS` are refused, since a program's file needs
   PyTorch and Triton only.
+- A text that makes kernels by `cuda_kernel` is CUDA C++, any other is Triton.
 - `prepare` makes buffers out of parameters: its arguments are called like the entry's, which takes the buffers after
   its inputs.
 - Every top-level name gets the region's prefix, so that no two regions of a program share one.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from qimeng.coder.llm.chat import ChatError
 from qimeng.coder.llm.names import bound, renamed, used
@@ -42,6 +43,9 @@ USUAL = HEADER | {
 }
 """Names that are imported where they are used and not defined; they mean the same in every region."""
 
+CUDA_NAMES = frozenset({"cuda_kernel", "cuda_aligned"})
+"""What an implementation in CUDA C++ finds defined; `triton` it has to import."""
+
 _PREFIX = re.compile(r"^[a-z][0-9a-f]{8,16}_+(?=[A-Za-z])")
 _WHOLE = (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)
 
@@ -64,14 +68,32 @@ def implementation_of(text: str, region: Region, present: Implementation | None 
     if _arity(entry)[0] > count:
         prepare_inputs = _prepare_inputs(module, entry, region, present)
         roots.append(PREPARE)
-    body, own = module.text(module.reached(roots))
+    kept = module.reached(roots)
+    language = _language(module, kept)
+    body, own = module.text(kept, HEADER if language == "triton" else {"torch": "torch"})
     prefix = f"m{region.signature[:8]}_"
     new = {entry.name: prefix + ENTRY}
     for name in sorted(own - {entry.name}):
         short = _PREFIX.sub("", name).lstrip("_") or name
         new[name] = prefix + (name if short in own or prefix + short in new.values() else short)
     prepare = new[PREPARE] if prepare_inputs else ""
-    return Implementation("triton", renamed(body, new), new[entry.name], prepare, prepare_inputs)
+    return Implementation(language, renamed(body, new), new[entry.name], prepare, prepare_inputs)
+
+
+def _language(module: _Module, kept: list[int]) -> str:
+    """What the kernels among the statements `kept` are written in.
+
+    Raises:
+        ChatError: (``"format"``) in both languages.
+    """
+    cuda = any("cuda_kernel" in module.uses[number] for number in kept)
+    if cuda and any(_is_jit(module.statements[number]) for number in kept):
+        raise _format("the kernels are in Triton and in CUDA C++; write all of them in one")
+    return "cuda" if cuda else "triton"
+
+
+def _is_jit(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in statement.decorator_list)
 
 
 def _format(message: str) -> ChatError:
@@ -91,7 +113,7 @@ class _Module:
     def functions(self) -> dict[str, ast.FunctionDef]:
         """The host's functions by name, the last of each; no kernels."""
         found = {s.name: s for s in self.statements if isinstance(s, ast.FunctionDef)}
-        return {n: f for n, f in found.items() if not any("jit" in ast.unparse(d) for d in f.decorator_list)}
+        return {n: f for n, f in found.items() if not _is_jit(f)}
 
     def reached(self, roots: list[str]) -> list[int]:
         """Numbers of the statements that the names `roots` need, in order.
@@ -111,13 +133,17 @@ class _Module:
                 more = set() if isinstance(statement, ast.Import | ast.ImportFrom) else self.uses[number] - seen
                 waiting += sorted(more)
                 seen |= more
-        missing = sorted(n for n in seen - self.names - set(USUAL) if not hasattr(builtins, n))
+        missing = sorted(n for n in seen - self.names - set(USUAL) - CUDA_NAMES if not hasattr(builtins, n))
         if missing:
             raise _format(f"the answer uses `{missing[0]}`, which it does not define; answer with all that is needed")
         return sorted(kept)
 
-    def text(self, kept: list[int]) -> tuple[str, set[str]]:
+    def text(self, kept: list[int], header: Mapping[str, str]) -> tuple[str, set[str]]:
         """The text of those statements, imports first; and the names in it that are its own.
+
+        Args:
+            kept: numbers of the statements.
+            header: what the text finds imported, name to module.
 
         Raises:
             ChatError: (``"format"``) an import that is not allowed.
@@ -136,10 +162,10 @@ class _Module:
                 own |= self.binds[number]
                 continue
             for single, name, meaning in _singles(statement):
-                if name in needed and HEADER.get(name) != meaning:
+                if name in needed and header.get(name) != meaning:
                     imports.append(ast.unparse(single))
                     own |= {name} if meaning and USUAL.get(name) != meaning else set()
-        for name in sorted(needed - self.names - set(HEADER)):
+        for name in sorted(needed - self.names - set(header)):
             if name in USUAL:
                 imports.insert(0, f"import {USUAL[name]}" + (f" as {name}" if name != USUAL[name] else ""))
         head = "\n".join(dict.fromkeys(imports))

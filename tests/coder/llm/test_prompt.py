@@ -266,3 +266,17 @@ def test_short_names_never_collide() -> None:
     text = "@triton.jit\ndef k0123abcd_rows(x):\n    rows = x\n\ndef k0123abcd_run(x):\n    k0123abcd_rows[(1,)](x)\n"
     shown = shown_source(Implementation("triton", text, "k0123abcd_run"))
     assert "def rows_kernel(x):\n    rows = x" in shown and "def region(x):" in shown
+
+
+def test_how_cuda_is_written_is_told_where_the_region_is_in_cuda(start: Program) -> None:
+    region = start.regions[-1]
+    plain = Request(start, Action("lowering", (region.id,)), H200)
+    text = 'TEXT = r"""\n__global__ void k() {}\n"""\nk = cuda_kernel(TEXT, "k")\n\n\ndef entry(x0):\n    return (x0,)\n'
+    cuda = replace(plain, program=start.with_implementation(region.id, Implementation("cuda", text, "entry")))
+    assert "## CUDA C++" not in write_messages(plain)[1].text
+    asked = write_messages(cuda)[1].text
+    assert "## CUDA C++" in asked and "written in cuda" in asked and 'k = cuda_kernel(TEXT, "k")' in asked
+    failed = replace(cuda, failed=Patch(target=region.id, alternatives=(Implementation("cuda", text, "entry"),)))
+    reason = "kernel k, line 2 of the CUDA text: kernel.cu(2): error: identifier is undefined"
+    repair = write_messages(replace(failed, reason=reason))[-1].text
+    assert reason in repair

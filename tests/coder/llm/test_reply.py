@@ -103,9 +103,51 @@ def test_an_answer_that_can_be_read(text: str, relu: Region) -> None:
     assert found.entry == f"m{relu.signature[:8]}_region"
 
 
+CUDA = """#include <cuda_fp16.h>
+extern "C" __global__ void relu(const float* x, float* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = fmaxf(x[i], 0.0f);
+}
+"""
+LAUNCHER = """relu = cuda_kernel(CUDA, "relu")
+
+
+def region(x0):
+    y = torch.empty_like(x0)
+    relu[triton.cdiv(x0.numel(), 256), 256](x0, y, x0.numel())
+    return (y,)
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{fence(CUDA, 'cuda')}\n{fence(LAUNCHER)}",
+        f"{fence(LAUNCHER)}and the kernel:\n{fence(CUDA, 'cpp')}",
+        f"{fence(CUDA, '')}\n{fence(LAUNCHER, '')}",
+        fence(f"CUDA = r'''{CUDA}'''\n{LAUNCHER}"),
+    ],
+)
+def test_an_answer_in_cuda(text: str, relu: Region) -> None:
+    from qimeng.envs.allowed_text import violations
+
+    found = read(text, relu)
+    assert found.language == "cuda" and names(found) == ["region"]
+    assert violations(found.source, "cuda") == ()
+    assert 'extern "C" __global__ void relu(const float* x' in found.source and "import triton" in found.source
+    shown = shown_source(found)
+    assert 'relu_kernel = cuda_kernel(CUDA, "relu")' in shown and "def region(x0):" in shown
+    again = read("<<<<<<< SEARCH\n    if (i < n) y[i] = fmaxf(x[i], 0.0f);\n=======\n    if (i < n) y[i] = x[i];\n"
+        ">>>>>>> REPLACE", relu, base=shown, present=found)  # fmt: skip
+    assert again.language == "cuda" and again.source == found.source.replace("fmaxf(x[i], 0.0f)", "x[i]")
+
+
 @pytest.mark.parametrize(
     "text, told",
     [
+        (fence(CUDA, "cuda") + fence(WHOLE), "nothing uses the CUDA C++ of the answer"),
+        (fence(CUDA + "\\", "cuda") + fence(LAUNCHER), "ends in a backslash"),
+        (fence(CUDA, "cuda") + fence(KERNEL + LAUNCHER + "    kernel[(1,)](x0, y)\n"), "in Triton and in CUDA C++"),
         ("Use a larger tile.", "no code"),
         (fence("kernel = 3"), "no function `region`"),
         (fence(KERNEL), "no function `region`"),
@@ -118,7 +160,7 @@ def test_an_answer_that_can_be_read(text: str, relu: Region) -> None:
         (fence("def region(x0):\n    import ctypes"), "`import ctypes` is not allowed"),
         (fence("from torch import *\n\n\ndef region(x0):\n    return ones(3)"), "does not define"),
         (fence("def region(x0):\n    return (x0"), "no Python: line 2: '(' was never closed"),
-        (fence("__global__ void k() {}", "cuda"), "is in cuda; write Triton"),
+        (fence("__global__ void k() {}", "cuda"), "has CUDA C++ and no function `region`"),
         ("<think>I will", "within the model's thoughts"),
         (fence(f"def region(x0):\n    return {'(' * 500}x0{')' * 500}"), "no Python"),
         (fence(f"def region(x0):\n    return x0{'.T' * 50_000}"), "nested too deeply"),
