@@ -271,7 +271,9 @@ def test_short_names_never_collide() -> None:
 def test_how_cuda_is_written_is_told_where_the_region_is_in_cuda(start: Program) -> None:
     region = start.regions[-1]
     plain = Request(start, Action("lowering", (region.id,)), H200)
-    text = 'TEXT = r"""\n__global__ void k() {}\n"""\nk = cuda_kernel(TEXT, "k")\n\n\ndef entry(x0):\n    return (x0,)\n'
+    text = (
+        'TEXT = r"""\n__global__ void k() {}\n"""\nk = cuda_kernel(TEXT, "k")\n\n\ndef entry(x0):\n    return (x0,)\n'
+    )
     cuda = replace(plain, program=start.with_implementation(region.id, Implementation("cuda", text, "entry")))
     assert "## CUDA C++" not in write_messages(plain)[1].text
     asked = write_messages(cuda)[1].text

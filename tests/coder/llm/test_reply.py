@@ -139,7 +139,7 @@ def test_an_answer_in_cuda(text: str, relu: Region) -> None:
     assert 'relu_kernel = cuda_kernel(CUDA, "relu")' in shown and "def region(x0):" in shown
     again = read("<<<<<<< SEARCH\n    if (i < n) y[i] = fmaxf(x[i], 0.0f);\n=======\n    if (i < n) y[i] = x[i];\n"
         ">>>>>>> REPLACE", relu, base=shown, present=found)  # fmt: skip
-    assert again.language == "cuda" and again.source == found.source.replace("fmaxf(x[i], 0.0f)", "x[i]")
+    assert again.language == "cuda" and "y[i] = x[i];" in again.source and "fmaxf" not in again.source
 
 
 @pytest.mark.parametrize(
