@@ -1,4 +1,4 @@
-"""The one call that does everything.
+"""The main entry point of the library.
 
 Deals in defaults. Knows nothing about how any part works.
 """

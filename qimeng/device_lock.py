@@ -1,4 +1,4 @@
-"""Turns on one device, among all runs of this machine: alone to measure, beside others to check or to write.
+"""Shares one device among all runs of this machine: exclusive to measure, shared to check or to generate.
 
 Deals in lock files. Knows nothing about what is done meanwhile.
 """

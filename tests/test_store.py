@@ -132,7 +132,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as db:
         db.execute("CREATE TABLE cats (name TEXT)")
-    with pytest.raises(StoreError, match="something else"):
+    with pytest.raises(StoreError, match="not a store"):
         Store(other)
     with sqlite3.connect(other) as db:
         db.execute("PRAGMA user_version = 99")

@@ -1,8 +1,8 @@
-"""A collection: drawn specs explored into a store, within a time budget, by several processes.
+"""A collection: several processes explore generated specs into a store within a time budget.
 
 Deals in which specs are still to do, in processes, and in a log with one row a spec. Knows nothing about how a spec is
-explored (`qimeng.bench.explore`). A collection may be killed at any moment: what was judged is in the store, and the
-next one with the same folder goes on where it ended.
+explored (`qimeng.bench.explore`). A collection may be killed at any moment. Finished evaluations are in the store, and
+the next run with the same folder resumes.
 """
 
 from __future__ import annotations

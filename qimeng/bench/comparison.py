@@ -1,4 +1,4 @@
-"""Several runs side by side, over the problems that all of them have: what a planner, or any other part, earns.
+"""Compares several runs over the problems they share, to show what a planner or another part gains.
 
 Deals in rows only. Knows nothing about how figures are printed.
 """

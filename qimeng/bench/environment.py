@@ -1,6 +1,6 @@
-"""Where a measurement was made: GPU, driver, versions, commit.
+"""The environment of a measurement: GPU, driver, versions, commit.
 
-Deals in what the machine says about itself. Knows nothing about what is measured.
+Deals in facts that the machine reports. Knows nothing about what is measured.
 """
 
 from __future__ import annotations

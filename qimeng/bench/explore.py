@@ -1,7 +1,7 @@
-"""One spec explored by several planners into a store: the tree that training reads.
+"""Explores one spec with several planners into a store: the tree that training reads.
 
 Deals in which planners go, in what order, with how much of the budget. Knows nothing about other specs or processes.
-What was judged before comes from the store, so that an exploration that was killed goes on where it ended.
+Earlier evaluations come from the store, so a killed exploration resumes where it ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""To which family a whole computation belongs, read from its captured graph.
+"""Finds the family of a whole computation from its captured graph.
 
-Deals in operators and how they hang together. Knows nothing about names, files, programs or times. A computation
-belongs to the family of its heaviest kind of loop nest; the scoreboards group by it.
+Deals in operators and their connections. Knows nothing about names, files, programs or times. A computation belongs to
+the family of its heaviest kind of loop nest; the scoreboards group by it.
 """
 
 from __future__ import annotations

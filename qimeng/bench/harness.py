@@ -2,7 +2,7 @@
 
 Deals in which problems are still to do and in where rows go. Knows nothing about how one problem is measured
 (`qimeng.bench.measure`) or what the rows add up to (`qimeng.bench.summary`). A run may be killed at any moment; the
-next one with the same settings goes on where it ended.
+next one with the same settings resumes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tasks in worker processes, so that no task can take the run down.
+"""Runs tasks in worker processes, so that no task can end the run.
 
-Deals in processes, pipes, places and time limits: a worker that crashes, hangs or is killed costs one task, which comes
-back as a failure in words. Knows nothing about what a task is.
+Deals in processes, pipes, places and time limits: if a worker crashes, hangs or is killed, one task is lost and
+reported as a failure. Knows nothing about what a task is.
 """
 
 from __future__ import annotations

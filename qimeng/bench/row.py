@@ -1,4 +1,4 @@
-"""What is stored of one problem's run: one typed row, one line of JSON.
+"""The stored result of one problem's run: one typed row, one line of JSON.
 
 Deals in raw measurements and how they were made. Knows nothing about how rows are produced or summed up; ratios are
 computed from what is stored, never stored themselves.

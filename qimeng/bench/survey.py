@@ -1,7 +1,7 @@
-"""What a run must know of a problem before it starts: its family, and how much GPU memory optimizing it takes.
+"""Facts about a problem before its run: its family, and the GPU memory that optimizing it takes.
 
-Deals in captured graphs, without allocating anything. The memory is a rough bound with room to spare: what runs out of
-memory is a failure that says nothing about a kernel. Knows nothing about how problems are scheduled or measured.
+Deals in captured graphs, without allocating anything. The memory is a rough upper bound, because running out of memory
+would be a failure that says nothing about a kernel. Knows nothing about how problems are scheduled or measured.
 """
 
 from __future__ import annotations

@@ -99,24 +99,24 @@ def decide(found: Readings, told_ms: float, eager_ms: float, kind: str) -> Rulin
         return Ruling(None, fit)
     if told_ms >= needed:
         if most + slack < LEAST * told_ms - slack:
-            return Ruling(None, f"{seen}, the worker's {told_ms:.4g} ms: the machine is too busy to tell")
+            return Ruling(None, f"{seen}, the worker reports {told_ms:.4g} ms: the machine is too busy to decide")
         return Ruling(True, seen)
     if told_ms < needed * max(least, 0.0) / most:
-        return Ruling(False, f"its own process says {told_ms:.4g} ms a call, {seen}")
-    return Ruling(None, f"its own process says {told_ms:.4g} ms a call, {seen}, and the difference may be chance")
+        return Ruling(False, f"the worker reports {told_ms:.4g} ms a call, but {seen}")
+    return Ruling(None, f"the worker reports {told_ms:.4g} ms a call, {seen}: the difference may be chance")
 
 
 def _unfit(
     found: Readings, idle: list[float], told_ms: float, eager: float, eager_ms: float, slack: float, kind: str
 ) -> str:
-    """Why the clock cannot be used now: what it says of calls that do nothing, or of eager, is not steady."""
+    """Why the clock cannot be used now: its times of empty calls or of eager are not steady."""
     noise = (idle[1] - idle[0]) / found.calls
     if noise > NOISE * max(told_ms, eager_ms) + slack:
-        return f"calls that do nothing differ by {noise:.3g} ms: the machine is too busy to tell"
+        return f"empty calls differ by {noise:.3g} ms: the machine is too busy to decide"
     if not LEAST * eager_ms - slack <= eager <= eager_ms / SHARE[kind] + slack + NOISE * told_ms:
         return (
-            f"the judge's clock says {eager:.4g} ms of a call of PyTorch's, its own process {eager_ms:.4g} ms: "
-            "the machine is too busy to tell"
+            f"the judge's clock says {eager:.4g} ms for a call of PyTorch eager, its own process {eager_ms:.4g} ms: "
+            "the machine is too busy to decide"
         )
     return ""
 

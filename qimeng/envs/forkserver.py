@@ -95,7 +95,7 @@ class Process:
             self._channel.send(pack((command, arguments, self._asked)))
         except Late:
             self.kill()
-            raise WorkerFailed("timeout", f"it did not read what it was asked within {SEND_S:g} s; killed") from None
+            raise WorkerFailed("timeout", f"it did not read the request within {SEND_S:g} s; killed") from None
         except (Closed, OSError) as error:
             raise self._gone() from error
 
@@ -233,7 +233,7 @@ class Process:
         reason, log = self._ended or "it was ended before", self.log().strip()
         self.kill()
         kind = "exit" if "exit status" in reason else "crash"
-        return WorkerFailed(kind, reason + (f"; its last words: {log[-600:]}" if log else ""))
+        return WorkerFailed(kind, reason + (f"; its last output: {log[-600:]}" if log else ""))
 
     @staticmethod
     def _discard(files: Sequence[int]) -> None:

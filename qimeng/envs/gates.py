@@ -49,17 +49,17 @@ FINALISTS = 2
 PROFILE_ROUNDS = 3
 CLOCK_ROUNDS = 3
 """Times that a program is timed before it is believed that its times and the judge's clock disagree (a host that has
-become busy delays both), or that the GPU is held back for good."""
+become busy delays both), or that the GPU stays throttled."""
 PROFILER_S = 60.0
 """Seconds that listing the kernels of a call may take."""
 OVERLAPS = (
-    "{}: a product reads its left operand from registers while the next step makes another; CUDA before 13.3 may give "
-    "both the same (it was right in {} runs)"
+    "{}: a product reads its left operand from registers while the next step writes the next operand; CUDA before "
+    "13.3 may use the same registers for both (it was right in {} runs)"
 )
 UNNAMEABLE = "its kernels were given other names, and it failed: name a kernel only where it is defined and launched"
-UNPROVEN = "the profiler showed no kernels: the generated share is that of regions, by what they say of themselves"
+UNPROVEN = "the profiler showed no kernels: the generated share comes from the regions' own labels"
 BUSY_SHARE, BUSY_MS = 1.3, 0.005
-"""The profiler's kernels of a call may take so many times what the events say, and so many milliseconds more."""
+"""The profiler's kernels of a call may take this many times the events' time, plus this many milliseconds."""
 COOL_S = 2.0
 """Seconds of rest before a GPU that was held back is timed again."""
 
@@ -411,8 +411,8 @@ class Run:
     def _implausible(self, worker: Process, timing: Timing, eager: Timing) -> Refusal | None:
         """Why the times cannot be believed.
 
-        What is too fast by the datasheet is so on a GPU only. Whatever time was told, the judge's own clock has the
-        last word. What templates printed meets it in the final verification alone.
+        The datasheet's limit applies on a GPU only. The judge's own clock decides on every reported time. Template
+        programs are checked with it in the final verification only.
         """
         owner = self.owner
         if owner.torch_device.type == "cuda" and timing.device_ms < SHARE * owner.least_ms:
@@ -429,7 +429,7 @@ class Run:
         return None if verdict.failure is None else Refusal(Gate.TIMING, verdict.failure, verdict.error or "")
 
     def _remarks(self, timing: Timing) -> tuple[str, ...]:
-        """What is to be said about times that are believed."""
+        """Remarks on accepted times."""
         owner = self.owner
         remarks = owner.references.remarks
         if owner.graph is None:
@@ -438,19 +438,19 @@ class Run:
         return remarks if note is None else (*remarks, note)
 
     def _on_overlaps(self, i: int) -> tuple[str, ...]:
-        """What is to be said of kernels that the assembler may have made wrong."""
+        """Remarks on kernels that a bug of the assembler may affect."""
         return tuple(OVERLAPS.format(name, RUNS_OVERLAPPING) for name in self.overlapping.get(i, ()))
 
     def _on_clocks(self, watch: Watch) -> tuple[str, ...]:
-        """What is to be said of the GPU's clocks while it was timed."""
+        """Remarks on the GPU's clocks during the measurement."""
         owner = self.owner
         if owner.torch_device.type != "cuda" and owner.throttle is None:
             return ()
         if owner.throttle is None:
-            return (f"nobody watched whether the GPU was held back while this was timed: {owner.unwatched}",)
+            return (f"GPU throttling was not monitored during this measurement: {owner.unwatched}",)
         if watch.slowed:
-            return (f"the GPU was held back each time this was timed: {watch.slowed}",)
-        return ("the power limit was reached while this was timed",) if watch.seen & POWER_CAP else ()
+            return (f"the GPU was throttled in every measurement: {watch.slowed}",)
+        return ("the GPU reached its power limit during this measurement",) if watch.seen & POWER_CAP else ()
 
     def _profiled(self, worker: Process, candidate: Program, found: Evaluation) -> Evaluation:
         """`found` with the time of each region."""
@@ -472,9 +472,9 @@ class Run:
     def _proven(self, worker: Process, i: int, found: Evaluation) -> Evaluation | None:
         """`found` with the share of the program's own kernels; None where the profiler contradicts what was told.
 
-        Others may do the work of generated regions, or kernels may take longer than the events say; both are looked at
-        again alone on the device before they count, since what others check beside makes kernels slower. The profiler
-        takes seconds: it is asked in a final verification, and of kernels that no template printed.
+        Other kernels may do the work of generated regions, or kernels may take longer than the events say. Both are
+        measured again alone on the device before they count, since checks of other runs make kernels slower. The
+        profiler takes seconds. It is used in a final verification, and for kernels that no template printed.
         """
         owner, candidate, claimed, told = self.owner, self.candidates[i], found.generated_share, found.ms
         if not any(self._is_asked(candidate, r) for r in candidate.regions):
@@ -502,7 +502,7 @@ class Run:
             return replace(found, notes=(*found.notes, UNPROVEN))
         if share < LEAST * claimed:
             text = (
-                f"regions said to be generated take {claimed:.0%} of the time, kernels of their own {share:.1%} of all "
+                f"generated regions take {claimed:.0%} of the time, but their own kernels only {share:.1%} of all "
                 "kernels' time: PyTorch, a library or another compiler does the work"
             )
             self.refused[i] = Refusal(Gate.TIMING, "not-a-kernel", text)

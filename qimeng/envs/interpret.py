@@ -147,7 +147,9 @@ class Interpreter:
             return Checked.no(f"the smallest version has tensors of {stage.largest} elements")
         lost = _generated(program) - _generated(smaller)
         missing = (
-            f"{lost} of {_generated(program)} kernels have no such version and were not checked" if lost > 0 else ""
+            f"{lost} of {_generated(program)} kernels cannot be printed at that size and were not checked"
+            if lost > 0
+            else ""
         )
         found = self._run(stage, smaller, f"checked {stage.remark}", thorough)
         if not missing or found.unchecked:
@@ -223,7 +225,7 @@ class Interpreter:
             return Checked(verdict, note)
         except WorkerFailed as failed:
             if failed.kind == "error" and any(words in str(failed) for words in LACKS):
-                return Checked.no(f"Triton's interpreter lacks what it uses ({str(failed)[:200]})")
+                return Checked.no(f"Triton's interpreter lacks an operation that it uses ({str(failed)[:200]})")
             return Checked(Verdict(failure=failed.kind, error=str(failed)), f"{note} in Triton's interpreter")
         finally:
             if worker is not None:

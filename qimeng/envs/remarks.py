@@ -32,7 +32,9 @@ def remarks_on(
         mine, other = ("training", "evaluation") if spec.training else ("evaluation", "training")
         found.append(f"made for {mine} mode, as the spec says: in {other} mode the module computes something else")
     for number in spec.never_changed:
-        found.append(f"input {number} had the values given in every trial: no others were found that the module takes")
+        found.append(
+            f"input {number} kept its given values in every trial: the module accepted no others that were tried"
+        )
     return tuple(found)
 
 

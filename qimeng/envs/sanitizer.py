@@ -40,7 +40,7 @@ class Report:
     Attributes:
         tool: its name.
         outcome: ``"clean"``, ``"errors"`` (in the program's own kernels), ``"others"`` (in kernels that are not its
-            own, or warnings), ``"missing"`` (no such tool here), ``"timeout"`` or ``"failed"`` (it came to no end).
+            own, or warnings), ``"missing"`` (no such tool here), ``"timeout"`` or ``"failed"`` (it did not finish).
         text: the sentence for a report or a refusal.
     """
 
@@ -91,7 +91,7 @@ def sanitize(
     command = shutil.which("compute-sanitizer", path=(environment or os.environ).get("PATH"))
     command = command or next((p for p in _USUAL if Path(p).is_file()), None)
     if command is None:
-        text = f"compute-sanitizer is not on this machine (it comes with the CUDA toolkit): {tool} was not run"
+        text = f"{tool} was not run: compute-sanitizer is not installed here (it comes with the CUDA toolkit)"
         return Report(tool, "missing", text)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "program.py").write_text(source)
@@ -115,7 +115,9 @@ def sanitize(
         try:
             process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            return Report(tool, "timeout", f"compute-sanitizer {tool} was ended after {limit_s:g} s: it says nothing")
+            return Report(
+                tool, "timeout", f"compute-sanitizer {tool} was stopped after {limit_s:g} s, without a result"
+            )
         finally:
             _end_group(process)
     report = log.read_text(errors="replace") if log.is_file() else ""
@@ -135,7 +137,7 @@ def read_report(tool: str, log: str, output: str, own: Collection[str] | None = 
     races, errors = _RACES.search(log), _ERRORS.search(log)
     if races is None and errors is None:
         last = (log.strip() or output.strip()).splitlines()[-1:] or ["it printed nothing"]
-        return Report(tool, "failed", f"{name} came to no end: {last[0][:300]}")
+        return Report(tool, "failed", f"{name} did not finish: {last[0][:300]}")
     count = int(races[1]) if races is not None else int(errors[1]) if errors is not None else 0
     warnings = int(races[2]) if races is not None else 0
     blocks = [block for block in _blocks(log) if "SUMMARY" not in block]

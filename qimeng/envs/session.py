@@ -300,7 +300,7 @@ class Session:
         """
         self.begin()
         if not isinstance(action, Action):
-            raise PlannerFault(f"what was chosen is no action, but {type(action).__name__}")
+            raise PlannerFault(f"it chose {type(action).__name__}, which is not an action")
         if action == STOP:
             step = Step(action, None, True)
             self.state = replace(self.state, done=True, history=(*self.state.history, step))

@@ -1,4 +1,4 @@
-"""An exported program as an `OpGraph`.
+"""Converts an exported program to an `OpGraph`.
 
 Deals in what torch.export's graphs are made of: sources of values, operators, views of what an operator splits, odd
 parts. Knows nothing about how a program was exported.

@@ -1,6 +1,6 @@
-"""Which values of a graph decide something further on, so that an ulp more or less would show.
+"""Finds the values of a graph that a later operator decides on, so that one ulp can change the result.
 
-Deals in operators and in who reads what. Knows nothing about regions or kernels.
+Deals in operators and their readers. Knows nothing about regions or kernels.
 """
 
 from __future__ import annotations

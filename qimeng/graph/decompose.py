@@ -1,6 +1,6 @@
-"""An exported program with its operators taken apart, those excepted that templates and libraries have whole.
+"""Decomposes the operators of an exported program, except those that templates and libraries implement whole.
 
-Deals in torch.export's tables of decompositions. Knows nothing about how a program was exported or what becomes of it.
+Deals in torch.export's tables of decompositions. Knows nothing about how a program was exported or how it is used.
 """
 
 from __future__ import annotations

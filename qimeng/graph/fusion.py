@@ -1,7 +1,7 @@
-"""Which two regions of a partition may become one, asked for many pairs of the same partition.
+"""Decides which two regions of a partition may be fused, for many pairs of the same partition.
 
-Deals in one partition, looked at once: edges, paths, who reads what. The partition that follows from a fusion is made
-by `qimeng.graph.region`, and what is said here agrees with it. Knows nothing about kernels.
+Deals in one partition, analysed once: edges, paths, readers. `qimeng.graph.region` makes the fused partition, and
+agrees with this module. Knows nothing about kernels.
 """
 
 from __future__ import annotations

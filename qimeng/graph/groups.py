@@ -1,7 +1,7 @@
-"""Pointwise regions that may all become one, found at a glance for a whole partition.
+"""Finds groups of pointwise regions that may all become one, for a whole partition at once.
 
-Deals in edges between regions. A group is convex: no path leaves it and comes back, so that it can be one region.
-Knows nothing about kernels.
+Deals in edges between regions. A group is convex: no path leaves it and returns, so it can be one region. Knows nothing
+about kernels.
 """
 
 from __future__ import annotations

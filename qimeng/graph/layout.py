@@ -1,7 +1,8 @@
-"""Outputs in another memory layout than the captured operators give them.
+"""Gives outputs the module's memory layout if the captured operators give another one.
 
-Deals in the order of dimensions in memory. PyTorch's eager mode may take another way than the exported graph (the fast
-path of a transformer layer), with the same values at other strides; what a user gets has the module's strides.
+Deals in the order of dimensions in memory. PyTorch's eager mode may take another path than the exported graph, such as
+the fast path of a transformer layer. Its values are the same, but its strides differ. The user gets the module's
+strides.
 """
 
 from __future__ import annotations

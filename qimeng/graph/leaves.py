@@ -1,7 +1,7 @@
-"""Submodules that torch.export cannot see through, each as one piece of PyTorch code that calls the submodule.
+"""Submodules that torch.export cannot trace: each becomes one piece of PyTorch code that calls the submodule.
 
-Deals in what a submodule is called with and what it returns, learnt from a run on real values; in the export a
-placeholder operator stands for it. Knows nothing about the rest of the graph.
+Deals in the inputs and outputs of a submodule, recorded in a run on real values. A placeholder operator replaces it in
+the export. Knows nothing about the rest of the graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Does a module compute something else in training mode than in evaluation mode?
+"""Checks whether a module computes different results in training and evaluation mode.
 
-Deals in running it in both, first without values for its operators, then with values where those differ: a dropout
-with p = 0 is another operator and no other computation. Knows nothing about graphs.
+It runs the module in both modes, first without values to compare operators. If these differ, it runs with values: a
+dropout with p = 0 is another operator but the same computation. Knows nothing about graphs.
 """
 
 from __future__ import annotations

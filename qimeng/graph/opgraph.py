@@ -1,7 +1,7 @@
 """The computation as a networkx graph of ATen operators.
 
-Deals in operators, the values they yield (shape, dtype, stride) and who uses them. Knows nothing about how it was
-captured, how it is partitioned or how any of it is implemented.
+Deals in operators, their values (shape, dtype, stride) and the users of these. Knows nothing about how it was captured,
+how it is partitioned or how any of it is implemented.
 """
 
 from __future__ import annotations

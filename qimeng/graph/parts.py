@@ -1,8 +1,8 @@
-"""The odd parts of an exported graph, each as one operator that is a piece of PyTorch code.
+"""Parts of an exported graph that no operator of fixed sizes can express: each becomes one piece of PyTorch code.
 
-Deals in what no single ATen operator of fixed sizes can express: sizes and numbers that depend on data, control flow
-inside the graph (cond, while_loop, scan …) and checks for errors. Such nodes are grouped so that every value that goes
-in or out of a group is a tensor of fixed size; the group's text runs as it is. Knows nothing about the rest.
+Examples are sizes and numbers that depend on data, control flow inside the graph (cond, while_loop, scan …) and error
+checks. Such nodes are grouped so that every input and output of a group is a tensor of fixed size. The group's text
+runs as it is. Knows nothing about the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Regions: which operators are implemented together, and how a region reads as a PyTorch function.
+"""Regions: operators that are implemented together, and the text of a region as a PyTorch function.
 
 Deals in sets of nodes of one graph: partition, merge, split, inputs and outputs, text and signature.
 Knows nothing about kernels.

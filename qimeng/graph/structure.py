@@ -1,6 +1,6 @@
-"""How the values that a computation returns are put together: tuples, lists, dicts and classes of outputs.
+"""The structure of a computation's outputs: tuples, lists, dicts and output classes.
 
-Deals in the containers around the leaves, and in Python text that makes them again. Knows nothing about graphs.
+Deals in the containers around the tensors, and in Python text that rebuilds them. Knows nothing about graphs.
 """
 
 from __future__ import annotations

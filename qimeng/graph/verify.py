@@ -1,7 +1,7 @@
-"""Is a captured graph the module it was captured from?
+"""Checks that a captured graph computes the same as its module.
 
-Deals in running both, at reduced size where that is the same graph, and comparing everything that a call returns or
-changes. Knows nothing about kernels or timing.
+It runs both, at reduced size if that gives the same graph, and compares everything that a call returns or changes.
+Knows nothing about kernels or timing.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ LASTING = frozenset(
     "illegal coder forbidden compile resources unsupported meta error wrong illegal-access too-fast tampered "
     "not-a-kernel sanitizer".split()
 )
-"""Classes of failure that say something about the program; all others may be an accident of a busy machine."""
+"""Classes of failure that are the program's fault. All others may come from a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,12 @@ class Evaluation:
         prepare_ms: one-time preparation (packed weights) in milliseconds.
         configurations: number of configurations tried in this evaluation.
         seconds: wall seconds by part: ``compile``, ``check``, ``time``, ``start``.
-        notes: what else is to be said, in words: how a program was checked without a GPU, or that it was not.
+        notes: further remarks, such as how a program was checked without a GPU, or that it was not.
         sandbox: layers of the sandbox that the candidate ran in (`qimeng.envs.sandbox.LAYERS`).
         compiled: mode of torch.compile to its times, in turns with the candidate, where it was asked for
             (`Evaluator.compare_with`).
-        unchecked: why nothing held the program's results, or those of some of its kernels, against the reference;
-            empty where all were.
+        unchecked: why the program's results, or those of some kernels, were not compared with the reference; empty if
+            all were.
     """
 
     gate: Gate

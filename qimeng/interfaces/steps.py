@@ -109,7 +109,7 @@ class Request:
         history: the steps taken so far, refused ones included.
         evaluation: of the program as it stands; None where it was not judged.
         instruction: what the user wants done about it, in words; coders without a language model ignore it.
-        seconds_left: wall-clock seconds that the run has left; who waits for others waits no longer.
+        seconds_left: wall-clock seconds that the run has left; a coder waits no longer than this.
     """
 
     program: Program

@@ -1,4 +1,4 @@
-"""How an emitted program is called: by position or keyword, without gradients, with state of any name.
+"""The calling interface of an emitted program: positions and keywords, no gradients, parameters of any name.
 
 Deals in lines of source text at the edge of the class `Model`. Knows nothing about regions or kernels.
 """
@@ -142,7 +142,7 @@ def arrange(call: Call) -> list[str]:
 
 
 def refuse_gradients(graph: OpGraph) -> list[str]:
-    """Lines that refuse a call whose gradients somebody may ask for."""
+    """Lines that refuse a call that may need gradients."""
     tensors = [f"a{n.target}" for n in graph.nodes.values() if n.kind == "input"]
     if any(n.kind in ("parameter", "buffer") for n in graph.nodes.values()):
         tensors += ["*self.parameters()", "*self.buffers()"]

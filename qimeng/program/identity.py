@@ -1,7 +1,7 @@
-"""What a program is: its graph, its partition and its implementations, whatever text it is printed as.
+"""The identity of a program: its graph, partition and implementations, not its printed text.
 
-Deals in content hashes. How `program.source` is laid out, its helpers, comments and docstrings are no part of it; nor
-are the names of nodes, which an export may give otherwise. Knows nothing about who keeps programs under their hashes.
+Deals in content hashes. The layout of `program.source`, its helpers, comments and docstrings do not count. Nor do the
+names of nodes, which may change between exports. Knows nothing about the stores that use the hashes.
 """
 
 from __future__ import annotations

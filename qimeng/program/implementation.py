@@ -1,6 +1,6 @@
 """Implementations: source code that computes a region.
 
-Deals in text and in how it is called. Knows nothing about programs, or about checking and timing.
+Deals in text and its calling convention. Knows nothing about programs, or about checking and timing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Who wrote a text, as this process itself has seen.
+"""Records which texts this process saw a template print.
 
-Deals in hashes. A field of an implementation, or of a file that it was read from, is a claim that anybody can make.
-What stands here was written down by the framework when a template printed it, or when a user's own reference became a
-program. Only for these are costly checks left out, and the rule about what a text may use. Knows nothing about
-templates.
+Deals in hashes. A field of an implementation or of a file is a claim that anybody can make. The framework writes these
+records itself, when a template prints a text or when a user's own reference becomes a program. Only such texts skip
+costly checks and the rule on allowed text. Knows nothing about templates.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _make_tables(db: sqlite3.Connection, path: str) -> int:
     if version not in (0, *OLD, SCHEMA_VERSION):
         raise StoreError(f"{path} has store version {version}, this library writes version {SCHEMA_VERSION}")
     if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise StoreError(f"{path} is a database of something else")
+        raise StoreError(f"{path} is an SQLite file, but not a store")
     if version != SCHEMA_VERSION:
         for statement in SCHEMA.split(";"):
             db.execute(statement)

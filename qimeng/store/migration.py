@@ -1,8 +1,7 @@
-"""What was tried under other names of programs, under those that this version gives them.
+"""Migrates stores that name programs by an older rule.
 
-Deals in digests. Until version 2 a store named programs by the hash of their printed text. What was tried and what came
-of it does not depend on that, and every patch is stored: the programs are made again and named anew. Knows nothing
-about opening files.
+Deals in digests. Until version 2 a store named programs by the hash of their printed text. Steps and results do not
+depend on that, and every patch is stored. So the programs are rebuilt and renamed. Knows nothing about opening files.
 """
 
 from __future__ import annotations
@@ -154,7 +153,7 @@ class Migration:
             return ""
         return (
             f"{path} was written by an older version: {self.left} of {self.total} rows name programs that cannot be "
-            "made again from it; they can still be read, but answer no question"
+            "made again from it; these rows can still be read, but are not used as answers"
         )
 
 

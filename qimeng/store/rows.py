@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qimeng.program.program import Program
 
 ACCIDENT = "accident"
-"""Purpose under which failures are kept that may not be the program's: they are on record, and answer no question."""
+"""Purpose of failures that may not be the program's fault. They are recorded, but never used as answers."""
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class Raising(ScriptedPlanner):
 
 @pytest.mark.parametrize(
     ("last", "words"),
-    [(RuntimeError("out of ideas"), "RuntimeError: out of ideas"), ("fusion", "what was chosen is no action, but str")],
+    [(RuntimeError("out of ideas"), "RuntimeError: out of ideas"), ("fusion", "it chose str, which is not an action")],
 )
 def test_a_planner_that_fails_ends_the_search_not_the_run(last: Any, words: str, graph: OpGraph):
     result = optimize(fake_task(graph), GreedySearch(Raising([*["fusion"] * 4, "lowering"], last)))

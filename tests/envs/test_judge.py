@@ -372,7 +372,7 @@ def test_told_times_are_held_against_the_judges_own_clock(evaluator, program):
         assert ms > 20 * eager_ms
         assert clock.check(worker, ms, eager_ms).ok
         told = clock.check(worker, eager_ms, eager_ms)
-        assert told.failure == "clock" and "its own process says" in (told.error or "")
+        assert told.failure == "clock" and "the worker reports" in (told.error or "")
         assert clock.check(worker, ms, eager_ms).ok, "a refusal leaves no trace"
 
 

@@ -98,7 +98,7 @@ def test_the_generated_share_is_that_of_the_programs_own_kernels():
 def test_work_that_others_do_is_no_generated_kernel():
     found, run = judged([["add", 0.0, 0.01], [GEMM, 0.01, 2.01]])
     assert found is None and run.refused[0].failure == "not-a-kernel"
-    assert "take 50% of the time, kernels of their own 0.5%" in run.refused[0].error
+    assert "take 50% of the time, but their own kernels only 0.5%" in run.refused[0].error
 
 
 def test_kernels_that_run_where_the_events_do_not_see_them_are_refused():
@@ -166,7 +166,7 @@ def test_in_a_final_verification_a_name_proves_nothing():
     run.compilers = SimpleNamespace(programs=lambda programs: [{}])
     found = Evaluation(Gate.PASSED, timing=Timing(9.0), generated_share=0.5)
     assert run._proven(worker, 0, found) is None
-    assert run.refused[0].failure == "not-a-kernel" and "kernels of their own 0.3%" in run.refused[0].error
+    assert run.refused[0].failure == "not-a-kernel" and "their own kernels only 0.3%" in run.refused[0].error
     run.compilers = SimpleNamespace(
         programs=lambda programs: [{"a": Compiled(error="no such name", failure="compile")}]
     )

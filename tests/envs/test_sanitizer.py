@@ -59,7 +59,7 @@ UNWRITTEN = """========= COMPUTE-SANITIZER
         ("racecheck", RACE, {"gemm_kernel"}, "errors", "Race reported between Write access"),
         ("racecheck", WARNINGS, {"gemm_kernel"}, "others", "2 warnings"),
         ("initcheck", UNWRITTEN, {"gemm_kernel"}, "others", "1 errors in kernels that are not the program's"),
-        ("memcheck", "", None, "failed", "came to no end: last words"),
+        ("memcheck", "", None, "failed", "did not finish: last words"),
     ],
 )
 def test_reports_are_read(tool, log, own, outcome, words):
@@ -125,7 +125,7 @@ def test_the_program_is_in_a_sandbox_under_the_tool(tool, tmp_path, line):
 def test_what_hangs_is_ended_and_what_is_missing_is_said(tool, tmp_path, monkeypatch):
     hangs = "import time\ntime.sleep(60)\n"
     found = sanitize("memcheck", hangs, SPEC.to_bytes(), "cpu", tmp_path / "c", limit_s=0.2, environment=tool)
-    assert found.outcome == "timeout" and "ended after 0.2 s" in found.text
+    assert found.outcome == "timeout" and "stopped after 0.2 s" in found.text
     monkeypatch.setattr(sanitizer, "_USUAL", ())
     found = sanitize("initcheck", "", b"", "cpu", tmp_path / "d", environment={"PATH": str(tmp_path)})
     assert found.outcome == "missing" and "comes with the CUDA toolkit" in found.text

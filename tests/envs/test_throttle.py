@@ -74,8 +74,8 @@ def test_reasons_are_read_from_nvml_under_its_old_name_too(monkeypatch):
     ("bits", "rounds", "words"),
     [
         ([0x40, 0], 2, None),
-        ([0x40, 0x40, 0x08], 3, "held back each time this was timed: hardware slowdown"),
-        ([POWER_CAP], 1, "the power limit was reached"),
+        ([0x40, 0x40, 0x08], 3, "throttled in every measurement: hardware slowdown"),
+        ([POWER_CAP], 1, "reached its power limit"),
     ],
 )
 def test_what_was_timed_while_the_gpu_was_held_back_is_timed_again(bits, rounds, words, monkeypatch):

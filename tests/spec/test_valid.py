@@ -119,7 +119,7 @@ def test_columns_of_a_sparse_matrix_stay_with_its_rows_and_that_is_said() -> Non
     assert spec.never_changed == (0, 1) and spec.domains[:2] == ("fixed", "fixed")
     assert not torch.equal(spec.inputs(1)[2], inputs[2]) and spec.module()(*spec.inputs(1)).shape == (3, 4)
     remarks = References(spec, None, torch.device("cpu")).remarks
-    assert [r for r in remarks if r.startswith("input 1 had the values given in every trial")], remarks
+    assert [r for r in remarks if r.startswith("input 1 kept its given values in every trial")], remarks
 
 
 def test_an_input_of_which_nothing_else_is_taken_stays_and_others_do_not() -> None:
