@@ -36,10 +36,11 @@ class Call:
 
     Attributes:
         label: the submodule's class.
-        metas: (shape, stride, dtype) of each tensor that it returns.
+        metas: (shape, stride, dtype) of each tensor that it returns, then of each buffer that it changes.
         leaves: for each leaf of the result whether it is a tensor, and what it is where not.
         tree: how the result is put together.
         text: a Python function ``part`` of the tensors that calls it.
+        changed: names of the buffers that it changes.
     """
 
     label: str
@@ -47,6 +48,7 @@ class Call:
     leaves: tuple[tuple[bool, Any], ...]
     tree: Any
     text: str
+    changed: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -69,7 +71,7 @@ def recorded(spec: KernelSpec, names: Iterable[str]) -> dict[str, list[Call]]:
     """The calls of the submodules called `names` in one run of `spec`, in order.
 
     Raises:
-        SpecError: one of them changes what it is given or its own state, is not called, or cannot be packed.
+        SpecError: one of them changes what it is given or its parameters, is not called, or cannot be packed.
     """
     module, inputs = spec.module(), spec.inputs(0)
     found: dict[str, list[Call]] = {name: [] for name in names}
@@ -85,25 +87,31 @@ def recorded(spec: KernelSpec, names: Iterable[str]) -> dict[str, list[Call]]:
 
 
 def _watch(name: str, module: torch.nn.Module, calls: list[Call]) -> None:
-    versions: list[list[int]] = []
+    stack: list[tuple[list[int], dict[str, tuple[int, int]]]] = []
 
-    def state(args: Any, kwargs: Any) -> list[int]:
+    def fixed(args: Any, kwargs: Any) -> list[int]:
         given = [x for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        return [t._version for t in (*given, *module.parameters(), *module.buffers())]
+        return [t._version for t in (*given, *module.parameters())]
+
+    def buffers() -> dict[str, tuple[int, int]]:
+        return {key: (id(t), t._version) for key, t in module.named_buffers()}
 
     def before(_: Any, args: Any, kwargs: Any) -> None:
-        versions.append(state(args, kwargs))
+        stack.append((fixed(args, kwargs), buffers()))
 
     def after(_: Any, args: Any, kwargs: Any, output: Any) -> None:
-        if state(args, kwargs) != versions.pop():
-            raise SpecError(f"submodule {name} changes its inputs or its buffers")
-        calls.append(_call(name, module, args, kwargs, opened(output)))
+        versions, held = stack.pop()
+        now = buffers()
+        if fixed(args, kwargs) != versions or now.keys() != held.keys():
+            raise SpecError(f"submodule {name} changes its inputs, its parameters or which buffers it has")
+        changed = tuple(key for key in now if now[key] != held[key])
+        calls.append(_call(name, module, args, kwargs, opened(output), changed))
 
     module.register_forward_pre_hook(before, with_kwargs=True)
     module.register_forward_hook(after, with_kwargs=True)
 
 
-def _call(name: str, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Call:
+def _call(name: str, module: torch.nn.Module, args: Any, kwargs: Any, output: Any, changed: tuple[str, ...]) -> Call:
     given, tree = _pytree.tree_flatten((args, kwargs))
     results, out_tree = _pytree.tree_flatten(output)
     tensors = [x for x in results if isinstance(x, torch.Tensor)]
@@ -118,12 +126,13 @@ def _call(name: str, module: torch.nn.Module, args: Any, kwargs: Any, output: An
     names = [n for n, _ in (*module.named_parameters(), *module.named_buffers())]
     places = [i for i, x in enumerate(given) if isinstance(x, torch.Tensor)]
     around = _pytree.tree_unflatten([None if isinstance(x, torch.Tensor) else x for x in given], tree)
-    data = base64.b64encode(zlib.compress(pack_module(skeleton, (names, places, around)), 9)).decode()
+    data = base64.b64encode(zlib.compress(pack_module(skeleton, (names, places, around, changed)), 9)).decode()
     digest = hashlib.blake2b(data.encode(), digest_size=4).hexdigest()
-    metas = tuple((tuple(t.shape), t.stride(), t.dtype) for t in tensors)
+    updated = [module.get_buffer(key) for key in changed]
+    metas = tuple((tuple(t.shape), t.stride(), t.dtype) for t in (*tensors, *updated))
     held = tuple((isinstance(x, torch.Tensor), None if isinstance(x, torch.Tensor) else x) for x in results)
     label = type(module).__name__
-    return Call(label, metas, held, out_tree, TEXT.format(digest=digest, data=data, label=label))
+    return Call(label, metas, held, out_tree, TEXT.format(digest=digest, data=data, label=label), changed)
 
 
 TEXT = '''
@@ -138,14 +147,16 @@ def part(*tensors):
         import zlib
 
         held_{digest}.append(pickle.loads(zlib.decompress(base64.b64decode("{data}"))))
-    module, (names, places, around) = held_{digest}[0]
+    module, (names, places, around, changed) = held_{digest}[0]
     leaves, tree = torch.utils._pytree.tree_flatten(around)
     for place, tensor in zip(places, tensors):
         leaves[place] = tensor
     state = dict(zip(names, tensors[len(places) :]))
+    state.update({{key: state[key].clone() for key in changed}})
     args, kwargs = torch.utils._pytree.tree_unflatten(leaves, tree)
     result = torch.func.functional_call(module, state, args, kwargs)
-    return tuple([x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)])
+    tensors = [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+    return (*tensors, *[state[key] for key in changed])
 '''.lstrip()
 
 
@@ -164,6 +175,8 @@ def _hide(root: torch.nn.Module, module: torch.nn.Module, calls: Sequence[Call])
         given = [x for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         made = iter(torch.ops.qimeng.module([*given, *module.parameters(), *module.buffers()], call.key))
         filled = [next(made) if is_tensor else held for is_tensor, held in call.leaves]
+        for key, value in zip(call.changed, made, strict=True):
+            module.get_buffer(key).copy_(value)
         return _pytree.tree_unflatten(filled, call.tree)
 
     def restart(*_: Any) -> None:

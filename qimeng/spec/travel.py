@@ -5,6 +5,7 @@ Deals in pickling the user's own code by value, so the other process does not ha
 
 from __future__ import annotations
 
+import copyreg
 import inspect
 import io
 import sys
@@ -35,38 +36,35 @@ def pack(spec: KernelSpec) -> bytes:
     try:
         return _dumps(spec)
     except Exception as error:  # pickling calls the user's own reducers, which may raise anything
-        advice = next((_ADVICE for m in _held_modules(spec) if is_parametrized(m)), f"{type(error).__name__}: {error}")
-        raise SpecError(f"{spec.name}: cannot travel to a worker process: {advice}") from error
+        raise SpecError(
+            f"{spec.name}: cannot travel to a worker process: {type(error).__name__}: {error}; "
+            "make the module in a file (KernelSpec.from_file)"
+        ) from error
     finally:
         for m in modules:
             cloudpickle.unregister_pickle_by_value(m)
 
 
-def _dumps(spec: KernelSpec) -> bytes:
-    """Pickled, with float8 tensors as bytes, because PyTorch cannot read its own pickles of those."""
+def _dumps(thing: Any) -> bytes:
+    """Pickled by value, and with what PyTorch does not pickle: float8 tensors, modules with parametrizations."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, thing: Any) -> Any:
             if isinstance(thing, torch.Tensor) and thing.is_floating_point() and thing.dtype.itemsize == 1:
                 return _as_dtype, (thing.detach().view(torch.uint8), thing.dtype, type(thing) is torch.nn.Parameter)
+            if isinstance(thing, torch.nn.Module) and is_parametrized(thing):
+                return copyreg.__newobj__, (type(thing),), vars(thing)  # type: ignore[attr-defined]
             return super().reducer_override(thing)
 
     with io.BytesIO() as file:
-        Pickler(file).dump(spec)
+        Pickler(file).dump(thing)
         return file.getvalue()
 
 
 def _as_dtype(codes: torch.Tensor, dtype: torch.dtype, parameter: bool) -> torch.Tensor:
     tensor = codes.view(dtype)
     return torch.nn.Parameter(tensor, requires_grad=False) if parameter else tensor
-
-
-_ADVICE = (
-    "PyTorch does not pickle modules with parametrizations (weight_norm, spectral_norm …); remove them first "
-    "(torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')), or make the module in a file "
-    "(KernelSpec.from_file)"
-)
 
 
 def _held_modules(spec: KernelSpec) -> list[torch.nn.Module]:
@@ -84,7 +82,8 @@ def unpack(data: bytes) -> KernelSpec:
 def _own_modules(spec: KernelSpec) -> list[ModuleType]:
     """Python modules of the user's that define the spec's classes and functions."""
     held = _held_modules(spec)
-    things: list[Any] = [*map(type, held), *(m.function for m in held if isinstance(m, FunctionModule))]
+    classes = [c for m in held for c in type(m).__mro__]
+    things: list[Any] = [*dict.fromkeys(classes), *(m.function for m in held if isinstance(m, FunctionModule))]
     found: dict[str, ModuleType] = {}
     for thing in things:
         module = sys.modules.get(getattr(inspect.unwrap(thing), "__module__", None) or "")
@@ -108,7 +107,7 @@ def pack_module(module: torch.nn.Module, beside: Any) -> bytes:
     """
     import cloudpickle
 
-    homes = {sys.modules.get(type(m).__module__) for m in module.modules()}
+    homes = {sys.modules.get(c.__module__) for m in module.modules() for c in type(m).__mro__}
     own = [
         m
         for m in homes
@@ -120,8 +119,7 @@ def pack_module(module: torch.nn.Module, beside: Any) -> bytes:
     for m in own:
         cloudpickle.register_pickle_by_value(m)
     try:
-        data: bytes = cloudpickle.dumps((module, beside))
-        return data
+        return _dumps((module, beside))
     except Exception as error:  # pickling calls the user's own reducers, which may raise anything
         name = type(module).__name__
         raise SpecError(f"a module of class {name} cannot be pickled: {type(error).__name__}: {error}") from error

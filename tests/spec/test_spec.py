@@ -298,9 +298,6 @@ def test_bad_options(spec: KernelSpec) -> None:
         ),
         "input 0 is sparse": lambda: KernelSpec.of(torch.nn.ReLU(), (torch.eye(3).to_sparse(),)),
         "cannot travel": lambda: KernelSpec.of(lambda x: (lock, x), (torch.rand(3),)).to_bytes(),
-        "remove_parametrizations": lambda: KernelSpec.from_module(
-            torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 3)), (torch.rand(2, 3),)
-        ).to_bytes(),
     }
     for message, act in refusals.items():
         with pytest.raises(SpecError, match=message):
@@ -375,3 +372,16 @@ def test_torchscript_is_refused_with_one_clear_error(make: str) -> None:
     }[make]()
     with pytest.raises(SpecError, match="a TorchScript (module|function) cannot be optimized: give the Python"):
         KernelSpec.of(made, (x,))
+
+
+def test_parametrized_modules_travel() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)).eval()
+    torch.nn.utils.parametrizations.weight_norm(module[0])
+    torch.nn.utils.parametrizations.spectral_norm(module[1])
+    spec = KernelSpec.of(module, (torch.rand(4, 6),))
+    again = KernelSpec.from_bytes(spec.to_bytes())
+    assert again.digest == spec.digest and again.module().state_dict().keys() == module.state_dict().keys()
+    torch.testing.assert_close(again.module()(*again.inputs(0)), module(*spec.inputs(0)), rtol=0, atol=0)
+    copied = again.module()
+    copied[0].parametrizations.weight.original0.mul_(2)
+    assert not torch.equal(copied[0].weight, module[0].weight)
