@@ -13,12 +13,14 @@ import torch
 
 from qimeng.device_lock import DeviceLock
 from qimeng.envs import outer_clock
+from qimeng.envs.arena import ALIGNED, Layout
 from qimeng.envs.clock import Clock
 from qimeng.envs.clock_rule import Ruling
 from qimeng.envs.forkserver import Process
 from qimeng.envs.gpu import GpuEvaluator
 from qimeng.envs.judge import Comparison, Verdict
 from qimeng.envs.outer_clock import NOT_TIMED
+from qimeng.envs.outputs import Leaf
 from qimeng.envs.shared_server import shared_server
 from qimeng.envs.timing import Effort, Samples
 from qimeng.graph.verify import capture_spec
@@ -386,8 +388,9 @@ TIMED = {
 
 
 @pytest.mark.parametrize("name", TIMED)
-def test_what_is_timed_is_checked(evaluator, program, name):
+def test_what_is_timed_is_checked(evaluator, program, name, monkeypatch):
     """By the judge alone: nothing of it is kept in the worker."""
+    monkeypatch.setattr(evaluator.references, "distributions", ["given"])  # of some others PyTorch makes no numbers
     position, body, words = TIMED[name]
     implementation = in_torch(body, before="K = []")
     worker = loaded(evaluator, program.with_implementation(program.regions[position].id, implementation).source)
@@ -397,6 +400,21 @@ def test_what_is_timed_is_checked(evaluator, program, name):
         worker.kill()
     assert found.failure == "wrong" and words in (found.error or ""), found
     assert "in a call that was timed" in (found.error or "")
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30, float("inf")])
+def test_a_first_look_at_a_timed_call_tells_zeros_from_results_of_any_size(scale):
+    eager = torch.tensor([1.0, -2.0, 3.0]) * scale
+    eager[1] = 5.0 if scale == float("inf") else eager[1]
+    layout = Layout.of([[]], [Leaf("Tensor", (3,), (1,), "float32", "cpu")])
+
+    def alike(x: torch.Tensor) -> bool:
+        memory = [torch.zeros(ALIGNED, dtype=torch.uint8) for _ in range(2)]
+        for part, values in zip(memory, (x, eager), strict=True):
+            part[:12].view(torch.float32).copy_(values)
+        return outer_clock._alike(layout, 0, *memory)
+
+    assert alike(eager) and not alike(torch.zeros(3)) and not alike(torch.full((3,), float("nan")))
 
 
 def test_what_the_judge_still_sees_is_looked_at_without_asking_the_worker(evaluator):
