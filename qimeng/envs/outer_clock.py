@@ -336,7 +336,7 @@ def _alike(layout: Layout, number: int, mine: torch.Tensor, eager: torch.Tensor)
             x, y = a.float(), b.float()
             finite = y.isfinite()
             x, y = x[finite], y[finite]
-            if bool(_norm(x - y) <= 0.1 * _norm(y)):
+            if _norm(x - y) <= 0.1 * _norm(y):
                 continue
             return False
         if bool((a != b).float().mean() > 0.1) and a.numel():
@@ -344,9 +344,9 @@ def _alike(layout: Layout, number: int, mine: torch.Tensor, eager: torch.Tensor)
     return True
 
 
-def _norm(x: torch.Tensor) -> torch.Tensor:
+def _norm(x: torch.Tensor) -> float:
     """Root of the sum of squares, which float32 does not hold for large numbers."""
-    return torch.linalg.vector_norm(x, dtype=torch.float64)
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
 
 
 def _close(files: Sequence[int]) -> None:
