@@ -1,9 +1,9 @@
-"""A new kind of action, and a planner that never heard of it: scored at once, learnt in seconds.
+"""Teach a planner a new kind of action in seconds.
 
-A planner reads actions as text, so a kind that you register needs no new output: it is scored as soon as it is legal.
-What it is good for is then learnt by a short adaptation, of a LoRA adapter alone: every action is tried once in a few
-states, and what was best there is imitated. Planner, coder and judge are toys, so that all of it runs on a CPU: the
-judge says that twice the rows a program pays for reductions and costs elsewhere. With real ones it is `qimeng adapt`.
+A planner reads actions as text, so it scores a new kind as soon as the kind is legal. A short adaptation then teaches
+it when the kind helps. Each action is tried once in a few states, and a LoRA adapter imitates the best one. Planner,
+coder and judge are toys, so this runs on a CPU: the judge makes doubled rows faster for reductions and slower
+elsewhere. For a real planner use `qimeng adapt`.
 
 python examples/new_action.py
 """
@@ -50,7 +50,7 @@ class DoubleRows(ScheduleKind):
 
 
 class RowsPayForReductions(FakeEvaluator):
-    """Each doubling of the rows takes 40 % off a program's time where a reduction has it, and adds 30 % elsewhere."""
+    """Doubling the rows of a reduction saves 40 % of the time; doubling others adds 30 %."""
 
     def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
         found = super().evaluate(program, patch)
@@ -64,21 +64,21 @@ class RowsPayForReductions(FakeEvaluator):
 
 
 class Last(torch.nn.Module):
-    """What the planner learns on: the reduction comes last."""
+    """First training computation: the reduction comes last."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(torch.relu(x) * 2, -1)
 
 
 class First(torch.nn.Module):
-    """What it learns on as well: the reduction comes first."""
+    """Second training computation: the reduction comes first."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(torch.softmax(x, -1) * 2)
 
 
 class Other(torch.nn.Module):
-    """What it is tried on."""
+    """The test computation."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(torch.relu(x) - 0.1, -1)
@@ -95,7 +95,7 @@ def lowered(module: Callable[[], torch.nn.Module]) -> Task:
 
 
 def made_without_it(tasks: Sequence[Task]) -> PlannerModel:
-    """A small planner that imitates the heuristic, and has never seen the new kind."""
+    """A small planner that imitates the heuristic and has not seen the new kind."""
     tokenizer = train_tokenizer(corpus(tasks, 2, 8), 400)
     model = new_mini(tokenizer, MiniSize(48, 2, 2, 1, 96), Scale("tokens", 0.1), length=96)
     planner = HeuristicPlanner()
@@ -105,7 +105,7 @@ def made_without_it(tasks: Sequence[Task]) -> PlannerModel:
 
 
 def best_of_all(task: Task, walks: int, steps: int) -> Iterator[Example]:
-    """In states of random walks, the action that the judge likes best, or `stop`; each is tried once."""
+    """The fastest action, or `stop`, in the states of random walks; every action is tried once."""
     for seed in range(walks):
         draw, session = random.Random(seed), Session(task)
         session.begin()
@@ -121,7 +121,7 @@ def best_of_all(task: Task, walks: int, steps: int) -> Iterator[Example]:
 
 
 def chances(model: PlannerModel, seen: Observation) -> dict[str, float]:
-    """How likely the planner is to double the rows of each region."""
+    """The planner's probability of doubling the rows of each region."""
     scores = LanguageModelPlanner(model).scores(seen)
     return {
         seen.program.region(action.regions[0]).label(): float(torch.tensor(score).exp())

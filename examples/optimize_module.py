@@ -27,7 +27,7 @@ def main(rows: int = 2048, width: int = 1024, seconds: float = 30.0, folder: str
     print(result.report())
     result.save(folder)
 
-    # The result has the reference's parameters and their names, so later weights load as they would there.
+    # The result has the same parameters and names as the original, so you can load other weights later.
     faster = result.module
     faster.load_state_dict(module.state_dict())
     print(f"{type(faster).__name__} with {sum(p.numel() for p in faster.parameters())} parameters, saved in {folder}")

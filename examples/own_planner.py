@@ -1,4 +1,4 @@
-"""A planner of your own: a class with one method, which chooses among the legal actions.
+"""Write your own planner: a class with one method that chooses one of the legal actions.
 
 python examples/own_planner.py
 """

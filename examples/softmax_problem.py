@@ -1,4 +1,4 @@
-"""A computation in KernelBench's form: what `qimeng optimize` reads.
+"""A computation in KernelBench's form, which `qimeng optimize` reads.
 
 qimeng optimize examples/softmax_problem.py --out runs/demo
 """
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Model(nn.Module):
-    """A gated softmax: pointwise operators around a reduction, four kernels on PyTorch."""
+    """A gated softmax: pointwise operators around a reduction, which PyTorch runs as four kernels."""
 
     def __init__(self, width: int, scale: float) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Whether the CUDA C++ of a kernel keeps to what kernels have a use for; if not, where and what to do instead.
+"""Checks that a kernel's CUDA C++ uses only allowed constructs; if not, gives the line and what to do instead.
 
-As with the Python around it (`qimeng.envs.allowed_text`): a kernel computes from its arguments and keeps nothing from
-one launch to the next. So a text includes headers of the device alone, has no variables outside of functions, no
-assembly, no clocks, no heap, no launches of its own, and no tricks of the preprocessor by which a word could be put
-together. Deals in text: lines are joined and comments and strings taken out as C++ does it. Runs nothing.
+The rules are those for the Python around it (`qimeng.envs.allowed_text`): a kernel computes from its arguments and
+keeps nothing between launches. A text includes only device headers. It has no variables outside of functions, assembly,
+clocks, heap or launches of its own, and builds no words with the preprocessor. Deals in text: lines are joined, and
+comments and strings removed, as in C++. Runs nothing.
 """
 
 from __future__ import annotations

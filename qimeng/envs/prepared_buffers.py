@@ -1,8 +1,8 @@
-"""Whether a call changes what was prepared for it once.
+"""Checks that a call does not change buffers that were prepared once.
 
-A program packs or folds parameters once, and every later call reads that. A call that writes there is right the first
-time and wrong from then on, which no trial shows: each has parameters of its own, for which the buffers are made anew.
-Deals in sums over the bits of buffers. Knows nothing about what they hold.
+A program packs or folds parameters once, and every later call reads the result. A call that writes there is right once
+and wrong afterwards. Trials do not show this, because each has new parameters and so new buffers. Deals in checksums of
+buffers. Knows nothing about their content.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qimeng.envs.accuracy import weighted_sum
 
 
 class PreparedBuffers:
-    """The sums of a program's prepared buffers, those made during a call included, each as it was when it was made.
+    """Checksums of a program's prepared buffers, taken when each was made.
 
     Args:
         prepared: the program's `_Prepared` objects (`qimeng.program.runtime`).
