@@ -20,19 +20,21 @@ import pytest
 from qimeng.envs.loop import optimize
 from qimeng.envs.replay import CachingEvaluator, ReplayCoder, ReplayEvaluator
 from qimeng.envs.session import Budget
+from qimeng.envs.setup import make_task
 from qimeng.errors import ReplayError
 from qimeng.graph.verify import capture_spec
 from qimeng.planner.data.tree import Tree, read_trees, trees_of, write_trees
 from qimeng.planner.greedy import GreedySearch
+from qimeng.planner.random import RandomPlanner
 from qimeng.program.identity import IDENTITY
 from qimeng.program.program import Program
 from qimeng.recipe import Recipe, program_from_json
 from qimeng.spec import KernelSpec
 from qimeng.store import SCHEMA_VERSION, Store
-from qimeng.testing import FakeCoder, FakeEvaluator, ScriptedPlanner, fake_task
+from qimeng.testing import FakeCoder, FakeEvaluator, ScriptedPlanner, fake_task, sample_graph
 
 OLD = Path(__file__).parent / "program" / "old"
-REMARK = "rows name programs that cannot be made again"
+REMARK = "rows name programs that cannot be rebuilt"
 
 
 @pytest.fixture
@@ -122,6 +124,33 @@ def test_several_may_open_an_old_store_at_once(old: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
         first, *others = pool.map(opened, range(3))
     assert all(found == first for found in others)
+
+
+def test_what_waits_for_its_spec_is_named_when_that_comes(old: Path) -> None:
+    with pytest.warns(UserWarning, match="answer again once their computation is optimized"):
+        store = Store(old)
+    task, judge = fake_task(sample_graph()), FakeEvaluator()
+    before = store.counts()
+    assert store.name_anew("another", task.start) == 0
+    assert store.name_anew("sample", task.start) > 3 and store.name_anew("sample", task.start) == 0
+    task = replace(task, evaluator=CachingEvaluator(judge, store, task.conditions))
+    optimize(task, GreedySearch(RandomPlanner(3)), Budget(evaluations=2, steps=2), store)
+    assert judge.calls == [] and store.counts() == before
+
+
+def test_a_run_with_an_old_store_names_what_was_tried_of_its_spec(old: Path, start: Program) -> None:
+    db = sqlite3.connect(old)
+    with db:
+        db.execute("UPDATE specs SET body = ''")  # as runs keep a spec
+    db.close()
+    with pytest.warns(UserWarning, match=REMARK):
+        store = Store(old)
+    assert start.digest not in {s.parent for s in store.steps()}
+    whole = Store()
+    whole.merge(store)
+    (tree,) = read_trees(OLD / "tree.xz")
+    task = make_task(tree.spec(), device="h200", evaluator=FakeEvaluator(), store=whole)
+    assert task.start.digest == start.digest in {s.parent for s in whole.steps()}
 
 
 def test_a_store_whose_specs_are_all_there_says_nothing(old: Path) -> None:

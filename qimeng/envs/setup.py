@@ -120,6 +120,7 @@ def make_task(
     judge = evaluator or make_evaluator(spec, start, context)
     conditions = conditions_of(spec, judge, row)
     if store is not None:
+        store.name_anew(spec.digest, start)
         context.coder.use_store(store, spec.digest)
         store.put_spec(spec.digest, spec.name)
         judge = CachingEvaluator(judge, store, conditions)

@@ -6,6 +6,7 @@ Deals in tables and locks. Knows nothing about what the rows mean.
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 import warnings
 
@@ -44,8 +45,13 @@ CREATE TABLE IF NOT EXISTS attempts (
     digest TEXT PRIMARY KEY, parent TEXT NOT NULL, action TEXT NOT NULL, reply TEXT NOT NULL, patch TEXT,
     alternative INTEGER NOT NULL, failure TEXT);
 CREATE INDEX IF NOT EXISTS attempts_by_patch ON attempts (patch);
+CREATE TABLE IF NOT EXISTS unnamed (conditions TEXT PRIMARY KEY);
 """
 TABLES = ("specs", "programs", "patches", "conditions", "evaluations", "steps", "replies", "attempts")
+
+
+_renaming = threading.Lock()
+"""Held while programs are made again: PyTorch exports one computation at a time."""
 
 
 def open_database(path: str) -> sqlite3.Connection:
@@ -100,13 +106,17 @@ def _make_tables(db: sqlite3.Connection, path: str) -> int:
 
 def _rename(db: sqlite3.Connection, path: str) -> None:
     """Give the rows of an old store their new names, unless another process has done so meanwhile."""
-    plan = planned(db)  # takes a second for each spec: the file is not locked as long
-    with db:
-        db.execute("BEGIN IMMEDIATE")
+    with _renaming:
         if _version(db) not in OLD:
             return
-        plan.apply(db)
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        plan = planned(db)  # takes a second for each spec: the file is not locked as long
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            if _version(db) not in OLD:
+                return
+            plan.apply(db)
+            db.executemany("INSERT OR IGNORE INTO unnamed VALUES (?)", [(digest,) for digest in plan.waiting])
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     if remark := plan.remark(path):
         warnings.warn(remark, stacklevel=2)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -136,11 +136,13 @@ class Migration:
         statements: SQL with its values.
         left: rows that keep their old names.
         total: rows that name a program.
+        waiting: digests of the conditions whose spec the store has no text of.
     """
 
     statements: tuple[tuple[str, tuple[Any, ...]], ...]
     left: int
     total: int
+    waiting: tuple[str, ...] = ()
 
     def apply(self, db: sqlite3.Connection) -> None:
         """Change the rows, within the caller's transaction."""
@@ -153,18 +155,26 @@ class Migration:
             return ""
         return (
             f"{path} was written by an older version: {self.left} of {self.total} rows name programs that cannot be "
-            "made again from it; these rows can still be read, but are not used as answers"
+            "rebuilt from it; these can still be read, and answer again once their computation is optimized with it"
         )
 
 
-def planned(db: sqlite3.Connection) -> Migration:
-    """How the rows of a store of version 2, which has all tables, get the names of version 3."""
+def planned(db: sqlite3.Connection, only: Collection[str] | None = None, start: Program | None = None) -> Migration:
+    """How the rows of a store, which has all tables, get the names that this version gives programs.
+
+    Args:
+        db: the store.
+        only: digests of the conditions whose rows are renamed; by default all.
+        start: what was tried under these conditions began with it; by default it is captured from the spec's text.
+    """
     every = _Rows(db)
     statements: list[tuple[str, tuple[Any, ...]]] = []
     names: dict[str, str] = {}
-    for digest in every.conditions:
-        found = every.renamed(digest)
+    waiting: list[str] = []
+    for digest in every.conditions if only is None else only:
+        found = every.renamed(digest, start)
         if found is None:
+            waiting.append(digest)
             continue
         names.update(found.subjects)
         conditions = every.conditions[digest]
@@ -189,7 +199,7 @@ def planned(db: sqlite3.Connection) -> Migration:
             row = (attempt_key((names[parent], *rest)), names[parent], key)
             statements.append(("UPDATE OR IGNORE attempts SET digest = ?, parent = ? WHERE digest = ?", row))
     total = every.count + len(programs) + len(attempts)
-    return Migration(tuple(statements), total - len(statements), total)
+    return Migration(tuple(statements), total - len(statements), total, tuple(waiting))
 
 
 class _Rows:
@@ -213,9 +223,9 @@ class _Rows:
             self.steps.setdefault(c, {})[key] = edge
         self.count = sum(len(rows) for table in (self.evaluations, self.steps) for rows in table.values())
 
-    def renamed(self, conditions: str) -> Renamed | None:
-        """The new names of what was tried under `conditions`; None where the spec cannot be made again."""
-        start = self._start(self.conditions[conditions])
+    def renamed(self, conditions: str, start: Program | None) -> Renamed | None:
+        """The new names of what was tried under `conditions`; None where the start program cannot be made again."""
+        start = start or self._start(self.conditions[conditions])
         if start is None:
             return None
         judged = tuple(self.evaluations.get(conditions, {}).values())

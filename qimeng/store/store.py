@@ -21,8 +21,10 @@ from typing import Any
 
 from qimeng.errors import StoreError
 from qimeng.interfaces.results import Evaluation
+from qimeng.program.program import Program
 from qimeng.recipe import PatchRecord, action_from_data
 from qimeng.store.database import TABLES, open_database
+from qimeng.store.migration import planned
 from qimeng.store.rows import (
     ACCIDENT,
     Conditions,
@@ -45,7 +47,8 @@ class Store:
         path: the SQLite file, made if it is not there; ``":memory:"`` for one that ends with the process.
 
     A store of an older version is brought up to date: its programs are made again, and get the names that this version
-    gives them. Rows whose program cannot be made again stay as they are, and a warning says how many those are.
+    gives them. Rows whose program cannot be made again stay as they are, and a warning says how many those are; see
+    `name_anew`.
 
     Raises:
         StoreError: the file is no store, or was written by a newer version of the library.
@@ -151,6 +154,26 @@ class Store:
         parts = (attempt.parent, action, attempt.reply, attempt.patch, attempt.alternative, attempt.failure)
         self._insert("attempts", (attempt_key(parts), *parts))
 
+    def name_anew(self, spec: str, start: Program) -> int:
+        """Give what an older version tried of a spec its new names, and return how many rows got one.
+
+        Opening an old store does so where the store has the spec's text; here the start program stands for it.
+
+        Args:
+            spec: digest of the spec.
+            start: the program that every search of it begins with.
+        """
+        rows = self._db.execute("SELECT c.digest, c.body FROM unnamed u JOIN conditions c ON c.digest = u.conditions")
+        only = [digest for digest, body in rows if conditions_from_json(body).spec == spec]
+        if not only:
+            return 0
+        plan = planned(self._db, only, start)
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            plan.apply(self._db)
+            self._db.executemany("DELETE FROM unnamed WHERE conditions = ?", [(digest,) for digest in only])
+        return len(plan.statements)
+
     def _insert(self, table: str, row: tuple[Any, ...]) -> None:
         marks = ", ".join("?" * len(row))
         with self._db:
@@ -242,7 +265,7 @@ class Store:
         """
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            for table in TABLES:
+            for table in (*TABLES, "unnamed"):
                 rows = other._db.execute(f"SELECT * FROM {table}")  # read as they are written: sources are many
                 marks = ", ".join("?" * len(rows.description))
                 self._db.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", rows)
