@@ -113,6 +113,12 @@ class OpenAIChat(Chat):
         if not given and failed is not None:
             raise failed
 
+    def close(self) -> None:
+        """Give the connections up; who asks again gets new ones."""
+        made, self._made = self._made, None
+        if made is not None:
+            made.close()
+
     # -- one request and its repetitions
 
     def _one(self, messages: Sequence[Message], limit_s: float) -> Reply:

@@ -54,6 +54,18 @@ def ask(*script: Says, **options: Any) -> tuple[Reply | ChatError, Time, Endpoin
         return found, time, endpoint
 
 
+def test_who_was_closed_connects_again() -> None:
+    with served([Says("one"), Says("two")]) as endpoint:
+        chat, _ = client(endpoint)
+        first = chat._client()
+        said = [reply.text for reply in chat.ask(ASKED)]
+        chat.close()
+        assert first.is_closed()
+        assert said + [reply.text for reply in chat.ask(ASKED)] == ["one", "two"]
+        chat.close()
+        chat.close()
+
+
 def test_an_answer_with_its_tokens() -> None:
     found, time, endpoint = ask(Says("hello"))
     assert isinstance(found, Reply)

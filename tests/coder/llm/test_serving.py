@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,8 @@ def _is_up(url: str) -> bool:
 
 def test_it_answers(server: tuple[str, str]) -> None:
     url, model = server
-    chat = OpenAIChat(model, url, max_tokens=16)
-    replies = list(chat.ask([Message("system", "you write"), Message("user", "write")], 3))
+    with closing(OpenAIChat(model, url, max_tokens=16)) as chat:
+        replies = list(chat.ask([Message("system", "you write"), Message("user", "write")], 3))
     assert len(replies) == 3 and len({r.text for r in replies}) > 1
     assert all(r.prompt_tokens == 19 and 0 < r.reply_tokens <= 16 for r in replies)
 
@@ -86,7 +87,8 @@ def test_a_whole_run_ends_with_a_right_program(hybrid: bool, server: tuple[str, 
     """Whatever the model says."""
     url, model = server
     account = Account(Allowance(calls=4))
-    writer = LLMCoder(OpenAIChat(model, url, max_tokens=16), account, candidates=2)
+    chat = OpenAIChat(model, url, max_tokens=16)
+    writer = LLMCoder(chat, account, candidates=2)
     coder = HybridCoder(writer, patience=0) if hybrid else writer
     x = torch.randn(8, 64)
     spec = KernelSpec.from_function(lambda x: torch.cumsum(torch.relu(x) * 3, -1), (x,))
@@ -94,6 +96,7 @@ def test_a_whole_run_ends_with_a_right_program(hybrid: bool, server: tuple[str, 
     result = plan_and_code(
         spec, seconds=300, evaluations=8, coder=coder, device="h200", store=store, planner="heuristic", search="greedy"
     )
+    chat.close()
     assert result.evaluation.ok, result.evaluation
     assert result.evaluation.accuracy is not None  # checked; where it is Triton's, in the interpreter
     if not hybrid:
