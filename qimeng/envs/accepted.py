@@ -20,15 +20,15 @@ from qimeng.spec.perturb import seed_of
 from qimeng.spec.together import TOGETHER
 
 SECONDS = 2.0
-"""After this no further distribution is tried."""
+"""Time limit in seconds, after which no further distribution is tried."""
 SEEDS = (1, 2, 3, 4)
-"""Of the inputs in distributions that look different from seed to seed; others are tried once."""
+"""Seeds for distributions that differ much from seed to seed; others are tried once."""
 
 
 def refused_distributions(spec: KernelSpec, names: Iterable[str]) -> set[str]:
     """Those of `names` on whose inputs `spec` raises, at reduced size on the CPU; it has to run on the user's own.
 
-    Nothing is known, and none refused, where that takes long or does not run.
+    Returns nothing if the module is too slow or does not run on the CPU.
     """
     small, began = spec.reduced(), time.monotonic()
     if not small.is_small:

@@ -47,8 +47,8 @@ KERNELBENCH_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat1
 class Error:
     """How far an output is off, in four figures; dimensionless.
 
-    The last dimension is the last one of more than one element, so that a column [n, 1] is judged as a vector [n]. What
-    is divided by is at least `OF_ALL` of an ulp of the root mean square of the whole output.
+    The last dimension is the last one with more than one element, so a column [n, 1] is judged like a vector [n].
+    Denominators are at least `OF_ALL` of an ulp of the whole output's root mean square.
 
     Attributes:
         max: largest |y - r| / (|r| + rms of r over its last dimension).
@@ -93,8 +93,8 @@ class Expected:
 
     Attributes:
         value: the float64 result cast to the output's dtype; for integers and booleans the float64 run's result.
-        error: eager's own error against `value`, the worst over the trials that were looked at.
-        floor: what is always allowed, the largest over those trials.
+        error: eager's own error against `value`, the worst over the trials used.
+        floor: the error that is always allowed, the largest over those trials.
         eager: eager's output, kept only where it is needed: some element of it or of `value` is not finite, or the
             output is no floating-point tensor and differs from `value`.
         tolerances: times eager's error that is allowed.
@@ -148,10 +148,10 @@ def floor(dtype: torch.dtype, roundings: float, moved: Error, ulps: float = Tole
 def roundings(terms: int, independent: bool = True) -> float:
     """Roundings that add up when `terms` numbers are summed in any order, as a multiple of the rounding unit.
 
-    Those of numbers of many digits are as good as random, and grow like the root of their number; those of numbers of
-    few digits may fall to the same side again and again, and then grow like their number, up to `LONGEST_CHAIN`
-    (N. J. Higham and T. Mary, A New Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41(5),
-    2019).
+    Roundings of numbers with many digits are nearly random, so their sum grows like the square root of their count.
+    Roundings of numbers with few digits may all have the same sign, so their sum grows like their count, up to
+    `LONGEST_CHAIN` (N. J. Higham and T. Mary, A New Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci.
+    Comput. 41(5), 2019).
     """
     terms = max(terms, 1)
     return math.sqrt(terms) if independent else float(min(terms, LONGEST_CHAIN))
@@ -184,7 +184,7 @@ def measure(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | 
 
 
 def measure_most(actual: torch.Tensor, expected: torch.Tensor) -> Error:
-    """As `measure`, of all but the worst hundredth: four times the error that 99 % of a sample of the elements have."""
+    """Like `measure`, without the worst hundredth: four times the 99 % quantile of the errors of a sample."""
     if actual.numel() == 0:
         return Error()
     actual, expected = _rows(actual), _rows(expected)
@@ -227,15 +227,15 @@ def check(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
 
 
 def same_but_for_few(actual: torch.Tensor, expected: Expected, any_kind: bool = False) -> bool:
-    """Whether all but a hundredth of what is not finite is as expected, and the rest within the budget.
+    """Whether at most a hundredth of the non-finite values differ, and the finite ones are within the budget.
 
-    An infinity times a number near zero has the sign that the number's rounding gave it.
+    An infinity times a number near zero takes its sign from a rounding.
 
     Args:
         actual: what a candidate returned.
         expected: what it should be.
-        any_kind: whether whatever is not finite is right where nothing finite is expected: a running mean of an
-            infinity is infinite, or no number by Welford's formula.
+        any_kind: whether any non-finite value is right where one is expected. For example, a running mean of an
+            infinity is infinite, or NaN by Welford's formula.
     """
     value, eager = expected.value, expected.eager
     if eager is None or actual.is_complex():
@@ -293,7 +293,7 @@ def _all_finite(tensor: torch.Tensor) -> bool:
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """A sum over the bits of a tensor: equal for equal content, and hardly ever for other content."""
+    """A checksum of the bits of a tensor: equal for equal content, very rarely for other content."""
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for where in _blocks(tensor.shape):
         total += _bits(_block(tensor, where)).sum(dtype=torch.int64)
@@ -301,11 +301,11 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 def weighted_sum(tensor: torch.Tensor, seed: int) -> int:
-    """A sum over the bits of a tensor, each element times a weight of its place: other content hardly ever has it.
+    """A checksum of the bits of a tensor, each element times a weight of its place; other content very rarely has it.
 
     Args:
         tensor: any.
-        seed: of the weights; who does not know it cannot make up for one change by another.
+        seed: of the weights; it is secret, so one change cannot be hidden by another.
     """
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     weights = torch.empty(0)
@@ -380,8 +380,8 @@ def _summary(parts: Iterator[torch.Tensor], device: torch.device) -> tuple[float
 def _quick_errors(actual: torch.Tensor, expected: torch.Tensor, least: float) -> Iterator[torch.Tensor]:
     """The elements' errors part by part; infinite or NaN where a value is not finite.
 
-    Differences are taken in the wider of the two dtypes (fp32 at least, where that of two numbers that are nearly equal
-    is exact), so that float64 throughout would say the same.
+    Differences are computed in the wider of the two dtypes, at least fp32. There the difference of two nearly equal
+    numbers is exact, so float64 would give the same.
     """
     dtype = torch.promote_types(torch.promote_types(actual.dtype, expected.dtype), torch.float32)
     for where in _blocks(actual.shape):

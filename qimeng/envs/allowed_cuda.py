@@ -48,7 +48,7 @@ def cuda_violations(text: str) -> tuple[tuple[int, str, str], ...]:
 def embedded_violations(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
     """What the CUDA C++ in a Python text does that no kernel may do, by line of the Python text.
 
-    Every text that is compiled stands in the file as a constant of its own, so that it can be read here.
+    Every compiled text is a constant of the file, so it can be checked here.
     """
     texts: dict[str, ast.Constant] = {}
     for node in tree.body:
@@ -136,7 +136,7 @@ def _directives(code: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _variables(code: str) -> Iterator[tuple[int, str, str]]:
-    """Variables outside of functions that a launch could change: they would be there at the next one."""
+    """Variables outside of functions that a launch could change and a later one could read."""
     depth, start = 0, 0
     opened: list[bool] = []  # whether each open brace only groups declarations
     for at, character in enumerate(code):

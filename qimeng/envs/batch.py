@@ -24,7 +24,7 @@ _EQUAL = 1
 
 
 class Batch:
-    """The calls of one batch; two calls on other inputs leave behind the memory that calls need.
+    """The calls of one batch. Two warm-up calls on other inputs allocate the memory that calls need.
 
     Args:
         device: where they run.

@@ -24,7 +24,7 @@ MAX_REPLY = 1 << 26
 MAX_FILES = 4096
 """Open files beside one frame: a large tensor on a GPU comes in pieces of 20 MiB, each a file."""
 MAX_DEPTH = 16
-"""Lists and tables within one another in a reply."""
+"""Maximum nesting of lists and tables in a reply."""
 SEND_S = 60.0
 """Seconds that the other side may take to read a frame."""
 _AT_ONCE = 250

@@ -9,22 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 SHARE = {"cuda": 0.8, "cpu": 0.7}
-"""Least share of the judge's time of a call that a told time must reach; the cores of a CPU serve others as well."""
+"""Minimum share of the judge's time that a reported time must reach. It is lower on a CPU, whose cores run other
+processes too."""
 RATIO = 0.5
-"""Least share of what the judge's clock says, times eager's told time over what the clock says of eager, that a told
-time must reach. In a batch parameters stay in the cache and in an event time they do not, so the two are not the
-same; but they are so for both programs."""
+"""Minimum ratio of the reported time to the judge's time, relative to the same ratio for eager. In a batch, parameters
+stay in the cache, which they do not between events. So the two times differ, but for both programs alike."""
 SLACK_MS = {"cuda": 0.02, "cpu": 0.05}
 """Milliseconds by which the shortest of a few batches may be longer by chance."""
 CALL_MS = {"cuda": 0.001, "cpu": 0.015}
 """Milliseconds that a call may take longer in a batch, because another process wrote its inputs."""
 WORST_RELATION = 0.6
-"""The least that eager's told time over what the clock says of it may count as, on a CPU."""
+"""Lower bound on a CPU for the ratio of eager's reported time to the judge's time."""
 LEAST = 0.2
 """Minimum share of a reported time that the clock must see. If it sees less, the clock is unreliable."""
 NOISE = 0.25
-"""Share of a told time that two batches of calls that do nothing may differ by, for each call; or by which eager's time
-may be longer than it says."""
+"""Share of a reported time by which two batches of empty calls may differ, for each call, or by which eager's time may
+exceed its report."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Readings:
     queued: bool = False
 
     def with_round(self, nothing: tuple[float, ...], eager: float, candidate: float, queued: bool) -> Readings:
-        """These and one more batch of eager and of the candidate; those of another way to measure are forgotten."""
+        """These readings and one more batch of eager and of the candidate. Readings of another method are dropped."""
         if queued != self.queued:
             return Readings(self.calls, nothing, (eager,), (candidate,), queued)
         return replace(
@@ -62,7 +62,7 @@ class Ruling:
     """What comes of it.
 
     Attributes:
-        ok: True where the time is believed, False where it is refuted, None where nobody can tell.
+        ok: True if the time is confirmed, False if refuted, None if undecided.
         text: why, in words.
     """
 

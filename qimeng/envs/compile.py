@@ -54,7 +54,7 @@ def job_of(region: Region, implementation: Implementation) -> Job:
 
 
 class Compilers:
-    """Compiles what is generated in programs for one device; remembers what came of it, accidents aside.
+    """Compiles the generated kernels of programs for one device, and caches all results except accidents.
 
     Args:
         server: starts the processes.
@@ -175,7 +175,7 @@ def _finish(process: Process, deadline: float, timeout_s: float) -> Compiled:
 
 
 def main(channel: Channel, device: Device) -> None:
-    """Answer one command, `build`; give way to processes that launch what is timed meanwhile."""
+    """Answer one command, `build`, at low priority, so that measurements are not disturbed."""
     os.nice(10)
     adopt_warm()
 

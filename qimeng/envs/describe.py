@@ -49,7 +49,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of a reference when it ran.
+    """What a run of the reference showed.
 
     Attributes:
         inputs: shape of each input tensor.
@@ -106,7 +106,7 @@ def spec_from_text(
         out: the file; ``runs/NAME.py`` by default, NAME from the first words. It must not exist.
         dtype: floating dtype; by default what the words say, else float32.
         mode: precision mode of the spec.
-        repairs: times that the model may mend what is wrong.
+        repairs: times that the model may correct its file.
         show: told what was written and seen.
         prompts: folder of the user's own prompts (see `qimeng.coder.llm.words.Words`).
 
@@ -200,7 +200,7 @@ def try_text(text: str, server: ForkServer) -> Seen:
 
 
 def screen(text: str) -> str | None:
-    """Why `text` is not even run: no Python, an import or a call that no reference needs; None where there is none."""
+    """Why `text` is refused without a run: not Python, or a forbidden import or call; None if it is fine."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:

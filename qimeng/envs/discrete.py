@@ -35,7 +35,7 @@ TF32_UNIT = 2.0**-11
 
 
 def may_jump(graph: OpGraph, nodes: Iterable[Node]) -> bool:
-    """Whether a result of the operators `nodes` may hang on how a number in between was rounded."""
+    """Whether the rounding of an intermediate number may decide a result of the operators `nodes`."""
     listed = list(nodes)
     jumps = any(n.packet in JUMPS or _makes_integers(graph, n) for n in listed)
     return jumps and not {n.packet for n in listed} <= EXACT
@@ -76,9 +76,9 @@ _IEEE = _SUMS | _TIMES | frozenset(("aten.div", "aten.sqrt", "aten.reciprocal"))
 class Rounding(TorchDispatchMode):
     """In the block, a float64 run rounds where programs may: each operator's operands and results move by a few units.
 
-    Operators that give their operands' values, or say what these are, round nothing, and those of IEEE arithmetic round
-    in one way alone, so that their operands stay; half types are an exception, since a fused program need not round to
-    them at each step, and so is a product that is added to something, which hardware rounds once or twice.
+    Operators that copy or compare operands do not round. IEEE operators round in one way only, so their operands stay.
+    Two exceptions: a fused program need not round to half types at each step, and hardware rounds a multiply-add once
+    or twice.
 
     Args:
         dtype: of the specification.
@@ -139,7 +139,7 @@ def _is_view(func: Any) -> bool:
 
 
 class Dividing(TorchDispatchMode):
-    """In the block, a tensor divided by a number is divided, where PyTorch on a GPU multiplies by the inverse."""
+    """In the block, a tensor divided by a number really is divided; PyTorch on a GPU multiplies by the inverse."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.div.Tensor and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
@@ -150,10 +150,10 @@ class Dividing(TorchDispatchMode):
 
 
 def amplitude(dtype: torch.dtype, mode: str, longest_reduction: int) -> float:
-    """By how much operands may move, as a share of each: 1.5 of their roundings, and those of a sum of so many terms.
+    """The relative change of operands: 1.5 of their roundings, plus those of a sum with this many terms.
 
-    That is some four deviations of what rounding does to them. Much more would excuse operands of a lower precision
-    than the mode allows, whose roundings are four times as large at least.
+    That is about four standard deviations of their rounding error. Much more would excuse a lower precision than the
+    mode allows, whose roundings are at least four times as large.
     """
     unit = TF32_UNIT if mode == "high" and dtype is torch.float32 else torch.finfo(dtype).eps / 2
     return 1.5 * unit + torch.finfo(torch.float32).eps / 2 * accuracy.roundings(longest_reduction)
@@ -172,7 +172,7 @@ def rounding_mode(mode: str, eager: Callable[[str], torch.Tensor]) -> str:
 def explained(
     actual: torch.Tensor, expected: Expected, eager: Sequence[torch.Tensor], run: Callable[[], torch.Tensor]
 ) -> bool:
-    """Whether all that is out of bounds is a matter of rounding, and the rest within the budget as a whole.
+    """Whether rounding explains all elements out of bounds, and the rest is within the budget.
 
     Args:
         actual: what a candidate returned; real.

@@ -53,12 +53,12 @@ def to_double(inputs: Sequence[Any], device: torch.device | None = None) -> tupl
 class NamedAsDouble(DispatchMode):
     """In the block, an operator that names float32 gets float64; what names a half type is rounded to it, in float64.
 
-    ``x.float()`` in the middle of a module, or in what the standard deviation of half types consists of, would end its
-    float64 run: what followed could be held against eager alone. A cast to a half type is a rounding that was asked
-    for. It is for computations without jumps: where these follow a cast, they hang on every rounding after it as well.
+    Otherwise ``x.float()`` inside a module, or inside the standard deviation of half types, would end the float64 run.
+    A cast to a half type is an intended rounding and stays. This is for computations without jumps: a jump after a cast
+    depends on every rounding after it.
 
     Raises:
-        TypeError: bits are taken for a number of another dtype, which says nothing in float64.
+        TypeError: bits are reinterpreted as another dtype, which is meaningless in float64.
     """
 
     def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

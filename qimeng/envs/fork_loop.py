@@ -40,7 +40,7 @@ SHARED = "shared"
 """Folder in the server's own that its processes may read and not write: what it has built for all."""
 
 PROCESSES = 256
-"""Most processes that one in a full sandbox may be, its children included; with more it is killed."""
+"""Maximum number of processes in a full sandbox, children included; more are killed."""
 MEMORY_FILE_BYTES = memory_bytes() // 2
 """Most bytes of memory files (`memfd_create`) and shared memory that these may hold together; no other limit counts
 them. Files that were sent and not yet received are not seen."""
@@ -66,7 +66,7 @@ def enter_sandbox(
     readable: Sequence[str],
     writable: Sequence[str],
 ) -> Report:
-    """Give up what a candidate has no need of, once and for good; called in each process before foreign code runs.
+    """Drop everything that a candidate does not need, permanently; called in each process before untrusted code runs.
 
     Args:
         level: of `Sandbox`.
@@ -235,7 +235,7 @@ def _signal_tree(pid: int, number: int) -> None:
 
 
 def _orphans(children: Mapping[int, Any]) -> list[int]:
-    """What left its parents behind: as subreaper, the server is the parent now."""
+    """Orphaned processes; as subreaper, the server is now their parent."""
     return [p for p in processes_of(os.getpid()) if p not in children]
 
 
@@ -254,7 +254,7 @@ def _kill_orphans(children: Mapping[int, Any]) -> None:
 
 
 def _kill_greedy(counted: Sequence[int]) -> None:
-    """Kill those of the processes `counted` that have become too many, or hold too much in memory files."""
+    """Kill those of the processes `counted` that have too many children or hold too much in memory files."""
     if not counted:
         return
     adopted = Counter(group for p in processes_of(os.getpid()) if (group := _group(p)) != p)

@@ -44,7 +44,7 @@ START_S = 120.0
 
 
 TOLD = frozenset({"error", "exit", "memory", "illegal-access", "tampered", "mutated", "wrong"})
-"""Classes of failure that a process may tell of itself (`qimeng.envs.service`); how it ended is for others to say."""
+"""Classes of failure that a process may report itself (`qimeng.envs.service`). The judge decides how it ended."""
 
 
 class WorkerFailed(QimengError):
@@ -79,7 +79,8 @@ class Process:
         """Ask for `command` and wait for the answer: JSON data, and open files that the caller closes.
 
         Raises:
-            WorkerFailed: it crashed, ended, raised, hung or babbled. After any kind but ``"error"`` it is gone.
+            WorkerFailed: it crashed, ended, raised, hung or sent an invalid message. After any kind but ``"error"`` it
+                is gone.
         """
         self.send(command, **arguments)
         return self.answer(timeout_s)
@@ -172,7 +173,7 @@ class Process:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Have it and its descendants stand still in the block, so that nothing of theirs disturbs a measurement."""
+        """Pause it and its descendants in the block, so that they do not disturb a measurement."""
         self._server.tell("pause", self._token)
         try:
             yield
@@ -244,7 +245,7 @@ class Process:
 class ForkServer:
     """Starts processes by forking one that is warm; close it when done.
 
-    Should something end the server (a process that it started, say), it is started anew when it is next needed.
+    If something ends the server, it is restarted when it is next needed.
 
     Args:
         preload: what the server imports, and calls, before its first fork; see `PRELOAD`.

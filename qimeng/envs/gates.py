@@ -83,8 +83,8 @@ class Run:
         patch: applied to it; None for the program as it is.
         cache: Triton's cache folder.
         trials: makes the trials that the whole program has to pass.
-        clock: where the time went.
-        thorough: whether what costs more than a search can afford is checked as well.
+        clock: time spent by part.
+        thorough: whether checks run that are too slow for a search.
         worker: the process at hand.
         refused: number of a candidate to why it does not go on.
         resources: number of a candidate to what its kernels need.
@@ -125,7 +125,7 @@ class Run:
     def compile(self, compilers: Compilers) -> None:
         """Compile what is generated into the cache; refuse what fails or does not fit the device.
 
-        Where only the code around the kernels stopped for want of real tensors, the first launch has the last word.
+        If only the code around the kernels failed, because it needs real tensors, the first launch decides.
         """
         self.compilers = compilers
         for i, candidate in enumerate(self.candidates):
@@ -152,9 +152,9 @@ class Run:
     def regions(self) -> list[int]:
         """Time the alternatives of the patch's target alone and check the fastest; those that go on, in this order.
 
-        A single alternative for a program of one region goes on unseen: the whole program's check is the same and more.
-        So do, at the end, those that are not among the fastest that are right. What looks bad in the text is looked at
-        last (`qimeng.envs.static_pass`).
+        A single alternative for a program of one region skips this gate, because the whole program's check includes it.
+        Alternatives that are not among the fastest right ones come last, unchecked. Suspicious texts are checked last
+        (`qimeng.envs.static_pass`).
         """
         left = [i for i in range(len(self.candidates)) if i not in self.refused]
         left.sort(key=lambda i: gravity(self.candidates[i]))
@@ -219,8 +219,7 @@ class Run:
     def refusal(self) -> Evaluation:
         """The evaluation where nothing passed: the refusal of what came farthest.
 
-        Where an alternative may have been the victim of an accident, that is what is said, since it leaves the question
-        open.
+        If an accident may have stopped an alternative, that is reported, since the question is then open.
         """
         order = list(Gate)
         number, worst = max(
@@ -277,7 +276,7 @@ class Run:
     def _alone(self, part: Callable[..., T], *arguments: Any) -> T:
         """What `part` finds out about one alternative.
 
-        The sweep of one template shares a worker; of others, none meets a worker that another one was in.
+        The sweep of one template shares a worker. Any other alternative gets a new worker.
         """
         if self.patch is not None and not self.is_sweep and len(self.patch.alternatives) > 1:
             self.drop_worker()
@@ -512,8 +511,8 @@ class Run:
     def _named(self, worker: Process, i: int) -> dict[str, int | None]:
         """Names of the candidate's own kernels.
 
-        In a final verification of what no template printed, the worker gets the program with kernels of secret names
-        from here on: what the text calls them proves nothing.
+        In a final verification of an untrusted program, the worker gets the program with secret kernel names from here
+        on, because names in the text prove nothing.
         """
         candidate = self.candidates[i]
         if not self.thorough or printed(candidate) or self.compilers is None:
@@ -549,7 +548,7 @@ class Run:
 
 
 class _Refused(Exception):
-    """Ends the look at a candidate's kernels."""
+    """Ends the profiling of a candidate."""
 
     def __init__(self, refusal: Refusal):
         super().__init__(refusal.error)

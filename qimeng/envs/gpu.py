@@ -89,16 +89,16 @@ class GpuEvaluator(Evaluator):
         server: starts the processes; by default one that all evaluators of this process share.
         sandbox: what workers and compiling processes give up before candidates run in them: ``"full"`` (every layer
             that the machine has), ``"basic"`` (no new privileges) or ``"off"``; see `qimeng.envs.sandbox`.
-        any_text: judge texts that no template printed whatever they use, and not only those that keep to what kernels
-            have a use for (`qimeng.envs.allowed_text`): for trying the other checks.
+        any_text: judge untrusted texts even if they use forbidden constructs (`qimeng.envs.allowed_text`), to test the
+            other checks.
         sanitize: tools of compute-sanitizer that the final verification runs; see `qimeng.envs.sanitizer.TOOLS`.
-        throttle: reads why the GPU is held back (see `qimeng.envs.throttle`); by default NVML, where it is there.
+        throttle: reads why the GPU is throttled (see `qimeng.envs.throttle`); by default NVML, if available.
         clock: wall seconds, for `Evaluation.seconds`.
 
     Attributes:
         version: part of the key under which evaluations are stored.
         estimated: False: times are measured.
-        references: what is right.
+        references: the expected results.
         compiled: torch.compile's programs, which the final verification times where they were begun.
         turns: times of the last final verification: ``"candidate"``, ``"eager"`` and torch.compile's modes, in turns.
         spent: wall seconds by part, from the making of this on, over all evaluations.
@@ -257,7 +257,7 @@ class GpuEvaluator(Evaluator):
         return judged_text(program, self.sandbox, self.any_text)
 
     def begin_timing(self) -> None:
-        """A program that a worker has just loaded is timed from now on, with parameters that nobody has seen."""
+        """Start timing a program that a worker has just loaded, with new secret parameters."""
         self._timed = _TimedCalls(self.references.parameter_seed())
 
     def check_timed(self, worker: Process) -> Verdict:
@@ -265,7 +265,7 @@ class GpuEvaluator(Evaluator):
         return self.judge.check_timed(worker, self._timed.draw) if self._timed.rounds else Verdict()
 
     def forget_eager(self) -> None:
-        """Eager's times were taken while the GPU was held back: they serve nobody else."""
+        """Drop eager's times, because the GPU was throttled during their measurement."""
         self._eager.clear()
 
     def settle(self) -> None:
@@ -283,12 +283,12 @@ class GpuEvaluator(Evaluator):
 
     @contextmanager
     def turn(self, part: str, clock: Clock, alone: bool = False) -> Iterator[None]:
-        """Have the device in the block, whose seconds count as `part`; those before it count as ``"wait"``.
+        """Hold the device in the block. Its seconds count as `part`, those before it as ``"wait"``.
 
         Args:
             part: what the block is about.
             clock: of the evaluation.
-            alone: True to measure; else beside others who do not measure.
+            alone: True to measure; else shared with others that do not measure.
         """
         with ExitStack() as stack:
             if self._lock is not None:
@@ -298,7 +298,7 @@ class GpuEvaluator(Evaluator):
                 yield
 
     def step_aside(self, clock: Clock) -> None:
-        """Between two pieces of a check: let those go first who wait to measure on the device."""
+        """Called between two parts of a check: let runs that wait to measure on the device go first."""
         if self._lock is not None:
             with clock.part("wait"):
                 self._lock.step_aside()

@@ -22,7 +22,7 @@ MOST_ELEMENTS = 1 << 50
 
 
 class Form(Protocol):
-    """What a tensor that is to come looks like (`qimeng.envs.outputs.Leaf`)."""
+    """The expected form of a tensor (`qimeng.envs.outputs.Leaf`)."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -44,9 +44,9 @@ class Form(Protocol):
 def hand_over(tensors: Sequence[torch.Tensor], stay: bool = False) -> tuple[list[dict[str, Any]], list[int]]:
     """What `take` needs to see the same tensors in another process: JSON data, and open files that the caller closes.
 
-    GPU tensors stay where they are: keep them until the other process has let go of them. Where their memory cannot be
-    shared by files (it is not PyTorch's own), and for those of the CPU, the values are copied into one file, one tensor
-    after another, however many there are.
+    GPU tensors stay in place: keep them until the other process has released them. Where their memory cannot be shared
+    by files (it is not PyTorch's own), and for those of the CPU, the values are copied into one file, one tensor after
+    another, however many there are.
 
     Args:
         tensors: what goes over.
@@ -161,7 +161,7 @@ def tensor_in(
 
 
 def _read(fd: int, start: int, form: Form, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor from a file, which has to be one: what else can be read may never end, or wait."""
+    """A tensor from a regular file; reading anything else might block or never end."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise Malformed("a tensor was handed over in what is no file")
     buffer = torch.empty(form.bytes, dtype=torch.uint8)

@@ -42,7 +42,7 @@ PRELOAD = ("torch", "qimeng.envs.worker")
 """What the fork server imports: not Triton, which reads the environment when it is imported."""
 
 CALL_SECONDS = 30.0
-"""After this a call counts as hung."""
+"""Seconds after which a call counts as hung."""
 
 TRIALS = 3
 """Draws of inputs and parameters that a program must pass: two, and more where that takes no longer than
@@ -87,7 +87,7 @@ class Checked:
 
     @classmethod
     def no(cls, reason: str) -> Checked:
-        """What was not checked, and why."""
+        """Not checked, and why."""
         return cls(None, f"not checked: {reason}", reason)
 
 

@@ -27,7 +27,7 @@ _TF32_BITS = np.uint32(0xFFFFE000)
 
 
 def main(channel: Channel, setup: Setup) -> None:
-    """Mend the interpreter, then answer the judge as any worker does."""
+    """Patch the interpreter, then answer the judge like any worker."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("the interpreting worker needs TRITON_INTERPRET=1 before Triton is imported")
     mend()

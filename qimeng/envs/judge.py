@@ -139,8 +139,8 @@ class Judge:
     ) -> Verdict:
         """Try the program that the worker has loaded.
 
-        The first trial is run a few times; every run has to be right, and runs that differ are noted. The outputs of
-        the first call are looked at again after the last, since none may have touched them.
+        The first trial runs a few times. Every run must be right, and differing runs are noted. The outputs of the
+        first call are checked again after the last call, since no call may change them.
 
         Args:
             worker: with the program loaded.
@@ -184,7 +184,7 @@ class Judge:
     def check_guards(self, worker: Process) -> Verdict:
         """Whether the program refuses inputs of another shape, stride, dtype, device or number than it was made for.
 
-        A specification fixes these; on anything else a program has to raise ValueError, whatever it could compute.
+        A specification fixes these. For anything else a program must raise ValueError.
         """
         accepted, _ = worker.call("foreign", self.limit_s, seed=self.references.draw_seed())
         if not isinstance(accepted, list):
@@ -279,7 +279,7 @@ class Judge:
             expected_facts: structure of the outputs.
             expected: values of the outputs, then of further tensors handed over.
             tally: where errors are noted.
-            look_again: what a tensor that is out of bounds may be all the same (`References.look_again`).
+            look_again: decides whether a tensor out of bounds is still acceptable (`References.look_again`).
 
         Raises:
             WorkerFailed: the answer is malformed.
@@ -368,7 +368,7 @@ class Judge:
         follow = {i for i, t in enumerate(tensors) if any(name.startswith("parameter ") for name in t.shares)}
 
         def look_again(number: int, actual: torch.Tensor, error: Error) -> Expected | None:
-            """A parameter that is returned has new values by now, in eager as well."""
+            """A returned parameter has new values by now, in eager as well."""
             return trial.expected[number] if number in follow else refs.look_again(trial, number, actual, error)
 
         if first.live:

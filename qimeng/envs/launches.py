@@ -19,8 +19,8 @@ from qimeng.backend.registry import backend_named
 from qimeng.program.program import Implementation
 
 LEAST = 0.3
-"""Share of the time of regions said to be generated that their own kernels take at least; the rest may go to small
-helpers (a sum of partial results, memory set to zero)."""
+"""Minimum share of the time of generated regions in their own kernels. Small helpers may take the rest, such as a sum
+of partial results or zeroed memory."""
 
 Launch = tuple[str, float, float]
 """Name of a kernel, when it began and when it ended: milliseconds of the device."""
@@ -80,7 +80,8 @@ def kernel_names(implementation: Implementation) -> list[str]:
 def own_share(launches: Iterable[Launch], own: Mapping[str, int | None]) -> float | None:
     """Share of the kernels' time that a program's own take, 0 to 1; None where no kernel ran.
 
-    A name that is launched more often than the program launches it is another's as well: the shortest count.
+    If a name is launched more often than the program launches it, another program uses it too. Then only the shortest
+    launches count.
 
     Args:
         launches: what ran.

@@ -13,7 +13,7 @@ from qimeng.graph.opgraph import Node, OpGraph, Value, itemsize
 from qimeng.graph.ops import RESHAPES, family
 
 SHARE = 0.95
-"""A time below this share of the bound is refused: datasheets round."""
+"""A time below this share of the bound is refused. It is below 1 because datasheets round."""
 
 _PARTIAL = frozenset(
     f"aten.{name}" for name in "tril triu zeros_like ones_like full_like empty_like where masked_fill".split()

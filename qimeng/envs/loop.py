@@ -81,7 +81,7 @@ def _is_planners(error: Exception) -> bool:
 
 
 def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Result:
-    """Verify the best program in a fresh process and make the result.
+    """Verify the best program in a fresh process and build the result.
 
     The candidates are the start program and those of the best one's path that beat the candidate before by twice the
     uncertainty (see `qimeng.envs.ranking`), so that noise adds no step. The last is verified; where it fails, or is
@@ -136,7 +136,7 @@ def finish_unjudged(session: Session) -> Result:
 
 
 def _as_written(session: Session, evaluation: Evaluation, stopped: str, notes: list[str]) -> Result:
-    """The computation as its author wrote it: on PyTorch, so that its time is eager's, whatever a clock says."""
+    """The computation as its author wrote it, on PyTorch. Its time is eager's by definition."""
     found = replace(evaluation, timing=evaluation.eager, region_ms={}, generated_share=0.0)
     whole = State(session.task.whole or session.task.start)
     return _result(session, whole, found, stopped, notes, on_pytorch=True)

@@ -34,35 +34,35 @@ from qimeng.envs.trials import Trial
 from qimeng.envs.worker import Draw
 
 NOT_TIMED = "not-timed"
-"""Class of failure of a program whose time nobody can tell: no speed is told, and judging it again may help."""
+"""Class of failure of a program that could not be timed. No speed is reported; judging it again may help."""
 BATCH_MS = 5.0
 """Milliseconds that a batch takes at least, where that needs no more calls than `MOST_CALLS`."""
 MOST_CALLS = {"cuda": 32, "cpu": 64}
 FASTER = 8
 """How many times faster than eager a program may be and a batch of it still be long enough."""
 QUEUED_LAUNCHES = 512
-"""Launches that a device takes before it begins the first; with more the host waits, and here that would be for ever
-(the ring of a channel holds about 1,024)."""
+"""Maximum number of launches that are queued before the first starts. With more, the host would wait forever (the ring
+of a channel holds about 1,024)."""
 QUEUE_S = 2.0
 """Seconds after which a program that is still not queued is taken to wait for its own results."""
 MEMORY_SHARE = 4
 """One in so many of the sets of inputs or outputs that a worker may hold goes into a batch: three processes have one
 each."""
 ROUNDS = 6
-"""Batches of each kind after which it is not known what cannot be told from them."""
+"""Maximum number of batches of each kind; after these an undecided time stays undecided."""
 OTHERS = 4
 """One in so many timed calls has inputs of another distribution than as given."""
 SLOTS, SMALL_BYTES = 4, 1 << 26
 """Outputs that are checked against the reference of small ones (64 MiB at most); of larger ones one is."""
 SUSPECTS = 2
-"""Outputs unlike eager's that are looked at, beside those that are drawn."""
+"""Number of suspicious outputs that are checked, besides the drawn ones."""
 
 _random = random.SystemRandom()
 
 
 @dataclass
 class _Round:
-    """Inputs of one batch, and what came of them.
+    """The inputs of one batch.
 
     Attributes:
         draws: of each call.
@@ -78,7 +78,7 @@ class _Round:
 
 
 class OuterClock:
-    """Holds what a worker says of its program's time against the judge's own clock.
+    """Compares a worker's reported times with the judge's own clock.
 
     Args:
         judge: compares outputs; its references make the inputs.
@@ -105,11 +105,11 @@ class OuterClock:
         self._clocks = ("wall",) if device.type == "cuda" else ("cpu", "wall")
 
     def check(self, worker: Process, told_ms: float, eager_ms: float) -> Verdict:
-        """Whether the program that `worker` has loaded takes as long as was told, and is right meanwhile.
+        """Whether the program that `worker` has loaded takes the reported time, and is right while timed.
 
         Args:
             worker: with the program loaded.
-            told_ms: the program's time, as its worker says.
+            told_ms: the program's time as reported by its worker.
             eager_ms: eager's time, measured alike in a process of its own.
 
         Returns:
@@ -145,13 +145,13 @@ class OuterClock:
     # -- parts
 
     def _ruling(self, times: dict[str, Readings], told_ms: float, eager_ms: float) -> Ruling:
-        """What all clocks say together: each can refute a time, and the first can believe it."""
+        """Combined ruling of all clocks: each can refute a time, and the first can confirm it."""
         kind = self._device.type
         first, *others = (decide(times[clock], told_ms, eager_ms, kind) for clock in self._clocks)
         return next((r for r in others if first.ok and r.ok is False), first)
 
     def _calls(self, told_ms: float, eager_ms: float) -> int:
-        """Calls of a batch: by eager's time as well, so that who lies about its own does not choose it."""
+        """Number of calls in a batch. Eager's time counts too, so a false report cannot choose it."""
         refs = self.references
         wanted = int(BATCH_MS / max(told_ms, eager_ms / FASTER)) + 1
         room = min(refs.input_sets, refs.output_sets) // MEMORY_SHARE
@@ -164,7 +164,7 @@ class OuterClock:
         return SLOTS if nbytes <= SMALL_BYTES else 1
 
     def _prepared(self, calls: int, parameter_seed: int | None) -> tuple[_Round, Layout]:
-        """Inputs that nobody has seen, most as given, some of other distributions."""
+        """New inputs: most as given, some from other distributions."""
         refs = self.references
         names = [d for d in refs.distributions if d not in refs.dropped] or ["given"]
         draws = []
@@ -190,8 +190,8 @@ class OuterClock:
     ) -> tuple[dict[str, Readings], torch.Tensor, torch.Tensor, str | None]:
         """One batch of each kind: `before` with its times, all outputs of candidate and eager, what is wrong.
 
-        Eager and the calls that do nothing come while the worker stands still. Where calls turn out not to be queued,
-        the times of this batch are forgotten: some were.
+        Eager and the empty calls run while the worker is paused. If some calls of a batch were not queued, its times
+        are dropped.
         """
         queued = self._queues
         with worker.paused(), self._armed(self.baseline.running(), batch, layout) as remote:
@@ -228,8 +228,7 @@ class OuterClock:
     ) -> tuple[dict[str, float], torch.Tensor, list[Any]]:
         """Milliseconds from before the inputs are there until all outputs are copied; those, and their structure.
 
-        On the CPU the processor time that the process took meanwhile comes first: others who use the same cores are
-        no part of it.
+        On the CPU, the process's own processor time comes first, because it excludes others on the same cores.
         """
         limit_s = self.judge.limit_s
         copies = torch.zeros(remote.layout.nbytes - remote.layout.first_output, dtype=torch.uint8, device=self._device)
@@ -257,7 +256,7 @@ class OuterClock:
     ) -> list[Any] | None:
         """The structure of what the calls will return, once all are queued; None where that cannot be.
 
-        A program that waits for its own results never gets there: it is let go, and is not queued any more.
+        A program that waits for its own results cannot be queued. It is released, and not queued again.
         """
         if batch.others:
             self._queues = False
@@ -310,7 +309,7 @@ class OuterClock:
         return None
 
     def _flush(self) -> None:
-        """Nothing of the inputs is left in the L2 cache when the signal comes; the judge sees to that itself."""
+        """The judge clears the inputs from the L2 cache before the signal."""
         if self._device.type == "cuda":
             self._stopwatch = self._stopwatch or Stopwatch(self._device)
             self._stopwatch.flush()
@@ -327,9 +326,9 @@ def _outputs(layout: Layout, number: int, copies: torch.Tensor) -> list[torch.Te
 
 
 def _alike(layout: Layout, number: int, mine: torch.Tensor, eager: torch.Tensor) -> bool:
-    """Whether call `number` returned what eager did, at a first look: a tenth of the root mean square, or of elements.
+    """Quick check whether call `number` agrees with eager: within a tenth of the root mean square, or of the elements.
 
-    No verdict: what is unlike is looked at closely.
+    This is no verdict; suspicious outputs are then checked closely.
     """
     for a, b in zip(_outputs(layout, number, mine), _outputs(layout, number, eager), strict=True):
         if a.dtype.is_floating_point:

@@ -15,7 +15,7 @@ FENCE = 4096
 
 
 def poison(device: torch.device, sizes: Sequence[int]) -> None:
-    """Fill memory that the next allocations will get with NaN, so that what is never written shows.
+    """Fill the memory of the next allocations with NaN, so that unwritten outputs show.
 
     Args:
         device: where.
@@ -39,7 +39,7 @@ def poison(device: torch.device, sizes: Sequence[int]) -> None:
 def fenced(x: torch.Tensor) -> torch.Tensor:
     """A copy of `x`, of its shape and strides, with `FENCE` bytes of NaN on both sides: what reads beyond it shows.
 
-    Without them it would get whatever the allocator keeps beside it, often values like its own. Tensors whose elements
+    Otherwise an out-of-bounds read would find other tensors' values, which often look plausible. Tensors whose elements
     share memory are returned as they are.
     """
     if not x.numel() or any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True)):

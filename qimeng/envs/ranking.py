@@ -15,7 +15,7 @@ TIE = 0.015
 """Programs within this share of each other's time are equally fast; a generated kernel is then preferred to PyTorch's,
 because it can be read, changed and fused further."""
 SMALLEST_GAIN = 0.005
-"""A smaller gain is no gain: the same program timed in two processes differs by as much."""
+"""Smaller gains do not count, because the same program differs by as much between two processes."""
 
 
 def generated(evaluation: Evaluation) -> bool:
@@ -24,7 +24,7 @@ def generated(evaluation: Evaluation) -> bool:
 
 
 def preferred(new: Evaluation, old: Evaluation | None) -> bool:
-    """Whether `new` takes the place of `old` as the best program so far: faster, or as fast and generated."""
+    """Whether `new` replaces `old` as the best program: it is faster, or equally fast and generated."""
     if new.timing is None:
         return False
     if old is None or old.timing is None:

@@ -173,7 +173,7 @@ class References:
             del trial
 
     def _made(self, distribution: str, perturbed: bool) -> Trial | None:
-        """A new trial; of wild inputs the first one on which eager has not lost everything."""
+        """A new trial. For extreme inputs, the first one on which eager's result is meaningful."""
         trial = None
         for _ in range(ATTEMPTS if distribution in WILD else 1):
             trial = trial or self.make(self._new_draw(distribution, self.parameter_seed() if perturbed else None))
@@ -191,7 +191,7 @@ class References:
         self._pool.keep(trial)
 
     def accepts_selection(self, trial: Trial, number: int, actual: torch.Tensor) -> bool:
-        """Whether integers that differ select values within the float budget of what should be selected.
+        """Whether differing integers select values within the float budget.
 
         Args:
             trial: the trial.
@@ -213,7 +213,7 @@ class References:
         return accuracy.measure(exact.chosen, exact.best).max <= Expected(exact.best, error, floor).budget.max
 
     def look_again(self, trial: Trial, number: int, actual: torch.Tensor, error: Error) -> Expected | None:
-        """What a tensor that is out of bounds may be all the same; None where it is wrong.
+        """The accepted value of a tensor that is out of bounds; None if it is wrong.
 
         Args:
             trial: the trial.
@@ -297,8 +297,8 @@ class References:
     def _updated(self, run: Callable[[], Any]) -> tuple[str, ...]:
         """Names of parameters and buffers that a call updates: those of the graph, and what is seen to change.
 
-        One call shows less: a mean over numbers that cancel is 0, which a running mean may be already. So other
-        parameters are tried as well.
+        One call is not enough: a mean that cancels to 0 leaves a running mean of 0 unchanged. So other parameters are
+        tried too.
         """
         found = set(self._known_updates)
         if any(True for _ in self.parameters.module.buffers()):
@@ -490,8 +490,8 @@ class References:
     ) -> tuple[Expected, float]:
         """What an output should be, and the share of its values that are not finite.
 
-        Rounded inputs show what is wrong where numbers are equal or zero. Eager is often exact on them, where another
-        order of the same sums is not, so that the floor is wide there.
+        Rounded inputs show errors for equal numbers and zeros. Eager is often exact on them, while another order of the
+        same sums is not. So the floor is wide there.
 
         Args:
             eager: eager's output.

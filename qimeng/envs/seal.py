@@ -55,7 +55,7 @@ _SMALL, _DENORMAL = 2.0**-60, 5e-324
 
 
 class Seal:
-    """What the names stand for when it is made; make it before foreign code is loaded."""
+    """The values of the names when it is made. Make it before untrusted code is loaded."""
 
     def __init__(self) -> None:
         self._modules = {name: sys.modules[name] for name in (*_MODULES, *_own_modules()) if name in sys.modules}
@@ -68,9 +68,9 @@ class Seal:
         self._state = _state()
 
     def apart(self) -> Callable[[], list[str]]:
-        """`broken` as a function with code, names and tables of its own, which no change to this class reaches.
+        """`broken` as a function with its own code, names and tables, which no change to this class affects.
 
-        Who replaces what looks for changes would otherwise be seen by nobody.
+        Otherwise code that replaces this check would not be detected.
         """
         look = FunctionType(Seal.broken.__code__, dict(Seal.broken.__globals__))
         spaces = {name: (now, dict(taken)) for name, (now, taken) in self._spaces.items()}
@@ -156,7 +156,7 @@ _precision_of = getattr(torch._C, "_get_fp32_precision_getter", lambda backend, 
 
 
 def _state() -> dict[str, Any]:
-    """Doors of Python and PyTorch through which foreign code is called back, and settings that change results."""
+    """Hooks of Python and PyTorch that can call untrusted code, and settings that change results."""
     return {
         "a tracing function": sys.gettrace(),
         "a profiling function": sys.getprofile(),

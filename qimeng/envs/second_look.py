@@ -21,11 +21,11 @@ NEARBY_TRIALS = 64
 """Trials that are looked at before a result is refused. An honest Linear with BatchNorm1d over two or three rows is out
 of bounds in one trial of some 200, and a few of these need more than 16."""
 NEARBY_ELEMENTS, FEWEST = 1 << 22, 4
-"""Elements, inputs and outputs, that all of them may have together, but for so many trials: larger ones leave little to
-luck, unless all hangs on the few elements whose terms nearly cancel."""
+"""Maximum number of input and output elements of all nearby trials, and the minimum number of trials. Large outputs
+leave little to luck, unless a few elements whose terms nearly cancel decide everything."""
 FAR = (256.0, 64.0, 16.0)
-"""Times its budget from which an error is not looked at again: at first, after one more look, and from then on. Where a
-single rounding decides all (two logits that are nearly the same), eager was lucky once, hardly twice."""
+"""Multiples of the budget above which an error gets no further look: at first, after one more look, and from then on.
+If a single rounding decides everything, as with two nearly equal logits, eager may be lucky once, but hardly twice."""
 
 
 def most_nearby(elements: int) -> int:
@@ -34,7 +34,7 @@ def most_nearby(elements: int) -> int:
 
 
 def second_look(error: Error, expected: Callable[[], Expected], look: Callable[[], bool]) -> Expected | None:
-    """What is expected, its budget widened just so far that `error` is within it; None where it stays out of bounds.
+    """The expected value with its budget widened just enough for `error`; None if it stays out of bounds.
 
     Args:
         error: of a candidate, out of bounds.

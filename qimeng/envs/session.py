@@ -46,7 +46,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Progress:
-    """What is going on, for whoever watches.
+    """Progress report for `on_step`.
 
     Attributes:
         phase: ``"start"``, ``"try"`` (before an evaluation), ``"done"`` (after a step), ``"final"`` or ``"end"``.
@@ -316,14 +316,14 @@ class Session:
         return step
 
     def return_to(self, state: State) -> None:
-        """Go on from an earlier state of this branch; the history stays, so that nothing is tried twice unknowingly."""
+        """Continue from an earlier state of this branch. The history stays, so nothing is tried twice unknowingly."""
         masked = self.ledger.refused.get(state.program.digest, frozenset())
         self.state = replace(state, history=self.state.history, masked=masked)
 
     def turn_down(self, trial: Session, best: State | None, reason: str) -> None:
-        """Do without the last step of `trial`, a fork that took one step more: mask its action here.
+        """Reject the last step of `trial`, a fork with one more step, and mask its action here.
 
-        The step stays in the history, as refused; a program that it made the best is the best no more.
+        The step stays in the history as refused, and its program no longer counts as the best.
 
         Args:
             trial: the fork.
@@ -400,7 +400,7 @@ class Session:
         return step
 
     def _written(self, request: Request) -> Patch:
-        """What the coder writes; whatever else it does than to write a patch that fits is a `CoderError`."""
+        """The coder's patch. Anything else that the coder does becomes a `CoderError`."""
         ledger, coder = self.ledger, self.task.context.coder
         began = ledger.clock()
         try:
@@ -459,8 +459,8 @@ class Session:
 
         Args:
             step: what was refused.
-            open_question: the coder had no answer, or an accident stopped the judge, which says nothing about the
-                action: it is set aside in this state, and offered again wherever the program is come back to.
+            open_question: the coder had no answer, or an accident stopped the judge. That says nothing about the
+                action. It is masked in this state, and offered again when the search returns to this program.
         """
         digest, action = self.state.program.digest, frozenset({step.action})
         if not open_question:

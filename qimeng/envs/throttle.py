@@ -79,7 +79,7 @@ class Watch:
 
     @property
     def slowed(self) -> str:
-        """Why the GPU was held back, in words; empty where it was not."""
+        """Why the GPU was throttled, in words; empty if it was not."""
         return ", ".join(text for bit, text in SLOWED.items() if self.seen & bit)
 
     def _watch(self) -> None:
