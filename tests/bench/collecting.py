@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from qimeng.bench import collect as collecting
 from qimeng.bench.collect import STORE, Assignment, Plan, collect, put_drawn
 from qimeng.bench.explore import Explored, explore
 from qimeng.bench.pool import Place
@@ -20,6 +21,7 @@ from qimeng.planner.data.generate import Bytes
 from qimeng.program.program import Program
 from qimeng.store import Conditions, Store
 from qimeng.testing import FakeEvaluator, fake_task
+from tests.bench.inline import Inline
 
 DEVICE = "h200"
 LITTLE = Bytes(1 << 12, 1 << 14)
@@ -56,5 +58,6 @@ def plan(count: int = 2, **changes: object) -> Plan:
 
 
 if __name__ == "__main__":
+    collecting.Pool = Inline  # type: ignore[attr-defined,misc]  # one process, so that one signal ends it
     folder = Path(sys.argv[1])
     collect(plan(int(sys.argv[2])), folder, partial(work, out=folder, delay=float(sys.argv[3])), DEVICE)

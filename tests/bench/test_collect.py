@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
-import cloudpickle
 import pytest
 
 from qimeng.bench.collect import LOG, STORE, append_rows, assignments, collect, explore_one, merge, read_log
@@ -28,19 +26,18 @@ from qimeng.planner.mixture import MixturePlanner
 from qimeng.program.program import Program
 from qimeng.store import Store
 from qimeng.testing import FakeEvaluator, ScriptedPlanner, fake_task, sample_graph
+from tests.bench import collecting
+from tests.bench.inline import Inline
 
 SCRIPT = Path(__file__).with_name("collecting.py")
 
 
-@pytest.fixture(scope="module")
-def collecting() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("collecting", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["collecting"] = module
-    spec.loader.exec_module(module)
-    cloudpickle.register_pickle_by_value(module)
-    return module
+@pytest.fixture(autouse=True, scope="module")
+def here_and_now() -> Iterator[None]:
+    """Specs are explored in this process; `qimeng.bench.pool` has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qimeng.bench.collect.Pool", Inline)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +46,7 @@ def graph() -> OpGraph:
 
 
 @pytest.fixture(scope="module")
-def whole(collecting: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a collection of two specs that nothing came in the way of."""
     folder = tmp_path_factory.mktemp("whole")
     collect(collecting.plan(2), folder, partial(collecting.work, out=folder), collecting.DEVICE)
@@ -102,7 +99,7 @@ def test_a_start_program_that_is_refused_is_said(graph: OpGraph) -> None:
     assert row.error == "the start program is refused: no"
 
 
-def test_collections_are_stored_and_done_once(collecting: ModuleType, tmp_path: Path) -> None:
+def test_collections_are_stored_and_done_once(tmp_path: Path) -> None:
     run = partial(collect, collecting.plan(), tmp_path, partial(collecting.work, out=tmp_path), collecting.DEVICE)
     rows = run()
     assert {r.name for r in rows} == {draw(5, i, collecting.LITTLE).spec.name for i in (0, 1)}
@@ -118,33 +115,27 @@ def test_collections_are_stored_and_done_once(collecting: ModuleType, tmp_path: 
     assert "class Model" in body["source"] and body["dtype"] and body["family"]
 
 
-def test_failures_are_rows_and_are_tried_again_where_asked(collecting: ModuleType, tmp_path: Path) -> None:
-    def dies(assignment: object) -> Explored:
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError
+def test_failures_are_rows_and_are_tried_again_where_asked(tmp_path: Path) -> None:
+    def fails(assignment: object) -> Explored:
+        raise OSError("the disk is full")
 
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    rows = collect(collecting.plan(1), tmp_path, dies, collecting.DEVICE)
-    assert [r.error for r in rows] == ["the worker process died: signal 9 (SIGKILL)"]
+    rows = collect(collecting.plan(1), tmp_path, fails, collecting.DEVICE)
+    assert [r.error for r in rows] == ["OSError: the disk is full"]
     assert assignments(collecting.plan(1), tmp_path / LOG, collecting.DEVICE) == []
     assert len(assignments(collecting.plan(1, retry=True), tmp_path / LOG, collecting.DEVICE)) == 1
     assert len(assignments(collecting.plan(1), tmp_path / LOG, "a100")) == 1
 
 
-def test_a_killed_collection_goes_on_where_it_ended(collecting: ModuleType, whole: Path, tmp_path: Path) -> None:
+def test_a_killed_collection_goes_on_where_it_ended(whole: Path, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     root = str(SCRIPT.parents[2])
-    command = [sys.executable, str(SCRIPT), str(killed), "2", "0.3"]
+    command = [sys.executable, str(SCRIPT), str(killed), "2", "0.2"]
     process = subprocess.Popen(command, cwd=root, env={**os.environ, "PYTHONPATH": root}, start_new_session=True)
     calls, limit = killed / "calls", time.monotonic() + 120
     while not (calls.exists() and len(calls.read_text().split()) >= 5) and time.monotonic() < limit:
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    settled = -1
-    while settled != len(calls.read_text()):  # its workers notice that it is gone and end
-        settled = len(calls.read_text())
-        time.sleep(1.5)
     assert len(read_log(killed / LOG)) < 2
     collect(collecting.plan(2), killed, partial(collecting.work, out=killed), collecting.DEVICE)
     with Store(killed / STORE) as one, Store(whole / STORE) as other:
@@ -155,7 +146,7 @@ def test_a_killed_collection_goes_on_where_it_ended(collecting: ModuleType, whol
     assert len(read_log(killed / LOG)) == 2
 
 
-def test_collections_of_several_machines_merge(collecting: ModuleType, whole: Path, tmp_path: Path) -> None:
+def test_collections_of_several_machines_merge(whole: Path, tmp_path: Path) -> None:
     parts, together = [tmp_path / "a", tmp_path / "b"], tmp_path / "together"
     for count, part in zip((1, 2), parts, strict=True):  # one spec in common
         collect(collecting.plan(count), part, partial(collecting.work, out=part), collecting.DEVICE)

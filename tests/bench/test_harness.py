@@ -1,5 +1,7 @@
 import contextlib
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -200,3 +202,32 @@ def test_children_of_a_worker_die_with_it(tmp_path: Path) -> None:
         while state.read_text().split()[2] != "Z":
             assert time.monotonic() < end, "the child still runs"
             time.sleep(0.05)
+
+
+def test_workers_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    script = f"""
+import os, pathlib, time
+from qimeng.bench.pool import Pool
+
+def work(task):
+    pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid()))
+    time.sleep(100)
+
+if __name__ == "__main__":
+    list(Pool().run([1], work, 60.0))
+"""
+    (tmp_path / "run.py").write_text(script)
+    root = str(Path(__file__).parents[2])
+    process = subprocess.Popen([sys.executable, tmp_path / "run.py"], env={**os.environ, "PYTHONPATH": root})
+    end = time.monotonic() + 60
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert time.monotonic() < end and process.poll() is None, "no worker has begun"
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    state = Path(f"/proc/{pid_file.read_text()}/stat")
+    with contextlib.suppress(FileNotFoundError):
+        while state.read_text().split()[2] != "Z":
+            assert time.monotonic() < end, "the worker still runs"
+            time.sleep(0.02)

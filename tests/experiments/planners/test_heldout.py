@@ -33,6 +33,7 @@ from qimeng.planner.data.overlap import reserved, signatures_of
 from qimeng.planner.data.tree import Tree, trees_of
 from qimeng.store import Conditions, Store, StoredStep
 from qimeng.testing import FakeEvaluator, fake_task
+from tests.bench.inline import Inline
 
 PROBLEM = """import torch
 import torch.nn as nn
@@ -126,21 +127,12 @@ def test_every_method_explores_then_chance() -> None:
     assert sum(share for _, share, _, _ in found[:4]) == pytest.approx(2 / 3)
 
 
-class Inline:
-    """A pool that works here and now."""
+class Hanging(Inline):
+    """One task hangs."""
 
-    def __init__(self, places: object):
-        pass
-
-    def __enter__(self) -> Inline:
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        pass
-
-    def run(self, tasks: Any, work: Any, **unused: Any) -> Any:
+    def run(self, tasks: Any, work: Any, *unused: Any, **limits: Any) -> Any:
         for task in tasks:
-            yield Outcome(task, work(task)) if task.index != 7 else Outcome(task, failure="it hung")
+            yield from super().run([task], work) if task.index != 7 else [Outcome(task, failure="it hung")]
 
 
 def test_candidates_are_explored_once_and_their_order_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +141,7 @@ def test_candidates_are_explored_once_and_their_order_is_kept(tmp_path: Path, mo
         return replace(task, conditions=Conditions(spec.digest, "h200", estimated=True))
 
     monkeypatch.setattr("qimeng.envs.setup.make_task", fake)
-    monkeypatch.setattr(replay_explore, "Pool", Inline)
+    monkeypatch.setattr(replay_explore, "Pool", Hanging)
     candidates = [draw(11, i, Bytes(1 << 12, 1 << 14)) for i in (3, 0, 7)]
     plan, seen = Plan((Method.parse("heuristic"),), evaluations=12, device="h200"), list[str]()
     for _ in range(2):

@@ -1,19 +1,23 @@
-"""Replays by other processes are those of this one, and what is there already is not made again."""
+"""Replays as jobs are those made one after another, and what is there already is not made again."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from experiments.planners.jobs import replay_at_once
 from experiments.planners.replay import Method, replay
 from qimeng.bench.row import Environment
 from qimeng.planner.data.tree import read_trees
+from tests.bench.inline import Inline
 
 KEPT = Path(__file__).parents[2] / "planner" / "data" / "h200_estimated.jsonl.xz"
 
 
-def test_replays_by_other_processes_are_the_same() -> None:
+def test_replays_as_jobs_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.planners.jobs.Pool", Inline)
     tree = min(read_trees(KEPT), key=lambda t: len(t.edges))
     nothing = replace(tree, name="nothing to walk", edges=(), evaluations=())
     methods = [Method.parse("chance=random"), Method.parse("heuristic")]

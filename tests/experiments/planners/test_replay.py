@@ -126,7 +126,8 @@ def test_a_replay_finds_what_the_live_run_found(drawn: Drawn, rows: list[ReplayR
 
 def test_a_trajectory_that_goes_where_nobody_was_is_told_apart(tree: Tree, rows: list[ReplayRow]) -> None:
     assert rows[0].stopped == "stop", "the heuristic was explored with, and ends by itself"
-    short = replace(tree, edges=tuple(e for e in tree.edges if e.parent == tree.start().digest))
+    start = tree.start().digest  # a capture
+    short = replace(tree, edges=tuple(e for e in tree.edges if e.parent == start))
     (row,) = replay([short], METHODS[:1], WHERE, coder=FakeCoder())
     assert row.stopped == UNANSWERED and row.evaluations < rows[0].evaluations
     both = [replace(row, gains=(0.0,) * 40, known=1.0), replace(rows[0], spec=row.spec)]

@@ -1,3 +1,5 @@
+import pytest
+
 from experiments.trust.cheats import PORTION, case_key, cases, judge_portion, portions
 from experiments.trust.views import exploits
 from qimeng.exploits import EXPLOITS, HONEST_CASES
@@ -14,6 +16,7 @@ def test_portions_hold_every_case_once_and_one_specification_each() -> None:
     assert all(len(names) <= PORTION and len({every[n].spec for n in names}) == 1 for names in found)
 
 
+@pytest.mark.slow
 def test_a_portion_is_judged_and_told_in_rows() -> None:
     cheat = next(c for c in cases(gpu=False) if c.kind == "wrong result")
     honest = next(c for c in HONEST_CASES if c.spec == cheat.spec and not c.needs_gpu)
