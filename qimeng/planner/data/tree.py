@@ -231,8 +231,8 @@ class Tree:
     def today(self, start: Program | None = None) -> Tree:
         """The tree with the names that this version gives its programs (`qimeng.store.migration`).
 
-        A tree that was written under today's rule is returned as it is. Of another, what can no longer be applied is
-        left out, and so are programs that no edge leads to.
+        A tree that was written under today's rule, and whose spec is captured as it was then, is returned as it is. Of
+        another, what can no longer be applied is left out, and so are programs that no edge leads to.
 
         Args:
             start: what `start` gives, where it is known already.
@@ -242,7 +242,7 @@ class Tree:
             CaptureError: the spec cannot be captured.
         """
         start, found = start or self.start(), self
-        if self.identity != IDENTITY:
+        if self.identity != IDENTITY or start.digest not in self.explored:
             names = renamed(Tried(self.conditions, self.evaluations, self.patches, self.edges), start)
             judged = tuple((p, new, e) for p, s, e in self.evaluations if (new := names.subject(s)) is not None)
             edges = tuple(names.edges[e] for e in self.edges if e in names.edges)

@@ -165,6 +165,7 @@ def test_a_tree_of_another_version_is_named_anew(file: Path) -> None:
         start = tree.start()
         assert start.digest not in old.explored and tree.today(start) is tree
         assert old.today(start) == tree
+        assert replace(old, identity=tree.identity).today(start) == tree, "captured otherwise than it was then"
         assert old.task(FakeCoder(), start).evaluator.evaluate(start).ok
         with pytest.raises(TreeError, match="does not begin with the program"):
             replace(old, evaluations=()).today(start)
