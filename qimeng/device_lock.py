@@ -20,10 +20,10 @@ SHARED = "/tmp"
 class DeviceLock:
     """A pair of lock files for one device.
 
-    Who is alone on the device disturbs nobody and is not disturbed: times are taken so. Who is beside others runs
-    programs whose time does not matter, and may begin only when nobody measures or waits to: each turn alone has to
-    wait for the checks that run, and turns that follow each other wait for them once. Who measures has checked before,
-    so that those who check are not kept waiting for good. The system gives the locks of a process back when it dies.
+    A process holds the device exclusively to measure times. It shares the device to run programs whose time does not
+    matter. A shared turn may begin only when no process measures or waits to measure. An exclusive turn waits for the
+    running checks, and several exclusive turns in a row wait for them only once. Every process checks before it
+    measures, so checks are not blocked forever. The system releases the locks of a process that dies.
 
     Args:
         path: of the lock file; made, with another for the gate, where it is not there.
@@ -37,7 +37,7 @@ class DeviceLock:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Be alone on the device in the block; wait for it first."""
+        """Hold the device exclusively in the block, after waiting for it."""
         fcntl.flock(self._gate, fcntl.LOCK_SH)
         try:
             fcntl.flock(self._turn, fcntl.LOCK_EX)
@@ -48,7 +48,7 @@ class DeviceLock:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Be on the device in the block beside others who check; wait until nobody measures or waits to."""
+        """Share the device with other checks in the block, after waiting until no process measures or waits to."""
         self._join()
         try:
             yield
@@ -56,9 +56,9 @@ class DeviceLock:
             fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def step_aside(self) -> None:
-        """Let those who wait to be alone go first, where there are any; for who is beside others, between two pieces.
+        """Let processes that wait for exclusive use go first; call it between two parts of a check.
 
-        Who waits would otherwise wait for the longest check that runs, and nobody new may begin one meanwhile.
+        Otherwise they would wait for the longest running check, while no new check may begin.
         """
         if self._somebody_waits():
             fcntl.flock(self._turn, fcntl.LOCK_UN)

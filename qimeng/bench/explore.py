@@ -27,13 +27,13 @@ from qimeng.planner.random import RandomPlanner
 from qimeng.store import Store
 
 STEPS = 16
-"""Steps of one trajectory that chance has a part in: many short ones see more of the tree than one long one."""
+"""Steps of a trajectory with random choices: many short ones explore more of the tree than one long one."""
 
 SHARES = (("heuristic", 0.35), ("beam", 0.25))
 """Explorers that go first, and the most of the evaluations that each may use; the rest is for mixtures and chance."""
 
 LEAST = 4
-"""New programs that each explorer may have judged, however many there are: enough to follow its first choices."""
+"""New programs that each explorer may evaluate at least: enough to follow its first choices."""
 
 IDLE = 8
 """Trajectories in a row that judge no new program, after which the tree counts as explored."""
@@ -129,7 +129,7 @@ def explore(
         seconds: wall-clock budget.
         clock: seconds, monotonic.
         began: the clock's time when the budget's seconds began; now by default.
-        explorers: who goes, in order; by default planned ones by `SHARES`, then `chance`.
+        explorers: the explorers in order; by default planned ones by `SHARES`, then `chance`.
     """
     budget = Budget(seconds, row.asked)
     root = Session(task, budget, store, clock=clock, began=began)

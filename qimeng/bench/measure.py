@@ -56,7 +56,7 @@ class Measures(Protocol):
 def prepare(problem: Problem, dtype: str = "float32", modes: int = 0) -> Facts:
     """What `survey` says of `problem`, in a process that will measure on a GPU.
 
-    The servers that `measure` will need load meanwhile, so that the seconds of the first problem are those of any.
+    The servers that `measure` needs load in the meantime, so the first problem takes no longer than others.
     """
     import torch
 
@@ -80,9 +80,9 @@ def measure(
         problem: what to optimize.
         settings: how.
         device: name of a device to estimate for, where there is no GPU.
-        coder: who writes, where the name in `settings` does not say it all; what it may cost is for this problem.
-        answers: store that keeps a model's answers, so that none is paid twice. Evaluations are always made anew, and
-            no problem sees patches of others.
+        coder: the coder, if its name in `settings` is not enough. Its budget is for this problem.
+        answers: store of a model's answers, so that none is paid for twice. Evaluations are always new, and no problem
+            sees patches of others.
 
     Raises:
         DeviceError: an unknown device.
@@ -133,7 +133,7 @@ def measure(
 
 
 def _own_seconds(judge: Measures | None) -> Callable[[], float]:
-    """A clock that stands still while others have the GPU, so that how many share it does not change what is found."""
+    """A clock that stops while others hold the GPU, so that sharing it does not change the results."""
     return lambda: time.monotonic() - (judge.spent.get("wait", 0.0) if judge is not None else 0.0)
 
 

@@ -53,13 +53,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome(Generic[T, R]):
-    """What came of one task.
+    """The outcome of one task.
 
     Attributes:
         task: the task.
         result: what the work returned; None where it failed.
         failure: how the worker ended, in words; None where it returned.
-        interrupted: True where the run's own end cut the task off, which says nothing about the task.
+        interrupted: True if the end of the run stopped the task, which is no failure of the task.
     """
 
     task: T
@@ -118,8 +118,8 @@ class Pool:
     ) -> Iterator[Outcome[T, R]]:
         """Run `work` on each task and yield the outcomes as they come; what still runs when this is closed is ended.
 
-        The first task that may start somewhere is next, at the place where the fewest run. One that has been overtaken
-        `PATIENCE` times keeps the place where the fewest run for itself, while others go on elsewhere.
+        The first task that can start anywhere is next, at the place with the fewest running tasks. A task that was
+        overtaken `PATIENCE` times reserves that place, while others continue elsewhere.
 
         Args:
             tasks: what to do.
@@ -261,7 +261,7 @@ def _variables(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def _dismiss(worker: _Worker) -> None:
-    """Let an idle worker, whose pipe is closed, end what it started and itself; kill one that is busy or does not."""
+    """Let an idle worker end itself and its children after its pipe is closed; kill a busy or unresponsive one."""
     if worker.task is None:
         worker.process.join(DISMISSAL_S)
     _kill(worker)

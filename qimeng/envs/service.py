@@ -33,7 +33,7 @@ class Answer:
 
 
 class Refused(Exception):
-    """What a command refuses: the class of the failure and why, in words."""
+    """A refused command: the class of the failure and why, in words."""
 
     def __init__(self, kind: str, message: str):
         super().__init__(message)
@@ -43,9 +43,9 @@ class Refused(Exception):
 def serve(channel: Channel, commands: Mapping[str, Callable[..., Any]]) -> None:
     """Answer commands until the judge goes.
 
-    Each command bears a number that its answer repeats, so that an answer that was laid in store is none. An exception
-    becomes an answer that names its class (see `classify`); the loop goes on, since whether the process is still of use
-    is for the judge to say.
+    Each command has a number that its answer repeats, so an answer prepared in advance is not accepted. An exception
+    becomes an answer with its class (see `classify`). The loop continues, because the judge decides whether the process
+    is still usable.
     """
     while True:
         try:

@@ -24,7 +24,8 @@ from qimeng.store import Store, StoredStep
 
 STOP = Action("stop")
 ACCIDENTS = 3
-"""Times that a program is judged before a failure that may be an accident (a timeout of a busy machine) is believed."""
+"""Times that a program is judged before a possible accident, such as a timeout on a busy machine, counts as its
+failure."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class State:
         parent: the state before the last accepted step; None at the start.
         record: the last accepted step, as a recipe keeps it.
         history: every step so far, refused ones included.
-        masked: actions that were refused here, that the coder had no answer for, or that were taken from this program
-            on the way here: they lead where one has been.
+        masked: actions that were refused here, that the coder had no answer for, or that were already taken from this
+            program on the path here.
         judged: whether this very program was sent to the judge.
         done: whether the planner stopped.
     """
@@ -117,7 +118,7 @@ class State:
 
 @dataclass(frozen=True)
 class Attempt(Step):
-    """A step as a report tells it.
+    """A step for a report.
 
     Attributes:
         text: the action in words.
@@ -142,13 +143,13 @@ class Ledger:
         longest: seconds of the longest evaluation after the first.
         writing: seconds that the coder took longest.
         known: evaluations of this search by what was judged; asking again is free, except after an accident.
-        accidents: how often what was judged came to a failure that may be an accident (`Evaluation.lasting`); it is
-            judged again when it is asked for again, `ACCIDENTS` times in all.
+        accidents: number of failures of a program that may be accidents (`Evaluation.lasting`); the program is judged
+            again on the next request, up to `ACCIDENTS` times.
         refused: program digest to the actions refused there.
         attempts: every step over all branches, in order.
         best: the judged state to prefer so far (see `qimeng.envs.ranking`).
         start: evaluation of the start program.
-        faults: kind to what it does wrong by itself; it is not offered once a step has told so.
+        faults: faults of kinds of action; such a kind is not offered once a step has reported it.
         told: those kinds.
     """
 
@@ -272,7 +273,7 @@ class Session:
         """What a planner sees now.
 
         Args:
-            steps_left: what to say is left, where it is not the budget's to say.
+            steps_left: the steps left, if the budget does not define them.
         """
         start = self.ledger.start
         best = self.ledger.best
@@ -337,7 +338,7 @@ class Session:
         self._roll_back(replace(step, accepted=False, evaluation=evaluation))
 
     def tell(self, phase: str, text: str) -> None:
-        """Report progress to whoever watches."""
+        """Report progress to `on_step`."""
         if self.on_step is None:
             return
         ledger = self.ledger

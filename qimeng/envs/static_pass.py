@@ -30,7 +30,7 @@ class Finding:
         line: where, from 1.
         rule: key in `RULES`.
         text: what stands there.
-        grave: whether no honest kernel has a use for it; else it is worth a second look.
+        grave: whether no honest kernel needs it; else it is only suspicious.
     """
 
     line: int
@@ -120,7 +120,7 @@ MOST = 8
 
 @lru_cache(512)
 def look(source: str, language: str = "torch") -> tuple[Finding, ...]:
-    """What stands out in `source`, in the order of its lines.
+    """Findings in `source`, in the order of its lines.
 
     Args:
         source: Python text of an implementation.
@@ -138,13 +138,13 @@ def look(source: str, language: str = "torch") -> tuple[Finding, ...]:
 
 
 def findings(program: Program) -> tuple[Finding, ...]:
-    """What the implementations of `program` give away that no template printed."""
+    """Findings in the untrusted implementations of `program`."""
     written = dict.fromkeys((m.source, m.language) for m in foreign(program))
     return tuple(f for source, language in written for f in look(source, language))
 
 
 def forbidden(program: Program) -> str | None:
-    """What the implementations of `program` that no template printed may not do, in words; None where there is none."""
+    """Forbidden constructs in the untrusted implementations of `program`, in words; None if there are none."""
     found = [str(v) for m in foreign(program) for v in violations(m.source, m.language)]
     if not found:
         return None
@@ -153,7 +153,7 @@ def forbidden(program: Program) -> str | None:
 
 
 def judged_text(program: Program, sandbox: str, any_text: bool = False) -> tuple[str, str] | None:
-    """Class of the failure and why, where a program is not even run for its text; None where it is.
+    """Class of the failure and why, if the text of a program forbids running it; else None.
 
     Args:
         program: what is to be judged.
@@ -169,12 +169,12 @@ def judged_text(program: Program, sandbox: str, any_text: bool = False) -> tuple
 
 
 def gravity(program: Program) -> int:
-    """How many of the findings no honest kernel has a use for."""
+    """Number of grave findings."""
     return sum(f.grave for f in findings(program))
 
 
 def advised(evaluation: Evaluation, program: Program) -> Evaluation:
-    """`evaluation` of `program` with what its text gives away: in the error where it was refused, else in the notes."""
+    """`evaluation` of `program` with the findings in its text: in the error if it was refused, else in the notes."""
     found = [str(f) for f in findings(program)[:MOST]]
     if not found:
         return evaluation

@@ -32,7 +32,7 @@ class Task:
         reference: makes the reference module, whose parameters a result takes over; None where there is none.
         whole: the computation as one PyTorch region, as its author wrote it: what is returned where even the start
             program, which runs operator by operator, is slower than that. None where there is none.
-        legal: what sessions have found to be legal, by program: replays of one task come to the same programs.
+        legal: legal actions by program, shared by sessions, because replays of one task reach the same programs.
     """
 
     start: Program

@@ -29,7 +29,7 @@ Reader = Callable[[], int]
 
 
 def reader_for(device: torch.device) -> Reader | str:
-    """What reads the reasons of `device`, or why nothing can, in a few words."""
+    """A function that reads the throttle reasons of `device`, or why there is none, in a few words."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
         read = next(getattr(library, name) for name in _READERS if hasattr(library, name))

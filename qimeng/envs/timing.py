@@ -37,19 +37,19 @@ LEAD_MS, CYCLES_PER_MS = 0.1, 2_000_000
 """Lead before the start event, of a GPU at 2 GHz. What a candidate does on another stream meanwhile shows in the
 profiler's kernels (`qimeng.envs.launches.busy_ms`)."""
 MOST_LEAD_MS = 0.4
-"""The longest lead, for a program that the host launches too late for the usual one. Short, since what the host itself
-computes meanwhile is seen by the judge's clock alone."""
+"""The longest lead, for a program that the host launches too late for the usual one. It is short, because only the
+judge's clock sees what the host computes meanwhile."""
 SETS = 3
 """Sets of inputs that stay in memory while the next one is made, so that it lies elsewhere."""
 LATE_SHARE = 0.01
-"""Share of a call's device time by which the host may come too late with its kernels; beyond, the call is repeated."""
+"""Share of a call's device time by which its kernels may be launched too late; beyond it, the call is repeated."""
 MOST_LATE, HOPELESS = 60, 8
 """Calls that may be repeated in one measurement, and as long as none was launched within the longest lead: the host's
 way to the device may be long by nature (many kernels), and then what is beyond the lead is part of the time."""
 ENOUGH = 8
-"""Calls from which a spread can be told."""
+"""Minimum number of calls for a spread."""
 HIDDEN_MS = 0.05
-"""What the wall clock may say beyond the events, and beyond an empty call's, before it counts as time of the call."""
+"""Wall time beyond the events and an empty call that is tolerated before it counts as time of the call."""
 
 
 @dataclass(frozen=True)
@@ -208,9 +208,8 @@ class Stopwatch:
         Call number n, those of the warm-up included, gets the inputs of `call_seed(seed, n)`. Where several sets fit
         into memory, they lie where an earlier set was given up, chosen at random; else there is one set at a time.
 
-        A call whose kernels the host launched too late does not count, and is repeated after a longer lead. A core that
-        others use as well is half as fast, which nothing in a virtual machine tells, and programs of one short kernel
-        came out twice as long as their kernel.
+        A call whose kernels the host launched too late does not count, and is repeated with a longer lead. On a shared
+        core of a virtual machine the host is half as fast, and programs of one short kernel would appear twice as slow.
 
         Args:
             call: what is timed.
@@ -291,9 +290,9 @@ def _next_inputs(
 
 
 def _aliases(inputs: Sequence[Any]) -> list[Any]:
-    """The same content in tensors that end with the call: whoever waits for their end is called before others are made.
+    """The same content in new tensors that end with the call, so that finalizers run before the next call is prepared.
 
-    With the tensors themselves, that would be when those of the next call are there, and no clock runs yet.
+    With the tensors themselves, they would run later, outside of the measured time.
     """
     aliases: list[Any] = _pytree.tree_map(lambda x: x.data if isinstance(x, torch.Tensor) else x, list(inputs))
     return aliases
@@ -303,7 +302,7 @@ _choose = random.SystemRandom().randrange
 
 
 def _reset_persisting_lines() -> None:
-    """Let lines of the L2 cache that were marked to persist be written over (the driver's call of this name)."""
+    """Release persisting lines of the L2 cache (the driver's call of this name)."""
     with contextlib.suppress(OSError, AttributeError):  # no such library, or one that is too old: nothing persists
         _driver().cuCtxResetPersistingL2Cache()
 

@@ -23,7 +23,7 @@ ALIKE = 4
 
 @dataclass
 class Trial:
-    """One draw of inputs and parameters, and what comes of it.
+    """One draw of inputs and parameters, with its expected results.
 
     Attributes:
         draw: the seeds.
@@ -93,7 +93,7 @@ class TrialPool:
     def keep(self, trial: Trial) -> None:
         """Keep a trial that was just made and used, if it fits; of its kind, the most used gives way to it.
 
-        Some are made for other reasons than that the pool had none, so that more come in than are used up.
+        Some trials are made although the pool has some, so more are added than used up.
         """
         alike = [t for t in self._trials if t.kind == trial.kind]
         if len(alike) >= ALIKE:

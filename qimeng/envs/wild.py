@@ -29,8 +29,8 @@ def says_nothing(distribution: str, outputs: Iterable[Expected], not_finite: flo
     Args:
         distribution: of the inputs.
         outputs: what is expected.
-        not_finite: largest share of an output that is not finite. Where the inputs are not, one of them may make whole
-            rows so, or all: any share will do.
+        not_finite: largest share of an output that is not finite. Non-finite inputs may make whole rows or everything
+            non-finite, so any share is allowed then.
     """
     overflows = not_finite > 0 and distribution != "infinite"
     return overflows or any(_is_lost(e) for e in outputs)
@@ -50,7 +50,7 @@ def overflowing(distribution: str, run: Callable[[], Any]) -> tuple[Any, float]:
 
 
 class _Overflows(TorchDispatchMode):
-    """Sees whether an operator makes of finite numbers what is not finite."""
+    """Detects operators that turn finite numbers into non-finite ones."""
 
     seen = False
 
@@ -69,7 +69,7 @@ def _all_finite(tree: Any) -> bool:
 
 
 def _is_lost(expected: Expected) -> bool:
-    """Whether eager is so far off that little can be said of others: integers of numbers that have no such digits."""
+    """Whether eager is too far off to judge others, such as integers computed from numbers without enough digits."""
     if accuracy.is_float(expected.value):
         return expected.error.max > LOST
     return expected.eager is not None and expected.value.dtype is not torch.bool

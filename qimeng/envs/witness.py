@@ -46,7 +46,7 @@ class Kept:
 class Witness:
     """Keeps a copy of the output of one of the calls that it is shown, each as likely as any other.
 
-    For programs that templates printed: of others, the judge sees timed calls itself (`qimeng.envs.outer_clock`).
+    Used for template programs. For others, the judge sees timed calls itself (`qimeng.envs.outer_clock`).
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Witness:
             self.kept = Kept(self._rounds - 1, call, tuple(x.clone() for x in tensors))
 
     def _draw(self) -> float:
-        """Uniform in [0, 1); a method, so that the seal sees another one that foreign code puts in its place."""
+        """Uniform in [0, 1). It is a method, so that the seal detects a replacement by untrusted code."""
         return _random()
 
 

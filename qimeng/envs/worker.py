@@ -44,7 +44,7 @@ IDLE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker is told before it starts.
+    """The settings of a worker, sent before it starts.
 
     Attributes:
         spec: the specification's bytes.
@@ -62,7 +62,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Draw:
-    """Which inputs and parameters.
+    """The seeds of inputs and parameters.
 
     Attributes:
         seed: of the inputs.
