@@ -17,12 +17,16 @@ import torch
 
 from qimeng import Action, Evaluation, Patch
 from qimeng.actions import ScheduleKind, register, unregister
+from qimeng.coder.template.families.tile.family import Tile
+from qimeng.coder.template.families.tile.plan import TilePlan, plan_tile
+from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.device import Device
 from qimeng.envs.session import Session
 from qimeng.envs.task import Task
 from qimeng.graph.capture import capture
 from qimeng.graph.ops import family
-from qimeng.interfaces import Facts, Observation, Request
+from qimeng.graph.region import Region
+from qimeng.interfaces import Observation, Request
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.lm.corpus import corpus, random_walk
 from qimeng.planner.lm.imitation import Example, Imitation, imitate
@@ -45,8 +49,14 @@ class DoubleRows(ScheduleKind):
     name = "double_rows"
     family = "tile"
 
-    def rewrite(self, schedule: Schedule, facts: Facts, device: Device, param: str) -> tuple[Schedule, ...]:
-        return (schedule.but(block_p=2 * schedule.block_p),) if schedule.block_p < facts.rows else ()
+    def rewrite(self, schedule: Schedule, plan: TilePlan, device: Device, param: str) -> tuple[Schedule, ...]:
+        assert isinstance(schedule, TileSchedule)
+        return (schedule.but(block_p=2 * schedule.block_p),) if schedule.block_p < plan.row_count else ()
+
+
+def plain(region: Region, device: Device) -> TileSchedule:
+    """What lowering starts from."""
+    return Tile().default(plan_tile(region), device, "default")
 
 
 class RowsPayForReductions(FakeEvaluator):
@@ -57,7 +67,7 @@ class RowsPayForReductions(FakeEvaluator):
         judged, ms = program if patch is None else patch.apply(program, found.chosen), 1.0
         for region in judged.regions:
             schedule = judged.schedule(region)
-            if schedule is not None and schedule.block_p > Schedule(schedule.family).block_p:
+            if isinstance(schedule, TileSchedule) and schedule.block_p > plain(region, self.device).block_p:
                 ms *= 0.6 if any(family(n) == "reduction" for n in region.ops) else 1.3
         assert found.timing is not None
         return replace(found, timing=replace(found.timing, device_ms=ms))

@@ -1,4 +1,4 @@
-"""Fits the polynomials of `qimeng.coder.template.special` and `ops`: minimax, by Lawson's reweighted least squares.
+"""Fits the polynomials of `qimeng.coder.template.triton`: minimax, by Lawson's reweighted least squares.
 
 Prints each form's coefficients (rounded to fp32) and its largest error, of the fit alone: what fp32 arithmetic and the
 units add is in the module's docstring. Needs numpy only: `python -m experiments.polynomials`.

@@ -3,7 +3,8 @@
 QimengError
 ├── SpecError            a computation that cannot be optimized as given
 ├── IllegalAction        an action that cannot apply to this program (the message carries the numbers)
-│   └── KindFault        a kind of action, often another package's, that fails by itself
+│   ├── KindFault        a kind of action, often another package's, that fails by itself
+│   └── FamilyFault      a family of kernels, often another package's, that fails by itself
 ├── PlannerFault         a planner that fails by itself, or chooses what is no action
 ├── CoderError           a coder that could not write a patch
 │   └── ChatError        a language model that gave no usable answer (qimeng.coder.llm.chat)
@@ -40,6 +41,18 @@ class KindFault(IllegalAction):
     def __init__(self, kind: str, message: str):
         super().__init__(message)
         self.kind = kind
+
+
+class FamilyFault(IllegalAction):
+    """A family of kernels fails by itself: it raises, or returns what no family may return.
+
+    Attributes:
+        family: its name.
+    """
+
+    def __init__(self, family: str, message: str):
+        super().__init__(message)
+        self.family = family
 
 
 class PlannerFault(QimengError):

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from qimeng.errors import ReplayError
+from qimeng.family import schedule_from_data
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.region import Region
 from qimeng.interfaces.steps import Action, Patch
 from qimeng.program.identity import IDENTITY
 from qimeng.program.program import Implementation, Program
-from qimeng.program.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,8 @@ def implementation_from_data(data: dict[str, Any]) -> Implementation:
         ReplayError: its schedule has a field that this version does not know.
     """
     try:
-        schedule = None if data["schedule"] is None else Schedule(**data["schedule"])
-    except TypeError as error:
+        schedule = None if data["schedule"] is None else schedule_from_data(data["schedule"])
+    except ValueError as error:
         raise ReplayError(f"the schedule is another version's: {error}") from None
     return Implementation(**{**data, "prepare_inputs": tuple(data["prepare_inputs"]), "schedule": schedule})
 

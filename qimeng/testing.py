@@ -11,22 +11,21 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from qimeng.actions import MAX_ALTERNATIVES, Context, check_schedule, kind_named
-from qimeng.actions.graph_kinds import fused_partition, fused_region
+from qimeng.actions import MAX_ALTERNATIVES, Context, ScheduleKind, kind_named, rewritten
 from qimeng.device import DEVICES, Device
 from qimeng.envs.shares import operator_bound_ms
 from qimeng.envs.task import Task
 from qimeng.errors import CoderError, IllegalAction
+from qimeng.family import Unsupported, covering
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import VIEWS, family, flops
-from qimeng.graph.region import Region, split
+from qimeng.graph.region import Region
 from qimeng.interfaces import (
     Accuracy,
     Action,
     Coder,
     Evaluation,
     Evaluator,
-    Facts,
     Gate,
     Observation,
     Patch,
@@ -35,7 +34,7 @@ from qimeng.interfaces import (
     Resources,
     Timing,
 )
-from qimeng.program.program import Implementation, Program, torch_implementation
+from qimeng.program.program import Implementation, Program
 from qimeng.program.schedule import Schedule
 from qimeng.store import Conditions
 
@@ -116,6 +115,8 @@ class FakeCoder(Coder):
         repairs: how many times it rewrites a refused patch (with another comment) before it gives up.
     """
 
+    schedules = True
+
     def __init__(self, repairs: int = 0):
         self.repairs = repairs
 
@@ -126,30 +127,29 @@ class FakeCoder(Coder):
             IllegalAction: the action does not apply.
             CoderError: on repair, after `repairs` attempts.
         """
-        action, program, attempt = request.action, request.program, 0
-        kind = kind_named(action.kind)
-        kind.check(program, action, Context(request.device, self, request.mode))
+        rewrite, kind, attempt = rewritten(request, self), kind_named(request.action.kind), 0
         if request.failed is not None:
             attempt = _attempt_of(request.failed) + 1
             if attempt > self.repairs:
                 raise CoderError(f"given up after {self.repairs} repairs: {request.reason}")
-        if action.kind == "fusion":
-            return Patch(regions=fused_partition(program, action), note=fused_region(program, action).label())
-        if action.kind == "unfuse":
-            return Patch(regions=split(program.regions, action.regions[0]), note="one region an operator")
-        region = program.region(action.regions[0])
-        if action.kind == "library":
-            return Patch(target=region.id, alternatives=(torch_implementation(region),), note="library")
-        facts, present = self.facts(region), program.schedule(region)
-        assert facts is not None  # what the kinds check
-        choices: tuple[Schedule, ...] = (Schedule(facts.family),)
-        if action.kind != "lowering" and present is not None:
-            found = kind.rewrite(present, facts, request.device, action.param)
-            context = Context(request.device, self, request.mode)
-            choices = tuple(s for s in found if check_schedule(region, s, context) is None)[:MAX_ALTERNATIVES]
-        if not choices:  # a kind that does not check what it can rewrite
-            raise CoderError(f"{action}: there is nothing to change")
-        return Patch(None, region.id, tuple(fake_kernel(region, s, attempt) for s in choices), str(choices[0]))
+        if rewrite.to_write is None:
+            return rewrite.patch()
+        region, context = rewrite.to_write, Context(request.device, self, request.mode)
+        choices: Sequence[Schedule | None]
+        if isinstance(kind, ScheduleKind):
+            choices = kind.schedules(request.program, request.action, context)[:MAX_ALTERNATIVES]
+        else:
+            choices = [self._plain(region, request)]
+        return rewrite.patch([fake_kernel(region, s, attempt) for s in choices], str(choices[0]))
+
+    def _plain(self, region: Region, request: Request) -> Schedule | None:
+        """The default schedule of the family that covers `region`; None where none does."""
+        try:
+            family, plan = covering(region)
+        except Unsupported:
+            return None
+        found: Schedule = family.default(plan, request.device, request.mode)
+        return found
 
     def can_implement(self, region: Region) -> str | None:
         """Anything but random and unknown operators, and at most one matrix product a region."""
@@ -158,23 +158,6 @@ class FakeCoder(Coder):
         if odd:
             return f"{odd[0]} operator"
         return "two matrix products" if families.count("gemm") > 1 else None
-
-    def facts(self, region: Region) -> Facts | None:
-        """Rows and columns from the last output's shape."""
-        if self.can_implement(region) is not None:
-            return None
-        meta = region.graph.meta(region.outputs[-1])
-        columns = meta.shape[-1] if meta.shape else 1
-        rows = meta.numel // max(columns, 1)
-        if any(family(n) == "gemm" for n in region.ops):
-            return Facts("gemm", meta.dtype, m=rows, n=columns, k=columns, packable="")
-        return Facts("tile", meta.dtype, rows, columns, int(any(family(n) == "reduction" for n in region.ops)))
-
-    def shared_bytes(self, region: Region, schedule: Schedule) -> int:
-        """What staging both operands would need."""
-        if schedule.family != "gemm":
-            return 0
-        return schedule.stages * (schedule.block_m + schedule.block_n) * schedule.block_k * 2
 
 
 class ScriptedCoder(FakeCoder):
@@ -269,7 +252,7 @@ class FakeClock:
         return self.now
 
 
-def fake_kernel(region: Region, schedule: Schedule, attempt: int = 0) -> Implementation:
+def fake_kernel(region: Region, schedule: Schedule | None, attempt: int = 0) -> Implementation:
     """PyTorch calls that pass for a generated kernel under `schedule`."""
     key = hashlib.blake2b(f"{schedule} {attempt}".encode(), digest_size=4).hexdigest()
     entry = f"fake_{region.signature}_{key}"

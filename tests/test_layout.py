@@ -16,7 +16,20 @@ PACKAGE = ROOT / "qimeng"
 FILE_CAP = 600
 
 LAYERS = (
-    {"backend", "errors", "device", "device_lock", "interfaces", "graph", "program", "recipe", "spec", "store"},
+    {
+        "backend",
+        "errors",
+        "device",
+        "device_lock",
+        "family",
+        "interfaces",
+        "graph",
+        "plugins",
+        "program",
+        "recipe",
+        "spec",
+        "store",
+    },
     {"actions"},
     {"coder"},
     {"envs"},
@@ -38,8 +51,6 @@ REMAINING = (
         "qimeng.backend.triton",
         "qimeng.backend.triton_compile",
     },  # fmt: skip
-    {"qimeng.actions.base", "qimeng.actions.guard"},
-    {"qimeng.coder.template.tile", "qimeng.coder.template.tile_shared", "qimeng.coder.template.tile_split"},
     {"qimeng.envs.baseline", "qimeng.envs.torch_compile"},
     {"qimeng.envs.gates", "qimeng.envs.gpu"},
     {"qimeng.spec.check", "qimeng.spec.spec", "qimeng.spec.travel", "qimeng.spec.valid"},

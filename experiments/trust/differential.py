@@ -22,11 +22,12 @@ from experiments.trust.journal import Data
 from experiments.trust.operator_cases import Case, cases
 from experiments.trust.special_values import DTYPES, operands
 from qimeng.backend.load import implementation_source
-from qimeng.coder.template.analysis import analyse
-from qimeng.coder.template.axes import Unsupported
-from qimeng.coder.template.coder import TemplateCoder, default_schedule
-from qimeng.coder.template.rule_table import RULES
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.coder.template.families.tile.plan import TilePlan
+from qimeng.coder.template.families.tile.schedule import TileSchedule
+from qimeng.coder.template.rules.table import RULES
 from qimeng.device import Device, device_named
+from qimeng.family import Unsupported, covering
 from qimeng.graph.capture import CaptureError, capture
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.region import Region
@@ -154,18 +155,16 @@ def _together(captured: list[Captured], tensors: dict[str, Tensor]) -> dict[Case
     kinds: dict[tuple[int, bool], list[Captured]] = {}
     for found in captured:
         with contextlib.suppress(Unsupported):
-            facts = analyse(_region(found.graph, found.outputs)).facts
-            alone = facts.family != "tile" or facts.passes or facts.rows * facts.columns != tensors["x"].numel()
-            if not alone:
-                kinds.setdefault((id(found.graph), bool(facts.special)), []).append(found)
+            plan = covering(_region(found.graph, found.outputs))[1]
+            if isinstance(plan, TilePlan) and not plan.passes and _elements(plan) == tensors["x"].numel():
+                kinds.setdefault((id(found.graph), bool(plan.special)), []).append(found)
     ready: dict[Case, list[Run]] = {}
     for group in kinds.values():
         for k in range(0, len(group), TOGETHER):
             part = group[k : k + TOGETHER]
             region = _region(part[0].graph, [v for found in part for v in found.outputs])
             try:
-                facts = analyse(region).facts
-                if facts.rows * facts.columns != tensors["x"].numel():
+                if _elements(covering(region)[1]) != tensors["x"].numel():
                     continue  # constants with axes of their own
                 schedule = _schedules(region, False)[0]
                 results = _run(region, schedule, _arguments(part[0], region, tensors))
@@ -173,6 +172,10 @@ def _together(captured: list[Captured], tensors: dict[str, Tensor]) -> dict[Case
                 continue
             ready |= {found.case: [(schedule, results)] for found in part}
     return ready
+
+
+def _elements(plan: TilePlan) -> int:
+    return plan.row_count * plan.column_count
 
 
 def _arguments(found: Captured, region: Region, tensors: dict[str, Tensor]) -> list[Tensor]:
@@ -194,7 +197,9 @@ def _judge(found: Captured, tensors: dict[str, Tensor], eager: list[Any], forms:
     row: Data = {"operators": sorted(packets), "schedules": len(ready), "values": 0, "mismatches": 0, "shown": []}
     for schedule, results in ready:
         scale = case.scale(*(t.double() for t in given)) if case.scale else None
-        scale, ulps = (case.size_when_fast(*given), 4 * case.ulps) if schedule.fast else (scale, case.ulps)
+        scale, ulps = (
+            (case.size_when_fast(*given), 4 * case.ulps) if getattr(schedule, "fast", False) else (scale, case.ulps)
+        )
         for port, value in enumerate(found.outputs):
             y = results[value]
             bad = disagrees(y, eager[port], exact[port] if exact else None, ulps, scale, case.zeros)
@@ -227,17 +232,19 @@ def _in_double(case: Case, tensors: dict[str, Tensor]) -> list[Any] | None:
 
 def _schedules(region: Region, forms: bool) -> list[Schedule]:
     device: Device = device_named("h200")
-    found = analyse(region)
-    base = default_schedule(found, device, "default")
+    family, plan = covering(region)
+    base = family.default(plan, device, "default")
     if not forms:
         return [base]
-    several = [base]
-    if base.family == "tile" and found.facts.passes:
+    several: list[Schedule] = [base]
+    if not isinstance(base, TileSchedule):
+        return several
+    if plan.passes:
         several += [
             base.but(form="loop", block_p=4, block_r=16),
             base.but(form="split", block_p=4, block_r=8, splits=3),
         ]
-    if found.facts.special and not base.fast:
+    if plan.special and not base.fast:
         several.append(base.but(fast=True))
     return several
 

@@ -60,7 +60,7 @@ class Case:
     def size_when_fast(self, *tensors: Tensor) -> Tensor | None:
         """What the ulp are of where special functions take few instructions.
 
-        Waves are absolutely right up to 1e6, and so is the erf of half types (`qimeng.coder.template.special`).
+        Waves are absolutely right up to 1e6, and so is the erf of half types (`qimeng.coder.template.triton.special`).
         """
         if self.operator == "erf" and torch.finfo(tensors[0].dtype).bits == 16:
             return torch.full((), 2.0**-18, dtype=torch.float64, device=tensors[0].device)  # absolutely right

@@ -23,16 +23,15 @@ import torch
 from experiments.trust.hard_products import BENIGN, FORMS, HARD, Product, Shape
 from experiments.trust.journal import Journal
 from qimeng.bench.environment import environment
-from qimeng.coder.template.gemm import print_gemm
-from qimeng.coder.template.gemm_plan import GemmPlan, plan_gemm
-from qimeng.coder.template.gemm_schedule import default_schedule, schedule_for_precision
-from qimeng.coder.template.sources import nest_of
+from qimeng.coder.template.families.gemm.host import print_gemm
+from qimeng.coder.template.families.gemm.plan import GemmPlan, plan_gemm
+from qimeng.coder.template.families.gemm.schedule import GemmSchedule
+from qimeng.coder.template.families.gemm.sweeps import default_schedule, schedule_for_precision
 from qimeng.device import device_named, target_device
 from qimeng.envs import accuracy
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
 from qimeng.program.program import load_source
-from qimeng.program.schedule import Schedule
 
 HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n"
 MODES = {"default": "fp16x3", "high": "fp16"}
@@ -58,8 +57,7 @@ class Generated:
         self.module, self.given = module, inputs
         self.graph = capture(lambda: module, lambda: inputs)
         self.region = make_region(self.graph, [n.name for n in self.graph.ops()])
-        self.nest, self.loads = nest_of(self.region)
-        self.plan: GemmPlan = plan_gemm(self.region, self.nest, self.loads)
+        self.plan = plan_gemm(self.region)
 
     def arguments(self, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
         """The region's inputs."""
@@ -67,9 +65,9 @@ class Generated:
         nodes = [self.graph.nodes[v.node] for v in self.region.inputs]
         return [held[n.target] if n.kind == "parameter" else inputs[int(n.target)] for n in nodes]
 
-    def load(self, schedule: Schedule, change: Callable[[str], str] = str) -> Callable[..., Callable[[], Any]]:
+    def load(self, schedule: GemmSchedule, change: Callable[[str], str] = str) -> Callable[..., Callable[[], Any]]:
         """A function of inputs that prepares a call of the kernels, after `change` to their text."""
-        impl = print_gemm(self.region, self.nest, self.loads, self.plan, schedule, "g")
+        impl = print_gemm(self.plan, schedule, "g")
         loaded = load_source(HEADER + change(impl.source), f"hard_{abs(hash((str(schedule), impl.source)))}")
 
         def ready(*inputs: torch.Tensor) -> Callable[[], Any]:
@@ -80,10 +78,10 @@ class Generated:
         return ready
 
 
-def variants(plan: GemmPlan, mode: str, small: bool) -> dict[str, Schedule]:
+def variants(plan: GemmPlan, mode: str, small: bool) -> dict[str, GemmSchedule]:
     """The schedules to try: the coder's first ones, a split depth, and operands that the main loop splits."""
     device = device_named("h100")
-    start = default_schedule(plan, device, mode, "float32")
+    start = default_schedule(plan, device, mode)
     first, *others = schedule_for_precision(plan, start, MODES[mode], device)
     if small:
         first = first.but(block_m=32, block_n=32, block_k=32, warps=4, stages=2, promote=64, splits=1)
@@ -179,7 +177,7 @@ def times() -> Iterator[dict[str, Any]]:
         made = Generated(module, module.inputs(operands))
         for mode, precision in MODES.items():
             torch.backends.cuda.matmul.allow_tf32 = mode == "high"
-            start = default_schedule(made.plan, device, mode, "float32")
+            start = default_schedule(made.plan, device, mode)
             schedules = schedule_for_precision(made.plan, start, precision, device)[:3]
             for kind in ("normal", "uniform", "units 1e-6 to 1e6, weights inverse"):
                 operands = {**BENIGN, **HARD}[kind](shape)

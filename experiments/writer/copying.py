@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 
 from experiments.writer.examples import Example
-from qimeng.actions.graph_kinds import fused_partition
+from qimeng.actions import rewritten
 from qimeng.coder.llm.chat import Reply
 from qimeng.coder.llm.reply import read_reply
 from qimeng.coder.llm.shown import target_region
@@ -42,8 +42,7 @@ class CopyCoder(Coder):
             except CoderError:
                 continue
             if found.source not in tried:
-                fused = request.action.kind == "fusion"
-                return Patch(fused_partition(request.program, request.action) if fused else None, region.id, (found,))
+                return rewritten(request, self).patch((found,))
         raise CoderError("no example can be copied")
 
 

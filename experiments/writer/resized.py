@@ -13,8 +13,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from qimeng.actions import Context
-from qimeng.actions.base import check_action
+from qimeng.actions import Context, check_action
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device
 from qimeng.errors import CoderError, IllegalAction, QimengError

@@ -4,37 +4,38 @@ A kind is registered by `register` or by an entry point of the group ``qimeng.ac
 """
 
 from qimeng.actions import gather, graph_kinds, schedule_kinds
-from qimeng.actions.base import (
+from qimeng.actions.base import Context, GraphRewrite, Kind, ScheduleKind, check_schedule, find_region
+from qimeng.actions.registry import (
     GROUP,
-    MAX_ALTERNATIVES,
-    Context,
-    Kind,
-    ScheduleKind,
-    action_text,
     check_action,
-    check_schedule,
     kind_named,
     kinds,
     legal_actions,
     register,
+    rewritten,
     unregister,
 )
+from qimeng.actions.text import action_text
+from qimeng.family import MAX_ALTERNATIVES
 
 __all__ = [
     "GROUP",
     "MAX_ALTERNATIVES",
     "Context",
+    "GraphRewrite",
     "Kind",
     "ScheduleKind",
     "action_text",
     "check_action",
     "check_schedule",
+    "find_region",
     "gather",
     "graph_kinds",
     "kind_named",
     "kinds",
     "legal_actions",
     "register",
+    "rewritten",
     "schedule_kinds",
     "unregister",
 ]

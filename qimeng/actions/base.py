@@ -1,29 +1,23 @@
-"""What a kind of optimization is, and where kinds are registered.
+"""What a kind of optimization is: proposals, legality, and the rewrite of the graph or of a schedule.
 
-Deals in the vocabulary's frame: proposals, legality, and the pure rewrite of a schedule. Knows nothing about kernels.
+Deals in the vocabulary's frame. Knows nothing about kernels or about any one family. Where kinds are registered:
+`qimeng.actions.registry`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
-from qimeng.actions.guard import FAMILIES, guarded
 from qimeng.device import Device
-from qimeng.errors import IllegalAction, KindFault, QimengError
-from qimeng.graph.ops import family
+from qimeng.errors import IllegalAction
+from qimeng.family import AnyFamily, Unsupported, concerned, family_of, plan_of, refusal
 from qimeng.graph.region import Region
-from qimeng.interfaces import Action, Coder, Facts, Patch
-from qimeng.program.program import Program
+from qimeng.interfaces import Action, Coder, Patch
+from qimeng.program.program import Implementation, Program
 from qimeng.program.schedule import Schedule
-
-GROUP = "qimeng.actions"
-"""Entry-point group through which other packages add kinds."""
-
-MAX_ALTERNATIVES = 8
-"""Most configurations that one step may try."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +33,38 @@ class Context:
     device: Device
     coder: Coder
     mode: str = "default"
+
+
+@dataclass(frozen=True)
+class GraphRewrite:
+    """What an action makes of a program, but for the kernels.
+
+    Attributes:
+        regions: the new partition; None where it stays.
+        region: the region of that partition which gets a new implementation; None where only the graph changes.
+        implementation: that implementation, where it is known already; None where a coder has to write it.
+        note: one sentence about what was done.
+    """
+
+    regions: tuple[Region, ...] | None = None
+    region: Region | None = None
+    implementation: Implementation | None = None
+    note: str = ""
+
+    @property
+    def to_write(self) -> Region | None:
+        """The region that a coder has to write a kernel for; None where nothing is left to write."""
+        return self.region if self.implementation is None else None
+
+    def patch(self, written: Sequence[Implementation] = (), note: str = "") -> Patch:
+        """The patch, with what a coder has written.
+
+        Args:
+            written: the implementations to choose from, where there was one to write.
+            note: replaces the rewrite's own.
+        """
+        found = tuple(written) if self.implementation is None else (self.implementation,)
+        return Patch(self.regions, self.region.id if self.region else None, found, note or self.note)
 
 
 class Kind(ABC):
@@ -64,72 +90,117 @@ class Kind(ABC):
             for option in self.options:
                 yield Action(self.name, (region.id,), option)
 
-    def rewrite(self, schedule: Schedule, facts: Facts, device: Device, param: str) -> tuple[Schedule, ...]:
-        """The schedules that carry the action out, best guess first, at most `MAX_ALTERNATIVES`; a pure function.
+    def target(self, program: Program, action: Action) -> Region:
+        """The region that the action is about once it is carried out: by default the one that it names."""
+        return find_region(program, action)
 
-        Kinds that change the graph rather than a schedule leave this alone.
+    def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
+        """What a legal action makes of the program, but for the kernels; a pure function.
+
+        By default the graph stays, and a coder writes a kernel for the region.
         """
-        return ()
-
-    def apply(self, program: Program, action: Action, context: Context) -> Patch | None:
-        """The change of the graph that carries the action out; None where a coder writes it."""
-        return None
+        return GraphRewrite(region=self.target(program, action))
 
 
 class ScheduleKind(Kind):
-    """A kind that rewrites the schedule of one region that already has one.
+    """A kind that tunes one region's kernel, by rewriting its schedule.
 
-    A coder with a free hand carries it out on a kernel without a schedule as well: the action is then an intent in
-    words, and nothing but its family can be checked.
+    The region's family says which schedules an option leads to (`qimeng.family.Family.moves`). A kind of another
+    package that tunes an existing family brings the rewrite itself.
+
+    A coder with a free hand carries the action out on a kernel without a schedule as well: it is then an intent in
+    words, and nothing but the kind of loop nest can be checked.
+
+    Attributes:
+        family: name of the one family that it is for; None for every family that has such a move, or, where the kind
+            brings the rewrite, for every family.
     """
 
     family: str | None = None
 
+    def rewrite(self, schedule: Schedule, plan: Any, device: Device, param: str) -> Sequence[Schedule]:
+        """The schedules that carry the action out, best guess first; a pure function.
+
+        At most `qimeng.family.MAX_ALTERNATIVES` that fit are tried.
+
+        Args:
+            schedule: the present one.
+            plan: the family's plan of the region (`qimeng.family.Family.plan`).
+            device: for which device.
+            param: the option.
+        """
+        move = family_of(schedule).moves.get(self.name)
+        return () if move is None else move.schedules(plan, schedule, param, device)
+
     def check(self, program: Program, action: Action, context: Context) -> None:
         """Legal where the rewrite gives at least one schedule that fits the device."""
-        if self._is_text(program, action, context):
+        region = find_region(program, action)
+        schedule = program.schedule(region)
+        if schedule is None:
+            self._check_text(program, region, action, context)
             return
-        region, schedule, facts = self._target(program, action, context)
-        found = self.rewrite(schedule, facts, context.device, action.param)
+        family, device = family_of(schedule), context.device
+        if not self.tunes(family):
+            raise IllegalAction(f"{action}: kernels of the family {family.name!r} have no {self.name}")
+        plan = _plan(family, region, action)
+        if self._rewrites:
+            found = self.rewrite(schedule, plan, device, action.param)
+        else:
+            move = family.moves[self.name]
+            move.check(plan, schedule, action.param, device, context.mode)
+            found = move.probe(plan, schedule, action.param, device)
         if not found:
             raise IllegalAction(f"{action}: nothing to change in {schedule}")
-        problems = [check_schedule(region, s, context) for s in found]
+        problems = [refusal(family, plan, s, device) for s in found]
         if all(problems):
             raise IllegalAction(f"{action}: {problems[0]}")
 
-    def _is_text(self, program: Program, action: Action, context: Context) -> bool:
-        """Whether the action is an intent for a kernel that was written without a schedule."""
-        region = find_region(program, action)
-        if not context.coder.free_hand or program.schedule(region) is not None:
-            return False
-        nest = "gemm" if any(family(n) == "gemm" for n in region.ops) else "tile"
-        return program.implementation(region).generated and self.family in (None, nest)
+    def tunes(self, family: AnyFamily) -> bool:
+        """Whether kernels of `family` can be tuned so."""
+        return self.family in (None, family.name) and (self._rewrites or self.name in family.moves)
 
-    def _target(self, program: Program, action: Action, context: Context) -> tuple[Region, Schedule, Facts]:
+    @property
+    def _rewrites(self) -> bool:
+        """Whether it brings the rewrite itself."""
+        return type(self).rewrite is not ScheduleKind.rewrite
+
+    def schedules(self, program: Program, action: Action, context: Context) -> tuple[Schedule, ...]:
+        """The schedules that a legal action leads to and that fit the device, best guess first.
+
+        Raises:
+            IllegalAction: none fits.
+        """
         region = find_region(program, action)
-        schedule, facts = program.schedule(region), context.coder.facts(region)
-        if schedule is None or facts is None:
+        schedule = program.schedule(region)
+        if schedule is None:
             raise IllegalAction(f"{action}: the region has no schedule; lower it first")
-        if self.family is not None and schedule.family != self.family:
-            raise IllegalAction(f"{action}: for the {self.family} family, this region is {schedule.family}")
-        return region, schedule, facts
+        family = family_of(schedule)
+        plan = _plan(family, region, action)
+        found = self.rewrite(schedule, plan, context.device, action.param)
+        fitting = [s for s in found if refusal(family, plan, s, context.device) is None]
+        if not fitting:
+            raise IllegalAction(f"{action}: no configuration fits the device")
+        return tuple(fitting)
+
+    def _check_text(self, program: Program, region: Region, action: Action, context: Context) -> None:
+        """On a kernel without a schedule the action is an intent, for a coder that can change texts."""
+        family = concerned(region)
+        text = context.coder.free_hand and program.implementation(region).generated
+        if not text or family is None or not self.tunes(family):
+            raise IllegalAction(f"{action}: the region has no schedule; lower it first")
+
+
+def _plan(family: AnyFamily, region: Region, action: Action) -> Any:
+    try:
+        return plan_of(family, region)
+    except Unsupported as error:  # its schedule was made up, or is another version's
+        raise IllegalAction(f"{action}: {error}") from None
 
 
 def check_schedule(region: Region, schedule: Schedule, context: Context) -> str | None:
     """None where `schedule` fits the device, else why not, with the numbers."""
-    device = context.device
-    shared = context.coder.shared_bytes(region, schedule)
-    if shared > device.shared_per_block:
-        return f"needs {shared} B of shared memory, {device.name} allows {device.shared_per_block} B a block"
-    if schedule.warps * device.warp_size > 1024:
-        return f"{schedule.warps} warps are {schedule.warps * device.warp_size} threads, a block has at most 1024"
-    tile = schedule.family == "tile"  # is computed piece by piece; a product's accumulator is held as a whole
-    elements = schedule.block_p * schedule.block_r if tile else schedule.block_m * schedule.block_n
-    per_thread = elements // (schedule.warps * device.warp_size)
-    if per_thread > (256 if tile else 255):
-        held = f"a tile of {elements} elements is {per_thread} a thread at {schedule.warps} warps"
-        return f"{held}; a thread has 255 registers"
-    return None
+    family = family_of(schedule)
+    return refusal(family, plan_of(family, region), schedule, context.device)
 
 
 def find_region(program: Program, action: Action, number: int = 0) -> Region:
@@ -146,120 +217,4 @@ def find_region(program: Program, action: Action, number: int = 0) -> Region:
         raise IllegalAction(str(error.args[0])) from None
 
 
-_KINDS: dict[str, Kind] = {}
-_entered: set[EntryPoint] = set()
-_loaded: list[bool] = []
-
-
-def register(kind: Kind) -> Kind:
-    """Add a kind to the vocabulary.
-
-    Raises:
-        ValueError: a kind of that name is registered already, the name is not an identifier, the options are no tuple
-            of texts, or the family is unknown.
-    """
-    name, options, nest = getattr(kind, "name", None), kind.options, getattr(kind, "family", None)
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"a kind's name must be an identifier, {type(kind).__qualname__} has {name!r}")
-    if not isinstance(options, tuple) or not options or not all(isinstance(o, str) for o in options):
-        raise ValueError(f"the kind {name!r} has options {options!r}; they must be a tuple of texts, ('',) for none")
-    if nest is not None and nest not in FAMILIES:
-        raise ValueError(
-            f"the kind {name!r} is for the family {nest!r}; known: {', '.join(FAMILIES)}, or None for both"
-        )
-    if kind.name in _KINDS:
-        raise ValueError(f"a kind called {kind.name!r} is registered already ({type(_KINDS[kind.name]).__module__})")
-    _KINDS[kind.name] = guarded(kind)
-    return kind
-
-
-def unregister(name: str) -> None:
-    """Take a kind out of the vocabulary again (for tests and notebooks)."""
-    _KINDS.pop(name, None)
-
-
-def kinds() -> dict[str, Kind]:
-    """Every registered kind by name; kinds of installed packages (entry points) are loaded at the first call.
-
-    Raises:
-        QimengError: an installed package's kind cannot be loaded or registered; the message names the package.
-    """
-    if not _loaded:
-        for point in entry_points(group=GROUP):
-            if point in _entered:
-                continue
-            _entered.add(point)
-            try:
-                found = point.load()
-                register(found() if isinstance(found, type) else found)
-            except Exception as error:  # loading runs the other package's code
-                _entered.discard(point)
-                package = point.dist.name if point.dist else point.value
-                raise QimengError(
-                    f"the kind of action {point.name!r} of the installed package {package} cannot be used "
-                    f"({type(error).__name__}: {error}); mend or uninstall that package"
-                ) from error
-        _loaded.append(True)
-    return dict(_KINDS)
-
-
-def kind_named(name: str) -> Kind:
-    """The kind called `name`.
-
-    Raises:
-        IllegalAction: there is none; the message lists the names.
-    """
-    try:
-        return kinds()[name]
-    except KeyError:
-        raise IllegalAction(f"unknown kind of action {name!r}; known: {', '.join(sorted(kinds()))}") from None
-
-
-def check_action(program: Program, action: Action, context: Context) -> None:
-    """Raise `IllegalAction`, with the numbers, where `action` does not apply to `program`."""
-    kind_named(action.kind).check(program, action, context)
-
-
-def legal_actions(program: Program, context: Context, faults: dict[str, str] | None = None) -> tuple[Action, ...]:
-    """Every action that applies, `stop` included; what is offered here can be coded.
-
-    Args:
-        program: what they apply to.
-        context: device, coder and mode.
-        faults: where given, the message of each kind that fails by itself is put in; the first action that shows it
-            is offered, so that a step tells it.
-    """
-    found: dict[Action, None] = {}
-    for kind in kinds().values():
-        try:
-            proposed = tuple(kind.proposals(program, context))
-        except KindFault as fault:
-            if faults is not None:
-                faults[kind.name] = str(fault)
-            continue
-        for action in proposed:
-            try:
-                kind.check(program, action, context)
-            except KindFault as fault:
-                if faults is not None:
-                    faults[kind.name] = str(fault)
-                    found[action] = None
-                break
-            except IllegalAction:
-                continue
-            found[action] = None
-    return tuple(found)
-
-
-def action_text(action: Action, program: Program) -> str:
-    """The action as a planner reads it: kind, choice, and what the regions compute.
-
-    Regions are named by what they are, not by id, so that a text means the same in every program.
-    """
-    parts = []
-    for region_id in action.regions:
-        region = program.region(region_id)
-        shapes = ", ".join("x".join(map(str, program.graph.meta(v).shape)) or "scalar" for v in region.outputs)
-        parts.append(f"{region_id} {region.label()} [{shapes}]")
-    head = f"{action.kind} {action.param}".strip()
-    return f"{head}: {' with '.join(parts)}" if parts else head
+__all__ = ["Context", "GraphRewrite", "Kind", "ScheduleKind", "check_schedule", "find_region"]

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qimeng.actions.base import Context, Kind, register
+from qimeng.actions.base import Context, GraphRewrite, Kind
+from qimeng.actions.registry import register
 from qimeng.errors import IllegalAction
 from qimeng.graph.groups import pointwise_groups
 from qimeng.graph.region import Region, repartition
-from qimeng.interfaces import Action, Patch
+from qimeng.interfaces import Action
 from qimeng.program.program import Program
 
 MANY = 96
@@ -41,10 +42,10 @@ class Gather(Kind):
         if len(gathered(program, context)) == len(program.regions):
             raise IllegalAction("no pointwise operators that touch can be one region")
 
-    def apply(self, program: Program, action: Action, context: Context) -> Patch:
+    def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
         """The partition with every group as one region."""
         regions = gathered(program, context)
-        return Patch(regions=regions, note=f"{len(program.regions)} regions become {len(regions)}")
+        return GraphRewrite(regions, note=f"{len(program.regions)} regions become {len(regions)}")
 
 
 def gathered(program: Program, context: Context) -> tuple[Region, ...]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qimeng.actions.base import Context, Kind, find_region, register
+from qimeng.actions.base import Context, GraphRewrite, Kind, find_region
+from qimeng.actions.registry import register
 from qimeng.errors import IllegalAction
+from qimeng.family import is_covered
 from qimeng.graph.ops import VIEWS, family
-from qimeng.graph.region import Region, merge, merge_recomputing
+from qimeng.graph.region import Region, merge, merge_recomputing, split
 from qimeng.interfaces import Action
-from qimeng.program.program import Program
+from qimeng.program.program import Program, torch_implementation
 
 
 class Stop(Kind):
@@ -30,6 +32,10 @@ class Stop(Kind):
     def check(self, program: Program, action: Action, context: Context) -> None:
         """Always legal."""
 
+    def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
+        """Nothing changes."""
+        return GraphRewrite()
+
 
 class Lowering(Kind):
     """Replace PyTorch calls by one generated kernel, plain or, where that is no safe guess, the fastest of a few.
@@ -44,7 +50,8 @@ class Lowering(Kind):
         """Legal for regions that the coder can implement, on PyTorch or in a kernel that lacks the schedule it has."""
         region, coder = find_region(program, action), context.coder
         written = program.implementation(region)
-        if written.generated and (written.schedule is not None or coder.facts(region) is None):
+        again = written.schedule is None and (coder.free_hand or coder.schedules) and is_covered(region)
+        if written.generated and not again:
             raise IllegalAction(f"{region.id} has a generated kernel already")
         reason = context.coder.can_implement(region)
         if reason is not None:
@@ -77,18 +84,21 @@ class Fusion(Kind):
         if reason is not None:
             raise IllegalAction(f"{fused.label()} cannot be one region: {reason}")
 
+    def target(self, program: Program, action: Action) -> Region:
+        """The region that the two become."""
+        return fused_region(program, action)
 
-def fused_partition(program: Program, action: Action) -> tuple[Region, ...]:
-    """The partition after a fusion.
+    def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
+        """The new partition; where one of the two is a kernel, so must be what they become."""
+        fused, (producer, consumer) = fused_region(program, action), action.regions[:2]
+        merged = merge_recomputing if action.param == "recompute" else _merged
+        kernels = any(program.implementation(program.region(r)).generated for r in (producer, consumer))
+        note = f"{fused.label()} as one region"
+        return GraphRewrite(merged(program.regions, producer, consumer), fused if kernels else None, note=note)
 
-    Raises:
-        IllegalAction: no such edge, or a cycle.
-    """
-    fused_region(program, action)
-    producer, consumer = action.regions[:2]
-    if action.param == "recompute":
-        return merge_recomputing(program.regions, producer, consumer)
-    return merge(program.regions, (producer, consumer))
+
+def _merged(regions: tuple[Region, ...], producer: str, consumer: str) -> tuple[Region, ...]:
+    return merge(regions, (producer, consumer))
 
 
 def fused_region(program: Program, action: Action) -> Region:
@@ -119,6 +129,11 @@ class Unfuse(Kind):
         if len(heavy) < 2:
             raise IllegalAction(f"{region.id} has {len(heavy)} operator(s); unfuse needs at least 2")
 
+    def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
+        """The region's operators apart."""
+        region = find_region(program, action)
+        return GraphRewrite(split(program.regions, region.id), note="one region an operator")
+
 
 class Library(Kind):
     """Hand one operator back to the vendor's library (cuBLAS, through PyTorch).
@@ -137,6 +152,11 @@ class Library(Kind):
         heavy = [n for n in region.ops if n.packet not in VIEWS]
         if len(heavy) != 1 or family(heavy[0]) not in ("gemm", "convolution", "reduction"):
             raise IllegalAction(f"{region.label()} is not one library operator ({len(heavy)} operators)")
+
+    def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
+        """PyTorch's call of it."""
+        region = find_region(program, action)
+        return GraphRewrite(None, region, torch_implementation(region), "back to the library")
 
 
 for _kind in (Stop(), Lowering(), Fusion(), Unfuse(), Library()):

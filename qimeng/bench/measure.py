@@ -101,8 +101,8 @@ def measure(
     except QimengError as error:
         return _timed(replace(row, error=f"{type(error).__name__}: {error}"), began)
     try:
-        if store is not None:
-            task.context.coder.use_store(store, spec.digest)
+        if store is not None and task.context.coder.memory is not None:
+            task.context.coder.memory.use_store(store, spec.digest)
         row = _with_graph(row, task)
         judge = task.evaluator if isinstance(task.evaluator, Measures) else None
         capture = time.monotonic() - began - (sum(judge.spent.values()) if judge else 0.0)

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from qimeng.actions import ScheduleKind, kind_named
-from qimeng.actions.base import find_region
-from qimeng.actions.graph_kinds import fused_region
+from qimeng.actions import ScheduleKind, kind_named, rewritten
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import Region
-from qimeng.interfaces import Coder, Facts, Patch, Request
+from qimeng.interfaces import Coder, Patch, Request
 from qimeng.program.program import Program
-from qimeng.program.schedule import Schedule
-from qimeng.store import Store
 
 GAIN = 1.02
 """A step that makes the program this many times faster is a gain; less may be noise."""
@@ -39,9 +35,11 @@ class HybridCoder(Coder):
     """
 
     free_hand = True
+    schedules = True
 
     def __init__(self, writer: Coder, template: TemplateCoder | None = None, patience: int = 3):
         self.writer, self.template, self.patience = writer, template or TemplateCoder(), patience
+        self.memory = writer.memory
 
     def __repr__(self) -> str:
         return f"HybridCoder({self.writer!r})"
@@ -58,7 +56,10 @@ class HybridCoder(Coder):
             IllegalAction: the action does not apply.
             CoderError: neither could write it.
         """
-        able = self._template_can(request)
+        rewrite = rewritten(request, self)
+        if rewrite.to_write is None:
+            return rewrite.patch()
+        able = self._template_can(rewrite.to_write, request)
         if able and not self._is_text(request) and not self._stalled(request):
             try:
                 return self.template.write(request)
@@ -74,16 +75,9 @@ class HybridCoder(Coder):
             except (CoderError, IllegalAction):
                 raise error from None  # the question stays open
 
-    def _template_can(self, request: Request) -> bool:
-        program, action = request.program, request.action
-        if action.kind in ("unfuse", "library"):
-            return True
-        if action.kind == "fusion":
-            fused = fused_region(program, action)
-            parents = [program.implementation(program.region(i)) for i in action.regions]
-            return not any(p.generated for p in parents) or self.template.can_implement(fused) is None
-        region = find_region(program, action)
-        if isinstance(kind_named(action.kind), ScheduleKind) and program.schedule(region) is None:
+    def _template_can(self, region: Region, request: Request) -> bool:
+        tunes = isinstance(kind_named(request.action.kind), ScheduleKind)
+        if tunes and request.program.schedule(region) is None:
             return False
         return self.template.can_implement(region) is None
 
@@ -112,26 +106,9 @@ class HybridCoder(Coder):
         """None where one of the two can write kernels for `region`."""
         return self.template.can_implement(region) and self.writer.can_implement(region)
 
-    def facts(self, region: Region) -> Facts | None:
-        """The template's."""
-        return self.template.facts(region)
-
-    def shared_bytes(self, region: Region, schedule: Schedule) -> int:
-        """The template's."""
-        return self.template.shared_bytes(region, schedule)
-
     def reprint(self, program: Program, graph: OpGraph) -> Program:
         """The template's; see `TemplateCoder.reprint`."""
         return self.template.reprint(program, graph)
-
-    def use_store(self, store: Store, spec: str) -> None:
-        """Both use it."""
-        self.writer.use_store(store, spec)
-        self.template.use_store(store, spec)
-
-    def remarks(self) -> tuple[str, ...]:
-        """What the writer says about its work."""
-        return self.writer.remarks()
 
 
 __all__ = ["GAIN", "HybridCoder"]

@@ -26,8 +26,7 @@ from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.sanitizer import check_tools
 from qimeng.envs.shared_server import shared_server
 from qimeng.envs.static_pass import advised, judged_text
-from qimeng.graph.region import Region
-from qimeng.interfaces import Coder, Evaluation, Evaluator, Facts, Gate, Patch, Timing
+from qimeng.interfaces import Coder, Evaluation, Evaluator, Gate, Patch, Timing
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
 
@@ -40,7 +39,7 @@ class EstimatingEvaluator(Evaluator):
     Args:
         spec: what is computed.
         device: the row of the table that kernels are compiled and timed for.
-        coder: prints programs for a reduced size (`qimeng.envs.interpret.Reprints`) and knows their loop nests.
+        coder: prints programs for a reduced size (`qimeng.envs.interpret.Reprints`).
         cache_dir: Triton's cache folder; None for its own default.
         processes: compilations at once; one a core by default.
         sandbox: level of the processes' sandbox; see `ForkServer.start`.
@@ -65,7 +64,7 @@ class EstimatingEvaluator(Evaluator):
         any_text: bool = False,
     ):
         self.sandbox, self.any_text = sandbox, any_text
-        self.spec, self.device, self._coder = spec, device, coder
+        self.spec, self.device = spec, device
         if cache_dir is not None:
             Path(cache_dir).mkdir(parents=True, exist_ok=True)
         self._compilers = Compilers(shared_server(), device, cache_dir, processes, sandbox=sandbox)
@@ -124,10 +123,6 @@ class EstimatingEvaluator(Evaluator):
             self._checked[program.digest] = self._interpreter.check(program, every, self._thorough)
         return self._checked[program.digest]
 
-    def facts(self, region: Region) -> Facts | None:
-        """The loop nest of `region` in numbers, where the coder knows it."""
-        return self._coder.facts(region) if self._coder is not None else None
-
 
 @dataclass
 class _Run:
@@ -167,7 +162,7 @@ class _Run:
         with self.clock.part("time"):
             for i, candidate in enumerate(self.candidates):
                 if i not in self.refused:
-                    times[i] = program_ms(candidate, self.kernels[i], owner.device, mode, owner.facts)
+                    times[i] = program_ms(candidate, self.kernels[i], owner.device, mode)
         for i in sorted(times, key=lambda i: (sum(times[i].values()), i)):
             with self.clock.part("check"):
                 checked = owner.check(self.candidates[i], self.kernels[i])

@@ -1,14 +1,14 @@
 """An analytic model of how long generated kernels take, from what the compiler says about them.
 
-Deals in launches (grid, registers, shared memory, bytes of their tensors, tensor-core instructions), in the schedule
-where a template printed them, and in a device's datasheet. Constants say where they were measured. Knows nothing about
+Deals in launches (grid, registers, shared memory, bytes of their tensors, tensor-core instructions), in what a family
+says of its schedules, and in a device's datasheet. Constants say where they were measured. Knows nothing about
 how kernels are compiled. Everything it says is an estimate; it is never compared with a measured time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from qimeng.backend.facts import KernelFacts
 from qimeng.device import Device
@@ -22,14 +22,10 @@ from qimeng.envs.roofline import (
     product_flops,
     source_bytes,
 )
-from qimeng.graph.opgraph import itemsize
+from qimeng.errors import IllegalAction
+from qimeng.family import Cost, Unsupported, family_of, plan_of
 from qimeng.graph.region import Region
-from qimeng.interfaces import Facts
 from qimeng.program.program import Implementation, Program
-from qimeng.program.schedule import Schedule
-
-PRODUCTS = {"tf32x3": 3, "bf16x3": 3, "bf16x6": 6, "fp16x3": 3}
-"""Products of planes that a precision takes; 1 for all others."""
 
 TILE_SHARE, TILE_OVERHEAD, MOST_SHARE = 1.08, 40.0, 0.8
 """A product reaches `TILE_SHARE / (1 + TILE_OVERHEAD (1 / block_m + 1 / block_n))` of the peak, at most `MOST_SHARE`.
@@ -71,7 +67,6 @@ def program_ms(
     kernels: Mapping[str, Sequence[KernelFacts]],
     device: Device,
     mode: str = "default",
-    facts: Callable[[Region], Facts | None] = lambda region: None,
 ) -> dict[str, float]:
     """Estimated milliseconds of each region of `program`, by region id.
 
@@ -81,7 +76,6 @@ def program_ms(
             to run on PyTorch.
         device: where it runs.
         mode: precision mode, for what runs on PyTorch.
-        facts: the loop nest of a region in numbers, where a coder knows it.
     """
     times = {}
     for region in program.regions:
@@ -89,7 +83,7 @@ def program_ms(
         if found is None:
             times[region.id] = sum(node_ms(program.graph, node, device, mode) for node in region.ops)
         else:
-            times[region.id] = region_ms(region, program.implementation(region), found, device, facts(region))
+            times[region.id] = region_ms(region, program.implementation(region), found, device)
     return times
 
 
@@ -98,9 +92,9 @@ def region_ms(
     implementation: Implementation,
     kernels: Sequence[KernelFacts],
     device: Device,
-    facts: Facts | None = None,
 ) -> float:
     """Estimated milliseconds of one call of a region's kernels; preparation is left out."""
+    cost = cost_of(region, implementation)
     launched = [k for k in kernels if not k.prepares]
     work = sum(product_flops(region.graph, node) for node in region.ops)
     main = _product_kernel(launched) if work else None
@@ -108,11 +102,22 @@ def region_ms(
     for number, kernel in enumerate(launched):
         hot = _hot_bytes(region, device) if number == 0 else _left_in_cache(launched[:number], kernel, device)
         if kernel is main:
-            ms = _product_ms(kernel, region, work, hot, implementation.schedule, facts, device)
+            ms = _product_ms(kernel, region, work, hot, cost, device)
         else:
-            ms = _moving_ms(kernel, hot, implementation.schedule, facts, device)
+            ms = _moving_ms(kernel, hot, cost, device)
         total += kernel.launches * (LAUNCH_MS + ms)
     return total
+
+
+def cost_of(region: Region, implementation: Implementation) -> Cost:
+    """What the family of a region's schedule says; nothing for a kernel without one, or with one that was made up."""
+    if implementation.schedule is None:
+        return Cost()
+    try:
+        family = family_of(implementation.schedule)
+        return family.cost(plan_of(family, region), implementation.schedule)
+    except (Unsupported, IllegalAction):
+        return Cost()
 
 
 def resident_blocks(kernel: KernelFacts, device: Device) -> int:
@@ -139,24 +144,15 @@ def _product_ms(
     region: Region,
     work: int,
     hot: float,
-    schedule: Schedule | None,
-    facts: Facts | None,
+    cost: Cost,
     device: Device,
 ) -> float:
-    block_m, block_n, tiles, padded = 128, 128, kernel.blocks, 1.0
-    products = 1
-    if schedule is not None and schedule.family == "gemm":
-        block_m, block_n = schedule.block_m, schedule.block_n
-        products = PRODUCTS.get(schedule.precision, 1)
-        if facts is not None and facts.family == "gemm":
-            tiles = math.ceil(facts.m / block_m) * math.ceil(facts.n / block_n) * facts.batch
-            padded = tiles * block_m * block_n / max(facts.m * facts.n * facts.batch, 1)
-            tiles *= schedule.splits
-    rate = _rate_tflops(kernel, device) * 1e9 * tile_share(block_m, block_n)
-    if schedule is not None and schedule.inline:
+    tiles = kernel.blocks if cost.programs is None else cost.programs
+    rate = _rate_tflops(kernel, device) * 1e9 * tile_share(*cost.tile)
+    if cost.splits_operands:
         rate *= INLINE_SHARE
     waiting = math.ceil(tiles / device.sms) * device.sms / max(tiles, 1)
-    compute = products * work * padded * waiting / rate
+    compute = cost.products * work * cost.padded * waiting / rate
     written = min(sum(region.graph.meta(v).bytes for v in region.outputs), kernel.tensor_bytes)
     bandwidth = device.bandwidth_gbs * 1e6
     read = kernel.tensor_bytes - written - hot * (1 - 1 / L2_SPEEDUP)
@@ -172,16 +168,12 @@ def _rate_tflops(kernel: KernelFacts, device: Device) -> float:
     return rate * NO_WARPGROUP_SHARE if device.has("warpgroup") and not kernel.warpgroup else rate
 
 
-def _moving_ms(
-    kernel: KernelFacts, hot: float, schedule: Schedule | None, facts: Facts | None, device: Device
-) -> float:
+def _moving_ms(kernel: KernelFacts, hot: float, cost: Cost, device: Device) -> float:
     bandwidth = device.bandwidth_gbs * COPY_SHARE * 1e6
     resident = resident_blocks(kernel, device)
-    again = _read_again(kernel, resident, schedule, facts, device)
+    again = _read_again(kernel, resident, cost, device)
     moved = kernel.tensor_bytes + again - min(hot, kernel.tensor_bytes) * (1 - 1 / L2_SPEEDUP)
-    block_bytes = kernel.threads * BYTES_A_THREAD
-    if schedule is not None and schedule.family == "tile" and facts is not None:
-        block_bytes = max(block_bytes, schedule.block_p * schedule.block_r * itemsize(facts.dtype))
+    block_bytes = max(kernel.threads * BYTES_A_THREAD, cost.block_bytes)
     busy = min(resident, math.ceil(kernel.blocks / device.sms)) * block_bytes / IN_FLIGHT_BYTES
     reach = kernel.blocks * SM_REACH / device.sms
     waves = kernel.blocks / (device.sms * resident)
@@ -191,17 +183,10 @@ def _moving_ms(
     return max(memory, issued / (device.fp32_tflops / 2 * ISSUE_SHARE * 1e9)) + _spill_ms(kernel, device)
 
 
-def _read_again(
-    kernel: KernelFacts, resident: int, schedule: Schedule | None, facts: Facts | None, device: Device
-) -> float:
+def _read_again(kernel: KernelFacts, resident: int, cost: Cost, device: Device) -> float:
     """Bytes read after the first time by forms that pass over a row more than once, as bytes from memory."""
-    if schedule is None or schedule.family != "tile" or facts is None or schedule.form not in ("loop", "wave"):
-        return 0.0
-    reads = facts.passes + (1 if facts.full_outputs else 0)
-    once = facts.rows * facts.columns * itemsize(facts.dtype)
-    row = facts.columns * itemsize(facts.dtype) * schedule.block_p
-    held = schedule.form == "wave" or resident * device.sms * row <= L2_USABLE * device.l2_bytes
-    return max(reads - 1, 0) * min(once, kernel.tensor_bytes) / (L2_SPEEDUP if held else 1.0)
+    held = resident * device.sms * cost.held_bytes <= L2_USABLE * device.l2_bytes
+    return cost.again_reads * min(cost.again_bytes, kernel.tensor_bytes) / (L2_SPEEDUP if held else 1.0)
 
 
 def _hot_bytes(region: Region, device: Device) -> float:
@@ -222,4 +207,4 @@ def _spill_ms(kernel: KernelFacts, device: Device) -> float:
     return moved / (device.bandwidth_gbs * L2_SPEEDUP * 1e6)
 
 
-__all__ = ["PRODUCTS", "program_ms", "region_ms", "resident_blocks", "tile_share"]
+__all__ = ["cost_of", "program_ms", "region_ms", "resident_blocks", "tile_share"]

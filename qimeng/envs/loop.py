@@ -146,7 +146,11 @@ def _result(
     session: Session, winner: State, evaluation: Evaluation, stopped: str, notes: list[str], on_pytorch: bool = False
 ) -> Result:
     task, ledger = session.task, session.ledger
-    notes = [*notes, *ledger.faults.values(), *task.context.coder.remarks()]
+    notes = [
+        *notes,
+        *ledger.faults.values(),
+        *(memory.remarks() if (memory := task.context.coder.memory) is not None else ()),
+    ]
     result = Result(
         name=task.name,
         source=winner.program.source,

@@ -11,9 +11,8 @@ from dataclasses import replace
 
 from qimeng.errors import CoderError
 from qimeng.graph.region import Region
-from qimeng.interfaces import Coder, Evaluation, Evaluator, Facts, Gate, Patch, Request
+from qimeng.interfaces import Coder, Evaluation, Evaluator, Gate, Patch, Request
 from qimeng.program.program import Program
-from qimeng.program.schedule import Schedule
 from qimeng.store import ACCIDENT, Conditions, Store, subject_of
 
 FINAL = "final"
@@ -134,6 +133,7 @@ class ReplayCoder(Coder):
 
     def __init__(self, store: Store, conditions: Conditions, coder: Coder):
         self.store, self.conditions, self.coder = store, conditions, coder
+        self.schedules = coder.schedules
 
     def write(self, request: Request) -> Patch:
         """The stored patch for this program and action; on repair, the next one.
@@ -155,11 +155,3 @@ class ReplayCoder(Coder):
     def can_implement(self, region: Region) -> str | None:
         """What the inner coder says."""
         return self.coder.can_implement(region)
-
-    def facts(self, region: Region) -> Facts | None:
-        """What the inner coder says."""
-        return self.coder.facts(region)
-
-    def shared_bytes(self, region: Region, schedule: Schedule) -> int:
-        """What the inner coder says."""
-        return self.coder.shared_bytes(region, schedule)

@@ -16,7 +16,7 @@ from qimeng.envs.ranking import gain, preferred
 from qimeng.envs.replay import UNKNOWN, subject_of
 from qimeng.envs.shares import MAX_ACTIONS, carried, dropped_kernels, order_actions
 from qimeng.envs.task import Task
-from qimeng.errors import CoderError, IllegalAction, KindFault, PlannerFault, QimengError
+from qimeng.errors import CoderError, FamilyFault, IllegalAction, KindFault, PlannerFault, QimengError
 from qimeng.interfaces import Action, Evaluation, Gate, Observation, Patch, Request, Step
 from qimeng.program.program import Program
 from qimeng.recipe import PatchRecord, Recipe, RecipeStep, program_to_json
@@ -378,6 +378,8 @@ class Session:
                 if isinstance(error, KindFault):
                     self.ledger.faults[error.kind] = str(error)
                     self.ledger.told.add(error.kind)
+                elif isinstance(error, FamilyFault):
+                    self.ledger.faults[error.family] = str(error)
                 failure = "illegal" if isinstance(error, IllegalAction) else error.failure
                 refused = Evaluation(Gate.WRITE, str(error), failure)
                 open_question = open_question or not refused.lasting
@@ -405,8 +407,11 @@ class Session:
         ledger, coder = self.ledger, self.task.context.coder
         began = ledger.clock()
         try:
-            made = kind_named(request.action.kind).apply(request.program, request.action, self.task.context)
-            patch = made or coder.write(replace(request, seconds_left=ledger.seconds_left))
+            rewrite = kind_named(request.action.kind).apply(request.program, request.action, self.task.context)
+            if rewrite.to_write is None:
+                patch = rewrite.patch()
+            else:
+                patch = coder.write(replace(request, seconds_left=ledger.seconds_left))
             if not isinstance(patch, Patch):
                 raise CoderError(f"the coder {type(coder).__name__} wrote {type(patch).__name__}, not a patch")
             subject_of(request.program, patch)  # it fits the program

@@ -121,7 +121,8 @@ def make_task(
     conditions = conditions_of(spec, judge, row)
     if store is not None:
         store.name_anew(spec.digest, start)
-        context.coder.use_store(store, spec.digest)
+        if context.coder.memory is not None:
+            context.coder.memory.use_store(store, spec.digest)
         store.put_spec(spec.digest, spec.name)
         judge = CachingEvaluator(judge, store, conditions)
     reference = partial(spec.module, "cuda" if row.measured else "cpu")

@@ -3,9 +3,8 @@
 Deals in plain data. Knows nothing about how a kernel is written, checked, timed or chosen.
 """
 
-from qimeng.interfaces.facts import Facts
 from qimeng.interfaces.results import LASTING, Accuracy, Evaluation, Gate, Resources, Timing
-from qimeng.interfaces.roles import Coder, Evaluator, Planner
+from qimeng.interfaces.roles import Coder, Evaluator, Memory, Planner
 from qimeng.interfaces.steps import Action, Observation, Patch, Request, Step
 
 __all__ = [
@@ -15,8 +14,8 @@ __all__ = [
     "Coder",
     "Evaluation",
     "Evaluator",
-    "Facts",
     "Gate",
+    "Memory",
     "Observation",
     "Patch",
     "Planner",

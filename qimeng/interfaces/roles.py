@@ -9,14 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from qimeng.interfaces.facts import Facts
 from qimeng.interfaces.results import Evaluation
 from qimeng.interfaces.steps import Action, Observation, Patch, Request
 
 if TYPE_CHECKING:
     from qimeng.graph.region import Region
     from qimeng.program.program import Program
-    from qimeng.program.schedule import Schedule
     from qimeng.store import Store
 
 
@@ -28,14 +26,37 @@ class Planner(ABC):
         """One of `observation.actions`."""
 
 
+class Memory(ABC):
+    """What a coder keeps from one request to the next; it stands beside the coder (`Coder.memory`)."""
+
+    @abstractmethod
+    def use_store(self, store: Store, spec: str) -> None:
+        """Keep in `store` what writing cost time or money, and answer from it; called once, before the first `write`.
+
+        Args:
+            store: the project's.
+            spec: digest of the specification that is optimized.
+        """
+
+    @abstractmethod
+    def remarks(self) -> tuple[str, ...]:
+        """What a result's notes should say about the coder's work (what it cost); a sentence each."""
+
+
 class Coder(ABC):
-    """Turns an action into a small patch.
+    """Writes the kernels that an action asks for.
+
+    What an action does to the graph is the kind's own (`qimeng.actions.Kind.apply`).
 
     Attributes:
         free_hand: whether it can work on a kernel that has no schedule, by changing its text.
+        schedules: whether it prints a region's family's schedules, so that it can lower again what others wrote.
+        memory: what it keeps between requests; None for coders that keep nothing.
     """
 
     free_hand: bool = False
+    schedules: bool = False
+    memory: Memory | None = None
 
     @abstractmethod
     def write(self, request: Request) -> Patch:
@@ -49,26 +70,6 @@ class Coder(ABC):
     def can_implement(self, region: Region) -> str | None:
         """None where this coder can write kernels for `region`, else the reason in a few words."""
         return None
-
-    def facts(self, region: Region) -> Facts | None:
-        """The loop nest of `region` in numbers; None where this coder has no schedule for it."""
-        return None
-
-    def shared_bytes(self, region: Region, schedule: Schedule) -> int:
-        """Shared memory in bytes that a block of `region` needs under `schedule`."""
-        return 0
-
-    def use_store(self, store: Store, spec: str) -> None:  # noqa: B027  (most coders remember nothing)
-        """Keep in `store` what writing cost time or money, and answer from it; called once, before the first `write`.
-
-        Args:
-            store: the project's.
-            spec: digest of the specification that is optimized.
-        """
-
-    def remarks(self) -> tuple[str, ...]:
-        """What a result's notes should say about its work (what it cost); a sentence each."""
-        return ()
 
 
 class Evaluator(ABC):
@@ -107,4 +108,4 @@ class Evaluator(ABC):
         """Give back processes and memory."""
 
 
-__all__ = ["Coder", "Evaluator", "Planner"]
+__all__ = ["Coder", "Evaluator", "Memory", "Planner"]

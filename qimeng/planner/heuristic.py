@@ -6,9 +6,11 @@ action is carried out. It is the baseline that a trained planner must beat.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
+from qimeng.errors import FamilyFault
+from qimeng.family import concerned, family_of
 from qimeng.graph.ops import family
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Observation, Planner
@@ -28,40 +30,6 @@ SMALL_SHARE = 0.04
 HOPELESS, SLOWER = 1.5, 1.05
 """A kernel slower than PyTorch by the first factor is given up without tuning. One slower by the second factor is given
 up after tuning."""
-
-TILE_ELEMENTS = 128 * 256
-"""Elements of a usual output tile of a matrix product."""
-
-_FP32_PRODUCT = (("precision", "fp16x3"), ("split", "more"), ("precision", "bf16x3"), ("tiling", "taller"))
-GEMM_INTENTS = {
-    "default": _FP32_PRODUCT,
-    "highest": _FP32_PRODUCT,
-    "high": (("precision", "fp16"), ("split", "more"), ("precision", "tf32"), ("tiling", "taller")),
-    "half": (("split", "more"), ("tiling", "smaller"), ("pipeline", "stages")),
-}
-"""What to try on a matrix product, in order, by precision mode (``half`` for fp16 and bf16 operands: lowering has tried
-large tiles and packed operands)."""
-
-ROW_INTENTS = (
-    ("split", "wave"),
-    ("split", "cooperative"),
-    ("split", "split"),
-    ("split", "resident"),
-    ("tiling", "wider"),
-    ("pipeline", "stages"),
-    ("tiling", "taller"),
-    ("pipeline", "warps"),
-)
-COLUMN_INTENTS = (
-    ("split", "split"),
-    ("split", "resident"),
-    ("tiling", "taller"),
-    ("tiling", "smaller"),
-    ("pipeline", "warps"),
-    ("split", "more"),
-)
-POINTWISE_INTENTS = (("vectorization", "fewer"), ("tiling", "smaller"), ("tiling", "wider"))
-"""What to try on the tile family: rows contiguous in memory, columns contiguous, nothing reduced."""
 
 
 class HeuristicPlanner(Planner):
@@ -129,24 +97,17 @@ class HeuristicPlanner(Planner):
             on_torch = None if _has_product(region) else _torch_ms(region, o)
             if back is not None and on_torch is not None and ms > HOPELESS * on_torch:
                 return back
-            intents = () if self._stuck(region, o) else _intents(region, o)
+            intents = () if self._stuck(region, o) else tuple(_intents(region, o))
             if intents and not _has_product(region) and ms and _floor_ms(region, o) / ms < FAR_FROM_ROOFLINE:
                 forms = tuple(takewhile(lambda i: i[0] == "split", intents))  # how memory is walked gains more
                 intents = (*forms, ("special", "fast"), *intents[len(forms) :])
             for kind, param in intents:
                 action = Action(kind, (region.id,), param)
-                if action in offered and action not in tried and not self._needless(action, o):
+                if action in offered and action not in tried:
                     return action
             if back is not None and on_torch is not None and ms > SLOWER * on_torch:
                 return back
         return None
-
-    def _needless(self, action: Action, o: Observation) -> bool:
-        """True for three bf16 products where three of fp16 are right: those keep six bits more and are as fast."""
-        if action.kind != "precision" or action.param != "bf16x3":
-            return False
-        schedule = o.program.schedule(o.program.region(action.regions[0]))
-        return schedule is not None and schedule.precision == "fp16x3"
 
     def _stuck(self, region: Region, o: Observation) -> bool:
         """True after `patience` attempts on the region that brought nothing."""
@@ -187,13 +148,6 @@ def _by_time(o: Observation, actions: list[Action]) -> list[Action]:
     return sorted(actions, key=lambda a: -weight(a))
 
 
-def _few_tiles(region: Region, o: Observation) -> bool:
-    """True where the result has fewer tiles than the GPU has multiprocessors, so that the depth is worth sharing."""
-    product = next(n for n in region.ops if family(n) == "gemm")
-    meta = product.metas[0]
-    return meta is not None and meta.numel // TILE_ELEMENTS < o.device.sms
-
-
 def _floor_ms(region: Region, o: Observation) -> float:
     """Milliseconds that moving the region's bytes once takes at the rate that such traffic reaches."""
     moved, written = region.bytes_moved(), sum(region.graph.meta(v).bytes for v in region.outputs)
@@ -214,11 +168,11 @@ def _torch_ms(region: Region, o: Observation) -> float | None:
     return None
 
 
-def _intents(region: Region, o: Observation) -> tuple[tuple[str, str], ...]:
-    if _has_product(region):
-        intents = GEMM_INTENTS["half" if _half(region) else o.mode]
-        return intents if _few_tiles(region, o) else tuple(i for i in intents if i[0] != "split")
+def _intents(region: Region, o: Observation) -> Sequence[tuple[str, str]]:
+    """What the region's family says is worth trying; a kernel without a schedule is like others of its kind."""
     schedule = o.program.schedule(region)
-    if not any(family(n) == "reduction" for n in region.ops):
-        return POINTWISE_INTENTS
-    return COLUMN_INTENTS if schedule is not None and schedule.block_p >= 32 else ROW_INTENTS
+    family = family_of(schedule) if schedule is not None else concerned(region)
+    try:
+        return () if family is None else family.intents(region, schedule, o.device, o.mode)
+    except FamilyFault:  # another package's; a step with it says what is wrong
+        return ()

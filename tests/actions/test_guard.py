@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from qimeng.actions import ScheduleKind, register, unregister
+from qimeng.coder.template.families.gemm.schedule import GemmSchedule
+from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.envs.loop import optimize
 from qimeng.envs.session import Session
 from qimeng.errors import KindFault
@@ -23,7 +25,7 @@ class Plug(ScheduleKind):
     def __init__(self, found: Any):
         self.found = found
 
-    def rewrite(self, schedule: Any, facts: Any, device: Any, param: str) -> Any:
+    def rewrite(self, schedule: Any, plan: Any, device: Any, param: str) -> Any:
         if isinstance(self.found, Exception):
             raise self.found
         return self.found(schedule)
@@ -35,15 +37,17 @@ class Proposes(Plug):
         raise KeyError("nothing")
 
 
+OTHER = {"tile": GemmSchedule, "gemm": TileSchedule}
 FAULTS = {
     "raises": (Plug(ZeroDivisionError("oops")), "its rewrite raised ZeroDivisionError: oops"),
-    "block of 0 rows": (Plug(lambda s: (s.but(block_p=0),)), "a schedule with block_p = 0; it must be a power of two"),
-    "block of 3 rows": (Plug(lambda s: (s, s.but(block_p=3))), "block_p = 3; it must be a power of two"),
+    "block of 0 rows": (Plug(lambda s: (s.but(block_m=0),)), "a schedule with block_m = 0; it must be a power of two"),
+    "block of 3 rows": (Plug(lambda s: (s, s.but(block_m=3))), "block_m = 3; it must be a power of two"),
     "warps": (Plug(lambda s: (s.but(warps=2.0),)), "warps = 2.0"),
     "stages": (Plug(lambda s: [s.but(stages=0)]), "stages = 0; it must be a positive integer"),
-    "family": (Plug(lambda s: (s.but(family="reduction"),)), "a schedule of the family 'reduction'; known: tile, gemm"),
-    "no tuple": (Plug(lambda s: s), "returned Schedule, not a tuple of schedules"),
-    "no schedule": (Plug(lambda s: (None,)), "returned NoneType among its schedules"),
+    "family": (Plug(lambda s: (OTHER[s.family](),)), "returned a schedule of the family"),
+    "no family": (Plug(lambda s: (s.but(family="reduction"),)), "its rewrite raised ValueError"),
+    "no tuple": (Plug(lambda s: s), "Schedule, not a tuple of schedules"),
+    "no schedule": (Plug(lambda s: (None,)), "returned NoneType, not a schedule"),
 }
 
 
@@ -71,7 +75,7 @@ def test_a_step_with_a_faulty_kind_ends_with_one_message(name: str, graph: OpGra
     assert [s.action.kind for s in result.steps if s.accepted] == ["lowering", "lowering", "stop"]
     assert [n for n in result.notes if "plug" in n] == [error] and "Traceback" not in result.report()
     with pytest.raises(KindFault):
-        kind.rewrite(graph, None, None, "")
+        kind.rewrite(TileSchedule(), None, None, "")
 
 
 def test_a_kind_whose_proposals_raise_is_left_out_with_a_note(graph: OpGraph):
@@ -98,7 +102,7 @@ def test_registering_what_is_no_kind_is_refused():
         return type("Made", (Plug,), attributes)(lambda s: (s,))
 
     for attributes, words in (
-        ({"family": "reduction"}, "the kind 'plug' is for the family 'reduction'; known: tile, gemm"),
+        ({"family": "reduction"}, "the kind 'plug' is for the family 'reduction'; known: gemm, tile"),
         ({"name": "tiling"}, "a kind called 'tiling' is registered already"),
         ({"name": None}, "must be an identifier, Made has None"),
         ({"name": "two words"}, "must be an identifier, Made has 'two words'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device, device_named
 from qimeng.errors import IllegalAction, QimengError
 from qimeng.graph.capture import capture
-from qimeng.interfaces import Action, Facts, Request
+from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
 from qimeng.program.schedule import Schedule
 
@@ -113,13 +114,13 @@ def test_a_patch_is_a_diff_of_the_source(context: Context, golden: Callable[[str
         ("linear", Action("precision", ("?",), "tf32"), r"tf32 keeps 11 bits of 24; mode 'default' asks for fp32"),
         ("linear", Action("unfuse", ("nowhere",)), "no region nowhere; this program has"),
         ("linear", Action("nothing", ("?",)), "unknown kind of action 'nothing'; known: fusion, gather, layout"),
-        ("softmax", Action("reordering", ("?",), "grouped"), "for the gemm family, this region is tile"),
+        ("softmax", Action("reordering", ("?",), "grouped"), "kernels of the family 'tile' have no reordering"),
         ("softmax", Action("split", ("?",), "resident"), "nothing to change"),
         ("pointwise", Action("lowering", ("?",)), "has a generated kernel already"),
         ("pointwise", Action("library", ("?",)), r"is not one library operator \(2 operators\)"),
         ("pointwise", Action("fusion", ("?",)), r"needs 2 region\(s\), got 1"),
         ("pointwise", Action("special", ("?",), "accurate"), "tanh accurate is what the region has"),
-        ("linear", Action("special", ("?",), "fast"), "for the tile family, this region is gemm"),
+        ("linear", Action("special", ("?",), "fast"), "kernels of the family 'gemm' have no special"),
         ("flat", Action("special", ("?",), "fast"), "no element of the region takes a special function"),
     ],
 )
@@ -186,8 +187,8 @@ class Doubled(ScheduleKind):
     name = "doubled"
     family = "tile"
 
-    def rewrite(self, schedule: Schedule, facts: Facts, device: Device, param: str) -> tuple[Schedule, ...]:
-        return (schedule.but(block_p=schedule.block_p * 2),) if schedule.block_p < facts.rows else ()
+    def rewrite(self, schedule: Any, plan: Any, device: Device, param: str) -> tuple[Schedule, ...]:
+        return (schedule.but(block_p=schedule.block_p * 2),) if schedule.block_p < plan.row_count else ()
 
 
 def test_a_kind_from_outside_is_offered_and_coded(context: Context) -> None:
@@ -208,7 +209,7 @@ def test_a_kind_from_outside_is_offered_and_coded(context: Context) -> None:
 
 
 def test_a_broken_package_is_named_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    import qimeng.actions.base as base
+    import qimeng.actions.registry as base
 
     points = [_Here("doubled", "here:Doubled", base.GROUP), EntryPoint("lost", "no.such:Kind", base.GROUP)]
     monkeypatch.setattr(base, "entry_points", lambda group: points)

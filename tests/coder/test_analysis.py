@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from qimeng.coder.template.analysis import analyse
-from qimeng.coder.template.axes import Unsupported
-from qimeng.coder.template.tile_edges import edges_of
-from qimeng.coder.template.tile_plan import TilePlan
+from qimeng.coder.template.families.tile.edges import edges_of
+from qimeng.coder.template.families.tile.plan import TilePlan
+from qimeng.family import Unsupported, covering
 from qimeng.graph.capture import capture
 from qimeng.graph.region import Region, make_region
 
@@ -31,9 +31,13 @@ def region_of(
     return make_region(graph, [n.name for n in graph.ops()])
 
 
+def planned(region: Region) -> Any:
+    return covering(region)[1]
+
+
 def test_reductions_of_equal_extent_share_their_axes() -> None:
-    facts = analyse(region_of(lambda x, y: x.sum() / y.abs().amax(), (40, 50), (2000,))).facts
-    assert (facts.rows, facts.columns, facts.passes) == (1, 2000, 1)
+    plan = planned(region_of(lambda x, y: x.sum() / y.abs().amax(), (40, 50), (2000,)))
+    assert (plan.row_count, plan.column_count, plan.passes) == (1, 2000, 1)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,7 @@ def test_other_reductions_stay_apart(
     function: Callable[..., torch.Tensor], shapes: tuple[tuple[int, ...], ...], reason: str
 ) -> None:
     with pytest.raises(Unsupported, match=reason):
-        analyse(region_of(function, *shapes))
+        planned(region_of(function, *shapes))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_other_reductions_stay_apart(
 def test_divisions_are_exact_where_they_decide_and_shared_divisors_inverted_once(
     function: Callable[..., torch.Tensor], divides: set[str]
 ) -> None:
-    nest = analyse(region_of(function, (64, 64), (64, 64))).nest
+    nest = planned(region_of(function, (64, 64), (64, 64))).nest
     assert {e.op for e in nest.exprs if e.op in ("div", "div_rn")} == divides
 
 
@@ -82,7 +86,7 @@ def test_divisions_are_exact_where_they_decide_and_shared_divisors_inverted_once
     ],
 )
 def test_only_divisors_that_may_be_tiny_are_lifted(function: Callable[..., torch.Tensor], lifted: bool) -> None:
-    nest = analyse(region_of(function, (64, 64), (64, 64))).nest
+    nest = planned(region_of(function, (64, 64), (64, 64))).nest
     assert (
         any(e.op == "mul" and 2.0**64 in [a.args[1] for a in e.operands() if a.op == "where"] for e in nest.exprs)
         == lifted
@@ -91,7 +95,7 @@ def test_only_divisors_that_may_be_tiny_are_lifted(function: Callable[..., torch
 
 def test_half_results_are_rounded_where_they_decide() -> None:
     def graph(function: Callable[..., torch.Tensor]) -> list[str]:
-        return [e.op for e in analyse(region_of(function, (64, 64), dtype=torch.bfloat16)).nest.exprs]
+        return [e.op for e in planned(region_of(function, (64, 64), dtype=torch.bfloat16)).nest.exprs]
 
     assert "round" in graph(lambda x: torch.floor(x / 3))
     assert "round" not in graph(lambda x: torch.relu(x / 3) * x)
@@ -99,7 +103,7 @@ def test_half_results_are_rounded_where_they_decide() -> None:
 
 def test_a_view_without_elements_is_refused() -> None:
     with pytest.raises(Unsupported, match="empty"):
-        analyse(region_of(lambda x: x[17:20].sum(), (12, 5)))
+        planned(region_of(lambda x: x[17:20].sum(), (12, 5)))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,7 @@ def test_a_view_without_elements_is_refused() -> None:
 def test_rows_that_vectors_can_be_shifted_to(
     function: Callable[..., torch.Tensor], shapes: tuple[tuple[int, ...], ...], steps: list[int] | None
 ) -> None:
-    found = analyse(region_of(function, *shapes))
-    assert isinstance(found.plan, TilePlan)
-    edges = edges_of(found.nest, found.plan)
+    plan = planned(region_of(function, *shapes))
+    assert isinstance(plan, TilePlan)
+    edges = edges_of(plan)
     assert (None if edges is None else list(edges.steps.values())) == steps

@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from qimeng.backend import backend_named
 from qimeng.backend.cuda_runtime import cuda_compile
-from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.cuda.rows import print_rows_cuda
-from qimeng.coder.template.sources import nest_of
-from qimeng.coder.template.tile_plan import default_schedule, plan_tile
+from qimeng.coder.template.families.tile.defaults import default_schedule
+from qimeng.coder.template.families.tile.plan import plan_tile
 from qimeng.device import device_named
+from qimeng.family import Unsupported
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
 from qimeng.program.program import Implementation, Program
@@ -48,10 +48,9 @@ def region_of(function: Any, inputs: list[torch.Tensor]):
 
 def printed(function: Any, inputs: list[torch.Tensor], name: str, **changes: Any) -> Implementation:
     region = region_of(function, inputs)
-    nest, loads = nest_of(region)
-    plan = plan_tile(nest)
+    plan = plan_tile(region)
     schedule = default_schedule(plan, device_named("h200")).but(**changes)
-    return print_rows_cuda(nest, loads, plan, schedule, f"k_{name}", len(region.inputs))
+    return print_rows_cuda(plan.nest, plan.loads, plan, schedule, f"k_{name}", len(region.inputs))
 
 
 def text_of(implementation: Implementation) -> str:
@@ -178,10 +177,9 @@ def test_a_program_with_cuda_stands_alone(folder: Path) -> None:
     graph = capture(lambda: _Module(function), lambda: (torch.empty(6, 40),))
     start = Program.start(graph)
     softmax = next(r for r in start.regions if "softmax" in r.label())
-    nest, loads = nest_of(softmax)
-    plan = plan_tile(nest)
+    plan = plan_tile(softmax)
     schedule = default_schedule(plan, device_named("h200"))
-    made = print_rows_cuda(nest, loads, plan, schedule, f"k{softmax.signature[:8]}", len(softmax.inputs))
+    made = print_rows_cuda(plan.nest, plan.loads, plan, schedule, f"k{softmax.signature[:8]}", len(softmax.inputs))
     program = start.with_implementation(softmax.id, made)
     assert "qimeng." not in program.source and "import triton" not in program.source
     assert "pip install 'cuda-bindings>=13,<14'" in program.source.split('"""')[1]

@@ -302,16 +302,14 @@ REFUSED: dict[str, tuple[Callable[..., Any], Make, str]] = {
 
 
 def planned(case: Any, inputs: Make) -> Any:
-    """(graph, region, nest, loads, plan) of a module."""
-    from qimeng.coder.template.gemm_plan import plan_gemm
-    from qimeng.coder.template.sources import nest_of
+    """(graph, region, plan) of a module."""
+    from qimeng.coder.template.families.gemm.plan import plan_gemm
     from qimeng.graph.capture import capture
     from qimeng.graph.region import make_region
 
     graph = capture(case, inputs)
     region = make_region(graph, [n.name for n in graph.ops()])
-    nest, loads = nest_of(region)
-    return graph, region, nest, loads, plan_gemm(region, nest, loads)
+    return graph, region, plan_gemm(region)
 
 
 def arguments(graph: Any, region: Any, module: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Any]:
@@ -344,12 +342,12 @@ def interpret(names: list[str]) -> None:
 
 
 def _printed(case: Case, number: int, changes: dict[str, Any]) -> Any:
-    from qimeng.coder.template.gemm import print_gemm
-    from qimeng.program.schedule import Schedule
+    from qimeng.coder.template.families.gemm.host import print_gemm
+    from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 
-    base = Schedule("gemm", block_m=32, block_n=32, block_k=32, group_m=2, warps=4, stages=2)
-    graph, region, nest, loads, plan = case.planned
-    return graph, region, plan, print_gemm(region, nest, loads, plan, base.but(**changes), f"g{number}")
+    base = GemmSchedule(block_m=32, block_n=32, block_k=32, group_m=2, warps=4, stages=2)
+    graph, region, plan = case.planned
+    return graph, region, plan, print_gemm(plan, base.but(**changes), f"g{number}")
 
 
 def _measure(case: Case, number: int, changes: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
@@ -439,8 +437,8 @@ def compile_all(names: list[str]) -> None:
 
 def compare_shared(names: list[str]) -> None:
     """Print the shared memory of the product kernel beside the formula's, over the sweep lists."""
-    from qimeng.coder.template.gemm import print_gemm
-    from qimeng.coder.template.gemm_schedule import default_schedule, schedule_for_precision, shared_bytes
+    from qimeng.coder.template.families.gemm.host import print_gemm
+    from qimeng.coder.template.families.gemm.sweeps import default_schedule, schedule_for_precision, shared_bytes
     from qimeng.device import device_named
 
     built: list[Any] = []
@@ -462,11 +460,11 @@ def compare_shared(names: list[str]) -> None:
         def inputs(dtype: torch.dtype = dtype) -> tuple[torch.Tensor]:
             return (torch.empty(4096, 4096, dtype=dtype, device="meta"),)
 
-        graph, region, nest, loads, plan = planned(make, inputs)
-        start = default_schedule(plan, device, "default", plan.dtype)
+        graph, region, plan = planned(make, inputs)
+        start = default_schedule(plan, device, "default")
         for schedule in [start, *(s for p in precisions for s in schedule_for_precision(plan, start, p, device)[:2])]:
             built.clear()
-            _compile(make(), inputs(), graph, region, print_gemm(region, nest, loads, plan, schedule, "g"))
+            _compile(make(), inputs(), graph, region, print_gemm(plan, schedule, "g"))
             shared = next(k.metadata.shared for k in built if k.metadata.name == "g_product")
             print(
                 json.dumps({"schedule": str(schedule), "shared": shared, "formula": shared_bytes(plan, schedule)}),
@@ -549,7 +547,7 @@ def test_case_on_the_gpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals_say_why(name: str) -> None:
-    from qimeng.coder.template.axes import Unsupported
+    from qimeng.family import Unsupported
 
     function, inputs, reason = REFUSED[name]
     with pytest.raises(Unsupported, match=reason):

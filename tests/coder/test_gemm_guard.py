@@ -76,21 +76,18 @@ class Printed:
     """A product as the template prints it."""
 
     def __init__(self, form: str, sizes: tuple[int, int, int], changes: dict[str, Any]):
-        from qimeng.coder.template.gemm import print_gemm
-        from qimeng.coder.template.gemm_plan import plan_gemm
-        from qimeng.coder.template.sources import nest_of
+        from qimeng.coder.template.families.gemm.host import print_gemm
+        from qimeng.coder.template.families.gemm.plan import plan_gemm
+        from qimeng.coder.template.families.gemm.schedule import GemmSchedule
         from qimeng.graph.capture import capture
         from qimeng.graph.region import make_region
         from qimeng.program.program import load_source
-        from qimeng.program.schedule import Schedule
 
         operands = Shape(*sizes).normal()
         self.module = Product(form, operands)
         self.graph = capture(lambda: self.module, lambda: self.module.inputs(operands))
         self.region = make_region(self.graph, [n.name for n in self.graph.ops()])
-        nest, loads = nest_of(self.region)
-        plan = plan_gemm(self.region, nest, loads)
-        self.impl = print_gemm(self.region, nest, loads, plan, Schedule("gemm", **changes), "g")
+        self.impl = print_gemm(plan_gemm(self.region), GemmSchedule(**changes), "g")
         head = "import torch\nimport triton\nimport triton.language as tl\n\n"
         self.loaded = load_source(head + self.impl.source, f"guard_{id(self)}")
         bare = re.sub(r"^    g_exact\[.*\n", "", self.impl.source, flags=re.MULTILINE)

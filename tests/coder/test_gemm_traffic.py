@@ -8,18 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qimeng.actions import Context
-from qimeng.actions.base import check_schedule, kind_named
-from qimeng.coder.template.analysis import Analysis, analyse
-from qimeng.coder.template.coder import TemplateCoder, default_schedule, guesses
-from qimeng.coder.template.gemm_plan import GemmPlan
-from qimeng.coder.template.gemm_traffic import inline_sides, packed_sides
+from qimeng.actions import Context, check_schedule, kind_named
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.coder.template.families.gemm.plan import GemmPlan, plan_gemm
+from qimeng.coder.template.families.gemm.schedule import GemmSchedule
+from qimeng.coder.template.families.gemm.sweeps import default_schedule, guesses, shared_bytes
+from qimeng.coder.template.families.gemm.traffic import inline_sides, packed_sides
 from qimeng.device import DEVICES
 from qimeng.envs.compile import Compilers, job_of
 from qimeng.envs.forkserver import ForkServer
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
-from qimeng.program.schedule import Schedule
 
 H200 = DEVICES["h200"]
 FP32, BF16 = torch.float32, torch.bfloat16
@@ -46,17 +45,17 @@ def found(
     dtype: torch.dtype = FP32,
     weight: tuple[int, int] | None = None,
     before: Function = lambda x: x,
-) -> Analysis:
+) -> GemmPlan:
     with torch.device("meta"):
         made = tuple(torch.empty(s, dtype=dtype) for s in shapes)
         graph = capture(lambda: Product(weight, dtype, before), lambda: made)
-    return analyse(make_region(graph, [n.name for n in graph.ops()]))
+    return plan_gemm(make_region(graph, [n.name for n in graph.ops()]))
 
 
-def tried(of: Analysis, mode: str = "default") -> list[Schedule]:
+def tried(of: GemmPlan, mode: str = "default") -> list[GemmSchedule]:
     """What lowering tries beside the plain schedule, all of which fits the device."""
     context = Context(H200, TemplateCoder(), mode)
-    schedules = guesses(of, default_schedule(of, H200, mode), context)
+    schedules = guesses(of, default_schedule(of, H200, mode), H200, mode)
     assert all(check_schedule(of.region, s, context) is None for s in schedules)
     assert len(schedules) < 8
     return schedules
@@ -81,8 +80,8 @@ def test_half_products_start_from_large_tiles_as_well() -> None:
 
 def test_the_action_packs_what_is_unaligned() -> None:
     half = found((1000, 2949), (2949, 3008), dtype=BF16)
-    assert half.facts.packable == "a"
-    (schedule,) = kind_named("layout").rewrite(default_schedule(half, H200, "default"), half.facts, H200, "pack")
+    assert half.packable == "a"
+    (schedule,) = kind_named("layout").rewrite(default_schedule(half, H200, "default"), half, H200, "pack")
     assert schedule.packed == "a"
 
 
@@ -103,16 +102,11 @@ def test_where_arithmetic_binds_planes_are_packed() -> None:
         assert not any(s.inline for s in schedules) and len({s.precision for s in schedules}) == 1
 
 
-def plan(of: Analysis) -> GemmPlan:
-    assert isinstance(of.plan, GemmPlan)
-    return of.plan
-
-
 def test_what_binds_follows_from_the_device() -> None:
-    deep = plan(found((256, 500000), (500000, 256)))
+    deep = found((256, 500000), (500000, 256))
     assert inline_sides(deep, H200, "fp16x3") == "ab"
     assert inline_sides(deep, replace(H200, bandwidth_gbs=50000.0), "fp16x3") == ""
-    assert inline_sides(plan(found((16, 512), (512, 16))), H200, "fp16x3") == "", "lost among launches"
+    assert inline_sides(found((16, 512), (512, 16)), H200, "fp16x3") == "", "lost among launches"
 
 
 def test_three_bf16_products_are_tried_only_at_depths_that_forgive_them() -> None:
@@ -120,7 +114,7 @@ def test_three_bf16_products_are_tried_only_at_depths_that_forgive_them() -> Non
 
 
 def test_small_operands_are_packed_for_tf32() -> None:
-    tall = plan(found((65536, 2048), (2048, 768)))
+    tall = found((65536, 2048), (2048, 768))
     assert packed_sides(tall, "", "tf32") == "b" and packed_sides(tall, "", "ieee") == ""
     assert inline_sides(tall, H200, "tf32") == "a" and inline_sides(tall, H200, "fp16") == ""
 
@@ -148,4 +142,4 @@ def test_kernels_that_read_once_hold_all_in_registers(compilers: Compilers) -> N
         if schedule.precision == "tf32":
             assert 2 * main.registers * main.threads <= H200.registers_per_sm, schedule
             assert 2 * (main.shared_bytes + 1024) <= H200.shared_per_sm, schedule
-        assert main.shared_bytes == pytest.approx(coder.shared_bytes(of.region, schedule), rel=0.01)
+        assert main.shared_bytes == pytest.approx(shared_bytes(of, schedule), rel=0.01)

@@ -8,30 +8,30 @@ from pathlib import Path
 import pytest
 import torch
 
-from qimeng.coder.template.analysis import analyse
 from qimeng.coder.template.coder import TemplateCoder
+from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.device import device_named
 from qimeng.envs.compile import Compilers, job_of
 from qimeng.envs.forkserver import ForkServer
+from qimeng.family import covering
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
-from qimeng.program.schedule import Schedule
 
 SHARED_ROW = [
-    Schedule("tile", "wave", block_r=8192, lag=8, warps=8, stages=1),
-    Schedule("tile", "cooperative", block_r=8192, per_sm=2, warps=8, stages=1),
-    Schedule("tile", "split", block_r=8192, splits=4, warps=8, stages=1),
+    TileSchedule("wave", block_r=8192, lag=8, warps=8, stages=1),
+    TileSchedule("cooperative", block_r=8192, per_sm=2, warps=8, stages=1),
+    TileSchedule("split", block_r=8192, splits=4, warps=8, stages=1),
 ]
 
 
 @pytest.mark.parametrize("schedule", SHARED_ROW, ids=lambda s: s.form)
 def test_what_programs_share_is_broadcast_without_a_copy_of_the_row_in_every_thread(
-    schedule: Schedule, tmp_path: Path
+    schedule: TileSchedule, tmp_path: Path
 ) -> None:
     norm = torch.nn.LayerNorm(65536, elementwise_affine=False)
     graph = capture(lambda: norm, lambda: (torch.empty(512, 65536),))
     region = make_region(graph, [n.name for n in graph.ops()])
-    assert analyse(region).facts.passes == 1
+    assert covering(region)[1].passes == 1
     server = ForkServer()
     try:
         job = job_of(region, TemplateCoder().print(region, schedule))

@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional
 
 from qimeng.coder.template.coder import TemplateCoder
+from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
 from qimeng.program.program import load_source
-from qimeng.program.schedule import Schedule
 
 HEADER = "import torch\nimport triton\nimport triton.language as tl\n"
 CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
@@ -28,10 +28,10 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]
     "group norm": (lambda x: functional.group_norm(x, 4), ((9, 8, 100, 101),)),
 }  # fmt: skip
 SCHEDULES = [
-    Schedule("tile", "wave", block_r=8192, lag=8, warps=8, stages=1),
-    Schedule("tile", "wave", block_r=16384, lag=8, per_sm=3, warps=8, stages=1),
+    TileSchedule("wave", block_r=8192, lag=8, warps=8, stages=1),
+    TileSchedule("wave", block_r=16384, lag=8, per_sm=3, warps=8, stages=1),
     *(
-        Schedule("tile", "cooperative", block_r=r, per_sm=n, warps=w, stages=stages)
+        TileSchedule("cooperative", block_r=r, per_sm=n, warps=w, stages=stages)
         for r, w, n in ((8192, 8, 2), (16384, 16, 1), (4096, 4, 4))
         for stages in (1, 2)
     ),
@@ -59,7 +59,7 @@ def test_programs_that_wait_for_each_other_refuse_the_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("case", CASES)
-def test_rows_that_programs_share_are_right(case: str, schedule: Schedule) -> None:
+def test_rows_that_programs_share_are_right(case: str, schedule: TileSchedule) -> None:
     function, shapes = CASES[case]
     graph = capture(lambda: Function(function), lambda: tuple(torch.empty(s) for s in shapes))
     region = make_region(graph, [n.name for n in graph.ops()])

@@ -22,8 +22,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from qimeng.coder.template import ops
-from qimeng.coder.template.special import FAST, SPECIAL
+from qimeng.coder.template.triton import ops
+from qimeng.coder.template.triton.special import FAST, SPECIAL
 from qimeng.spec import DISTRIBUTIONS
 from qimeng.spec.distributions import WILD
 
@@ -72,6 +72,7 @@ def _program(spec: Any, graph: Any) -> tuple[Any, str]:
     from qimeng.actions import Context, check_action
     from qimeng.coder.template.coder import TemplateCoder
     from qimeng.device import device_named
+    from qimeng.family import covering
     from qimeng.graph.region import merge
     from qimeng.interfaces import Action, Request
     from qimeng.program.program import Program
@@ -86,7 +87,7 @@ def _program(spec: Any, graph: Any) -> tuple[Any, str]:
         action = Action(kind, (program.regions[0].id,), param)
         check_action(program, action, context)
         program = context.coder.write(Request(program, action, context.device)).apply(program)
-    return context.coder.reprint(program, graph), ",".join(context.coder.facts(program.regions[0]).special)
+    return context.coder.reprint(program, graph), ",".join(covering(program.regions[0])[1].special)
 
 
 def _rows() -> Iterator[dict[str, Any]]:

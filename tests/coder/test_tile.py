@@ -70,10 +70,10 @@ class _Module(torch.nn.Module):
 
 
 def _rows() -> Iterator[dict[str, Any]]:
-    from qimeng.coder.template.sources import nest_of
-    from qimeng.coder.template.tile import print_tile
-    from qimeng.coder.template.tile_edges import edges_of
-    from qimeng.coder.template.tile_plan import default_schedule, plan_tile
+    from qimeng.coder.template.families.tile.defaults import default_schedule
+    from qimeng.coder.template.families.tile.edges import edges_of
+    from qimeng.coder.template.families.tile.plan import plan_tile
+    from qimeng.coder.template.families.tile.printer import print_tile
     from qimeng.device import device_named
     from qimeng.graph.capture import capture
     from qimeng.graph.region import make_region
@@ -85,8 +85,7 @@ def _rows() -> Iterator[dict[str, Any]]:
         inputs = [torch.randn(s) for s in shapes]
         graph = capture(lambda f=function: _Module(f), lambda s=shapes: tuple(torch.empty(i) for i in s))
         region = make_region(graph, [n.name for n in graph.ops()])
-        nest, loads = nest_of(region)
-        plan = plan_tile(nest)
+        plan = plan_tile(region)
         base = default_schedule(plan, device_named("h200"))
         width = 1 << (plan.column_count - 1).bit_length()
         schedules = [base]
@@ -100,7 +99,7 @@ def _rows() -> Iterator[dict[str, Any]]:
             schedules.append(base.but(form="split", block_p=8, block_r=8, splits=2))
         if plan.passes == 1 and plan.full:
             schedules.append(base.but(form="wave", block_p=2, block_r=32, lag=3))
-            if edges_of(nest, plan):
+            if edges_of(plan):
                 schedules.append(base.but(form="wave", block_p=1, block_r=32, lag=3))
                 schedules += [base.but(form="cooperative", block_p=1, block_r=width, stages=n) for n in (1, 2)]
             # the interpreter runs programs one after the other: a group of one
@@ -110,7 +109,7 @@ def _rows() -> Iterator[dict[str, Any]]:
         for schedule in schedules:
             row: dict[str, Any] = {"case": name, "schedule": str(schedule)}
             try:
-                made = print_tile(nest, loads, plan, schedule, f"k_{name}", len(region.inputs))
+                made = print_tile(plan, schedule, f"k_{name}")
                 found = getattr(load_source(header + made.source, name), made.entry)(*inputs)
                 row["error"] = max(
                     float((a.double() - b.double()).abs().max() / (b.double().abs().max() + 1e-30))

@@ -12,6 +12,7 @@ import pytest
 from typer.main import get_command
 
 from qimeng.actions import unregister
+from qimeng.family import unregister_family
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
@@ -48,9 +49,10 @@ def test_every_block_of_extending_runs(section: str) -> None:
     names: dict[str, object] = {"__name__": "document"}
     try:
         for number, block in enumerate(blocks(EXTENDING, "python", section)):
-            exec(compile(block, f"extending.md, {section} [{number}]", "exec"), names)
+            exec(compile(block, f"extending.md, {section} [{number}]", "exec", dont_inherit=True), names)
     finally:
         unregister("double_rows")
+        unregister_family("flat_relu")
 
 
 @pytest.mark.slow
@@ -68,7 +70,7 @@ def test_an_installed_package_adds_its_kind(tmp_path: Path) -> None:
     """The document's file and entry point, laid out as pip would install them: the command line lists the kind."""
     module = next(b for b in blocks(EXTENDING, "python") if b.startswith("# file: double_rows.py"))
     (tmp_path / "double_rows.py").write_text(module)
-    (text,) = blocks(EXTENDING, "toml")
+    (text,) = blocks(EXTENDING, "toml", "A kind of action")
     ((group, entries),) = tomllib.loads(text)["project"]["entry-points"].items()
     installed = tmp_path / "double_rows-1.0.dist-info"
     installed.mkdir()

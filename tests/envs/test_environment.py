@@ -27,7 +27,7 @@ from qimeng.envs.shares import MAX_ACTIONS
 from qimeng.envs.task import Task
 from qimeng.envs.wrappers import HashTokenizer, TokenizeObservation
 from qimeng.graph.opgraph import OpGraph
-from qimeng.interfaces import Facts, Request
+from qimeng.interfaces import Request
 from qimeng.program.schedule import Schedule
 from qimeng.recipe import Recipe
 from qimeng.store import Store
@@ -144,7 +144,7 @@ class HalvedRows(ScheduleKind):
 
     name, family = "halved_rows", "tile"
 
-    def rewrite(self, schedule: Schedule, facts: Facts, device: Device, param: str) -> tuple[Schedule, ...]:
+    def rewrite(self, schedule: Any, plan: Any, device: Device, param: str) -> tuple[Schedule, ...]:
         return (schedule.but(block_p=schedule.block_p // 2),) if schedule.block_p > 1 else ()
 
 

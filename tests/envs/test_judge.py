@@ -317,7 +317,7 @@ def test_printed_programs_share_a_worker_and_others_never_do(evaluator, program,
     assert judged() and served[4] is served[3]
     assert evaluator.final(program).ok and served[5] not in served[:5]
     assert judged() and served[6] not in served[:6] and not served[5].alive
-    assert not judged(replace(in_torch(WRONG["zeros"][0]), schedule=Schedule("pointwise")))
+    assert not judged(replace(in_torch(WRONG["zeros"][0]), schedule=Schedule()))
     assert served[7] not in served[:7], "what it says of itself counts for nothing"
     assert judged() and served[8] not in served[:8]
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from qimeng.backend.facts import KernelFacts
+from qimeng.coder.template.families.gemm.schedule import GemmSchedule
+from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.device import DEVICES
 from qimeng.envs.kernel_time import program_ms, region_ms, resident_blocks, tile_share
 from qimeng.envs.roofline import LAUNCH_MS, eager_ms, floor_ms, product_flops
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
-from qimeng.interfaces import Facts
 from qimeng.program.program import Implementation, Program
-from qimeng.program.schedule import Schedule
 from qimeng.spec.origin import FunctionModule
 
 H200, A100 = DEVICES["h200"], DEVICES["a100"]
@@ -83,7 +83,7 @@ def kernel(**changes: Any) -> KernelFacts:
 
 def fused() -> tuple[Program, Implementation]:
     program = Program.start(graph(torch.relu, (4096, 4096)))
-    return program, Implementation("triton", "", "f", schedule=Schedule("tile", block_r=1024))
+    return program, Implementation("triton", "", "f", schedule=TileSchedule(block_r=1024))
 
 
 def test_a_fused_kernel_beats_its_operators() -> None:
@@ -95,11 +95,10 @@ def test_a_fused_kernel_beats_its_operators() -> None:
 
 def test_what_makes_a_kernel_slower() -> None:
     program, implementation = fused()
-    facts = Facts("tile", "float32", rows=4096, columns=4096)
 
-    def ms(*kernels: KernelFacts, device: Any = H200, **schedule: Any) -> float:
-        made = replace(implementation, schedule=Schedule("tile", block_r=1024).but(**schedule))
-        return region_ms(program.regions[0], made, kernels, device, facts)
+    def ms(*kernels: KernelFacts, device: Any = H200, of: Program = program, **schedule: Any) -> float:
+        made = replace(implementation, schedule=TileSchedule(block_r=1024).but(**schedule))
+        return region_ms(of.regions[0], made, kernels, device)
 
     base = ms(kernel())
     assert base == pytest.approx(eager_ms(program.graph, H200), rel=0.2)
@@ -110,20 +109,21 @@ def test_what_makes_a_kernel_slower() -> None:
     assert ms(kernel(shared_bytes=200_000)) > base, "one block an SM asks for too little at a time"
     assert ms(kernel(launches=2)) == pytest.approx(2 * base)
     assert ms(kernel(prepares=True)) == 0.0, "preparation is no part of a call"
-    facts = replace(facts, passes=2, full_outputs=1)
-    assert ms(kernel(), form="loop") > ms(kernel(), form="resident")
-    facts = replace(facts, rows=4, columns=1 << 22)
-    assert ms(kernel(), form="loop", block_p=4) > ms(kernel(), form="wave", block_p=4), "the wave reads from L2"
+    rows, long_rows = (
+        Program.start(graph(lambda x: torch.softmax(x, 1), shape)) for shape in ((4096, 4096), (4, 1 << 22))
+    )
+    assert ms(kernel(), of=rows, form="loop") > ms(kernel(), of=rows, form="resident")
+    apart, together = (ms(kernel(), of=long_rows, form=f, block_p=4) for f in ("loop", "wave"))
+    assert apart > together, "the wave reads from L2"
 
 
 def test_what_makes_a_product_slower() -> None:
     program = Program.start(matmul(4096))
-    facts = Facts("gemm", "float32", m=4096, n=4096, k=4096)
 
     def ms(dots: tuple[str, ...], warpgroup: bool = True, **schedule: Any) -> float:
-        chosen = Schedule("gemm", block_m=128, block_n=256).but(**schedule)
+        chosen = GemmSchedule(block_m=128, block_n=256).but(**schedule)
         launch = KernelFacts("k", False, (512, 1, 1), 1, 8, 256, 4, 196608, 168, 0, 3 << 26, dots, warpgroup, 900)
-        return region_ms(program.regions[0], Implementation("triton", "", "f", schedule=chosen), [launch], H200, facts)
+        return region_ms(program.regions[0], Implementation("triton", "", "f", schedule=chosen), [launch], H200)
 
     half = ms(("bf16",))
     assert half == pytest.approx(0.19, rel=0.15), "measured on the H200: 0.189 to 0.198 ms"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from qimeng.coder.template.analysis import analyse
+from qimeng.family import covering
 from qimeng.graph.capture import capture
 from qimeng.graph.deciding import deciding_values
 from qimeng.graph.opgraph import OpGraph
@@ -47,7 +47,7 @@ def test_what_decides(function: Callable[..., torch.Tensor], deciding: set[str])
 
 def test_a_quotient_alone_in_its_region_is_exact_where_another_region_rounds_it_down() -> None:
     first = [partition(graph_of(f))[0] for f in (lambda x, y: torch.floor(x / y), lambda x, y: torch.relu(x / y))]
-    assert [[e.op for e in analyse(r).nest.exprs if e.op in ("div", "div_rn", "mul")] for r in first] == [
+    assert [[e.op for e in covering(r)[1].nest.exprs if e.op in ("div", "div_rn", "mul")] for r in first] == [
         ["div_rn"],
         ["mul", "mul", "mul"],
     ]

@@ -94,8 +94,8 @@ def test_a_search_begins_as_its_planner_alone_would(graph: OpGraph, search: str,
 
 @pytest.mark.parametrize("search", GUIDED)
 def test_budgets_are_kept(graph: OpGraph, search: str) -> None:
-    result = optimize(fake_task(graph), make_search(search, Fuser()), Budget(evaluations=13))
-    assert (result.evaluations, result.stopped) == (13, "evaluations")
+    result = optimize(fake_task(graph), make_search(search, Fuser()), Budget(evaluations=7))
+    assert (result.evaluations, result.stopped) == (7, "evaluations")
     clock = FakeClock(0.25)
     result = optimize(fake_task(graph), make_search(search, Fuser()), Budget(seconds=20, evaluations=999), clock=clock)
     assert result.stopped == "seconds" and 5 < result.seconds < 23

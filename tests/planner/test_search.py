@@ -140,7 +140,7 @@ def test_climbing_takes_slower_schedules_back(graph: OpGraph) -> None:
             seen.append(observation.evaluation.ms if observation.evaluation else None)
             return super().choose(observation)
 
-    script = ["fusion", "fusion", "fusion", "fusion", "lowering", *["tiling", "pipeline", "reordering"] * 4]
+    script = ["fusion", "fusion", "fusion", "lowering", "lowering", *["tiling", "pipeline", "reordering"] * 4]
     optimize(fake_task(graph), HillClimb(Watching(script)), Budget(evaluations=99, steps=99))
     tuned = [ms for ms in seen[5:] if ms is not None]
     assert len(tuned) > 4 and tuned == sorted(tuned, reverse=True)

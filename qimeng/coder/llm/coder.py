@@ -10,29 +10,53 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from qimeng.actions import Context, kind_named
-from qimeng.actions.base import MAX_ALTERNATIVES, find_region
-from qimeng.actions.graph_kinds import fused_partition
+from qimeng.actions import MAX_ALTERNATIVES, GraphRewrite, rewritten
 from qimeng.coder.llm.account import Account
 from qimeng.coder.llm.chat import Chat, ChatError, Message, Reply
 from qimeng.coder.llm.fence import tame
 from qimeng.coder.llm.prompt import Limits, write_messages
 from qimeng.coder.llm.replies import RecordedChat
 from qimeng.coder.llm.reply import read_reply
-from qimeng.coder.llm.shown import base_source, target_region
+from qimeng.coder.llm.shown import base_source
 from qimeng.coder.llm.similar import Library
 from qimeng.coder.llm.words import Words
-from qimeng.coder.template.coder import TemplateCoder
 from qimeng.graph.ops import VIEWS, family
-from qimeng.graph.region import Region, split
-from qimeng.interfaces import Coder, Facts, Patch, Request
-from qimeng.program.program import Implementation, torch_implementation
-from qimeng.program.schedule import Schedule
+from qimeng.graph.region import Region
+from qimeng.interfaces import Coder, Memory, Patch, Request
+from qimeng.program.program import Implementation
 from qimeng.recipe import PatchRecord
 from qimeng.store import Store, StoredAttempt
 
 QUOTED = 20_000
 """Longest answer, in characters, that is shown to the model again when it could not be read."""
+
+
+class ModelMemory(Memory):
+    """Answers and attempts of a model in the project's store, and what they cost.
+
+    Args:
+        chat: the model, which answers from the store where it has one.
+        account: what it has cost.
+
+    Attributes:
+        library: accepted patches of the store, to be shown where they are similar; None without a store.
+    """
+
+    def __init__(self, chat: RecordedChat, account: Account):
+        self._chat, self._account = chat, account
+        self.library: Library | None = None
+
+    def use_store(self, store: Store, spec: str) -> None:
+        """Keep answers and attempts in `store`, answer from it, and show similar patches of it.
+
+        Patches of `spec` itself are not shown, so that a resumed run asks the same questions again.
+        """
+        self._chat.store, self.library = store, Library(store, [spec])
+
+    def remarks(self) -> tuple[str, ...]:
+        """The account, where anything was asked."""
+        account = self._account
+        return (f"{self._chat.name}: {account}",) if account.calls or account.failures else ()
 
 
 class LLMCoder(Coder):
@@ -52,6 +76,7 @@ class LLMCoder(Coder):
     Attributes:
         account: the running account.
         chat: the model, with its account and store.
+        memory: the store and the account, for the session.
 
     Raises:
         ValueError: `candidates` is out of range.
@@ -74,8 +99,7 @@ class LLMCoder(Coder):
         self.candidates, self.again = candidates, again
         self._words, self._limits = words or Words(), limits or Limits()
         self.chat = RecordedChat(chat, self.account)
-        self._library: Library | None = None
-        self._template = TemplateCoder()
+        self.memory: ModelMemory = ModelMemory(self.chat, self.account)
 
     def __repr__(self) -> str:
         return f"LLMCoder({self.chat.name!r})"
@@ -83,17 +107,6 @@ class LLMCoder(Coder):
     def __deepcopy__(self, memo: dict[int, Any]) -> LLMCoder:
         """Itself: branches of a search share the model and its account."""
         return self
-
-    def use_store(self, store: Store, spec: str) -> None:
-        """Keep answers and attempts in `store`, answer from it, and show similar patches of it.
-
-        Patches of `spec` itself are not shown, so that a resumed run asks the same questions again.
-        """
-        self.chat.store, self._library = store, Library(store, [spec])
-
-    def remarks(self) -> tuple[str, ...]:
-        """The account, where anything was asked."""
-        return (f"{self.chat.name}: {self.account}",) if self.account.calls or self.account.failures else ()
 
     def can_implement(self, region: Region) -> str | None:
         """Anything that computes and is not random."""
@@ -104,14 +117,6 @@ class LLMCoder(Coder):
             return "a piece of PyTorch code stays as it is"
         return None if families else "nothing is computed"
 
-    def facts(self, region: Region) -> Facts | None:
-        """The loop nest of `region`, where a template would cover it."""
-        return self._template.facts(region)
-
-    def shared_bytes(self, region: Region, schedule: Schedule) -> int:
-        """What a template's kernel would need."""
-        return self._template.shared_bytes(region, schedule)
-
     def write(self, request: Request) -> Patch:
         """The patch for `request.action`. Steps that only change the graph or return to PyTorch need no model.
 
@@ -119,33 +124,22 @@ class LLMCoder(Coder):
             IllegalAction: the action does not apply.
             ChatError: the model gave no answer that can be read.
         """
-        action, program = request.action, request.program
-        kind_named(action.kind).check(program, action, Context(request.device, self, request.mode))
-        if action.kind == "unfuse":
-            return Patch(regions=split(program.regions, action.regions[0]), note="one region an operator")
-        if action.kind == "library":
-            region = find_region(program, action)
-            return Patch(target=region.id, alternatives=(torch_implementation(region),), note="back to the library")
-        if action.kind != "fusion":
-            return self._ask(request, None)
-        regions = fused_partition(program, action)
-        parents = [program.implementation(program.region(i)) for i in action.regions]
-        if not any(p.generated for p in parents):
-            return Patch(regions=regions, note="one region")
-        return self._ask(request, regions)
+        rewrite = rewritten(request, self)
+        region = rewrite.to_write
+        return rewrite.patch() if region is None else self._ask(request, rewrite, region)
 
-    def _ask(self, request: Request, regions: tuple[Region, ...] | None) -> Patch:
+    def _ask(self, request: Request, rewrite: GraphRewrite, region: Region) -> Patch:
         """The patch from the first round of answers of which any can be read."""
         if request.failed is not None and len(request.failed.alternatives) > 1:  # the one that the reason is about
             request = replace(request, failed=request.failed.only(request.refused), refused=0)
-        region = target_region(request)
-        similar = self._library.nearest(request) if self._library is not None else ()
+        library = self.memory.library
+        similar = library.nearest(request) if library is not None else ()
         messages = write_messages(request, similar=similar, limits=self._limits, words=self._words)
         for left in range(self.again, -1, -1):
             replies = list(self.chat.ask(messages, self.candidates, request.seconds_left))
             readings = [_read(reply, request, region) for reply in replies]
             written = tuple({i.digest: i for i in readings if isinstance(i, Implementation)}.values())
-            patch = Patch(regions, region.id, written, f"written by {self.chat.name}") if written else None
+            patch = rewrite.patch(written, f"written by {self.chat.name}") if written else None
             self._record(request, messages, list(zip(replies, readings, strict=True)), patch)
             if patch is not None:
                 return patch
@@ -184,7 +178,7 @@ def _read(reply: Reply, request: Request, region: Region) -> Implementation | Ch
     present = None
     if request.failed is not None and request.failed.alternatives:
         present = request.failed.alternatives[0]
-    elif request.action.kind != "fusion":
+    elif region in request.program.regions:
         present = request.program.implementation(region)
     try:
         return read_reply(reply, region, base_source(request), present)
@@ -201,4 +195,4 @@ def _told(messages: Sequence[Message], reply: Reply, error: ChatError) -> tuple[
     return (*before, Message(last.role, f"{last.text}\n\n{text}"))
 
 
-__all__ = ["LLMCoder"]
+__all__ = ["LLMCoder", "ModelMemory"]

@@ -1,6 +1,6 @@
 """An example of an action on a tiny program: the code before and after, written by the template coder.
 
-Deals in kinds and in three small computations that are no benchmark's problem. Works for any registered kind that the
+Deals in kinds and in the families' samples, which are no benchmark's problem. Works for any registered kind that the
 template coder supports. Of the request it knows only the kind and the region's family.
 """
 
@@ -11,12 +11,12 @@ from functools import lru_cache
 
 import torch
 
-from qimeng.actions import Context, check_action, kind_named, legal_actions
-from qimeng.actions.base import Kind
+from qimeng.actions import Context, Kind, check_action, kind_named, legal_actions
 from qimeng.coder.llm.shown import shown_source
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device
 from qimeng.errors import CoderError, IllegalAction
+from qimeng.family import AnyFamily, Sample, families
 from qimeng.graph.capture import capture
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
@@ -27,35 +27,9 @@ MAX_LINES = 160
 _CODER = TemplateCoder()
 
 
-class _Scale(torch.nn.Module):
-    def forward(self, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x + b)
-
-
-class _Rows(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(x * 2, dim=1)
-
-
-class _Product(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(256, 512, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.linear(x))
-
-
-_SHAPES: tuple[tuple[type[torch.nn.Module], tuple[tuple[int, ...], ...]], ...] = (
-    (_Scale, ((64, 1000), (1000,))),
-    (_Rows, ((64, 1000),)),
-    (_Rows, ((64, 100_000),)),
-    (_Product, ((128, 256),)),
-    (_Product, ((512, 256),)),
-)
-
-
-def example(action: Action, device: Device, mode: str = "default", gemm: bool = False) -> tuple[str, str] | None:
+def example(
+    action: Action, device: Device, mode: str = "default", family: AnyFamily | None = None
+) -> tuple[str, str] | None:
     """The code before, and after as the template coder writes it (or as a diff, where that is shorter).
 
     None if the template coder supports this kind on none of the small programs, or only with very long code.
@@ -64,17 +38,18 @@ def example(action: Action, device: Device, mode: str = "default", gemm: bool = 
         action: whose kind and choice are shown; another choice of the kind, where this one applies to none of them.
         device: what the code is for.
         mode: precision mode.
-        gemm: whether the region at hand has a matrix product, so that the example has one too if it can.
+        family: of the region at hand, so that the example is of the same if it can.
     """
-    return _example(kind_named(action.kind), action.param, device, mode, gemm)
+    return _example(kind_named(action.kind), action.param, device, mode, family)
 
 
 @lru_cache(64)
-def _example(kind: Kind, param: str, device: Device, mode: str, gemm: bool) -> tuple[str, str] | None:
+def _example(kind: Kind, param: str, device: Device, mode: str, family: AnyFamily | None) -> tuple[str, str] | None:
     context = Context(device, _CODER, mode)
     other: tuple[str, str] | None = None
-    for number in sorted(range(len(_SHAPES)), key=lambda i: (_SHAPES[i][0] is _Product) != gemm):
-        for program in _states(number, context):
+    every = [(f is not family, sample) for f in families().values() for sample in f.samples()]
+    for _, sample in sorted(every, key=lambda pair: pair[0]):
+        for program in _states(sample, context):
             for action in kind.proposals(program, context):
                 if other is not None and action.param != param:
                     continue
@@ -103,10 +78,10 @@ def _carried_out(program: Program, action: Action, context: Context) -> tuple[st
     return (before, after) if len((before + after).splitlines()) <= MAX_LINES else None
 
 
-@lru_cache(16)
-def _states(number: int, context: Context) -> tuple[Program, ...]:
+@lru_cache(32)
+def _states(sample: Sample, context: Context) -> tuple[Program, ...]:
     """A small program on PyTorch, with its first region lowered, and fused and lowered."""
-    module, shapes = _SHAPES[number]
+    module, shapes = sample
     start = Program.start(capture(module, lambda: tuple(torch.empty(s) for s in shapes)))
     states = [start, _step(start, "lowering", context), _step(_step(start, "fusion", context), "lowering", context)]
     return tuple(s for i, s in enumerate(states) if s is not None and (i == 0 or s is not start))

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from qimeng.actions.base import action_text, kind_named
+from qimeng.actions import action_text, kind_named
 from qimeng.coder.llm.advice import advise
 from qimeng.coder.llm.chat import ChatError, Message
 from qimeng.coder.llm.example import example
@@ -23,8 +23,8 @@ from qimeng.coder.llm.shown import base_source, shown_names, shown_source, targe
 from qimeng.coder.llm.similar import Similar
 from qimeng.coder.llm.words import Words
 from qimeng.device import Device
+from qimeng.family import concerned
 from qimeng.graph.opgraph import Value
-from qimeng.graph.ops import family
 from qimeng.graph.region import Region
 from qimeng.interfaces import Request, Step
 
@@ -210,8 +210,7 @@ class Sections:
     def example(self) -> str:
         """The kind of change on a tiny program."""
         request = self.request
-        gemm = any(family(n) == "gemm" for n in self.region.ops)
-        found = example(request.action, request.device, request.mode, gemm)
+        found = example(request.action, request.device, request.mode, concerned(self.region))
         if found is None:
             return ""
         language = "diff" if found[1].startswith("@@") else "python"

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 
-from qimeng.actions.base import find_region
-from qimeng.actions.graph_kinds import fused_region
+from qimeng.actions import kind_named
 from qimeng.coder.llm.fence import tame
 from qimeng.graph.region import Region
 from qimeng.interfaces import Request
@@ -25,27 +24,26 @@ _PREFIX = re.compile(r"^[a-z][0-9a-f]{8,16}_(?=[A-Za-z])")
 
 
 def target_region(request: Request) -> Region:
-    """The region that gets a new implementation: the merged one for a fusion, else the one that the action names.
+    """The region that gets a new implementation: what the action leads to (two regions become one), or names.
 
     Raises:
         IllegalAction: the action names no region of this program, or no possible fusion.
     """
-    if request.action.kind == "fusion":
-        return fused_region(request.program, request.action)
-    return find_region(request.program, request.action)
+    return kind_named(request.action.kind).target(request.program, request.action)
 
 
 def base_source(request: Request) -> str | None:
     """The text that search/replace edits apply to, just as the prompt shows it.
 
-    On repair it is the patch that failed, else the present implementation; None for a first try at a fusion, where
-    two implementations become one and only a whole one will do.
+    On repair it is the patch that failed, else the present implementation; None for a first try at a region that is
+    new (a fusion), where only a whole one will do.
     """
     if request.failed is not None and request.failed.alternatives:
         return shown_source(request.failed.alternatives[request.refused])
-    if request.action.kind == "fusion":
+    region = target_region(request)
+    if region not in request.program.regions:
         return None
-    return shown_source(request.program.implementation(find_region(request.program, request.action)))
+    return shown_source(request.program.implementation(region))
 
 
 def shown_source(implementation: Implementation) -> str:

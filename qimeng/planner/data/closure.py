@@ -114,7 +114,7 @@ class _Goals:
             context: says what is legal.
             new: whether programs are made that are not known.
         """
-        from qimeng.actions.graph_kinds import Fusion, fused_partition
+        from qimeng.actions.graph_kinds import Fusion
 
         own, kernels = _masks(here), _kernels(here)
         goals = [g for g in self._by_kernels.get(kernels, ()) if g != own and _within(own, g)]
@@ -135,7 +135,7 @@ class _Goals:
             if made is None:
                 try:
                     kind.check(here, action, context)
-                    made = here.with_regions(fused_partition(here, action))
+                    made = kind.apply(here, action, context).patch().apply(here)
                 except IllegalAction:
                     continue
                 if key:

@@ -112,7 +112,7 @@ def test_an_answer_that_cannot_be_read_is_asked_for_again(graph: OpGraph) -> Non
     assert "no code" in chat.asked[1][-1].text
     roles = [m.role for m in chat.asked[2]]
     assert roles[1:] == ["user", "assistant"] * (len(roles) // 2 - 1) + ["user"]  # templates want turns
-    assert session.task.context.coder.remarks()[0].endswith("cut-off 1, format 1")
+    assert session.task.context.coder.memory.remarks()[0].endswith("cut-off 1, format 1")
 
 
 @pytest.mark.parametrize("kind", ["rate-limit", "timeout", "connection", "authentication", "refusal", "setup"])
@@ -247,7 +247,7 @@ def test_a_run_repeats_itself_without_the_model(graph: OpGraph, tmp_path: Path) 
     def run(chat: Chat) -> tuple[list[str], Account]:
         coder = LLMCoder(chat, candidates=2)
         store = Store(tmp_path / "s.sqlite")
-        coder.use_store(store, "sample")
+        coder.memory.use_store(store, "sample")
         task = fake_task(graph, wrong_with("bug"), coder)
         result = optimize(task, GreedySearch(ScriptedPlanner(["lowering"] * 4)), store=store)
         return [s.patch_digest for s in result.steps], coder.account
@@ -287,7 +287,7 @@ def test_attempts_merge(graph: OpGraph) -> None:
     for number, store in enumerate(stores):
         session = started(graph, ScriptedChat(kernel(str(number))))
         session.store = store
-        session.task.context.coder.use_store(store, "sample")
+        session.task.context.coder.memory.use_store(store, "sample")
         session.step(first(session, "lowering"))
     stores[0].merge(stores[1])
     found = stores[0].attempts()
@@ -358,7 +358,7 @@ def test_the_same_model_is_shared_by_copies(graph: OpGraph) -> None:
 
     coder = LLMCoder(ScriptedChat())
     assert copy.deepcopy(coder) is coder and repr(coder) == "LLMCoder('fake:model')"
-    assert json.dumps([*coder.remarks()]) == "[]"
+    assert json.dumps([*coder.memory.remarks()]) == "[]"
 
 
 def test_random_and_empty_regions_are_left_alone(graph: OpGraph) -> None:

@@ -145,13 +145,13 @@ def step_of(
         draw=lambda: 0.0,
     )
     coder = LLMCoder(chat)
-    coder.use_store(Store(path), "s")
+    coder.memory.use_store(Store(path), "s")
     clone = session.clone()
     clone.task = replace(session.task, context=Context(session.task.context.device, coder))
     clone.on_step = lambda progress: seen.append(_text(progress))
     action = next(a for a in clone.observe().actions if a.kind == "lowering")
     clone.step(action)
-    seen += [repr(coder), *coder.remarks()]
+    seen += [repr(coder), *coder.memory.remarks()]
     return clone, action
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES, Device
 from qimeng.errors import CoderError
 from qimeng.graph.capture import capture
-from qimeng.interfaces import Action, Evaluation, Facts, Gate, Patch, Request, Resources, Step, Timing
+from qimeng.interfaces import Action, Evaluation, Gate, Patch, Request, Resources, Step, Timing
 from qimeng.program.program import Implementation, Program
 from qimeng.program.schedule import Schedule
 
@@ -249,7 +250,7 @@ class Halved(ScheduleKind):
 
     name = "halved"
 
-    def rewrite(self, schedule: Schedule, facts: Facts, device: Device, param: str) -> tuple[Schedule, ...]:
+    def rewrite(self, schedule: Any, plan: Any, device: Device, param: str) -> tuple[Schedule, ...]:
         return (schedule.but(warps=schedule.warps // 2),) if schedule.warps > 1 else ()
 
 

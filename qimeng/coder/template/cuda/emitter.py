@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.cuda.ops import C_TYPE, compute_dtype, compute_type, is_float, known, literal, written
-from qimeng.coder.template.ir import Expr, Nest, constant
+from qimeng.coder.template.nest.ir import Expr, Nest, constant
+from qimeng.family import Unsupported
 
 Group = tuple[tuple[int, ...], int]
 """Coalesced axes, outermost first, and their extent."""

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
 
-from qimeng.coder.template.axes import Unsupported
 from qimeng.coder.template.cuda.emitter import Emitter, Group, check_printable, decomposed, positions
 from qimeng.coder.template.cuda.ops import C_TYPE, compute_dtype, compute_type, is_float, needs_extremes
 from qimeng.coder.template.cuda.prelude import RESULTS, STATE_NAMES, prelude
-from qimeng.coder.template.ir import Expr, Nest, is_wide
-from qimeng.coder.template.sources import Loads
+from qimeng.coder.template.families.tile.schedule import TileSchedule
+from qimeng.coder.template.nest.ir import Expr, Nest, is_wide
+from qimeng.coder.template.nest.loads import Loads
+from qimeng.family import Unsupported
 from qimeng.graph.opgraph import itemsize
 from qimeng.program.program import Implementation
-from qimeng.program.schedule import Schedule
 
 ACCESS_BYTES = 16
 """Bytes of the widest access of a thread, which `cuda_aligned` asks for."""
@@ -40,7 +40,7 @@ FAR = (1 << 31) - (1 << 25)
 
 
 class Plan(Protocol):
-    """What the printer asks of a plan; see `qimeng.coder.template.tile_plan.TilePlan`."""
+    """What the printer asks of a plan; see `qimeng.coder.template.families.tile.plan.TilePlan`."""
 
     rows: tuple[Group, ...]
     columns: tuple[Group, ...]
@@ -57,7 +57,7 @@ class Plan(Protocol):
 
 
 def print_rows_cuda(
-    nest: Nest, loads: Loads, plan: Plan, schedule: Schedule, prefix: str, inputs: int
+    nest: Nest, loads: Loads, plan: Plan, schedule: TileSchedule, prefix: str, inputs: int
 ) -> Implementation:
     """The implementation of `nest` under `schedule`.
 
@@ -95,7 +95,7 @@ class _Version:
 class _Printer:
     """Prints one nest under one schedule."""
 
-    def __init__(self, nest: Nest, loads: Loads, plan: Plan, schedule: Schedule, prefix: str):
+    def __init__(self, nest: Nest, loads: Loads, plan: Plan, schedule: TileSchedule, prefix: str):
         self.nest, self.loads, self.plan, self.schedule, self.prefix = nest, loads, plan, schedule, prefix
         self.wide = is_wide(nest, [s for s, _ in nest.accesses()]) or plan.row_count * plan.column_count >= FAR
         self.index = "long long" if self.wide else "int"

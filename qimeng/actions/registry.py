@@ -1,0 +1,156 @@
+"""Which kinds there are, and which of their actions apply to a program.
+
+Deals in names, entry points and the list of legal actions. Knows nothing about any one kind.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from qimeng.actions.base import Context, GraphRewrite, Kind
+from qimeng.actions.guard import guarded
+from qimeng.errors import FamilyFault, IllegalAction, KindFault, QimengError
+from qimeng.family import families, take_faults
+from qimeng.interfaces import Action, Coder, Request
+from qimeng.program.program import Program
+
+GROUP = "qimeng.actions"
+"""Entry-point group through which other packages add kinds."""
+
+_KINDS: dict[str, Kind] = {}
+_entered: set[EntryPoint] = set()
+_loaded: list[bool] = []
+
+
+def register(kind: Kind) -> Kind:
+    """Add a kind to the vocabulary.
+
+    Raises:
+        ValueError: a kind of that name is registered already, the name is not an identifier, the options are no tuple
+            of texts, or the family is unknown.
+    """
+    name, options, nest = getattr(kind, "name", None), kind.options, getattr(kind, "family", None)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"a kind's name must be an identifier, {type(kind).__qualname__} has {name!r}")
+    if not isinstance(options, tuple) or not options or not all(isinstance(o, str) for o in options):
+        raise ValueError(f"the kind {name!r} has options {options!r}; they must be a tuple of texts, ('',) for none")
+    if nest is not None and nest not in families():
+        raise ValueError(
+            f"the kind {name!r} is for the family {nest!r}; known: {', '.join(families())}, or None for every one"
+        )
+    if kind.name in _KINDS:
+        raise ValueError(f"a kind called {kind.name!r} is registered already ({type(_KINDS[kind.name]).__module__})")
+    _KINDS[kind.name] = guarded(kind)
+    return kind
+
+
+def unregister(name: str) -> None:
+    """Take a kind out of the vocabulary again (for tests and notebooks)."""
+    _KINDS.pop(name, None)
+
+
+def kinds() -> dict[str, Kind]:
+    """Every registered kind by name; kinds of installed packages (entry points) are loaded at the first call.
+
+    Raises:
+        QimengError: an installed package's kind cannot be loaded or registered; the message names the package.
+    """
+    if not _loaded:
+        for point in entry_points(group=GROUP):
+            if point in _entered:
+                continue
+            _entered.add(point)
+            try:
+                found = point.load()
+                register(found() if isinstance(found, type) else found)
+            except Exception as error:  # loading runs the other package's code
+                _entered.discard(point)
+                package = point.dist.name if point.dist else point.value
+                raise QimengError(
+                    f"the kind of action {point.name!r} of the installed package {package} cannot be used "
+                    f"({type(error).__name__}: {error}); mend or uninstall that package"
+                ) from error
+        _loaded.append(True)
+    return dict(_KINDS)
+
+
+def kind_named(name: str) -> Kind:
+    """The kind called `name`.
+
+    Raises:
+        IllegalAction: there is none; the message lists the names.
+    """
+    try:
+        return kinds()[name]
+    except KeyError:
+        raise IllegalAction(f"unknown kind of action {name!r}; known: {', '.join(sorted(kinds()))}") from None
+
+
+def check_action(program: Program, action: Action, context: Context) -> None:
+    """Raise `IllegalAction`, with the numbers, where `action` does not apply to `program`."""
+    kind_named(action.kind).check(program, action, context)
+
+
+def legal_actions(program: Program, context: Context, faults: dict[str, str] | None = None) -> tuple[Action, ...]:
+    """Every action that applies, `stop` included; what is offered here can be coded.
+
+    Args:
+        program: what they apply to.
+        context: device, coder and mode.
+        faults: where given, the message of each kind or family that fails by itself is put in; the first action that
+            shows it is offered, so that a step tells it.
+    """
+    found: dict[Action, None] = {}
+    for kind in kinds().values():
+        try:
+            proposed = tuple(kind.proposals(program, context))
+        except KindFault as fault:
+            if faults is not None:
+                faults[kind.name] = str(fault)
+            continue
+        for action in proposed:
+            try:
+                kind.check(program, action, context)
+            except KindFault as fault:
+                if faults is not None:
+                    faults[kind.name] = str(fault)
+                    found[action] = None
+                break
+            except FamilyFault as fault:
+                if faults is not None and fault.family not in faults:
+                    faults[fault.family] = str(fault)
+                    found[action] = None
+                continue
+            except IllegalAction:
+                continue
+            found[action] = None
+    if faults is not None:
+        faults |= take_faults()
+    return tuple(found)
+
+
+def rewritten(request: Request, coder: Coder) -> GraphRewrite:
+    """What the action of `request` makes of its program, but for the kernels.
+
+    Args:
+        request: with the program and the action.
+        coder: who would write a kernel.
+
+    Raises:
+        IllegalAction: the action does not apply.
+    """
+    kind, context = kind_named(request.action.kind), Context(request.device, coder, request.mode)
+    kind.check(request.program, request.action, context)
+    return kind.apply(request.program, request.action, context)
+
+
+__all__ = [
+    "GROUP",
+    "check_action",
+    "kind_named",
+    "kinds",
+    "legal_actions",
+    "register",
+    "rewritten",
+    "unregister",
+]

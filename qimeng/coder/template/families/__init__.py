@@ -1,0 +1,1 @@
+"""The template coder's families, a folder each: matching, schedules, moves, printing."""

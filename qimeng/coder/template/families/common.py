@@ -1,0 +1,22 @@
+"""What several families decide alike.
+
+Deals in nests and devices. Knows nothing about any one family's schedules.
+"""
+
+from __future__ import annotations
+
+from qimeng.coder.template.nest.ir import Nest
+from qimeng.coder.template.triton.special import SPECIAL
+from qimeng.device import Device
+
+
+def fast_by_default(nest: Nest, device: Device) -> bool:
+    """Whether special functions are computed in few instructions from the start.
+
+    Half types are, where the GPU has the units: what those leave out is below the rounding of the result, and such
+    kernels are bound by instructions rather than memory.
+    """
+    return device.has("approximate") and nest.finest != "float32" and any(e.op in SPECIAL for e in nest.exprs)
+
+
+__all__ = ["fast_by_default"]

@@ -1,0 +1,303 @@
+"""How a nest with a matrix product is a GEMM: which axes are rows, columns, depth and batch, and what surrounds it.
+
+Deals in axes and expressions: the prologue of each operand, the epilogue, reductions of the result. Knows nothing
+about schedules or kernel text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from qimeng.coder.template.nest.ir import VECTOR_BYTES, Expr, Nest, coalesce
+from qimeng.coder.template.nest.loads import Loads
+from qimeng.coder.template.nest.regions import region_nest
+from qimeng.family import NotConcerned, Unsupported
+from qimeng.graph.opgraph import itemsize
+from qimeng.graph.region import Region
+
+Atoms = tuple[int, ...]
+
+REDUCTIONS = ("sum", "max", "min", "welford", "sumexp")
+"""Kinds of reduction that the epilogue can do tile by tile."""
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One operand of the product.
+
+    Attributes:
+        name: ``"a"`` or ``"b"``.
+        expr: its value; anything pointwise of tensors over (batch, rows, depth).
+        rows: the axes it does not share with the other operand: rows of A, columns of B.
+        loads: the tensors below `expr`.
+        plain: the tensor where the operand is one as it is; None where there is a prologue.
+        held: made of parameters and buffers alone, so that it can be packed once.
+        k_major: memory runs along the depth (else along the rows, or neither).
+        aligned: every row of memory begins at a multiple of 16 bytes, so that threads and the copy engine can take
+            whole vectors; where that fails (a row stride of 2949 bf16), each element is an access of its own.
+    """
+
+    name: str
+    expr: Expr
+    rows: Atoms
+    loads: tuple[Expr, ...]
+    plain: Expr | None
+    held: bool
+    k_major: bool
+    aligned: bool
+
+
+@dataclass(frozen=True)
+class Triangle:
+    """The output is zero where (column - row >= offset) is false (``"upper"``) or where <= is (``"lower"``)."""
+
+    kind: str
+    offset: int
+
+
+@dataclass(frozen=True, eq=False)
+class GemmPlan:
+    """A region as prologue, product, epilogue.
+
+    Attributes:
+        region: the region.
+        nest: its loop nest.
+        loads: how its inputs reach the kernels.
+        dot: the product.
+        batch: axes that both operands and the result have.
+        m: rows of the result, outermost first.
+        n: columns of the result.
+        k: the depth.
+        a: the left operand.
+        b: the right operand.
+        tiles: numbers of the outputs that are stored tile by tile.
+        reductions: reductions of the epilogue, all over the same axes.
+        over: which sides they reduce: ``"n"`` (rows), ``"m"`` (columns), ``"mn"``; empty without reductions.
+        finals: numbers of the outputs that need the reductions' results.
+        triangle: where nothing but zeros is stored outside a triangle.
+    """
+
+    region: Region
+    nest: Nest
+    loads: Loads
+    dot: Expr
+    batch: Atoms
+    m: Atoms
+    n: Atoms
+    k: Atoms
+    a: Side
+    b: Side
+    tiles: tuple[int, ...]
+    reductions: tuple[Expr, ...]
+    over: str
+    finals: tuple[int, ...]
+    triangle: Triangle | None
+
+    def extent(self, atoms: Atoms) -> int:
+        """Number of positions along `atoms`."""
+        return prod(self.nest.axes.sizes(atoms))
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Batch, M, N and K."""
+        return self.extent(self.batch), self.extent(self.m), self.extent(self.n), self.extent(self.k)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the operands."""
+        return self.a.expr.dtype
+
+    @property
+    def packable(self) -> str:
+        """Operands that are worth a packed copy, of ``""``, ``"a"``, ``"b"``, ``"ab"``.
+
+        Parameters, once, and those whose rows do not begin at multiples of 16 bytes, at every call.
+        """
+        return "".join(side.name for side in self.sides if side.held or not side.aligned)
+
+    @property
+    def half(self) -> bool:
+        """True where the operands are fp16 or bf16, which tensor cores take as they are."""
+        return self.dtype in ("float16", "bfloat16")
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """Both operands."""
+        return self.a, self.b
+
+    @property
+    def kept(self) -> Atoms:
+        """The axes that the reductions' results change along, outermost first."""
+        return self.batch + (self.m if "m" not in self.over else ()) + (self.n if "n" not in self.over else ())
+
+    def epilogue(self) -> list[Expr]:
+        """The expressions of the epilogue, the product itself included."""
+        return reach([o[0] for o in self.nest.outputs], lambda e: e is self.dot)
+
+    def epilogue_tables(self) -> list[dict[int, int]]:
+        """Strides of every tensor that the epilogue reads or writes."""
+        loads = [e for e in self.epilogue() if e.op == "load" and not self.nest.sources[e.param].scalar]
+        outputs = [self.nest.output_strides(i) for i in range(len(self.nest.outputs))]
+        return [self.nest.load_strides(e) for e in loads] + outputs
+
+
+def reach(roots: list[Expr], stop: Callable[[Expr], bool] = lambda e: False) -> list[Expr]:
+    """Every expression that `roots` are computed from, without what lies below one that `stop` holds for."""
+    seen: dict[int, Expr] = {}
+    stack = list(roots)
+    while stack:
+        e = stack.pop()
+        if id(e) not in seen:
+            seen[id(e)] = e
+            stack.extend(() if stop(e) else e.operands())
+    return list(seen.values())
+
+
+def plan_gemm(region: Region) -> GemmPlan:
+    """The plan for `region`.
+
+    Raises:
+        Unsupported: no template covers it, or it is not a product with a pointwise prologue and a tile-wise epilogue.
+    """
+    region, nest, loads = region_nest(region)
+    dots = [e for e in nest.exprs if e.op == "dot"]
+    if not dots:
+        raise NotConcerned("no matrix product")
+    if len(dots) > 1:
+        raise Unsupported(f"{len(dots)} matrix products in one region")
+    dot = dots[0]
+    a, b = dot.args
+    k = tuple(dot.reduced)
+    order = [x for d in dot.dims for x in d]
+    in_a, in_b = a.depends, b.depends
+    lost = [x for x in order if x not in in_a and x not in in_b]
+    if lost:
+        raise Unsupported("a matrix product of a broadcast with a broadcast")
+    batch = tuple(x for x in order if x in in_a and x in in_b)
+    m = tuple(x for x in order if x in in_a and x not in in_b)
+    n = tuple(x for x in order if x in in_b and x not in in_a)
+    if not m or not n or not k:
+        raise Unsupported("a matrix product with one row or one column")
+    if a.dtype != b.dtype or a.dtype not in ("float32", "float16", "bfloat16"):
+        raise Unsupported(f"a matrix product of {a.dtype} and {b.dtype}")
+    left = _side(region, nest, loads, "a", a, m, k, batch)
+    right = _side(region, nest, loads, "b", b, n, k, batch)
+    reductions, over, finals = _reductions(nest, dot, m, n)
+    tiles = tuple(i for i in range(len(nest.outputs)) if i not in finals)
+    triangle = _triangle(nest, tiles, finals, m, n)
+    plan = GemmPlan(region, nest, loads, dot, batch, m, n, k, left, right, tiles, reductions, over, finals, triangle)
+    _check_epilogue(plan)
+    return plan
+
+
+def _side(region: Region, nest: Nest, loads: Loads, name: str, expr: Expr, rows: Atoms, k: Atoms, batch: Atoms) -> Side:
+    below = reach([expr])
+    if any(e.op in ("reduce", "part", "dot") for e in below):
+        raise Unsupported("a reduction or a product inside an operand of a matrix product")
+    found = tuple(dict.fromkeys(e for e in below if e.op == "load" and not nest.sources[e.param].scalar))
+    if not found:
+        raise Unsupported("an operand of a matrix product without a tensor")
+    scalars = any(e.op == "load" and nest.sources[e.param].scalar for e in below)
+    held = not scalars and all(_is_held(region, loads, e.param) for e in found)
+    plain = expr
+    while plain.op == "identity":
+        plain = plain.args[0]
+    strides = nest.load_strides(max(found, key=lambda e: nest.axes.extent(nest.load_strides(e))))
+    k_major = any(strides.get(x) == 1 for x in k) or not any(strides.get(x) == 1 for x in rows)
+    allowed = set(rows) | set(k) | set(batch)
+    if not expr.depends <= allowed:
+        raise Unsupported("an operand of a matrix product changes along other axes")
+    is_load = plain.op == "load" and not nest.sources[plain.param].scalar
+    aligned = all(_is_aligned(nest, e, (batch, rows, k)) for e in found if e.depends & set(rows) and e.depends & set(k))
+    return Side(name, expr, rows, found, plain if is_load else None, held, k_major, aligned)
+
+
+def _is_aligned(nest: Nest, load: Expr, roles: tuple[Atoms, ...]) -> bool:
+    """True where `load` has a contiguous axis and steps of whole vectors of 16 bytes along the others."""
+    strides = nest.load_strides(load)
+    groups = [g for atoms in roles for g in coalesce(nest, atoms, [strides]) if prod(nest.axes.sizes(g)) > 1]
+    steps = [strides.get(g[-1], 0) for g in groups]
+    size = itemsize(nest.sources[load.param].dtype)
+    return 1 in steps and all(step == 1 or step * size % VECTOR_BYTES == 0 for step in steps)
+
+
+def _is_held(region: Region, loads: Loads, number: int) -> bool:
+    """True where source `number` is a parameter or buffer, or a view of one."""
+    value = next(v for v, s in loads.values.items() if s.number == number)
+    node = region.graph.nodes[value.node]
+    while node.kind == "op" and node.operands():
+        node = region.graph.nodes[node.operands()[0].node]
+    return node.kind in ("parameter", "buffer")
+
+
+def _reductions(nest: Nest, dot: Expr, m: Atoms, n: Atoms) -> tuple[tuple[Expr, ...], str, tuple[int, ...]]:
+    reductions = tuple(nest.reductions())
+    if not reductions:
+        return (), "", ()
+    sets = {frozenset(e.reduced) for e in reductions}
+    names = {frozenset(m): "m", frozenset(n): "n", frozenset(m + n): "mn"}
+    if len(sets) > 1 or not sets <= set(names):
+        raise Unsupported("a reduction that is not over all rows or all columns of the matrix product")
+    for e in reductions:
+        if e.level > 1:
+            raise Unsupported("a second reduction of a reduced matrix product")
+        if e.param not in REDUCTIONS:
+            raise Unsupported(f"{e.param} of a matrix product")
+    finals = tuple(i for i, o in enumerate(nest.outputs) if o[0].level > 0)
+    reduced = next(iter(sets))
+    for i in finals:
+        expr = nest.outputs[i][0]
+        late = [e for e in reach([expr], lambda e: e.op == "reduce") if e.op != "reduce"]
+        if any(e.depends & reduced or e is dot for e in late) or {a for d in expr.dims for a in d} & reduced:
+            raise Unsupported("the matrix product is needed again after its reduction")
+    return reductions, names[reduced], finals
+
+
+def _check_epilogue(plan: GemmPlan) -> None:
+    outside = set(plan.batch + plan.m + plan.n)
+    for expr, *_ in plan.nest.outputs:
+        if not expr.depends <= outside or not {a for d in expr.dims for a in d} <= outside:
+            raise Unsupported("an output has axes that the matrix product does not have")
+    for e in plan.epilogue():
+        if e is not plan.dot and not (e.depends | set(e.reduced)) <= outside:
+            raise Unsupported("the epilogue needs axes that the matrix product does not have")
+
+
+def _triangle(nest: Nest, tiles: tuple[int, ...], finals: tuple[int, ...], m: Atoms, n: Atoms) -> Triangle | None:
+    """The triangle outside which the only output is zero."""
+    if len(tiles) != 1 or finals or len(m) != 1 or len(n) != 1:
+        return None
+    e = nest.outputs[tiles[0]][0]
+    while e.op in ("identity", "cast"):
+        e = e.args[0]
+    if e.op != "where" or _number(e.args[2]) != 0:
+        return None
+    test = e.args[0]
+    if not isinstance(test, Expr) or test.op not in ("ge", "le"):
+        return None
+    difference, offset = test.args[0], _number(test.args[1])
+    if not isinstance(difference, Expr) or difference.op != "sub" or offset is None:
+        return None
+    columns, rows = (_position(x) for x in difference.args)
+    if columns != n or rows != m:
+        return None
+    return Triangle("upper" if test.op == "ge" else "lower", int(offset))
+
+
+def _number(e: object) -> float | None:
+    """The number that `e` is, where it is one."""
+    if isinstance(e, Expr):
+        return float(e.param) if e.op == "const" else None
+    return float(e) if isinstance(e, (int, float)) else None
+
+
+def _position(e: object) -> Atoms | None:
+    """The axes that `e` counts positions along, where it is an index."""
+    while isinstance(e, Expr) and e.op in ("identity", "cast"):
+        e = e.args[0]
+    return tuple(e.reduced) if isinstance(e, Expr) and e.op == "index" else None
+
+
+__all__ = ["REDUCTIONS", "Atoms", "GemmPlan", "Side", "Triangle", "plan_gemm", "reach"]

@@ -1,0 +1,112 @@
+"""An operand that the main loop reads where it lies: through a descriptor of its own, or by pointers.
+
+Deals in strides, masks and loads. Knows nothing about planes.
+"""
+
+from __future__ import annotations
+
+from qimeng.coder.template.families.gemm.operand import Operand, sources_of
+from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
+from qimeng.coder.template.families.gemm.walks import spread
+from qimeng.coder.template.nest.ir import coalesce
+from qimeng.coder.template.triton.emitter import Emitter
+from qimeng.coder.template.triton.ops import TRITON_DTYPE
+from qimeng.graph.opgraph import itemsize
+
+
+class Tensor(Operand):
+    """A tensor read through a descriptor of its own, which fills what overhangs with zeros."""
+
+    def _arrange(self) -> None:
+        name, s = self.side.name, self.schedule
+        assert self.side.plain is not None
+        number = self.side.plain.param
+        strides_found = strides_of_tensor(self.plan, self.side)
+        assert strides_found is not None
+        z, row, k = strides_found
+        batch, m, n, depth = self.plan.shape
+        rows, block = (m, s.block_m) if self.is_a else (n, s.block_n)
+        self.k_major = k == 1
+        shape, strides, box = [rows, depth], [row, 1], [block, s.block_k]
+        if not self.k_major:
+            shape, strides, box = [depth, rows], [k, 1], [s.block_k, block]
+        if self.plan.batch:
+            shape, strides, box = [batch, *shape], [z, *strides], [1, *box]
+        self.parameters, self.arguments = [name], [name]
+        self.host = [
+            f"{name} = TensorDescriptor({self.prefix}_aligned({self.names[number]}), {shape}, {strides}, {box})"
+        ]
+
+    def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
+        """Lines that leave one block in `target`."""
+        name, first, second = self.side.name, *((self.start, k) if self.k_major else (k, self.start))
+        turn = ".T" if self.k_major != self.is_a else ""
+        if self.plan.batch:
+            shape = f"({self.block}, BK)" if self.k_major else f"(BK, {self.block})"
+            return [f"{target} = {name}.load([z, {first}, {second}]).reshape{shape}{turn}"]
+        return [f"{target} = {name}.load([{first}, {second}]){turn}"]
+
+
+class Pointers(Operand):
+    """Any expression of tensors with any strides, computed in the loop from masked loads."""
+
+    def _arrange(self) -> None:
+        plan, s, nest = self.plan, self.schedule, self.plan.nest
+        batch, m, n, k = plan.shape
+        tables = [nest.load_strides(e) for e in self.side.loads]
+        name, me = self.side.name, "p" if self.is_a else "r"
+        zs, self.z_walks = spread(nest, plan.batch, tables, "z", stem=f"{name}_z")
+        rows, self.row_walks = spread(nest, self.side.rows, tables, self.rows, me, f"{name}_row")
+        self.setup = zs + rows
+        self.deep_lines, self.depth_walks = spread(nest, plan.k, tables, f"{name}_k", "r" if me == "p" else "p")
+        extent, block = (m, s.block_m) if self.is_a else (n, s.block_n)
+        self.masks = {me: f"{'m' if self.is_a else 'n'}_ok"} if extent % block else {}
+        if k % s.block_k:
+            self.masks["r" if me == "p" else "p"] = f"{name}_k < {k}"
+        self.sources = sources_of(self.side)
+
+    def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
+        """Lines that leave one block in `target`."""
+        name, nest = self.side.name, self.plan.nest
+        lines = [f"{name}_k = {k} + {self.depth}", *self.deep_lines]
+        masks = {s: f"({m})" for s, m in self.masks.items()}
+        em = Emitter(nest, [*self.z_walks, *self.row_walks, *self.depth_walks], masks=masks)
+        mask = em.mask("pr")
+        shape = "[BM, BK]" if self.is_a else "[BK, BN]"
+        if self.side.plain is not None:
+            strides = nest.load_strides(self.side.plain)
+            inside = em.mask(em.side_of(strides))
+            other = f", mask={inside}, other=0.0" if inside else ""
+            lines.append(f"{target} = tl.load(x{self.side.plain.param}_ptr + {em.offset(strides)}{other})")
+            if em.side_of(strides) != "pr":
+                lines.append(f"{target} = tl.broadcast_to({target}, {shape})")
+        else:
+            value = em.value(self.side.expr)
+            lines += em.lines
+            full = value if em.side(self.side.expr) == "pr" else f"{value} + tl.zeros({shape}, tl.float32)"
+            lines.append(f"{target} = tl.where({mask}, {full}, 0.0)" if mask else f"{target} = {full}")
+            if self.plan.half:
+                lines.append(f"{target} = {target}.to({TRITON_DTYPE[self.plan.dtype]})")
+        return lines
+
+
+def strides_of_tensor(plan: GemmPlan, side: Side) -> tuple[int, int, int] | None:
+    """Strides along batch, rows and depth where each is one walk and a descriptor can take them; else None."""
+    nest = plan.nest
+    if side.plain is None:
+        return None
+    source, strides = nest.sources[side.plain.param], nest.load_strides(side.plain)
+    found = []
+    for atoms in (plan.batch, side.rows, plan.k):
+        if atoms and len(coalesce(nest, atoms, [strides])) > 1:
+            return None
+        found.append(strides.get(atoms[-1], 0) if atoms else 16)
+    size = itemsize(source.dtype)
+    z, row, k = found
+    steps = [s for s in (z, row, k) if s != 1]
+    if 1 not in (row, k) or len(steps) > 2 or any(s <= 0 or s * size % 16 for s in steps):
+        return None
+    return z, row, k
+
+
+__all__ = ["Pointers", "Tensor", "strides_of_tensor"]

@@ -1,0 +1,60 @@
+"""The schedule of the gemm family.
+
+Deals in blocks, precisions and forms. Knows nothing about which are good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qimeng.program.schedule import Schedule, count, family_field, power_of_two
+
+
+@dataclass(frozen=True)
+class GemmSchedule(Schedule):
+    """How a matrix product is cut into tiles, and how its operands reach the tensor cores.
+
+    Attributes:
+        family: ``"gemm"``.
+        splits: programs that share the depth of a tile (split-K).
+        block_m: rows of the output tile.
+        block_n: columns of the output tile.
+        block_k: depth of one step.
+        group_m: rows of tiles visited together, for reuse in L2; 1 is plain row order.
+        warps: warps a program.
+        stages: depth of software pipelining.
+        precision: how a dot is computed: ``"ieee"``, ``"tf32"``, ``"tf32x3"``, ``"bf16x3"``, ``"bf16x6"``,
+            ``"fp16x3"`` (two scaled half planes, three products), ``"fp16"`` (one scaled half plane: TF32's
+            significand).
+        cat: the products of planes run end to end along K with one dot a step, rather than several dots a step
+            (schemes of two or more planes).
+        promote: depth after which a fresh accumulator is started and the old one added in fp32, since tensor cores
+            truncate theirs; 0 is never.
+        packed: operands written in the form the main loop wants before the product (parameters once, others at every
+            call): of ``""``, ``"a"``, ``"b"``, ``"ab"``.
+        inline: operands whose planes the main loop makes of what it reads, rather than a kernel before it (schemes of
+            planes): of ``""``, ``"a"``, ``"b"``, ``"ab"``.
+        persistent: one program an SM that loops over tiles.
+        descriptors: operands read through tensor descriptors (TMA).
+        fast: special functions in few instructions, by the GPU's approximate units where those are accurate enough.
+    """
+
+    family: str = family_field("gemm")
+    splits: int = count(1)
+    block_m: int = power_of_two(128)
+    block_n: int = power_of_two(128)
+    block_k: int = power_of_two(64)
+    group_m: int = count(8)
+    warps: int = power_of_two(4)
+    stages: int = count(3)
+    precision: str = "ieee"
+    cat: bool = False
+    promote: int = 0
+    packed: str = ""
+    inline: str = ""
+    persistent: bool = False
+    descriptors: bool = False
+    fast: bool = False
+
+
+__all__ = ["GemmSchedule"]

@@ -1,0 +1,294 @@
+"""Which schedules a product starts from and which ones are worth trying, and how much shared memory each takes.
+
+The lists come from sweeps on an H200 (11 shapes from 256 x 256 x 524288 to 32768 x 32768 x 64; Triton 3.6), best first
+over all shapes. Deals in block sizes and capacities. Knows nothing about kernel text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from qimeng.coder.template.families.gemm.plan import GemmPlan
+from qimeng.coder.template.families.gemm.schedule import GemmSchedule
+from qimeng.coder.template.families.gemm.scheme import SCHEMES, is_packed, is_turned, scheme_of
+from qimeng.coder.template.families.gemm.traffic import SMALL_SHARE, inline_sides, operand_bytes, packed_sides
+from qimeng.device import Device
+from qimeng.family import MAX_ALTERNATIVES
+from qimeng.graph.opgraph import itemsize
+
+Blocks = tuple[int, int, int, int, int]
+"""block_m, block_n, block_k, warps, stages."""
+
+SPLIT_SWEEP: tuple[tuple[Blocks, bool], ...] = (
+    ((128, 256, 64, 8, 4), True),
+    ((128, 256, 64, 8, 3), True),
+    ((256, 128, 64, 8, 4), True),
+    ((128, 256, 32, 8, 4), False),
+    ((128, 128, 32, 4, 3), False),
+    ((128, 128, 64, 8, 3), False),
+    ((128, 128, 64, 4, 3), True),
+    ((64, 128, 64, 4, 3), True),
+)
+"""Schemes of several planes: blocks, and whether the products run end to end (`GemmSchedule.cat`)."""
+
+PLAIN_SWEEP: tuple[Blocks, ...] = (
+    (128, 256, 64, 8, 4),
+    (128, 256, 64, 8, 3),
+    (256, 128, 64, 8, 4),
+    (128, 128, 64, 4, 3),
+    (128, 128, 64, 8, 4),
+    (64, 128, 64, 4, 2),
+    (128, 128, 64, 4, 2),
+    (64, 64, 64, 4, 3),
+)
+"""One product of 16-bit operands."""
+
+FULL_SWEEP: tuple[Blocks, ...] = (
+    (128, 128, 32, 8, 3),
+    (128, 64, 32, 4, 3),
+    (64, 64, 32, 4, 3),
+    (128, 256, 32, 8, 3),
+    (64, 128, 32, 4, 3),
+    (128, 128, 32, 4, 3),
+    (64, 64, 64, 4, 2),
+)
+"""fp32 operands as they are (TF32 or plain fp32)."""
+
+INLINE_SWEEP: tuple[Blocks, ...] = (
+    (128, 128, 32, 8, 4),
+    (128, 256, 32, 8, 4),
+    (256, 128, 32, 8, 4),
+    (64, 128, 32, 4, 4),
+    (64, 64, 32, 4, 4),
+)
+"""Operands that the main loop splits or rounds where memory binds the product. Not from a sweep: by compiler counts
+(Triton 3.6, sm_90): 106 registers at 128 x 128 in TF32, so that one block of an SM computes on what it read while
+another multiplies; planes, their scales and a second accumulator take more."""
+
+INLINE_FIRST = 2
+"""So many of those come before packed planes, the others after them."""
+
+LONG, VERY_LONG = 16384, 65536
+"""Depths from which PyTorch's own sums are taken in parts, and from which a budget allows for more than their bias."""
+
+GUESSES = 2
+"""Schedules of each precision that lowering tries; twice as many of the likeliest."""
+
+
+def default_schedule(plan: GemmPlan, device: Device, mode: str) -> GemmSchedule:
+    """The plain, untuned schedule that lowering starts from.
+
+    Args:
+        plan: the plan.
+        device: for which device.
+        mode: precision mode; fp32 operands are multiplied in fp32 except in ``"high"``, where TF32 is allowed.
+    """
+    if plan.dtype != "float32":
+        base = GemmSchedule(block_m=128, block_n=128, block_k=64, warps=8, stages=3, descriptors=has_tma(device))
+    else:
+        precision = "tf32" if mode == "high" else "ieee"
+        base = GemmSchedule(block_m=64, block_n=64, block_k=32, warps=4, stages=3, precision=precision)
+    fitted = _fit(plan, device, base)
+    while shared_bytes(plan, fitted) > device.shared_per_block and fitted.stages > 1:
+        fitted = fitted.but(stages=fitted.stages - 1)
+    return fitted
+
+
+def schedule_for_precision(
+    plan: GemmPlan, schedule: GemmSchedule, precision: str, device: Device
+) -> tuple[GemmSchedule, ...]:
+    """At most eight configurations for `precision`, best guess first.
+
+    Args:
+        plan: the plan.
+        schedule: the schedule as it stands.
+        precision: a key of `SCHEMES`; half operands ignore it.
+        device: for which device.
+
+    Returns:
+        Configurations that fit the device, each once; packed where the scheme packs.
+    """
+    scheme = scheme_of(plan, schedule.but(precision=precision))
+    tma = has_tma(device) and (scheme.dtype != "float32" or scheme.rounds)
+    base = schedule.but(precision=precision, persistent=False, splits=1, cat=False, descriptors=tma)
+    base = base.but(packed=packed_sides(plan, schedule.packed, precision), inline="")
+    if scheme.dtype == "float32":
+        sweep = [(blocks, False) for blocks in FULL_SWEEP]
+    elif len(scheme.products) > 1:
+        sweep = list(SPLIT_SWEEP)
+    else:
+        sweep = [(blocks, False) for blocks in PLAIN_SWEEP]
+    reading = inline_sides(plan, device, precision)
+    plain = _ranked(plan, base, sweep, device)
+    if not reading:
+        return plain[:MAX_ALTERNATIVES]
+    packed = "".join(side for side in base.packed if side not in reading)
+    inline = base.but(packed=packed, inline=reading if scheme.splits else "")
+    first = _ranked(plan, inline, [(blocks, False) for blocks in INLINE_SWEEP], device)
+    if scheme.rounds:
+        return first[:MAX_ALTERNATIVES]
+    return (*first[:INLINE_FIRST], *plain, *first[INLINE_FIRST:])[:MAX_ALTERNATIVES]
+
+
+def guesses(plan: GemmPlan, schedule: GemmSchedule, device: Device, mode: str) -> list[GemmSchedule]:
+    """What lowering measures beside the plain schedule.
+
+    For fp32 operands the tensor cores at the precisions that the mode admits; for half operands larger tiles, of packed
+    operands where rows of memory are not aligned.
+    """
+    if plan.half:
+        return list(schedule_for_precision(plan, schedule, schedule.precision, device)[: 2 * GUESSES])
+    if device.tf32_tflops <= device.fp32_tflops:
+        return []
+    first, *others = precisions(plan, device, mode)
+    several = [schedule_for_precision(plan, schedule, first, device)[: 2 * GUESSES]]
+    several += [schedule_for_precision(plan, schedule, p, device)[:GUESSES] for p in others]
+    return [s for schedules in several for s in schedules]
+
+
+def precisions(plan: GemmPlan, device: Device, mode: str) -> tuple[str, ...]:
+    """Precisions at which lowering tries a product of fp32 operands on the tensor cores, the likeliest first.
+
+    Scaled fp16 planes at the mode's precision; where memory binds the product also what reads operands but once: TF32
+    in mode ``"high"``, else bf16 planes, where the budget of errors of so deep a product admits them.
+    """
+    if mode == "high":
+        return ("fp16", "tf32") if inline_sides(plan, device, "tf32") else ("fp16",)
+    once = inline_sides(plan, device, "bf16x3") and SCHEMES["bf16x3"].error <= budget(plan)
+    return ("fp16x3", "bf16x3") if once else ("fp16x3",)
+
+
+def budget(plan: GemmPlan) -> float:
+    """The judge's floor for the error of a product of fp32 operands: 16 ulp and what the sum's length adds."""
+    return 1.9e-6 + 6e-8 * math.sqrt(plan.shape[3])
+
+
+def _ranked(
+    plan: GemmPlan, base: GemmSchedule, sweep: Sequence[tuple[Blocks, bool]], device: Device
+) -> tuple[GemmSchedule, ...]:
+    """`base` with the blocks of `sweep`, those that fit the device, each once, the best guess first."""
+    found: dict[GemmSchedule, None] = {}
+    for (bm, bn, bk, warps, stages), cat in sweep:
+        s = base.but(block_m=bm, block_n=bn, block_k=bk, warps=warps, stages=stages, cat=cat)
+        s = _fit(plan, device, s)
+        s = s.but(promote=promotion(plan, s))
+        while shared_bytes(plan, s) > device.shared_per_block and s.stages > 1:
+            s = s.but(stages=s.stages - 1)
+        if s.inline:
+            s = _deepened(plan, s, device)
+        if shared_bytes(plan, s) <= device.shared_per_block:
+            found[s] = None
+    return tuple(sorted(found, key=lambda s: (_waste(plan, s, device), _unfit(plan, s))))
+
+
+def _deepened(plan: GemmPlan, s: GemmSchedule, device: Device) -> GemmSchedule:
+    """`s` with so many parts of the depth that none needs a second accumulator, as long as they move little.
+
+    A second accumulator takes the registers that a second block of an SM would have.
+    """
+    batch, m, n, k = plan.shape
+    share = math.ceil(math.ceil(k / s.promote) / s.splits) if s.promote else 1
+    moved = 2 * itemsize("float32") * batch * m * n
+    most = SMALL_SHARE * sum(operand_bytes(plan, side) for side in plan.sides) / moved
+    return s.but(splits=s.splits * max(1, min(share, int(most // s.splits))))
+
+
+def promotion(plan: GemmPlan, schedule: GemmSchedule) -> int:
+    """Depth between promotions of the accumulator, so that its truncation stays within the error budget.
+
+    Measured: the bias of a truncated accumulator is 2.7e-6 after 1024 elements of the depth (512 where the small
+    products are interleaved). Short depths need half of that, and so do long ones, of which PyTorch adds up parts
+    apart: the judge's floor is all they are allowed. Of 4 million results of a depth of 32768, promoted every 512, the
+    worst was 1.9e-5 off in one evaluation of five, where 1.3e-5 is allowed; every 256 takes 3.7 % longer. The sums of
+    `VERY_LONG` depths have a budget that allows more, at most half of it for the bias. TF32 and one plane of fp16 allow
+    1e-5, which they reach at a depth of 8192; half dtypes never do.
+    """
+    scheme, k = scheme_of(plan, schedule), plan.shape[3]
+    if plan.half or scheme.dot == "ieee" or k <= 64:
+        return 0
+    wider = 1 << int(math.log2(max(budget(plan) / 5.4e-6, 1)))
+    if len(scheme.products) == 1 and scheme.dot != "tf32x3":
+        return 1024 * wider if k >= 8192 and scheme.scaled else 0
+    span = 1024 if schedule.cat else 512
+    if k < 711 or LONG <= k < VERY_LONG:
+        return span // 2
+    return span * wider if k >= VERY_LONG else span
+
+
+def shared_bytes(plan: GemmPlan, schedule: GemmSchedule) -> int:
+    """Bytes of shared memory of a block of the main kernel, as Triton 3.6 allocates them for sm_90 (within 1 %).
+
+    Each stage of the pipeline holds one block of every operand, of every plane where the products do not run end to
+    end. An operand that the loop computes on first (rounding to TF32, a prologue, fp32 arithmetic) needs a stage less,
+    and the right one a block of every plane (two for tf32x3) that the tensor cores read. An epilogue's reductions reuse
+    the stages.
+    """
+    scheme = scheme_of(plan, schedule)
+    right = "a" if is_turned(plan, schedule) else "b"
+    total = 0
+    for side, rows in zip(plan.sides, (schedule.block_m, schedule.block_n), strict=True):
+        block = rows * schedule.block_k * itemsize(scheme.dtype)
+        if is_packed(plan, schedule, side) or (plan.half and side.plain is not None):
+            total += block * (1 if schedule.cat else scheme.planes) * max(schedule.stages, 1)
+        else:
+            loaded = sum(rows * schedule.block_k * itemsize(plan.nest.sources[e.param].dtype) for e in side.loads)
+            total += loaded * max(schedule.stages - 1, 1)
+            if side.name == right and scheme.dot != "ieee":
+                total += block * (2 if scheme.dot == "tf32x3" else scheme.planes)
+    return total
+
+
+def has_tma(device: Device) -> bool:
+    """True where the device copies tiles by tensor descriptors."""
+    return device.has("descriptors")
+
+
+def _fit(plan: GemmPlan, device: Device, s: GemmSchedule) -> GemmSchedule:
+    """`s` with blocks no larger than the problem needs and the depth split where tiles do not fill the device."""
+    batch, m, n, k = plan.shape
+    bm, bn = min(s.block_m, _power(m, 16)), min(s.block_n, _power(n, 16))
+    bk = min(s.block_k, _power(k, 16))
+    warps = s.warps
+    while warps > 4 and bm * bn < 64 * 64 * warps // 4:
+        warps //= 2
+    tiles, steps = batch * -(-m // bm) * -(-n // bn), -(-k // bk)
+    room = device.sms * max(1, 8 // warps)
+    if (s.inline or scheme_of(plan, s).rounds) and bm * bn <= 64 * 32 * warps:
+        room = device.sms * max(2, 8 // warps)  # one block multiplies while another computes on what it read
+    splits = max(1, min(room // tiles, steps // 8))
+    return s.but(block_m=bm, block_n=bn, block_k=bk, warps=warps, splits=splits)
+
+
+def _power(n: int, least: int) -> int:
+    return max(least, 1 << max(n - 1, 0).bit_length())
+
+
+def _waste(plan: GemmPlan, s: GemmSchedule, device: Device) -> float:
+    """Share of the device's work that falls outside the matrix or waits in the last wave, in quarters."""
+    batch, m, n, _ = plan.shape
+    gm, gn = -(-m // s.block_m), -(-n // s.block_n)
+    programs = gm * gn * batch * s.splits
+    waves = -(-programs // device.sms)
+    done = (m * n * batch * s.splits) / (waves * device.sms * s.block_m * s.block_n)
+    return -round(done * 4) / 4
+
+
+def _unfit(plan: GemmPlan, s: GemmSchedule) -> int:
+    """1 where a configuration is of the kind that lost on the plan's kind of shape.
+
+    A short depth wants small tiles, several of which store at once, unless fp32 operands go through the loop: their
+    bytes are twice those of planes, and small tiles read them more often. A few rows want each block of the wide one
+    read once, for all products of a step.
+    """
+    _, m, n, k = plan.shape
+    if k <= 256 and not s.inline and not scheme_of(plan, s).rounds:
+        return int(s.block_m * s.block_n > 128 * 128 or s.warps > 4)
+    return int(min(m, n) <= 128 and s.cat)
+
+
+__all__ = [
+    "FULL_SWEEP", "GUESSES", "INLINE_SWEEP", "PLAIN_SWEEP", "SPLIT_SWEEP", "budget", "default_schedule", "guesses",
+    "has_tma",
+    "precisions", "promotion", "schedule_for_precision", "shared_bytes",
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Pointwise operators, reductions and normalizations: a program owns a block of rows."""

@@ -1,0 +1,1 @@
+"""Regions as loop nests: axes, expressions, what is loaded. No kernel text."""

@@ -1,0 +1,230 @@
+"""A region as a list of expressions over loop axes.
+
+Deals in what each value is (a load, arithmetic, a reduction, a matrix product) and over which axes. Composite
+operators are taken apart by PyTorch's own decompositions and the few rules of `qimeng.coder.template.rules.builder`.
+Knows nothing about schedules or kernel text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qimeng.coder.template.nest.axes import Axes, Dim, strides_of
+from qimeng.family import Unsupported
+
+VECTOR_BYTES = 16
+"""Bytes of the widest access of a thread, and the alignment that tensor descriptors ask for."""
+
+
+@dataclass(eq=False)
+class Expr:
+    """One value of the nest.
+
+    Attributes:
+        op: ``"load"``, ``"const"``, ``"index"`` (position along `reduced`, used as a dimension), ``"reduce"``,
+            ``"dot"``, or the name of a pointwise operator (`qimeng.coder.template.triton.ops`).
+        args: operands (`Expr`) and plain numbers.
+        dims: the value's dimensions as atoms; a broadcast dimension keeps its axes although the value is the same.
+        dtype: name of the PyTorch dtype.
+        param: the kind of a reduction (``"sum"``, ``"max"`` …), the input number of a load, the literal of a const.
+        reduced: axes that a reduction or a product sums over, outermost first.
+        depends: resolved axes that the value changes along; filled by `Nest.finish`.
+        level: number of passes over the reduced axes that must end before it is known; filled by `Nest.finish`.
+        stored: the result of an operator, which PyTorch rounds to its dtype.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    dims: tuple[Dim, ...]
+    dtype: str
+    param: Any = None
+    reduced: Dim = ()
+    depends: frozenset[int] = frozenset()
+    level: int = 0
+    stored: bool = False
+
+    def operands(self) -> Iterator[Expr]:
+        """The expressions among the arguments."""
+        return (a for a in self.args if isinstance(a, Expr))
+
+
+def constant(e: Expr) -> Expr | None:
+    """The constant that `e` is, under whatever dimensions; None for anything that is computed or loaded."""
+    while e.op == "identity":
+        e = e.args[0]
+    return e if e.op == "const" else None
+
+
+@dataclass(eq=False)
+class Source:
+    """An input tensor as memory: strides by dimension."""
+
+    number: int
+    stride: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    scalar: bool = False
+
+
+@dataclass(eq=False)
+class Nest:
+    """A region's loop nest.
+
+    Attributes:
+        axes: the axes.
+        exprs: every expression, operands first.
+        outputs: what is stored, with the shape, strides and dtype of each output tensor.
+        sources: the region's inputs.
+        reduced: axes that any reduction sums over.
+        kept: the other axes of the nest.
+        dot: the matrix product, where there is one.
+        deciding: numbers of the outputs by which something is decided later on.
+    """
+
+    axes: Axes
+    exprs: list[Expr] = field(default_factory=list)
+    outputs: list[tuple[Expr, tuple[int, ...], tuple[int, ...], str]] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    reduced: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
+    dot: Expr | None = None
+    deciding: frozenset[int] = frozenset()
+
+    def add(self, expr: Expr) -> Expr:
+        """Record an expression."""
+        self.exprs.append(expr)
+        return expr
+
+    def join_reductions(self) -> None:
+        """Let reductions over different axes walk the same ones, as ``a.sum() / b.sum()`` may; call it before `finish`.
+
+        Raises:
+            Unsupported: they have different numbers of elements.
+        """
+        found = [e for e in self.exprs if e.op == "reduce"]
+        for e in found[1:]:
+            self.axes.unify(found[0].reduced, e.reduced)
+
+    def finish(self) -> None:
+        """Drop what no output needs and fill in which axes each expression depends on, and in which pass it is known.
+
+        Raises:
+            Unsupported: two dimensions of one tensor were unified (`x + x.T`): strides cannot say that.
+        """
+        needed: set[int] = set()
+        stack = [e for e, *_ in self.outputs]
+        while stack:
+            e = stack.pop()
+            if id(e) not in needed:
+                needed.add(id(e))
+                stack.extend(e.operands())
+        self.exprs = [e for e in self.exprs if id(e) in needed]
+        every: set[int] = set()
+        reduced: set[int] = set()
+        for e in self.exprs:
+            e.dims = tuple(self.axes.resolve(d) for d in e.dims)
+            e.reduced = self.axes.resolve(e.reduced)
+            held = [a for d in e.dims for a in d]
+            if len(set(held)) < len(held) or (e.op == "dot" and set(held) & set(e.reduced)):
+                raise Unsupported("two dimensions of one tensor would have to be one axis")
+            below: set[int] = set()
+            for a in e.operands():
+                below |= a.depends
+            if e.op == "load":
+                below |= set(self.load_strides(e))
+            elif e.op == "index":
+                below |= set(e.reduced)
+            elif e.op in ("reduce", "dot"):
+                below -= set(e.reduced)
+                every |= set(e.reduced)
+                if e.op == "reduce":
+                    reduced |= set(e.reduced)
+            e.depends = frozenset(below)
+            every |= below
+            e.level = max((a.level for a in e.operands()), default=0) + (1 if e.op == "reduce" else 0)
+            if e.op == "dot":
+                self.dot = e
+        for e, *_ in self.outputs:
+            every |= {a for d in e.dims for a in d}
+        self.reduced = frozenset(reduced)
+        contracted = set(self.dot.reduced) if self.dot else set()
+        self.kept = frozenset(every - reduced - contracted)
+
+    def load_strides(self, load: Expr) -> dict[int, int]:
+        """Axis to stride (in elements) of a load."""
+        source = self.sources[load.param]
+        return strides_of(self.axes, load.dims, source.stride)
+
+    def output_strides(self, number: int) -> dict[int, int]:
+        """Axis to stride (in elements) of output `number`."""
+        expr, _, stride, _ = self.outputs[number]
+        return strides_of(self.axes, expr.dims, stride)
+
+    def accesses(self) -> list[tuple[dict[int, int], int]]:
+        """Strides by axis, and bytes, of every tensor read or written."""
+        from qimeng.graph.opgraph import itemsize
+
+        found = [
+            (self.load_strides(e), e.dtype) for e in self.exprs if e.op == "load" and not self.sources[e.param].scalar
+        ]
+        found += [(self.output_strides(i), o[3]) for i, o in enumerate(self.outputs)]
+        return [(s, self.axes.extent(s) * itemsize(d)) for s, d in found]
+
+    def reductions(self, level: int | None = None) -> list[Expr]:
+        """The reductions, all or those of one pass."""
+        return [e for e in self.exprs if e.op == "reduce" and (level is None or e.level == level)]
+
+    @property
+    def finest(self) -> str:
+        """The finest floating numbers that are read or written: ``"float32"`` (or finer, or none), else a half type."""
+        dtypes = {s.dtype for s in self.sources} | {dtype for *_, dtype in self.outputs}
+        halves = [d for d in ("float16", "bfloat16") if d in dtypes]
+        return halves[0] if halves and not dtypes & {"float32", "float64"} else "float32"
+
+    @property
+    def passes(self) -> int:
+        """Number of passes over the reduced axes before the outputs can be written."""
+        return max((e.level for e in self.exprs), default=0)
+
+
+def coalesce(nest: Nest, atoms: Sequence[int], tables: Sequence[dict[int, int]] | None = None) -> list[list[int]]:
+    """`atoms` (outermost first) in groups that every tensor can walk with one stride.
+
+    Two neighbouring axes belong together when each access steps over the outer one by the extent of the inner one, or
+    ignores both. `tables` are the strides of the accesses that count, by default all of the nest's.
+    """
+    groups: list[list[int]] = []
+    tables = [s for s, _ in nest.accesses()] if tables is None else tables
+    used = {a for e in nest.exprs if e.op == "index" for a in e.reduced}
+    for atom in atoms:
+        if groups:
+            outer, size = groups[-1][-1], nest.axes.size(atom)
+            if not {outer, atom} & used and all(t.get(outer, 0) == t.get(atom, 0) * size for t in tables):
+                groups[-1].append(atom)
+                continue
+        groups.append([atom])
+    return groups
+
+
+def is_wide(nest: Nest, tables: Sequence[dict[int, int]]) -> bool:
+    """True where offsets pass 31 bits; a strided view may lie far apart although it is small."""
+    return any(sum((nest.axes.size(a) - 1) * abs(s) for a, s in t.items()) >= (1 << 31) - (1 << 25) for t in tables)
+
+
+def by_stride(nest: Nest, atoms: frozenset[int]) -> list[int]:
+    """`atoms` ordered outermost first by their stride in the largest tensors."""
+    accesses = sorted(nest.accesses(), key=lambda a: -a[1])
+
+    def rank(atom: int) -> tuple[int, ...]:
+        for table, _ in accesses:
+            if atom in table:
+                return (0, -table[atom], atom)
+        return (-1, 0, atom)
+
+    order = sorted(atoms, key=rank)
+    if accesses:
+        main = accesses[0][0]
+        order = [a for a in order if a not in main] + [a for a in order if a in main]
+    return order

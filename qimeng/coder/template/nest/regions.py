@@ -1,0 +1,78 @@
+"""The loop nest of a region, for any family: what no template covers is refused here, equal regions are read once.
+
+Deals in which regions have a nest. Knows nothing about families, kernel text or about what is fast.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from qimeng.coder.template.nest.ir import Nest
+from qimeng.coder.template.nest.loads import Loads, nest_of
+from qimeng.coder.template.triton.ops import TRITON_DTYPE
+from qimeng.family import Unsupported
+from qimeng.graph.ops import VIEWS
+from qimeng.graph.region import Region
+
+Found = tuple[Region, Nest, Loads]
+"""A region, its loop nest, and how its inputs reach the kernels."""
+
+
+def region_nest(region: Region) -> Found:
+    """The loop nest of `region`, or of an equal region that was read before, with that region: its names count.
+
+    Raises:
+        Unsupported: no template covers it; the message says why.
+    """
+    found = _region_nest(_Key(region))
+    if isinstance(found, Unsupported):
+        raise found
+    return found
+
+
+class _Key:
+    """A region that hashes by what it computes."""
+
+    def __init__(self, region: Region):
+        self.region = region
+
+    def __hash__(self) -> int:
+        return hash(self.region.signature)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.region.signature == self.region.signature
+
+
+@lru_cache(1024)
+def _region_nest(key: _Key) -> Found | Unsupported:
+    region = key.region
+    try:
+        _refuse(region)
+        nest, loads = nest_of(region)
+        if any(s.scalar for s in nest.sources) and any(e.dtype == "float64" for e in nest.exprs):
+            raise Unsupported("a Python number in float64 arithmetic: kernels take numbers as float32")
+        return region, nest, loads
+    except Unsupported as error:
+        return error
+
+
+def _refuse(region: Region) -> None:
+    """Raise `Unsupported` where a look at the tensors says that there is nothing to compute, or nothing to do it on."""
+    if all(n.packet in VIEWS for n in region.ops):
+        raise Unsupported("only views, which are free")
+    views = [m for n in region.ops if n.packet in VIEWS for m in n.metas if m is not None]
+    if any(m.numel == 0 for m in (*views, *(region.graph.meta(v) for v in (*region.inputs, *region.outputs)))):
+        raise Unsupported("an empty tensor")
+    for value in (*region.inputs, *region.outputs):
+        meta = region.graph.meta(value)
+        if meta.dtype.startswith("complex"):
+            raise Unsupported("complex numbers")
+    made = (meta for n in region.ops for meta in n.metas if meta is not None)
+    for meta in (*made, *(region.graph.meta(v) for v in region.inputs)):
+        if meta.dtype not in TRITON_DTYPE and not meta.dtype.startswith("complex"):
+            raise Unsupported(f"numbers of dtype {meta.dtype}")
+    if all(region.graph.nodes[v.node].kind == "scalar" for v in region.inputs):
+        raise Unsupported("no tensor goes in, so that nothing says on which device to compute")
+
+
+__all__ = ["region_nest"]

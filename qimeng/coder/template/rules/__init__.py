@@ -1,0 +1,1 @@
+"""From ATen operators to loop nests: one file a kind of operator."""

@@ -1,0 +1,72 @@
+"""What every rule is written with: the table it enters, the dtype it aims at, and operands in that dtype.
+
+Deals in names and dtypes. Knows nothing about what any operator computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from qimeng.coder.template.nest.ir import Expr
+from qimeng.coder.template.rules.builder import Builder, converted
+from qimeng.coder.template.triton.ops import compute_dtype, is_float
+
+Rule = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., Any])
+RULES: dict[str, Rule] = {}
+"""Operator packet (``"aten.add"``) to its rule."""
+
+SMALL = ("bool", "int8", "uint8", "int16")
+"""Integers that reductions take as int32."""
+
+
+def rule(*names: str) -> Callable[[F], F]:
+    """Enter a function in `RULES` under each of `names`."""
+
+    def enter(function: F) -> F:
+        for name in names:
+            RULES[f"aten.{name}"] = function
+        return function
+
+    return enter
+
+
+def out_dtype(node: Any) -> str:
+    """The dtype of the operator's (first) result."""
+    return str(node.metas[0].dtype)
+
+
+def operand(b: Builder, x: Any, dtype: str) -> Any:
+    """`x`, a tensor or a number, in the dtype that arithmetic towards `dtype` is done in.
+
+    >>> operand(Builder(), 2, "float16"), operand(Builder(), 300, "uint8"), operand(Builder(), 2, "bool")
+    (2.0, 44, True)
+    """
+    if isinstance(x, Expr):
+        want = compute_dtype(dtype)
+        return x if compute_dtype(x.dtype) == want else b.cast(x, want)
+    return float(x) if is_float(dtype) else converted(x, dtype)
+
+
+def common_dtype(*operands: Any) -> str:
+    """The dtype in which tensors and numbers are compared, to which a number is wrapped or rounded."""
+    tensors = [getattr(torch, x.dtype) for x in operands if isinstance(x, Expr)]
+    dtype = tensors[0]
+    for other in tensors[1:]:
+        dtype = torch.promote_types(dtype, other)
+    for number in (x for x in operands if not isinstance(x, Expr)):
+        if isinstance(number, float) and not dtype.is_floating_point:
+            dtype = torch.float32
+        elif type(number) is int and dtype is torch.bool:
+            dtype = torch.int64
+    return str(dtype).removeprefix("torch.")
+
+
+def dims_of(dims: Any) -> list[int] | None:
+    """A dimension or a list of them as a list; None stays."""
+    if dims is None:
+        return None
+    return [dims] if isinstance(dims, int) else list(dims)

@@ -1,0 +1,12 @@
+"""The table from ATen operators to loop nests, whole.
+
+Deals in which files hold rules. Knows nothing about what any of them says.
+"""
+
+from qimeng.coder.template.rules import activations, functions, pointwise, products, reductions, views
+from qimeng.coder.template.rules.base import RULES
+
+FILES = (activations, functions, pointwise, products, reductions, views)
+"""Importing each of them enters its rules."""
+
+__all__ = ["FILES", "RULES"]

@@ -1,0 +1,1 @@
+"""Expressions of a loop nest as Triton text."""

@@ -1,0 +1,224 @@
+"""Where families are registered, and which of them covers a region.
+
+Deals in names, entry points, matching, and in faults of other packages' families. Knows nothing about any one family:
+the built-in ones are loaded by name when one is first asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import is_dataclass
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from qimeng.device import Device
+from qimeng.errors import FamilyFault, IllegalAction, QimengError
+from qimeng.family.base import AnyFamily, Family, Move, NotConcerned, Unsupported
+from qimeng.family.guard import guarded
+from qimeng.graph.region import Region
+from qimeng.program.schedule import Schedule
+
+GROUP = "qimeng.families"
+"""Entry-point group through which other packages add families."""
+
+BUILT_IN = {
+    "gemm": "qimeng.coder.template.families.gemm.family:Gemm",
+    "tile": "qimeng.coder.template.families.tile.family:Tile",
+}
+"""Name to where the class is, in the order in which they are asked."""
+
+_own: dict[str, AnyFamily] = {}
+_built_in: dict[str, AnyFamily] = {}
+_entered: set[EntryPoint] = set()
+_loaded: list[bool] = []
+_faults: dict[str, str] = {}
+
+
+def families() -> dict[str, AnyFamily]:
+    """Every family by name, in the order in which they are asked: those of other packages know less and go first.
+
+    Families of installed packages (entry points) are loaded at the first call.
+
+    Raises:
+        QimengError: an installed package's family cannot be loaded or registered; the message names the package.
+    """
+    if not _loaded:
+        for point in entry_points(group=GROUP):
+            if point in _entered:
+                continue
+            _entered.add(point)
+            try:
+                found = point.load()
+                register_family(found() if isinstance(found, type) else found)
+            except Exception as error:  # loading runs the other package's code
+                _entered.discard(point)
+                package = point.dist.name if point.dist else point.value
+                raise QimengError(
+                    f"the family {point.name!r} of the installed package {package} cannot be used "
+                    f"({type(error).__name__}: {error}); mend or uninstall that package"
+                ) from error
+        _loaded.append(True)
+    for name, place in BUILT_IN.items():
+        if name not in _built_in:
+            module, _, attribute = place.partition(":")
+            _built_in[name] = getattr(import_module(module), attribute)()
+    return _own | _built_in
+
+
+def register_family(family: AnyFamily) -> AnyFamily:
+    """Add a family; it is asked before those registered earlier and before the built-in ones.
+
+    Raises:
+        ValueError: a family of that name is registered already, the name is not an identifier, the schedule is no
+            frozen dataclass of that family whose fields have defaults, or a move is no `Move`.
+    """
+    name, schedule = getattr(family, "name", None), getattr(family, "schedule", None)
+    if not isinstance(family, Family):
+        raise ValueError(f"a family must extend qimeng.family.Family, {type(family).__qualname__} does not")
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"a family's name must be an identifier, {type(family).__qualname__} has {name!r}")
+    if name in BUILT_IN or name in _own:
+        raise ValueError(f"a family called {name!r} is registered already")
+    if not (isinstance(schedule, type) and issubclass(schedule, Schedule) and is_dataclass(schedule)):
+        raise ValueError(f"the family {name!r} has the schedule {schedule!r}; it must be a dataclass of Schedule")
+    if schedule().family != name:
+        raise ValueError(
+            f"the schedule of the family {name!r} says that it is of {schedule().family!r}; "
+            f"give it the field family: str = family_field({name!r})"
+        )
+    if wrong := [kind for kind, move in family.moves.items() if not isinstance(move, Move)]:
+        raise ValueError(f"the family {name!r} has a move {wrong[0]!r} that is no Move")
+    mine, others = {name: guarded(family)}, dict(_own)
+    _own.clear()
+    _own.update(mine | others)
+    return family
+
+
+def unregister_family(name: str) -> None:
+    """Take a family out again (for tests and notebooks)."""
+    _own.pop(name, None)
+
+
+def is_built_in(family: AnyFamily) -> bool:
+    """Whether this package brought it, so that what it prints need not be checked like anybody's text."""
+    return _built_in.get(family.name) is family
+
+
+def family_of(schedule: Schedule) -> AnyFamily:
+    """The family that prints `schedule`.
+
+    Raises:
+        IllegalAction: there is none of that name; the message lists the names.
+    """
+    try:
+        return families()[schedule.family]
+    except KeyError:
+        raise IllegalAction(f"no family {schedule.family!r}; known: {', '.join(families())}") from None
+
+
+def plan_of(family: AnyFamily, region: Region) -> Any:
+    """The plan of `region` by `family`; equal regions are planned once.
+
+    Raises:
+        Unsupported: the family does not cover it.
+        FamilyFault: the family fails by itself.
+    """
+    found = _plan(family, _Key(region))
+    if isinstance(found, Unsupported):
+        raise found
+    return found
+
+
+def covering(region: Region) -> tuple[AnyFamily, Any]:
+    """The first family that covers `region`, and its plan.
+
+    A family that fails by itself is passed over; what it did is for `take_faults`.
+
+    Raises:
+        Unsupported: none does; the message is that of the first family whose business such regions are.
+        FamilyFault: one failed by itself, and no other covers the region.
+    """
+    reasons: list[Unsupported] = []
+    failed: FamilyFault | None = None
+    for family in families().values():
+        try:
+            return family, plan_of(family, region)
+        except Unsupported as error:
+            reasons.append(error)
+        except FamilyFault as fault:
+            _faults[family.name], failed = str(fault), fault
+    if failed is not None:
+        raise failed
+    raise min(reasons, key=lambda reason: isinstance(reason, NotConcerned))
+
+
+def is_covered(region: Region) -> bool:
+    """Whether a family covers `region`."""
+    try:
+        covering(region)
+    except Unsupported:
+        return False
+    return True
+
+
+def concerned(region: Region) -> AnyFamily | None:
+    """The family whose business regions like this are, covered or not; None where nobody's."""
+    for family in families().values():
+        try:
+            if family.concerns(region):
+                return family
+        except FamilyFault as fault:
+            _faults[family.name] = str(fault)
+    return None
+
+
+def take_faults() -> dict[str, str]:
+    """Families that failed by themselves and were passed over since this was last asked: name to message."""
+    found = dict(_faults)
+    _faults.clear()
+    return found
+
+
+def refusal(family: AnyFamily, plan: Any, schedule: Schedule, device: Device) -> str | None:
+    """None where `schedule` fits `device`, else why not, with the numbers."""
+    return family.needs(plan, schedule).refusal(device)
+
+
+class _Key:
+    """A region that hashes by what it computes."""
+
+    def __init__(self, region: Region):
+        self.region = region
+
+    def __hash__(self) -> int:
+        return hash(self.region.signature)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.region.signature == self.region.signature
+
+
+@lru_cache(4096)
+def _plan(family: AnyFamily, key: _Key) -> Any:
+    """The plan, or the `Unsupported` that says why there is none."""
+    try:
+        return family.plan(key.region)
+    except Unsupported as error:
+        return error
+
+
+__all__ = [
+    "BUILT_IN",
+    "GROUP",
+    "concerned",
+    "covering",
+    "families",
+    "family_of",
+    "is_built_in",
+    "is_covered",
+    "plan_of",
+    "refusal",
+    "register_family",
+    "take_faults",
+    "unregister_family",
+]
