@@ -48,7 +48,7 @@ def mutants(
     each: Annotated[int, typer.Option(help="Mutants of one program.")] = 12,
     seed: Seed = 0,
 ) -> None:
-    """Put mutants of right kernels before an independent witness, the judge, and KernelBench's own check."""
+    """Put mutants of right kernels before an independent oracle, the judge, and KernelBench's own check."""
     from experiments.trust.runs import mutants as run
 
     run(out, seconds, jobs, count, each, seed)

@@ -152,26 +152,26 @@ def answer(args: argparse.Namespace) -> None:
 
 def judge(args: argparse.Namespace) -> None:
     """Judge what was answered, beside copies of the nearest patches and the template coder's own."""
-    from experiments.writer.judging import Judged, hearings, read_rows, rows_of
-    from experiments.writer.judging import judge as judge_hearings
+    from experiments.writer.judging import Judged, batches, read_rows, rows_of
+    from experiments.writer.judging import judge as judge_batches
 
     file = args.out / JUDGED
     work = partial(rows_of, coders=partial(coders, args.out.resolve()), environment=environment(target_device()))
     done = list(read_rows(file))
     # the template coder last, and of each part a few in turn, so that a run that is cut off has some of everything
     some = [
-        hearing
+        batch
         for names in (CODERS[:-1], CODERS[-1:])
-        for both in zip_longest(*(hearings(p, requests(args.out, p, args.requests), names, done) for p in PARTS))
-        for hearing in both
-        if hearing is not None
+        for both in zip_longest(*(batches(p, requests(args.out, p, args.requests), names, done) for p in PARTS))
+        for batch in both
+        if batch is not None
     ]
 
     def tell(row: Judged) -> None:
         print(row.part, row.coder, row.chain, row.kind, row.error or row.tries, flush=True)
 
     places = gpu_places(0, args.jobs, visible_gpus())
-    judge_hearings(some, work, file, places, 60 * args.minutes, on_row=tell)
+    judge_batches(some, work, file, places, 60 * args.minutes, on_row=tell)
     table(args)
 
 

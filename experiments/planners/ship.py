@@ -21,7 +21,7 @@ LARGEST = 12 * 2**20
 """Bytes that the package may grow by."""
 
 
-def told(figures: MethodFigures) -> str:
+def in_words(figures: MethodFigures) -> str:
     """One method's figures in words."""
     shares = ", ".join(f"{100 * f.value:.0f} % after {n}" for n, f in figures.shares.items())
     there = f"{100 * SHARE:.0f} % after {figures.needed.value:.0f} evaluations (median)"
@@ -46,7 +46,7 @@ def ship(folder: Path, replays: Path | None = None, label: str = "RL", out: Path
     for one in summarize(read_replays(replays)) if replays else ():
         if one.method.label.split(", ")[0] == label:
             search = "by itself" if one.method.search == "greedy" else one.method.search
-            figures[f"{search}, {one.specs} held-out specs"] = told(one)
+            figures[f"{search}, {one.specs} held-out specs"] = in_words(one)
     shutil.rmtree(out, ignore_errors=True)
     save(load(folder), out, Card(report.data, report.times, report.reward, figures), half=True)
     size = sum(path.stat().st_size for path in out.iterdir())
@@ -55,4 +55,4 @@ def ship(folder: Path, replays: Path | None = None, label: str = "RL", out: Path
         raise QimengError(f"the weights take more than {LARGEST / 2**20:.0f} MiB: train a smaller model")
 
 
-__all__ = ["ship", "told"]
+__all__ = ["ship", "in_words"]

@@ -1,4 +1,4 @@
-"""The mutation figure: of mutants that a witness sees wrong, the share that the judge lets pass.
+"""Mutation testing of the judge: of the mutants that an oracle finds wrong, the share that the judge lets pass.
 
 Deals in drawn specs, programs of our own coder, mutants of these, and three opinions on each: the oracle's, the
 judge's, and KernelBench's own check. Knows nothing about files of rows or tables.
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
-from experiments.trust.asker import Asker
 from experiments.trust.journal import Data
 from experiments.trust.mutation import Mutation, choose, mutations
-from experiments.trust.oracle import Question, Witness
+from experiments.trust.oracle import Finding, Question
+from experiments.trust.oracle_process import OracleProcess
 from experiments.trust.programs import Subject, make_subject
 from experiments.trust.verdicts import Judged, Verdicts
 from qimeng.device import Device
@@ -70,24 +70,26 @@ def try_subject(plan: Plan, number: int) -> list[Data]:
     question = Question(spec.source, spec.dtype, spec.mode, plan.device, plan.inputs)
     verdicts = Verdicts(spec, subject.graph, plan.device)
     try:
-        with Asker(question) as oracle:
+        with OracleProcess(question) as oracle:
             rows = list(_mutants(plan, subject, key, oracle, verdicts, own))
     finally:
         verdicts.close()
     return [*rows, own]
 
 
-def _mutants(plan: Plan, subject: Subject, key: str, oracle: Asker, verdicts: Verdicts, own: Data) -> Iterator[Data]:
-    """The rows of the mutants; `own` is told where the program itself is not seen to be right by all."""
-    witness = oracle.ask(subject.program.source, plan.oracle_s)
+def _mutants(
+    plan: Plan, subject: Subject, key: str, oracle: OracleProcess, verdicts: Verdicts, own: Data
+) -> Iterator[Data]:
+    """The rows of the mutants; `own` says so where the program itself is not right by both."""
+    finding = oracle.ask(subject.program.source, plan.oracle_s)
     judged = verdicts.judge(subject.program)
-    own |= {"witness": asdict(witness), **_told(judged)}
-    if witness.found != "right" or not judged.ok or witness.inputs < plan.inputs:
-        own["left_out"] = "the program itself is not right to both" + (f": {witness.words}" if witness.words else "")
+    own |= {"witness": asdict(finding), **_as_row(judged)}
+    if finding.found != "right" or not judged.ok or finding.inputs < plan.inputs:
+        own["left_out"] = "the program itself is not right to both" + (f": {finding.words}" if finding.words else "")
         return
     for place, (signature, mutation) in enumerate(_chosen(plan, subject, key)):
         program = _mutated(subject.program, signature, mutation)
-        witness, judged = oracle.ask(program.source, plan.oracle_s), verdicts.judge(program)
+        finding, judged = oracle.ask(program.source, plan.oracle_s), verdicts.judge(program)
         own["mutants"] += 1
         yield {
             "key": f"{key}-{place}",
@@ -100,8 +102,8 @@ def _mutants(plan: Plan, subject: Subject, key: str, oracle: Asker, verdicts: Ve
             "kind": mutation.kind,
             "operator": mutation.operator,
             "diff": mutation.diff(subject.program.implementations[signature].source),
-            "witness": asdict(witness),
-            **_told(judged),
+            "witness": asdict(finding),
+            **_as_row(judged),
         }
 
 
@@ -129,7 +131,7 @@ def _mutated(program: Program, signature: str, mutation: Mutation) -> Program:
     return replace(program, implementations={**program.implementations, signature: new})
 
 
-def _told(judged: Judged) -> Data:
+def _as_row(judged: Judged) -> Data:
     return {"search": _verdict(judged.search), "final": judged.final and _verdict(judged.final)}
 
 
@@ -146,4 +148,4 @@ def _verdict(verdict: Verdict) -> Data:
     }
 
 
-__all__ = ["Plan", "Witness", "subject_key", "try_subject"]
+__all__ = ["Plan", "Finding", "subject_key", "try_subject"]

@@ -1,10 +1,10 @@
-"""A witness that knows nothing of the judge: is a program wrong on any of many inputs?
+"""An oracle that knows nothing of the judge: is a program wrong on any of many inputs?
 
 Deals in a problem's own text, run as it stands in float64, in PyTorch's own dtype, and as the program. It shares no
 code with the judge: inputs, weights, errors and limits are its own, and a test holds that it imports none of it. What
 Triton's interpreter gets wrong is mended by `qimeng.envs.interpreter`, where programs run in it: that is the machine.
 
-A program is *witnessed wrong* where its error is over 10 times eager's on any of the inputs. The error of an output is
+A program is *wrong* where its error is over 10 times eager's on any of the inputs. The error of an output is
 the largest of |y - r| / (|r| + mean of |r| over its last dimension); eager's counts as half an ulp where it is smaller.
 The inputs: half as the problem makes them, half with each tensor times a factor between 0.01 and 5; the weights: as the
 problem makes them for every other input, else moved by a tenth. Elements that are not finite in float64 or in eager are
@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 FACTOR = 10.0
-"""Times eager's error above which a program is witnessed wrong."""
+"""Times eager's error above which a program counts as wrong."""
 STOCK_TRIALS, STOCK_SEED = 5, 42
 """KernelBench's own check: five draws as the problem makes them (`src/kernelbench/eval.py`, commit 423217d)."""
 STOCK_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
@@ -62,7 +62,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Witness:
+class Finding:
     """What was seen of one program.
 
     Attributes:
@@ -151,7 +151,7 @@ class Oracle:
         doubles = (self.problem.model(torch.float64, False), self.problem.model(torch.float64, True))
         self.exact = [self.problem.exact(i, doubles) for i in range(question.inputs)]
 
-    def ask(self, source: str, limit_s: float) -> Witness:
+    def ask(self, source: str, limit_s: float) -> Finding:
         """What is seen of the program `source`, a file with a class `Model`, within `limit_s` seconds."""
         began, folder = time.monotonic(), tempfile.mkdtemp(prefix="oracle_")
         reader, writer = os.pipe()
@@ -164,10 +164,10 @@ class Oracle:
         shutil.rmtree(folder, ignore_errors=True)
         seconds = round(time.monotonic() - began, 2)
         if text.endswith("\n"):
-            return Witness(**{**json.loads(text), "seconds": seconds})
+            return Finding(**{**json.loads(text), "seconds": seconds})
         if status is None:
-            return Witness("hang", seconds=seconds, words=f"no answer in {limit_s + 20:g} s")
-        return Witness("crash", seconds=seconds, words=f"ended with status {status}")
+            return Finding("hang", seconds=seconds, words=f"no answer in {limit_s + 20:g} s")
+        return Finding("crash", seconds=seconds, words=f"ended with status {status}")
 
     def _child(self, source: str, folder: str, writer: int, limit_s: float) -> None:
         """Answer into `writer` and end; never returns."""
@@ -180,12 +180,12 @@ class Oracle:
             try:
                 seen = self._look(_load(source, folder), time.monotonic() + limit_s)
             except Exception as error:  # noqa: BLE001  whatever a program raises is its answer
-                seen = Witness("refused", words=f"{type(error).__name__}: {error}"[-600:])
+                seen = Finding("refused", words=f"{type(error).__name__}: {error}"[-600:])
             os.write(writer, (json.dumps(asdict(seen)) + "\n").encode())
         finally:
             os._exit(0)
 
-    def _look(self, program: Any, end: float) -> Witness:
+    def _look(self, program: Any, end: float) -> Finding:
         device, mode = self.question.device, self.question.mode
         torch.backends.cuda.matmul.allow_tf32 = mode == "high"
         if mode == "highest":
@@ -199,7 +199,7 @@ class Oracle:
                 y, e = _call(mine[0], inputs, device), _call(eager[0], inputs, device)
                 stock = stock and _close(y, e, None)
                 loose = loose and _close(y, e, LOOSE_TOLERANCE)
-            seen = Witness("right")
+            seen = Finding("right")
             for number, exact in enumerate(self.exact):
                 if time.monotonic() > end:
                     break
@@ -208,28 +208,28 @@ class Oracle:
                 seen = _worse(seen, compare(y, e, exact), number)
                 if seen.found == "wrong":
                     break
-        return Witness(**{**asdict(seen), "stock": stock, "loose": loose})
+        return Finding(**{**asdict(seen), "stock": stock, "loose": loose})
 
 
-def compare(program: list[torch.Tensor], eager: list[torch.Tensor], exact: list[torch.Tensor]) -> Witness:
+def compare(program: list[torch.Tensor], eager: list[torch.Tensor], exact: list[torch.Tensor]) -> Finding:
     """The outputs of one call beside eager's and the float64 run's, all on the CPU."""
     if len(program) != len(eager):
-        return Witness("wrong", words=f"{len(program)} outputs instead of {len(eager)}")
-    worst = Witness("right")
+        return Finding("wrong", words=f"{len(program)} outputs instead of {len(eager)}")
+    worst = Finding("right")
     for place, (y, e, r) in enumerate(zip(program, eager, exact, strict=True)):
         if y.shape != e.shape or y.dtype != e.dtype:
-            return Witness("wrong", words=f"output {place} is {tuple(y.shape)} {y.dtype}")
+            return Finding("wrong", words=f"output {place} is {tuple(y.shape)} {y.dtype}")
         if not y.is_floating_point():
             right = (y == e) | (y == r.to(y.dtype))
             if not bool(right.all()):
-                return Witness("wrong", words=f"output {place}: {int((~right).sum())} elements differ")
+                return Finding("wrong", words=f"output {place}: {int((~right).sum())} elements differ")
             continue
         own, error = _error(e, r, e), _error(y, r, e)
         times = error / max(own, torch.finfo(y.dtype).eps / 2)
         if not times <= (worst.times or 0.0):
             told = error if math.isfinite(error) else None
             found = "right" if times <= FACTOR else "wrong"
-            worst = Witness(found, told, times if math.isfinite(times) else None, words=f"output {place}")
+            worst = Finding(found, told, times if math.isfinite(times) else None, words=f"output {place}")
             if told is None:
                 return worst
     return worst
@@ -254,10 +254,10 @@ def _error(y: torch.Tensor, exact: torch.Tensor, eager: torch.Tensor) -> float:
     return float(errors.nan_to_num(math.inf, math.inf).max()) if errors.numel() else 0.0
 
 
-def _worse(a: Witness, b: Witness, number: int) -> Witness:
+def _worse(a: Finding, b: Finding, number: int) -> Finding:
     worse = b if b.found == "wrong" or (b.times or 0.0) > (a.times or 0.0) else a
     words = f"{b.words}, input {number}" if worse is b else a.words
-    return Witness(worse.found, worse.error, worse.times, number + 1, words)
+    return Finding(worse.found, worse.error, worse.times, number + 1, words)
 
 
 def _call(model: torch.nn.Module, inputs: list[Any], device: str) -> list[torch.Tensor]:
@@ -329,7 +329,7 @@ def _read_until(reader: int, child: int, end: float) -> tuple[str, int | None]:
 def serve() -> None:
     """Answer questions on standard input, a line of JSON each: the problem first, then programs.
 
-    `experiments.trust.asker` asks. On the CPU it is started with ``TRITON_INTERPRET=1``.
+    `experiments.trust.oracle_process` asks. On the CPU it is started with ``TRITON_INTERPRET=1``.
     """
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -348,4 +348,4 @@ def serve() -> None:
 if __name__ == "__main__":
     serve()
 
-__all__ = ["FACTOR", "Oracle", "Problem", "Question", "Witness", "compare", "serve", "tensors"]
+__all__ = ["FACTOR", "Oracle", "Problem", "Question", "Finding", "compare", "serve", "tensors"]

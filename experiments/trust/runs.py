@@ -60,7 +60,7 @@ def exploits(out: Path, seconds: float, jobs: int = 1, only: str = "") -> bool:
 
 
 def mutants(out: Path, seconds: float, jobs: int = 1, count: int = 500, each: int = 12, seed: int = 0) -> None:
-    """Put mutants of right kernels before an independent witness, the judge, and KernelBench's own check.
+    """Put mutants of right kernels before an independent oracle, the judge, and KernelBench's own check.
 
     Args:
         out: file of rows.

@@ -16,26 +16,26 @@ Rows = Sequence[dict[str, Any]]
 INTERPRETED, PYTORCH = "Triton's interpreter on the CPU", "PyTorch on the CPU (the judge alone, no kernels)"
 """What ran where there was no GPU."""
 APART = ("refused", "crash", "hang")
-"""What a witness says of a mutant that nobody needs to compare: it does not compile, raises, crashes or hangs."""
+"""What the oracle says of a mutant without a result to compare: it does not compile, raises, crashes or hangs."""
 
 
 def mutants(rows: Rows) -> str:
-    """What was witnessed wrong and missed, by class of mutation."""
+    """What the oracle finds wrong and the judge misses, by class of mutation."""
     head = [
         "class",
         "mutants",
         "do not run",
-        "witnessed wrong",
+        "wrong by the oracle",
         "missed in a search",
         "missed in the end",
         "share missed",
     ]
-    table = [[*head, "KernelBench's rule misses", "the same at 1e-2", "refused, not witnessed"]]
+    table = [[*head, "KernelBench's rule misses", "the same at 1e-2", "refused by the judge alone"]]
     found = [r for r in rows if r["what"] == "mutant"]
     kinds = sorted({r["kind"] for r in found})
     for kind in [*kinds, "all"]:
         mine = [r for r in found if kind in (r["kind"], "all")]
-        wrong = [r for r in mine if is_witnessed(r)]
+        wrong = [r for r in mine if is_wrong(r)]
         stock, loose = ([r for r in wrong if r["witness"][rule]] for rule in ("stock", "loose"))
         missed = [r for r in wrong if is_missed(r)]
         counts = [
@@ -52,8 +52,10 @@ def mutants(rows: Rows) -> str:
 
 
 def survivors(rows: Rows) -> str:
-    """The mutants that were witnessed wrong and that the judge let pass, with what it saw of them."""
-    table = [["mutant", "class", "what was done", "witnessed error", "over eager's", "the judge's error of its budget"]]
+    """The mutants that the oracle finds wrong and the judge lets pass, with the errors that each measured."""
+    table = [
+        ["mutant", "class", "what was done", "the oracle's error", "over eager's", "the judge's error of its budget"]
+    ]
     for r in rows:
         if r["what"] == "mutant" and is_missed(r):
             w, j = r["witness"], r["final"]
@@ -185,14 +187,14 @@ def recheck(rows: Rows) -> str:
     return text if len(odd) == 1 else f"{text}\n{markdown(odd)}"
 
 
-def is_witnessed(row: dict[str, Any]) -> bool:
+def is_wrong(row: dict[str, Any]) -> bool:
     """Whether the oracle saw a mutant wrong."""
     return bool(row["witness"]["found"] == "wrong")
 
 
 def is_missed(row: dict[str, Any]) -> bool:
     """Whether the judge let pass what the oracle saw wrong."""
-    return is_witnessed(row) and _passed(row)
+    return is_wrong(row) and _passed(row)
 
 
 def _passed(row: dict[str, Any]) -> bool:
@@ -249,7 +251,7 @@ __all__ = [
     "cost",
     "exploits",
     "is_missed",
-    "is_witnessed",
+    "is_wrong",
     "mutants",
     "recheck",
     "soak",

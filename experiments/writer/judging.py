@@ -74,14 +74,14 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Hearing:
+class Batch:
     """Requests of one spec, with the names of the coders that each is put to."""
 
     part: str
     asked: tuple[tuple[Example, tuple[str, ...]], ...]
 
 
-def hearings(part: str, examples: Iterable[Example], coders: Sequence[str], done: Iterable[Judged]) -> list[Hearing]:
+def batches(part: str, examples: Iterable[Example], coders: Sequence[str], done: Iterable[Judged]) -> list[Batch]:
     """What is still to be judged; what could not be judged is tried again.
 
     Args:
@@ -99,13 +99,13 @@ def hearings(part: str, examples: Iterable[Example], coders: Sequence[str], done
     for _, group in groupby(sorted(examples, key=spec), spec):
         left = [(e, tuple(n for n in coders if (part, e.key, n) not in known)) for e in group]
         left = [(e, names) for e, names in left if names]
-        found += [Hearing(part, tuple(left[i : i + TOGETHER])) for i in range(0, len(left), TOGETHER)]
+        found += [Batch(part, tuple(left[i : i + TOGETHER])) for i in range(0, len(left), TOGETHER)]
     return found
 
 
 def judge(
-    some: Sequence[Hearing],
-    work: Callable[[Hearing], Sequence[Judged]],
+    some: Sequence[Batch],
+    work: Callable[[Batch], Sequence[Judged]],
     out: Path,
     places: Sequence[Place] = (Place(),),
     seconds: float = math.inf,
@@ -120,7 +120,7 @@ def judge(
         out: JSON lines.
         places: where, and how many at once.
         seconds: wall-clock limit; what is not judged by then is left to another run.
-        limit_s: seconds that one hearing may take; none of its rows is kept if it takes longer.
+        limit_s: seconds that one batch may take; none of its rows is kept if it takes longer.
         on_row: told each row.
     """
     stop_at = time.monotonic() + seconds
@@ -134,26 +134,26 @@ def judge(
                 on_row(row)
 
 
-def _empty(hearing: Hearing, environment: Environment) -> list[Judged]:
-    """The rows of a hearing before it takes place."""
+def _empty(batch: Batch, environment: Environment) -> list[Judged]:
+    """The rows of a batch before it is judged."""
     return [
-        Judged(hearing.part, e.key, name, e.traits.kind, e.chain, 0, (), 0.0, environment)
-        for e, names in hearing.asked
+        Judged(batch.part, e.key, name, e.traits.kind, e.chain, 0, (), 0.0, environment)
+        for e, names in batch.asked
         for name in names
     ]
 
 
 def rows_of(
-    hearing: Hearing,
+    batch: Batch,
     coders: Callable[[], Mapping[str, Coder]],
     environment: Environment,
     device: str | None = None,
     repairs: int = REPAIRS,
 ) -> list[Judged]:
-    """The rows of one hearing, whose judge is made once.
+    """The rows of one batch, whose judge is made once.
 
     Args:
-        hearing: what is judged.
+        batch: what is judged.
         coders: makes the coders, by name.
         environment: of the rows.
         device: name of a device to estimate for; the GPU of this machine by default.
@@ -162,13 +162,13 @@ def rows_of(
     Raises:
         QimengError: there is no judge for the spec.
     """
-    first, by_name = hearing.asked[0][0], coders()
+    first, by_name = batch.asked[0][0], coders()
     spec = KernelSpec.from_source(first.source, "held-out", dtype=first.dtype, mode=first.mode)
     writer = next((c for c in by_name.values() if c.free_hand), "template")  # all are judged as a model is
-    task, rows = make_task(spec, coder=writer, device=device), iter(_empty(hearing, environment))
+    task, rows = make_task(spec, coder=writer, device=device), iter(_empty(batch, environment))
     found = []
     with closing(task.evaluator) as evaluator:
-        for example, names in hearing.asked:
+        for example, names in batch.asked:
             for name in names:
                 row, began = next(rows), time.monotonic()
                 try:
@@ -222,4 +222,4 @@ WRITERS = {"writer": table}
 """What a table in a document may ask for."""
 
 
-__all__ = ["WRITERS", "Hearing", "Judged", "attempts", "hearings", "judge", "read_rows", "rows_of", "table"]
+__all__ = ["WRITERS", "Batch", "Judged", "attempts", "batches", "judge", "read_rows", "rows_of", "table"]

@@ -55,7 +55,7 @@ def test_seconds_run_out_and_bad_rows_are_named(tmp_path: Path) -> None:
         read_journal(tmp_path / "other.jsonl")
 
 
-def test_what_was_witnessed_and_missed_is_counted_by_class(tmp_path: Path) -> None:
+def test_what_the_oracle_finds_and_the_judge_misses_is_counted_by_class(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "rows.jsonl", HERE)
     for row in (
         mutant("0-0", "index", "wrong", passed=True),

@@ -1,4 +1,4 @@
-"""The witness on programs whose verdict is known, and that it is no relative of the judge."""
+"""The oracle on programs whose verdict is known, and that it is no relative of the judge."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from experiments.trust import oracle
-from experiments.trust.asker import Asker
 from experiments.trust.oracle import Problem, Question, compare
+from experiments.trust.oracle_process import OracleProcess
 
 TEXT = """
 import torch
@@ -63,13 +63,13 @@ class Model(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def asker() -> Iterator[Asker]:
-    with Asker(Question(TEXT, inputs=40)) as made:
+def process() -> Iterator[OracleProcess]:
+    with OracleProcess(Question(TEXT, inputs=40)) as made:
         yield made
 
 
-def test_a_right_kernel_is_not_seen_wrong(asker: Asker) -> None:
-    seen = asker.ask(RIGHT, 60.0)
+def test_a_right_kernel_is_not_seen_wrong(process: OracleProcess) -> None:
+    seen = process.ask(RIGHT, 60.0)
     assert (seen.found, seen.inputs, seen.stock, seen.loose) == ("right", 40, True, True), seen
     assert seen.times is not None and 0 < seen.times <= 10
 
@@ -87,14 +87,14 @@ def test_a_right_kernel_is_not_seen_wrong(asker: Asker) -> None:
         ("y = torch.empty_like(h)", "os.abort()", "crash", "status"),
     ],
 )
-def test_a_wrong_kernel_is(asker: Asker, old: str, new: str, found: str, words: str) -> None:
+def test_a_wrong_kernel_is(process: OracleProcess, old: str, new: str, found: str, words: str) -> None:
     assert old in RIGHT
-    seen = asker.ask(RIGHT.replace(old, new), 60.0)
+    seen = process.ask(RIGHT.replace(old, new), 60.0)
     assert seen.found == found and words in seen.words, seen
 
 
-def test_kernelbench_misses_what_is_seen_here(asker: Asker) -> None:
-    seen = asker.ask(RIGHT.replace("e / tl.sum", "(1 + 4e-5) * e / tl.sum"), 60.0)
+def test_kernelbench_misses_what_is_seen_here(process: OracleProcess) -> None:
+    seen = process.ask(RIGHT.replace("e / tl.sum", "(1 + 4e-5) * e / tl.sum"), 60.0)
     assert seen.found == "wrong" and seen.stock and seen.loose, seen
 
 

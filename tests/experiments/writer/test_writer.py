@@ -15,7 +15,7 @@ from experiments.writer.answering import Answer, Sheet, Written, sheets
 from experiments.writer.copying import CopyCoder, worth_copying
 from experiments.writer.examples import Draw, Example, collect, examples_of, split, units
 from experiments.writer.folder import COPIED, NEAREST, read, requests, write
-from experiments.writer.judging import Hearing, Judged, attempts, hearings, judge, read_rows, rows_of, table
+from experiments.writer.judging import Batch, Judged, attempts, batches, judge, read_rows, rows_of, table
 from experiments.writer.model import SIZES, encoded, kept, new_writer
 from experiments.writer.resized import resized
 from experiments.writer.symbolic import Code, Expressions
@@ -202,22 +202,21 @@ def test_tries_are_counted(examples: list[Example], monkeypatch: pytest.MonkeyPa
     ]
     task = fake_task(request.program.graph)
     monkeypatch.setattr("experiments.writer.judging.make_task", lambda spec, coder, device: task)
-    (hearing,) = hearings("shapes", own[:1], ("copy", "other"), [])
+    (batch,) = batches("shapes", own[:1], ("copy", "other"), [])
     copier = CopyCoder([(e.traits, e.answer) for e in own])
-    row, other = rows_of(hearing, lambda: {"copy": copier, "other": copier}, Environment("fake"))
+    row, other = rows_of(batch, lambda: {"copy": copier, "other": copier}, Environment("fake"))
     assert row.passed == 1 and row.tries == ("passed",) and row.error is None and other.coder == "other"
-    (left,) = hearings("shapes", own[:1], ("copy", "other"), [row, replace(other, error="no judge")])
+    (left,) = batches("shapes", own[:1], ("copy", "other"), [row, replace(other, error="no judge")])
     assert left.asked == ((own[0], ("other",)),)
-    assert not hearings("shapes", own[:1], ("copy",), [row])
+    assert not batches("shapes", own[:1], ("copy",), [row])
 
 
-def heard(hearing: Hearing) -> list[Judged]:
+def fake_rows(batch: Batch) -> list[Judged]:
     """A judge that fails where it is asked about chains."""
-    if hearing.part == "chains":
+    if batch.part == "chains":
         raise OSError("the disk is full")
     return [
-        Judged(hearing.part, e.key, n, "lowering", "add", 1, ("passed",), 1.0, Environment())
-        for e, (n,) in hearing.asked
+        Judged(batch.part, e.key, n, "lowering", "add", 1, ("passed",), 1.0, Environment()) for e, (n,) in batch.asked
     ]
 
 
@@ -226,11 +225,11 @@ def test_a_judge_that_fails_costs_its_own_rows(
 ) -> None:
     monkeypatch.setattr("experiments.writer.judging.Pool", Inline)
     out, some = tmp_path / "rows.jsonl", [examples[0]]
-    both = [*hearings("chains", some, ("copy",), []), *hearings("shapes", some, ("copy",), [])]
-    judge(both, heard, out)
+    both = [*batches("chains", some, ("copy",), []), *batches("shapes", some, ("copy",), [])]
+    judge(both, fake_rows, out)
     rows = {r.part: r for r in read_rows(out)}
     assert rows["shapes"].error is None and "the disk is full" in (rows["chains"].error or "")
-    assert hearings("chains", some, ("copy",), rows.values()) and not hearings("shapes", some, ("copy",), rows.values())
+    assert batches("chains", some, ("copy",), rows.values()) and not batches("shapes", some, ("copy",), rows.values())
 
 
 def test_what_is_worth_copying_is_what_is_copied(examples: list[Example]) -> None:

@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from experiments.trust.oracle import Question, Witness
+from experiments.trust.oracle import Finding, Question
 from qimeng.errors import QimengError
 
 ROOT = Path(__file__).parents[2]
@@ -26,11 +26,11 @@ ANSWER_S = 30.0
 """Seconds that an answer may take beyond the limit that the oracle was given."""
 
 
-class OracleGone(QimengError):
+class OracleDied(QimengError):
     """The oracle's own process cannot be started, or has died."""
 
 
-class Asker:
+class OracleProcess:
     """An oracle for one problem; close it when done.
 
     Args:
@@ -41,26 +41,26 @@ class Asker:
         self.question = question
         self._process: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> Asker:
+    def __enter__(self) -> OracleProcess:
         return self
 
     def __exit__(self, *unused: object) -> None:
         self.close()
 
-    def ask(self, source: str, limit_s: float) -> Witness:
+    def ask(self, source: str, limit_s: float) -> Finding:
         """What is seen of a program within `limit_s` seconds.
 
         Raises:
-            OracleGone: the oracle cannot be started, or died twice over this program.
+            OracleDied: the oracle cannot be started, or died twice over this program.
         """
         for _ in range(2):
             try:
                 text = self._exchange({"source": source, "limit_s": limit_s}, limit_s + ANSWER_S)
-                return Witness(**json.loads(text))
-            except (OracleGone, OSError) as error:
+                return Finding(**json.loads(text))
+            except (OracleDied, OSError) as error:
                 gone = error
                 self.close()
-        raise OracleGone(f"the oracle died twice over one program: {gone}")
+        raise OracleDied(f"the oracle died twice over one program: {gone}")
 
     def close(self) -> None:
         """End the oracle."""
@@ -79,7 +79,7 @@ class Asker:
             self._process = self._start()
             self._send(asdict(self.question))
             if self._line(START_S).strip() != "ready":
-                raise OracleGone("the oracle did not get ready; its words are on standard error")
+                raise OracleDied("the oracle did not get ready; its words are on standard error")
         self._send(message)
         return self._line(limit_s)
 
@@ -106,11 +106,11 @@ class Asker:
     def _line(self, limit_s: float) -> str:
         assert self._process is not None and self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], limit_s)[0]:
-            raise OracleGone(f"no answer in {limit_s:g} s")
+            raise OracleDied(f"no answer in {limit_s:g} s")
         text = self._process.stdout.readline()
         if not text:
-            raise OracleGone(f"it ended with status {self._process.wait()}")
+            raise OracleDied(f"it ended with status {self._process.wait()}")
         return text
 
 
-__all__ = ["Asker", "OracleGone"]
+__all__ = ["OracleProcess", "OracleDied"]
