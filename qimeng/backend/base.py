@@ -1,6 +1,6 @@
 """What a backend is: one language that kernels are written in, with what it can do declared.
 
-Deals in implementations (text) and what comes of compiling them. Knows nothing about how any language is compiled, or
+Deals in implementations (text) and the results of compiling them. Knows nothing about how any language is compiled, or
 about whether a kernel is right or fast.
 """
 

@@ -15,7 +15,7 @@ class Compiled:
     """What came of compiling one implementation.
 
     Attributes:
-        kernels: those that were compiled, in the order of their launches, up to where it failed.
+        kernels: the compiled kernels in the order of their launches, up to the first failure.
         error: why not all of them were; None where they were.
         failure: class of that: ``"compile"`` (the text does not load, or the compiler refuses a kernel), ``"error"``
             (the Python code around the kernels raised), ``"meta"`` (that code needs a tensor's values or a real GPU),

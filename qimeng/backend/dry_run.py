@@ -1,7 +1,7 @@
 """Running an implementation's Python code with tensors that have no data, so that launches can be compiled.
 
 Deals in the order of things and in the classes of failure. Knows nothing about languages: a recorder turns each launch
-into a compilation and keeps what came of it.
+into a compilation and keeps the result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which backends there are: those of this package, and those that installed packages register.
+"""The registered backends: those of this package, and those of installed packages.
 
 Deals in names. Knows nothing about what a backend does.
 """
@@ -28,7 +28,7 @@ def register_backend(backend: Backend) -> Backend:
     if not isinstance(language, str) or not language.isidentifier():
         raise ValueError(f"a backend's language must be an identifier, {type(backend).__qualname__} has {language!r}")
     if language in ("torch", "library"):
-        raise ValueError(f"the language {language!r} means calls of PyTorch, which are compiled by nobody")
+        raise ValueError(f"the language {language!r} means calls of PyTorch, which need no backend")
     if language in _BACKENDS:
         known = type(_BACKENDS[language]).__module__
         raise ValueError(f"the language {language!r} has a backend already ({known})")

@@ -91,7 +91,7 @@ Work = Callable[[Assignment], Explored]
 def explore_one(
     assignment: Assignment, store: Path, seconds: float, device: str = "", coder: str = "template"
 ) -> Explored:
-    """Draw a spec, explore it into the store at `store`, and say what came of it.
+    """Generate a spec, explore it into the store at `store`, and report the outcome.
 
     A spec that cannot be captured, or has the structure of a problem that planners are judged on, is not explored.
     """

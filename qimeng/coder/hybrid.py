@@ -50,7 +50,7 @@ class HybridCoder(Coder):
         return getattr(self.writer, "chat", None)
 
     def write(self, request: Request) -> Patch:
-        """The patch of whoever is to write it.
+        """The patch, from the coder that should write it.
 
         Raises:
             IllegalAction: the action does not apply.

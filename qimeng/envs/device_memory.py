@@ -100,7 +100,7 @@ def the_driver() -> Driver:
 
 
 class Window:
-    """Pieces of device memory side by side, until nobody holds it; tensors made from it hold it.
+    """Contiguously mapped pieces of device memory, mapped while any tensor made from them is alive.
 
     Args:
         files: one for each piece; they may be closed afterwards.
@@ -141,7 +141,7 @@ class Window:
         }  # fmt: skip
 
     def close(self) -> None:
-        """Undo all that was done, the last first; for whoever made it, once no tensor of it is left."""
+        """Undo all steps in reverse order; call it once no tensor of it is left."""
         while self._undo:
             with suppress(Unmappable):
                 self._undo.pop()()

@@ -113,7 +113,7 @@ def difference(actual: Facts, expected: Facts) -> str | None:
 
 
 def without_shares(facts: Facts) -> Facts:
-    """The facts without what shares memory, for calls of which nobody looks at that."""
+    """The facts without shared memory, for calls where that is not checked."""
     return Facts(facts.tree, tuple(replace(leaf, shares=()) for leaf in facts.leaves))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def children(pid: int) -> list[int]:
-    """What `pid` started or adopted and nobody has waited for yet; empty where there is no such process."""
+    """Processes that `pid` started or adopted and that were not reaped yet; empty if there is no such process."""
     if not _tells_children():
         return [p for p, parent in _parents().items() if parent == pid]
     found: dict[int, None] = {}

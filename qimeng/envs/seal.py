@@ -51,7 +51,7 @@ _SETTINGS = tuple(
 )  # fmt: skip
 _PRECISIONS = [("generic", "all"), *((b, op) for b in ("cuda", "mkldnn") for op in ("all", "matmul", "conv"))]
 _SMALL, _DENORMAL = 2.0**-60, 5e-324
-"""Added to one, and doubled: what comes of it says how the processor rounds, and whether it keeps denormals."""
+"""Added to one, and doubled: the results show how the processor rounds, and whether it keeps denormals."""
 
 
 class Seal:

@@ -297,7 +297,7 @@ class Worker:
     ) -> dict[str, Any]:
         """Times of calls on as-given inputs; the output of one is kept for `timed`.
 
-        The memory is given back, as the baselines do, so that whoever is timed next gets the same.
+        The memory is released, as the baselines do, so that the next measurement gets the same memory.
 
         Args:
             seed: of all inputs; see `Stopwatch.measure`.

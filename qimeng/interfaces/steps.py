@@ -86,7 +86,7 @@ def _applied(patch: Patch, program: Program, chosen: int) -> Program:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a trajectory: what was tried and what came of it."""
+    """One step of a trajectory: what was tried and its outcome."""
 
     action: Action
     evaluation: Evaluation | None

@@ -17,7 +17,7 @@ _noted: set[str] = set()
 
 
 def note_printed(region: Region, implementation: Implementation) -> Implementation:
-    """`implementation`, which a template has just printed for `region`; for templates, and for nobody else."""
+    """Record `implementation`, which a template has just printed for `region`. Only templates may call this."""
     key = _key(region, implementation)
     assert key is not None
     _noted.add(key)
@@ -30,7 +30,7 @@ def is_printed(region: Region, implementation: Implementation) -> bool:
 
 
 def note_reference(text: str) -> str:
-    """`text`, a program that is the user's own reference; for whoever makes such programs, and for nobody else."""
+    """Record `text`, a program that is the user's own reference. Only code that makes such programs may call this."""
     _noted.add(_digest("reference", text))
     return text
 

@@ -1,4 +1,4 @@
-"""The store: everything that was ever tried and what came of it, keyed by content hashes."""
+"""The store: everything that was tried and its outcome, keyed by content hashes."""
 
 from qimeng.store.database import SCHEMA_VERSION
 from qimeng.store.rows import (

@@ -1,4 +1,4 @@
-"""The store: one SQLite file a project, with everything that was ever tried and what came of it.
+"""The store: one SQLite file a project, with everything that was tried and its outcome.
 
 Deals in rows keyed by content hashes, so that stores of different machines merge. Knows nothing about how programs are
 written or judged. Each `put_…` is one transaction: a process killed at any moment loses nothing it finished (a machine
@@ -149,7 +149,7 @@ class Store:
         return digest
 
     def put_attempt(self, attempt: StoredAttempt) -> None:
-        """Keep what came of an answer."""
+        """Record the outcome of an answer."""
         action = json.dumps(asdict(attempt.action), sort_keys=True)
         parts = (attempt.parent, action, attempt.reply, attempt.patch, attempt.alternative, attempt.failure)
         self._insert("attempts", (attempt_key(parts), *parts))

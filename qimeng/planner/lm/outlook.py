@@ -68,7 +68,7 @@ class Outlook:
         return found
 
     def tried(self, seen: Observation, action: Action) -> bool:
-        """Whether the tree knows what comes of `action`, refused or not."""
+        """Whether the tree knows the result of `action`, refused or not."""
         return (seen.program.digest, action) in self._tried
 
     def _reached(self, ms: float | None) -> tuple[np.ndarray, np.ndarray]:
