@@ -42,36 +42,36 @@ class TrainConfig:
 
     Attributes:
         trees: files of stored trees (`qimeng collect export`).
-        answers: ``"stored"``: every answer comes from the trees, and what is legal but was never tried is not offered;
-            ``"live"``: the judge of this machine answers; ``"mixed"``: the judge answers what the trees do not know.
-        device: train on the trees of this device, and judge live for it; the trees' only one, or this machine's, by
-            default.
-        coder: name of the coder that says what is legal, and writes where a judge answers.
-        specs: specs drawn from `seed` to train on where there are no trees (``"live"``).
+        answers: ``"stored"``: every answer comes from the trees, and legal actions that were never tried are not
+            offered; ``"live"``: the judge of this machine answers; ``"mixed"``: the judge answers what the trees lack.
+        device: train on the trees of this device, and judge live for it. Default: the only device of the trees, or this
+            machine's.
+        coder: name of the coder that decides what is legal, and writes patches for a live judge.
+        specs: number of specs generated from `seed` if there are no trees (``"live"``).
         start: ``"mini"`` for a new small model, the folder of a planner, or any causal language model of Hugging Face
             by name or path.
-        dtype: of the weights of a model of Hugging Face that is only adapted: ``"float32"`` or ``"bfloat16"``, which
-            takes half the memory; adapter and value head stay in float32.
+        dtype: weights of a Hugging Face model that is only adapted: ``"float32"`` or ``"bfloat16"``, which takes half
+            the memory; adapter and value head stay in float32.
         mini: size of a new small model.
         lora: rank of the LoRA adapter that is trained instead of the whole model; 0 for the whole model.
-        length: most tokens of a state that a new model reads.
+        length: maximum number of tokens of a state for a new model.
         processor: where the model runs, as PyTorch calls it: ``"cpu"``, ``"cuda"``, ``"cuda:1"``; the GPU if there is
             one, by default.
         reward: ``"anytime"``, ``"log-speedup"``, ``"milestones"`` or ``"paper"`` (`qimeng.envs.reward`).
         coverage: weight of the generated kernels' share of the time, added to the reward; 0 for none.
-        held_out: share of the trees that training never sees; one half of those with something to gain decides which
-            weights are kept (validation), what is reported comes from the other.
-        held_out_families: families of specs that are held out as a whole, besides.
-        walks: walks through each tree that go astray now and then, whose states are imitated, besides the best branch.
+        held_out: share of the trees that training never sees. Half of those with a possible gain decide which weights
+            are kept (validation). The report uses the other half.
+        held_out_families: families of specs that are held out completely, in addition.
+        walks: walks with random detours through each tree, whose states are imitated in addition to the best branch.
         teacher: which choices are imitated.
-        imitation: of the best branches; 0 epochs for none.
+        imitation: imitation of the best branches; 0 epochs for none.
         value: fitting the value head before PPO.
         ppo: PPO; 0 steps for none.
         validate_every: rollouts between two validations.
         patience: validations in a row without a better score, after which training ends; 0 for never.
         validation_evaluations: evaluations on each tree of a validation.
         tensorboard: whether TensorBoard's logs are written, to the folder ``tensorboard`` of the run.
-        seed: of the model, of what is held out, and of all that is drawn; that of the parts is added to it.
+        seed: seed of the model, of the held-out trees and of all random draws. The parts' own seeds are added to it.
     """
 
     trees: tuple[str, ...] = ()
