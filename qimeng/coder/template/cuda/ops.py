@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 
+from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
+
 C_TYPE = {
     "float32": "float", "float64": "double", "float16": "__half", "bfloat16": "__nv_bfloat16", "int64": "long long",
     "int32": "int", "int16": "short", "int8": "signed char", "uint8": "unsigned char", "bool": "bool",
@@ -80,19 +82,9 @@ def written(op: str, args: list[str], operands: str) -> str:
     return _TEXTS[op].format(*args)
 
 
-def compute_dtype(dtype: str) -> str:
-    """The dtype that arithmetic on values of `dtype` is done in."""
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
-
-
 def compute_type(dtype: str) -> str:
     """The C++ type of a variable that holds values of `dtype`."""
     return C_TYPE[compute_dtype(dtype)]
-
-
-def is_float(dtype: str) -> bool:
-    """True for floating dtypes."""
-    return dtype.startswith(("float", "bfloat"))
 
 
 def literal(value: object, dtype: str) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from qimeng.coder.template.nest.dtypes import DTYPES
 from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.nest.loads import Loads, nest_of
-from qimeng.coder.template.triton.ops import TRITON_DTYPE
 from qimeng.family import Unsupported
 from qimeng.graph.ops import VIEWS
 from qimeng.graph.region import Region
@@ -69,7 +69,7 @@ def _refuse(region: Region) -> None:
             raise Unsupported("complex numbers")
     made = (meta for n in region.ops for meta in n.metas if meta is not None)
     for meta in (*made, *(region.graph.meta(v) for v in region.inputs)):
-        if meta.dtype not in TRITON_DTYPE and not meta.dtype.startswith("complex"):
+        if meta.dtype not in DTYPES and not meta.dtype.startswith("complex"):
             raise Unsupported(f"numbers of dtype {meta.dtype}")
     if all(region.graph.nodes[v.node].kind == "scalar" for v in region.inputs):
         raise Unsupported("no tensor goes in, so that nothing says on which device to compute")

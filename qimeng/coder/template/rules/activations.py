@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from qimeng.coder.template.nest.dtypes import is_float
 from qimeng.coder.template.nest.ir import Expr
 from qimeng.coder.template.rules.base import out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.coder.template.rules.pointwise import binary
-from qimeng.coder.template.triton.ops import is_float
 
 
 @rule("clamp", "clamp_min", "clamp_max", "hardtanh")

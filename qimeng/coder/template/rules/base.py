@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.ir import Expr
 from qimeng.coder.template.rules.builder import Builder, converted
-from qimeng.coder.template.triton.ops import compute_dtype, is_float
 
 Rule = Callable[..., Any]
 F = TypeVar("F", bound=Callable[..., Any])

@@ -15,8 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from qimeng.coder.template.nest.axes import Axes, Dim
+from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.ir import Expr, Nest, Source, constant
-from qimeng.coder.template.triton.ops import compute_dtype, is_float
 from qimeng.family import Unsupported
 
 Number = int | float | bool

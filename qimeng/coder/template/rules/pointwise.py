@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from qimeng.coder.template.nest.dtypes import is_float
 from qimeng.coder.template.nest.ir import Expr
 from qimeng.coder.template.rules.base import RULES, Rule, common_dtype, operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
-from qimeng.coder.template.triton.ops import is_float
 from qimeng.family import Unsupported
 
 _OF_BOOLEANS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from qimeng.coder.template.nest.dtypes import is_float
 from qimeng.coder.template.nest.ir import Expr, constant
 from qimeng.coder.template.rules.base import operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
-from qimeng.coder.template.triton.ops import is_float
 from qimeng.family import Unsupported
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.ir import Expr, Nest, constant
 from qimeng.coder.template.triton import ops
 
@@ -141,7 +142,7 @@ class Emitter:
         if all(
             not isinstance(a, Expr) or constant(a) is not None for a in e.args
         ):  # functions take tensors, not numbers
-            dtype = ops.TRITON_DTYPE[ops.compute_dtype(self._partner(e))]
+            dtype = ops.TRITON_DTYPE[compute_dtype(self._partner(e))]
             args = [a if "tl." in a else f"tl.full([1, 1], {a}, {dtype})" for a in args]
         elif self._partner(e) == "float64" and e.op in ("maximum", "minimum", "where"):  # Triton takes them for fp32
             args = [
@@ -171,7 +172,7 @@ class Emitter:
         target = self.fresh()
         arguments = f", mask={mask}, other=0" if mask else ""
         hint = self.load_hint if "r" in sides and "p" in sides else ""
-        cast = f".to({ops.TRITON_DTYPE[ops.compute_dtype(e.dtype)]})" if ops.compute_dtype(e.dtype) != e.dtype else ""
+        cast = f".to({ops.TRITON_DTYPE[compute_dtype(e.dtype)]})" if compute_dtype(e.dtype) != e.dtype else ""
         self.lines.append(f"{target} = tl.load(x{source.number}_ptr + {self.offset(strides)}{arguments}{hint}){cast}")
         return target
 
@@ -186,7 +187,7 @@ class Emitter:
 
     def _cast(self, e: Expr) -> str:
         inner = self.value(e.args[0])
-        have, want = ops.compute_dtype(e.args[0].dtype), ops.compute_dtype(e.dtype)
+        have, want = compute_dtype(e.args[0].dtype), compute_dtype(e.dtype)
         if have == want:
             return inner
         target = self.fresh()
@@ -206,7 +207,7 @@ class Emitter:
         ]
         mask = self.mask(sides, once)
         text = value if value is not None else self.value(expr)
-        held_in = ops.TRITON_DTYPE[ops.compute_dtype(dtype)]
+        held_in = ops.TRITON_DTYPE[compute_dtype(dtype)]
         if constant(expr) is not None and "tl." not in text:
             text = f"tl.full([1, 1], {text}, {held_in})"
         elif self.side(expr) == "" and dtype != "bool":
@@ -250,7 +251,7 @@ def literal(value: object, dtype: str) -> str:
     """
     if isinstance(value, bool) or dtype == "bool":
         return str(bool(value))
-    if ops.is_float(dtype) or isinstance(value, float):
+    if is_float(dtype) or isinstance(value, float):
         number = float(value)  # type: ignore[arg-type]
         if number != number or number in (float("inf"), float("-inf")):
             return f'float("{number}")'

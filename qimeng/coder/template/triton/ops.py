@@ -187,13 +187,3 @@ TRITON_DTYPE = {
     "bool": "tl.int1",
 }  # fmt: skip
 """PyTorch dtype name to Triton's."""
-
-
-def compute_dtype(dtype: str) -> str:
-    """The dtype that arithmetic on values of `dtype` is done in."""
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
-
-
-def is_float(dtype: str) -> bool:
-    """True for floating dtypes."""
-    return dtype.startswith(("float", "bfloat"))

@@ -6,7 +6,7 @@ Deals in kernel text. Knows nothing about the product's own loop.
 from __future__ import annotations
 
 from qimeng.coder.template.families.gemm.frame import COLLECT, Frame, Kernel
-from qimeng.coder.template.families.gemm.pack import power_of_two
+from qimeng.coder.template.nest.sizes import power_of_two
 
 
 def collect(k: Frame) -> Kernel:

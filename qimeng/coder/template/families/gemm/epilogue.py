@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qimeng.coder.template.families.gemm.pack import power_of_two
 from qimeng.coder.template.families.gemm.plan import GemmPlan, reach
 from qimeng.coder.template.families.gemm.walks import spread
+from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.ir import Expr
+from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton import ops
 from qimeng.coder.template.triton.accumulate import Accumulator
 from qimeng.coder.template.triton.emitter import Emitter
@@ -66,7 +67,7 @@ class Epilogue:
     @property
     def held(self) -> str:
         """Dtype of the workspace: fp64 where integers are reduced, which fp32 would round."""
-        return "float32" if all(ops.is_float(e.dtype) for e in self.plan.reductions) else "float64"
+        return "float32" if all(is_float(e.dtype) for e in self.plan.reductions) else "float64"
 
     def sources(self) -> list[int]:
         """Numbers of the sources that the tiles read."""
@@ -190,8 +191,8 @@ class Epilogue:
 
 
 def _accumulator(e: Expr, name: str) -> Accumulator:
-    dtype = ops.compute_dtype(e.dtype)
-    return Accumulator(e.param, name, ops.TRITON_DTYPE[dtype], ops.is_float(dtype))
+    dtype = compute_dtype(e.dtype)
+    return Accumulator(e.param, name, ops.TRITON_DTYPE[dtype], is_float(dtype))
 
 
 def _define(em: Emitter, late: list[Expr], e: Expr, acc: Accumulator) -> None:

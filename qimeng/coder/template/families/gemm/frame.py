@@ -15,7 +15,7 @@ from qimeng.coder.template.families.gemm.operand import Operand
 from qimeng.coder.template.families.gemm.operands import operand
 from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
-from qimeng.coder.template.families.gemm.walks import round_up
+from qimeng.coder.template.nest.sizes import round_up
 
 COLLECT = (32, 128)
 """Largest tile of the kernel that sums the parts of a split depth."""

@@ -11,7 +11,7 @@ from qimeng.coder.template.families.gemm.operand import Operand
 from qimeng.coder.template.families.gemm.planes import plane_of
 from qimeng.coder.template.families.gemm.reading import Pointers, Tensor, strides_of_tensor
 from qimeng.coder.template.families.gemm.scheme import scheme_of
-from qimeng.coder.template.families.gemm.walks import round_up
+from qimeng.coder.template.nest.sizes import round_up
 
 
 class Inline(Operand):

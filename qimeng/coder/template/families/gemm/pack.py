@@ -18,6 +18,7 @@ from qimeng.coder.template.families.gemm.planes import Planes, plane_of
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import scheme_of
 from qimeng.coder.template.families.gemm.walks import spread
+from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton.emitter import Emitter
 
 POWER = '''
@@ -76,11 +77,6 @@ class Tile:
     rb: int
     warps: int
     loop: int = 1
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two that is at least `n`."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 class Packer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from qimeng.coder.template.families.gemm.operand import Operand
 from qimeng.coder.template.families.gemm.scheme import Scheme, scheme_of
-from qimeng.coder.template.families.gemm.walks import round_up
+from qimeng.coder.template.nest.sizes import round_up
 from qimeng.coder.template.triton.ops import TRITON_DTYPE
 
 

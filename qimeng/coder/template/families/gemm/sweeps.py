@@ -13,6 +13,7 @@ from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import SCHEMES, is_packed, is_turned, scheme_of
 from qimeng.coder.template.families.gemm.traffic import SMALL_SHARE, inline_sides, operand_bytes, packed_sides
+from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 from qimeng.family import MAX_ALTERNATIVES
 from qimeng.graph.opgraph import itemsize
@@ -247,8 +248,8 @@ def has_tma(device: Device) -> bool:
 def _fit(plan: GemmPlan, device: Device, s: GemmSchedule) -> GemmSchedule:
     """`s` with blocks no larger than the problem needs and the depth split where tiles do not fill the device."""
     batch, m, n, k = plan.shape
-    bm, bn = min(s.block_m, _power(m, 16)), min(s.block_n, _power(n, 16))
-    bk = min(s.block_k, _power(k, 16))
+    bm, bn = min(s.block_m, power_of_two(m, 16)), min(s.block_n, power_of_two(n, 16))
+    bk = min(s.block_k, power_of_two(k, 16))
     warps = s.warps
     while warps > 4 and bm * bn < 64 * 64 * warps // 4:
         warps //= 2
@@ -258,10 +259,6 @@ def _fit(plan: GemmPlan, device: Device, s: GemmSchedule) -> GemmSchedule:
         room = device.sms * max(2, 8 // warps)  # one block multiplies while another computes on what it read
     splits = max(1, min(room // tiles, steps // 8))
     return s.but(block_m=bm, block_n=bn, block_k=bk, warps=warps, splits=splits)
-
-
-def _power(n: int, least: int) -> int:
-    return max(least, 1 << max(n - 1, 0).bit_length())
 
 
 def _waste(plan: GemmPlan, s: GemmSchedule, device: Device) -> float:

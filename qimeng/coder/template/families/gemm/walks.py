@@ -14,11 +14,6 @@ from qimeng.coder.template.triton.emitter import Walk
 Tables = Sequence[dict[int, int]]
 
 
-def round_up(x: int, m: int) -> int:
-    """`x` rounded up to a multiple of `m`."""
-    return -(-x // m) * m
-
-
 def spread(
     nest: Nest, atoms: Atoms, tables: Tables, index: str, side: str = "", stem: str = ""
 ) -> tuple[list[str], list[Walk]]:
@@ -52,4 +47,4 @@ def spread(
     return lines, walks[::-1]
 
 
-__all__ = ["Tables", "round_up", "spread"]
+__all__ = ["Tables", "spread"]

@@ -6,8 +6,9 @@ Deals in shapes and capacities. Knows nothing about kernel text.
 from __future__ import annotations
 
 from qimeng.coder.template.families.tile.forms import other_form
-from qimeng.coder.template.families.tile.plan import TilePlan, power_of_two
+from qimeng.coder.template.families.tile.plan import TilePlan
 from qimeng.coder.template.families.tile.schedule import TileSchedule
+from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 
 RESIDENT_ELEMENTS = 32768

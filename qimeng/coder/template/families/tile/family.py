@@ -9,9 +9,10 @@ from qimeng.coder.template.families.common import fast_by_default
 from qimeng.coder.template.families.tile import words
 from qimeng.coder.template.families.tile.defaults import default_schedule, guesses
 from qimeng.coder.template.families.tile.moves import moves
-from qimeng.coder.template.families.tile.plan import TilePlan, plan_tile, power_of_two
+from qimeng.coder.template.families.tile.plan import TilePlan, plan_tile
 from qimeng.coder.template.families.tile.printer import print_tile
 from qimeng.coder.template.families.tile.schedule import TileSchedule
+from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 from qimeng.family import Cost, Family, Needs, Sample
 from qimeng.graph.opgraph import itemsize

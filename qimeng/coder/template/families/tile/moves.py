@@ -7,8 +7,9 @@ checked by whoever asks.
 from __future__ import annotations
 
 from qimeng.coder.template.families.tile.forms import other_form, others
-from qimeng.coder.template.families.tile.plan import TilePlan, power_of_two
+from qimeng.coder.template.families.tile.plan import TilePlan
 from qimeng.coder.template.families.tile.schedule import TileSchedule
+from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 from qimeng.errors import IllegalAction
 from qimeng.family import Move

@@ -12,6 +12,7 @@ from math import prod
 from qimeng.coder.template.families.tile.edges import edges_of
 from qimeng.coder.template.families.tile.plan import Group, TilePlan
 from qimeng.coder.template.families.tile.schedule import TileSchedule
+from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.ir import Expr, is_wide
 from qimeng.coder.template.triton import ops
 from qimeng.coder.template.triton.accumulate import Accumulator
@@ -138,10 +139,10 @@ class Pieces:
         """The reductions of pass `level` with their running values, whose names begin with `letter`."""
         found = []
         for i, e in enumerate(self.nest.reductions(level)):
-            dtype = ops.compute_dtype(e.args[0].dtype if e.param not in ("sum", "prod") else e.dtype)
+            dtype = compute_dtype(e.args[0].dtype if e.param not in ("sum", "prod") else e.dtype)
             dtype = "int32" if dtype == "bool" else dtype
             name, single = f"{letter}{level}_{i}", self.PB == 1
-            found.append((e, Accumulator(e.param, name, ops.TRITON_DTYPE[dtype], ops.is_float(dtype), single)))
+            found.append((e, Accumulator(e.param, name, ops.TRITON_DTYPE[dtype], is_float(dtype), single)))
         return found
 
     def define(self, em: Emitter, e: Expr, acc: Accumulator) -> None:

@@ -132,9 +132,4 @@ def _groups(nest: Nest, atoms: frozenset[int]) -> list[Group]:
     return [(tuple(g), nest.axes.extent(g)) for g in coalesce(nest, by_stride(nest, atoms))]
 
 
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least `n` (1 for 0)."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-__all__ = ["Group", "MOST_REPEATS", "TilePlan", "cut_nest", "plan_tile", "power_of_two"]
+__all__ = ["Group", "MOST_REPEATS", "TilePlan", "cut_nest", "plan_tile"]
