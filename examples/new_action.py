@@ -24,7 +24,7 @@ from qimeng.device import Device
 from qimeng.envs.session import Session
 from qimeng.envs.task import Task
 from qimeng.graph.capture import capture
-from qimeng.graph.ops import family
+from qimeng.graph.ops import category
 from qimeng.graph.region import Region
 from qimeng.interfaces import Observation, Request
 from qimeng.planner.heuristic import HeuristicPlanner
@@ -68,7 +68,7 @@ class RowsPayForReductions(FakeEvaluator):
         for region in judged.regions:
             schedule = judged.schedule(region)
             if isinstance(schedule, TileSchedule) and schedule.block_p > plain(region, self.device).block_p:
-                ms *= 0.6 if any(family(n) == "reduction" for n in region.ops) else 1.3
+                ms *= 0.6 if any(category(n) == "reduction" for n in region.ops) else 1.3
         assert found.timing is not None
         return replace(found, timing=replace(found.timing, device_ms=ms))
 

@@ -18,7 +18,7 @@ from qimeng.envs.task import Task
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.family import Unsupported, covering
 from qimeng.graph.opgraph import OpGraph
-from qimeng.graph.ops import VIEWS, family, flops
+from qimeng.graph.ops import VIEWS, category, flops
 from qimeng.graph.region import Region
 from qimeng.interfaces import (
     Accuracy,
@@ -153,7 +153,7 @@ class FakeCoder(Coder):
 
     def can_implement(self, region: Region) -> str | None:
         """Anything but random and unknown operators, and at most one matrix product a region."""
-        families = [family(n) for n in region.ops]
+        families = [category(n) for n in region.ops]
         odd = [f for f in families if f in ("random", "other", "convolution")]
         if odd:
             return f"{odd[0]} operator"

@@ -11,7 +11,7 @@ from qimeng.actions.base import Context, GraphRewrite, Kind, find_region
 from qimeng.actions.registry import register
 from qimeng.errors import IllegalAction
 from qimeng.family import is_covered
-from qimeng.graph.ops import VIEWS, family
+from qimeng.graph.ops import VIEWS, category
 from qimeng.graph.region import Region, merge, merge_recomputing, split
 from qimeng.interfaces import Action
 from qimeng.program.program import Program, torch_implementation
@@ -150,7 +150,7 @@ class Library(Kind):
         if not program.implementation(region).generated:
             raise IllegalAction(f"{region.id} is not a generated kernel")
         heavy = [n for n in region.ops if n.packet not in VIEWS]
-        if len(heavy) != 1 or family(heavy[0]) not in ("gemm", "convolution", "reduction"):
+        if len(heavy) != 1 or category(heavy[0]) not in ("gemm", "convolution", "reduction"):
             raise IllegalAction(f"{region.label()} is not one library operator ({len(heavy)} operators)")
 
     def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import networkx as nx
 
 from qimeng.graph.opgraph import Node, OpGraph, Value
-from qimeng.graph.ops import VIEWS, family
+from qimeng.graph.ops import VIEWS, category
 
 FAMILIES = (
     "attention",
@@ -58,7 +58,7 @@ def classify(graph: OpGraph) -> Classification:
         kinds.add("attention")
     heaviest = next((f for f in FAMILIES if f in kinds), "pointwise")
     collapsed = _collapse(graph) if heaviest == "gemm" else ""
-    return Classification(heaviest, collapsed, random=any(family(n) == "random" for n in graph.ops()))
+    return Classification(heaviest, collapsed, random=any(category(n) == "random" for n in graph.ops()))
 
 
 def _kind(node: Node) -> str:
@@ -71,29 +71,29 @@ def _kind(node: Node) -> str:
         return "pooling"
     if packet in SCANS:
         return "scan"
-    return {"view": "pointwise", "indexing": "pointwise", "random": "pointwise"}.get(family(node), family(node))
+    return {"view": "pointwise", "indexing": "pointwise", "random": "pointwise"}.get(category(node), category(node))
 
 
 def _composed_attention(graph: OpGraph) -> bool:
     """A product of two activations, a softmax, a product with another activation."""
     for node in graph.ops():
-        if family(node) != "gemm" or not _only_activations(graph, node):
+        if category(node) != "gemm" or not _only_activations(graph, node):
             continue
         for value in node.operands():
             softmax = _through(graph, value, _is_light)
             if softmax.packet == "aten._softmax":
                 producer = _through(graph, softmax.operands()[0], _is_light)
-                if family(producer) == "gemm" and _only_activations(graph, producer):
+                if category(producer) == "gemm" and _only_activations(graph, producer):
                     return True
     return False
 
 
 def _is_light(node: Node) -> bool:
-    return family(node) in ("view", "pointwise")
+    return category(node) in ("view", "pointwise")
 
 
 def _only_activations(graph: OpGraph, node: Node) -> bool:
-    roots = (_through(graph, v, lambda n: family(n) == "view") for v in node.operands())
+    roots = (_through(graph, v, lambda n: category(n) == "view") for v in node.operands())
     return all(root.kind not in ("parameter", "buffer") for root in roots)
 
 
@@ -114,7 +114,7 @@ def _collapse(graph: OpGraph) -> str:
             return reason
     users = graph.users()
     for node in graph.ops():
-        if family(node) == "gemm":
+        if category(node) == "gemm":
             if _triangular(graph, users, node):
                 return "triangular output"
             if _ends_in_linear_reduction(graph, users, Value(node.name)):
@@ -143,9 +143,9 @@ def _identity(graph: OpGraph, value: Value) -> Value:
             return value
         source = node.operands()[0]
         same_size = graph.meta(source).numel == graph.meta(value).numel
-        if not same_size or (family(node) != "reduction" and node.packet not in VIEWS):
+        if not same_size or (category(node) != "reduction" and node.packet not in VIEWS):
             return value
-        if family(node) == "reduction" and node.packet not in ("aten.sum", "aten.mean", "aten.amax", "aten.amin"):
+        if category(node) == "reduction" and node.packet not in ("aten.sum", "aten.mean", "aten.amax", "aten.amin"):
             return value
         value = source
 

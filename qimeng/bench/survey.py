@@ -21,7 +21,7 @@ from qimeng.envs.timing import SETS
 from qimeng.errors import SpecError
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import OpGraph, Value
-from qimeng.graph.ops import family
+from qimeng.graph.ops import category
 from qimeng.graph.verify import capture_spec
 from qimeng.spec import KernelSpec
 
@@ -85,7 +85,7 @@ def survey(problem: Problem, dtype: str = "float32", modes: int = 0, device_byte
 def _sizes(graph: OpGraph, spec: KernelSpec) -> Sizes:
     """Bytes of the computation; of what eager holds on the way, those of the two largest results of an operator."""
     results = set(graph.results())
-    made = (m.bytes for n in graph.ops() if family(n) != "view" for m in n.metas if m is not None)
+    made = (m.bytes for n in graph.ops() if category(n) != "view" for m in n.metas if m is not None)
     return Sizes(
         inputs=_bytes(graph, "input"),
         state=_bytes(graph, "parameter", "buffer"),

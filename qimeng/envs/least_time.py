@@ -10,7 +10,7 @@ from __future__ import annotations
 from qimeng.device import Device
 from qimeng.envs.roofline import best_tflops, operand_dtype, product_flops
 from qimeng.graph.opgraph import Node, OpGraph, Value, itemsize
-from qimeng.graph.ops import RESHAPES, family
+from qimeng.graph.ops import RESHAPES, category
 
 SHARE = 0.95
 """A time below this share of the bound is refused. It is below 1 because datasheets round."""
@@ -59,7 +59,7 @@ def _peak_tflops(graph: OpGraph, node: Node, device: Device, mode: str) -> float
     if dtype not in ("float32", "float16", "bfloat16"):
         return device.half_tflops
     rate = best_tflops(dtype, device, mode)
-    return max(rate, device.tf32_tflops) if family(node) == "convolution" and mode == "default" else rate
+    return max(rate, device.tf32_tflops) if category(node) == "convolution" and mode == "default" else rate
 
 
 def _read_whole(graph: OpGraph) -> list[Value]:
@@ -77,9 +77,9 @@ def _is_read_whole(graph: OpGraph, value: Value, users: dict[Value, list[str]]) 
         if node.packet in RESHAPES:
             if _is_read_whole(graph, Value(name), users):
                 return True
-        elif node.packet not in _PARTIAL and family(node) in ("pointwise", "reduction", "gemm"):
+        elif node.packet not in _PARTIAL and category(node) in ("pointwise", "reduction", "gemm"):
             result = Value(name)
-            if result in graph.results() or _is_read_whole(graph, result, users) or family(node) != "pointwise":
+            if result in graph.results() or _is_read_whole(graph, result, users) or category(node) != "pointwise":
                 return True
     return False
 

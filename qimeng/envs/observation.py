@@ -13,7 +13,7 @@ import numpy as np
 from qimeng.actions import action_text
 from qimeng.envs.shares import bound_ms, ceilings, region_times
 from qimeng.graph.opgraph import Value
-from qimeng.graph.ops import family, flops
+from qimeng.graph.ops import category, flops
 from qimeng.graph.region import Region
 from qimeng.interfaces import Observation, Step
 
@@ -186,7 +186,7 @@ def step_text(step: Step) -> str:
 
 def main_family(region: Region) -> str:
     """The family that decides a region's loop nest: gemm before reduction before pointwise; else ``other``."""
-    found = {family(n) for n in region.ops}
+    found = {category(n) for n in region.ops}
     return next((f for f in ("gemm", "reduction", "pointwise") if f in found), "other")
 
 

@@ -11,7 +11,7 @@ import math
 
 from qimeng.device import Device
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, itemsize
-from qimeng.graph.ops import VIEWS, family, flops
+from qimeng.graph.ops import VIEWS, category, flops
 
 COPY_SHARE = 4.3 / 4.8
 """Share of the datasheet's bandwidth that a copy reaches: 4.3 of 4.8 TB/s on an H200 (measured)."""
@@ -154,7 +154,7 @@ def best_tflops(dtype: str, device: Device, mode: str) -> float:
 
 def product_flops(graph: OpGraph, node: Node) -> int:
     """Floating-point operations of a product, convolution or attention; 0 for everything else."""
-    kind = family(node)
+    kind = category(node)
     if kind == "gemm":
         return flops(graph, node)
     out = sum(m.numel for m in node.metas[:1] if m is not None)
@@ -173,7 +173,7 @@ def product_flops(graph: OpGraph, node: Node) -> int:
 def product_tflops(graph: OpGraph, node: Node, device: Device, mode: str) -> float:
     """The rate that PyTorch's libraries reach on a large product like `node` in `mode`, in TFLOP/s."""
     dtype = operand_dtype(graph, node)
-    convolution = family(node) == "convolution"
+    convolution = category(node) == "convolution"
     if dtype in ("float16", "bfloat16"):
         rate = device.half_tflops * HALF_SHARE
     elif dtype == "float32" and (mode == "high" or (convolution and mode == "default")):

@@ -13,7 +13,7 @@ from qimeng.actions import action_text
 from qimeng.device import Device
 from qimeng.envs.roofline import best_tflops, operand_dtype, product_flops
 from qimeng.graph.opgraph import Node, OpGraph
-from qimeng.graph.ops import VIEWS, family, flops
+from qimeng.graph.ops import VIEWS, category, flops
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Evaluation
 from qimeng.program.program import Program
@@ -78,7 +78,7 @@ def operator_bound_ms(graph: OpGraph, node: Node, device: Device) -> float:
 
 def _work_ms(graph: OpGraph, node: Node, device: Device) -> float:
     meta = next((m for m in node.metas if m is not None), None)
-    dtype = meta.dtype if meta is not None and family(node) == "gemm" else "float32"
+    dtype = meta.dtype if meta is not None and category(node) == "gemm" else "float32"
     return flops(graph, node) / (device.peak_tflops(dtype) * 1e9)
 
 

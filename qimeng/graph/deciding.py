@@ -8,7 +8,7 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 from qimeng.graph.opgraph import Node, OpGraph, Value
-from qimeng.graph.ops import JUMPS, family
+from qimeng.graph.ops import JUMPS, category
 
 COMPARISONS = frozenset("aten.eq aten.ne aten.lt aten.le aten.gt aten.ge".split())
 
@@ -47,7 +47,7 @@ def _deciding(graph: OpGraph) -> frozenset[Value]:
 
 
 def _passes(node: Node) -> bool:
-    return family(node) in ("pointwise", "view") or node.packet in PASSES
+    return category(node) in ("pointwise", "view") or node.packet in PASSES
 
 
 def _decides(graph: OpGraph, node: Node) -> bool:

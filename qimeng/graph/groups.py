@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import networkx as nx
 
-from qimeng.graph.ops import family
+from qimeng.graph.ops import category
 from qimeng.graph.region import Region, region_digraph
 
 
@@ -44,7 +44,7 @@ def pointwise_groups(regions: Iterable[Region], most: int = 200) -> Iterator[tup
 
 def is_pointwise(region: Region) -> bool:
     """Whether it computes each element from elements at the same place."""
-    families = {family(n) for n in region.ops}
+    families = {category(n) for n in region.ops}
     return "pointwise" in families and families <= {"pointwise", "view"}
 
 

@@ -1,7 +1,7 @@
-"""Which ATen operators belong to which family.
+"""Categories of ATen operators.
 
-Deals in names of operators only. A family says what kind of loop nest computes the operator; the coder's templates
-cover families, the actions' legality and the observation read them.
+Deals in names of operators only. A category says what kind of loop nest computes the operator alone; legality,
+estimates and the observation read it. What covers a whole region is a family of kernels (`qimeng.family`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ RANDOM = frozenset(
 CONVOLUTIONS = frozenset("aten.convolution aten.conv1d aten.conv2d aten.conv3d".split())
 
 
-def family(node: Node) -> str:
+def category(node: Node) -> str:
     """One of ``view``, ``pointwise``, ``reduction``, ``gemm``, ``indexing``, ``random``, ``convolution``, ``other``."""
     packet = node.packet
     if packet in RANDOM:
@@ -105,11 +105,11 @@ def family(node: Node) -> str:
 def flops(graph: OpGraph, node: Node) -> int:
     """Multiply-adds counted twice for a matrix product, one an output element otherwise."""
     out = sum(m.numel for m in node.metas if m is not None)
-    if family(node) == "gemm":
+    if category(node) == "gemm":
         matrix = [v for v in node.operands() if len(graph.meta(v).shape) >= 2]
         k = graph.meta(matrix[0]).shape[-1] if matrix else 1
         return 2 * out * k
-    return 0 if family(node) == "view" else out
+    return 0 if category(node) == "view" else out
 
 
 def longest_reduction(graph: OpGraph) -> int:
@@ -120,7 +120,7 @@ def longest_reduction(graph: OpGraph) -> int:
         out = max((m.numel for m in node.metas if m is not None), default=1)
         if not metas or not out:
             continue
-        kind = family(node)
+        kind = category(node)
         if kind == "gemm":
             longest = max(longest, *(m.shape[-1] for m in metas if m.shape), 1)
         elif kind in ("reduction", "convolution", "other"):

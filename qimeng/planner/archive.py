@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from qimeng.envs.ranking import gain
 from qimeng.envs.session import Session
 from qimeng.envs.shares import region_times
-from qimeng.graph.ops import VIEWS, family
+from qimeng.graph.ops import VIEWS, category
 from qimeng.interfaces import Action, Planner
 from qimeng.planner.search import PATIENCE, Search, out_of_budget, own_trajectory, prior
 
@@ -36,7 +36,7 @@ def cell_of(session: Session) -> Cell:
     made = sum(times[r.id] for r in program.regions if program.implementation(r).generated)
     working = [r for r in program.regions if any(n.packet not in VIEWS for n in r.ops)]
     slowest = max(working, key=lambda r: times[r.id], default=None)
-    families = sorted({family(n) for n in slowest.ops}) if slowest is not None else []
+    families = sorted({category(n) for n in slowest.ops}) if slowest is not None else []
     leading = next((f for f in ("gemm", "convolution", "reduction") if f in families), "".join(families[:1]))
     return min(3, int(4 * made / total)), len(working).bit_length(), leading
 

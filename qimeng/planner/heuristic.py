@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from qimeng.errors import FamilyFault
 from qimeng.family import concerned, family_of
-from qimeng.graph.ops import family
+from qimeng.graph.ops import category
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Observation, Planner
 
@@ -126,7 +126,7 @@ def _tried(o: Observation) -> set[Action]:
 
 
 def _has_product(region: Region) -> bool:
-    return any(family(n) == "gemm" for n in region.ops)
+    return any(category(n) == "gemm" for n in region.ops)
 
 
 def _half(region: Region) -> bool:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from qimeng.device import Device
-from qimeng.graph.ops import family, flops
+from qimeng.graph.ops import category, flops
 from qimeng.graph.region import Region
 from qimeng.interfaces import Evaluation, Resources
 from qimeng.program.program import Implementation
@@ -87,7 +87,7 @@ def _of_time(
     if ms <= LAUNCH_MS:
         yield f"It takes {ms * 1e3:.1f} microseconds, no more than a launch costs: one kernel instead of several helps."
         return
-    work = sum(flops(region.graph, n) for n in region.ops if family(n) == "gemm")
+    work = sum(flops(region.graph, n) for n in region.ops if category(n) == "gemm")
     share = region.bytes_moved() / (ms * 1e6 * device.bandwidth_gbs)
     peak = work / (ms * 1e9 * _peak(region, implementation, device)) if work else 0.0
     if share >= FAST:
@@ -137,7 +137,7 @@ def _of_resources(resources: Resources, warps: int, device: Device) -> Iterator[
 
 
 def _of_text(region: Region, implementation: Implementation, device: Device) -> Iterator[str]:
-    if any(family(n) == "gemm" for n in region.ops) and "tl.dot" not in implementation.source:
+    if any(category(n) == "gemm" for n in region.ops) and "tl.dot" not in implementation.source:
         dtype = region.graph.meta(region.outputs[0]).dtype
         rate = device.peak_tflops("tf32" if dtype == "float32" else dtype) / device.fp32_tflops
         gain = f", which are {rate:.0f} times as fast as plain arithmetic" if dtype != "float32" and rate > 1 else ""

@@ -20,7 +20,7 @@ from qimeng.coder.llm.reply import read_reply
 from qimeng.coder.llm.shown import base_source
 from qimeng.coder.llm.similar import Library
 from qimeng.coder.llm.words import Words
-from qimeng.graph.ops import VIEWS, family
+from qimeng.graph.ops import VIEWS, category
 from qimeng.graph.region import Region
 from qimeng.interfaces import Coder, Memory, Patch, Request
 from qimeng.program.program import Implementation
@@ -110,7 +110,7 @@ class LLMCoder(Coder):
 
     def can_implement(self, region: Region) -> str | None:
         """Anything that computes and is not random."""
-        families = [family(n) for n in region.ops if n.packet not in VIEWS]
+        families = [category(n) for n in region.ops if n.packet not in VIEWS]
         if "random" in families:
             return "random operators stay on PyTorch"
         if any(n.literal is not None for n in region.ops):

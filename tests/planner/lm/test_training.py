@@ -18,7 +18,7 @@ from qimeng.envs.reward import LogSpeedupReward
 from qimeng.envs.task import Task
 from qimeng.errors import WeightsError
 from qimeng.graph.opgraph import OpGraph
-from qimeng.graph.ops import family
+from qimeng.graph.ops import category
 from qimeng.interfaces import Action, Evaluation, Observation, Patch
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.lm import imitation
@@ -130,7 +130,7 @@ class KernelsForReductions(FakeEvaluator):
         factor = 1.0
         for region in judged.regions:
             if judged.implementation(region).generated:
-                factor *= 0.5 if any(family(n) == "reduction" for n in region.ops) else 2.0
+                factor *= 0.5 if any(category(n) == "reduction" for n in region.ops) else 2.0
         return replace(found, timing=replace(found.timing, device_ms=factor))
 
 
@@ -152,7 +152,7 @@ def test_ppo_finds_the_action_that_pays(model: PlannerModel, replayed: Task) -> 
     best = next(
         i
         for i, a in enumerate(start.actions)
-        if a.kind == "lowering" and any(family(n) == "reduction" for n in start.program.region(a.regions[0]).ops)
+        if a.kind == "lowering" and any(category(n) == "reduction" for n in start.program.region(a.regions[0]).ops)
     )
     planner = LanguageModelPlanner(model)
     before = float(np.exp(planner.scores(start)[best]))

@@ -16,7 +16,7 @@ from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.sweeps import default_schedule, guesses, shared_bytes
 from qimeng.device import Device
 from qimeng.family import Cost, Family, Needs, Sample
-from qimeng.graph.ops import family as operator_family
+from qimeng.graph.ops import category
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
 
@@ -40,7 +40,7 @@ class Gemm(Family[GemmPlan, GemmSchedule]):
 
     def concerns(self, region: Region) -> bool:
         """Whatever has a matrix product."""
-        return any(operator_family(n) == "gemm" for n in region.ops)
+        return any(category(n) == "gemm" for n in region.ops)
 
     def default(self, plan: GemmPlan, device: Device, mode: str) -> GemmSchedule:
         """Fixed tiles, cut to the problem; half types take special functions in few instructions from the start."""

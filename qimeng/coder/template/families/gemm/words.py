@@ -10,7 +10,7 @@ import torch
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.device import Device
 from qimeng.family import Sample
-from qimeng.graph.ops import family as operator_family
+from qimeng.graph.ops import category
 from qimeng.graph.region import Region
 
 TILE_ELEMENTS = 128 * 256
@@ -42,7 +42,7 @@ def intents(region: Region, schedule: GemmSchedule | None, device: Device, mode:
 
 
 def _few_tiles(region: Region, device: Device) -> bool:
-    product = next(n for n in region.ops if operator_family(n) == "gemm")
+    product = next(n for n in region.ops if category(n) == "gemm")
     meta = product.metas[0]
     return meta is not None and meta.numel // TILE_ELEMENTS < device.sms
 

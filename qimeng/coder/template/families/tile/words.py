@@ -9,7 +9,7 @@ import torch
 
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.family import Sample
-from qimeng.graph.ops import family as operator_family
+from qimeng.graph.ops import category
 from qimeng.graph.region import Region
 
 ROW_INTENTS = (
@@ -36,7 +36,7 @@ POINTWISE_INTENTS = (("vectorization", "fewer"), ("tiling", "smaller"), ("tiling
 
 def intents(region: Region, schedule: TileSchedule | None) -> tuple[tuple[str, str], ...]:
     """By what is reduced; tall tiles are those of columns that are contiguous in memory."""
-    if not any(operator_family(n) == "reduction" for n in region.ops):
+    if not any(category(n) == "reduction" for n in region.ops):
         return POINTWISE_INTENTS
     return COLUMN_INTENTS if schedule is not None and schedule.block_p >= 32 else ROW_INTENTS
 
