@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -100,18 +99,27 @@ def advantages(rows: Iterable[ReplayRow], one: Method, answered: int = 0) -> dic
     return found
 
 
-def bootstrap(
-    groups: Sequence[Any], statistic: Callable[[Sequence[Any]], float] | None = None, seed: int = 0
-) -> Figure:
-    """A statistic of `groups` (their mean by default) and its percentile interval over resampled groups."""
-    rng = np.random.default_rng(seed)
-    picks = rng.integers(0, len(groups), (RESAMPLES, len(groups)))
-    if statistic is None:
-        values = np.asarray(groups, dtype=float)
-        value, found = float(values.mean()), values[picks].mean(1)
-    else:
-        value, found = statistic(groups), np.asarray([statistic([groups[i] for i in pick]) for pick in picks])
-    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+def bootstrap(values: Sequence[float], seed: int = 0) -> Figure:
+    """The mean of `values` and its percentile interval over resampled values."""
+    given, picks = np.asarray(values, dtype=float), _picks(len(values), seed)
+    return _figure(float(given.mean()), given[picks].mean(1))
+
+
+def bootstrap_median(groups: Sequence[Sequence[float]], seed: int = 0) -> Figure:
+    """The median of all numbers in `groups` and its percentile interval over resampled groups."""
+    longest = max(map(len, groups))
+    padded = np.asarray([[*group, *[np.nan] * (longest - len(group))] for group in groups], dtype=float)
+    drawn = padded[_picks(len(groups), seed)].reshape(RESAMPLES, -1)
+    median = np.nanmedian if np.isnan(padded).any() else np.median
+    return _figure(float(median(padded)), median(drawn, axis=1))
+
+
+def _picks(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
+
+
+def _figure(value: float, resampled: np.ndarray) -> Figure:
+    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Figure(value, float(low), float(high))
 
 
@@ -190,7 +198,7 @@ def _figures(method: Method, table: Table) -> MethodFigures:
         runs=len(rows),
         shares={n: curve[n - 1] for n in AT if n <= length},
         curve=curve,
-        needed=bootstrap(needs, lambda groups: float(np.median([n for group in groups for n in group]))),
+        needed=bootstrap_median(needs),
         missed=len(missed) / len(rows),
         unanswered=sum(row.stopped == UNANSWERED for row in missed) / len(rows),
         coverage=sum(row.coverage for row in rows) / len(rows),

@@ -113,7 +113,7 @@ def exceptions(rows: Sequence[Row]) -> str:
     """Problems that a reader should know of, by what is odd about them."""
     table = [["run", "what", "problems"]]
     for s in summarize(rows):
-        table += [[s.settings, what, "; ".join(which)] for what, which in exceptions_of(s).items()]
+        table += [[s.settings, what, _listed(which)] for what, which in exceptions_of(s).items()]
     return markdown(table)
 
 
@@ -172,6 +172,11 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "selection": selection,
 }
 """What a marker may ask for of a run's rows."""
+
+
+def _listed(which: Sequence[str]) -> str:
+    """Ids in short, where nothing else is said of them."""
+    return "; ".join(which) if any(" " in text for text in which) else format_ids(which)
 
 
 def _fast(table: dict[str, float]) -> str:

@@ -1,4 +1,5 @@
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -78,6 +79,14 @@ def test_a_run_goes_on_where_it_ended(problems: tuple[Problem, ...], tmp_path: P
     (tmp_path / "KernelBench" / "level1" / "1_fine.py").write_text("# changed\n")
     changed = load_levels(tmp_path, "1", "1,2,5")
     assert numbers(pending(changed, options(), out)) == [1, 5]
+
+
+def test_a_run_goes_on_from_rows_with_a_level_and_a_number(problems: tuple[Problem, ...], tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    data = json.loads(blank_row(problems[0], Settings(seconds=1.0), right=True).to_json())
+    assert (data.pop("id"), data.pop("suite"), data.pop("group")) == ("level1/1", "kernelbench", "level1")
+    out.write_text(json.dumps({"level": 1, "number": 1, **data}) + "\n")
+    assert numbers(pending(problems, options(), out)) == [2, 3, 4, 5]
 
 
 def work_with(problem: Problem, settings: Settings) -> Row:

@@ -20,6 +20,13 @@ def test_tables_replace_what_stands_between_the_markers(tmp_path: Path) -> None:
     assert render(once, tmp_path) == once
 
 
+def test_ids_of_which_nothing_else_is_said_are_shown_in_short(tmp_path: Path) -> None:
+    for number in (1, 2, 3, 7):
+        append_row(tmp_path / "rows.jsonl", replace(row(number, 1.0), random=True))
+    text = render("<!-- bench:exceptions rows.jsonl -->\n<!-- /bench -->\n", tmp_path)
+    assert "| random operators | level1/1-3,7 |" in text
+
+
 def test_the_best_mode_has_columns_where_several_were_timed(tmp_path: Path) -> None:
     timed = row(1, 1.0)
     assert timed.compiled is not None and timed.compiled_best is not None

@@ -6,11 +6,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments.planners.picture import draw
 from experiments.planners.replay import Method, ReplayRow, append_replay
-from experiments.planners.summary import AT, advantages, bootstrap, planners, summarize
+from experiments.planners.summary import AT, RESAMPLES, advantages, bootstrap, bootstrap_median, planners, summarize
 from experiments.tables import render
 from qimeng.errors import QimengError
 
@@ -97,3 +98,13 @@ def test_a_picture_without_matplotlib_says_what_to_install(tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(QimengError, match=r"pip install 'qimeng\[report\]'"):
         draw(rows(), tmp_path / "no.svg")
+
+
+def test_the_interval_of_a_median_is_over_whole_groups() -> None:
+    groups = [[1.0, 2.0, 9.0], [3.0], [4.0, 4.0]]
+    by_hand = [
+        np.median([n for i in pick for n in groups[i]])
+        for pick in np.random.default_rng(0).integers(0, 3, (RESAMPLES, 3))
+    ]
+    found = bootstrap_median(groups)
+    assert found.value == 3.5 and (found.low, found.high) == tuple(np.quantile(by_hand, [0.025, 0.975]))
