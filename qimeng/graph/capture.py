@@ -36,16 +36,15 @@ def capture(
 ) -> OpGraph:
     """The graph of `make_module()(*make_inputs())`.
 
-    Both run under fake tensors, so that nothing is allocated, unless `values` is set. Python floats among the inputs
-    become 0-dimensional tensors so that the graph holds for any number; where that does not export, or a number does
-    not meet a floating tensor in plain arithmetic (its dtype would then decide the result's), they are specialised and
-    guarded.
+    Both run under fake tensors, so nothing is allocated unless `values` is set. Python floats among the inputs become
+    0-dimensional tensors, so the graph holds for any number. If that does not export, or if a number's dtype would
+    decide the result's dtype, the numbers are specialised and guarded.
 
     Args:
         make_module: makes the module.
         make_inputs: makes its positional inputs.
         specialise: specialise all numbers.
-        values: make module and inputs in memory, which tensors need that are not in the state_dict.
+        values: make module and inputs in memory; needed for tensors outside the state_dict.
         hidden: submodules that stay as they are, with their calls (`qimeng.graph.leaves`).
 
     Raises:
@@ -146,9 +145,9 @@ def _quiet(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unchecked_distributions() -> Iterator[None]:
-    """Without the look at values that torch.distributions takes at its arguments, which no graph can hold.
+    """In the block, torch.distributions does not validate its arguments, because no graph can hold that check.
 
-    PyTorch leaves it out itself where Python's assertions are off.
+    PyTorch skips it too if Python's assertions are off.
     """
     checks = Distribution._validate_args
     Distribution.set_default_validate_args(False)
@@ -161,7 +160,7 @@ def _unchecked_distributions() -> Iterator[None]:
 def _join_buffers(exported: Any, module: torch.nn.Module) -> dict[str, str]:
     """Make every use of a buffer that the module holds under several names a use of the first.
 
-    To torch.export they are buffers apart, which an update of one cannot reach.
+    torch.export treats them as separate buffers, so an update of one would not reach the others.
 
     Returns:
         Other name to first name.

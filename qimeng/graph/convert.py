@@ -277,7 +277,7 @@ def _meta(value: torch.Tensor) -> Meta:
 
 
 def _prune(graph: OpGraph) -> OpGraph:
-    """Drop operators whose results nothing needs; sources stay, since they are the module's face."""
+    """Drop operators whose results are not used. Sources stay, since they are the module's interface."""
     needed = {v.node for v in graph.results()}
     for node in reversed(graph.nodes.values()):
         if node.name in needed:

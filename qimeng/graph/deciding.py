@@ -18,10 +18,10 @@ CHOICES = frozenset(
 """Operators that yield positions."""
 
 SIGNS = frozenset("aten.sign aten.sgn aten.threshold aten.heaviside".split())
-"""Operators among `JUMPS` that jump at a number where rounding does not reach, 0, or that go on from there."""
+"""Operators among `JUMPS` that jump only at 0, which rounding does not reach, or are continuous there."""
 
 PASSES = frozenset("aten.amax aten.amin aten.max aten.min".split())
-"""Reductions that give one of their operands, so that what decides after them is decided before."""
+"""Reductions that return one of their operands, so the values before them decide."""
 
 
 _found: WeakKeyDictionary[OpGraph, frozenset[Value]] = WeakKeyDictionary()

@@ -26,10 +26,10 @@ Table = Mapping[Any, Callable[..., Any]]
 def decomposed(exported: Any) -> Any:
     """The `torch.export.ExportedProgram` with its operators taken apart.
 
-    What ``run_decompositions`` gives, which overrides each of PyTorch's 500 composite operators and back, two thirds of
-    the time of a small capture. Most of them PyTorch takes apart by itself as the table would, so that only the others
-    are overridden here. Where this version of PyTorch does not know that shorter way, or it fails, the public one
-    decides.
+    The result equals that of ``run_decompositions``. That function overrides and restores each of PyTorch's 500
+    composite operators, which takes two thirds of the time of a small capture. PyTorch decomposes most of them by
+    itself, so only the others are overridden here. If this shortcut is missing or fails in a version of PyTorch, the
+    public function is used.
     """
     namespaces = tuple(torch.ops)
     try:

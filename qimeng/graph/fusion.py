@@ -19,10 +19,9 @@ from qimeng.graph.region import Region, merge, merge_recomputing, region_digraph
 class Fusions:
     """The fusions of one partition.
 
-    A merge closes a cycle where a second path, through a third region, leads from the producer to the consumer.
-    Computing the producer again never does: its sources lie before it, and so before all that follows the consumer.
-    Both hold as long as merging leaves each value with the region that yields it. Where the two hold a value that
-    several regions compute, it may move to another one, and the partition itself is made to see.
+    A merge creates a cycle if a second path, through a third region, leads from the producer to the consumer.
+    Recomputing the producer never does, since its sources come before it. Both rules hold if each value stays with its
+    region. If several regions compute a value, it may move to another one; then the new partition is built to check.
 
     Args:
         regions: the partition, as `qimeng.graph.region.repartition` makes it.

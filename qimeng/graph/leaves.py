@@ -161,7 +161,7 @@ def part(*tensors):
 
 
 def hide(module: torch.nn.Module, calls: Mapping[str, Sequence[Call]]) -> None:
-    """Put the placeholder in the place of each submodule that `calls` names."""
+    """Replace each submodule that `calls` names by the placeholder."""
     for name, made in calls.items():
         _hide(module, module.get_submodule(name), made)
 

@@ -24,7 +24,7 @@ CLOSE = 1e-3
 def mode_matters(spec: KernelSpec) -> bool:
     """Whether `spec` with `training` switched is another computation, or none.
 
-    It runs at reduced size; where that is too large for the CPU, other operators count as another computation.
+    It runs at reduced size. If that is too large for the CPU, different operators count as a different computation.
     """
     small = spec.reduced()
     other = small.with_(training=not small.training)

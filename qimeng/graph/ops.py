@@ -59,7 +59,7 @@ EXACT = VIEWS | frozenset(
         "gather index_select embedding sort argsort topk kthvalue cat stack"
     ).split()
 )
-"""Operators that give some of their operands' values, or what these say exactly; any right program has the same."""
+"""Operators that return some of their operands' values, or exact facts about them, so every right program agrees."""
 
 JUMPS = frozenset(
     ("aten." + name)
@@ -67,7 +67,7 @@ JUMPS = frozenset(
         "sign sgn floor ceil round trunc frac fmod remainder floor_divide threshold hardshrink heaviside median mode"
     ).split()
 )
-"""Operators whose floating result may jump where an operand moves ever so little; integers always do."""
+"""Operators whose floating-point result may jump for a tiny change of an operand; integer results always may."""
 
 INDEXING = frozenset("aten.gather aten.index_select aten.embedding".split())
 

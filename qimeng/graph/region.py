@@ -211,8 +211,8 @@ def region_digraph(regions: Iterable[Region]) -> nx.DiGraph:
 def repartition(graph: OpGraph, sets: list[set[str]], known: Iterable[Region] = ()) -> tuple[Region, ...]:
     """The regions of `sets` of nodes in topological order, each value yielded by one of them.
 
-    A view or recomputed node sits in several regions; of those, only the first yields it to others. A region that
-    nothing reads, since all who did compute it again, is left out.
+    A view or recomputed node is in several regions. Only the first one provides it to others. A region that is no
+    longer read, because all its readers recompute it, is dropped.
 
     Args:
         graph: what is partitioned.

@@ -31,7 +31,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torc
 
 
 def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
-    """The graph of `spec`, held against the module before it is trusted, unless `verify` is False.
+    """The graph of `spec`, compared with the module before use, unless `verify` is False.
 
     What is verified also says whether training and evaluation mode are different computations (`OpGraph.training`).
     Where verifying fails with Python numbers left free, they are specialised.
@@ -100,7 +100,7 @@ def _hidden_too(spec: KernelSpec, hidden: Mapping[str, Any], name: str) -> dict[
 
 
 def _in_memory_if_needed(spec: KernelSpec, specialise: bool, hidden: Mapping[str, Sequence[Call]]) -> OpGraph:
-    """The graph; module and inputs are made in memory only where tensors outside the state_dict ask for it."""
+    """The graph; module and inputs are made in memory only if tensors outside the state_dict need it."""
 
     def inputs() -> tuple[Any, ...]:
         return spec.inputs(0, "cpu", EXAMPLES)
@@ -121,12 +121,10 @@ def _free(graph: OpGraph) -> set[int]:
 def verify_graph(spec: KernelSpec, graph: OpGraph, orders: Mapping[int, tuple[int, ...]] | None = None) -> None:
     """Compare the program of `graph`, all on PyTorch, with the module it was captured from.
 
-    On the user's own inputs and on two seeds, each called twice in a row so that state shows; the last with other
-    parameters. Then with its
-    Python numbers changed: those that the graph holds for any value must follow, others must be refused. Compared:
-    structure, type, shape, stride, dtype, values, buffers, and that no output shares memory that the module's does
-    not. At reduced size where that has the same operators in the same order; else as a whole, on the GPU where it
-    is too large for the CPU.
+    It uses the user's own inputs and two seeds, the last one with other parameters. Each is called twice, so that state
+    shows. Then Python numbers are changed: free numbers must take effect, others must be refused. Compared are
+    structure, type, shape, stride, dtype, values, buffers, and shared memory of outputs. It runs at reduced size if
+    that has the same operators in the same order; else at full size, on the GPU if that is too large for the CPU.
 
     Args:
         spec: makes the module.
