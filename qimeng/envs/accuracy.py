@@ -98,6 +98,7 @@ class Expected:
         eager: eager's output, kept only where it is needed: some element of it or of `value` is not finite, or the
             output is no floating-point tensor and differs from `value`.
         tolerances: times eager's error that is allowed.
+        signed: whether zeros must have the sign of `value`'s (`qimeng.graph.zeros`).
     """
 
     value: torch.Tensor
@@ -105,6 +106,7 @@ class Expected:
     floor: Error = field(default_factory=Error)
     eager: torch.Tensor | None = None
     tolerances: Tolerances = Tolerances()
+    signed: bool = False
 
     @property
     def budget(self) -> Error:
@@ -222,8 +224,21 @@ def check(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
         return _check_exact(actual, expected)
     error = measure(actual, expected.value, expected.eager)
     if error.within(expected.budget):
-        return error, None
+        return error, _other_zeros(actual, expected.value) if expected.signed else None
     return error, _describe(actual, expected, error)
+
+
+def _other_zeros(actual: torch.Tensor, value: torch.Tensor) -> str | None:
+    """In words, that zeros have the other sign; None where none has."""
+    count = 0
+    for where in () if actual.is_complex() else _blocks(actual.shape):
+        a, r = _block(actual, where), _block(value, where)
+        count += int(((a == 0) & (r == 0) & (torch.signbit(a) != torch.signbit(r))).sum())
+    return (
+        f"{count} of {actual.numel()} elements are zeros of the wrong sign (-0.0 for 0.0 or the reverse)"
+        if count
+        else None
+    )
 
 
 def same_but_for_few(actual: torch.Tensor, expected: Expected, any_kind: bool = False) -> bool:

@@ -34,6 +34,7 @@ from qimeng.envs.wild import ATTEMPTS, overflowing, says_nothing
 from qimeng.envs.worker import Draw, Parameters
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import longest_reduction
+from qimeng.graph.zeros import zeros_are_signed
 from qimeng.spec import KernelSpec
 from qimeng.spec.distributions import EXAMPLES, SECRET_SIZE, WILD, distributions_of
 from qimeng.spec.patience import patience
@@ -100,6 +101,7 @@ class References:
         self._jumps: bool | None = None  # unknown
         self._keeps_signs, self._other_buffers = True, False  # until `_look` knows
         self._known_updates = {key for key, _ in graph.mutations} if graph is not None else set()
+        self._signed = graph is not None and bool(graph.nodes) and zeros_are_signed(graph)
         if graph is not None and graph.nodes:
             self._jumps = discrete.may_jump(graph, graph.ops())
         self._moved: dict[str, list[Error]] = {}  # by distribution: over so many elements all draws have the same
@@ -513,12 +515,12 @@ class References:
         floor = accuracy.floor(eager.dtype, roundings, wider, tolerances.floor_ulp)
         if share:
             error = accuracy.measure(eager, value, eager)
-            return Expected(value, error, floor, eager, tolerances), share
+            return Expected(value, error, floor, eager, tolerances, self._signed), share
         error = discrete.error(eager, value, jumps)
         if at is not None and not eager.is_complex():
             there = discrete.error(at.double() + (eager.double() - value.double()), at.double(), jumps)
             error = there if math.isfinite(there.max) else error
-        return Expected(value, error, floor, None, tolerances), share
+        return Expected(value, error, floor, None, tolerances, self._signed), share
 
     def _exact(self, draw: Draw, near: Near | None) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
         """Outputs and changed buffers in float64, and what one ulp of the inputs changes.

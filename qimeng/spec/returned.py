@@ -16,25 +16,38 @@ from torch.utils import _pytree
 HOLDERS: set[type] = set()
 """Classes of plain objects that were registered, such as the caches of keys and values of transformers."""
 
-_PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.nn.Module, torch.dtype, torch.device, type)
+_PLAIN = (
+    *(str, bytes, bool, int, float, complex, type(None), type, torch.nn.Module, torch.dtype, torch.device),
+    *(torch.SymInt, torch.SymFloat, torch.SymBool),
+)
 
 
 def opened(output: Any) -> Any:
     """`output` itself, after every class in it is one that `torch.utils._pytree` sees into.
 
     PyTorch takes an instance of an unknown class as one leaf. A user of torch.export would register it by hand. It
-    lasts as long as the process and changes nothing else.
+    lasts as long as the process and changes nothing else. An output that holds itself is left as it is.
     """
+    if _is_tree(output, ()):
+        _open(output)
+    return output
+
+
+def _is_tree(item: Any, inside: tuple[int, ...]) -> bool:
+    """Whether no object is found in itself again."""
+    return id(item) not in inside and all(_is_tree(part, (*inside, id(item))) for part in _parts(item))
+
+
+def _open(output: Any) -> None:
     kind = type(output)
     for part in _parts(output):
-        opened(part)
+        _open(part)
     if kind not in _pytree.SUPPORTED_NODES:
         if _is_record(kind):
             _pytree.register_dataclass(kind)
         elif _is_holder(output):
             _pytree.register_pytree_node(kind, _taken_apart, partial(_put_together, kind))
             HOLDERS.add(kind)
-    return output
 
 
 _PARTS = "_qimeng_parts"

@@ -243,6 +243,14 @@ def _changed(graph: OpGraph, packet: str, **changes: Any) -> OpGraph:
     return replace(graph, nodes=nodes)
 
 
+def test_what_cancels_to_rounding_errors_is_captured() -> None:
+    def divergence(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.kl_div(x.log_softmax(-1), x.softmax(-1), reduction="batchmean")
+
+    torch.manual_seed(0)
+    assert len(list(capture_spec(KernelSpec.of(divergence, (torch.randn(12, 16),))).ops())) > 5
+
+
 def test_verification_finds_every_kind_of_difference() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU())
     spec = KernelSpec.of(module, (torch.rand(6, 6),))

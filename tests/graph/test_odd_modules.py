@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from qimeng.graph.capture import CaptureError
 from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
@@ -193,6 +194,18 @@ def test_outputs_that_are_plain_objects_are_captured() -> None:
     assert torch.equal(y, X.exp()) and type(cache) is Cache and vars(cache).keys() == {"layers", "limit", "empty"}
     assert cache.empty.shape == (0,) and torch.equal(cache.layers[1].keys, X + 1)
     assert vars(cache.layers[0]).keys() == vars(Layer(X)).keys() and cache.layers[0].device == X.device
+
+
+class Cyclic:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x, self.me = x, self
+
+
+def test_an_output_that_holds_itself_is_no_structure() -> None:
+    spec = KernelSpec.of(lambda x: (x * 2, Cyclic(x)), (X,))
+    spec.check()
+    with pytest.raises(CaptureError, match="not a known type"):
+        capture_spec(spec)
 
 
 def test_outputs_share_memory_as_the_modules_do() -> None:
