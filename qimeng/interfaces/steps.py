@@ -72,7 +72,7 @@ class Patch:
     def digest(self, chosen: int = 0) -> str:
         """Content hash of the new partition and implementation."""
         regions = None if self.regions is None else [[r.nodes, r.outputs] for r in self.regions]
-        return digest_of("patch", self.target, regions, self.alternatives[chosen] if self.alternatives else None)
+        return digest_of("patch", self.target, regions, self.alternatives[chosen].digest if self.alternatives else None)
 
 
 @lru_cache(256)

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 
 from qimeng.graph.opgraph import Node, OpGraph, Value, map_values
 from qimeng.graph.region import Region
-from qimeng.program.content import digest_of, plain
-from qimeng.program.implementation import Implementation, torch_implementation
+from qimeng.program.content import digest_of
+from qimeng.program.implementation import Implementation, schedule_content, torch_implementation
 
 IDENTITY = 2
 """Number of the rule by which programs are named; higher whenever one and the same program gets another digest.
@@ -67,12 +67,7 @@ def implementation_content(region: Region, implementation: Implementation) -> An
         return text.replace(signature, "\0whole\0").replace(signature[:8], "\0half\0")
 
     names = [unnamed(text) for text in (i.source, i.entry, i.prepare)]
-    return [i.language, *names, list(i.prepare_inputs), _schedule(i.schedule)]
-
-
-def _schedule(schedule: Any) -> Any:
-    """The family and what is not usual in it, whatever the class is called."""
-    return None if schedule is None else [schedule.family, *plain(schedule).values()]
+    return [i.language, *names, list(i.prepare_inputs), schedule_content(i.schedule)]
 
 
 def _numbers(graph: OpGraph) -> dict[str, int]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from qimeng.graph.region import Region
-from qimeng.program.content import digest_of
+from qimeng.program.content import digest_of, plain
 from qimeng.program.schedule import Schedule
 
 
@@ -57,12 +58,23 @@ class Implementation:
     @cached_property
     def digest(self) -> str:
         """Hash of all fields, whatever region they are for; `qimeng.program.identity` has its part in a program's."""
-        return digest_of("implementation", self)
+        i = self
+        return digest_of(
+            "implementation", i.language, i.source, i.entry, i.prepare, i.prepare_inputs, schedule_content(i.schedule)
+        )
 
     @property
     def generated(self) -> bool:
         """True for kernels that were generated rather than called from a library."""
         return self.language not in ("torch", "library")
+
+
+def schedule_content(schedule: Schedule | None) -> Any:
+    """What stands for a schedule in a hash: its family and what is not usual in it, whatever its class is called."""
+    if schedule is None:
+        return None
+    (unusual,) = plain(schedule).values()
+    return [schedule.family, sorted(unusual)]
 
 
 def torch_implementation(region: Region) -> Implementation:
@@ -71,4 +83,4 @@ def torch_implementation(region: Region) -> Implementation:
     return Implementation("torch", region.function(entry), entry)
 
 
-__all__ = ["Implementation", "torch_implementation"]
+__all__ = ["Implementation", "schedule_content", "torch_implementation"]

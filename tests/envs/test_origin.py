@@ -15,6 +15,8 @@ import pytest
 
 from qimeng.coder.llm.coder import LLMCoder
 from qimeng.coder.template.coder import TemplateCoder
+from qimeng.coder.template.families.gemm.schedule import GemmSchedule
+from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.device import DEVICES
 from qimeng.envs.gates import Run
 from qimeng.envs.interpret import Interpreter
@@ -266,6 +268,6 @@ def test_the_text_itself_is_checked_not_what_its_schedule_would_print(template: 
 
 def test_a_made_up_schedule_is_no_error() -> None:
     region = relu(start())
-    for schedule in (Schedule(family="gemm"), Schedule(family="?"), Schedule(block_p=0), Schedule(form="?"), object()):
+    for schedule in (GemmSchedule(), Schedule(), TileSchedule(block_p=0), TileSchedule(form="?"), object()):
         made: Any = Implementation("triton", "def f(x): ...\n", "f", schedule=schedule)  # type: ignore[arg-type]
         assert not known(region, made)

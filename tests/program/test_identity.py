@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
@@ -13,14 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qimeng.coder.template.coder import TemplateCoder
+from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.errors import IllegalAction
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, map_values
 from qimeng.graph.region import Region, merge, split
 from qimeng.graph.structure import Structure, structure_of
 from qimeng.interfaces import Patch
 from qimeng.program.content import digest_of
+from qimeng.program.implementation import schedule_content
 from qimeng.program.program import Implementation, Program, torch_implementation
-from qimeng.program.schedule import Schedule
+from qimeng.program.schedule import Schedule, family_field
 from qimeng.spec.call import Call
 from qimeng.testing import fake_kernel, sample_graph
 
@@ -50,13 +52,15 @@ def lowered(graph: OpGraph) -> Program:
     program = Program.start(graph)
     program = program.with_regions(merge(program.regions, [program.regions[0].id, program.regions[1].id]))
     region = program.regions[0]
-    return program.with_implementation(region.id, TemplateCoder().print(region, Schedule(warps=2)))
+    return program.with_implementation(region.id, TemplateCoder().print(region, TileSchedule(warps=2)))
 
 
 def test_digests_are_what_they_were() -> None:
     """Stores, trees and recipes hold them. If this fails for a reason, raise `IDENTITY`: what is stored is renamed."""
     assert Program.start(small()).digest == "3515c7d44ce3d824"
-    assert digest_of("a", 1, 1.0, True, None, (2, [3]), {"k": Schedule(warps=2)}) == "56956a13cf4f7cb9"
+    written = Implementation("triton", "def f(x): ...\n", "f", schedule=TileSchedule(warps=2, block_p=4))
+    assert written.digest == "215afe58b47f9f7d"
+    assert digest_of("a", 1, 1.0, True, None, (2, [3]), {"k": Meta((2,), (1,), "float32")}) == "357830431fe17ba2"
 
 
 # ---- what is no part of it
@@ -136,7 +140,7 @@ def test_programs_that_are_equal_have_equal_digests_whatever_led_to_them(
             elif kind == "split":
                 program = program.with_regions(split(regions, one.id))
             else:
-                written = fake_kernel(one, Schedule(warps=1 + j)) if j % 3 else torch_implementation(one)
+                written = fake_kernel(one, TileSchedule(warps=1 + j)) if j % 3 else torch_implementation(one)
                 program = program.with_implementation(one.id, written)
         except IllegalAction:
             continue
@@ -208,7 +212,7 @@ IMPLEMENTATION = {
     "entry": "g",
     "prepare": "p",
     "prepare_inputs": (0,),
-    "schedule": Schedule(warps=8),
+    "schedule": TileSchedule(warps=8),
 }
 
 
@@ -216,7 +220,7 @@ IMPLEMENTATION = {
 def test_a_change_of_an_implementation_is_another_program_and_another_patch(name: str) -> None:
     program = Program.start(small())
     region = program.regions[0]
-    first = Implementation("triton", "def f(x):\n    return (x,)\n", "f", schedule=Schedule())
+    first = Implementation("triton", "def f(x):\n    return (x,)\n", "f", schedule=TileSchedule())
     other = replace(first, **{name: IMPLEMENTATION[name]})  # type: ignore[arg-type]
     assert first.digest != other.digest
     one, two = (program.with_implementation(region.id, i) for i in (first, other))
@@ -262,6 +266,21 @@ def test_no_field_is_forgotten() -> None:
 
 
 # ---- hashes of plain data
+
+
+def test_a_schedule_is_its_family_and_what_is_unusual_in_it() -> None:
+    """A new field with a default, another order of the fields and another name of the class change no hash."""
+
+    @dataclass(frozen=True)
+    class Another(Schedule):
+        family: str = family_field("tile")
+        unheard_of: int = 3
+        warps: int = 4
+        block_p: int = 1
+
+    one, two = TileSchedule(warps=2, block_p=4), Another(warps=2, block_p=4)
+    assert schedule_content(one) == schedule_content(two) == ["tile", [["block_p", 4], ["warps", 2]]]
+    assert schedule_content(TileSchedule(warps=8)) != schedule_content(TileSchedule(warps=2))
 
 
 def test_types_count() -> None:
