@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from qimeng.backend.registry import backend_named
 from qimeng.device import DEVICES, current_device, driver_version
 from qimeng.envs.sandbox import Sandbox
 
@@ -51,6 +52,31 @@ def compile_for(*archs):
 """
 
 
+CUDA_KERNEL = """
+import torch
+from qimeng.backend.cuda_runtime import cuda_compile, cuda_kernel
+
+TEXT = '''
+extern "C" __global__ void twice(const float* x, float* y, int n) {
+    int i = threadIdx.x;
+    if (i < n) y[i] = 2 * x[i];
+}
+'''
+twice = cuda_kernel(TEXT, "twice")
+
+
+def run(device):
+    x = torch.arange(100.0, device=device)
+    y = torch.empty_like(x)
+    twice[1, 128](x, y, 100)
+    return bool(torch.equal(y, 2 * x))
+
+
+def compile_for(*archs):
+    return all(cuda_compile(TEXT, ("twice",), f"sm_{arch}")[0] for arch in archs)
+"""
+
+
 @dataclass(frozen=True)
 class Check:
     """One line of the report.
@@ -78,9 +104,11 @@ def checks() -> tuple[Check, ...]:
         found.append(Check("GPU driver", True, driver_version()))
     archs = sorted({str(device.arch) for device in DEVICES.values() if device.kind == "cuda"}, key=int)
     found.append(_kernel(f"compile for sm_{', sm_'.join(archs)}", f"compile_for({', '.join(archs)})"))
+    found.append(_cuda(f"CUDA C++ for sm_{', sm_'.join(archs)}", f"compile_for({', '.join(archs)})"))
     found.append(_kernel("Triton's interpreter", "run('cpu')", TRITON_INTERPRET="1"))
     if here is not None:
         found.append(_kernel("a kernel on the GPU", "run('cuda')"))
+        found.append(_cuda("a kernel in CUDA C++ on the GPU", "run('cuda')"))
     found += _sandbox()
     found.append(_kernel("compile in a full sandbox", f"compile_for({archs[0]})", sandbox="full"))
     if here is not None:
@@ -105,18 +133,24 @@ def _sandbox() -> list[Check]:
     return found + [Check(f"sandbox: {name}", None, f"missing: {text}") for name, text in report.skipped.items()]
 
 
-def _kernel(name: str, call: str, sandbox: str = "off", **variables: str) -> Check:
+def _cuda(name: str, call: str) -> Check:
+    """The same for CUDA C++, whose packages not everybody needs."""
+    missing = backend_named("cuda").missing()
+    return _kernel(name, call, text=CUDA_KERNEL) if missing is None else Check(name, None, missing)
+
+
+def _kernel(name: str, call: str, sandbox: str = "off", text: str = KERNEL, **variables: str) -> Check:
     """Run `call` on the kernel in its own process, so that a crash of a compiler or driver does not end the report."""
     with tempfile.TemporaryDirectory() as folder:
-        return _kernel_in(folder, name, call, sandbox, variables)
+        return _kernel_in(folder, name, call, sandbox, text, variables)
 
 
-def _kernel_in(folder: str, name: str, call: str, sandbox: str, variables: Mapping[str, str]) -> Check:
+def _kernel_in(folder: str, name: str, call: str, sandbox: str, text: str, variables: Mapping[str, str]) -> Check:
     program = (
         "from qimeng.envs.sandbox import Sandbox\n"
         f"Sandbox({sandbox!r}).enter({folder!r})\n"
         "from qimeng.program.program import load_source\n"
-        f"module = load_source({KERNEL!r}, 'doctor')\n"
+        f"module = load_source({text!r}, 'doctor')\n"
         f"assert module.{call}, 'wrong result'\n"
     )
     try:

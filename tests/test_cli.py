@@ -213,6 +213,7 @@ def test_doctor_finds_this_machine_healthy(capsys: pytest.CaptureFixture[str]) -
     assert any(name.startswith("compile for sm_80") and c["works"] for name, c in found.items())
     assert {name for name in found if name.startswith("sandbox: ")} == {f"sandbox: {name}" for name in LAYERS}
     assert found["compile in a full sandbox"]["works"] is True
+    assert found["CUDA C++ for sm_80, sm_89, sm_90, sm_100"]["works"] is True
 
 
 def test_doctor_puts_exploits_before_the_judge(
