@@ -6,8 +6,11 @@ own (`qimeng.family.Family.moves`). Knows nothing about any family.
 
 from __future__ import annotations
 
-from qimeng.actions.base import ScheduleKind
+from qimeng.actions.base import Context, ScheduleKind, find_region
 from qimeng.actions.registry import register
+from qimeng.errors import IllegalAction
+from qimeng.interfaces import Action
+from qimeng.program.program import Program
 
 
 class Tiling(ScheduleKind):
@@ -111,5 +114,38 @@ class Special(ScheduleKind):
     options = ("fast", "accurate")
 
 
-for _kind in (Tiling(), Reordering(), Pipeline(), Precision(), Layout(), Split(), Vectorization(), Special()):
+class Language(ScheduleKind):
+    """Write the kernel in another language, for the same loops.
+
+    Offered where the coder writes more than one (`Coder.languages`).
+
+    args: ``triton``, or ``cuda`` (CUDA C++, compiled by NVRTC).
+    rewrite: ``@triton.jit def kernel(x)`` -> ``__global__ void kernel(const float* x)``
+    """
+
+    name = "language"
+    options = ("triton", "cuda")
+
+    def check(self, program: Program, action: Action, context: Context) -> None:
+        """Legal where the coder writes that language, the device runs it, and the region is in another one."""
+        region = find_region(program, action)
+        written = context.coder.languages
+        if action.param not in written:
+            raise IllegalAction(f"{action}: the coder writes {' and '.join(written)}")
+        if program.implementation(region).language == action.param:
+            raise IllegalAction(f"{action}: the region is in that language")
+        super().check(program, action, context)
+
+
+for _kind in (
+    Tiling(),
+    Reordering(),
+    Pipeline(),
+    Precision(),
+    Layout(),
+    Split(),
+    Vectorization(),
+    Special(),
+    Language(),
+):
     register(_kind)

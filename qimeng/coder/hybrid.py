@@ -40,6 +40,7 @@ class HybridCoder(Coder):
     def __init__(self, writer: Coder, template: TemplateCoder | None = None, patience: int = 3):
         self.writer, self.template, self.patience = writer, template or TemplateCoder(), patience
         self.memory = writer.memory
+        self.languages = tuple(dict.fromkeys((*self.template.languages, *writer.languages)))
 
     def __repr__(self) -> str:
         return f"HybridCoder({self.writer!r})"

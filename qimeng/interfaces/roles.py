@@ -51,9 +51,11 @@ class Coder(ABC):
     Attributes:
         free_hand: whether it can work on a kernel that has no schedule, by changing its text.
         schedules: whether it prints a region's family's schedules, so that it can lower again what others wrote.
+        languages: what it writes kernels in (`qimeng.backend`), the usual one first.
         memory: what it keeps between requests; None for coders that keep nothing.
     """
 
+    languages: tuple[str, ...] = ("triton",)
     free_hand: bool = False
     schedules: bool = False
     memory: Memory | None = None

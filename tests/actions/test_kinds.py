@@ -113,7 +113,11 @@ def test_a_patch_is_a_diff_of_the_source(context: Context, golden: Callable[[str
     [
         ("linear", Action("precision", ("?",), "tf32"), r"tf32 keeps 11 bits of 24; mode 'default' asks for fp32"),
         ("linear", Action("unfuse", ("nowhere",)), "no region nowhere; this program has"),
-        ("linear", Action("nothing", ("?",)), "unknown kind of action 'nothing'; known: fusion, gather, layout"),
+        (
+            "linear",
+            Action("nothing", ("?",)),
+            "unknown kind of action 'nothing'; known: fusion, gather, language, layout",
+        ),
         ("softmax", Action("reordering", ("?",), "grouped"), "kernels of the family 'tile' have no reordering"),
         ("softmax", Action("split", ("?",), "resident"), "nothing to change"),
         ("pointwise", Action("lowering", ("?",)), "has a generated kernel already"),

@@ -50,7 +50,7 @@ def printed(function: Any, inputs: list[torch.Tensor], name: str, **changes: Any
     region = region_of(function, inputs)
     plan = plan_tile(region)
     schedule = default_schedule(plan, device_named("h200")).but(**changes)
-    return print_rows_cuda(plan.nest, plan.loads, plan, schedule, f"k_{name}", len(region.inputs))
+    return print_rows_cuda(plan, schedule, f"k_{name}")
 
 
 def text_of(implementation: Implementation) -> str:
@@ -179,7 +179,7 @@ def test_a_program_with_cuda_stands_alone(folder: Path) -> None:
     softmax = next(r for r in start.regions if "softmax" in r.label())
     plan = plan_tile(softmax)
     schedule = default_schedule(plan, device_named("h200"))
-    made = print_rows_cuda(plan.nest, plan.loads, plan, schedule, f"k{softmax.signature[:8]}", len(softmax.inputs))
+    made = print_rows_cuda(plan, schedule, f"k{softmax.signature[:8]}")
     program = start.with_implementation(softmax.id, made)
     assert "qimeng." not in program.source and "import triton" not in program.source
     assert "pip install 'cuda-bindings>=13,<14'" in program.source.split('"""')[1]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from qimeng.actions import MAX_ALTERNATIVES, GraphRewrite, rewritten
+from qimeng.backend import backend_named
 from qimeng.coder.llm.account import Account
 from qimeng.coder.llm.chat import Chat, ChatError, Message, Reply
 from qimeng.coder.llm.fence import tame
@@ -72,6 +73,7 @@ class LLMCoder(Coder):
         again: times that a request is repeated if none of the answers could be read.
         words: the sections of the prompt.
         limits: how long a prompt may be.
+        languages: what it may be asked to write kernels in; the first is usual, others by the action `language`.
 
     Attributes:
         account: the running account.
@@ -80,6 +82,7 @@ class LLMCoder(Coder):
 
     Raises:
         ValueError: `candidates` is out of range.
+        QimengError: a language that has no backend.
     """
 
     free_hand = True
@@ -92,9 +95,11 @@ class LLMCoder(Coder):
         again: int = 1,
         words: Words | None = None,
         limits: Limits | None = None,
+        languages: Sequence[str] = ("triton",),
     ):
         if not 1 <= candidates <= MAX_ALTERNATIVES:
             raise ValueError(f"candidates must be from 1 to {MAX_ALTERNATIVES}, got {candidates}")
+        self.languages = tuple(backend_named(name).language for name in languages)
         self.account = account or Account()
         self.candidates, self.again = candidates, again
         self._words, self._limits = words or Words(), limits or Limits()

@@ -24,7 +24,7 @@ from qimeng.program.program import Program
 MAX_LINES = 160
 """An example longer than this costs more tokens than it explains."""
 
-_CODER = TemplateCoder()
+_CODER = TemplateCoder(("triton", "cuda"))
 
 
 def example(

@@ -21,9 +21,21 @@ from qimeng.program.schedule import Schedule
 
 
 class TemplateCoder(Coder):
-    """Prints kernels from schedules; an action changes the schedule, the patch is what changed."""
+    """Prints kernels from schedules; an action changes the schedule, the patch is what changed.
+
+    Args:
+        languages: what it prints; actions `language` lead from one to another. Kernels begin in Triton.
+
+    Raises:
+        ValueError: an unknown language.
+    """
 
     schedules = True
+
+    def __init__(self, languages: Sequence[str] = ("triton",)):
+        if unknown := [name for name in languages if name not in ("triton", "cuda")]:
+            raise ValueError(f"the template coder does not print {unknown[0]!r}; known: triton, cuda")
+        self.languages = tuple(languages)
 
     def can_implement(self, region: Region) -> str | None:
         """None where a family covers `region`, else the reason."""

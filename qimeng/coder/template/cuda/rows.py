@@ -12,20 +12,22 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from math import prod
-from typing import Protocol
 
-from qimeng.coder.template.cuda.emitter import Emitter, Group, check_printable, decomposed, positions
+from qimeng.coder.template.cuda.emitter import Emitter, check_printable, decomposed, positions
 from qimeng.coder.template.cuda.ops import C_TYPE, compute_dtype, compute_type, is_float, needs_extremes
 from qimeng.coder.template.cuda.prelude import RESULTS, STATE_NAMES, prelude
+from qimeng.coder.template.families.tile.plan import TilePlan
 from qimeng.coder.template.families.tile.schedule import TileSchedule
-from qimeng.coder.template.nest.ir import Expr, Nest, is_wide
-from qimeng.coder.template.nest.loads import Loads
+from qimeng.coder.template.nest.ir import Expr, is_wide
 from qimeng.family import Unsupported
 from qimeng.graph.opgraph import itemsize
 from qimeng.program.program import Implementation
 
 ACCESS_BYTES = 16
 """Bytes of the widest access of a thread, which `cuda_aligned` asks for."""
+
+UNROLLED = 4
+"""Accesses that a thread makes before it waits for the first of them."""
 
 MOST_HELD = 64
 """Elements of a row that a thread keeps in registers, at most."""
@@ -39,42 +41,20 @@ FAR = (1 << 31) - (1 << 25)
 """Positions from here on are counted in 64 bits; the rest is what a last stride of the grid may add."""
 
 
-class Plan(Protocol):
-    """What the printer asks of a plan; see `qimeng.coder.template.families.tile.plan.TilePlan`."""
-
-    rows: tuple[Group, ...]
-    columns: tuple[Group, ...]
-    passes: int
-    contiguous: str
-
-    @property
-    def row_count(self) -> int:
-        """Number of rows."""
-
-    @property
-    def column_count(self) -> int:
-        """Elements of one row."""
-
-
-def print_rows_cuda(
-    nest: Nest, loads: Loads, plan: Plan, schedule: TileSchedule, prefix: str, inputs: int
-) -> Implementation:
-    """The implementation of `nest` under `schedule`.
+def print_rows_cuda(plan: TilePlan, schedule: TileSchedule, prefix: str) -> Implementation:
+    """The implementation of a region under `schedule`.
 
     Args:
-        nest: the loop nest.
-        loads: how inputs reach the kernels.
-        plan: rows and columns.
+        plan: the region as rows and columns.
         schedule: form, rows a block, blocks a row, warps.
         prefix: beginning of every top-level name.
-        inputs: number of the region's inputs.
 
     Raises:
         Unsupported: CUDA C++ is not printed for an operator, or the schedule does not fit.
     """
-    check_printable(nest)
-    printer = _Printer(nest, loads, plan, schedule, prefix)
-    return Implementation("cuda", printer.print(inputs), f"{prefix}_run", schedule=schedule)
+    check_printable(plan.nest)
+    source = _Printer(plan, schedule, prefix).print(len(plan.region.inputs))
+    return Implementation("cuda", source, f"{prefix}_run", schedule=schedule)
 
 
 @dataclass
@@ -95,8 +75,9 @@ class _Version:
 class _Printer:
     """Prints one nest under one schedule."""
 
-    def __init__(self, nest: Nest, loads: Loads, plan: Plan, schedule: TileSchedule, prefix: str):
-        self.nest, self.loads, self.plan, self.schedule, self.prefix = nest, loads, plan, schedule, prefix
+    def __init__(self, plan: TilePlan, schedule: TileSchedule, prefix: str):
+        nest = plan.nest
+        self.nest, self.loads, self.plan, self.schedule, self.prefix = nest, plan.loads, plan, schedule, prefix
         self.wide = is_wide(nest, [s for s, _ in nest.accesses()]) or plan.row_count * plan.column_count >= FAR
         self.index = "long long" if self.wide else "int"
         self.along_row = plan.contiguous == "r"
@@ -367,7 +348,7 @@ class _Printer:
                 return [*head, *inner, "}"]
             return [*head, f"    if (t < {high}) {{", *[f"    {x}" for x in inner], "    }", "}"]
         return [
-            "#pragma unroll 4",
+            f"#pragma unroll {UNROLLED}",
             f"for ({self.index} t = {low}; t < {high}; t += {self.share}) {{",
             *inner,
             "}",

@@ -5,6 +5,7 @@ Deals in what the library asks of a family, and hands it on to the files beside 
 
 from __future__ import annotations
 
+from qimeng.coder.template.cuda.rows import ACCESS_BYTES, UNROLLED, print_rows_cuda
 from qimeng.coder.template.families.common import fast_by_default
 from qimeng.coder.template.families.tile import words
 from qimeng.coder.template.families.tile.defaults import default_schedule, guesses
@@ -14,7 +15,7 @@ from qimeng.coder.template.families.tile.printer import print_tile
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
-from qimeng.family import Cost, Family, Needs, Sample
+from qimeng.family import Cost, Family, Needs, Sample, Unsupported
 from qimeng.graph.opgraph import itemsize
 from qimeng.graph.ops import category
 from qimeng.graph.region import Region
@@ -59,17 +60,25 @@ class Tile(Family[TilePlan, TileSchedule]):
 
     def needs(self, plan: TilePlan, schedule: TileSchedule) -> Needs:
         """Tiles stay in registers, computed piece by piece; warps exchange a row's sums through shared memory."""
+        if schedule.language == "cuda":
+            return Needs(warps=schedule.warps)
         tile = schedule.block_p * schedule.block_r
         return Needs(schedule.block_p * schedule.warps * 4, schedule.warps, tile, values_per_thread=256)
 
     def print(self, plan: TilePlan, schedule: TileSchedule, prefix: str) -> Implementation:
         """One kernel, or one a pass."""
+        if schedule.language == "cuda":
+            return print_rows_cuda(plan, schedule, prefix)
+        if schedule.language != "triton":
+            raise Unsupported(f"the tile family is not printed in {schedule.language!r}")
         return print_tile(plan, schedule, prefix)
 
     def cost(self, plan: TilePlan, schedule: TileSchedule) -> Cost:
         """A block asks for its tile at once; forms that pass over a row again read it again, from L2 or memory."""
         size = itemsize(plan.dtype)
         found = Cost(block_bytes=schedule.block_p * schedule.block_r * size)
+        if schedule.language == "cuda":
+            found = Cost(block_bytes=schedule.warps * 32 * ACCESS_BYTES * UNROLLED)
         if schedule.form not in ("loop", "wave"):
             return found
         reads = plan.passes + (1 if plan.full else 0)

@@ -6,6 +6,13 @@ checked by whoever asks.
 
 from __future__ import annotations
 
+from qimeng.coder.template.families.tile.cuda_moves import (
+    ByLanguage,
+    CudaPipeline,
+    CudaSplit,
+    CudaTiling,
+    Language,
+)
 from qimeng.coder.template.families.tile.forms import other_form, others
 from qimeng.coder.template.families.tile.plan import TilePlan
 from qimeng.coder.template.families.tile.schedule import TileSchedule
@@ -111,11 +118,12 @@ class Special(TileMove):
 def moves() -> dict[str, TileMove]:
     """Kind of action to the move that carries it out."""
     return {
-        "tiling": Tiling(),
-        "pipeline": Pipeline(),
-        "split": Split(),
-        "vectorization": Vectorization(),
-        "special": Special(),
+        "tiling": ByLanguage({"triton": Tiling(), "cuda": CudaTiling()}),
+        "pipeline": ByLanguage({"triton": Pipeline(), "cuda": CudaPipeline()}),
+        "split": ByLanguage({"triton": Split(), "cuda": CudaSplit()}),
+        "vectorization": ByLanguage({"triton": Vectorization()}),
+        "special": ByLanguage({"triton": Special()}),
+        "language": Language(),
     }
 
 

@@ -27,6 +27,8 @@ class TileSchedule(Schedule):
         warps: warps a program.
         stages: depth of software pipelining; 2 loads the next row ahead (cooperative form).
         fast: special functions in few instructions, by the GPU's approximate units where those are accurate enough.
+        language: ``"triton"`` or ``"cuda"`` (CUDA C++, which reads `form` (``resident``, ``loop``, ``split``),
+            `block_p`, `splits` and `warps`).
     """
 
     family: str = family_field("tile")
@@ -39,6 +41,7 @@ class TileSchedule(Schedule):
     warps: int = power_of_two(4)
     stages: int = count(3)
     fast: bool = False
+    language: str = "triton"
 
 
 __all__ = ["TileSchedule"]
