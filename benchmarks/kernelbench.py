@@ -1,6 +1,7 @@
 """The runs whose rows lie in benchmarks/results, and the tables of all documents.
 
     python -m benchmarks.kernelbench run KERNELBENCH OUT --seconds 3600 --only default,high
+    python -m benchmarks.kernelbench languages KERNELBENCH runs/languages.jsonl
     python -m benchmarks.kernelbench tables README.md benchmarks/*.md docs/training.md
 
 A run is a call of `qimeng bench kernelbench`; it goes on where it ended when it is started again with the same OUT.
@@ -57,6 +58,21 @@ def run(
         command = ["kernelbench", "--root", root, "--level", "1,2", "--seconds-each", 35, "--total-seconds", left]
         command += ["--overhead-seconds", OVERHEAD_S, "--jobs", 3, "--out", out / f"{name}.jsonl", *RUNS[name]]
         subprocess.run([sys.executable, "-m", "qimeng.cli", "bench", *map(str, command)], check=True)
+
+
+@app.command()
+def languages(
+    root: Annotated[Path, typer.Argument(help="A local checkout of KernelBench.")],
+    out: Annotated[Path, typer.Argument(help="File of rows.")],
+    problems: Annotated[str, typer.Option(help="Numbers, such as 1/19-40,88; 33 problems by default.")] = "",
+    device: Annotated[str, typer.Option(help="To compile for where there is no GPU.")] = "",
+    dtype: Annotated[str, typer.Option(help="Of the problems.")] = "float32",
+    final: Annotated[bool, typer.Option(help="Verify what is kept once more, on every distribution.")] = True,
+) -> None:
+    """Write problems in Triton and in CUDA C++: are both right, and how long does each take."""
+    from experiments.languages import SOME, side_by_side, table
+
+    print(table(side_by_side(out, root, problems or SOME, device or None, dtype, final)))
 
 
 @app.command()
