@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -122,6 +123,22 @@ def test_no_relative_and_no_bare_imports(path: Path) -> None:
             assert (node.module or "").split(".")[0] not in LINKS, f"{relative(path)}:{node.lineno}"
         if isinstance(node, ast.Import):
             assert not {a.name.split(".")[0] for a in node.names} & set(LINKS), f"{relative(path)}:{node.lineno}"
+
+
+FAMILIES = PACKAGE / "coder" / "template" / "families"
+
+PRINTERS = (PACKAGE / "coder" / "template" / "cuda",)
+"""Folders that print a family's plans in another language, and so know its schedules."""
+
+
+@pytest.mark.parametrize("path", modules(), ids=relative)
+def test_a_family_is_known_in_its_own_folder_alone(path: Path) -> None:
+    if any(folder in path.parents for folder in PRINTERS):
+        return
+    own = path.relative_to(FAMILIES).parts[0] if FAMILIES in path.parents else ""
+    names = {p.name for p in FAMILIES.iterdir() if p.is_dir() and p.name != "__pycache__"} - {own}
+    known = re.findall(r"^ *(?:from|import) qimeng\.coder\.template\.families\.(\w+)", path.read_text(), re.MULTILINE)
+    assert not names & set(known), f"{relative(path)} knows a family; ask the registry (qimeng.family) instead"
 
 
 @pytest.mark.parametrize("path", modules(), ids=relative)

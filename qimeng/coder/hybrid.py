@@ -5,9 +5,8 @@ Deals in which coder writes which patch. Knows nothing about templates, prompts 
 
 from __future__ import annotations
 
-from typing import Any
-
 from qimeng.actions import ScheduleKind, kind_named, rewritten
+from qimeng.coder.llm.chat import HasChat
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.graph.opgraph import OpGraph
@@ -19,7 +18,7 @@ GAIN = 1.02
 """A step that makes the program this many times faster is a gain; less may be noise."""
 
 
-class HybridCoder(Coder):
+class HybridCoder(Coder, HasChat):
     """`template` where it works, `writer` where it does not or where the template's sweep of a region stalls.
 
     - A kernel without a schedule belongs to the writer, which alone can change it. Lowering gives it back to the
@@ -41,14 +40,10 @@ class HybridCoder(Coder):
         self.writer, self.template, self.patience = writer, template or TemplateCoder(), patience
         self.memory = writer.memory
         self.languages = tuple(dict.fromkeys((*self.template.languages, *writer.languages)))
+        self.chat = writer.chat if isinstance(writer, HasChat) else None
 
     def __repr__(self) -> str:
         return f"HybridCoder({self.writer!r})"
-
-    @property
-    def chat(self) -> Any:
-        """The writer's language model; None where it has none."""
-        return getattr(self.writer, "chat", None)
 
     def write(self, request: Request) -> Patch:
         """The patch, from the coder that should write it.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from qimeng.coder.llm.chat import Chat, ChatError, Message
+from qimeng.coder.llm.chat import Chat, ChatError, HasChat, Message
 from qimeng.coder.llm.fence import clipped, fenced
 from qimeng.coder.llm.reply import read_file
 from qimeng.coder.llm.words import Words
@@ -159,7 +159,7 @@ def chat_of(coder: Any) -> Chat:
     from qimeng.envs.setup import make_coder
 
     made = make_coder(coder) if isinstance(coder, str) else coder
-    chat = made if isinstance(made, Chat) else getattr(made, "chat", None)
+    chat = made.chat if isinstance(made, HasChat) else made
     if not isinstance(chat, Chat):
         name = coder if isinstance(coder, str) else type(coder).__name__
         raise ValueError(f"{name} has no language model to write a spec from words; name one, as in openai:MODEL")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from qimeng.errors import FamilyFault
+from qimeng.errors import IllegalAction
 from qimeng.family import concerned, family_of
 from qimeng.graph.ops import category
 from qimeng.graph.region import Region
@@ -171,8 +171,8 @@ def _torch_ms(region: Region, o: Observation) -> float | None:
 def _intents(region: Region, o: Observation) -> Sequence[tuple[str, str]]:
     """What the region's family says is worth trying; a kernel without a schedule is like others of its kind."""
     schedule = o.program.schedule(region)
-    family = family_of(schedule) if schedule is not None else concerned(region)
     try:
+        family = family_of(schedule) if schedule is not None else concerned(region)
         return () if family is None else family.intents(region, schedule, o.device, o.mode)
-    except FamilyFault:  # another package's; a step with it says what is wrong
+    except IllegalAction:  # another package's, which fails or is not installed; a step with it says so
         return ()

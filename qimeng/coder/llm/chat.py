@@ -91,4 +91,14 @@ class Chat(ABC):
         """
 
 
-__all__ = ["KINDS", "Chat", "ChatError", "Message", "Reply"]
+class HasChat:
+    """A coder that may have a language model.
+
+    Attributes:
+        chat: the model; None where what it hands requests on to has none.
+    """
+
+    chat: Chat | None = None
+
+
+__all__ = ["KINDS", "Chat", "ChatError", "HasChat", "Message", "Reply"]

@@ -13,7 +13,7 @@ from typing import Any
 from qimeng.actions import MAX_ALTERNATIVES, GraphRewrite, rewritten
 from qimeng.backend import backend_named
 from qimeng.coder.llm.account import Account
-from qimeng.coder.llm.chat import Chat, ChatError, Message, Reply
+from qimeng.coder.llm.chat import Chat, ChatError, HasChat, Message, Reply
 from qimeng.coder.llm.fence import tame
 from qimeng.coder.llm.prompt import Limits, write_messages
 from qimeng.coder.llm.replies import RecordedChat
@@ -60,7 +60,7 @@ class ModelMemory(Memory):
         return (f"{self._chat.name}: {account}",) if account.calls or account.failures else ()
 
 
-class LLMCoder(Coder):
+class LLMCoder(Coder, HasChat):
     """A language model writes each kernel.
 
     The loop around it repairs refused patches. This class repeats a request whose answer cannot be read. A failure of
@@ -103,7 +103,7 @@ class LLMCoder(Coder):
         self.account = account or Account()
         self.candidates, self.again = candidates, again
         self._words, self._limits = words or Words(), limits or Limits()
-        self.chat = RecordedChat(chat, self.account)
+        self.chat: RecordedChat = RecordedChat(chat, self.account)
         self.memory: ModelMemory = ModelMemory(self.chat, self.account)
 
     def __repr__(self) -> str:

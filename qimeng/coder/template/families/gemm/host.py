@@ -1,4 +1,4 @@
-"""The GEMM family as Triton source: what an entry function packs and launches, and the file around it.
+"""The gemm family as Triton source: what an entry function packs and launches, and the file around it.
 
 The entry packs what has to be packed, launches the product, and, where the depth is split or the result is reduced, a
 small kernel or two that sum the parts and finish. Deals in the host's text. Knows nothing about which schedule is good
@@ -10,32 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from qimeng.coder.template.families.gemm import guard as gemm_guard
+from qimeng.coder.template.families.gemm import guard
+from qimeng.coder.template.families.gemm.helpers import ALIGNED, BFLOAT16, POWER, PROGRAMS, ROUND
 from qimeng.coder.template.families.gemm.inline import Inline
 from qimeng.coder.template.families.gemm.kernels import Kernels
 from qimeng.coder.template.families.gemm.loop import indent
 from qimeng.coder.template.families.gemm.operand import Operand, sources_of
 from qimeng.coder.template.families.gemm.operands import operand
-from qimeng.coder.template.families.gemm.pack import BFLOAT16, POWER, ROUND, Packer, Scaler
+from qimeng.coder.template.families.gemm.pack import Packer, Scaler
 from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.planes import Planes
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import is_prepared, scheme_of
 from qimeng.program.program import Implementation
-
-ALIGNED = '''
-def {prefix}_aligned(x):
-    """`x`, or a copy of it where its memory does not start at a multiple of 16 bytes, which descriptors need."""
-    if x.data_ptr() % 16 == 0:
-        return x
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
-'''
-
-PROGRAMS = '''
-def {prefix}_programs(device):
-    """Programs of a persistent launch: one for each SM."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-'''
 
 
 def print_gemm(plan: GemmPlan, schedule: GemmSchedule, prefix: str) -> Implementation:
@@ -83,7 +70,7 @@ class _Host:
         body = "\n\n\n".join(p.strip("\n") for p in parts) + "\n"
         named = {"power": POWER, "round": ROUND, "bfloat16": BFLOAT16, "aligned": ALIGNED, "programs": PROGRAMS}
         helpers = {name: text.format(prefix=self.prefix) for name, text in named.items()}
-        helpers |= gemm_guard.helpers(self.prefix, scheme_of(self.plan, self.schedule), self.plan.shape[3])
+        helpers |= guard.helpers(self.prefix, scheme_of(self.plan, self.schedule), self.plan.shape[3])
         head: list[str] = []
         for name, text in reversed(helpers.items()):  # the last ones may call those before
             if f"{self.prefix}_{name}(" in "\n".join([*head, body]):

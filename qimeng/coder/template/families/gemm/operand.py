@@ -81,7 +81,7 @@ class Operand(ABC):
         return f"tl.load({self.scale} + {self.at_rows})"
 
     def loss(self, rows: str) -> list[str]:
-        """Lines that leave in `<name>_loss` what the planes of the flat `rows` lose (`gemm_guard`)."""
+        """Lines that leave in `<name>_loss` what the planes of the flat `rows` lose (`guard`)."""
         name = self.side.name
         at = f"z * {self.padded} + {rows}" if self.plan.batch else rows
         return [f"{name}_loss = tl.load({name}_loss_ptr + {at})"]

@@ -21,31 +21,6 @@ from qimeng.coder.template.families.gemm.walks import spread
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton.emitter import Emitter
 
-POWER = '''
-@triton.jit
-def {prefix}_power(top):
-    """Power of two that brings `top` to [2^14, 2^15), and its inverse."""
-    e = tl.minimum(tl.maximum((top.to(tl.int32, bitcast=True) >> 23) & 255, 15), 254)
-    return ((268 - e) << 23).to(tl.float32, bitcast=True), ((e - 14) << 23).to(tl.float32, bitcast=True)
-'''
-
-ROUND = '''
-@triton.jit
-def {prefix}_round(x):
-    """fp32 rounded to TF32's significand, which tensor cores would truncate to; a number never to infinity."""
-    bits = x.to(tl.int32, bitcast=True)
-    bits = tl.where(tl.abs(x) < 3.4e38, bits + 4096, bits) & -8192
-    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
-'''
-
-BFLOAT16 = '''
-@triton.jit
-def {prefix}_bfloat16(x):
-    """fp32 rounded to bf16; a number never to infinity."""
-    cut = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
-    return tl.where(tl.abs(x) > 3.38e38, cut, x).to(tl.bfloat16)
-'''
-
 BITS = "(x.to(tl.int32, bitcast=True) & 2147483647)"
 """The magnitude of `x` as bits, which order like the magnitudes; NaN is above all."""
 
@@ -348,4 +323,4 @@ class Scaler(Packer):
         return self._text(doc, made, [self._top(least=count)], "top,")
 
 
-__all__ = ["BFLOAT16", "POWER", "ROUND", "Packer", "Scaler", "power_of_two"]
+__all__ = ["Packer", "Scaler"]

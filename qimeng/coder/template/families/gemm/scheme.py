@@ -28,7 +28,7 @@ class Scheme:
         shift: binary digits by which each further plane is scaled up against the one before; undone between the small
             products and the main one.
         exact: the `GemmSchedule.precision` for tiles whose values the planes do not hold, by level from 1 on (see
-            `gemm_guard`; the last one for all further levels); empty where they hold all.
+            `guard`; the last one for all further levels); empty where they hold all.
         products: (plane of A, plane of B) in the order in which they are summed; the last one is the main product.
         dot: Triton's `input_precision`; empty for its default.
         splits: operands cannot be multiplied as they are: planes are packed or made in the main loop.

@@ -1,0 +1,47 @@
+"""Functions that the kernels of a product and its entry function may call.
+
+Deals in texts. Knows nothing about which are needed.
+"""
+
+from __future__ import annotations
+
+POWER = '''
+@triton.jit
+def {prefix}_power(top):
+    """Power of two that brings `top` to [2^14, 2^15), and its inverse."""
+    e = tl.minimum(tl.maximum((top.to(tl.int32, bitcast=True) >> 23) & 255, 15), 254)
+    return ((268 - e) << 23).to(tl.float32, bitcast=True), ((e - 14) << 23).to(tl.float32, bitcast=True)
+'''
+
+ROUND = '''
+@triton.jit
+def {prefix}_round(x):
+    """fp32 rounded to TF32's significand, which tensor cores would truncate to; a number never to infinity."""
+    bits = x.to(tl.int32, bitcast=True)
+    bits = tl.where(tl.abs(x) < 3.4e38, bits + 4096, bits) & -8192
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+'''
+
+BFLOAT16 = '''
+@triton.jit
+def {prefix}_bfloat16(x):
+    """fp32 rounded to bf16; a number never to infinity."""
+    cut = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(x) > 3.38e38, cut, x).to(tl.bfloat16)
+'''
+
+ALIGNED = '''
+def {prefix}_aligned(x):
+    """`x`, or a copy of it where its memory does not start at a multiple of 16 bytes, which descriptors need."""
+    if x.data_ptr() % 16 == 0:
+        return x
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+'''
+
+PROGRAMS = '''
+def {prefix}_programs(device):
+    """Programs of a persistent launch: one for each SM."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+'''
+
+__all__ = ["ALIGNED", "BFLOAT16", "POWER", "PROGRAMS", "ROUND"]
