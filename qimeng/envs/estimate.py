@@ -12,6 +12,7 @@ from pathlib import Path
 
 from qimeng.backend.compiled import Compiled
 from qimeng.backend.facts import KernelFacts
+from qimeng.backend.registry import backend_named
 from qimeng.backend.resources import largest, refusal, too_many_spills
 from qimeng.device import Device
 from qimeng.envs.clock import Clock
@@ -167,7 +168,7 @@ class _Run:
             with self.clock.part("check"):
                 checked = owner.check(self.candidates[i], self.kernels[i])
             verdict = checked.verdict
-            if verdict is None and _is_free_text(self.candidates[i]):
+            if (verdict is None or verdict.ok) and _has_unseen_text(self.candidates[i], verdict is not None):
                 verdict = Verdict(failure="unsupported", error=f"no template printed it, and it is {checked.note}")
             if verdict is None or verdict.ok:
                 return self._passed(i, times[i], checked)
@@ -213,9 +214,15 @@ class _Run:
         return replace(worst, error=f"{worst.error} ({len(self.refused)} alternatives were refused)")
 
 
-def _is_free_text(program: Program) -> bool:
-    """Whether a kernel of `program` was not printed by a template, so that nothing but a check speaks for it."""
-    return any(i.generated for i in foreign(program))
+def _has_unseen_text(program: Program, interpreted: bool) -> bool:
+    """Whether nothing speaks for a kernel of `program`: no template printed it, and no interpreter ran it.
+
+    Args:
+        program: what was judged.
+        interpreted: whether it was run, but for kernels in languages without an interpreter.
+    """
+    free = [i for i in foreign(program) if i.generated]
+    return any(not interpreted or not backend_named(i.language).capabilities.interpreter for i in free)
 
 
 __all__ = ["EstimatingEvaluator"]

@@ -23,8 +23,14 @@ if TYPE_CHECKING:
     from qimeng.spec import KernelSpec
 
 
-CODERS = {"template": "qimeng.coder.template.coder:TemplateCoder"}
-"""Name to where the class is; each is made without arguments. Names with a model: `qimeng.coder.named.FORMS`."""
+CODERS = {
+    "template": "qimeng.coder.template.coder:TemplateCoder",
+    "template+cuda": "qimeng.coder.template.coder:with_cuda",
+}
+"""Name to where the class, or a function that makes the coder, is; each is called without arguments.
+
+Names with a model: `qimeng.coder.named.FORMS`.
+"""
 
 
 def make_coder(coder: str | Coder, **options: Any) -> Coder:

@@ -14,10 +14,11 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
 from qimeng.envs.estimate import EstimatingEvaluator
 from qimeng.envs.origin import printed
+from qimeng.envs.setup import make_coder
 from qimeng.errors import IllegalAction
 from qimeng.graph.capture import capture
-from qimeng.interfaces import Action, Request
-from qimeng.program.program import Program
+from qimeng.interfaces import Action, Patch, Request
+from qimeng.program.program import Implementation, Program
 from qimeng.spec import KernelSpec
 
 MISSING = backend_named("cuda").missing()
@@ -59,6 +60,7 @@ def test_it_is_offered_where_the_coder_writes_both() -> None:
         kind_named("language").check(
             program, Action("language", (program.regions[0].id,), "cuda"), Context(H200, TemplateCoder())
         )
+    assert make_coder("template+cuda").languages == ("triton", "cuda")
     with pytest.raises(ValueError, match="does not print 'fortran'; known: triton, cuda"):
         TemplateCoder(("triton", "fortran"))
 
@@ -111,6 +113,27 @@ def test_without_a_gpu_it_is_compiled_estimated_and_said_to_be_unchecked(tmp_pat
     assert found.unchecked == "1 of 1 kernels are CUDA C++, which runs on a GPU only: they were not checked"
     assert found.timing is not None and found.timing.estimated
     assert found.resources is not None and found.resources.kernels == 1 and found.resources.spills == 0
+
+
+def test_free_text_that_no_interpreter_runs_is_not_taken_on_trust(tmp_path: Path) -> None:
+    """A model's CUDA C++ passes nowhere without a GPU, also beside kernels that were checked."""
+
+    class Two(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return functional.softmax(functional.softmax(x, 1), 0)
+
+    spec = KernelSpec.of(Two(), (torch.rand(64, 512),))
+    start = Program.start(capture(Two, lambda: (torch.empty(64, 512),)))
+    program = step(start, "lowering")
+    text = (
+        'TEXT = r"""\nextern "C" __global__ void wrong(const float* x, float* y) { y[0] = x[0]; }\n"""\n'
+        'wrong = cuda_kernel(TEXT, "wrong")\n\n\ndef entry(x):\n    y = torch.empty_like(x)\n    wrong[1, 32](x, y)\n'
+        "    return (y,)\n"
+    )
+    patch = Patch(target=program.regions[1].id, alternatives=(Implementation("cuda", text, "entry"),))
+    found = EstimatingEvaluator(spec, H200, BOTH.coder, str(tmp_path)).evaluate(program, patch)
+    assert (found.ok, found.failure) == (False, "unsupported")
+    assert "no template printed it" in found.error and "CUDA C++, which runs on a GPU only" in found.error  # type: ignore[operator]
 
 
 def test_a_model_is_asked_for_cuda_by_the_same_action() -> None:

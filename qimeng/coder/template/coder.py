@@ -121,4 +121,9 @@ class TemplateCoder(Coder):
         return reprinted(program, graph, self.print)
 
 
-__all__ = ["TemplateCoder"]
+def with_cuda() -> TemplateCoder:
+    """The template coder that prints CUDA C++ as well as Triton, where an action `language` asks for it."""
+    return TemplateCoder(("triton", "cuda"))
+
+
+__all__ = ["TemplateCoder", "with_cuda"]
