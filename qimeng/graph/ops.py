@@ -56,7 +56,7 @@ EXACT = VIEWS | frozenset(
         "ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor sign sgn "
         "signbit floor ceil round trunc isnan isinf clone _to_copy copy scalar_tensor full full_like zeros_like "
         "ones_like lift_fresh_copy tril triu arange fill masked_fill amax amin max min argmax argmin any all "
-        "gather index_select embedding sort argsort topk kthvalue cat stack"
+        "gather index_select index embedding sort argsort topk kthvalue cat stack flip roll repeat constant_pad_nd"
     ).split()
 )
 """Operators that return some of their operands' values, or exact facts about them, so every right program agrees."""

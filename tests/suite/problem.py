@@ -73,6 +73,6 @@ class Table:
 
 def problems() -> list[Problem]:
     """Every problem of the suite."""
-    from tests.suite import pointwise, products, reductions, structure
+    from tests.suite import pointwise, products, reductions, shapes, structure
 
-    return [p for module in (pointwise, reductions, products, structure) for p in module.problem.problems]
+    return [p for module in (pointwise, reductions, products, structure, shapes) for p in module.problem.problems]

@@ -33,7 +33,7 @@ def check_printable(nest: Nest) -> None:
         dtypes = {e.dtype, *(a.dtype for a in e.operands())}
         if dtypes - C_TYPE.keys():
             raise Unsupported(f"CUDA C++ is not printed for {', '.join(sorted(dtypes - C_TYPE.keys()))}")
-        if e.op == "load" and (e.args or getattr(e, "access", None)):
+        if e.access:
             raise Unsupported("CUDA C++ is not printed for values read at computed positions")
         if e.op in ("idiv", "imod") and is_float(e.dtype):
             raise Unsupported(f"CUDA C++ is not printed for {e.op} of floating numbers")

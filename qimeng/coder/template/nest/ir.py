@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from qimeng.coder.template.nest.access import Access, affine, positions
 from qimeng.coder.template.nest.axes import Axes, Dim, strides_of
 from qimeng.family import Unsupported
 
@@ -33,6 +34,8 @@ class Expr:
         depends: resolved axes that the value changes along; filled by `Nest.finish`.
         level: number of passes over the reduced axes that must end before it is known; filled by `Nest.finish`.
         stored: the result of an operator, which PyTorch rounds to its dtype.
+        access: how a load finds its element where its dimensions are not simply those of the tensor; its operands are
+            then positions and, last, a guard.
     """
 
     op: str
@@ -44,6 +47,7 @@ class Expr:
     depends: frozenset[int] = frozenset()
     level: int = 0
     stored: bool = False
+    access: Access | None = None
 
     def operands(self) -> Iterator[Expr]:
         """The expressions among the arguments."""
@@ -126,6 +130,7 @@ class Nest:
         for e in self.exprs:
             e.dims = tuple(self.axes.resolve(d) for d in e.dims)
             e.reduced = self.axes.resolve(e.reduced)
+            e.access = e.access.resolved(self.axes) if e.access else None
             held = [a for d in e.dims for a in d]
             if len(set(held)) < len(held) or (e.op == "dot" and set(held) & set(e.reduced)):
                 raise Unsupported("two dimensions of one tensor would have to be one axis")
@@ -153,9 +158,20 @@ class Nest:
         self.kept = frozenset(every - reduced - contracted)
 
     def load_strides(self, load: Expr) -> dict[int, int]:
-        """Axis to stride (in elements) of a load."""
+        """Axis to stride (in elements) of a load, what its computed positions add left out."""
+        if load.access:
+            dims, steps = [d for d, _ in load.access.direct], [s for _, s in load.access.direct]
+            return strides_of(self.axes, dims, steps)
         source = self.sources[load.param]
         return strides_of(self.axes, load.dims, source.stride)
+
+    def walked_strides(self, load: Expr) -> dict[int, int]:
+        """Axis to the elements by which a step along it moves in memory; computed positions count where affine."""
+        table = self.load_strides(load)
+        for position, step in positions(load):
+            for atom, coefficient in (affine(self.axes, position) or {}).items():
+                table[atom] = table.get(atom, 0) + coefficient * step
+        return {atom: abs(step) for atom, step in table.items() if step}
 
     def output_strides(self, number: int) -> dict[int, int]:
         """Axis to stride (in elements) of output `number`."""
@@ -167,7 +183,7 @@ class Nest:
         from qimeng.graph.opgraph import itemsize
 
         found = [
-            (self.load_strides(e), e.dtype) for e in self.exprs if e.op == "load" and not self.sources[e.param].scalar
+            (self.walked_strides(e), e.dtype) for e in self.exprs if e.op == "load" and not self.sources[e.param].scalar
         ]
         found += [(self.output_strides(i), o[3]) for i, o in enumerate(self.outputs)]
         return [(s, self.axes.extent(s) * itemsize(d)) for s, d in found]
@@ -210,7 +226,11 @@ def coalesce(nest: Nest, atoms: Sequence[int], tables: Sequence[dict[int, int]] 
 
 def is_wide(nest: Nest, tables: Sequence[dict[int, int]]) -> bool:
     """True where offsets pass 31 bits; a strided view may lie far apart although it is small."""
-    return any(sum((nest.axes.size(a) - 1) * abs(s) for a, s in t.items()) >= (1 << 31) - (1 << 25) for t in tables)
+    far = (1 << 31) - (1 << 25)
+    if any(sum((nest.axes.size(a) - 1) * abs(s) for a, s in t.items()) >= far for t in tables):
+        return True
+    sources = [nest.sources[e.param] for e in nest.exprs if e.access]  # an index may point to any element
+    return any(sum((n - 1) * abs(s) for n, s in zip(x.shape, x.stride, strict=True)) >= far for x in sources)
 
 
 def by_stride(nest: Nest, atoms: frozenset[int]) -> list[int]:

@@ -14,7 +14,7 @@ from qimeng.coder.template.rules.builder import build_nest
 from qimeng.coder.template.rules.table import RULES
 from qimeng.family import Unsupported
 from qimeng.graph.opgraph import Value
-from qimeng.graph.ops import RESHAPES, VIEWS
+from qimeng.graph.ops import VIEWS
 from qimeng.graph.region import Region, call_text
 
 
@@ -79,7 +79,7 @@ def nest_of(region: Region, joined: bool = False) -> tuple[Nest, Loads]:
         Unsupported: no template covers it; the message says why.
     """
     for node in region.ops:
-        if node.packet in VIEWS and node.packet not in RESHAPES:
+        if node.packet in VIEWS and node.packet not in RULES:
             loads = find_loads(region)
             if not any(Value(node.name) == v for v in _reachable(region, loads)):
                 raise Unsupported(f"{node.packet} in the middle of a region")

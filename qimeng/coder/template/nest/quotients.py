@@ -51,6 +51,8 @@ def _deciding(nest: Nest) -> set[int]:
 
 
 def _jumps(e: Expr) -> bool:
+    if e.op == "load":
+        return bool(e.args)  # computed positions
     if e.op == "cast":
         return not is_float(e.dtype)
     step = e.param if e.op == "reduce" else e.op

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -165,6 +166,8 @@ class Builder:
 
         args = tuple(self._own(a, axes, made) if isinstance(a, Expr) else a for a in e.args)
         copy = Expr(e.op, args, tuple(own(d) for d in e.dims), e.dtype, e.param, own(e.reduced))
+        if e.access:
+            copy.access = replace(e.access, direct=tuple((own(d), s) for d, s in e.access.direct))
         made[id(e)] = self.nest.add(copy)
         return copy
 

@@ -14,7 +14,7 @@ from qimeng.coder.template.nest.ir import Expr
 from qimeng.coder.template.rules.base import SMALL, dims_of, operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.coder.template.rules.pointwise import binary, power, truth
-from qimeng.family import Unsupported
+from qimeng.coder.template.rules.shapes import gathered
 
 
 @rule("sum", "mean")
@@ -201,7 +201,7 @@ def _gather(b: Builder, node: Any, x: Expr, dim: int, index: Expr, sparse_grad: 
     """Out = sum over j of (j == index) * x[j]; only for one index a row (as cross-entropy needs)."""
     at = dim % len(x.dims)
     if index.dims[at]:
-        raise Unsupported("gather of several elements a row")
+        return gathered(b, x, at, index)
     position = b.redim(b.index(x.dims[at]), [x.dims[at] if i == at else () for i in range(len(x.dims))])
     hit = b.pw("eq", position, index, dtype="bool")
     if not is_float(x.dtype):

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from qimeng.coder.template.nest.access import guard, positions
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.ir import Expr, Nest, constant
 from qimeng.coder.template.triton import ops
@@ -167,14 +168,22 @@ class Emitter:
         if source.scalar:
             return f"x{source.number}"
         strides = self.nest.load_strides(e)
-        sides = self.side_of(strides)
-        mask = self.mask(sides)
+        exists = guard(e)
+        sides = self.side(e) if e.access else self.side_of(strides)
+        mask = self.mask(sides, [] if exists is None else [self.value(exists)])
+        place = self.offset(strides, sides if e.access else "")
+        for position, step in positions(e):
+            place += f" + {self._position(position)}" + ("" if step == 1 else f" * {step}")
         target = self.fresh()
         arguments = f", mask={mask}, other=0" if mask else ""
         hint = self.load_hint if "r" in sides and "p" in sides else ""
         cast = f".to({ops.TRITON_DTYPE[compute_dtype(e.dtype)]})" if compute_dtype(e.dtype) != e.dtype else ""
-        self.lines.append(f"{target} = tl.load(x{source.number}_ptr + {self.offset(strides)}{arguments}{hint}){cast}")
+        self.lines.append(f"{target} = tl.load(x{source.number}_ptr + {place}{arguments}{hint}){cast}")
         return target
+
+    def _position(self, e: Expr) -> str:
+        text = self.value(e)
+        return f"tl.cast({text}, tl.int64)" if self.wide and e.dtype != "int64" else text
 
     def _index(self, e: Expr) -> str:
         strides, step = {}, 1

@@ -66,7 +66,7 @@ def edges_of(plan: TilePlan) -> Edges | None:
 
     A tensor that all rows share (a weight) begins where it begins: it is kept in registers from row to row instead.
     """
-    if len(plan.columns) != 1 or plan.contiguous != "r":
+    if len(plan.columns) != 1 or plan.contiguous != "r" or any(e.access for e in plan.nest.exprs):
         return None
     nest = plan.nest
     (columns, extent), rows = plan.columns[0], [group[-1] for group, _ in plan.rows]

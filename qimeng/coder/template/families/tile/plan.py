@@ -108,6 +108,9 @@ def cut_nest(region: Region, nest: Nest, loads: Loads) -> TilePlan:
         repeats = nest.axes.extent(nest.kept - e.depends)
         if repeats > MOST_REPEATS:
             raise Unsupported(f"a reduction would be computed {repeats} times over, as its result is broadcast")
+    moved = any(e.access for e in nest.exprs)
+    if moved:
+        _check_outputs(nest)
     rows = _groups(nest, nest.kept)
     columns = _groups(nest, nest.reduced)
     accesses = sorted(nest.accesses(), key=lambda a: -a[1])
@@ -121,11 +124,18 @@ def cut_nest(region: Region, nest: Nest, loads: Loads) -> TilePlan:
     if accesses:
         steps, size = accesses[0]
         itemsize = size // nest.axes.extent(steps)
-        nearest = min(steps, key=lambda a: steps[a], default=None)
+        nearest = min(steps, key=lambda a: (steps[a], moved and a in inside), default=None)
         contiguous = "r" if nearest in inside or not rows else "p"
     tensors = sum(1 for s, _ in accesses if inside & set(s)) or 1
     passes = nest.passes if nest.reduced else 0
     return TilePlan(region, nest, loads, tuple(rows), tuple(columns), passes, full, tensors, contiguous, itemsize)
+
+
+def _check_outputs(nest: Nest) -> None:
+    """Refuse a nest whose outputs are over different positions of one tensor: it would walk all pairs of them."""
+    widest = max(nest.axes.extent({a for d in e.dims for a in d} - nest.reduced) for e, *_ in nest.outputs)
+    if nest.axes.extent(nest.kept) > MOST_REPEATS * widest:
+        raise Unsupported("outputs over different parts of a tensor in one region")
 
 
 def _groups(nest: Nest, atoms: frozenset[int]) -> list[Group]:

@@ -39,6 +39,8 @@ def print_shared_row(printer: Pieces) -> None:
         Unsupported: more than one pass of reductions, or no output along the row.
     """
     form = printer.schedule.form
+    if any(e.access for e in printer.nest.exprs):
+        raise Unsupported(f"reads at computed positions in the {form} form")
     if printer.plan.passes != 1 or not printer.full_outputs:
         raise Unsupported(f"the {form} form is for one pass of reductions with outputs along the row")
     if form == "wave":

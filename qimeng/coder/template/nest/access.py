@@ -1,0 +1,95 @@
+"""Reads at computed positions: windows, padding, slices, and gathers through an index.
+
+Deals in how a tensor is read where its dimensions are not simply loop axes: some dimensions are axes as they are, the
+position along the others is an integer expression. A guard says where the read exists at all; elsewhere it gives 0 and
+touches no memory. Knows nothing about operators or kernel text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qimeng.coder.template.nest.axes import Axes, Dim
+
+if TYPE_CHECKING:
+    from qimeng.coder.template.nest.ir import Expr
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a load finds its element; see `qimeng.coder.template.nest.ir.Expr`.
+
+    Attributes:
+        direct: dimensions that are axes as they are, each with its stride in elements.
+        steps: stride in elements of each computed position; the positions are the load's first operands.
+        guarded: the load's last operand says where it exists.
+    """
+
+    direct: tuple[tuple[Dim, int], ...]
+    steps: tuple[int, ...] = ()
+    guarded: bool = False
+
+    def resolved(self, axes: Axes) -> Access:
+        """The same in atoms as they now stand."""
+        return Access(tuple((axes.resolve(d), s) for d, s in self.direct), self.steps, self.guarded)
+
+
+def positions(load: Expr) -> list[tuple[Expr, int]]:
+    """The computed positions of `load` with their strides."""
+    return list(zip(load.args, load.access.steps, strict=False)) if load.access else []
+
+
+def guard(load: Expr) -> Expr | None:
+    """Where `load` exists; None where it always does."""
+    return load.args[-1] if load.access and load.access.guarded else None
+
+
+def affine(axes: Axes, e: Expr) -> dict[int, int] | None:
+    """Atom to coefficient, where the integer `e` is a sum of multiples of positions along axes and a constant.
+
+    None for any other expression.
+    """
+    numbers = [a for a in e.args if isinstance(a, int)]
+    terms = [affine(axes, a) for a in e.operands()]
+    if any(t is None for t in terms):
+        return None
+    known = [t for t in terms if t is not None]
+    if e.op == "const":
+        return {}
+    if e.op == "index":
+        return _walk(axes, axes.resolve(e.reduced))
+    if e.op in ("identity", "cast") and len(known) == 1:
+        return known[0]
+    if e.op == "add":
+        return _sum(known)
+    if e.op == "sub" and isinstance(e.args[0], int):
+        return {a: -c for a, c in known[0].items()}
+    if e.op == "sub":
+        return _sum([known[0], *({a: -c for a, c in t.items()} for t in known[1:])])
+    if e.op == "mul" and len(known) == 1 and numbers:
+        return {a: c * numbers[0] for a, c in known[0].items()}
+    return None
+
+
+def _walk(axes: Axes, dim: Dim) -> dict[int, int]:
+    found, step = {}, 1
+    for atom in reversed(dim):
+        found[atom] = step
+        step *= axes.size(atom)
+    return found
+
+
+def _sum(terms: Sequence[dict[int, int]]) -> dict[int, int]:
+    total: dict[int, int] = {}
+    for atom, coefficient in _items(terms):
+        total[atom] = total.get(atom, 0) + coefficient
+    return {a: c for a, c in total.items() if c}
+
+
+def _items(terms: Sequence[dict[int, int]]) -> Iterator[tuple[int, int]]:
+    return (item for t in terms for item in t.items())
+
+
+__all__ = ["Access", "affine", "guard", "positions"]

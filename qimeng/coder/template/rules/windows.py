@@ -1,0 +1,257 @@
+"""Pooling, resizing and depthwise convolution as loop nests: reductions over windows.
+
+A window is two axes in place of one, its position a sum of both; what lies in the padding is not read. Deals in
+definitions, which follow the PyTorch documentation of each operator. Knows nothing about schedules or kernel text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qimeng.coder.template.nest.axes import Dim
+from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
+from qimeng.coder.template.nest.ir import Expr
+from qimeng.coder.template.rules.base import operand, out_dtype, rule
+from qimeng.coder.template.rules.builder import Builder
+from qimeng.coder.template.rules.reindex import at, index, integer, within
+from qimeng.coder.template.rules.shapes import size_of
+from qimeng.family import Unsupported
+
+
+def _several(value: Any, count: int, default: Sequence[int]) -> list[int]:
+    """An argument given once for all dimensions, or for each; `default` where it is empty."""
+    if isinstance(value, int):
+        return [value] * count
+    found = list(value) or list(default)
+    return found * count if len(found) == 1 else found
+
+
+class Windows:
+    """The last dimensions of a tensor cut into windows.
+
+    Args:
+        b: the builder.
+        x: the tensor.
+        sizes: of a window.
+        steps: from one window to the next.
+        pads: positions before the first element where windows begin.
+        spread: from one element of a window to the next (dilation).
+        counts: windows along each dimension.
+
+    Attributes:
+        value: `x` with two dimensions in place of each: windows, and positions inside.
+        guards: where those positions are elements of the tensor.
+        inside: numbers of the dimensions that are positions inside windows.
+        outer: the axes of the windows.
+    """
+
+    def __init__(
+        self,
+        b: Builder,
+        x: Expr,
+        sizes: Sequence[int],
+        steps: Sequence[int],
+        pads: Sequence[int],
+        spread: Sequence[int],
+        counts: Sequence[int],
+    ):
+        self.guards: list[Expr] = []
+        self.outer: list[Dim] = []
+        lead = len(x.dims) - len(sizes)
+        for number, size in enumerate(sizes):
+            d = lead + 2 * number
+            length, window, inner = size_of(b, x, d), b.axes.new(counts[number]), b.axes.new(size)
+            begin = integer(b, "mul", index(b, window), steps[number])
+            place = integer(b, "add", begin, integer(b, "mul", index(b, inner), spread[number]))
+            place = integer(b, "sub", place, pads[number])
+            reach = (counts[number] - 1) * steps[number] + (size - 1) * spread[number] - pads[number]
+            guard = within(b, place, 0, length) if pads[number] or reach >= length else None
+            self.guards += [] if guard is None else [guard]
+            x = at(b, x, d, [window, inner], place, guard)
+            self.outer.append(window)
+        self.value = x
+        self.inside = [lead + 2 * number + 1 for number in range(len(sizes))]
+
+    def filled(self, b: Builder, value: float | int) -> Expr:
+        """The windows, with `value` where there is no element."""
+        x = self.value
+        for guard in self.guards:
+            x = b.pw("where", guard, x, value, dtype=x.dtype)
+        return x
+
+
+@rule("avg_pool2d", "avg_pool3d")
+def _avg_pool(
+    b: Builder,
+    node: Any,
+    x: Expr,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+) -> Expr:
+    count, dtype = int(node.packet[-2]), out_dtype(node)
+    sizes = _several(kernel, count, ())
+    steps, pads = _several(stride, count, sizes), _several(padding, count, ())
+    lengths = [size_of(b, x, d) for d in range(len(x.dims) - count, len(x.dims))]
+    windows = Windows(b, operand(b, x, dtype), sizes, steps, pads, [1] * count, node.metas[0].shape[-count:])
+    total = b.reduce("sum", windows.filled(b, 0.0), windows.inside, dtype=dtype)
+    if divisor_override is not None:
+        return b.pw("div", total, float(divisor_override), dtype=dtype)
+    plain = not ceil_mode and (count_include_pad or not any(pads))
+    if plain:
+        return b.pw("div", total, float(np.prod(sizes)), dtype=dtype)
+    elements = None
+    for axis, size, step, pad, length in zip(windows.outer, sizes, steps, pads, lengths, strict=True):
+        begin = integer(b, "sub", integer(b, "mul", index(b, axis), step), pad)
+        end = integer(b, "iminimum", integer(b, "add", begin, size), length + (pad if count_include_pad else 0))
+        begin = begin if count_include_pad else integer(b, "imaximum", begin, 0)
+        here = integer(b, "sub", end, begin)
+        elements = here if elements is None else integer(b, "mul", elements, here)
+    assert elements is not None
+    return b.pw("div", total, b.cast(elements, compute_dtype(dtype)), dtype=dtype)
+
+
+@rule("max_pool2d_with_indices", "max_pool3d_with_indices")
+def _max_pool(
+    b: Builder,
+    node: Any,
+    x: Expr,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[Expr, None]:
+    """The largest of each window; a region that reads their positions as well is left to PyTorch."""
+    count = int(node.packet.removeprefix("aten.max_pool")[0])
+    sizes = _several(kernel, count, ())
+    steps, pads = _several(stride, count, sizes), _several(padding, count, ())
+    windows = Windows(b, x, sizes, steps, pads, _several(dilation, count, ()), node.metas[0].shape[-count:])
+    return _largest(b, windows, windows.filled(b, _least(x.dtype))), None
+
+
+def _largest(b: Builder, windows: Windows, x: Expr) -> Expr:
+    return b.cast(b.reduce("max", operand(b, x, compute_dtype(x.dtype)), windows.inside), x.dtype)
+
+
+def _least(dtype: str) -> float | int:
+    return float("-inf") if is_float(dtype) else int(np.iinfo(dtype).min)
+
+
+@rule("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+def _adaptive_avg_pool(b: Builder, node: Any, x: Expr, size: Any) -> Expr:
+    count, dtype = int(node.packet[-2]), out_dtype(node)
+    x, guards, lengths, inside = _adaptive(b, operand(b, x, dtype), node.metas[0].shape[-count:])
+    for guard in guards:
+        x = b.pw("where", guard, x, 0.0, dtype=x.dtype)
+    total, elements = b.reduce("sum", x, inside, dtype=dtype), lengths[0]
+    for length in lengths[1:]:
+        elements = integer(b, "mul", elements, length)
+    return b.pw("div", total, b.cast(elements, compute_dtype(dtype)), dtype=dtype)
+
+
+@rule("adaptive_max_pool2d", "adaptive_max_pool3d")
+def _adaptive_max_pool(b: Builder, node: Any, x: Expr, size: Any) -> tuple[Expr, None]:
+    count = int(node.packet[-2])
+    moved, guards, _, inside = _adaptive(b, x, node.metas[0].shape[-count:])
+    for guard in guards:
+        moved = b.pw("where", guard, moved, _least(x.dtype), dtype=x.dtype)
+    top = b.reduce("max", operand(b, moved, compute_dtype(x.dtype)), inside)
+    return b.cast(top, x.dtype), None
+
+
+def _adaptive(b: Builder, x: Expr, counts: Sequence[int]) -> tuple[Expr, list[Expr], list[Expr], list[int]]:
+    """Windows from floor(i L / n) to ceil((i + 1) L / n): the value, guards, their lengths, dimensions inside."""
+    guards, lengths, lead = [], [], len(x.dims) - len(counts)
+    for number, count in enumerate(counts):
+        d = lead + 2 * number
+        length = size_of(b, x, d)
+        longest = max(-(-(i + 1) * length // count) - i * length // count for i in range(count))
+        window, inner = b.axes.new(count), b.axes.new(longest)
+        scaled = integer(b, "mul", index(b, window), length)
+        begin = integer(b, "idiv", scaled, count)
+        end = integer(b, "idiv", integer(b, "add", scaled, length + count - 1), count)
+        place = integer(b, "add", begin, index(b, inner))
+        even = length % count == 0
+        guard = None if even else integer(b, "lt", place, end, dtype="bool")
+        guards += [] if guard is None else [guard]
+        lengths.append(integer(b, "sub", end, begin))
+        x = at(b, x, d, [window, inner], place, guard)
+    return x, guards, lengths, [lead + 2 * number + 1 for number in range(len(counts))]
+
+
+@rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
+def _nearest(b: Builder, node: Any, x: Expr, size: Any, scales: Any = None, *more: Any) -> Expr:
+    if not isinstance(scales, (tuple, list)):
+        scales = [s for s in (scales, *more)]
+    count = int(node.packet[-2])
+    lead = len(x.dims) - count
+    for number in range(count):
+        d, after = lead + number, node.metas[0].shape[lead + number]
+        before, given = size_of(b, x, d), scales[number] if number < len(scales) else None
+        if before == after and given in (None, 1.0):
+            continue
+        axis = b.axes.new(after)
+        x = at(b, x, d, [axis], _nearest_position(b, axis, before, after, given))
+    return x
+
+
+def _nearest_position(b: Builder, axis: Dim, before: int, after: int, given: float | None) -> Expr:
+    """Floor of position times scale in fp32, as PyTorch's kernels have it (UpSample.cuh)."""
+    scale = np.float32(1.0 / given) if given else np.float32(before) / np.float32(after)
+    found = np.minimum(np.floor(np.arange(after, dtype=np.float32) * scale).astype(np.int64), before - 1)
+    if after % before == 0 and bool((found == np.arange(after) // (after // before)).all()):
+        return integer(b, "idiv", index(b, axis), after // before)
+    exact = integer(b, "floor", integer(b, "mul", b.cast(index(b, axis), "float32"), float(scale), dtype="float32"),
+                    dtype="float32")  # fmt: skip
+    return integer(b, "iminimum", b.cast(exact, "int32"), before - 1)
+
+
+@rule("convolution")
+def _convolution(
+    b: Builder,
+    node: Any,
+    x: Expr,
+    w: Expr,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Expr:
+    """A sum over windows, where every output channel reads one input channel (depthwise)."""
+    count, dtype = len(w.dims) - 2, out_dtype(node)
+    if transposed or size_of(b, w, 1) != 1 or len(x.dims) != count + 2:
+        raise Unsupported("a convolution that sums over channels")
+    work = compute_dtype(dtype)
+    sizes = [size_of(b, w, 2 + i) for i in range(count)]
+    steps, pads, spread = (_several(v, count, ()) for v in (stride, padding, dilation))
+    windows = Windows(b, operand(b, x, work), sizes, steps, pads, spread, node.metas[0].shape[2:])
+    each = size_of(b, w, 0) // groups
+    channels = b.axes.new(groups)
+    value = windows.filled(b, 0.0)
+    if value.dims[1]:
+        b.axes.unify(value.dims[1], channels)
+    several = b.axes.new(each)
+    b.axes.unify(w.dims[0], channels + several)
+    weights = operand(b, w, work)
+    inner = [d for pair in zip([()] * count, weights.dims[2:], strict=True) for d in pair]
+    weights = b.redim(weights, [(), channels, several, *inner])
+    value = b.redim(value, [value.dims[0], value.dims[1], (), *value.dims[2:]])
+    dims = [d + 1 for d in windows.inside]
+    total = b.reduce("sum", b.pw("mul", value, weights, dtype=work), dims, dtype=dtype)
+    total = b.redim(total, [total.dims[0], channels + several, *total.dims[3:]])
+    if bias is None:
+        return total
+    return b.pw("add", total, b.redim(bias, [bias.dims[0], *[()] * count]), dtype=dtype)
+
+
+__all__ = ["Windows"]

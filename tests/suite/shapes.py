@@ -1,0 +1,139 @@
+"""Values at other positions: slices, joins, padding, gathers, windows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.suite.problem import BF16, INT64, Table, normal
+
+problem = Table()
+
+
+@problem("slices of a result", normal((6, 10)))
+def slices_of_a_result(x: Tensor) -> Tensor:
+    y = x.exp()
+    return y[1:, ::3] * 2 + y[:-1, 9:].abs() - y[2, 1:5]
+
+
+@problem("halves", normal((3, 4, 8)))
+def halves(x: Tensor) -> Tensor:
+    a, b = x.tanh().chunk(2, -1)
+    return a * torch.sigmoid(b)
+
+
+@problem("rotary embedding", normal((2, 3, 5, 8), (5, 8), (5, 8)))
+def rotary(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = q.shape[-1] // 2
+    return q * cos + torch.cat([-q[..., half:], q[..., :half]], -1) * sin
+
+
+@problem("rotary embedding of half numbers", normal((2, 3, 5, 8), (5, 8), (5, 8), dtype=BF16))
+def rotary_half(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = q.shape[-1] // 2
+    return q * cos + torch.cat([-q[..., half:], q[..., :half]], -1) * sin
+
+
+@problem("joins", lambda: (torch.randn(3, 2, 5), torch.randn(3, 4, 5), torch.randint(0, 9, (3, 1, 5))))
+def joins(x: Tensor, y: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.cat([x.relu(), y.exp(), x + 1], 1) * 2, torch.cat([n, n + 1, x.long()], 1)
+
+
+@problem("stacked", normal((4, 6), (4, 6)))
+def stacked(x: Tensor, y: Tensor) -> Tensor:
+    return torch.stack([x.cos(), y.sin()], -1).flatten(1).softmax(-1)
+
+
+@problem("padding", normal((2, 3, 6, 7)))
+def padding(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.relu()
+    return functional.pad(y, (1, 2, 0, 3), value=-0.5) + 1, functional.pad(y, (-1, 1, 2, -2)).exp()
+
+
+@problem("padding by reflection", normal((2, 3, 6, 7)), stays=("arange",))
+def reflected(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.relu()
+    return functional.pad(y, (2, 1, 1, 3), mode="reflect"), functional.pad(y, (2, 1, 1, 3), mode="replicate")
+
+
+@problem("turned and rolled", normal((4, 5, 6)), stays=("arange",))
+def turned(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.exp().flip(0, 2) + 1, x.exp().roll((1, -2), (1, 2)) * x
+
+
+@problem("taken by an index", lambda: (torch.randn(7, 9), torch.tensor([4, 0, 6, 4]), torch.tensor([[1, 3], [-2, 0]])))
+def taken(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
+    y = x.tanh()
+    return y.index_select(0, i) + 1, y[:, j] * 2, y[j, j + 1], y[i, None], y[i][:, i]
+
+
+@problem("gathered", lambda: (torch.randn(5, 6, 4), torch.randint(0, 6, (5, 3, 4)), torch.randint(0, 4, (2, 6, 4))))
+def gathered(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+    return x.exp().gather(1, i) + 1, x.sin().gather(2, j)
+
+
+@problem("embedded", lambda: (torch.randint(0, 11, (2, 6)), torch.randint(0, 6, (2, 6))))
+class Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.norm = nn.Embedding(11, 8), nn.Embedding(6, 8), nn.LayerNorm(8)
+
+    def forward(self, words: Tensor, places: Tensor) -> Tensor:
+        return self.norm(self.words(words) + self.places(places))
+
+
+@problem("windows of a view", normal((4, 12)))
+def windows_of_a_view(x: Tensor) -> Tensor:
+    return x.relu().unfold(1, 4, 2).mean(-1)
+
+
+@problem("average pools", normal((2, 3, 9, 8)))
+def average_pools(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.relu()
+    return (
+        functional.avg_pool2d(y, 3, 2, 1),
+        functional.avg_pool2d(y, (2, 3), ceil_mode=True, padding=1, count_include_pad=False),
+        functional.avg_pool1d(y[:, 0], 3),
+        functional.avg_pool3d(y, 2),
+        functional.adaptive_avg_pool2d(y, (4, 3)),
+    )
+
+
+@problem("largest of windows", normal((2, 3, 9, 8)))
+def max_pools(x: Tensor) -> tuple[Tensor, ...]:
+    return (
+        functional.max_pool2d(x.exp(), 3, 2, 1),
+        functional.max_pool2d(x, 2, dilation=2, ceil_mode=True),
+        functional.max_pool1d(x[:, 0], 3),
+        functional.adaptive_max_pool2d(x, 4),
+    )
+
+
+@problem("resized", normal((2, 3, 5, 4)))
+def resized(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.tanh()
+    return functional.interpolate(y, scale_factor=2) + 1, functional.interpolate(y, size=(7, 11))
+
+
+@problem("shuffled channels", normal((2, 8, 3, 5)))
+def shuffled(x: Tensor) -> tuple[Tensor, Tensor]:
+    return functional.pixel_shuffle(x.relu(), 2) * 2, functional.channel_shuffle(x.relu(), 4) + 1
+
+
+@problem("depthwise convolutions", normal((2, 4, 9, 8)))
+class Depthwise(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(4, 4, 3, padding=1, groups=4)
+        self.b = nn.Conv2d(4, 8, (2, 3), stride=(2, 1), dilation=(1, 2), groups=4, bias=False)
+        self.c = nn.Conv1d(1, 5, 3, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return functional.gelu(self.a(x)) + x, self.b(x.relu()), self.c(x[:, :1, 0])
+
+
+@problem("positions of many things", lambda: (torch.randn(3, 8), torch.arange(24, dtype=INT64).reshape(3, 8)))
+def positions(x: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+    y = (x + n).reshape(4, 6)[1:3, 2:].reshape(8)
+    return y * 2, torch.cat([y, y.flip(0)]).view(4, 4).amax(1)
