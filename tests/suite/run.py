@@ -21,6 +21,7 @@ from torch.utils import _pytree
 from qimeng.actions import Context, legal_actions
 from qimeng.backend.load import implementation_source
 from qimeng.coder.template.coder import TemplateCoder
+from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.device import device_named
 from qimeng.envs import accuracy
 from qimeng.envs.double import move
@@ -154,7 +155,8 @@ def check(region: Region, implementation: Implementation, values: dict[Value, An
         buffers = getattr(loaded, implementation.prepare)(*[arguments[i] for i in implementation.prepare_inputs])
     found = getattr(loaded, implementation.entry)(*arguments, *buffers)
     function = function_of(region)
-    precision = implementation.schedule.precision if implementation.schedule else ""
+    schedule = implementation.schedule
+    precision = schedule.precision if isinstance(schedule, GemmSchedule) else ""
     eager, exact, moved = function(*arguments), *in_double(function, arguments)
     for x, before in zip(arguments, given, strict=True):
         if isinstance(x, torch.Tensor) and not accuracy.same(x, before):

@@ -113,7 +113,11 @@ def max_pools(x: Tensor) -> tuple[Tensor, ...]:
 @problem("resized", normal((2, 3, 5, 4)))
 def resized(x: Tensor) -> tuple[Tensor, ...]:
     y = x.tanh()
-    return functional.interpolate(y, scale_factor=2) + 1, functional.interpolate(y, size=(7, 11))
+    return (
+        functional.interpolate(y, scale_factor=2) + 1,
+        functional.interpolate(y, size=(7, 11)),
+        functional.interpolate(y, scale_factor=1.7),
+    )
 
 
 @problem("shuffled channels", normal((2, 8, 3, 5)))

@@ -166,7 +166,7 @@ class Patches(nn.Module):
         return self.map(y)
 
 
-@problem("rotated heads", lambda: (torch.randn(2, 7, 24), torch.randn(7, 4)), stays=("cat",))
+@problem("rotated heads", lambda: (torch.randn(2, 7, 24), torch.randn(7, 4)))
 def rotated_heads(x: Tensor, angles: Tensor) -> Tensor:
     y = x.view(2, 7, 3, 8).transpose(1, 2)
     a, b = y[..., :4], y[..., 4:]
