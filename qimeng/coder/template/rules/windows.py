@@ -208,8 +208,8 @@ def _nearest_position(b: Builder, axis: Dim, before: int, after: int, given: flo
     found = np.minimum(np.floor(np.arange(after, dtype=np.float32) * scale).astype(np.int64), before - 1)
     if after % before == 0 and bool((found == np.arange(after) // (after // before)).all()):
         return integer(b, "idiv", index(b, axis), after // before)
-    exact = integer(b, "floor", integer(b, "mul", b.cast(index(b, axis), "float32"), float(scale), dtype="float32"),
-                    dtype="float32")  # fmt: skip
+    scaled = b.nest.add(Expr("mul", (b.cast(index(b, axis), "float32"), float(scale)), (), "float32"))
+    exact = integer(b, "floor", scaled, dtype="float32")
     return integer(b, "iminimum", b.cast(exact, "int32"), before - 1)
 
 
