@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from qimeng.coder.template.coder import TemplateCoder
-from qimeng.coder.template.nest.access import affine, guard, positions
+from qimeng.coder.template.nest.expr import affine, guard, positions
 from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.nest.regions import region_nest
 from qimeng.coder.template.rules.builder import Builder

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qimeng.coder.template.cuda.ops import C_TYPE, compute_dtype, compute_type, is_float, known, literal, written
-from qimeng.coder.template.nest.ir import Expr, Nest, constant
+from qimeng.coder.template.nest.expr import Expr, constant
+from qimeng.coder.template.nest.ir import Nest
 from qimeng.family import Unsupported
 
 Group = tuple[tuple[int, ...], int]

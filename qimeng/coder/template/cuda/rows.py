@@ -18,7 +18,8 @@ from qimeng.coder.template.cuda.ops import C_TYPE, compute_dtype, compute_type, 
 from qimeng.coder.template.cuda.prelude import RESULTS, STATE_NAMES, prelude
 from qimeng.coder.template.families.tile.plan import TilePlan
 from qimeng.coder.template.families.tile.schedule import TileSchedule
-from qimeng.coder.template.nest.ir import Expr, is_wide
+from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.nest.ir import is_wide
 from qimeng.family import Unsupported
 from qimeng.graph.opgraph import itemsize
 from qimeng.program.program import Implementation

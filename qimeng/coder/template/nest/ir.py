@@ -7,58 +7,15 @@ Knows nothing about schedules or kernel text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from qimeng.coder.template.nest.access import Access, affine, positions
-from qimeng.coder.template.nest.axes import Axes, Dim, strides_of
+from qimeng.coder.template.nest.axes import Axes, strides_of
+from qimeng.coder.template.nest.expr import Expr, affine, positions
 from qimeng.family import Unsupported
 
 VECTOR_BYTES = 16
 """Bytes of the widest access of a thread, and the alignment that tensor descriptors ask for."""
-
-
-@dataclass(eq=False)
-class Expr:
-    """One value of the nest.
-
-    Attributes:
-        op: ``"load"``, ``"const"``, ``"index"`` (position along `reduced`, used as a dimension), ``"reduce"``,
-            ``"dot"``, or the name of a pointwise operator (`qimeng.coder.template.triton.ops`).
-        args: operands (`Expr`) and plain numbers.
-        dims: the value's dimensions as atoms; a broadcast dimension keeps its axes although the value is the same.
-        dtype: name of the PyTorch dtype.
-        param: the kind of a reduction (``"sum"``, ``"max"`` …), the input number of a load, the literal of a const.
-        reduced: axes that a reduction or a product sums over, outermost first.
-        depends: resolved axes that the value changes along; filled by `Nest.finish`.
-        level: number of passes over the reduced axes that must end before it is known; filled by `Nest.finish`.
-        stored: the result of an operator, which PyTorch rounds to its dtype.
-        access: how a load finds its element where its dimensions are not simply those of the tensor; its operands are
-            then positions and, last, a guard.
-    """
-
-    op: str
-    args: tuple[Any, ...]
-    dims: tuple[Dim, ...]
-    dtype: str
-    param: Any = None
-    reduced: Dim = ()
-    depends: frozenset[int] = frozenset()
-    level: int = 0
-    stored: bool = False
-    access: Access | None = None
-
-    def operands(self) -> Iterator[Expr]:
-        """The expressions among the arguments."""
-        return (a for a in self.args if isinstance(a, Expr))
-
-
-def constant(e: Expr) -> Expr | None:
-    """The constant that `e` is, under whatever dimensions; None for anything that is computed or loaded."""
-    while e.op == "identity":
-        e = e.args[0]
-    return e if e.op == "const" else None
 
 
 @dataclass(eq=False)

@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
-from qimeng.coder.template.nest.ir import Expr, Nest
+from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.nest.ir import Nest
 
 STEPS = {"floor", "ceil", "idiv", "imod", "eq", "ne", "lt", "le", "gt", "ge", "argmax", "argmin"}
 """Operators and reductions whose result may jump when an operand changes by an ulp."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
-from qimeng.coder.template.nest.ir import Expr
+from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.rules.builder import Builder, converted
 
 Rule = Callable[..., Any]

@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from qimeng.coder.template.nest.axes import Axes, Dim
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
-from qimeng.coder.template.nest.ir import Expr, Nest, Source, constant
+from qimeng.coder.template.nest.expr import Expr, constant
+from qimeng.coder.template.nest.ir import Nest, Source
 from qimeng.family import Unsupported
 
 Number = int | float | bool

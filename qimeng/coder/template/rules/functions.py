@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from qimeng.coder.template.nest.dtypes import is_float
-from qimeng.coder.template.nest.ir import Expr
+from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.rules.base import RULES, Rule, operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.family import Unsupported

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from qimeng.coder.template.nest.dtypes import is_float
-from qimeng.coder.template.nest.ir import Expr
+from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.rules.base import RULES, Rule, common_dtype, operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.family import Unsupported

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from qimeng.coder.template.nest.dtypes import compute_dtype
-from qimeng.coder.template.nest.ir import Expr
+from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.rules.base import operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
-from qimeng.coder.template.nest.ir import Expr
+from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.rules.base import SMALL, dims_of, operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.coder.template.rules.pointwise import binary, power, truth

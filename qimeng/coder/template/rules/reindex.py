@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from qimeng.coder.template.nest.access import Access
 from qimeng.coder.template.nest.axes import Dim
-from qimeng.coder.template.nest.ir import Expr
+from qimeng.coder.template.nest.expr import Access, Expr
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.family import Unsupported
 

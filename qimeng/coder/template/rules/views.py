@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qimeng.coder.template.nest.dtypes import is_float
-from qimeng.coder.template.nest.ir import Expr, constant
+from qimeng.coder.template.nest.expr import Expr, constant
 from qimeng.coder.template.rules.base import operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.family import Unsupported

@@ -13,7 +13,7 @@ import numpy as np
 
 from qimeng.coder.template.nest.axes import Dim
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
-from qimeng.coder.template.nest.ir import Expr
+from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.rules.base import operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.coder.template.rules.reindex import at, index, integer, within

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from qimeng.coder.template.nest.access import guard, positions
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
-from qimeng.coder.template.nest.ir import Expr, Nest, constant
+from qimeng.coder.template.nest.expr import Expr, constant, guard, positions
+from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.triton import ops
 
 

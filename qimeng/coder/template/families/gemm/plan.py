@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from qimeng.coder.template.nest.ir import VECTOR_BYTES, Expr, Nest, coalesce
+from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.nest.ir import VECTOR_BYTES, Nest, coalesce
 from qimeng.coder.template.nest.loads import Loads
 from qimeng.coder.template.nest.regions import region_nest
 from qimeng.family import NotConcerned, Unsupported

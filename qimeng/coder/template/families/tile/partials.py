@@ -6,7 +6,7 @@ Deals in places of memory. Knows nothing about forms.
 from __future__ import annotations
 
 from qimeng.coder.template.families.tile.pieces import Pieces, extent_of
-from qimeng.coder.template.nest.ir import Expr
+from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton.accumulate import Accumulator
 from qimeng.coder.template.triton.emitter import Emitter

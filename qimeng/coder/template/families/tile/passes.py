@@ -6,7 +6,7 @@ Deals in loops and in what may be computed before them. Knows nothing about form
 from __future__ import annotations
 
 from qimeng.coder.template.families.tile.pieces import Pieces
-from qimeng.coder.template.nest.ir import Expr
+from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.triton.emitter import Emitter
 
 

@@ -13,7 +13,8 @@ from qimeng.coder.template.families.tile.edges import edges_of
 from qimeng.coder.template.families.tile.plan import Group, TilePlan
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
-from qimeng.coder.template.nest.ir import Expr, is_wide
+from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.nest.ir import is_wide
 from qimeng.coder.template.triton import ops
 from qimeng.coder.template.triton.accumulate import Accumulator
 from qimeng.coder.template.triton.emitter import Emitter, Walk, without_unused

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from qimeng.coder.template.families.tile.partials import partial_loads, partial_stores, workspaces
 from qimeng.coder.template.families.tile.pieces import Pieces
-from qimeng.coder.template.nest.ir import Expr
+from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.triton.emitter import Emitter
 from qimeng.family import Unsupported
 

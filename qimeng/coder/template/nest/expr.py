@@ -1,25 +1,22 @@
-"""Reads at computed positions: windows, padding, slices, and gathers through an index.
+"""One value of a loop nest, and how a load finds its element.
 
-Deals in how a tensor is read where its dimensions are not simply loop axes: some dimensions are axes as they are, the
-position along the others is an integer expression. A guard says where the read exists at all; elsewhere it gives 0 and
-touches no memory. Knows nothing about operators or kernel text.
+Some dimensions of a loaded tensor are loop axes as they are. The position along the others may be an integer
+expression: a window, a shift by padding, a gather through an index. A guard says where such a read exists at all;
+elsewhere it gives 0 and touches no memory. Knows nothing about operators or kernel text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from qimeng.coder.template.nest.axes import Axes, Dim
-
-if TYPE_CHECKING:
-    from qimeng.coder.template.nest.ir import Expr
 
 
 @dataclass(frozen=True)
 class Access:
-    """How a load finds its element; see `qimeng.coder.template.nest.ir.Expr`.
+    """How a load finds its element; see `Expr`.
 
     Attributes:
         direct: dimensions that are axes as they are, each with its stride in elements.
@@ -34,6 +31,48 @@ class Access:
     def resolved(self, axes: Axes) -> Access:
         """The same in atoms as they now stand."""
         return Access(tuple((axes.resolve(d), s) for d, s in self.direct), self.steps, self.guarded)
+
+
+@dataclass(eq=False)
+class Expr:
+    """One value of the nest.
+
+    Attributes:
+        op: ``"load"``, ``"const"``, ``"index"`` (position along `reduced`, used as a dimension), ``"reduce"``,
+            ``"dot"``, or the name of a pointwise operator (`qimeng.coder.template.triton.ops`).
+        args: operands (`Expr`) and plain numbers.
+        dims: the value's dimensions as atoms; a broadcast dimension keeps its axes although the value is the same.
+        dtype: name of the PyTorch dtype.
+        param: the kind of a reduction (``"sum"``, ``"max"`` …), the input number of a load, the literal of a const.
+        reduced: axes that a reduction or a product sums over, outermost first.
+        depends: resolved axes that the value changes along; filled by `Nest.finish`.
+        level: number of passes over the reduced axes that must end before it is known; filled by `Nest.finish`.
+        stored: the result of an operator, which PyTorch rounds to its dtype.
+        access: how a load finds its element where its dimensions are not simply those of the tensor; its operands are
+            then positions and, last, a guard.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    dims: tuple[Dim, ...]
+    dtype: str
+    param: Any = None
+    reduced: Dim = ()
+    depends: frozenset[int] = frozenset()
+    level: int = 0
+    stored: bool = False
+    access: Access | None = None
+
+    def operands(self) -> Iterator[Expr]:
+        """The expressions among the arguments."""
+        return (a for a in self.args if isinstance(a, Expr))
+
+
+def constant(e: Expr) -> Expr | None:
+    """The constant that `e` is, under whatever dimensions; None for anything that is computed or loaded."""
+    while e.op == "identity":
+        e = e.args[0]
+    return e if e.op == "const" else None
 
 
 def positions(load: Expr) -> list[tuple[Expr, int]]:
@@ -92,4 +131,4 @@ def _items(terms: Sequence[dict[int, int]]) -> Iterator[tuple[int, int]]:
     return (item for t in terms for item in t.items())
 
 
-__all__ = ["Access", "affine", "guard", "positions"]
+__all__ = ["Access", "Expr", "affine", "constant", "guard", "positions"]
