@@ -9,6 +9,7 @@ harm yet. Knows nothing about verdicts.
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import signal
 import sys
@@ -39,6 +40,8 @@ _RELIED_ON = (
 )  # fmt: skip
 """Operators that inputs, parameters and comparisons are made with."""
 _MISSING = object()
+_all, _map, _is = all, map, operator.is_  # kept by `Seal.apart`: code that replaces the built-in ones changes nothing
+_made_of = tuple(operator.attrgetter(name) for name in ("__code__", "__defaults__", "__kwdefaults__"))
 _SIGNALS = sorted(signal.valid_signals())
 _SETTINGS = tuple(
     name
@@ -60,6 +63,7 @@ class Seal:
     def __init__(self) -> None:
         self._modules = {name: sys.modules[name] for name in (*_MODULES, *_own_modules()) if name in sys.modules}
         self._spaces: dict[str, tuple[Mapping[str, Any], dict[str, tuple[Any, tuple[Any, ...]]]]] = {}
+        self._columns: dict[str, tuple[tuple[Any, ...], ...]] = {}
         for name, module in self._modules.items():
             self._take(name, vars(module))
         for kind in (*_CLASSES, *self._own_classes()):
@@ -75,15 +79,29 @@ class Seal:
         look = FunctionType(Seal.broken.__code__, dict(Seal.broken.__globals__))
         spaces = {name: (now, dict(taken)) for name, (now, taken) in self._spaces.items()}
         tables = SimpleNamespace(
-            _modules=dict(self._modules), _spaces=spaces, _names=dict(self._names), _state=dict(self._state)
+            _modules=dict(self._modules),
+            _spaces=spaces,
+            _columns=dict(self._columns),
+            _names=dict(self._names),
+            _state=dict(self._state),
         )
         return lambda: look(tables)
 
     def broken(self) -> list[str]:
-        """Names that stand for something else now, and other traces; empty where there are none."""
+        """Names that stand for something else now, and other traces; empty where there are none.
+
+        It is asked for at every trial, and there are 7,000 names. Those of a space in which all names, codes and
+        defaults are the same objects as before are not looked at one by one, except for functions with defaults of
+        keywords, which are tables that can change.
+        """
         found = [f"sys.modules[{n!r}]" for n, m in self._modules.items() if sys.modules.get(n) is not m]
         for space, (now, taken) in self._spaces.items():
-            for name, (value, parts) in taken.items():
+            names, values, functions, with_keywords, *made_of = self._columns[space]
+            same = _all(_map(_is, _map(now.get, names), values)) and _all(
+                [_all(_map(_is, _map(part, functions), kept)) for part, kept in zip(_made_of, made_of, strict=True)]
+            )
+            for name in with_keywords if same else taken:
+                value, parts = taken[name]
                 present = now.get(name, _MISSING)
                 if (present is not value and not _by_torch_itself(present, value)) or (
                     present is value and not _same(_parts(value), parts)
@@ -102,6 +120,11 @@ class Seal:
             if (callable(v) or isinstance(v, (ModuleType, property))) and not k.startswith("last_")  # sys.last_type
         }
         self._spaces[name] = space, kept
+        values = tuple(v for v, _ in kept.values())
+        functions = tuple(v for v in values if type(v) is FunctionType)
+        with_keywords = tuple(k for k, (v, _) in kept.items() if getattr(v, "__kwdefaults__", None))
+        made_of = (tuple(map(part, functions)) for part in _made_of)
+        self._columns[name] = tuple(kept), values, functions, with_keywords, *made_of
 
     def _own_classes(self) -> Iterator[type]:
         for name, module in self._modules.items():

@@ -54,6 +54,20 @@ def test_what_was_changed_is_named(seal, name):
     assert seal.broken() == []
 
 
+def test_a_keyword_that_a_function_had_not_is_seen(seal, monkeypatch):
+    monkeypatch.setattr(accuracy.same, "__kwdefaults__", {"exact": False})
+    assert seal.broken() == ["qimeng.envs.accuracy.same"]
+
+
+def test_who_replaces_what_the_check_is_made_of_is_seen_by_the_one_apart(seal, monkeypatch):
+    broken = seal.apart()
+    monkeypatch.setattr("builtins.all", lambda items: True)
+    monkeypatch.setattr("qimeng.envs.seal._all", lambda items: True)
+    found = broken()
+    monkeypatch.undo()
+    assert "builtins.all" in found and broken() == []
+
+
 def test_doors_through_which_others_are_called_back(seal):
     from torch.overrides import TorchFunctionMode
 

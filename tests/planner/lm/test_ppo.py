@@ -67,6 +67,7 @@ def test_the_last_step_ends_an_episode(model: PlannerModel, stored: Stored) -> N
     assert ends == [(False, False), (True, False)]
 
 
+@pytest.mark.slow
 def test_ppo_earns_more_on_trees_that_take_several_steps(model: PlannerModel, stored: Stored) -> None:
     best = float(np.mean([np.log(s.gain) for s in stored]))
     settings = Ppo(steps=1024, environments=8, rollout=16, batch=32, rate=2e-3, max_steps=8)
