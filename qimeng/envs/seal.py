@@ -96,8 +96,8 @@ class Seal:
         """
         found = [f"sys.modules[{n!r}]" for n, m in self._modules.items() if sys.modules.get(n) is not m]
         for space, (now, taken) in self._spaces.items():
-            names, values, functions, with_keywords, *made_of = self._columns[space]
-            same = _all(_map(_is, _map(now.get, names), values)) and _all(
+            known, values, functions, with_keywords, *made_of = self._columns[space]
+            same = _all(_map(_is, _map(now.get, known), values)) and _all(
                 [_all(_map(_is, _map(part, functions), kept)) for part, kept in zip(_made_of, made_of, strict=True)]
             )
             for name in with_keywords if same else taken:
