@@ -82,7 +82,7 @@ static void launch(const unsigned* shape, std::function<void()> kernel) {
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {
         for (size_t i = 0; i < fibers.size(); i++) {
             Fiber& f = fibers[i];
-            f.stack.resize(1 << 16); f.done = false;
+            f.stack.resize(1 << 15); f.done = false;
             unsigned n = i;
             f.at = {n % blockDim.x, n / blockDim.x % blockDim.y, n / blockDim.x / blockDim.y};
             getcontext(&f.context);
@@ -99,6 +99,8 @@ static void launch(const unsigned* shape, std::function<void()> kernel) {
             }
         }
     }
+    fibers.clear();
+    fibers.shrink_to_fit();
 }
 """
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from qimeng.backend import backend_named
 from qimeng.backend.cuda_runtime import cuda_compile
+from qimeng.backend.facts import usage_of
 from qimeng.coder.template.cuda.rows import print_rows_cuda
 from qimeng.coder.template.families.tile.defaults import default_schedule
 from qimeng.coder.template.families.tile.plan import plan_tile
@@ -161,10 +162,23 @@ def test_it_compiles_for_a_named_device(case: str) -> None:
     )
 
 
+@needs_nvrtc
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_types_compile_and_spill_nothing(dtype: str, tmp_path: Path) -> None:
+    inputs = [torch.randn(64, 8192).to(getattr(torch, dtype)), torch.randn(8192).to(getattr(torch, dtype))]
+    made = printed(lambda x, w: functional.layer_norm(functional.silu(x), (8192,), w), inputs, "half", warps=8)
+    binary, _, _ = cuda_compile(text_of(made), ("k_half_rows", "k_half_rows_narrow"), "sm_90")
+    (tmp_path / "k.cubin").write_bytes(binary)
+    found = usage_of(str(tmp_path / "k.cubin"))
+    assert [u.spills for u in found.values()] == [0, 0] and all((u.registers or 0) <= 128 for u in found.values())
+
+
 def test_what_it_cannot_say_is_unsupported() -> None:
     x = torch.randn(4, 70_000)
     with pytest.raises(Unsupported, match="a row of 70000 elements is 548 for each of 128 threads; at most 64 stay"):
         printed(lambda x: functional.softmax(x, 1), [x], "long", form="resident", block_p=1, warps=4)
+    with pytest.raises(Unsupported, match="64 for each of 1024 threads; at most 32 stay"):
+        printed(lambda x: functional.softmax(x, 1), [x[:, :65536]], "long", form="resident", block_p=1, warps=32)
     with pytest.raises(Unsupported, match="64 warps are 2048 threads"):
         printed(torch.tanh, [x], "wide", warps=64)
 

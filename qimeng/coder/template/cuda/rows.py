@@ -33,6 +33,10 @@ UNROLLED = 4
 MOST_HELD = 64
 """Elements of a row that a thread keeps in registers, at most."""
 
+BLOCK_REGISTERS, OTHER_REGISTERS = 65536, 32
+"""32-bit registers that a block may have on every GPU since compute capability 3.7, and those that a thread needs for
+other things than its part of a row."""
+
 GRID_BLOCKS = 32
 """Blocks of a pointwise kernel for each multiprocessor of the largest GPUs (`MULTIPROCESSORS`); beyond, blocks loop."""
 
@@ -85,6 +89,7 @@ class _Printer:
         threads = schedule.warps * 32
         if threads > 1024:
             raise Unsupported(f"{schedule.warps} warps are {threads} threads, a block has at most 1024")
+        self.most_held = min(MOST_HELD, BLOCK_REGISTERS // threads - OTHER_REGISTERS)
         if not plan.passes:
             self.share, self.block_rows = threads, 1
         elif self.along_row:
@@ -192,10 +197,10 @@ class _Printer:
     def _held_steps(self, vector: int) -> int:
         """Steps in which a thread reads its part of a row."""
         steps = -(-(self.plan.column_count // vector) // self.share)
-        if steps * vector > MOST_HELD:
+        if steps * vector > self.most_held:
             raise Unsupported(
                 f"a row of {self.plan.column_count} elements is {steps * vector} for each of {self.share} threads; "
-                f"at most {MOST_HELD} stay in registers"
+                f"at most {self.most_held} stay in registers"
             )
         return steps
 
@@ -412,10 +417,9 @@ class _Printer:
             else:
                 reads.append(f"{name}[k].v[0] = x{source.number}[{em.element(strides)}];")
             held[id(e)] = f"{name}[k]"
-        if len(names) * steps * em.vector > MOST_HELD:
-            raise Unsupported(
-                f"{len(names)} tensors of {steps * em.vector} elements a thread: {MOST_HELD} stay in registers"
-            )
+        if len(names) * steps * em.vector > self.most_held:
+            each = f"{len(names)} tensors of {steps * em.vector} elements a thread"
+            raise Unsupported(f"{each}; at most {self.most_held} stay in registers")
         em.held = held
         return [*names, *self._walk(em, reads, steps, "lane", str(columns))] if names else []
 
