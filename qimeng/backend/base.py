@@ -92,6 +92,17 @@ class Backend(ABC):
         """Whether it compiles for `device`."""
         return device.kind in self.capabilities.kinds
 
+    def refusal(self, device: Device) -> str | None:
+        """Why it does not compile for `device` on this machine; None where it does."""
+        if not self.targets(device):
+            kinds = ", ".join(sorted(self.capabilities.kinds))
+            return (
+                f"{self.title} is compiled for devices of the kind {kinds}; {device.name} is of the kind {device.kind}"
+            )
+        if not (device.measured or self.capabilities.cross_compiles):
+            return f"{self.title} is compiled only where the device is, and {device.name} is not in this machine"
+        return None
+
     def program_header(self) -> str:
         """Imports of a standalone program with a kernel in this language, beside torch."""
         return ""

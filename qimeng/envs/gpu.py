@@ -38,7 +38,7 @@ from qimeng.envs.least_time import least_ms
 from qimeng.envs.outer_clock import OuterClock
 from qimeng.envs.reference import References
 from qimeng.envs.sandbox import DEFAULT
-from qimeng.envs.sanitizer import check_tools, sanitize
+from qimeng.envs.sanitizer import check_tools, sanitize, unwatched
 from qimeng.envs.shared_server import shared_server
 from qimeng.envs.static_pass import advised, judged_text
 from qimeng.envs.throttle import Reader, reader_for
@@ -307,6 +307,8 @@ class GpuEvaluator(Evaluator):
 
     def _sanitized(self, program: Program, found: Evaluation, own: Collection[str], clock: Clock) -> Evaluation:
         """`found` with what compute-sanitizer says in its notes, or the refusal by one of its tools."""
+        if self.sanitize and (told := unwatched(program)):
+            found = replace(found, notes=(*found.notes, told))
         for tool in self.sanitize:
             with self.turn("sanitize", clock):
                 report = sanitize(

@@ -17,9 +17,13 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qimeng.envs.plain_text import plain_text
 from qimeng.errors import QimengError
+
+if TYPE_CHECKING:
+    from qimeng.program.program import Program
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 """Tools of compute-sanitizer (https://docs.nvidia.com/compute-sanitizer/ComputeSanitizer/index.html)."""
@@ -182,6 +186,15 @@ def _run(function: str) -> str:
     )
 
 
+def unwatched(program: Program) -> str:
+    """What is to be said where compute-sanitizer does not watch some of a program's kernels; empty where it does."""
+    from qimeng.backend.registry import backend_named  # loads PyTorch, without which `launch` does
+
+    made = [i for i in map(program.implementation, program.regions) if i.generated]
+    found = [b.title for b in (backend_named(i.language) for i in made) if not b.capabilities.sanitizer]
+    return f"compute-sanitizer does not watch kernels in {', '.join(dict.fromkeys(found))}" if found else ""
+
+
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
@@ -222,4 +235,4 @@ def main(folder: str, device: str) -> None:
         torch.cuda.synchronize(place)
 
 
-__all__ = ["LIMIT_S", "TOOLS", "Report", "check_tools", "launch", "main", "read_report", "sanitize"]
+__all__ = ["LIMIT_S", "TOOLS", "Report", "check_tools", "launch", "main", "read_report", "sanitize", "unwatched"]

@@ -75,6 +75,12 @@ def test_facts_of_launches_come_without_a_gpu(server: ForkServer, tmp_path: Path
     assert (second.name, second.threads, second.shared_bytes) == ("add_one", 128, 256 + 1024)
 
 
+def test_a_device_that_it_does_not_compile_for_is_refused(server: ForkServer, tmp_path: Path) -> None:
+    (found,) = compiled(server, tmp_path, SCALE, device="mi300x")
+    assert found.failure == "unsupported"
+    assert found.error == "CUDA C++ is compiled for devices of the kind cuda; mi300x is of the kind hip"
+
+
 @needs_nvrtc
 def test_failures_are_typed_and_name_the_line(server: ForkServer, tmp_path: Path) -> None:
     texts = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -21,6 +22,7 @@ from qimeng.backend import registry as module
 from qimeng.device import DEVICES, Device
 from qimeng.envs.interpret import Interpreter
 from qimeng.envs.launches import kernel_names
+from qimeng.envs.sanitizer import unwatched
 from qimeng.errors import QimengError
 from qimeng.graph.opgraph import Meta
 from qimeng.program.program import Implementation, Program
@@ -81,6 +83,20 @@ def test_a_stub_from_elsewhere_is_used(tape: Backend) -> None:
     program = start.with_implementation(start.regions[-1].id, implementation)
     assert "import math" in program.source and "It needs a tape." in program.source.split('"""')[1]
     assert "triton" not in program.source
+
+
+def test_it_compiles_where_it_says(tape: Backend) -> None:
+    assert tape.refusal(DEVICES["h200"]) == "Tape is compiled only where the device is, and h200 is not in this machine"
+    assert tape.refusal(replace(DEVICES["h200"], name="h200(here)")) is None
+    assert "compiled for devices of the kind cuda" in str(tape.refusal(DEVICES["mi300x"]))
+
+
+def test_what_the_sanitizer_does_not_watch_is_said(tape: Backend) -> None:
+    start = Program.start(sample_graph())
+    text = "# kernel first\ndef entry(*inputs):\n    return (inputs[0],)\n"
+    assert unwatched(start) == ""
+    program = start.with_implementation(start.regions[0].id, Implementation("tape", text, "entry"))
+    assert unwatched(program) == "compute-sanitizer does not watch kernels in Tape"
 
 
 def test_a_language_is_registered_once(tape: Backend) -> None:

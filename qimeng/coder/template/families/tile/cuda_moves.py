@@ -61,10 +61,8 @@ class Language(TileMove):
     def check(self, plan: TilePlan, schedule: TileSchedule, param: str, device: Device, mode: str) -> None:
         """Only for devices that the language compiles for, where its compiler is installed and it has the operators."""
         backend = backend_named(param)
-        if not backend.targets(device):
-            raise IllegalAction(
-                f"{backend.title} is not compiled for {device.name}, a device of the kind {device.kind!r}"
-            )
+        if told := backend.refusal(device):
+            raise IllegalAction(told)
         if missing := backend.missing():
             raise IllegalAction(missing)
         if param == "cuda":
