@@ -41,7 +41,7 @@ class LanguageRow:
         problem: its id.
         name: its label.
         language: ``"triton"`` or ``"cuda"``.
-        right: whether it passed every gate; None where no kernel could be written.
+        right: whether it passed every gate; None where no kernel could be written, or nothing could check it.
         error: why it did not, or why there is no kernel.
         failure: class of that; see `Evaluation.failure`.
         unchecked: why nothing held its results against the reference; empty where they were.
@@ -167,7 +167,8 @@ def _judged(task: Task, program: Program, patch: Patch) -> tuple[Program, Evalua
 
 
 def _row(problem: Problem, language: str, found: Evaluation, schedule: str) -> LanguageRow:
-    row = LanguageRow(problem.id, problem.name, language, found.ok, found.error, found.failure, found.unchecked)
+    right = None if found.ok and found.unchecked else found.ok
+    row = LanguageRow(problem.id, problem.name, language, right, found.error, found.failure, found.unchecked)
     row = replace(row, schedule=schedule, notes=found.notes)
     if found.timing is not None:
         row = replace(row, ms=found.ms, estimated=found.timing.estimated)
@@ -205,9 +206,11 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _verdict(row: dict[str, Any]) -> str:
+    if row.get("unchecked"):
+        return "unchecked"
     if not row.get("right"):
         return f"{row.get('failure') or 'no kernel'}: {(row.get('error') or 'not tried').splitlines()[0][:60]}"
-    return "unchecked" if row["unchecked"] else "right"
+    return "right"
 
 
 def _number(value: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from experiments import languages
 from experiments.languages import side_by_side, table
 from qimeng.backend import backend_named
+from qimeng.bench.suite import Problem
 from qimeng.envs.task import Task
 from qimeng.interfaces import Evaluation, Evaluator, Gate, Patch, Resources, Timing
 from qimeng.program.program import Program
@@ -76,3 +78,10 @@ def test_each_problem_has_a_row_in_each_language(root: Path) -> None:
     assert [r["right"] for r in product] == [True, None] and "gemm" in product[1]["error"]
     assert "| level1/1 Softmax | right | 2 | right | 1 | 2.00 | 4 | 32, 32 | 0, 0 |" in table(found)
     assert side_by_side(out, root, "1/1,2") == found, "it goes on where it ended"
+
+
+def test_what_nothing_checked_is_not_called_right() -> None:
+    found = Evaluation(Gate.PASSED, timing=Timing(1.0, estimated=True), unchecked="it runs on a GPU only")
+    problem = Problem("folder", "one", "", lambda: None)  # type: ignore[arg-type, return-value]
+    row = asdict(languages._row(problem, "cuda", found, "tile()"))
+    assert row["right"] is None and row["estimated"] and "| unchecked | 1 |" in table([row])
