@@ -6,80 +6,21 @@ Deals in PyTorch calls by operator. Knows nothing about kernels, and nothing abo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from experiments.trust.case import HEAVY, Case
+from experiments.trust.shape_cases import shape_cases
 from experiments.trust.special_values import COLUMNS
-
-ELEMENTWISE, HEAVY = 8.0, 32.0
-"""Ulp that a result may be away from eager's or from float64's: of one operator, and of sums and compositions."""
-
-EITHER_ZERO = frozenset(
-    "relu relu6 clamp clamp_min clamp_max hardtanh hardswish hardsigmoid maximum minimum amax amin max min fmax fmin "
-    "aminmax threshold softplus softshrink lerp native_layer_norm native_group_norm _native_batch_norm_legit "
-    "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training".split()
-)
-"""Operators by which a zero may have either sign: PyTorch's own kernels for the CPU and for GPUs differ in which of two
-equal numbers is the larger (the second operand; +0), in whether a mean is subtracted before or after scaling, and
-PyTorch takes softshrink apart into a product with 0."""
-
-WAVES = frozenset("sin cos tan sinc".split())
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call.
-
-    Attributes:
-        operator: the ATen operator that it is a case of; for a composition what it is about.
-        label: what is special about it; empty for the plain call.
-        call: a function of tensors.
-        takes: a letter a tensor (`experiments.trust.special_values.operands`).
-        ulps: how far finite results may be from eager's or from float64's.
-        scale: what those ulp are of, as a function of the same tensors in float64; None for the result itself.
-        composed: no single operator has to be found in the graph.
-    """
-
-    operator: str
-    label: str
-    call: Callable[..., Any]
-    takes: str = "x"
-    ulps: float = ELEMENTWISE
-    scale: Callable[..., Tensor] | None = None
-    composed: bool = False
-
-    @property
-    def zeros(self) -> bool:
-        """Whether the sign of a zero has to be PyTorch's."""
-        return self.operator not in EITHER_ZERO
-
-    def size_when_fast(self, *tensors: Tensor) -> Tensor | None:
-        """What the ulp are of where special functions take few instructions.
-
-        Waves are absolutely right up to 1e6, and so is the erf of half types (`qimeng.coder.template.triton.special`).
-        """
-        if self.operator == "erf" and torch.finfo(tensors[0].dtype).bits == 16:
-            return torch.full((), 2.0**-18, dtype=torch.float64, device=tensors[0].device)  # absolutely right
-        x = tensors[0].double().nan_to_num(0.0, 0.0, 0.0)
-        if self.operator not in WAVES:
-            return self.scale(*(t.double() for t in tensors)) if self.scale else None
-        slope = 1 + torch.tan(x) ** 2 if self.operator == "tan" else torch.ones_like(x)
-        return torch.where(x.abs() < 1e6, slope, 1e300)
-
-    @property
-    def name(self) -> str:
-        """Unique."""
-        return f"{self.operator}, {self.label}" if self.label else self.operator
 
 
 def cases() -> list[Case]:
     """All of them."""
     groups = (_unary, _activations, _binary, _powers, _constants, _casts, _reductions, _statistics, _views, _products,
-              _compositions)  # fmt: skip
+              _compositions, shape_cases)  # fmt: skip
     return [case for group in groups for case in group()]
 
 

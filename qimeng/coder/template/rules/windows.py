@@ -186,19 +186,14 @@ def _adaptive(b: Builder, x: Expr, counts: Sequence[int]) -> tuple[Expr, list[Ex
     return x, guards, lengths, [lead + 2 * number + 1 for number in range(len(counts))]
 
 
-@rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
-def _nearest(b: Builder, node: Any, x: Expr, size: Any, scales: Any = None, *more: Any) -> Expr:
-    if not isinstance(scales, (tuple, list)):
-        scales = [s for s in (scales, *more)]
-    count = int(node.packet[-2])
-    lead = len(x.dims) - count
-    for number in range(count):
-        d, after = lead + number, node.metas[0].shape[lead + number]
-        before, given = size_of(b, x, d), scales[number] if number < len(scales) else None
-        if before == after and given in (None, 1.0):
-            continue
-        axis = b.axes.new(after)
-        x = at(b, x, d, [axis], _nearest_position(b, axis, before, after, given))
+@rule("upsample_nearest2d")
+def _nearest(b: Builder, node: Any, x: Expr, size: Any, scales: Any = None) -> Expr:
+    for number in range(2):
+        d = len(x.dims) - 2 + number
+        before, after, given = size_of(b, x, d), node.metas[0].shape[d], scales[number] if scales else None
+        if before != after or given not in (None, 1.0):
+            axis = b.axes.new(after)
+            x = at(b, x, d, [axis], _nearest_position(b, axis, before, after, given))
     return x
 
 
@@ -237,7 +232,7 @@ def _convolution(
     windows = Windows(b, operand(b, x, work), sizes, steps, pads, spread, node.metas[0].shape[2:])
     each = size_of(b, w, 0) // groups
     channels = b.axes.new(groups)
-    value = windows.filled(b, 0.0)
+    value = windows.filled(b, 0.0 if is_float(work) else 0)
     if value.dims[1]:
         b.axes.unify(value.dims[1], channels)
     several = b.axes.new(each)

@@ -1,0 +1,84 @@
+"""Calls of the operators that read at other positions: slices, joins, padding, gathers, windows.
+
+Deals in PyTorch calls by operator. Knows nothing about kernels, and nothing about the values that are put in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from experiments.trust.case import HEAVY, Case
+
+
+def shape_cases() -> Iterator[Case]:
+    """All of them; each reads what another operator computed, so that no view is made beforehand."""
+    yield from (Case(name, label, call, "r") for name, label, call in _moved())
+    for name, label, call in _windows():
+        yield Case(name, label, call, "r", HEAVY, _magnitude(call))
+    channels = lambda r, w: functional.conv2d(_image(r), w, padding=1, groups=12)  # noqa: E731
+    yield Case(
+        "convolution",
+        "depthwise",
+        lambda r: channels(r, _weights(r)),
+        "r",
+        HEAVY,
+        lambda r: channels(r.abs().nan_to_num(posinf=0.0), _weights(r).abs()) + 1,
+    )
+
+
+def _moved() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
+    yield "slice", "", lambda r: (r + 1)[3:, 4:30:3] * 2
+    yield "slice", "of a slice", lambda r: ((r + 1)[:, 5:] * 2)[:, :-7] + 1
+    yield "select", "", lambda r: (r + 1)[:, -3] * 2
+    yield "flip", "", lambda r: (r + 1).flip(0, 1) * 2
+    yield "unfold", "", lambda r: (r + 1).unfold(1, 5, 3) * 2
+    yield "cat", "", lambda r: torch.cat([r + 1, r * 2, (r + 3)[:, :5]], 1) * 2
+    yield "cat", "rows", lambda r: torch.cat([r + 1, r * 2]) * 2
+    yield "cat", "halves turned", lambda r: torch.cat([-(r + 1)[:, 18:36], (r + 1)[:, :18]], 1) * 2
+    yield "constant_pad_nd", "", lambda r: functional.pad(r + 1, (2, 3, 1, 0), value=3) * 2
+    yield "constant_pad_nd", "cropped", lambda r: functional.pad(r + 1, (-2, 3, 1, -4)) * 2
+    yield "index_select", "", lambda r: (r + 1).index_select(1, _places(r)[0]) * 2
+    yield "index", "", lambda r: (r + 1)[:, _places(r)] * 2
+    yield "index", "negative", lambda r: (r + 1)[_places(r) - 6, _places(r)] * 2
+    yield "embedding", "", lambda r: functional.embedding(_places(r), r + 1) * 2
+    yield "gather", "several of a row", lambda r: torch.gather(r + 1, 1, (r[:, :6] > 0).long() * 3) * 2
+
+
+def _places(r: Tensor) -> Tensor:
+    return (r[:2, :3] > 0).long() * 4 + 1
+
+
+def _windows() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
+    yield "avg_pool2d", "", lambda r: functional.avg_pool2d(_image(r), 3, 2, 1)
+    yield "avg_pool2d", "of elements", lambda r: functional.avg_pool2d(_image(r), 3, 2, 1, True, False)
+    yield "avg_pool3d", "", lambda r: functional.avg_pool3d(_image(r), 2)
+    yield "max_pool2d_with_indices", "", lambda r: functional.max_pool2d(_image(r), 3, 2, 1)
+    yield "max_pool2d_with_indices", "spread", lambda r: functional.max_pool2d(_image(r), 2, 1, dilation=2)
+    yield "max_pool3d_with_indices", "", lambda r: functional.max_pool3d(_image(r), 2)
+    yield "_adaptive_avg_pool2d", "", lambda r: functional.adaptive_avg_pool2d(_image(r), (4, 5))
+    yield "_adaptive_avg_pool3d", "", lambda r: functional.adaptive_avg_pool3d(_image(r), (5, 4, 5))
+    yield "adaptive_max_pool2d", "", lambda r: functional.adaptive_max_pool2d(_image(r), 4)
+    yield "adaptive_max_pool3d", "", lambda r: functional.adaptive_max_pool3d(_image(r), 4)
+    yield "upsample_nearest1d", "", lambda r: functional.interpolate(_image(r)[0], scale_factor=1.7)
+    yield "upsample_nearest2d", "", lambda r: functional.interpolate(_image(r), scale_factor=2)
+    yield "upsample_nearest3d", "", lambda r: functional.interpolate(_image(r)[:, :, None], size=(2, 7, 5))
+
+
+def _image(r: Tensor) -> Tensor:
+    return (r + 1)[:, :36].reshape(2, 12, 6, 6)
+
+
+def _weights(r: Tensor) -> Tensor:
+    return (torch.arange(108, device=r.device).reshape(12, 1, 3, 3) % 5 - 2).to(r.dtype)
+
+
+def _magnitude(call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """What the ulp are of: the same windows of magnitudes."""
+    return lambda r: call(r.abs().nan_to_num(posinf=0.0)).abs() + 1
+
+
+__all__ = ["shape_cases"]
