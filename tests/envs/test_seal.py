@@ -56,7 +56,7 @@ def test_what_was_changed_is_named(seal, name):
 
 def test_a_keyword_that_a_function_had_not_is_seen(seal, monkeypatch):
     monkeypatch.setattr(accuracy.same, "__kwdefaults__", {"exact": False})
-    assert seal.broken() == ["qimeng.envs.accuracy.same"]
+    assert "qimeng.envs.accuracy.same" in seal.broken()  # a module that took it is named as well
 
 
 def test_who_replaces_what_the_check_is_made_of_is_seen_by_the_one_apart(seal, monkeypatch):
