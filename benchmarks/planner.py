@@ -87,7 +87,7 @@ def explore(
     from experiments.planners.explore import Plan, explore_all
     from qimeng.bench.gpus import gpu_places, visible_gpus
     from qimeng.cli_collect import row_line
-    from qimeng.envs.setup import make_device
+    from qimeng.envs.steps.setup import make_device
 
     target = make_device(device or None)
     places = gpu_places(gpus, jobs, visible_gpus() if target.measured else ())
@@ -119,7 +119,7 @@ def replay(
     from experiments.planners.replay import append_replay, judged, read_replays
     from qimeng.bench.collect import STORE
     from qimeng.bench.environment import environment
-    from qimeng.envs.setup import make_device
+    from qimeng.envs.steps.setup import make_device
     from qimeng.planner.data.tree import read_trees, trees_of
     from qimeng.store import Store
 
@@ -161,7 +161,7 @@ def bound(
     from experiments.planners.replay import read_replays
     from qimeng.bench.collect import STORE
     from qimeng.bench.environment import environment
-    from qimeng.envs.setup import make_device
+    from qimeng.envs.steps.setup import make_device
     from qimeng.planner.data.tree import trees_of
     from qimeng.store import Store
 
@@ -190,7 +190,7 @@ def live(
     from qimeng.bench.collect import STORE
     from qimeng.bench.environment import environment
     from qimeng.bench.gpus import gpu_places, visible_gpus
-    from qimeng.envs.setup import make_device
+    from qimeng.envs.steps.setup import make_device
     from qimeng.planner.data.tree import trees_of
     from qimeng.store import Store
 

@@ -21,8 +21,8 @@ from qimeng.coder.template.families.tile.family import Tile
 from qimeng.coder.template.families.tile.plan import TilePlan, plan_tile
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.device import Device
-from qimeng.envs.session import Session
-from qimeng.envs.task import Task
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.task import Task
 from qimeng.graph.capture import capture
 from qimeng.graph.ops import category
 from qimeng.graph.region import Region

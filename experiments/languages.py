@@ -21,8 +21,8 @@ from qimeng.bench.kernelbench import load_levels
 from qimeng.bench.row import append_line
 from qimeng.bench.suite import Problem
 from qimeng.coder.template.coder import TemplateCoder
-from qimeng.envs.setup import make_task
-from qimeng.envs.task import Task
+from qimeng.envs.steps.setup import make_task
+from qimeng.envs.steps.task import Task
 from qimeng.errors import IllegalAction, QimengError
 from qimeng.graph.region import merge
 from qimeng.interfaces import Action, Evaluation, Patch, Request

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qimeng.api import plan_and_code
     from qimeng.device import DEVICES, Device
-    from qimeng.envs.describe import spec_from_text
-    from qimeng.envs.result import Result
-    from qimeng.envs.session import Progress
+    from qimeng.envs.steps.describe import spec_from_text
+    from qimeng.envs.steps.result import Result
+    from qimeng.envs.steps.session import Progress
     from qimeng.errors import (
         CoderError,
         DeviceError,
@@ -46,17 +46,17 @@ _HOME = {
     "Patch": "qimeng.interfaces",
     "Planner": "qimeng.interfaces",
     "Program": "qimeng.program.program",
-    "Progress": "qimeng.envs.session",
+    "Progress": "qimeng.envs.steps.session",
     "QimengError": "qimeng.errors",
     "Recipe": "qimeng.recipe",
     "ReplayError": "qimeng.errors",
     "Request": "qimeng.interfaces",
-    "Result": "qimeng.envs.result",
+    "Result": "qimeng.envs.steps.result",
     "SpecError": "qimeng.errors",
     "Store": "qimeng.store",
     "StoreError": "qimeng.errors",
     "plan_and_code": "qimeng.api",
-    "spec_from_text": "qimeng.envs.describe",
+    "spec_from_text": "qimeng.envs.steps.describe",
 }
 
 

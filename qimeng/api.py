@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qimeng.envs.loop import Search, optimize
-from qimeng.envs.result import Result
-from qimeng.envs.session import Budget, Progress
-from qimeng.envs.setup import make_task
+from qimeng.envs.steps.loop import Search, optimize
+from qimeng.envs.steps.result import Result
+from qimeng.envs.steps.session import Budget, Progress
+from qimeng.envs.steps.setup import make_task
 from qimeng.planner import PLANNER, SEARCH, make_search
 from qimeng.spec.patience import within
 from qimeng.store import Store
 
 if TYPE_CHECKING:
     from qimeng.device import Device
-    from qimeng.envs.task import Task
+    from qimeng.envs.steps.task import Task
     from qimeng.interfaces import Coder, Evaluator, Planner
 
 

@@ -85,8 +85,8 @@ def optimize(
     from qimeng.api import plan_and_code
     from qimeng.cli_interactive import terminal_search
     from qimeng.cli_progress import ProgressDisplay
-    from qimeng.envs.sanitizer import check_tools
-    from qimeng.envs.setup import make_device
+    from qimeng.envs.screening.sanitizer import check_tools
+    from qimeng.envs.steps.setup import make_device
     from qimeng.spec import KernelSpec
 
     modes = split(compile_modes)
@@ -135,7 +135,7 @@ def describe(
     as_json: Json = False,
 ) -> None:
     """Write the computation described in WORDS as a file, with a language model. Read it, then optimize it."""
-    from qimeng.envs.describe import slug, spec_from_text
+    from qimeng.envs.steps.describe import slug, spec_from_text
 
     screen = console(stderr=True)
 
@@ -159,7 +159,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a stored result: its figures and steps, or the program."""
-    from qimeng.envs.result import Result
+    from qimeng.envs.steps.result import Result
 
     result = Result.load(folder)
     if source:

@@ -112,7 +112,7 @@ def run(
     from qimeng.bench.suite import OWN
     from qimeng.bench.summary import summarize
     from qimeng.bench.survey import survey
-    from qimeng.envs.setup import make_device
+    from qimeng.envs.steps.setup import make_device
 
     modes, kept = split(compile_modes) if compile_baseline else (), split(families)
     mode, dtype = mode or ("default" if root else OWN), dtype or ("float32" if root else OWN)

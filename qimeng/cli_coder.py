@@ -50,7 +50,7 @@ def made_coder(
         QimengError: an option that makes no sense.
     """
     from qimeng.coder.llm.account import Allowance
-    from qimeng.envs.setup import make_coder
+    from qimeng.envs.steps.setup import make_coder
 
     try:
         return make_coder(

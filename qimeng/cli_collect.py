@@ -51,7 +51,7 @@ def collect(
     from qimeng.bench.collect import LOG, STORE, Plan, explore_one, read_log
     from qimeng.bench.collect import collect as run
     from qimeng.bench.gpus import gpu_places, visible_gpus
-    from qimeng.envs.setup import make_coder, make_device
+    from qimeng.envs.steps.setup import make_coder, make_device
     from qimeng.planner.data.generate import Bytes
     from qimeng.store import Store
 

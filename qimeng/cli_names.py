@@ -45,8 +45,8 @@ def check_names(
         QimengError: the message lists those that are known.
     """
     from qimeng.bench.families import FAMILIES
-    from qimeng.envs.setup import make_coder
-    from qimeng.envs.torch_compile import check_modes
+    from qimeng.envs.judge.torch_compile import check_modes
+    from qimeng.envs.steps.setup import make_coder
     from qimeng.planner import make_search
     from qimeng.spec import DTYPES, MODES
 

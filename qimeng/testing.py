@@ -13,8 +13,8 @@ from functools import cache
 
 from qimeng.actions import MAX_ALTERNATIVES, Context, ScheduleKind, kind_named, rewritten
 from qimeng.device import DEVICES, Device
-from qimeng.envs.shares import operator_bound_ms
-from qimeng.envs.task import Task
+from qimeng.envs.steps.task import Task
+from qimeng.envs.steps.time_shares import operator_bound_ms
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.family import Unsupported, covering
 from qimeng.graph.opgraph import OpGraph

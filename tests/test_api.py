@@ -14,8 +14,8 @@ import torch
 
 import qimeng
 from qimeng import KernelSpec, Progress, QimengError, Result, SpecError, Store, plan_and_code
-from qimeng.envs.result import Result as ResultClass
-from qimeng.envs.setup import make_coder, make_device
+from qimeng.envs.steps.result import Result as ResultClass
+from qimeng.envs.steps.setup import make_coder, make_device
 from qimeng.errors import DeviceError
 from qimeng.interfaces import Evaluation, Timing
 from qimeng.planner.greedy import GreedySearch

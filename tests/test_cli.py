@@ -37,7 +37,7 @@ def get_init_inputs():
 @pytest.fixture
 def problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file to optimize, with the judge replaced by the fake, which needs no compiler."""
-    from qimeng.envs import setup
+    from qimeng.envs.steps import setup
     from qimeng.testing import FakeEvaluator
 
     monkeypatch.setitem(setup.CODERS, "fake", "qimeng.testing:FakeCoder")
@@ -105,7 +105,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(problem: Path, capsys: pyte
 def test_an_interruption_before_there_is_a_result(
     problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qimeng.envs import setup
+    from qimeng.envs.steps import setup
 
     def interrupted(*arguments: object) -> object:
         raise KeyboardInterrupt

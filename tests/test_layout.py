@@ -52,16 +52,20 @@ REMAINING = (
         "qimeng.backend.triton",
         "qimeng.backend.triton_compile",
     },  # fmt: skip
-    {"qimeng.envs.baseline", "qimeng.envs.torch_compile"},
-    {"qimeng.envs.gates", "qimeng.envs.gpu"},
+    {"qimeng.envs.judge.baseline", "qimeng.envs.judge.torch_compile"},
+    {"qimeng.envs.judge.gates", "qimeng.envs.judge.gpu_evaluator"},
     {"qimeng.spec.check", "qimeng.spec.spec", "qimeng.spec.travel", "qimeng.spec.valid"},
 )
 """Circles that are still to be taken apart. This list only gets shorter."""
 
-THROUGH_THE_FACE = {"qimeng.spec.spec", "qimeng.envs.forkserver"}
+THROUGH_THE_FACE = {"qimeng.spec.spec", "qimeng.envs.workers.forkserver"}
 """Modules that import `qimeng` itself, which may import anything; this list only gets shorter as well."""
 
 LINKS = ("planner", "coder", "actions", "envs")
+
+
+ROOMS = ("sandbox", "workers", "errors", "cost", "screening", "judge", "estimate", "steps", "gym")
+"""The rooms of `qimeng.envs`; each imports only itself and those before it."""
 
 
 def modules() -> list[Path]:
@@ -73,7 +77,7 @@ def relative(path: Path) -> str:
 
 
 def part(path: Path) -> str:
-    """`qimeng/envs/loop.py` -> `envs`; `qimeng/cli_bench.py` -> `cli`."""
+    """`qimeng/envs/steps/loop.py` -> `envs`; `qimeng/cli_bench.py` -> `cli`."""
     name = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     return "cli" if name.startswith("cli_") else name
 
@@ -204,6 +208,22 @@ def test_public_face_is_what_all_says() -> None:
     code = "import qimeng; print([n for n in getattr(qimeng, '__all__', []) if not hasattr(qimeng, n)])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_rooms_of_the_environment_import_those_before_them() -> None:
+    wrong = []
+    for path in sorted((PACKAGE / "envs").rglob("*.py")):
+        own = path.relative_to(PACKAGE / "envs").parts[0]
+        if own == "__init__.py":
+            continue
+        for line in path.read_text().splitlines():
+            found = re.match(r"\s*from qimeng\.envs\.(\w+)", line) or re.match(
+                r"\s*from qimeng\.envs import (\w+)", line
+            )
+            if found and found[1] in ROOMS and ROOMS.index(found[1]) > ROOMS.index(own):
+                wrong.append(f"{relative(path)}: {line.strip()}")
+    assert {p.name for p in (PACKAGE / "envs").iterdir() if p.is_dir() and p.name != "__pycache__"} == set(ROOMS)
+    assert not wrong, "\n".join(wrong)
 
 
 # ---- circles: an import counts, whether it stands at the top, in a function or is for types alone

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from qimeng.envs.loop import optimize
-from qimeng.envs.replay import CachingEvaluator, ReplayCoder, ReplayEvaluator
-from qimeng.envs.session import Budget
-from qimeng.envs.setup import make_task
+from qimeng.envs.steps.loop import optimize
+from qimeng.envs.steps.session import Budget
+from qimeng.envs.steps.setup import make_task
+from qimeng.envs.steps.stored_answers import CachingEvaluator, ReplayCoder, ReplayEvaluator
 from qimeng.errors import ReplayError
 from qimeng.graph.verify import capture_spec
 from qimeng.planner.data.tree import Tree, read_trees, trees_of, write_trees

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qimeng.envs.loop import optimize
-from qimeng.envs.session import Budget
+from qimeng.envs.steps.loop import optimize
+from qimeng.envs.steps.session import Budget
 from qimeng.errors import ReplayError
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from qimeng.envs.loop import optimize
-from qimeng.envs.replay import CachingEvaluator, ReplayCoder, ReplayEvaluator, subject_of
-from qimeng.envs.result import Result
-from qimeng.envs.session import Budget
+from qimeng.envs.steps.loop import optimize
+from qimeng.envs.steps.result import Result
+from qimeng.envs.steps.session import Budget
+from qimeng.envs.steps.stored_answers import CachingEvaluator, ReplayCoder, ReplayEvaluator, subject_of
 from qimeng.errors import CoderError, StoreError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import LASTING, Action, Evaluation, Evaluator, Gate, Patch, Request, Timing

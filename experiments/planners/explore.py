@@ -56,7 +56,7 @@ class Plan:
 
 def explore_one(drawn: Drawn, plan: Plan, store: Path, end: float = math.inf) -> Explored:
     """Explore one candidate into the store at `store`, until `time.monotonic()` is `end` at the latest."""
-    from qimeng.envs.setup import make_device, make_task
+    from qimeng.envs.steps.setup import make_device, make_task
 
     began, spec = time.monotonic(), drawn.spec
     row = _row(drawn, plan, make_device(plan.device or None).name)

@@ -111,7 +111,7 @@ def _replayed(
 
 
 def _timed(job: Job, environment: Environment, device: str) -> tuple[LiveRow, ...]:
-    from qimeng.envs.setup import make_task
+    from qimeng.envs.steps.setup import make_task
 
     return tuple(time_live([job.tree], job.rows, lambda t: make_task(t.spec(), device=device or None), environment))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.planners.replay import Method, ReplayRow
 from qimeng.bench.row import Environment, RowError, append_line, whole_lines
-from qimeng.envs.task import Task
+from qimeng.envs.steps.task import Task
 from qimeng.interfaces import Timing
 from qimeng.planner.data.programs import programs_of
 from qimeng.planner.data.tree import Tree

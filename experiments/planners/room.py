@@ -18,8 +18,8 @@ import numpy as np
 
 from qimeng.bench.environment import environment
 from qimeng.bench.row import append_line
-from qimeng.envs.reward import REWARDS, make_reward
-from qimeng.envs.setup import make_device
+from qimeng.envs.gym.reward import REWARDS, make_reward
+from qimeng.envs.steps.setup import make_device
 from qimeng.planner.data.tree import read_trees
 from qimeng.planner.lm.stored import Offer, looked_through
 from qimeng.planner.lm.training import make_environment

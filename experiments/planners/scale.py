@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from qimeng.envs.reward import Reward, Transition
+from qimeng.envs.gym.reward import Reward, Transition
 from qimeng.planner.lm.corpus import corpus, random_walk
 from qimeng.planner.lm.mini import MiniSize, train_tokenizer
 from qimeng.planner.lm.planner import LanguageModelPlanner

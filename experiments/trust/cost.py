@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from experiments.trust.journal import Data
 from experiments.trust.programs import make_subject
 from qimeng.device import Device
-from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.errors import QimengError
 from qimeng.planner.data.generate import Bytes
 from qimeng.program.program import Program

@@ -16,7 +16,7 @@ from experiments.trust.oracle_process import OracleProcess
 from experiments.trust.programs import Subject, make_subject
 from experiments.trust.verdicts import Judged, Verdicts
 from qimeng.device import Device
-from qimeng.envs.judge import Verdict
+from qimeng.envs.judge.verdicts import Verdict
 from qimeng.errors import QimengError
 from qimeng.planner.data.generate import Bytes
 from qimeng.program.program import Program

@@ -2,7 +2,8 @@
 
 Deals in a problem's own text, run as it stands in float64, in PyTorch's own dtype, and as the program. It shares no
 code with the judge: inputs, weights, errors and limits are its own, and a test holds that it imports none of it. What
-Triton's interpreter gets wrong is mended by `qimeng.envs.interpreter`, where programs run in it: that is the machine.
+Triton's interpreter gets wrong is mended by `qimeng.envs.estimate.interpreter`, where programs run in it: that is the
+machine.
 
 A program is *wrong* where its error is over 10 times eager's on any of the inputs. The error of an output is
 the largest of |y - r| / (|r| + mean of |r| over its last dimension); eager's counts as half an ulp where it is smaller.
@@ -335,7 +336,7 @@ def serve() -> None:
     os.dup2(2, 1)
     question = Question(**json.loads(sys.stdin.readline()))
     if question.device == "cpu":
-        from qimeng.envs.interpreter import mend
+        from qimeng.envs.estimate.interpreter import mend
 
         mend()
     oracle = Oracle(question)

@@ -32,7 +32,7 @@ def differential(out: Path, dtypes: Sequence[str] = tuple(DTYPES), only: str = "
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, below
     from experiments.trust.differential import rows, unreached
-    from qimeng.envs.interpreter import mend
+    from qimeng.envs.estimate.interpreter import mend
 
     if device == "cpu":
         mend()

@@ -28,7 +28,7 @@ from qimeng.coder.template.families.gemm.plan import GemmPlan, plan_gemm
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.sweeps import default_schedule, schedule_for_precision
 from qimeng.device import device_named, target_device
-from qimeng.envs import accuracy
+from qimeng.envs.errors import accuracy
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
 from qimeng.program.program import load_source
@@ -231,7 +231,7 @@ def products(part: str, out: Path, device: str = "cuda", mode: str = "", small: 
         small: of `errors`: small tiles and operands.
     """
     if device == "cpu":
-        from qimeng.envs.interpreter import mend
+        from qimeng.envs.estimate.interpreter import mend
 
         mend()
     found = errors(device, small, [mode] if mode else list(MODES)) if part == "errors" else times()

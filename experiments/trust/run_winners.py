@@ -21,7 +21,7 @@ from qimeng.bench.row import Row, read_rows
 from qimeng.bench.suite import problems_of
 from qimeng.bench.suites import suite_named
 from qimeng.device import current_device, target_device
-from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.errors import QimengError
 from qimeng.graph.verify import capture_spec
 from qimeng.recipe import Recipe

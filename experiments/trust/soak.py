@@ -15,8 +15,8 @@ from pathlib import Path
 
 from experiments.trust.journal import Data, Journal
 from experiments.trust.machine import look
-from qimeng.envs.gpu import GpuEvaluator
-from qimeng.envs.shared_server import close_shared_servers
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+from qimeng.envs.workers.shared_server import close_shared_servers
 from qimeng.exploits import EXPLOITS, HONEST_CASES, Case, program_of, spec_of
 from qimeng.exploits.cases import MARK
 from qimeng.graph.opgraph import OpGraph

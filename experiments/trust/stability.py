@@ -14,7 +14,7 @@ from experiments.trust.journal import Data, Journal
 from qimeng.actions import Context, legal_actions
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device
-from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Request
 from qimeng.program.program import Program

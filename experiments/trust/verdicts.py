@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import torch
 
-from qimeng.envs.forkserver import START_S, Process, WorkerFailed
-from qimeng.envs.interpret import PRELOAD, gpu_arithmetic
-from qimeng.envs.interpreter import ENVIRONMENT
-from qimeng.envs.judge import Judge, Verdict
-from qimeng.envs.modes import precision
-from qimeng.envs.reference import References
+from qimeng.envs.estimate.interpret import PRELOAD, gpu_arithmetic
+from qimeng.envs.estimate.interpreter import ENVIRONMENT
+from qimeng.envs.judge.reference import References
+from qimeng.envs.judge.verdicts import Judge, Verdict
 from qimeng.envs.sandbox import DEFAULT
-from qimeng.envs.shared_server import shared_server
-from qimeng.envs.worker import Setup
+from qimeng.envs.workers.forkserver import START_S, Process, WorkerFailed
+from qimeng.envs.workers.modes import precision
+from qimeng.envs.workers.shared_server import shared_server
+from qimeng.envs.workers.worker import Setup
 from qimeng.graph.opgraph import OpGraph
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
@@ -63,7 +63,7 @@ class Verdicts:
         self.device, self.sandbox = device, sandbox
         interpreted = device == "cpu"
         self._server = shared_server(PRELOAD) if interpreted else shared_server()
-        self._target = "qimeng.envs.interpreter:main" if interpreted else "qimeng.envs.worker:main"
+        self._target = "qimeng.envs.estimate.interpreter:main" if interpreted else "qimeng.envs.workers.worker:main"
         place = torch.device("cpu") if interpreted else torch.device(device, 0)
         self._setup = Setup(spec.to_bytes(), spec.mode, str(place))
         arithmetic = gpu_arithmetic if interpreted else precision

@@ -31,7 +31,7 @@ from qimeng.coder.llm.similar import Traits, traits_of
 from qimeng.coder.llm.words import Words
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
-from qimeng.envs.ranking import beats
+from qimeng.envs.judge.ranking import beats
 from qimeng.envs.sandbox.layer import end_with_parent
 from qimeng.errors import CoderError, IllegalAction, ReplayError
 from qimeng.graph.capture import CaptureError

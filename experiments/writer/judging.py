@@ -19,7 +19,7 @@ from experiments.writer.examples import Example
 from qimeng.bench.markdown import percent
 from qimeng.bench.pool import Place, Pool
 from qimeng.bench.row import Environment, append_line, whole_lines
-from qimeng.envs.setup import make_task
+from qimeng.envs.steps.setup import make_task
 from qimeng.errors import CoderError, IllegalAction, QimengError
 from qimeng.interfaces import Coder, Evaluator, Request
 from qimeng.recipe import program_from_json

@@ -2,7 +2,7 @@
 
 Deals in launches (`qimeng.backend.cuda_runtime.CudaKernel`), each of which becomes a compilation by NVRTC, and in what
 its binary says about registers and memory. `compile_here` replaces the launch for good: it is called in a process of
-its own, which `qimeng.envs.compile` starts.
+its own, which `qimeng.envs.workers.compile` starts.
 """
 
 from __future__ import annotations

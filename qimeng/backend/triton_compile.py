@@ -4,7 +4,7 @@ Deals in Triton's own launcher under a driver that only says which device it sta
 compile and are written down, nothing runs. Arguments are specialised as in a real launch, and the cache's keys are the
 real ones, so a process with the device finds the binaries ready. Knows nothing about what kernels compute or how fast
 they are. `compile_here` changes Triton's global state for good: it is called in a process of its own, which
-`qimeng.envs.compile` starts.
+`qimeng.envs.workers.compile` starts.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def explore_one(
 
     A spec that cannot be captured, or has the structure of a problem that planners are judged on, is not explored.
     """
-    from qimeng.envs.setup import make_task
+    from qimeng.envs.steps.setup import make_task
     from qimeng.planner.data.overlap import reserved
     from qimeng.planner.data.signature import structure
 

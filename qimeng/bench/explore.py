@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from qimeng.envs.loop import Search
-from qimeng.envs.session import Budget, Session
-from qimeng.envs.task import Task
+from qimeng.envs.steps.loop import Search
+from qimeng.envs.steps.session import Budget, Session
+from qimeng.envs.steps.task import Task
 from qimeng.interfaces import Evaluation
 from qimeng.planner.beam import BeamSearch
 from qimeng.planner.climb import HillClimb

@@ -19,13 +19,13 @@ from qimeng.bench.families import classify
 from qimeng.bench.row import Row, Settings, StepRow, blank_row
 from qimeng.bench.suite import Problem
 from qimeng.bench.survey import Facts, survey
-from qimeng.envs.result import Result
-from qimeng.envs.roofline import floor_ms, product_flops
-from qimeng.envs.session import Attempt, Budget
-from qimeng.envs.setup import make_device, make_task
-from qimeng.envs.shared_server import shared_server
-from qimeng.envs.task import Task
-from qimeng.envs.torch_compile import compile_server
+from qimeng.envs.cost.roofline import floor_ms, product_flops
+from qimeng.envs.judge.torch_compile import compile_server
+from qimeng.envs.steps.result import Result
+from qimeng.envs.steps.session import Attempt, Budget
+from qimeng.envs.steps.setup import make_device, make_task
+from qimeng.envs.steps.task import Task
+from qimeng.envs.workers.shared_server import shared_server
 from qimeng.errors import QimengError
 from qimeng.interfaces import Coder, Evaluation, Step
 from qimeng.planner import make_search

@@ -128,7 +128,7 @@ class Row:
         compiled_best_mode: its name.
         generated_share: share of the device time in generated kernels, 0 to 1.
         flops: floating-point operations of the matrix products.
-        floor_ms: the roofline's bound in milliseconds (`qimeng.envs.roofline.floor_ms`).
+        floor_ms: the roofline's bound in milliseconds (`qimeng.envs.cost.roofline.floor_ms`).
         peak_bytes: peak device memory of a call of the candidate beyond inputs and parameters.
         eager_peak_bytes: the same of eager.
         prepare_ms: one-time preparation (packed weights) in milliseconds.

@@ -15,9 +15,9 @@ import torch
 from qimeng.bench.families import Classification, classify
 from qimeng.bench.suite import Problem
 from qimeng.device import DEVICES
-from qimeng.envs.memory_plan import Sizes, free_host_bytes, memory_plan
-from qimeng.envs.roofline import product_flops
-from qimeng.envs.timing import SETS
+from qimeng.envs.cost.memory_plan import Sizes, free_host_bytes, memory_plan
+from qimeng.envs.cost.roofline import product_flops
+from qimeng.envs.workers.stopwatch import SETS
 from qimeng.errors import SpecError
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import OpGraph, Value
@@ -30,7 +30,7 @@ STATE_COPIES = 6
 operands with them) and the worker that waits, each with a copy to set them back from."""
 
 POOL_TRIALS = 8
-"""Trials whose outputs the judge keeps for the next candidate (see `qimeng.envs.memory_plan.POOL_SHARE`)."""
+"""Trials whose outputs the judge keeps for the next candidate (see `qimeng.envs.cost.memory_plan.POOL_SHARE`)."""
 
 MODE_COPIES, MODE_CONTEXT = 1, 1 << 29
 """Times that everything is held more for each mode of torch.compile, which has a process of its own (CUDA graphs keep

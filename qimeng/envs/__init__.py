@@ -1,8 +1,8 @@
 """The judge, the step loop, and the Gymnasium environment.
 
 Importing this loads neither gymnasium nor torch, which a judge on a GPU machine may lack or not need. The environment
-`qimeng/KernelOptimization-v0` is registered where gymnasium is loaded already, where `qimeng.envs.environment` is
-imported (as ``gymnasium.make("qimeng.envs.environment:qimeng/KernelOptimization-v0", tasks=…)`` does), and by
+`qimeng/KernelOptimization-v0` is registered where gymnasium is loaded already, where `qimeng.envs.gym.environment` is
+imported (as ``gymnasium.make("qimeng.envs.gym.environment:qimeng/KernelOptimization-v0", tasks=…)`` does), and by
 `register_environment`.
 """
 
@@ -18,7 +18,7 @@ def register_environment() -> None:
     import gymnasium
 
     if ENVIRONMENT not in gymnasium.registry:
-        gymnasium.register(ENVIRONMENT, entry_point="qimeng.envs.environment:KernelOptimizationEnv")
+        gymnasium.register(ENVIRONMENT, entry_point="qimeng.envs.gym.environment:KernelOptimizationEnv")
 
 
 if "gymnasium" in sys.modules:

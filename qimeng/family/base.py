@@ -77,7 +77,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the analytic model (`qimeng.envs.kernel_time`) cannot tell from the compiled kernels alone.
+    """What the analytic model (`qimeng.envs.cost.kernel_time`) cannot tell from the compiled kernels alone.
 
     Attributes:
         tile: rows and columns of the output tile of a product.

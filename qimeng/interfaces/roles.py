@@ -100,7 +100,7 @@ class Evaluator(ABC):
         """Have the final verification run tools of compute-sanitizer, where programs run on a GPU.
 
         Args:
-            tools: such as ``"memcheck"``; see `qimeng.envs.sanitizer.TOOLS`.
+            tools: such as ``"memcheck"``; see `qimeng.envs.screening.sanitizer.TOOLS`.
 
         Raises:
             QimengError: there is no such tool.

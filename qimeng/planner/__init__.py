@@ -11,7 +11,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qimeng.envs.loop import Search
+    from qimeng.envs.steps.loop import Search
     from qimeng.interfaces import Planner
 
 PLANNERS = {

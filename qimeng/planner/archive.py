@@ -11,9 +11,9 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from qimeng.envs.ranking import gain
-from qimeng.envs.session import Session
-from qimeng.envs.shares import region_times
+from qimeng.envs.judge.ranking import gain
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.time_shares import region_times
 from qimeng.graph.ops import VIEWS, category
 from qimeng.interfaces import Action, Planner
 from qimeng.planner.search import PATIENCE, Search, out_of_budget, own_trajectory, prior

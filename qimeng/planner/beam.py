@@ -5,7 +5,7 @@ Deals in several trajectories at once, of which the fastest go on. Knows nothing
 
 from __future__ import annotations
 
-from qimeng.envs.session import Session
+from qimeng.envs.steps.session import Session
 from qimeng.interfaces import Planner
 from qimeng.planner.search import Search, own_trajectory, top_actions
 

@@ -5,7 +5,7 @@ Deals in one session. Knows nothing about branches.
 
 from __future__ import annotations
 
-from qimeng.envs.session import Session
+from qimeng.envs.steps.session import Session
 from qimeng.interfaces import Planner
 from qimeng.planner.search import Search
 

@@ -11,8 +11,8 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from qimeng.envs.ranking import gain
-from qimeng.envs.session import Session
+from qimeng.envs.judge.ranking import gain
+from qimeng.envs.steps.session import Session
 from qimeng.interfaces import Action, Planner
 from qimeng.planner.search import PATIENCE, Search, out_of_budget, own_trajectory, prior
 

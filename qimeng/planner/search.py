@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from qimeng.envs.session import Session
+from qimeng.envs.steps.session import Session
 from qimeng.interfaces import Action, Observation, Planner
 
 CHOICE = 0.5
@@ -28,7 +28,7 @@ class Search(ABC):
 
     @abstractmethod
     def run(self, session: Session) -> str:
-        """Take steps until nothing is left to do; why it ended (`qimeng.envs.result.Result.stopped`)."""
+        """Take steps until nothing is left to do; why it ended (`qimeng.envs.steps.result.Result.stopped`)."""
 
 
 class ScoringPlanner(Planner):

@@ -97,7 +97,7 @@ def _check_bfloat16(device):
     if device.type == "cpu" and not hasattr(triton.runtime.interpreter.InterpreterBuilder, "rounds_to_bfloat16"):
         raise ValueError(
             "Triton's interpreter computes bfloat16 wrongly: run this program on a GPU, or call "
-            "qimeng.envs.interpreter.mend() first"
+            "qimeng.envs.estimate.interpreter.mend() first"
         )
 
 

@@ -11,9 +11,9 @@ from qimeng.actions import Context, check_action, legal_actions
 from qimeng.actions.gather import MANY, Gather, gathered
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
-from qimeng.envs.loop import optimize
-from qimeng.envs.session import Budget
-from qimeng.envs.setup import make_task
+from qimeng.envs.steps.loop import optimize
+from qimeng.envs.steps.session import Budget
+from qimeng.envs.steps.setup import make_task
 from qimeng.errors import IllegalAction
 from qimeng.graph.groups import pointwise_groups
 from qimeng.graph.verify import capture_spec

@@ -10,8 +10,8 @@ import pytest
 from qimeng.actions import ScheduleKind, register, unregister
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.tile.schedule import TileSchedule
-from qimeng.envs.loop import optimize
-from qimeng.envs.session import Session
+from qimeng.envs.steps.loop import optimize
+from qimeng.envs.steps.session import Session
 from qimeng.errors import KindFault
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Observation, Patch, Request

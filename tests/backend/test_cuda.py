@@ -11,8 +11,8 @@ import torch
 from qimeng.backend import backend_named
 from qimeng.backend.cuda_runtime import CudaError, cuda_compile, cuda_kernel
 from qimeng.device import DEVICES
-from qimeng.envs.compile import Compilers, Job
-from qimeng.envs.forkserver import ForkServer
+from qimeng.envs.workers.compile import Compilers, Job
+from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.graph.opgraph import Meta, row_major
 from qimeng.program.program import Implementation
 

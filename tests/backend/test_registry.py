@@ -20,9 +20,9 @@ from qimeng.backend import (
 )
 from qimeng.backend import registry as module
 from qimeng.device import DEVICES, Device
-from qimeng.envs.interpret import Interpreter
-from qimeng.envs.launches import kernel_names
-from qimeng.envs.sanitizer import unwatched
+from qimeng.envs.estimate.interpret import Interpreter
+from qimeng.envs.screening.sanitizer import unwatched
+from qimeng.envs.workers.kernel_launches import kernel_names
 from qimeng.errors import QimengError
 from qimeng.graph.opgraph import Meta
 from qimeng.program.program import Implementation, Program

@@ -183,7 +183,7 @@ def test_reserved_structures_are_not_explored(tmp_path: Path, monkeypatch: pytes
 
 
 def test_mixtures_take_chances(graph: OpGraph) -> None:
-    from qimeng.envs.session import Session
+    from qimeng.envs.steps.session import Session
 
     session = Session(fake_task(graph))
     session.begin()

@@ -11,8 +11,8 @@ from qimeng.bench.measure import measure, step_rows
 from qimeng.bench.row import Row, Settings
 from qimeng.bench.suite import Problem, SpecFile
 from qimeng.coder.llm.coder import LLMCoder
-from qimeng.envs import setup
-from qimeng.envs.session import Attempt
+from qimeng.envs.steps import setup
+from qimeng.envs.steps.session import Attempt
 from qimeng.interfaces import Action, Evaluation, Gate, Timing
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec

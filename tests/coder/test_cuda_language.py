@@ -12,9 +12,9 @@ from qimeng.actions import Context, kind_named, legal_actions
 from qimeng.backend import backend_named
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
-from qimeng.envs.estimate import EstimatingEvaluator
-from qimeng.envs.origin import printed
-from qimeng.envs.setup import make_coder
+from qimeng.envs.estimate.estimator import EstimatingEvaluator
+from qimeng.envs.screening.origin import printed
+from qimeng.envs.steps.setup import make_coder
 from qimeng.errors import IllegalAction
 from qimeng.graph.capture import capture
 from qimeng.interfaces import Action, Patch, Request

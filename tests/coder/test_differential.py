@@ -119,7 +119,7 @@ def test_the_values_hold_every_pair() -> None:
 
 
 def _main(forms: str, share: str, *dtypes: str) -> None:
-    from qimeng.envs.interpreter import mend
+    from qimeng.envs.estimate.interpreter import mend
 
     mend()
     torch.set_num_threads(1)

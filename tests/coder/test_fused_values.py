@@ -54,7 +54,7 @@ def fused(spec: KernelSpec) -> Program:
 
 def main() -> None:
     """Print a row a case: how many regions, and the largest relative error against float64."""
-    from qimeng.envs.interpreter import mend
+    from qimeng.envs.estimate.interpreter import mend
 
     mend()
     torch.set_num_threads(1)

@@ -324,7 +324,7 @@ HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n"
 
 def interpret(names: list[str]) -> None:
     """Run cases in the interpreter and print their errors; first or last schedule only of those that are not quick."""
-    from qimeng.envs.interpreter import mend
+    from qimeng.envs.estimate.interpreter import mend
 
     mend()
     for place, name in enumerate(names or CASES):

@@ -59,7 +59,7 @@ def classes(variant: str) -> dict[str, Any]:
 
 def interpret(variants: list[str]) -> None:
     """Run variants on their classes, and print how far each is off."""
-    from qimeng.envs.interpreter import mend
+    from qimeng.envs.estimate.interpreter import mend
 
     mend()
     torch.set_grad_enabled(False)

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from qimeng.backend.facts import KernelFacts
 from qimeng.device import DEVICES
-from qimeng.envs.compile import Compilers, job_of
-from qimeng.envs.shared_server import shared_server
+from qimeng.envs.workers.compile import Compilers, job_of
+from qimeng.envs.workers.shared_server import shared_server
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
 from tests.coder.test_gemm import Call, Case, _measure, _printed, mm, shapes

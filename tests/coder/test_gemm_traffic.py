@@ -15,8 +15,8 @@ from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.sweeps import default_schedule, guesses, shared_bytes
 from qimeng.coder.template.families.gemm.traffic import inline_sides, packed_sides
 from qimeng.device import DEVICES
-from qimeng.envs.compile import Compilers, job_of
-from qimeng.envs.forkserver import ForkServer
+from qimeng.envs.workers.compile import Compilers, job_of
+from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
 

@@ -11,8 +11,8 @@ import torch
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.device import device_named
-from qimeng.envs.compile import Compilers, job_of
-from qimeng.envs.forkserver import ForkServer
+from qimeng.envs.workers.compile import Compilers, job_of
+from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.family import covering
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region

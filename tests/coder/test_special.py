@@ -91,10 +91,10 @@ def _program(spec: Any, graph: Any) -> tuple[Any, str]:
 
 
 def _rows() -> Iterator[dict[str, Any]]:
-    from qimeng.envs import accuracy
-    from qimeng.envs.double import tensors_in
-    from qimeng.envs.interpreter import mend
-    from qimeng.envs.reference import References
+    from qimeng.envs.errors import accuracy
+    from qimeng.envs.errors.float64 import tensors_in
+    from qimeng.envs.estimate.interpreter import mend
+    from qimeng.envs.judge.reference import References
     from qimeng.graph.verify import capture_spec
 
     mend()

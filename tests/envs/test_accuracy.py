@@ -5,8 +5,18 @@ import math
 import pytest
 import torch
 
-from qimeng.envs import accuracy
-from qimeng.envs.accuracy import Error, Expected, check, checksum, floor, kernelbench_close, measure, roundings, same
+from qimeng.envs.errors import accuracy
+from qimeng.envs.errors.accuracy import (
+    Error,
+    Expected,
+    check,
+    checksum,
+    floor,
+    kernelbench_close,
+    measure,
+    roundings,
+    same,
+)
 
 
 def by_the_formula(y: torch.Tensor, r: torch.Tensor) -> Error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from qimeng.envs.allowed_cuda import cuda_violations
-from qimeng.envs.allowed_text import violations
-from qimeng.envs.static_pass import look
+from qimeng.envs.screening.allowed_cuda import cuda_violations
+from qimeng.envs.screening.allowed_text import violations
+from qimeng.envs.screening.static_pass import look
 
 FINE = [
     '#include <cuda_fp16.h>\n#include "cuda_bf16.h"\n#define TILE 32\nextern "C" __global__ void __launch_bounds__(128) k(const float* x, float* y) {\n'

@@ -11,10 +11,10 @@ import torch
 
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
-from qimeng.envs.allowed_names import may_use
-from qimeng.envs.allowed_text import violations
-from qimeng.envs.origin import foreign, known
-from qimeng.envs.static_pass import forbidden, judged_text
+from qimeng.envs.screening.allowed_names import may_use
+from qimeng.envs.screening.allowed_text import violations
+from qimeng.envs.screening.origin import foreign, known
+from qimeng.envs.screening.static_pass import forbidden, judged_text
 from qimeng.exploits import EXPLOITS, HONEST_CASES
 from qimeng.graph.capture import capture
 from qimeng.interfaces import Action, Request
@@ -239,7 +239,7 @@ def test_a_text_that_was_read_again_is_printed_again_to_be_known(monkeypatch):
 
 
 def test_without_landlock_a_text_of_others_is_not_run(monkeypatch):
-    monkeypatch.setattr("qimeng.envs.static_pass.needs_landlock", lambda: "landlock is missing")
+    monkeypatch.setattr("qimeng.envs.screening.static_pass.needs_landlock", lambda: "landlock is missing")
     program = Program.start(sample_graph())
     mine = program.with_implementation(
         program.regions[0].id, Implementation("torch", "def entry(x):\n    pass", "entry")

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from qimeng.envs.answers import amount_of, entry_of, launches_from, samples_of, times_of
-from qimeng.envs.forkserver import WorkerFailed
+from qimeng.envs.workers.forkserver import WorkerFailed
+from qimeng.envs.workers.worker_reports import amount_of, entry_of, launches_from, samples_of, times_of
 
 
 def test_what_makes_sense_is_taken():

@@ -7,10 +7,10 @@ import os
 import pytest
 import torch
 
-from qimeng.envs.arena import ALIGNED, Layout, Remote, open_memory, stage
-from qimeng.envs.batch import Batch, wait_for
-from qimeng.envs.channel import Malformed
-from qimeng.envs.outputs import Leaf, facts_from_json
+from qimeng.envs.workers.call_batch import Batch, wait_for
+from qimeng.envs.workers.channel import Malformed
+from qimeng.envs.workers.outputs import Leaf, facts_from_json
+from qimeng.envs.workers.shared_buffers import ALIGNED, Layout, Remote, open_memory, stage
 
 CPU = torch.device("cpu")
 TENSORS = {

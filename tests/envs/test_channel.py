@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from qimeng.envs.channel import MAX_DEPTH, Channel, Closed, Late, Malformed, pack_reply, unpack_reply
-from qimeng.envs.plain_text import plain_text
+from qimeng.envs.workers.channel import MAX_DEPTH, Channel, Closed, Late, Malformed, pack_reply, unpack_reply
+from qimeng.envs.workers.plain_text import plain_text
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qimeng.envs.clock_rule import Readings, decide
+from qimeng.envs.judge.clock_rule import Readings, decide
 
 IDLE = (1.0, 1.01)
 

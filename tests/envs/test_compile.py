@@ -9,8 +9,8 @@ import torch
 
 from qimeng.backend.compiled import Compiled
 from qimeng.device import DEVICES
-from qimeng.envs.compile import Compilers, Job
-from qimeng.envs.forkserver import ForkServer
+from qimeng.envs.workers.compile import Compilers, Job
+from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import Meta
 from qimeng.program.program import Implementation, Program

@@ -16,8 +16,8 @@ from qimeng.backend.facts import KernelFacts, dot_types
 from qimeng.backend.load import HEADER
 from qimeng.backend.resources import largest, refusal, too_many_spills
 from qimeng.device import DEVICES
-from qimeng.envs.compile import Compilers, Job
-from qimeng.envs.forkserver import ForkServer
+from qimeng.envs.workers.compile import Compilers, Job
+from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.graph.opgraph import Meta
 from qimeng.program.program import Implementation
 

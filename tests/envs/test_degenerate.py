@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from qimeng.envs.reference import References
+from qimeng.envs.judge.reference import References
 from qimeng.spec import KernelSpec
 
 TEXT = """

@@ -9,9 +9,9 @@ import pytest
 
 from qimeng.coder.llm.chat import Chat, ChatError, Message, Reply
 from qimeng.coder.llm.coder import LLMCoder
-from qimeng.envs.describe import Seen, chat_of, look, screen, spec_from_text
-from qimeng.envs.described import disagreement, read_words
-from qimeng.envs.service import Refused
+from qimeng.envs.steps.describe import Seen, chat_of, look, screen, spec_from_text
+from qimeng.envs.steps.spec_wording import disagreement, read_words
+from qimeng.envs.workers.service import Refused
 from qimeng.errors import SpecError
 from qimeng.spec import KernelSpec
 
@@ -90,8 +90,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         except Refused as refused:
             return Seen(problem=f"it does not run: {refused}")
 
-    monkeypatch.setattr("qimeng.envs.describe.shared_server", lambda: None)
-    monkeypatch.setattr("qimeng.envs.describe.try_text", try_here)
+    monkeypatch.setattr("qimeng.envs.steps.describe.shared_server", lambda: None)
+    monkeypatch.setattr("qimeng.envs.steps.describe.try_text", try_here)
 
 
 def test_a_spec_from_words(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from qimeng.envs.accuracy import Error, Expected, check
-from qimeng.envs.discrete import Dividing, explained, may_jump
-from qimeng.envs.interpret import gpu_arithmetic
-from qimeng.envs.modes import precision
-from qimeng.envs.reference import References
-from qimeng.envs.region_reference import RegionReference
+from qimeng.envs.errors.accuracy import Error, Expected, check
+from qimeng.envs.errors.discrete import Dividing, explained, may_jump
+from qimeng.envs.estimate.interpret import gpu_arithmetic
+from qimeng.envs.judge.reference import References
+from qimeng.envs.judge.region_reference import RegionReference
+from qimeng.envs.workers.modes import precision
 from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec

@@ -19,13 +19,13 @@ from qimeng.actions import ScheduleKind, register, unregister
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES, Device
 from qimeng.envs import ENVIRONMENT, register_environment
-from qimeng.envs.environment import TEXT_LENGTH, KernelOptimizationEnv
-from qimeng.envs.observation import FEATURES, REGION_SLOTS, feature_bounds
-from qimeng.envs.replay import ReplayEvaluator
-from qimeng.envs.session import STOP
-from qimeng.envs.shares import MAX_ACTIONS
-from qimeng.envs.task import Task
-from qimeng.envs.wrappers import HashTokenizer, TokenizeObservation
+from qimeng.envs.gym.environment import TEXT_LENGTH, KernelOptimizationEnv
+from qimeng.envs.gym.observation import FEATURES, REGION_SLOTS, feature_bounds
+from qimeng.envs.gym.wrappers import HashTokenizer, TokenizeObservation
+from qimeng.envs.steps.session import STOP
+from qimeng.envs.steps.stored_answers import ReplayEvaluator
+from qimeng.envs.steps.task import Task
+from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Request
 from qimeng.program.schedule import Schedule
@@ -100,7 +100,7 @@ def test_registering_twice_is_harmless(task: Task) -> None:
     register_environment()
     register_environment()
     assert isinstance(
-        gymnasium.make(f"qimeng.envs.environment:{ENVIRONMENT}", tasks=task).unwrapped, KernelOptimizationEnv
+        gymnasium.make(f"qimeng.envs.gym.environment:{ENVIRONMENT}", tasks=task).unwrapped, KernelOptimizationEnv
     )
 
 
@@ -196,7 +196,7 @@ def test_actions_are_ordered_by_the_time_they_touch(env: KernelOptimizationEnv) 
 
 
 def test_the_list_is_cut_at_256_and_says_so(graph: OpGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qimeng.envs.session.MAX_ACTIONS", 4)
+    monkeypatch.setattr("qimeng.envs.steps.session.MAX_ACTIONS", 4)
     env = KernelOptimizationEnv(fake_task(graph))
     _, info = env.reset(seed=0)
     assert len(env.actions_text()) == 4 and env.actions_text()[0] == "stop"

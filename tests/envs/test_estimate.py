@@ -11,8 +11,8 @@ import torch
 
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
-from qimeng.envs.estimate import EstimatingEvaluator
-from qimeng.envs.interpret import round_to_tf32
+from qimeng.envs.estimate.estimator import EstimatingEvaluator
+from qimeng.envs.estimate.interpret import round_to_tf32
 from qimeng.graph.capture import capture
 from qimeng.interfaces import Action, Evaluation, Gate, Patch, Request
 from qimeng.program.program import Implementation, Program
@@ -243,7 +243,7 @@ def test_final_judges_again_on_every_distribution(tmp_path: Path) -> None:
 
 
 def test_what_the_interpreter_cannot_check_is_unchecked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qimeng.envs.interpret.MOST_ELEMENTS", 100)
+    monkeypatch.setattr("qimeng.envs.estimate.interpret.MOST_ELEMENTS", 100)
     spec = KernelSpec.from_function(lambda x: torch.relu(x * 3), (torch.randn(64, 64),))
     evaluator, program = make(spec, tmp_path)
     program = CODER.write(Request(program, Action("lowering", (program.regions[0].id,)), H200)).apply(program)

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from qimeng.envs.folders import remove_folder
+from qimeng.envs.workers.foreign_folders import remove_folder
 
 
 def test_folders_deeper_than_any_path(tmp_path):

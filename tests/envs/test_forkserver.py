@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from qimeng.envs.forkserver import ForkServer, WorkerFailed
-from qimeng.envs.service import serve
+from qimeng.envs.workers.forkserver import ForkServer, WorkerFailed
+from qimeng.envs.workers.service import serve
 
 
 def echo(channel, greeting):
@@ -146,7 +146,7 @@ def test_a_process_starts_in_a_fraction_of_a_second(server):
 
 def test_everything_dies_with_the_judge():
     code = (
-        "import sys; from qimeng.envs.forkserver import ForkServer\n"
+        "import sys; from qimeng.envs.workers.forkserver import ForkServer\n"
         "s = ForkServer(preload=()); p = s.start('tests.envs.test_forkserver:echo', 'x')\n"
         "print(p.call('left', 60, seconds=60)[0], flush=True); sys.stdin.read()\n"
     )

@@ -1,4 +1,4 @@
-"""The fused errors are those of `qimeng.envs.accuracy`, in Triton's interpreter and on a GPU."""
+"""The fused errors are those of `qimeng.envs.errors.accuracy`, in Triton's interpreter and on a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qimeng.envs import accuracy
+from qimeng.envs.errors import accuracy
 
 ROOT = str(Path(__file__).parents[2])
 CASES = {
@@ -42,7 +42,7 @@ def plain(y: torch.Tensor, r: torch.Tensor) -> tuple[float, float]:
 
 
 def all_cases(device: str) -> dict[str, tuple[tuple[float, float], tuple[float, float]]]:
-    from qimeng.envs.fused_error import fused_summary
+    from qimeng.envs.errors.fused_error import fused_summary
 
     found = {}
     for name in CASES:
@@ -77,7 +77,7 @@ def test_in_the_interpreter() -> None:
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from qimeng.envs.fused_error import TILE, _errors_of_tile as kernel
+from qimeng.envs.errors.fused_error import TILE, _errors_of_tile as kernel
 
 for y, r in (("fp32", "fp32"), ("fp64", "fp64"), ("bf16", "bf16"), ("fp32", "fp64")):
     double = "*fp64"

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from qimeng.envs.channel import Malformed
-from qimeng.envs.device_memory import PIECE_BYTES, Driver, Unmappable, Window
-from qimeng.envs.handover import hand_over, take, tensor_in
-from qimeng.envs.outputs import Leaf
+from qimeng.envs.workers.channel import Malformed
+from qimeng.envs.workers.device_memory import PIECE_BYTES, Driver, Unmappable, Window
+from qimeng.envs.workers.outputs import Leaf
+from qimeng.envs.workers.tensor_transfer import hand_over, take, tensor_in
 
 FLOATS = Leaf("Tensor", (5, 7), (7, 1), "float32", "cpu")
 ON_GPU = Leaf("Tensor", (5, 7), (7, 1), "float32", "cuda")
@@ -163,7 +163,7 @@ def test_no_field_of_what_is_handed_over_does_more_than_be_refused(seed, monkeyp
         asked.append((len(files), piece))
         raise Unmappable("no driver here")
 
-    monkeypatch.setattr("qimeng.envs.handover.Window", window)
+    monkeypatch.setattr("qimeng.envs.workers.tensor_transfer.Window", window)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     rng = random.Random(seed)
     _, files = hand_over([torch.ones(5, 7)])
@@ -191,7 +191,7 @@ def test_no_field_of_what_is_handed_over_does_more_than_be_refused(seed, monkeyp
 
 @pytest.mark.gpu
 def test_a_tensor_on_the_gpu_stays_where_it_is_and_its_changes_are_seen():
-    from qimeng.envs.worker import open_device
+    from qimeng.envs.workers.worker import open_device
 
     open_device(torch.device("cuda", 0))
     x = torch.randn(3000, 1000, device="cuda")[5:, ::2]
@@ -210,7 +210,7 @@ def test_a_tensor_on_the_gpu_stays_where_it_is_and_its_changes_are_seen():
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_wrong_handle_is_refused_and_the_context_lives():
-    from qimeng.envs.worker import open_device
+    from qimeng.envs.workers.worker import open_device
 
     open_device(torch.device("cuda", 0))
     x = torch.ones(1 << 20, device="cuda")

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from qimeng.device_lock import DeviceLock
-from qimeng.envs import outer_clock
-from qimeng.envs.arena import ALIGNED, Layout
-from qimeng.envs.clock import Clock
-from qimeng.envs.clock_rule import Ruling
-from qimeng.envs.forkserver import Process
-from qimeng.envs.gpu import GpuEvaluator
-from qimeng.envs.judge import Comparison, Verdict
-from qimeng.envs.outer_clock import NOT_TIMED
-from qimeng.envs.outputs import Leaf
-from qimeng.envs.shared_server import shared_server
-from qimeng.envs.timing import Effort, Samples
+from qimeng.envs.judge.clock_rule import Ruling
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+from qimeng.envs.judge.judge_clock import NOT_TIMED
+from qimeng.envs.judge.time_spent import Clock
+from qimeng.envs.judge.verdicts import Comparison, Verdict
+from qimeng.envs.judge.verdicts import judge_clock as outer_clock
+from qimeng.envs.workers.forkserver import Process
+from qimeng.envs.workers.outputs import Leaf
+from qimeng.envs.workers.shared_buffers import ALIGNED, Layout
+from qimeng.envs.workers.shared_server import shared_server
+from qimeng.envs.workers.stopwatch import Effort, Samples
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Evaluation, Gate, Patch
 from qimeng.program.program import Implementation, Program, torch_implementation
@@ -220,11 +220,11 @@ def test_a_program_refuses_inputs_that_it_was_not_made_for(evaluator, program):
 
 
 def test_a_wrong_call_among_many_is_seen_in_the_end(evaluator, program, monkeypatch):
-    monkeypatch.setattr("qimeng.envs.judge.REPEATS_S", 20.0)
+    monkeypatch.setattr("qimeng.envs.judge.verdicts.REPEATS_S", 20.0)
     rare = in_torch("calls.append(1); return (a[0].clamp(min=0) + (len(calls) == 50),)", before="calls = []")
     found = evaluator.final(program.with_implementation(relu(program), rare))
     assert found.failure == "wrong" and "call" in (found.error or "") and "of the same program" in (found.error or "")
-    monkeypatch.setattr("qimeng.envs.judge.REPEATS", 60)
+    monkeypatch.setattr("qimeng.envs.judge.verdicts.REPEATS", 60)
     assert evaluator.final(program.with_implementation(relu(program), RIGHT)).ok
 
 
@@ -511,7 +511,7 @@ def test_what_cannot_be_referenced_leaves_no_process_behind(monkeypatch):
     def fails(*arguments, **options):
         raise MemoryError("too large")
 
-    monkeypatch.setattr("qimeng.envs.gpu.References", fails)
+    monkeypatch.setattr("qimeng.envs.judge.gpu_evaluator.References", fails)
     with pytest.raises(MemoryError):
         GpuEvaluator(spec, None, torch_device="cpu")
     assert len(started) == 2 and not any(process.alive for process in started)

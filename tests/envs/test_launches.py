@@ -12,12 +12,11 @@ import torch
 
 from qimeng.backend.compiled import Compiled
 from qimeng.backend.facts import KernelFacts
-from qimeng.envs import gates
-from qimeng.envs.clock import Clock
-from qimeng.envs.gates import Run
-from qimeng.envs.judge import Verdict
-from qimeng.envs.launches import base_name, own_kernels, own_share
-from qimeng.envs.secret_names import with_secret_names
+from qimeng.envs.judge.gates import Run
+from qimeng.envs.judge.kernel_renaming import with_secret_names
+from qimeng.envs.judge.time_spent import Clock
+from qimeng.envs.judge.verdicts import Verdict, gates
+from qimeng.envs.workers.kernel_launches import base_name, own_kernels, own_share
 from qimeng.interfaces import Evaluation, Gate, Timing
 from qimeng.program.program import Implementation, Program
 from qimeng.testing import sample_graph
@@ -175,7 +174,7 @@ def test_in_a_final_verification_a_name_proves_nothing():
 
 
 def test_without_a_gpu_no_kernels_are_listed():
-    from qimeng.envs.worker import Draw, Worker
+    from qimeng.envs.workers.worker import Draw, Worker
     from qimeng.spec import KernelSpec
 
     worker = Worker(KernelSpec.from_function(torch.relu, (torch.ones(4),)), torch.device("cpu"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qimeng.device import DEVICES
-from qimeng.envs.least_time import above_peak
+from qimeng.envs.cost.time_bounds import above_peak
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
 from qimeng.spec.origin import FunctionModule

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from qimeng.envs.loop import established, optimize
-from qimeng.envs.replay import UNKNOWN, subject_of
-from qimeng.envs.session import ACCIDENTS, Budget, Progress, Session
+from qimeng.envs.steps.loop import established, optimize
+from qimeng.envs.steps.session import ACCIDENTS, Budget, Progress, Session
+from qimeng.envs.steps.stored_answers import UNKNOWN, subject_of
 from qimeng.errors import CoderError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Evaluation, Gate, Patch, Timing

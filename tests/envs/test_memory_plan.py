@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qimeng.envs import memory_plan as module
-from qimeng.envs.accuracy import weighted_sum
-from qimeng.envs.gpu import GpuEvaluator
-from qimeng.envs.memory_plan import CONTEXTS, Sizes, memory_plan
-from qimeng.envs.reference import References
+from qimeng.envs.cost import memory_plan as module
+from qimeng.envs.cost.memory_plan import CONTEXTS, Sizes, memory_plan
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+from qimeng.envs.judge.reference import References
+from qimeng.envs.workers.tensor_bits import weighted_sum
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Patch
 from qimeng.program.program import Implementation, Program
@@ -87,7 +87,7 @@ def test_every_way_gives_the_same_reference(way):
 
 def test_a_judge_short_of_memory_gives_the_same_verdicts(monkeypatch):
     tight = module._ORDER[3]
-    monkeypatch.setattr("qimeng.envs.reference.memory_plan", lambda *a: tight)
+    monkeypatch.setattr("qimeng.envs.judge.reference.memory_plan", lambda *a: tight)
     spec = KernelSpec.from_function(lambda x: torch.relu(x) + 1, (torch.randn(64, 32),))
     graph = capture_spec(spec)
     program = Program.start(graph)
@@ -107,7 +107,7 @@ def test_a_judge_short_of_memory_gives_the_same_verdicts(monkeypatch):
 
 
 def test_a_sum_that_tells_where_things_are(monkeypatch):
-    monkeypatch.setattr("qimeng.envs.accuracy.BLOCK", 8)
+    monkeypatch.setattr("qimeng.envs.errors.accuracy.BLOCK", 8)
     x = torch.arange(60.0).reshape(6, 10)
     total = weighted_sum(x, 1)
     assert total == weighted_sum(x.clone(), 1) != weighted_sum(x, 2)

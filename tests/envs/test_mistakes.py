@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qimeng.envs.accuracy import Error, Expected, check
-from qimeng.envs.mistakes import Extent, likely_mistake
+from qimeng.envs.errors.accuracy import Error, Expected, check
+from qimeng.envs.errors.error_words import Extent, likely_mistake
 
 
 def reference() -> torch.Tensor:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from qimeng.device import DEVICES
-from qimeng.envs.observation import FEATURES, action_texts, feature_bounds, features, main_family, render_text
-from qimeng.envs.session import Session
-from qimeng.envs.shares import bound_ms, carried, ceilings, order_actions, region_times
+from qimeng.envs.gym.observation import FEATURES, action_texts, feature_bounds, features, main_family, render_text
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.time_shares import bound_ms, carried, ceilings, order_actions, region_times
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import make_region
 from qimeng.interfaces import Action, Observation

@@ -18,10 +18,10 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.device import DEVICES
-from qimeng.envs.gates import Run
-from qimeng.envs.interpret import Interpreter
-from qimeng.envs.origin import foreign, is_sweep, known, printed
-from qimeng.envs.static_pass import findings, forbidden, judged_text
+from qimeng.envs.estimate.interpret import Interpreter
+from qimeng.envs.judge.gates import Run
+from qimeng.envs.screening.origin import foreign, is_sweep, known, printed
+from qimeng.envs.screening.static_pass import findings, forbidden, judged_text
 from qimeng.errors import CoderError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import Region

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from qimeng.envs.forkserver import Process
-from qimeng.envs.gpu import GpuEvaluator
-from qimeng.envs.timing import Effort
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+from qimeng.envs.workers.forkserver import Process
+from qimeng.envs.workers.stopwatch import Effort
 from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Implementation, Program
 from qimeng.spec import KernelSpec

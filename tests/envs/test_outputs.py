@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from qimeng.device import DEVICES
-from qimeng.envs.channel import Malformed
-from qimeng.envs.handover import hand_over, take
-from qimeng.envs.least_time import least_ms
-from qimeng.envs.outputs import describe, difference, facts_from_json, facts_to_json
-from qimeng.envs.timing import ENOUGH, HOPELESS, LEAD_MS, MOST_LATE, MOST_LEAD_MS, Effort, Reading, Stopwatch
-from qimeng.envs.witness import Witness, call_seed
+from qimeng.envs.cost.time_bounds import least_ms
+from qimeng.envs.workers.channel import Malformed
+from qimeng.envs.workers.kept_output import Witness, call_seed
+from qimeng.envs.workers.outputs import describe, difference, facts_from_json, facts_to_json
+from qimeng.envs.workers.stopwatch import ENOUGH, HOPELESS, LEAD_MS, MOST_LATE, MOST_LEAD_MS, Effort, Reading, Stopwatch
+from qimeng.envs.workers.tensor_transfer import hand_over, take
 from qimeng.graph.verify import capture_spec
 from qimeng.spec import KernelSpec
 

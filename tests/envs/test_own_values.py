@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 
-from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Implementation, Program
 from qimeng.spec import EXAMPLES, KernelSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qimeng.envs.poison import FENCE, fenced
+from qimeng.envs.workers.poison import FENCE, fenced
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

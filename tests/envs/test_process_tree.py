@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from qimeng.envs import process_tree
-from qimeng.envs.process_tree import children, tree
+from qimeng.envs.workers import process_tree
+from qimeng.envs.workers.process_tree import children, tree
 
 _CHAIN = """
 import subprocess, sys, threading

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from qimeng.envs.random_operators import can_repeat, draws_of, random_operators, repeating
+from qimeng.envs.judge.random_operators import can_repeat, draws_of, random_operators, repeating
 
 X = torch.randn(16, 16)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qimeng.envs.ranking import beats, gain, margin, preferred, refusal
+from qimeng.envs.judge.ranking import beats, gain, margin, preferred, refusal
 from qimeng.interfaces import Evaluation, Gate, Timing
 
 

@@ -7,11 +7,11 @@ import contextlib
 import pytest
 import torch
 
-from qimeng.envs import accuracy
-from qimeng.envs.double import NamedAsDouble
-from qimeng.envs.interpret import gpu_arithmetic
-from qimeng.envs.reference import References
-from qimeng.envs.region_reference import RegionReference
+from qimeng.envs.errors import accuracy
+from qimeng.envs.errors.float64 import NamedAsDouble
+from qimeng.envs.estimate.interpret import gpu_arithmetic
+from qimeng.envs.judge.reference import References
+from qimeng.envs.judge.region_reference import RegionReference
 from qimeng.graph.ops import longest_reduction
 from qimeng.graph.region import merge
 from qimeng.graph.verify import capture_spec

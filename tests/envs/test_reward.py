@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from qimeng.envs.ranking import beats
-from qimeng.envs.reward import (
+from qimeng.envs.gym.reward import (
     REWARDS,
     AnytimeReward,
     CoverageReward,
@@ -20,6 +19,7 @@ from qimeng.envs.reward import (
     Transition,
     make_reward,
 )
+from qimeng.envs.judge.ranking import beats
 from qimeng.interfaces import Action, Evaluation, Gate, Step, Timing
 
 ACTION = Action("tiling", ("r1",), "taller")

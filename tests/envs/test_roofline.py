@@ -13,8 +13,8 @@ from qimeng.backend.facts import KernelFacts
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.device import DEVICES
-from qimeng.envs.kernel_time import program_ms, region_ms, resident_blocks, tile_share
-from qimeng.envs.roofline import LAUNCH_MS, eager_ms, floor_ms, product_flops
+from qimeng.envs.cost.kernel_time import program_ms, region_ms, resident_blocks, tile_share
+from qimeng.envs.cost.roofline import LAUNCH_MS, eager_ms, floor_ms, product_flops
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
 from qimeng.program.program import Implementation, Program

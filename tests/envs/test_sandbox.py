@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from qimeng.envs.fork_loop import PROCESSES, _kill_greedy
-from qimeng.envs.forkserver import ForkServer, Process, WorkerFailed
-from qimeng.envs.process_tree import memory_file_bytes
 from qimeng.envs.sandbox import LAYERS, Sandbox, entered_here, places
 from qimeng.envs.sandbox.limits import memory_bytes
 from qimeng.envs.sandbox.seccomp import ABSENT, REFUSED, program
 from qimeng.envs.sandbox.syscalls import AUDIT, NUMBERS
-from qimeng.envs.service import serve
+from qimeng.envs.workers.fork_loop import PROCESSES, _kill_greedy
+from qimeng.envs.workers.forkserver import ForkServer, Process, WorkerFailed
+from qimeng.envs.workers.process_tree import memory_file_bytes
+from qimeng.envs.workers.service import serve
 
 PREPARE = """
 import ctypes, os, resource, signal, socket, subprocess, tempfile, time
@@ -220,10 +220,10 @@ def test_memory_files_are_counted_and_have_a_limit(needs, monkeypatch):
     assert holder.stdout and holder.stdout.readline()
     assert memory_file_bytes([holder.pid, holder.pid]) == 1 << 24
     killed: list[int] = []
-    monkeypatch.setattr("qimeng.envs.fork_loop._kill_tree", killed.append)
+    monkeypatch.setattr("qimeng.envs.workers.fork_loop._kill_tree", killed.append)
     _kill_greedy([holder.pid])
     assert not killed
-    monkeypatch.setattr("qimeng.envs.fork_loop.MEMORY_FILE_BYTES", 1 << 20)
+    monkeypatch.setattr("qimeng.envs.workers.fork_loop.MEMORY_FILE_BYTES", 1 << 20)
     _kill_greedy([holder.pid])
     assert killed == [holder.pid]
     holder.kill()

@@ -12,13 +12,13 @@ import torch
 from qimeng.backend.triton_compile import compile_here
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
-from qimeng.envs.compile import Compilers, Job
-from qimeng.envs.estimate import EstimatingEvaluator
-from qimeng.envs.forkserver import ForkServer
-from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.estimate.estimator import EstimatingEvaluator
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.sandbox import Sandbox
-from qimeng.envs.service import serve
-from qimeng.envs.shared_server import shared_server
+from qimeng.envs.workers.compile import Compilers, Job
+from qimeng.envs.workers.forkserver import ForkServer
+from qimeng.envs.workers.service import serve
+from qimeng.envs.workers.shared_server import shared_server
 from qimeng.graph.opgraph import Meta
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Evaluation, Gate, Patch, Request
@@ -108,7 +108,7 @@ def compiles(channel, inputs):
     """The target of a process that reads what was compiled in `folders` and compiles what is not there."""
 
     def compile(folders, implementation):
-        from qimeng.envs.compiled_cache import read_compiled
+        from qimeng.envs.workers.compiled_cache import read_compiled
 
         read_compiled(folders)
         error = compile_here(implementation, inputs, DEVICES["h200"], os.getcwd()).error

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from qimeng.device import DEVICES
-from qimeng.envs import sanitizer
-from qimeng.envs.clock import Clock
-from qimeng.envs.estimate import EstimatingEvaluator
-from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.estimate.estimator import EstimatingEvaluator
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+from qimeng.envs.judge.time_spent import Clock
 from qimeng.envs.sandbox import Sandbox
-from qimeng.envs.sanitizer import read_report, sanitize
+from qimeng.envs.screening import sanitizer
+from qimeng.envs.screening.sanitizer import read_report, sanitize
 from qimeng.errors import QimengError
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Evaluation, Gate
@@ -133,7 +133,9 @@ def test_what_hangs_is_ended_and_what_is_missing_is_said(tool, tmp_path, monkeyp
 
 def test_the_final_verification_asks_the_tools(monkeypatch):
     logs = {"memcheck": CLEAN, "racecheck": RACE}
-    monkeypatch.setattr("qimeng.envs.gpu.sanitize", lambda tool, *a, **k: read_report(tool, logs[tool], "", a[-1]))
+    monkeypatch.setattr(
+        "qimeng.envs.judge.gpu_evaluator.sanitize", lambda tool, *a, **k: read_report(tool, logs[tool], "", a[-1])
+    )
     graph = capture_spec(SPEC)
     program = Program.start(graph)
     judge = GpuEvaluator(SPEC, graph, torch_device="cpu", timeout_s=5.0, sanitize=("memcheck",))

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from qimeng.envs import accuracy
-from qimeng.envs.double import move
-from qimeng.envs.reference import References
+from qimeng.envs.errors import accuracy
+from qimeng.envs.errors.float64 import move
+from qimeng.envs.judge.reference import References
 from qimeng.graph.verify import capture_spec
 from qimeng.spec import KernelSpec
 

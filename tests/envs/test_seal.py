@@ -11,9 +11,10 @@ import types
 import pytest
 import torch
 
-from qimeng.envs import accuracy
-from qimeng.envs.seal import Seal, shadowed, unlike
-from qimeng.envs.timing import Stopwatch
+from qimeng.envs.errors import accuracy
+from qimeng.envs.workers import tensor_bits
+from qimeng.envs.workers.stopwatch import Stopwatch
+from qimeng.envs.workers.tamper_check import Seal, shadowed, unlike
 
 
 @pytest.fixture
@@ -39,9 +40,13 @@ CHANGES = {
     "json.load": lambda patch: patch.setitem(json.load.__kwdefaults__, "cls", dict),
     "torch.nn.functional.relu": lambda patch: patch.setattr(torch.nn.functional.relu, "__defaults__", (True,)),
     "json.dumps": lambda patch: patch.setattr(json, "dumps", lambda *a: "{}"),
-    "qimeng.envs.accuracy.same": lambda patch: patch.setattr(accuracy, "same", lambda a, b: True),
-    "qimeng.envs.timing.Stopwatch.once": lambda patch: patch.setattr(Stopwatch, "once", lambda *a: (1.0, 1.0)),
-    "qimeng.envs.accuracy.measure": lambda patch: patch.setattr(accuracy.measure, "__code__", (lambda *a: 0).__code__),
+    "qimeng.envs.workers.tensor_bits.same": lambda patch: patch.setattr(tensor_bits, "same", lambda a, b: True),
+    "qimeng.envs.workers.stopwatch.Stopwatch.once": lambda patch: patch.setattr(
+        Stopwatch, "once", lambda *a: (1.0, 1.0)
+    ),
+    "qimeng.envs.errors.accuracy.measure": lambda patch: patch.setattr(
+        accuracy.measure, "__code__", (lambda *a: 0).__code__
+    ),
 }
 
 
@@ -55,14 +60,14 @@ def test_what_was_changed_is_named(seal, name):
 
 
 def test_a_keyword_that_a_function_had_not_is_seen(seal, monkeypatch):
-    monkeypatch.setattr(accuracy.same, "__kwdefaults__", {"exact": False})
-    assert "qimeng.envs.accuracy.same" in seal.broken()  # a module that took it is named as well
+    monkeypatch.setattr(tensor_bits.same, "__kwdefaults__", {"exact": False})
+    assert "qimeng.envs.workers.tensor_bits.same" in seal.broken()  # a module that took it is named as well
 
 
 def test_who_replaces_what_the_check_is_made_of_is_seen_by_the_one_apart(seal, monkeypatch):
     broken = seal.apart()
     monkeypatch.setattr("builtins.all", lambda items: True)
-    monkeypatch.setattr("qimeng.envs.seal._all", lambda items: True)
+    monkeypatch.setattr("qimeng.envs.workers.tamper_check._all", lambda items: True)
     found = broken()
     monkeypatch.undo()
     assert "builtins.all" in found and broken() == []
@@ -133,7 +138,7 @@ def test_who_replaces_what_looks_for_changes_is_seen_all_the_same(monkeypatch):
     monkeypatch.setattr(Seal, "broken", lambda self: [])
     seal._spaces.clear()
     assert seal.broken() == []
-    assert broken() == ["qimeng.envs.seal.Seal.broken"]
+    assert broken() == ["qimeng.envs.workers.tamper_check.Seal.broken"]
 
 
 def test_data_of_an_object_that_measures_may_not_change():

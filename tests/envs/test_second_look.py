@@ -9,16 +9,16 @@ from functools import partial
 import pytest
 import torch
 
-from qimeng.envs import accuracy
-from qimeng.envs.accuracy import Error, Expected
-from qimeng.envs.double import NEARBY, Near, nearby
-from qimeng.envs.handover import hand_over
-from qimeng.envs.judge import Judge, Tally
-from qimeng.envs.outputs import describe, facts_to_json
-from qimeng.envs.reference import References
-from qimeng.envs.region_reference import RegionReference
-from qimeng.envs.second_look import FAR, NEARBY_TRIALS, most_nearby, second_look
-from qimeng.envs.trials import Trial
+from qimeng.envs.errors import accuracy
+from qimeng.envs.errors.accuracy import Error, Expected
+from qimeng.envs.errors.float64 import NEARBY, Near, nearby
+from qimeng.envs.errors.nearby_inputs import FAR, NEARBY_TRIALS, most_nearby, second_look
+from qimeng.envs.judge.reference import References
+from qimeng.envs.judge.region_reference import RegionReference
+from qimeng.envs.judge.trials import Trial
+from qimeng.envs.judge.verdicts import Judge, Tally
+from qimeng.envs.workers.outputs import describe, facts_to_json
+from qimeng.envs.workers.tensor_transfer import hand_over
 from qimeng.graph.region import merge
 from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from qimeng.envs.gpu import GpuEvaluator
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Implementation, Program
 from qimeng.spec import KernelSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qimeng.device import DEVICES
-from qimeng.envs.static_pass import RULES, advised, gravity, look
+from qimeng.envs.screening.static_pass import RULES, advised, gravity, look
 from qimeng.exploits import EXPLOITS, HONEST_CASES
 from qimeng.graph.capture import capture
 from qimeng.interfaces import Action, Evaluation, Gate, Request

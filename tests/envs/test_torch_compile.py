@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from qimeng.device_lock import DeviceLock
-from qimeng.envs.channel import Channel
-from qimeng.envs.forkserver import ForkServer
-from qimeng.envs.service import serve
-from qimeng.envs.timing import Effort
-from qimeng.envs.torch_compile import TorchCompile, _measure_alone, check_modes, compile_module
-from qimeng.envs.worker import Setup
+from qimeng.envs.judge.torch_compile import TorchCompile, _measure_alone, check_modes, compile_module
+from qimeng.envs.workers.channel import Channel
+from qimeng.envs.workers.forkserver import ForkServer
+from qimeng.envs.workers.service import serve
+from qimeng.envs.workers.stopwatch import Effort
+from qimeng.envs.workers.worker import Setup
 
 SETUP = Setup(b"", "default", "cpu")
 PRELOAD = ("tests.envs.test_torch_compile",)
@@ -43,11 +43,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[TorchCompile]:
     start = server.start
 
     def fake_start(target, setup, environment):  # type: ignore[no-untyped-def]
-        assert target == "qimeng.envs.baseline:main" and "TORCHINDUCTOR_CACHE_DIR" in environment
+        assert target == "qimeng.envs.judge.baseline:main" and "TORCHINDUCTOR_CACHE_DIR" in environment
         return start("tests.envs.test_torch_compile:stand_in", setup, environment=environment)
 
     monkeypatch.setattr(server, "start", fake_start)
-    monkeypatch.setattr("qimeng.envs.torch_compile.compile_server", lambda: server)
+    monkeypatch.setattr("qimeng.envs.judge.torch_compile.compile_server", lambda: server)
     made = TorchCompile(SETUP, lambda: 7, 30.0, 2, "")
     yield made
     made.close()

@@ -1,8 +1,8 @@
 import torch
 
-from qimeng.envs.accuracy import Expected
-from qimeng.envs.trials import ALIKE, USES, Trial, TrialPool
-from qimeng.envs.worker import Draw
+from qimeng.envs.errors.accuracy import Expected
+from qimeng.envs.judge.trials import ALIKE, USES, Trial, TrialPool
+from qimeng.envs.workers.worker import Draw
 
 
 def trial(seed: int, distribution: str = "given") -> Trial:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from qimeng.envs.interpret import Interpreter
-from qimeng.envs.reference import References
+from qimeng.envs.estimate.interpret import Interpreter
+from qimeng.envs.judge.reference import References
 from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec

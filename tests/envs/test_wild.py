@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from qimeng.envs.accuracy import Error, Expected
-from qimeng.envs.reference import References
-from qimeng.envs.wild import LOST, overflowing, says_nothing
+from qimeng.envs.errors.accuracy import Error, Expected
+from qimeng.envs.errors.extreme_inputs import LOST, overflowing, says_nothing
+from qimeng.envs.judge.reference import References
 from qimeng.spec import KernelSpec
 
 

@@ -12,7 +12,7 @@ from experiments import languages
 from experiments.languages import side_by_side, table
 from qimeng.backend import backend_named
 from qimeng.bench.suite import Problem
-from qimeng.envs.task import Task
+from qimeng.envs.steps.task import Task
 from qimeng.interfaces import Evaluation, Evaluator, Gate, Patch, Resources, Timing
 from qimeng.program.program import Program
 

@@ -16,9 +16,9 @@ import torch
 
 from qimeng.actions import legal_actions, register, unregister
 from qimeng.coder.template.coder import TemplateCoder
-from qimeng.envs.kernel_time import cost_of
-from qimeng.envs.loop import optimize
-from qimeng.envs.result import Result
+from qimeng.envs.cost.kernel_time import cost_of
+from qimeng.envs.steps.loop import optimize
+from qimeng.envs.steps.result import Result
 from qimeng.errors import QimengError
 from qimeng.family import Family, families, is_built_in, register_family, schedule_from_data, unregister_family
 from qimeng.graph.capture import capture

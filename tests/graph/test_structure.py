@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from qimeng.envs.outputs import describe, difference
+from qimeng.envs.workers.outputs import describe, difference
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program, load_source

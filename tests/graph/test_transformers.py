@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from qimeng.envs.outputs import describe, difference
+from qimeng.envs.workers.outputs import describe, difference
 from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec

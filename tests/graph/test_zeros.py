@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from qimeng.envs import accuracy
+from qimeng.envs.errors import accuracy
 from qimeng.graph.capture import capture
 from qimeng.graph.zeros import zeros_are_signed
 from qimeng.spec.origin import FunctionModule

@@ -10,8 +10,8 @@ from statistics import mean
 import pytest
 import torch
 
-from qimeng.envs.loop import optimize
-from qimeng.envs.session import Budget, Session
+from qimeng.envs.steps.loop import optimize
+from qimeng.envs.steps.session import Budget, Session
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Evaluation, Observation, Patch, Planner

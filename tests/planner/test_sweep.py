@@ -1,7 +1,7 @@
 from qimeng.actions import kind_named
 from qimeng.actions.base import ScheduleKind
-from qimeng.envs.loop import optimize
-from qimeng.envs.session import Budget, Session
+from qimeng.envs.steps.loop import optimize
+from qimeng.envs.steps.session import Budget, Session
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action
 from qimeng.planner import make_search

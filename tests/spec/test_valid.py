@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from qimeng.envs.reference import References
+from qimeng.envs.judge.reference import References
 from qimeng.spec import EXAMPLES, KernelSpec
 from qimeng.spec.fake import fake_tensors
 

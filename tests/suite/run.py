@@ -23,9 +23,10 @@ from qimeng.backend.load import implementation_source
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.device import device_named
-from qimeng.envs import accuracy
-from qimeng.envs.double import move
-from qimeng.envs.interpreter import mend
+from qimeng.envs.errors import accuracy
+from qimeng.envs.errors.float64 import move
+from qimeng.envs.estimate.interpreter import mend
+from qimeng.envs.workers import tensor_bits
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.region import Region, make_region
@@ -159,7 +160,7 @@ def check(region: Region, implementation: Implementation, values: dict[Value, An
     precision = schedule.precision if isinstance(schedule, GemmSchedule) else ""
     eager, exact, moved = function(*arguments), *in_double(function, arguments)
     for x, before in zip(arguments, given, strict=True):
-        if isinstance(x, torch.Tensor) and not accuracy.same(x, before):
+        if isinstance(x, torch.Tensor) and not tensor_bits.same(x, before):
             raise Wrong("an input was changed")
     for i, (y, e, r, m) in enumerate(zip(found, eager, exact or eager, moved or eager, strict=True)):
         where = f"output {i} under {implementation.schedule}"

@@ -18,8 +18,8 @@ import pytest
 
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
-from qimeng.envs.compile import Compilers
-from qimeng.envs.forkserver import ForkServer
+from qimeng.envs.workers.compile import Compilers
+from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program

@@ -44,7 +44,7 @@ def closed(tree: Tree, start: Program, coder: str | Coder = "template", most: in
         DeviceError: an unknown device.
     """
     from qimeng.actions import Context
-    from qimeng.envs.setup import make_coder, make_device
+    from qimeng.envs.steps.setup import make_coder, make_device
 
     context = Context(make_device(tree.conditions.device.removesuffix("(here)")), make_coder(coder), tree.mode)
     programs = programs_of(tree, start)

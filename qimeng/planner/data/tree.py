@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qimeng.envs.replay import FINAL, ReplayCoder, ReplayEvaluator
+from qimeng.envs.steps.stored_answers import FINAL, ReplayCoder, ReplayEvaluator
 from qimeng.errors import QimengError, ReplayError
 from qimeng.interfaces import Action, Coder, Evaluation, Gate, Timing
 from qimeng.program.identity import IDENTITY
@@ -26,7 +26,7 @@ from qimeng.store import ACCIDENT, Conditions, Store, StoredStep, content_hash, 
 from qimeng.store.migration import Tried, renamed
 
 if TYPE_CHECKING:
-    from qimeng.envs.task import Task
+    from qimeng.envs.steps.task import Task
     from qimeng.planner.data.generate import Drawn
     from qimeng.program.program import Program
     from qimeng.spec import KernelSpec
@@ -269,8 +269,8 @@ class Tree:
         from functools import partial
 
         from qimeng.actions import Context
-        from qimeng.envs.setup import make_coder, make_device
-        from qimeng.envs.task import Task
+        from qimeng.envs.steps.setup import make_coder, make_device
+        from qimeng.envs.steps.task import Task
 
         spec, start = self.spec(), start or self.start()
         tree = self if current else self.today(start)

@@ -57,7 +57,7 @@ class TrainConfig:
         length: maximum number of tokens of a state for a new model.
         processor: where the model runs, as PyTorch calls it: ``"cpu"``, ``"cuda"``, ``"cuda:1"``; the GPU if there is
             one, by default.
-        reward: ``"anytime"``, ``"log-speedup"``, ``"milestones"`` or ``"paper"`` (`qimeng.envs.reward`).
+        reward: ``"anytime"``, ``"log-speedup"``, ``"milestones"`` or ``"paper"`` (`qimeng.envs.gym.reward`).
         coverage: weight of the generated kernels' share of the time, added to the reward; 0 for none.
         held_out: share of the trees that training never sees. Half of those with a possible gain decide which weights
             are kept (validation). The report uses the other half.
@@ -101,8 +101,8 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        from qimeng.envs.reward import REWARDS
-        from qimeng.envs.setup import CODERS
+        from qimeng.envs.gym.reward import REWARDS
+        from qimeng.envs.steps.setup import CODERS
 
         allowed = (("answers", ANSWERS), ("reward", tuple(REWARDS)), ("coder", tuple(CODERS)), ("dtype", DTYPES))
         for name, known in allowed:

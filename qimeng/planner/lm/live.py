@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from qimeng.device import Device
-from qimeng.envs.replay import CachingEvaluator, subject_of
-from qimeng.envs.setup import conditions_of, make_coder, make_evaluator, make_task
-from qimeng.envs.task import Task
+from qimeng.envs.steps.setup import conditions_of, make_coder, make_evaluator, make_task
+from qimeng.envs.steps.stored_answers import CachingEvaluator, subject_of
+from qimeng.envs.steps.task import Task
 from qimeng.errors import QimengError
 from qimeng.interfaces import Coder, Evaluation, Evaluator, Patch
 from qimeng.planner.lm.stored import StoredTask
@@ -189,8 +189,8 @@ def _late(spec: KernelSpec, task: Task, judges: OpenJudges) -> LateJudge:
 
 
 def _kind(device: Device) -> type[Evaluator]:
-    from qimeng.envs.estimate import EstimatingEvaluator
-    from qimeng.envs.gpu import GpuEvaluator
+    from qimeng.envs.estimate.estimator import EstimatingEvaluator
+    from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 
     return GpuEvaluator if device.measured else EstimatingEvaluator
 

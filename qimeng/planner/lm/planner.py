@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qimeng.envs.session import STOP
-from qimeng.envs.shares import MAX_ACTIONS
+from qimeng.envs.steps.session import STOP
+from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.errors import WeightsError
 from qimeng.interfaces import Action, Observation, Step
 from qimeng.planner.search import PATIENCE, ValuingPlanner

@@ -16,10 +16,10 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
-from qimeng.envs.environment import KernelOptimizationEnv
-from qimeng.envs.observation import action_texts, feature_bounds, features, render_text
-from qimeng.envs.shares import MAX_ACTIONS
-from qimeng.envs.task import Task
+from qimeng.envs.gym.environment import KernelOptimizationEnv
+from qimeng.envs.gym.observation import action_texts, feature_bounds, features, render_text
+from qimeng.envs.steps.task import Task
+from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.interfaces import Observation
 
 Offering = Callable[[Task, Observation], np.ndarray]
@@ -86,7 +86,7 @@ class Text:
     Attributes:
         state: with its prompt.
         actions: of each action.
-        features: of the state, float32 (`qimeng.envs.observation.FEATURES`).
+        features: of the state, float32 (`qimeng.envs.gym.observation.FEATURES`).
     """
 
     state: str

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from qimeng.envs.reward import Reward, make_reward
+from qimeng.envs.gym.reward import Reward, make_reward
 from qimeng.planner.lm.checkpoint import put_weights, trained_weights
 from qimeng.planner.lm.config import TrainConfig, TrainingError, differences, load_config, processor_of, to_toml
 from qimeng.planner.lm.corpus import corpus

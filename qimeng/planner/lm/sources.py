@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from qimeng.device import Device
-from qimeng.envs.setup import make_device
-from qimeng.envs.task import Task
+from qimeng.envs.steps.setup import make_device
+from qimeng.envs.steps.task import Task
 from qimeng.planner.data.generate import draw_many
 from qimeng.planner.data.tree import Tree, put_drawn, read_trees
 from qimeng.planner.lm.branches import Teacher, pairs_of

@@ -1,6 +1,6 @@
 """Training by PPO on environments.
 
-Deals in batches, seeds and progress. `qimeng.envs.reward` defines the reward. The task's evaluator provides the
+Deals in batches, seeds and progress. `qimeng.envs.gym.reward` defines the reward. The task's evaluator provides the
 answers, from a GPU or a store.
 """
 
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 
-from qimeng.envs.environment import KernelOptimizationEnv
-from qimeng.envs.reward import Reward
-from qimeng.envs.task import Task
+from qimeng.envs.gym.environment import KernelOptimizationEnv
+from qimeng.envs.gym.reward import Reward
+from qimeng.envs.steps.task import Task
 from qimeng.planner.lm.checkpoint import FILE, load_checkpoint, put_weights, save_checkpoint, trained_weights
 from qimeng.planner.lm.choices import ChoicesAlone
 from qimeng.planner.lm.reading import Offering, ReadObservation

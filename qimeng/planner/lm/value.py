@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from qimeng.envs.shares import MAX_ACTIONS
+from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.planner.lm.choices import ChoicesAlone
 from qimeng.planner.lm.weights import PlannerModel
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from qimeng.envs.observation import FEATURES
+from qimeng.envs.gym.observation import FEATURES
 from qimeng.errors import WeightsError
 from qimeng.planner.lm.mini import MiniSize, make_mini
 from qimeng.planner.lm.reading import Reader

@@ -17,9 +17,9 @@ from qimeng.coder.llm.account import Account, Allowance, Prices
 from qimeng.coder.llm.chat import Chat, ChatError, Message, Reply
 from qimeng.coder.llm.coder import LLMCoder
 from qimeng.coder.llm.replies import RecordedChat
-from qimeng.envs.loop import optimize
-from qimeng.envs.origin import is_sweep
-from qimeng.envs.session import Budget, Session
+from qimeng.envs.screening.origin import is_sweep
+from qimeng.envs.steps.loop import optimize
+from qimeng.envs.steps.session import Budget, Session
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Evaluation, Gate, Patch
 from qimeng.planner.greedy import GreedySearch

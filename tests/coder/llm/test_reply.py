@@ -129,7 +129,7 @@ def region(x0):
     ],
 )
 def test_an_answer_in_cuda(text: str, relu: Region) -> None:
-    from qimeng.envs.allowed_text import violations
+    from qimeng.envs.screening.allowed_text import violations
 
     found = read(text, relu)
     assert found.language == "cuda" and names(found) == ["region"]

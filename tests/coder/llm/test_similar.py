@@ -11,7 +11,7 @@ from qimeng.actions import legal_actions
 from qimeng.coder.llm.similar import Library, Traits, similarity, traits_of
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
-from qimeng.envs.session import Session
+from qimeng.envs.steps.session import Session
 from qimeng.graph.capture import capture
 from qimeng.interfaces import Request
 from qimeng.program.program import Program

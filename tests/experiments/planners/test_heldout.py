@@ -140,7 +140,7 @@ def test_candidates_are_explored_once_and_their_order_is_kept(tmp_path: Path, mo
         task = fake_task(capture_spec(spec, verify=False), FakeEvaluator(estimated=True))
         return replace(task, conditions=Conditions(spec.digest, "h200", estimated=True))
 
-    monkeypatch.setattr("qimeng.envs.setup.make_task", fake)
+    monkeypatch.setattr("qimeng.envs.steps.setup.make_task", fake)
     monkeypatch.setattr(replay_explore, "Pool", Hanging)
     candidates = [draw(11, i, Bytes(1 << 12, 1 << 14)) for i in (3, 0, 7)]
     plan, seen = Plan((Method.parse("heuristic"),), evaluations=12, device="h200"), list[str]()
@@ -162,6 +162,6 @@ def test_a_candidate_that_no_task_can_be_made_of_is_a_row(tmp_path: Path, monkey
     def fails(spec: Any, **unused: Any) -> Any:
         raise SpecError("its inputs are secret")
 
-    monkeypatch.setattr("qimeng.envs.setup.make_task", fails)
+    monkeypatch.setattr("qimeng.envs.steps.setup.make_task", fails)
     row = explore_one(draw(11, 0, Bytes(1 << 12, 1 << 14)), Plan((), device="h200"), tmp_path / "store.sqlite")
     assert row.error == "SpecError: its inputs are secret" and row.evaluations == 0 and row.device == "h200"

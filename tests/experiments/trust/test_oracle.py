@@ -105,7 +105,7 @@ def test_it_shares_no_code_with_the_judge() -> None:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""])
     }
-    assert {n for n in names if n.startswith("qimeng")} == {"qimeng.envs.interpreter"}
+    assert {n for n in names if n.startswith("qimeng")} == {"qimeng.envs.estimate.interpreter"}
 
 
 def test_inputs_differ_and_can_be_made_again() -> None:

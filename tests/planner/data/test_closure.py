@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from qimeng.envs.replay import CachingEvaluator
-from qimeng.envs.session import Budget, Session
+from qimeng.envs.steps.session import Budget, Session
+from qimeng.envs.steps.stored_answers import CachingEvaluator
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action
 from qimeng.planner.data.closure import closed

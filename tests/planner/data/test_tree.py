@@ -11,9 +11,9 @@ import pytest
 
 from qimeng.bench.collect import STORE, merge, put_drawn, read_texts
 from qimeng.bench.explore import Explored, explore
-from qimeng.envs.replay import CachingEvaluator
-from qimeng.envs.session import Budget, Session
-from qimeng.envs.task import Task
+from qimeng.envs.steps.session import Budget, Session
+from qimeng.envs.steps.stored_answers import CachingEvaluator
+from qimeng.envs.steps.task import Task
 from qimeng.errors import QimengError
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Evaluation, Gate, Planner

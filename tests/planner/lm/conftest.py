@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from qimeng.bench.explore import Explored, explore
-from qimeng.envs.replay import CachingEvaluator
-from qimeng.envs.task import Task
+from qimeng.envs.steps.stored_answers import CachingEvaluator
+from qimeng.envs.steps.task import Task
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.verify import capture_spec
 from qimeng.planner.data.generate import Bytes, draw

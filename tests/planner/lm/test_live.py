@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from qimeng.device import DEVICES
-from qimeng.envs.estimate import EstimatingEvaluator
-from qimeng.envs.replay import ReplayEvaluator
-from qimeng.envs.task import Task
+from qimeng.envs.estimate.estimator import EstimatingEvaluator
+from qimeng.envs.steps.stored_answers import ReplayEvaluator
+from qimeng.envs.steps.task import Task
 from qimeng.interfaces import Evaluator
 from qimeng.planner.data.generate import Bytes, draw_many
 from qimeng.planner.lm import live

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from qimeng.envs.session import STOP
-from qimeng.envs.shares import MAX_ACTIONS
-from qimeng.envs.task import Task
+from qimeng.envs.steps.session import STOP
+from qimeng.envs.steps.task import Task
+from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.planner.lm.corpus import random_walk
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.planner.lm.planner import LanguageModelPlanner

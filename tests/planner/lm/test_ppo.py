@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from qimeng.envs.reward import LogSpeedupReward
+from qimeng.envs.gym.reward import LogSpeedupReward
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.planner.lm.reading import Reader
 from qimeng.planner.lm.stored import Offer, StoredTask

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from stable_baselines3.common.env_checker import check_env
 
-from qimeng.envs.environment import KernelOptimizationEnv
-from qimeng.envs.shares import MAX_ACTIONS
-from qimeng.envs.task import Task
+from qimeng.envs.gym.environment import KernelOptimizationEnv
+from qimeng.envs.steps.task import Task
+from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.planner.lm import reading
 from qimeng.planner.lm.corpus import corpus, random_walk
 from qimeng.planner.lm.mini import END, MiniSize, make_mini, train_tokenizer

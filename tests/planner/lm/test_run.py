@@ -13,7 +13,7 @@ import torch
 
 from qimeng.cli import main
 from qimeng.device import DEVICES
-from qimeng.envs.setup import CODERS
+from qimeng.envs.steps.setup import CODERS
 from qimeng.errors import QimengError
 from qimeng.planner.lm import replay
 from qimeng.planner.lm import run as run_module

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qimeng.envs.environment import KernelOptimizationEnv
-from qimeng.envs.session import STOP
-from qimeng.envs.shares import MAX_ACTIONS
+from qimeng.envs.gym.environment import KernelOptimizationEnv
+from qimeng.envs.steps.session import STOP
+from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.interfaces import Action, Evaluation, Gate, Observation, Planner, Timing
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.lm import branches

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from qimeng.actions import Context, ScheduleKind, register, unregister
-from qimeng.envs.environment import KernelOptimizationEnv
-from qimeng.envs.replay import ReplayEvaluator
-from qimeng.envs.reward import LogSpeedupReward
-from qimeng.envs.task import Task
+from qimeng.envs.gym.environment import KernelOptimizationEnv
+from qimeng.envs.gym.reward import LogSpeedupReward
+from qimeng.envs.steps.stored_answers import ReplayEvaluator
+from qimeng.envs.steps.task import Task
 from qimeng.errors import WeightsError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import category

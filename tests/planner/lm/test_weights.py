@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from qimeng.envs.loop import optimize
-from qimeng.envs.session import STOP, Budget
-from qimeng.envs.task import Task
+from qimeng.envs.steps.loop import optimize
+from qimeng.envs.steps.session import STOP, Budget
+from qimeng.envs.steps.task import Task
 from qimeng.errors import WeightsError
 from qimeng.interfaces import Evaluation, Gate, Step, Timing
 from qimeng.planner import make_planner, make_search

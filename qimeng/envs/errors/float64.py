@@ -1,0 +1,135 @@
+"""Computations in float64: their inputs, the dtypes in their code, and small changes of inputs (one ulp, or nearby).
+
+Deals in trees of tensors and in operators as they are called. Knows nothing about specifications or budgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from qimeng.envs.errors import accuracy
+from qimeng.spec.dispatch import DispatchMode
+from qimeng.spec.leaf import unexpanded
+
+CONTINUOUS = ("real", "positive", "probability")
+NEARBY = (2.0**-17, 1 / 64)
+"""Most that `nearby` takes off a value, as a share of it, for one look and the next: so little that two logits which
+are nearly the same stay so, and enough that every rounding falls out anew, TF32's too. Half types, whose last place is
+more than the former, are moved by two of them at least."""
+
+
+@dataclass(frozen=True)
+class Near:
+    """Which inputs near those of a draw.
+
+    Attributes:
+        seed: of how much each value is moved.
+        share: most that it is moved by, as a share of it.
+    """
+
+    seed: int
+    share: float = NEARBY[1]
+
+
+def to_double(inputs: Sequence[Any], device: torch.device | None = None) -> tuple[Any, ...]:
+    """`inputs` with every floating tensor in float64 and every complex one in complex128, on `device` if given."""
+    double = {torch.complex64: torch.complex128}
+    return tuple(
+        _pytree.tree_map_only(
+            torch.Tensor,
+            lambda x: x.to(
+                device=device, dtype=double.get(x.dtype, torch.float64) if accuracy.is_float(x) else x.dtype
+            ),
+            list(inputs),
+        )
+    )
+
+
+class NamedAsDouble(DispatchMode):
+    """In the block, an operator that names float32 gets float64; what names a half type is rounded to it, in float64.
+
+    Otherwise ``x.float()`` inside a module, or inside the standard deviation of half types, would end the float64 run.
+    A cast to a half type is an intended rounding and stays. This is for computations without jumps: a jump after a cast
+    depends on every rounding after it.
+
+    Raises:
+        TypeError: bits are reinterpreted as another dtype, which is meaningless in float64.
+    """
+
+    def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func` with float64 where it names another floating dtype."""
+        if func is torch.ops.aten.view.dtype:
+            raise TypeError("the bits of a float are no bits of its float64 value")
+        named = [x for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.dtype)]
+        args, kwargs = _pytree.tree_map_only(torch.dtype, _raised, (args, kwargs or {}))
+        found = func(*args, **kwargs)
+        if not _HALF & set(named):
+            return found
+        return _pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.dtype in _HALF else x, found)
+
+
+_HALF = {torch.float16, torch.bfloat16}
+
+
+def _raised(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float32 else dtype
+
+
+def move(inputs: Sequence[Any], by: float) -> None:
+    """Multiply floating inputs by 1 + by or 1 - by, element by element, in place; zeros keep their sign."""
+    for x in tensors_in(inputs):
+        if x.is_floating_point() and x.numel():
+            if not x.is_contiguous():
+                x.mul_(1 + by * _signs(x.shape, x))
+                continue
+            flat = x.view(-1)
+            factors = _signs((min(flat.numel(), accuracy.BLOCK),), x).mul_(by).add_(1)
+            for start in range(0, flat.numel(), accuracy.BLOCK):
+                part = flat[start : start + accuracy.BLOCK]
+                part.mul_(factors[: part.numel()])
+
+
+def nearby(inputs: Sequence[Any], domains: Sequence[str], near: Near) -> tuple[Any, ...]:
+    """Inputs like `inputs` with other roundings: continuous ones times 1 - share * u, u uniform in [0, 1).
+
+    Strides stay.
+
+    Args:
+        inputs: a specification's inputs.
+        domains: of each of them, flattened (`KernelSpec.domains`); signs, indices and masks stay as they are.
+        near: seed of u, and the share.
+    """
+    leaves, tree = _pytree.tree_flatten(list(inputs))
+    for i, (x, domain) in enumerate(zip(leaves, domains, strict=True)):
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or domain not in CONTINUOUS:
+            continue
+        once = unexpanded(x)
+        generator = torch.Generator(device=x.device).manual_seed(near.seed + i)
+        share = max(near.share, min(NEARBY[1], 2 * torch.finfo(x.dtype).eps))
+        u = torch.empty(once.shape, dtype=torch.float32, device=x.device).uniform_(generator=generator)
+        leaves[i] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        unexpanded(leaves[i]).copy_(once.double() * (1 - share * u))
+    return tuple(_pytree.tree_unflatten(leaves, tree))
+
+
+def _signs(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    return torch.randint(0, 2, tuple(shape), device=like.device, dtype=torch.int8).to(like.dtype).mul_(2).sub_(1)
+
+
+def aliases(x: torch.Tensor, inputs: Sequence[Any]) -> bool:
+    """Whether `x` shares memory with one of the tensors in `inputs`."""
+    memory = x.untyped_storage().data_ptr()
+    return any(memory == y.untyped_storage().data_ptr() for y in tensors_in(inputs))
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Every tensor in a pytree, in order."""
+    return [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
+__all__ = ["NEARBY", "NamedAsDouble", "Near", "aliases", "move", "nearby", "tensors_in", "to_double"]

@@ -1,0 +1,126 @@
+"""The process in which candidates run where there is no GPU: the worker, with kernels run by Triton's interpreter.
+
+Corrects and completes Triton's interpreter so that results match a GPU's: rounding to bf16, products of bf16 operands,
+operands that tensor cores cut to TF32, approximate units, autotuned kernels. Knows nothing about specifications or
+verdicts. Must be started with ``TRITON_INTERPRET=1`` in the environment, in a process that has not imported Triton.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from qimeng.envs.workers.channel import Channel
+from qimeng.envs.workers.worker import Setup
+from qimeng.envs.workers.worker import main as work
+
+ENVIRONMENT = {"TRITON_INTERPRET": "1"}
+"""Environment variables with which `main` has to be started."""
+
+LACKS = ("NotImplementedError", "active drivers", "Unsupported data type", "unsupported data type", "libdevice")
+"""Words in the error of a kernel that uses what the interpreter lacks; such a kernel may be right."""
+
+_TF32_BITS = np.uint32(0xFFFFE000)
+"""What a tensor core sees of an fp32 operand: the hardware drops the low 13 bits."""
+
+
+def main(channel: Channel, setup: Setup) -> None:
+    """Patch the interpreter, then answer the judge like any worker."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("the interpreting worker needs TRITON_INTERPRET=1 before Triton is imported")
+    mend()
+    work(channel, setup)
+
+
+def mend() -> None:
+    """Round to bf16, multiply bf16 and TF32 operands as a GPU does; autotuners take their first choice."""
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    multiply, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
+    tune = Autotuner.run
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
+        tf32 = str(precision).rsplit(".", 1)[-1].upper() == "TF32"
+        return multiply(self, _as_seen(a, tf32), _as_seen(b, tf32), d, precision, imprecise)
+
+    def cast_impl(self: Any, source: Any, target: Any) -> Any:
+        if source.dtype.scalar.is_fp32() and target.scalar.is_bf16():
+            return _rounded(source)
+        if source.dtype.scalar.is_bf16() and target.scalar.is_fp32():
+            return _as_seen(source, False)
+        return cast(self, source, target)
+
+    def first_only(self: Any, *args: Any, **options: Any) -> Any:
+        self.configs = self.configs[:1]
+        return tune(self, *args, **options)
+
+    def create_inline_asm(self: Any, text: str, constraints: str, values: list[Any], *unused: Any) -> Any:
+        return _Units.run(text, values)
+
+    InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl
+    InterpreterBuilder.create_inline_asm = create_inline_asm
+    InterpreterBuilder.rounds_to_bfloat16 = True  # programs ask for it (`qimeng.program.emit`)
+    Autotuner.run = first_only
+
+
+class _Units:
+    """The approximate units that the templates call by instruction, with the largest error that they may have.
+
+    PTX ISA: lg2.approx has an absolute error of 2^-22 in (0.5, 2) and a relative one of 2^-22 elsewhere, tanh.approx a
+    relative one of 2^-11; up or down by the operand's last bit, which no other computation of the element shares.
+    """
+
+    def __init__(self, handle: Any):
+        self.handle = handle
+
+    def get_result(self, number: int) -> Any:
+        return self.handle
+
+    @classmethod
+    def run(cls, text: str, values: list[Any]) -> _Units:
+        from triton.runtime.interpreter import TensorHandle
+
+        (operand,), name = values, text.split()[0]
+        x = np.asarray(operand.data, dtype=np.float32)
+        away = np.where(np.ascontiguousarray(x).view(np.uint32) & np.uint32(1), 1.0, -1.0).reshape(x.shape)
+        with np.errstate(all="ignore"):
+            if name == "lg2.approx.f32":
+                exact = np.log2(x.astype(np.float64))
+                size = np.where((x > 0.5) & (x < 2), 1.0, np.abs(exact))
+                exact = exact + away * 2.0**-22 * np.where(np.isfinite(exact), size, 0.0)
+            elif name == "tanh.approx.f32":
+                exact = np.tanh(x.astype(np.float64)) * (1 + away * 2.0**-11)
+            else:
+                raise NotImplementedError(f"inline assembly {text!r}")
+            return cls(TensorHandle(exact.astype(np.float32), operand.dtype))
+
+
+def _as_seen(handle: Any, tf32: bool) -> Any:
+    """A tensor as the tensor core sees it, in a form that numpy multiplies."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    dtype = handle.dtype.scalar
+    if dtype.is_bf16():
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+    if tf32 and dtype.is_fp32():
+        bits = np.ascontiguousarray(handle.data).view(np.uint32) & _TF32_BITS
+        return TensorHandle(bits.view(np.float32), tl.float32)
+    return handle
+
+
+def _rounded(handle: Any) -> Any:
+    """fp32 as bf16, to nearest even as a GPU rounds; the interpreter truncates."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    bits = np.ascontiguousarray(handle.data).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    rounded = np.where(np.isnan(handle.data), np.uint32(0x7FC0), rounded)
+    return TensorHandle(rounded.astype(np.uint16), tl.bfloat16)
+
+
+__all__ = ["ENVIRONMENT", "LACKS", "main", "mend"]

@@ -1,0 +1,1 @@
+"""The Gymnasium environment: observation, rewards, wrappers."""

@@ -1,0 +1,221 @@
+"""Programs of torch.compile for one specification, compiled in the background and timed on request.
+
+Deals in modes of torch.compile: a process for each, so that one that takes too long can be ended without the others.
+The judge's side is `TorchCompile`; `compile_module` runs in the process. Knows nothing about candidates.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qimeng.device_lock import DeviceLock
+from qimeng.envs.judge.baseline import ask_times
+from qimeng.envs.workers.forkserver import START_S, ForkServer, Process, WorkerFailed
+from qimeng.envs.workers.shared_server import shared_server
+from qimeng.envs.workers.stopwatch import Effort, Samples
+from qimeng.envs.workers.worker import Setup
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""What torch.compile knows (its documentation of `mode`)."""
+
+PRELOAD = ("torch", "qimeng.envs.judge.baseline", "qimeng.envs.judge.torch_compile")
+"""Modules that the compiling processes share. TorchInductor is not among them: importing it opens CUDA, after which no
+forked process can (seen with torch 2.11 on an H200)."""
+
+
+def check_modes(modes: Sequence[str]) -> None:
+    """Refuse what torch.compile does not know.
+
+    Raises:
+        ValueError: the message lists the modes.
+    """
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown:
+        raise ValueError(f"torch.compile has no mode {', '.join(unknown)}; known: {', '.join(MODES)}")
+
+
+def compiled_name(mode: str) -> str:
+    """What torch.compile in `mode` is called among the baselines.
+
+    >>> compiled_name("default"), compiled_name("reduce-overhead")
+    ('compile', 'compile-reduce-overhead')
+    """
+    return "compile" if mode == "default" else f"compile-{mode}"
+
+
+def compile_server() -> ForkServer:
+    """The fork server of the compiling processes, with TorchInductor loaded; it ends with this process."""
+    return shared_server(PRELOAD)
+
+
+class TorchCompile:
+    """torch.compile in several modes, one after the other in a thread, each in a process of its own.
+
+    Args:
+        setup: the specification, the mode of precision and the device.
+        draw_seed: source of the inputs' seeds.
+        timeout_s: seconds that one request may take.
+        threads: compiler processes at a time.
+        lock: path of the device's lock, which is held while the compiler times its own candidates; empty without one.
+
+    Attributes:
+        ready: modes that can be timed, in the order asked for.
+        failed: modes that cannot be, with the reason.
+    """
+
+    def __init__(self, setup: Setup, draw_seed: Callable[[], int], timeout_s: float, threads: int, lock: str):
+        self._setup, self._draw_seed, self._timeout_s = setup, draw_seed, timeout_s
+        self._threads, self._lock = threads, lock
+        self._thread: threading.Thread | None = None
+        self._processes: dict[str, Process] = {}
+        self._closed = False
+        self.ready: list[str] = []
+        self.failed: dict[str, str] = {}
+
+    def begin(self, modes: Sequence[str], limit_s: float) -> None:
+        """Make the program of each mode ready, in the background.
+
+        Args:
+            modes: in this order.
+            limit_s: seconds that one mode may take; then it is ended and `failed` says so.
+
+        Raises:
+            ValueError: torch.compile has no such mode.
+        """
+        check_modes(modes)
+        self.wait()
+        self._thread = threading.Thread(target=self._make_ready, args=(tuple(modes), limit_s), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until every mode is ready or has failed."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def time(self, mode: str, effort: Effort) -> Samples:
+        """Times of a mode that is ready, on fresh inputs; the judge is alone on the device.
+
+        Raises:
+            WorkerFailed: its process failed.
+        """
+        return ask_times(self._processes[mode], self._draw_seed, self._timeout_s, effort)
+
+    def give_up(self, mode: str, reason: str) -> None:
+        """A mode that was ready cannot be timed."""
+        self.ready.remove(mode)
+        self.failed[mode] = reason
+
+    def close(self) -> None:
+        """End the processes; what is still compiled is given up."""
+        self._closed = True
+        for process in list(self._processes.values()):
+            process.kill(wait=False)
+        self.wait()
+        for process in self._processes.values():
+            process.kill()
+        self._processes.clear()
+
+    def _make_ready(self, modes: Sequence[str], limit_s: float) -> None:
+        for mode in modes:
+            if self._closed:
+                return
+            try:
+                self._start(mode, limit_s)
+                self.ready.append(mode)
+            except WorkerFailed as failed:
+                cut = f"cut off: not compiled within {limit_s:g} s"
+                self.failed[mode] = cut if failed.kind == "timeout" else str(failed)
+
+    def _start(self, mode: str, limit_s: float) -> None:
+        """Start the process of `mode` and wait until its program runs."""
+        server = compile_server()
+        folder = {"TORCHINDUCTOR_CACHE_DIR": str(Path(server.folder) / "inductor")}
+        process = server.start("qimeng.envs.judge.baseline:main", self._setup, environment=folder)
+        self._processes[mode] = process
+        if self._closed:
+            process.kill(wait=False)
+        process.call("ready", START_S)
+        threads = self._threads if mode.startswith("max-autotune") else 1
+        seed = self._draw_seed()
+        process.call("compile", limit_s, mode=mode, seed=seed, threads=threads, lock=self._lock)
+
+
+# -- in the process
+
+
+def compile_module(
+    module: torch.nn.Module, mode: str, inputs: Sequence[Any], threads: int, lock: str
+) -> Callable[..., Any]:
+    """What torch.compile makes of `module`, called until nothing is left to compile or record.
+
+    Args:
+        module: what is compiled.
+        mode: of torch.compile.
+        inputs: of the first calls.
+        threads: compiler processes; 1 compiles in this one, which is quickest for a few kernels.
+        lock: path of the device's lock, held while TorchInductor measures which of its candidates is fastest, so that
+            it neither disturbs the times of others nor is misled by them; empty without one.
+    """
+    import torch._inductor.config
+
+    torch._inductor.config.compile_threads = threads
+    if lock:
+        _measure_alone(DeviceLock(lock))
+    call = torch.compile(module, mode=None if mode == "default" else mode)
+    for _ in range(3):  # CUDA graphs are recorded in the second or third call
+        call(*inputs)
+    return call
+
+
+def _measure_alone(lock: DeviceLock) -> None:
+    """Hold `lock` in TorchInductor's measurements: of one candidate, or of all configurations of a Triton kernel."""
+    from torch._inductor.runtime import benchmarking, triton_heuristics
+
+    turn = _Turn(lock)
+    for name in ("benchmark", "benchmark_gpu", "benchmark_gpu_with_cuda_graph"):
+        if hasattr(benchmarking.benchmarker, name):
+            setattr(benchmarking.benchmarker, name, turn.around(getattr(benchmarking.benchmarker, name)))
+    tuner = triton_heuristics.CachingAutotuner
+    if hasattr(tuner, "benchmark_all_configs"):
+        tuner.benchmark_all_configs = turn.around(tuner.benchmark_all_configs)  # type: ignore[method-assign]
+
+
+class _Turn:
+    """A lock that may be asked for again inside."""
+
+    def __init__(self, lock: DeviceLock):
+        self._lock, self._mine = lock, threading.RLock()
+        self._depth = 0
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, alone on the device."""
+
+        @wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            with self._taken():
+                return function(*arguments, **options)
+
+        return call
+
+    @contextmanager
+    def _taken(self) -> Iterator[None]:
+        with self._mine:
+            if self._depth:
+                yield
+                return
+            with self._lock.alone():
+                self._depth += 1
+                try:
+                    yield
+                finally:
+                    self._depth -= 1
+
+
+__all__ = ["MODES", "TorchCompile", "check_modes", "compile_module", "compile_server", "compiled_name"]

@@ -1,0 +1,184 @@
+"""A whole optimization: search within the budget, verify the winner again, fall back to earlier programs if it fails.
+
+Deals in the order of the phases and the choice of the returned program. Knows nothing about how programs are chosen (a
+search does that), written or judged.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from qimeng.envs.judge.ranking import beats, refusal
+from qimeng.envs.steps.result import Result
+from qimeng.envs.steps.session import Budget, Progress, Session, State
+from qimeng.envs.steps.stored_answers import CachingEvaluator
+from qimeng.envs.steps.task import Task
+from qimeng.errors import PlannerFault, QimengError
+from qimeng.interfaces import Action, Evaluation, Gate
+from qimeng.store import Store
+
+GATHER = Action("gather")
+
+
+class Search(Protocol):
+    """Decides which steps are taken."""
+
+    def run(self, session: Session) -> str:
+        """Take steps on `session` and its forks until it is done; why it ended (see `Result.stopped`)."""
+
+
+def optimize(
+    task: Task,
+    search: Search,
+    budget: Budget | None = None,
+    store: Store | None = None,
+    on_step: Callable[[Progress], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    began: float | None = None,
+) -> Result:
+    """Improve `task.start` step by step and return the best program that passes the final verification.
+
+    Ctrl-C ends the search early; the best program so far is still verified and returned. A program of very many regions
+    is made a small one first, whatever search follows (`qimeng.actions.gather`).
+
+    Args:
+        task: what is optimized.
+        search: decides which steps are taken.
+        budget: what may be used.
+        store: where every attempt is recorded.
+        on_step: told what is going on.
+        clock: seconds, monotonic.
+        began: the clock's time when the budget's seconds began; now by default.
+    """
+    session = Session(task, budget, store, on_step, clock, began)
+    if task.start.fallback:
+        return finish_opaque(session)
+    failed: tuple[str, ...] = ()
+    try:
+        if not session.begin().ok:
+            return finish_unjudged(session)
+        if GATHER in session.offered()[0]:
+            session.step(GATHER)
+        stopped = search.run(session)
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    except Exception as error:  # a planner of the user's own may raise anything
+        if not _is_planners(error):
+            raise
+        stopped, failed = "failed", (f"the search ended early, its planner failed: {type(error).__name__}: {error}",)
+    return finish(session, stopped, failed)
+
+
+def _is_planners(error: Exception) -> bool:
+    """Whether a planner or search raised `error` by itself, not in a step that it took, nor as a clear message."""
+    codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    mine = {method.__code__ for method in (Session.step, Session.begin, Session.observe, Session.offered)}
+    return isinstance(error, PlannerFault) or not (isinstance(error, QimengError) or codes & mine)
+
+
+def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Result:
+    """Verify the best program in a fresh process and build the result.
+
+    The candidates are the start program and those of the best one's path that beat the candidate before by twice the
+    uncertainty (`qimeng.envs.judge.ranking`), so that noise adds no step. The last is verified; where it fails, or is
+    timed slower than the candidate before it, that one is next. Where nothing else passes, or what passes runs on
+    PyTorch alone, the computation is returned as its author wrote it.
+    """
+    task, ledger = session.task, session.ledger
+    best = ledger.best or session.state
+    candidates = established(best)
+    notes: list[str] = [*([task.reason] if task.reason else []), *remarks]
+    winner, evaluation = candidates[0], ledger.start
+    try:
+        for number in range(len(candidates) - 1, -1, -1):
+            winner = candidates[number]
+            parent = candidates[number - 1] if number else None
+            session.tell("final", f"verify the program of {len(winner.recipe())} steps in a fresh process")
+            evaluation = task.evaluator.final(winner.program)
+            problem = refusal(evaluation, parent.evaluation if parent else None)
+            if problem is None or number == 0:
+                break
+            notes.append(f"the program of {len(winner.recipe())} steps is not returned: {problem}")
+    except KeyboardInterrupt:
+        evaluation = winner.evaluation or Evaluation(Gate.WRITE, "interrupted before it was judged", "interrupted")
+        if not winner.program.on_pytorch:  # what came after it was refused
+            evaluation = replace(evaluation, unchecked="the final verification was interrupted")
+            notes.append("the figures are those of the search")
+    if evaluation is None:
+        evaluation = task.evaluator.final(task.start)
+    if not evaluation.ok:
+        notes.append(f"the program of {len(winner.recipe())} steps failed its own verification: {evaluation.error}")
+    if not winner.program.on_pytorch:
+        return _result(session, winner, evaluation, stopped, notes)
+    if ledger.attempts and stopped != "opaque":
+        notes.append("no generated program was right and faster: returned as it was written")
+    return _as_written(session, evaluation, stopped, notes)
+
+
+def finish_opaque(session: Session) -> Result:
+    """The result of a computation that could not be captured: the reference itself, timed where that is possible."""
+    evaluation, notes = session.begin(), [session.task.reason]
+    if not evaluation.ok:
+        notes.append(f"not timed: {evaluation.error}")
+        evaluation = Evaluation(Gate.PASSED)
+    return _as_written(session, evaluation, "opaque", notes)
+
+
+def finish_unjudged(session: Session) -> Result:
+    """The result where not even the start program passes: the computation as it was written, and why."""
+    evaluation = session.begin()
+    notes = [f"nothing could be judged, so it is returned as it was written: {evaluation.error}"]
+    return _as_written(session, evaluation, "unjudged", notes)
+
+
+def _as_written(session: Session, evaluation: Evaluation, stopped: str, notes: list[str]) -> Result:
+    """The computation as its author wrote it, on PyTorch. Its time is eager's by definition."""
+    found = replace(evaluation, timing=evaluation.eager, region_ms={}, generated_share=0.0)
+    whole = State(session.task.whole or session.task.start)
+    return _result(session, whole, found, stopped, notes, on_pytorch=True)
+
+
+def _result(
+    session: Session, winner: State, evaluation: Evaluation, stopped: str, notes: list[str], on_pytorch: bool = False
+) -> Result:
+    task, ledger = session.task, session.ledger
+    notes = [
+        *notes,
+        *ledger.faults.values(),
+        *(memory.remarks() if (memory := task.context.coder.memory) is not None else ()),
+    ]
+    result = Result(
+        name=task.name,
+        source=winner.program.source,
+        recipe=winner.recipe(),
+        evaluation=evaluation,
+        start=ledger.start or evaluation,
+        steps=tuple(ledger.attempts),
+        device=task.context.device.name,
+        mode=task.context.mode,
+        estimated=task.estimated,
+        evaluations=ledger.evaluations,
+        cached=task.evaluator.hits if isinstance(task.evaluator, CachingEvaluator) else 0,
+        seconds=ledger.clock() - ledger.began,
+        stopped=stopped,
+        notes=tuple(notes),
+        program=winner.program,
+        reference=task.reference,
+        on_pytorch=on_pytorch,
+    )
+    session.tell("end", f"{result.headline}{' (estimated)' if result.estimated else ''}")
+    return result
+
+
+def established(best: State) -> tuple[State, ...]:
+    """The judged states on the way to `best`, each better than the one before beyond the noise."""
+    timed = [s for s in best.path() if s.judged and s.evaluation is not None and s.evaluation.ok]
+    kept = list(best.path()[:1])
+    for state in timed:
+        if state is not kept[0] and beats(state.evaluation, kept[-1].evaluation):
+            kept.append(state)
+    return tuple(kept)

@@ -1,0 +1,187 @@
+"""From a specification to a task: capture, device, coder, judge.
+
+Deals in choosing the parts by name and by what this machine has. Knows nothing about steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from qimeng.actions import Context
+from qimeng.device import Device, current_device, device_named, driver_version, target_device
+from qimeng.envs.steps.stored_answers import CachingEvaluator
+from qimeng.envs.steps.task import Task
+from qimeng.errors import CoderError
+from qimeng.interfaces import Coder, Evaluator
+from qimeng.store import Conditions, Store
+
+if TYPE_CHECKING:
+    from qimeng.program.program import Program
+    from qimeng.spec import KernelSpec
+
+
+CODERS = {
+    "template": "qimeng.coder.template.coder:TemplateCoder",
+    "template+cuda": "qimeng.coder.template.coder:with_cuda",
+}
+"""Name to where the class, or a function that makes the coder, is; each is called without arguments.
+
+Names with a model: `qimeng.coder.named.FORMS`.
+"""
+
+
+def make_coder(coder: str | Coder, **options: Any) -> Coder:
+    """The coder called `coder`, or `coder` itself.
+
+    Args:
+        coder: one of `CODERS`, a name of the forms in `qimeng.coder.named.FORMS`, or a coder.
+        options: of `qimeng.coder.named.coder_named`, for a name with a model.
+
+    Raises:
+        ValueError: an unknown name; the message lists the names.
+        CoderError: the coder cannot be used here; the message says what is missing.
+    """
+    from qimeng.coder.named import FORMS, coder_named, is_form
+
+    if not isinstance(coder, str):
+        return coder
+    if coder in CODERS:
+        module, _, name = CODERS[coder].partition(":")
+        made: Coder = getattr(import_module(module), name)()
+        return made
+    if not is_form(coder):
+        raise ValueError(f"unknown coder {coder!r}; known: {', '.join((*sorted(CODERS), *FORMS))}")
+    return coder_named(coder, **options)
+
+
+def make_device(device: str | Device | None) -> Device:
+    """The device to optimize for.
+
+    A name of the table means that device, estimated, unless it is the GPU of this machine; None means the GPU of this
+    machine, else the H200, estimated.
+
+    Raises:
+        DeviceError: an unknown name.
+    """
+    if isinstance(device, Device):
+        return device
+    if device is None:
+        return target_device()
+    here = current_device()
+    if here is not None and device.lower() in (here.name, here.name.removesuffix("(here)")):
+        return here
+    return device_named(device)
+
+
+def make_task(
+    spec: Any,
+    inputs: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    coder: str | Coder = "template",
+    evaluator: Evaluator | None = None,
+    device: str | Device | None = None,
+    mode: str | None = None,
+    store: Store | None = None,
+) -> Task:
+    """Everything a step loop needs to optimize `spec`.
+
+    The judge is `evaluator` where given; else the GPU of this machine; else the analytic model of a named device,
+    whose times are estimates. With a store, what was judged before is not judged again.
+
+    Args:
+        spec: a `KernelSpec`, or what `KernelSpec.of` makes one from.
+        inputs: example inputs, where `spec` is a module or a function.
+        kwargs: example inputs that are given by keyword.
+        coder: name of a coder, or a coder.
+        evaluator: the judge.
+        device: name of a device, or a device.
+        mode: precision mode: ``"default"``, ``"highest"`` or ``"high"``; the spec's own by default.
+        store: where evaluations are kept and looked up.
+
+    Raises:
+        SpecError: the computation cannot be optimized as given, or an unknown mode.
+        DeviceError: an unknown device.
+        ValueError: an unknown coder.
+        CoderError: the coder cannot be used here.
+    """
+    from qimeng.graph.capture import CaptureError
+    from qimeng.graph.verify import capture_spec
+    from qimeng.program.opaque import opaque_program
+    from qimeng.program.program import Program
+    from qimeng.spec import KernelSpec
+
+    spec = KernelSpec.of(spec, inputs, mode=mode, kwargs=kwargs)
+    spec.check()
+    row, reason = make_device(device), ""
+    start = whole = opaque_program(spec)
+    try:
+        start = Program.start(capture_spec(spec))
+    except CaptureError as error:
+        reason = f"left on PyTorch as it is: {error}"
+    context = Context(row, make_coder(coder), spec.mode)
+    judge = evaluator or make_evaluator(spec, start, context)
+    conditions = conditions_of(spec, judge, row)
+    if store is not None:
+        store.name_anew(spec.digest, start)
+        if context.coder.memory is not None:
+            context.coder.memory.use_store(store, spec.digest)
+        store.put_spec(spec.digest, spec.name)
+        judge = CachingEvaluator(judge, store, conditions)
+    reference = partial(spec.module, "cuda" if row.measured else "cpu")
+    return Task(start, context, judge, conditions, spec.name, reason, reference, whole)
+
+
+def make_evaluator(spec: KernelSpec, start: Program, context: Context) -> Evaluator:
+    """The GPU of this machine as judge where `context.device` is that one, else the analytic model.
+
+    Raises:
+        CoderError: the coder has a free hand (a language model), and nothing here keeps what it writes from files.
+    """
+    from qimeng.envs.sandbox import needs_landlock
+
+    if context.coder.free_hand and (missing := needs_landlock()):
+        raise CoderError(missing)
+    if context.device.measured:
+        from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+
+        return GpuEvaluator(spec, start.graph, device=context.device)
+    from qimeng.envs.estimate.estimator import EstimatingEvaluator
+
+    return EstimatingEvaluator(spec, context.device, coder=context.coder)
+
+
+def conditions_of(spec: KernelSpec, evaluator: Evaluator, device: Device) -> Conditions:
+    """What the judge's findings depend on besides the program."""
+    estimated = bool(getattr(evaluator, "estimated", not device.measured))
+    return Conditions(spec.digest, device.name, spec.mode, estimated, versions_of(evaluator))
+
+
+def versions_of(evaluator: Evaluator) -> tuple[tuple[str, str], ...]:
+    """(name, version) of the evaluator, torch, triton and the driver."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = "none"
+    driver = driver_version()
+    name = getattr(evaluator, "judge_name", type(evaluator).__name__)
+    judge = f"{name} {getattr(evaluator, 'version', 1)}"
+    return (("evaluator", judge), ("torch", torch.__version__), ("triton", triton), ("driver", driver))
+
+
+__all__ = [
+    "CODERS",
+    "conditions_of",
+    "make_coder",
+    "make_device",
+    "make_evaluator",
+    "make_task",
+    "versions_of",
+]

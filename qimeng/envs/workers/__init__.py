@@ -1,0 +1,1 @@
+"""Processes in which candidates run, what goes to them and comes back, and what they are watched for."""
