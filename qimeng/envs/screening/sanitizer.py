@@ -173,7 +173,7 @@ def _run(function: str) -> str:
 
     The package is found by its own folder: those of the user's modules are not read in a sandbox.
     """
-    package = str(Path(__file__).resolve().parents[1])
+    package = str(Path(__file__).resolve().parents[2])
     return (
         "import importlib.util, os, sys\n"
         f"places = [{package!r}]\n"

@@ -168,7 +168,7 @@ def test_settings_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not (tmp_path / "run").exists()
     with pytest.raises(SystemExit, match="2"):
         main(["train", "missing.xz"])
-    assert "missing.xz is no file: name what `qimeng collect export` wrote" in capsys.readouterr().err
+    assert "missing.xz is not a file; pass a file that `qimeng collect export` wrote" in capsys.readouterr().err
 
 
 # ---- another device

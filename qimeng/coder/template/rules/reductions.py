@@ -32,7 +32,7 @@ def _prod(b: Builder, node: Any, x: Expr, dims: Any = None, keepdim: bool = Fals
     return b.reduce("prod", operand(b, x, d), dims_of(dims), keepdim, d)
 
 
-def _extreme(b: Builder, kind: str, x: Expr, dims: list[int] | None, keepdim: bool) -> Expr:
+def extreme(b: Builder, kind: str, x: Expr, dims: list[int] | None, keepdim: bool) -> Expr:
     """Smallest or largest value; of short integers by way of int32."""
     wide = operand(b, x, "int32") if x.dtype in SMALL else x
     return b.cast(b.reduce(kind, wide, dims, keepdim), x.dtype)
@@ -40,7 +40,7 @@ def _extreme(b: Builder, kind: str, x: Expr, dims: list[int] | None, keepdim: bo
 
 @rule("amax", "amin")
 def _amax(b: Builder, node: Any, x: Expr, dims: Any = None, keepdim: bool = False) -> Expr:
-    return _extreme(b, {"aten.amax": "max", "aten.amin": "min"}[node.packet], x, dims_of(dims), keepdim)
+    return extreme(b, {"aten.amax": "max", "aten.amin": "min"}[node.packet], x, dims_of(dims), keepdim)
 
 
 @rule("max", "min")
@@ -48,7 +48,7 @@ def _max(b: Builder, node: Any, x: Expr, dim: Any = None, keepdim: bool = False)
     kind = node.packet.removeprefix("aten.")
     if isinstance(dim, Expr):
         return binary({"max": "maximum", "min": "minimum"}[kind], b, x, dim, out_dtype(node))
-    best = _extreme(b, kind, x, dims_of(dim), keepdim)
+    best = extreme(b, kind, x, dims_of(dim), keepdim)
     return best if dim is None else (best, _position(b, f"arg{kind}", x, dims_of(dim), keepdim))
 
 

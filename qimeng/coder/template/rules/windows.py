@@ -16,6 +16,7 @@ from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.rules.base import operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
+from qimeng.coder.template.rules.reductions import extreme
 from qimeng.coder.template.rules.reindex import at, index, integer, within
 from qimeng.coder.template.rules.shapes import size_of
 from qimeng.family import Unsupported
@@ -133,11 +134,7 @@ def _max_pool(
     sizes = _several(kernel, count, ())
     steps, pads = _several(stride, count, sizes), _several(padding, count, ())
     windows = Windows(b, x, sizes, steps, pads, _several(dilation, count, ()), node.metas[0].shape[-count:])
-    return _largest(b, windows, windows.filled(b, _least(x.dtype))), None
-
-
-def _largest(b: Builder, windows: Windows, x: Expr) -> Expr:
-    return b.cast(b.reduce("max", operand(b, x, compute_dtype(x.dtype)), windows.inside), x.dtype)
+    return extreme(b, "max", windows.filled(b, _least(x.dtype)), windows.inside, False), None
 
 
 def _least(dtype: str) -> float | int:
@@ -162,8 +159,7 @@ def _adaptive_max_pool(b: Builder, node: Any, x: Expr, size: Any) -> tuple[Expr,
     moved, guards, _, inside = _adaptive(b, x, node.metas[0].shape[-count:])
     for guard in guards:
         moved = b.pw("where", guard, moved, _least(x.dtype), dtype=x.dtype)
-    top = b.reduce("max", operand(b, moved, compute_dtype(x.dtype)), inside)
-    return b.cast(top, x.dtype), None
+    return extreme(b, "max", moved, inside, False), None
 
 
 def _adaptive(b: Builder, x: Expr, counts: Sequence[int]) -> tuple[Expr, list[Expr], list[Expr], list[int]]:
