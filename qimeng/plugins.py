@@ -1,16 +1,57 @@
-"""Calls of objects that another package may have brought: what they do wrong becomes one error that names them.
+"""Objects that another package brings: finding them by entry points, and one error that names what they do wrong.
 
-Deals in calls and in what they return. Knows nothing about what the objects are for.
+Deals in entry points, calls and what they return. Knows nothing about what the objects are for.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
+
+from qimeng.errors import QimengError
 
 Problem = Callable[[Any], str]
 """What is wrong with a returned value, as the end of a sentence; empty where nothing is."""
+
+
+class Installed:
+    """What installed packages bring under one group of entry points; each is taken once.
+
+    Args:
+        group: of the entry points.
+        noun: what they bring, for messages.
+        take: registers what an entry point names.
+    """
+
+    def __init__(self, group: str, noun: str, take: Callable[[Any], object]):
+        self.group, self._noun, self._take = group, noun, take
+        self._taken: set[EntryPoint] = set()
+        self._done = False
+
+    def take(self) -> None:
+        """Load and register what is not yet; only the first call that succeeds does anything.
+
+        Raises:
+            QimengError: one cannot be loaded or registered; the message names the package.
+        """
+        if self._done:
+            return
+        for point in entry_points(group=self.group):
+            if point in self._taken:
+                continue
+            self._taken.add(point)
+            try:
+                self._take(point.load())
+            except Exception as error:  # loading runs the other package's code
+                self._taken.discard(point)
+                package = point.dist.name if point.dist else point.value
+                raise QimengError(
+                    f"the {self._noun} {point.name!r} of the installed package {package} cannot be used "
+                    f"({type(error).__name__}: {error}); update or uninstall that package"
+                ) from error
+        self._done = True
 
 
 def guard(thing: Any, name: str, problem: Problem, fault: Callable[[str], Exception], *passes: type[Exception]) -> None:
@@ -56,4 +97,4 @@ def where(thing: Any) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-__all__ = ["Problem", "anything", "guard", "returns", "where"]
+__all__ = ["Installed", "Problem", "anything", "guard", "returns", "where"]

@@ -5,21 +5,18 @@ Deals in names, entry points and the list of legal actions. Knows nothing about 
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
-
 from qimeng.actions.base import Context, GraphRewrite, Kind
 from qimeng.actions.guard import guarded
-from qimeng.errors import FamilyFault, IllegalAction, KindFault, QimengError
+from qimeng.errors import FamilyFault, IllegalAction, KindFault
 from qimeng.family import families, take_faults
 from qimeng.interfaces import Action, Coder, Request
+from qimeng.plugins import Installed
 from qimeng.program.program import Program
 
 GROUP = "qimeng.actions"
 """Entry-point group through which other packages add kinds."""
 
 _KINDS: dict[str, Kind] = {}
-_entered: set[EntryPoint] = set()
-_loaded: list[bool] = []
 
 
 def register(kind: Kind) -> Kind:
@@ -55,22 +52,7 @@ def kinds() -> dict[str, Kind]:
     Raises:
         QimengError: an installed package's kind cannot be loaded or registered; the message names the package.
     """
-    if not _loaded:
-        for point in entry_points(group=GROUP):
-            if point in _entered:
-                continue
-            _entered.add(point)
-            try:
-                found = point.load()
-                register(found() if isinstance(found, type) else found)
-            except Exception as error:  # loading runs the other package's code
-                _entered.discard(point)
-                package = point.dist.name if point.dist else point.value
-                raise QimengError(
-                    f"the kind of action {point.name!r} of the installed package {package} cannot be used "
-                    f"({type(error).__name__}: {error}); mend or uninstall that package"
-                ) from error
-        _loaded.append(True)
+    _installed.take()
     return dict(_KINDS)
 
 
@@ -142,6 +124,9 @@ def rewritten(request: Request, coder: Coder) -> GraphRewrite:
     kind, context = kind_named(request.action.kind), Context(request.device, coder, request.mode)
     kind.check(request.program, request.action, context)
     return kind.apply(request.program, request.action, context)
+
+
+_installed = Installed(GROUP, "kind of action", lambda found: register(found() if isinstance(found, type) else found))
 
 
 __all__ = [

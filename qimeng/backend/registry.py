@@ -5,17 +5,16 @@ Deals in names. Knows nothing about what a backend does.
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from qimeng.backend.base import Backend
 from qimeng.errors import QimengError
+from qimeng.plugins import Installed
 
 GROUP = "qimeng.backends"
 """Entry points of this group name a `Backend`, a class of one, or a function without arguments that makes one."""
 
 _BACKENDS: dict[str, Backend] = {}
-_entered: set[EntryPoint] = set()
-_loaded: list[bool] = []
 
 
 def register_backend(backend: Backend) -> Backend:
@@ -47,27 +46,12 @@ def backends() -> dict[str, Backend]:
     Raises:
         QimengError: an installed package's backend cannot be loaded or registered; the message names the package.
     """
-    if not _loaded:
-        from qimeng.backend.cuda import CudaCpp
-        from qimeng.backend.triton import Triton
+    from qimeng.backend.cuda import CudaCpp
+    from qimeng.backend.triton import Triton
 
-        for own in (Triton(), CudaCpp()):
-            _BACKENDS.setdefault(own.language, own)
-        for point in entry_points(group=GROUP):
-            if point in _entered:
-                continue
-            _entered.add(point)
-            try:
-                found = point.load()
-                register_backend(found if isinstance(found, Backend) else found())
-            except Exception as error:  # loading runs the other package's code
-                _entered.discard(point)
-                package = point.dist.name if point.dist else point.value
-                raise QimengError(
-                    f"the backend {point.name!r} of the installed package {package} cannot be used "
-                    f"({type(error).__name__}: {error}); update or uninstall that package"
-                ) from error
-        _loaded.append(True)
+    for own in (Triton(), CudaCpp()):
+        _BACKENDS.setdefault(own.language, own)
+    _installed.take()
     return dict(_BACKENDS)
 
 
@@ -81,6 +65,13 @@ def backend_named(language: str) -> Backend:
     if found is None:
         raise QimengError(f"no backend for the language {language!r}; known: {', '.join(sorted(backends()))}")
     return found
+
+
+def _take(found: Any) -> None:
+    register_backend(found if isinstance(found, Backend) else found())
+
+
+_installed = Installed(GROUP, "backend", _take)
 
 
 __all__ = ["GROUP", "backend_named", "backends", "register_backend", "unregister_backend"]

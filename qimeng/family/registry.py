@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import is_dataclass
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from qimeng.device import Device
-from qimeng.errors import FamilyFault, IllegalAction, QimengError
+from qimeng.errors import FamilyFault, IllegalAction
 from qimeng.family.base import AnyFamily, Family, Move, NotConcerned, Unsupported
 from qimeng.family.guard import guarded
 from qimeng.graph.region import Region
+from qimeng.plugins import Installed
 from qimeng.program.schedule import Schedule
 
 GROUP = "qimeng.families"
@@ -30,8 +30,6 @@ BUILT_IN = {
 
 _own: dict[str, AnyFamily] = {}
 _built_in: dict[str, AnyFamily] = {}
-_entered: set[EntryPoint] = set()
-_loaded: list[bool] = []
 _faults: dict[str, str] = {}
 
 
@@ -43,22 +41,7 @@ def families() -> dict[str, AnyFamily]:
     Raises:
         QimengError: an installed package's family cannot be loaded or registered; the message names the package.
     """
-    if not _loaded:
-        for point in entry_points(group=GROUP):
-            if point in _entered:
-                continue
-            _entered.add(point)
-            try:
-                found = point.load()
-                register_family(found() if isinstance(found, type) else found)
-            except Exception as error:  # loading runs the other package's code
-                _entered.discard(point)
-                package = point.dist.name if point.dist else point.value
-                raise QimengError(
-                    f"the family {point.name!r} of the installed package {package} cannot be used "
-                    f"({type(error).__name__}: {error}); mend or uninstall that package"
-                ) from error
-        _loaded.append(True)
+    _installed.take()
     for name, place in BUILT_IN.items():
         if name not in _built_in:
             module, _, attribute = place.partition(":")
@@ -205,6 +188,9 @@ def _plan(family: AnyFamily, key: _Key) -> Any:
         return family.plan(key.region)
     except Unsupported as error:
         return error
+
+
+_installed = Installed(GROUP, "family", lambda found: register_family(found() if isinstance(found, type) else found))
 
 
 __all__ = [

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from qimeng import plugins
 from qimeng.actions import (
     Context,
     ScheduleKind,
@@ -216,9 +217,9 @@ def test_a_broken_package_is_named_every_time(monkeypatch: pytest.MonkeyPatch) -
     import qimeng.actions.registry as base
 
     points = [_Here("doubled", "here:Doubled", base.GROUP), EntryPoint("lost", "no.such:Kind", base.GROUP)]
-    monkeypatch.setattr(base, "entry_points", lambda group: points)
-    monkeypatch.setattr(base, "_entered", set())
-    monkeypatch.setattr(base, "_loaded", [])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == base.GROUP else [])
+    monkeypatch.setattr(base._installed, "_taken", set())
+    monkeypatch.setattr(base._installed, "_done", False)
     try:
         for _ in range(2):
             with pytest.raises(QimengError, match="'lost' of the installed package no.such:Kind cannot be used"):

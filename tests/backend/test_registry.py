@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from qimeng import plugins
 from qimeng.backend import (
     Backend,
     Capabilities,
@@ -112,13 +113,13 @@ def test_a_language_is_registered_once(tape: Backend) -> None:
 def test_an_entry_point_registers_and_a_broken_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     backends()
     points = [EntryPoint("tape", f"{__name__}:Tape", module.GROUP)]
-    monkeypatch.setattr(module, "entry_points", lambda group: points)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == module.GROUP else [])
     monkeypatch.setattr(EntryPoint, "load", lambda self: Tape if self.name == "tape" else 1 / 0)
-    monkeypatch.setattr(module, "_loaded", [])
+    monkeypatch.setattr(module._installed, "_done", False)
     try:
         assert isinstance(backends()["tape"], Tape)
         points.append(EntryPoint("broken", "nowhere:Broken", module.GROUP))
-        module._loaded.clear()
+        module._installed._done = False
         with pytest.raises(QimengError, match="the backend 'broken' of the installed package nowhere:Broken cannot"):
             backends()
     finally:

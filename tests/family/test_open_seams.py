@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from qimeng import plugins
 from qimeng.actions import legal_actions, register, unregister
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.envs.cost.kernel_time import cost_of
@@ -169,9 +170,9 @@ def test_installed_packages_add_theirs_and_a_broken_one_is_named(monkeypatch: py
     import qimeng.family.registry as registry
 
     points = [Here("banded", "here:Banded", registry.GROUP), EntryPoint("lost", "no.such:Family", registry.GROUP)]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points)
-    monkeypatch.setattr(registry, "_entered", set())
-    monkeypatch.setattr(registry, "_loaded", [])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == registry.GROUP else [])
+    monkeypatch.setattr(registry._installed, "_taken", set())
+    monkeypatch.setattr(registry._installed, "_done", False)
     for _ in range(2):
         with pytest.raises(QimengError, match="'lost' of the installed package no.such:Family cannot be used"):
             families()
