@@ -85,7 +85,7 @@ def test_doors_through_which_others_are_called_back(seal):
 
 
 def test_a_profiling_function_is_seen():
-    """In a process of its own: CPython 3.11 may hang where a signal arrives while a function is profiled."""
+    """In a process of its own: CPython 3.11 may loop for ever where code that ran often is profiled."""
     code = (
         "import sys; from qimeng.envs.workers.tamper_check import Seal; seal = Seal(); "
         "sys.setprofile(lambda *a: None); found = seal.broken(); sys.setprofile(None); "
