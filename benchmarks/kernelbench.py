@@ -82,13 +82,10 @@ def tables(
 ) -> None:
     """Make the tables in documents anew from the rows that their markers name, those of experiments as well."""
     from experiments.tables import render
+    from qimeng.bench.tables import render_documents
 
-    for document in documents:
-        text = document.read_text()
-        new = render(text, root)
-        print(f"{document}: {'unchanged' if new == text else 'written'}")
-        if new != text:
-            document.write_text(new)
+    for document, written in render_documents(documents, root, render):
+        print(f"{document}: {'written' if written else 'unchanged'}")
 
 
 if __name__ == "__main__":

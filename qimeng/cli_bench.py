@@ -229,14 +229,10 @@ def tables(
     root: Annotated[Path, typer.Option(help="Folder that the paths in the markers are relative to.")] = Path("."),
 ) -> None:
     """Render the tables in documents again, from the rows that their markers name."""
-    from qimeng.bench.tables import render
+    from qimeng.bench.tables import render_documents
 
-    for document in documents:
-        text = document.read_text()
-        new = render(text, root)
-        print(f"{document}: {'unchanged' if new == text else 'written'}")
-        if new != text:
-            document.write_text(new)
+    for document, written in render_documents(documents, root):
+        print(f"{document}: {'written' if written else 'unchanged'}")
 
 
 def row_line(row: Row) -> str:

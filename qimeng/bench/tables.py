@@ -48,6 +48,29 @@ def render(text: str, root: Path, kinds: Kinds | None = None) -> str:
     return _BLOCK.sub(fill, text)
 
 
+def render_documents(
+    documents: Sequence[Path], root: Path, renderer: Callable[[str, Path], str] = render
+) -> list[tuple[Path, bool]]:
+    """Make the tables of each document anew in place; whether its text changed.
+
+    Args:
+        documents: Markdown files.
+        root: folder that the markers' paths start from.
+        renderer: makes a text anew; by default with the views of benchmark rows alone.
+
+    Raises:
+        RowError: as `render`.
+    """
+    done = []
+    for document in documents:
+        text = document.read_text()
+        new = renderer(text, root)
+        if new != text:
+            document.write_text(new)
+        done.append((document, new != text))
+    return done
+
+
 def figures(rows: Sequence[Row]) -> str:
     """The key figures, one column a run."""
     summaries = summarize(rows)

@@ -15,7 +15,7 @@ from qimeng.device import Device
 from qimeng.errors import FamilyFault, IllegalAction
 from qimeng.family.base import AnyFamily, Family, Move, NotConcerned, Unsupported
 from qimeng.family.guard import guarded
-from qimeng.graph.region import Region
+from qimeng.graph.region import Region, RegionKey
 from qimeng.plugins import Installed
 from qimeng.program.schedule import Schedule
 
@@ -107,7 +107,7 @@ def plan_of(family: AnyFamily, region: Region) -> Any:
         Unsupported: the family does not cover it.
         FamilyFault: the family fails by itself.
     """
-    found = _plan(family, _Key(region))
+    found = _plan(family, RegionKey(region))
     if isinstance(found, Unsupported):
         raise found
     return found
@@ -168,21 +168,8 @@ def refusal(family: AnyFamily, plan: Any, schedule: Schedule, device: Device) ->
     return family.needs(plan, schedule).refusal(device)
 
 
-class _Key:
-    """A region that hashes by what it computes."""
-
-    def __init__(self, region: Region):
-        self.region = region
-
-    def __hash__(self) -> int:
-        return hash(self.region.signature)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other.region.signature == self.region.signature
-
-
 @lru_cache(4096)
-def _plan(family: AnyFamily, key: _Key) -> Any:
+def _plan(family: AnyFamily, key: RegionKey) -> Any:
     """The plan, or the `Unsupported` that says why there is none."""
     try:
         return family.plan(key.region)

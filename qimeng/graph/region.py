@@ -122,6 +122,19 @@ class Region:
         return "+".join(names) or "view"
 
 
+class RegionKey:
+    """A region as a key of caches: two are equal where they compute the same."""
+
+    def __init__(self, region: Region):
+        self.region = region
+
+    def __hash__(self) -> int:
+        return hash(self.region.signature)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RegionKey) and other.region.signature == self.region.signature
+
+
 def make_region(graph: OpGraph, names: Iterable[str]) -> Region:
     """The region of `names` with the outputs that the rest of the graph reads from it."""
     chosen = set(names)

@@ -12,7 +12,7 @@ from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.nest.loads import Loads, nest_of
 from qimeng.family import Unsupported
 from qimeng.graph.ops import VIEWS
-from qimeng.graph.region import Region
+from qimeng.graph.region import Region, RegionKey
 
 Found = tuple[Region, Nest, Loads]
 """A region, its loop nest, and how its inputs reach the kernels."""
@@ -24,27 +24,14 @@ def region_nest(region: Region) -> Found:
     Raises:
         Unsupported: no template covers it; the message says why.
     """
-    found = _region_nest(_Key(region))
+    found = _region_nest(RegionKey(region))
     if isinstance(found, Unsupported):
         raise found
     return found
 
 
-class _Key:
-    """A region that hashes by what it computes."""
-
-    def __init__(self, region: Region):
-        self.region = region
-
-    def __hash__(self) -> int:
-        return hash(self.region.signature)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other.region.signature == self.region.signature
-
-
 @lru_cache(1024)
-def _region_nest(key: _Key) -> Found | Unsupported:
+def _region_nest(key: RegionKey) -> Found | Unsupported:
     region = key.region
     try:
         _refuse(region)
