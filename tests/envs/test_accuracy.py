@@ -10,13 +10,13 @@ from qimeng.envs.errors.accuracy import (
     Error,
     Expected,
     check,
-    checksum,
     floor,
     kernelbench_close,
     measure,
     roundings,
-    same,
 )
+from qimeng.envs.workers import tensor_bits
+from qimeng.envs.workers.tensor_bits import checksum, same
 
 
 def by_the_formula(y: torch.Tensor, r: torch.Tensor) -> Error:
@@ -30,7 +30,7 @@ def by_the_formula(y: torch.Tensor, r: torch.Tensor) -> Error:
 @pytest.mark.parametrize("block", [4, 16, 1 << 24])
 def test_error_is_the_formula_in_blocks_of_any_size(shape, block, monkeypatch):
     monkeypatch.setattr(accuracy, "BLOCK", block)
-    monkeypatch.setattr(accuracy._blocks, "__defaults__", (block,))
+    monkeypatch.setattr(tensor_bits.blocks, "__defaults__", (block,))
     r = torch.randn(shape, dtype=torch.float64)
     y = (r + 1e-4 * torch.randn(shape, dtype=torch.float64)).float()
     got, want = measure(y, r), by_the_formula(y, r)

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from qimeng.device_lock import DeviceLock
+from qimeng.envs.judge import judge_clock as outer_clock
 from qimeng.envs.judge.clock_rule import Ruling
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.judge_clock import NOT_TIMED
 from qimeng.envs.judge.time_spent import Clock
 from qimeng.envs.judge.verdicts import Comparison, Verdict
-from qimeng.envs.judge.verdicts import judge_clock as outer_clock
 from qimeng.envs.workers.forkserver import Process
 from qimeng.envs.workers.outputs import Leaf
 from qimeng.envs.workers.shared_buffers import ALIGNED, Layout

@@ -12,10 +12,11 @@ import torch
 
 from qimeng.backend.compiled import Compiled
 from qimeng.backend.facts import KernelFacts
+from qimeng.envs.judge import gates
 from qimeng.envs.judge.gates import Run
 from qimeng.envs.judge.kernel_renaming import with_secret_names
 from qimeng.envs.judge.time_spent import Clock
-from qimeng.envs.judge.verdicts import Verdict, gates
+from qimeng.envs.judge.verdicts import Verdict
 from qimeng.envs.workers.kernel_launches import base_name, own_kernels, own_share
 from qimeng.interfaces import Evaluation, Gate, Timing
 from qimeng.program.program import Implementation, Program

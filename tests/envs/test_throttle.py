@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from qimeng.envs.judge import gates, throttle
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.throttle import POWER_CAP, Watch, reader_for
-from qimeng.envs.judge.verdicts import gates, throttle
 from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
