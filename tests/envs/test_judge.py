@@ -372,10 +372,15 @@ def test_told_times_are_held_against_the_judges_own_clock(evaluator, program):
     with running(evaluator, program, BUSY) as worker:
         ms = milliseconds(evaluator, worker)
         assert ms > 20 * eager_ms
-        assert clock.check(worker, ms, eager_ms).ok
+
+        def soon_right() -> bool:
+            """Whether the honest time is confirmed once: where other tests load the machine, a try can fail."""
+            return any(clock.check(worker, milliseconds(evaluator, worker), eager_ms).ok for _ in range(6))
+
+        assert soon_right()
         told = clock.check(worker, eager_ms, eager_ms)
         assert told.failure == "clock" and "the worker reports" in (told.error or "")
-        assert clock.check(worker, ms, eager_ms).ok, "a refusal leaves no trace"
+        assert soon_right(), "a refusal leaves no trace"
 
 
 TIMED = {
