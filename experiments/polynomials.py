@@ -67,6 +67,10 @@ def main() -> None:
     t = points(0.4, 10.2)
     u, values = 1 / (1 + t / 2), of(math.erfc, t) * np.exp(t * t)
     show("erfc(t) e^(t^2) / u in u = 1 / (1 + t / 2)", minimax([u**k for k in range(1, 10)], values, 1 / values))
+    t = points(0.0, 13.4)
+    u, values = 1 / (1 + 0.3 * t), of(lambda x: math.erfc(x / math.sqrt(2)) * math.exp(x * x / 2), t)
+    gate = minimax([u**k for k in range(1, 9)], values, 1 / values)
+    show("erfc(t / sqrt 2) e^(t^2 / 2) / u in u = 1 / (1 + 0.3 t)", gate)
 
 
 if __name__ == "__main__":

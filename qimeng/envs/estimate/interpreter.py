@@ -35,7 +35,10 @@ def main(channel: Channel, setup: Setup) -> None:
 
 
 def mend() -> None:
-    """Round to bf16, multiply bf16 and TF32 operands as a GPU does; autotuners take their first choice."""
+    """Round to bf16, multiply bf16 and TF32 operands, and round `fma` once, as a GPU does.
+
+    Autotuners take their first choice.
+    """
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.interpreter import InterpreterBuilder
 
@@ -53,6 +56,11 @@ def mend() -> None:
             return _as_seen(source, False)
         return cast(self, source, target)
 
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        with np.errstate(all="ignore"):
+            exact = np.multiply(x.data, y.data, dtype=np.result_type(x.data, np.float64)) + z.data
+            return type(z)(exact.astype(z.data.dtype), z.dtype.scalar)
+
     def first_only(self: Any, *args: Any, **options: Any) -> Any:
         self.configs = self.configs[:1]
         return tune(self, *args, **options)
@@ -61,7 +69,7 @@ def mend() -> None:
         return _Units.run(text, values)
 
     InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl
-    InterpreterBuilder.create_inline_asm = create_inline_asm
+    InterpreterBuilder.create_inline_asm, InterpreterBuilder.create_fma = create_inline_asm, create_fma
     InterpreterBuilder.rounds_to_bfloat16 = True  # programs ask for it (`qimeng.program.emit`)
     Autotuner.run = first_only
 
@@ -69,8 +77,9 @@ def mend() -> None:
 class _Units:
     """The approximate units that the templates call by instruction, with the largest error that they may have.
 
-    PTX ISA: lg2.approx has an absolute error of 2^-22 in (0.5, 2) and a relative one of 2^-22 elsewhere, tanh.approx a
-    relative one of 2^-11; up or down by the operand's last bit, which no other computation of the element shares.
+    PTX ISA: lg2.approx has an absolute error of 2^-22 in (0.5, 2) and a relative one of 2^-22 elsewhere. The relative
+    error of tanh.approx is 2^-11, of ex2.approx.ftz 2^-22, of rcp.approx.ftz 2^-23. It is up or down by the operand's
+    last bit, which no other computation of the element shares.
     """
 
     def __init__(self, handle: Any):
@@ -93,6 +102,11 @@ class _Units:
                 exact = exact + away * 2.0**-22 * np.where(np.isfinite(exact), size, 0.0)
             elif name == "tanh.approx.f32":
                 exact = np.tanh(x.astype(np.float64)) * (1 + away * 2.0**-11)
+            elif name in ("ex2.approx.ftz.f32", "rcp.approx.ftz.f32"):
+                wide = x.astype(np.float64)
+                exact, share = (np.exp2(wide), 2.0**-22) if name.startswith("ex2") else (1 / wide, 2.0**-23)
+                exact = exact * (1 + away * share)
+                exact = np.where(np.abs(exact) < np.finfo(np.float32).tiny, 0.0, exact)
             else:
                 raise NotImplementedError(f"inline assembly {text!r}")
             return cls(TensorHandle(exact.astype(np.float32), operand.dtype))

@@ -17,6 +17,7 @@ from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr, constant, guard, positions
 from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.triton import ops
+from qimeng.coder.template.triton.combined import combined
 
 
 @dataclass
@@ -116,9 +117,10 @@ class Emitter:
         """The name (or literal) of `e`, printing what is needed to compute it."""
         if id(e) in self.names:
             return self.names[id(e)]
-        for a in e.operands():  # iterative depth is bounded by the region's length
+        printed = combined(e, self.fast)
+        for a in printed.operands():  # iterative depth is bounded by the region's length
             self.value(a)
-        text = self._print(e)
+        text = self._print(printed)
         self.names[id(e)] = text
         return text
 

@@ -1,0 +1,56 @@
+"""Expressions that the fast forms compute as one function, since apart they lose digits.
+
+Deals in expressions of a nest. Knows nothing about kernel text.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from qimeng.coder.template.nest.expr import Expr, constant
+
+SAME = 1e-8
+"""Relative difference from 1 / sqrt(2) of a factor that is meant as that: more than the rounding of its decimals."""
+
+
+def combined(e: Expr, fast: str) -> Expr:
+    """`e`, as ``gelu_gate`` of x where it is 1 + erf(x / sqrt(2)) in fp32.
+
+    Args:
+        e: any expression.
+        fast: as in `ops.write`; half types show none of the digits that the sum loses.
+    """
+    if fast != "float32" or e.op != "add" or e.dtype != "float32":
+        return e
+    erf = _beside(e, 1.0, 0.0)
+    scaled = _beside(erf.args[0], math.sqrt(0.5), SAME) if erf is not None and erf.op == "erf" else None
+    return e if scaled is None else replace(e, op="gelu_gate", args=(scaled,))
+
+
+def _beside(e: Expr, number: float, tolerance: float) -> Expr | None:
+    """The operand of a sum or product in fp32 whose other operand is `number`; None for anything else."""
+    e = _without_views(e)
+    if e.op not in ("add", "mul") or e.dtype != "float32" or len(e.args) != 2:
+        return None
+    for x, other in (e.args, e.args[::-1]):
+        known = _number(other)
+        if isinstance(x, Expr) and known is not None and math.isclose(known, number, rel_tol=tolerance):
+            return _without_views(x) if x.dtype == "float32" else None
+    return None
+
+
+def _without_views(e: Expr) -> Expr:
+    while e.op == "identity" and isinstance(e.args[0], Expr):
+        e = e.args[0]
+    return e
+
+
+def _number(item: object) -> float | None:
+    held = constant(item) if isinstance(item, Expr) else None
+    if held is not None:
+        item = held.param
+    return float(item) if isinstance(item, (int, float)) else None
+
+
+__all__ = ["combined"]
