@@ -92,11 +92,11 @@ def merge(
         typer.Option(help="JSON lines with `spec` (a digest) and `source`, for trees exported without source."),
     ] = None,
 ) -> None:
-    """Add the collections of other machines to this one."""
+    """Add the collections of other machines, or exported files, to this one. Trees of older versions are renamed."""
     from qimeng.bench.collect import merge as run
     from qimeng.bench.collect import read_texts
 
-    added = run(into, sources, read_texts(listed) if listed else {})
+    added = run(into, sources, read_texts(listed) if listed else {}, lambda tree, error: print(f"left out: {error}"))
     print(f"added to {into}: " + ", ".join(f"{n} {table}" for table, n in added.items()))
 
 

@@ -17,9 +17,9 @@ from types import MappingProxyType
 
 from qimeng.bench.explore import Explored, explore
 from qimeng.bench.pool import Place, Pool
-from qimeng.errors import QimengError
+from qimeng.errors import QimengError, SpecError
 from qimeng.planner.data.generate import Bytes, Drawn, draw, draw_many
-from qimeng.planner.data.tree import put_drawn, put_tree, read_trees
+from qimeng.planner.data.tree import Tree, TreeError, put_drawn, put_tree, read_trees
 from qimeng.store import Store
 
 STORE, LOG = "store.sqlite", "explored.jsonl"
@@ -188,13 +188,21 @@ def append_rows(log: Path, rows: Iterable[Explored]) -> None:
         os.fsync(out.fileno())
 
 
-def merge(into: Path, sources: Sequence[Path], texts: Mapping[str, str] = MappingProxyType({})) -> dict[str, int]:
+def merge(
+    into: Path,
+    sources: Sequence[Path],
+    texts: Mapping[str, str] = MappingProxyType({}),
+    on_refused: Callable[[Tree, QimengError], None] = lambda tree, error: None,
+) -> dict[str, int]:
     """Add what other collections found to the one in `into`, which is made if it is not there.
+
+    A tree of an older version gets the names that this version gives its programs (`Tree.today`).
 
     Args:
         into: folder of a collection.
         sources: folders of collections, and files of exported trees, which have no log.
         texts: digest of each spec whose text was left out of its tree to that text.
+        on_refused: told of a tree of an older version that cannot be renamed; the others are added.
 
     Returns:
         Rows of each table of the store that were added, and of the log.
@@ -214,7 +222,10 @@ def merge(into: Path, sources: Sequence[Path], texts: Mapping[str, str] = Mappin
             with Store(folder / STORE) as other:
                 store.merge(other)
         for tree in trees:
-            put_tree(store, tree)
+            try:
+                put_tree(store, tree)
+            except (SpecError, TreeError) as error:
+                on_refused(tree, error)
         added = {table: n - before[table] for table, n in store.counts().items()}
     known = {row.to_json() for row in read_log(into / LOG)}
     new = {row.to_json(): row for folder in folders for row in read_log(folder / LOG)}

@@ -38,8 +38,8 @@ NEAR = 4.0
 def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
     """The graph of `spec`, compared with the module before use, unless `verify` is False.
 
-    What is verified also says whether training and evaluation mode are different computations (`OpGraph.training`).
-    Where verifying fails with Python numbers left free, they are specialised.
+    What is verified also has what `with_call` adds. Where verifying fails with Python numbers left free, they are
+    specialised.
 
     Raises:
         CaptureError: the computation does not export, or the graph differs from the module; the message says how.
@@ -53,6 +53,14 @@ def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
         if not _free(graph):
             raise
         graph = _verified(spec, _capture(spec, specialise=True))
+    return with_call(spec, graph)
+
+
+def with_call(spec: KernelSpec, graph: OpGraph) -> OpGraph:
+    """`graph` with the way its module is called, and the mode where training and evaluation compute different things.
+
+    Both belong to the identity of a program (`OpGraph.call`, `OpGraph.training`).
+    """
     positions = len(graph.in_spec.parts[0].parts)
     return replace(graph, training=spec.training if mode_matters(spec) else None, call=spec.call(positions))
 
@@ -315,4 +323,4 @@ def _refused(inputs: tuple[Any, ...], graph: OpGraph) -> Iterator[tuple[int, tup
             yield i, tuple(_pytree.tree_unflatten([other if j == i else y for j, y in enumerate(leaves)], tree))
 
 
-__all__ = ["TOLERANCE", "capture_spec", "verify_graph"]
+__all__ = ["TOLERANCE", "capture_spec", "verify_graph", "with_call"]

@@ -218,14 +218,15 @@ class Tree:
         Raises:
             CaptureError: the spec cannot be captured.
         """
-        from qimeng.graph.verify import capture_spec
+        from qimeng.graph.verify import capture_spec, with_call
         from qimeng.program.program import Program
 
         spec = self.spec()
         if self.identity == IDENTITY:
-            quick = Program.start(capture_spec(spec, verify=False))
-            if quick.digest in self.explored:
-                return quick
+            graph = capture_spec(spec, verify=False)
+            for quick in (Program.start(with_call(spec, graph)), Program.start(graph)):
+                if quick.digest in self.explored:
+                    return quick
         return Program.start(capture_spec(spec))  # which may specialise the numbers that a module computes with
 
     def today(self, start: Program | None = None) -> Tree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +20,11 @@ from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Evaluation, Gate, Planner
 from qimeng.planner.climb import HillClimb
 from qimeng.planner.data.generate import Bytes, Drawn, draw
-from qimeng.planner.data.tree import Tree, TreeError, compact, describe, read_trees, trees_of, write_trees
+from qimeng.planner.data.tree import Tree, TreeError, _to_data, compact, describe, read_trees, trees_of, write_trees
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.random import RandomPlanner
+from qimeng.program.identity import IDENTITY
 from qimeng.program.program import Program
 from qimeng.store import Conditions, Store, StoredStep, content_hash, evaluation_key
 from qimeng.testing import FakeCoder, FakeEvaluator, fake_task
@@ -177,6 +179,26 @@ def test_a_store_takes_trees_up_again(file: Path, tmp_path: Path) -> None:
     with Store(tmp_path / "again" / STORE) as store:
         write_trees(store, tmp_path / "again.xz")
     assert (tmp_path / "again.xz").read_bytes() == file.read_bytes()
+
+
+def written(trees: Sequence[Tree], path: Path) -> Path:
+    """A file as an older version wrote it."""
+    head = {"format": "qimeng trees", "version": 1}
+    path.write_bytes(lzma.compress("\n".join(json.dumps(d) for d in (head, *map(_to_data, trees))).encode()))
+    return path
+
+
+def test_merging_rewrites_an_older_file_and_leaves_out_what_nobody_can_rename(file: Path, tmp_path: Path) -> None:
+    good, bad, *_ = (of_another_version(tree) for tree in read_trees(file))
+    refused = list[str]()
+    older = written([replace(bad, edges=()), good], tmp_path / "older.xz")
+    merge(tmp_path / "again", [older], on_refused=lambda tree, error: refused.append(f"{tree.name}: {error}"))
+    with Store(tmp_path / "again" / STORE) as store:
+        (new,) = trees_of(store)
+    (same,) = (t for t in read_trees(file) if t.name == good.name)
+    assert new.identity == IDENTITY and new.today() is new and len(new.edges) == len(same.edges)
+    assert sorted(new.times.values()) == sorted(same.times.values())
+    assert len(refused) == 1 and f"{bad.name}: the tree of {bad.name} does not begin with the program" in refused[0]
 
 
 def test_a_patch_that_this_version_cannot_read_costs_its_edge_alone(file: Path, tmp_path: Path) -> None:
