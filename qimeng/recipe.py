@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from qimeng.errors import ReplayError
+from qimeng.errors import IllegalAction, ReplayError
 from qimeng.family import schedule_from_data
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.region import Region
+from qimeng.graph.rewrites import Rewrite, rewritten_graph
 from qimeng.interfaces.steps import Action, Patch
 from qimeng.program.identity import IDENTITY
 from qimeng.program.program import Implementation, Program
@@ -54,31 +55,41 @@ class PatchRecord:
         target: id of the region with a new implementation; None for a change of the graph alone.
         alternatives: the implementations to choose from; one in a recipe.
         note: the patch's note; no part of its identity.
+        rewrites: of the graph, made before anything else.
     """
 
     regions: tuple[RegionRecord, ...] | None = None
     target: str | None = None
     alternatives: tuple[Implementation, ...] = ()
     note: str = field(default="", compare=False)
+    rewrites: tuple[Rewrite, ...] = ()
 
     @classmethod
     def of(cls, patch: Patch) -> PatchRecord:
         """The record of `patch`."""
         regions = None if patch.regions is None else tuple(RegionRecord.of(r) for r in patch.regions)
-        return cls(regions, patch.target, patch.alternatives, patch.note)
+        return cls(regions, patch.target, patch.alternatives, patch.note, patch.rewrites)
 
     def patch(self, graph: OpGraph) -> Patch:
         """The patch on `graph`.
 
         Raises:
-            ReplayError: it names nodes that the graph lacks.
+            ReplayError: it names nodes that the graph lacks, or a rewrite that does not apply to it.
         """
+        graph = _rewritten(graph, self.rewrites)
         regions = None if self.regions is None else tuple(r.region(graph) for r in self.regions)
-        return Patch(regions, self.target, self.alternatives, self.note)
+        return Patch(regions, self.target, self.alternatives, self.note, self.rewrites)
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps(self.to_data(), sort_keys=True)
+
+    def to_data(self) -> dict[str, Any]:
+        """What JSON holds; without rewrites where there are none, so that such patches keep their hash."""
+        data = asdict(self)
+        if not self.rewrites:
+            del data["rewrites"]
+        return data
 
     @classmethod
     def from_json(cls, text: str) -> PatchRecord:
@@ -98,7 +109,8 @@ class PatchRecord:
                 RegionRecord(tuple(r["nodes"]), tuple((n, int(p)) for n, p in r["outputs"])) for r in regions
             )
         alternatives = tuple(implementation_from_data(a) for a in data["alternatives"])
-        return cls(regions, data["target"], alternatives, data["note"])
+        rewrites = tuple(Rewrite(**r) for r in data.get("rewrites", ()))
+        return cls(regions, data["target"], alternatives, data["note"], rewrites)
 
 
 @dataclass(frozen=True)
@@ -168,7 +180,8 @@ class Recipe:
 
     def to_json(self) -> str:
         """One line of JSON; `from_json` gives an equal recipe back."""
-        return json.dumps(asdict(self), sort_keys=True)
+        steps = [{**asdict(s), "patch": s.patch.to_data()} for s in self.steps]
+        return json.dumps({**asdict(self), "steps": steps}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
@@ -222,18 +235,34 @@ def implementation_from_data(data: dict[str, Any]) -> Implementation:
 def program_to_json(program: Program) -> str:
     """The partition and implementations of `program` as one line of JSON; its graph is not in it."""
     held = {s: asdict(i) for s, i in sorted(program.implementations.items())}
-    return json.dumps({"regions": [asdict(RegionRecord.of(r)) for r in program.regions], "implementations": held})
+    data: dict[str, Any] = {
+        "regions": [asdict(RegionRecord.of(r)) for r in program.regions],
+        "implementations": held,
+    }
+    if program.rewrites:
+        data["rewrites"] = [asdict(r) for r in program.rewrites]
+    return json.dumps(data)
 
 
 def program_from_json(text: str, graph: OpGraph) -> Program:
-    """The program on `graph` that `program_to_json` wrote.
+    """The program on `graph`, as it was captured, that `program_to_json` wrote.
 
     Raises:
         ReplayError: it does not fit the graph.
     """
     data = json.loads(text)
-    regions = _regions(data["regions"], graph)
-    return Program(graph, regions, {s: implementation_from_data(i) for s, i in data["implementations"].items()})
+    rewrites = tuple(Rewrite(**r) for r in data.get("rewrites", ()))
+    made = _rewritten(graph, rewrites)
+    regions = _regions(data["regions"], made)
+    held = {s: implementation_from_data(i) for s, i in data["implementations"].items()}
+    return Program(made, regions, held, captured=graph if rewrites else None, rewrites=rewrites)
+
+
+def _rewritten(graph: OpGraph, rewrites: tuple[Rewrite, ...]) -> OpGraph:
+    try:
+        return rewritten_graph(graph, rewrites)
+    except IllegalAction as error:
+        raise ReplayError(str(error)) from None
 
 
 def _regions(items: Iterable[dict[str, Any]], graph: OpGraph) -> tuple[Region, ...]:

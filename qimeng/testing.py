@@ -86,11 +86,11 @@ class FakeEvaluator(Evaluator):
         if reason is not None:
             failed = Evaluation(Gate.REGION, reason, "wrong", chosen=chosen, configurations=count)
             return failed, program.digest
-        start = Program.start(program.graph)
+        start = Program.start(program.start_graph)
         eager_ms = sum(_region_ms(start, r, self.device) for r in start.regions) or LAUNCH_MS
-        times = {r.id: _region_ms(program, r, self.device) for r in program.regions}
+        times = {r.id: _region_ms(program, r, self.device) for r in program.called}
         total = sum(times.values()) or LAUNCH_MS
-        generated = sum(times[r.id] for r in program.regions if program.implementation(r).generated)
+        generated = sum(times[r.id] for r in program.called if program.implementation(r).generated)
         evaluation = Evaluation(
             Gate.PASSED,
             timing=Timing(total, self.spread, total + 0.01, 100, self.estimated),

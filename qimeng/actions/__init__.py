@@ -3,7 +3,7 @@
 A kind is registered by `register` or by an entry point of the group ``qimeng.actions``.
 """
 
-from qimeng.actions import gather, graph_kinds, schedule_kinds
+from qimeng.actions import algebra, gather, graph_kinds, schedule_kinds
 from qimeng.actions.base import Context, GraphRewrite, Kind, ScheduleKind, check_schedule, find_region
 from qimeng.actions.registry import (
     GROUP,
@@ -26,6 +26,7 @@ __all__ = [
     "Kind",
     "ScheduleKind",
     "action_text",
+    "algebra",
     "check_action",
     "check_schedule",
     "find_region",

@@ -15,6 +15,7 @@ from qimeng.device import Device
 from qimeng.errors import IllegalAction
 from qimeng.family import AnyFamily, Unsupported, concerned, family_of, plan_of, refusal
 from qimeng.graph.region import Region
+from qimeng.graph.rewrites import Rewrite
 from qimeng.interfaces import Action, Coder, Patch
 from qimeng.program.program import Implementation, Program
 from qimeng.program.schedule import Schedule
@@ -44,12 +45,14 @@ class GraphRewrite:
         region: the region of that partition which gets a new implementation; None where only the graph changes.
         implementation: that implementation, where it is known already; None where a coder has to write it.
         note: one sentence about what was done.
+        rewrites: of the graph; the regions follow from them.
     """
 
     regions: tuple[Region, ...] | None = None
     region: Region | None = None
     implementation: Implementation | None = None
     note: str = ""
+    rewrites: tuple[Rewrite, ...] = ()
 
     @property
     def to_write(self) -> Region | None:
@@ -64,7 +67,8 @@ class GraphRewrite:
             note: replaces the rewrite's own.
         """
         found = tuple(written) if self.implementation is None else (self.implementation,)
-        return Patch(self.regions, self.region.id if self.region else None, found, note or self.note)
+        target = self.region.id if self.region else None
+        return Patch(self.regions, target, found, note or self.note, self.rewrites)
 
 
 class Kind(ABC):
@@ -207,14 +211,17 @@ def find_region(program: Program, action: Action, number: int = 0) -> Region:
     """The region that `action` names.
 
     Raises:
-        IllegalAction: it names none, or one that the program does not have.
+        IllegalAction: it names none, one that the program does not have, or one that is computed once.
     """
     if len(action.regions) <= number:
         raise IllegalAction(f"{action.kind} needs {number + 1} region(s), got {len(action.regions)}")
     try:
-        return program.region(action.regions[number])
+        region = program.region(action.regions[number])
     except KeyError as error:
         raise IllegalAction(str(error.args[0])) from None
+    if program.is_settled(region):
+        raise IllegalAction(f"{region.id} depends on parameters alone and is computed once: no call would gain")
+    return region
 
 
 __all__ = ["Context", "GraphRewrite", "Kind", "ScheduleKind", "check_schedule", "find_region"]

@@ -12,6 +12,7 @@ import networkx as nx
 
 from qimeng.graph.ops import category
 from qimeng.graph.region import Region, region_digraph
+from qimeng.graph.state import settled_nodes
 
 
 def pointwise_groups(regions: Iterable[Region], most: int = 200) -> Iterator[tuple[Region, ...]]:
@@ -44,6 +45,8 @@ def pointwise_groups(regions: Iterable[Region], most: int = 200) -> Iterator[tup
 
 def is_pointwise(region: Region) -> bool:
     """Whether it computes each element from elements at the same place."""
+    if settled_nodes(region.graph).issuperset(region.nodes):
+        return False  # computed once
     families = {category(n) for n in region.ops}
     return "pointwise" in families and families <= {"pointwise", "view"}
 

@@ -102,6 +102,8 @@ class OpGraph:
         n_inputs: number of flattened inputs.
         training: the mode that the module was in, where it computes something else in the other; None where not.
         call: names and defaults of the arguments, for calls that use them.
+        settles: whether operators that depend on parameters and buffers alone are computed once, and again only when
+            one of these changes (`qimeng.graph.state`); True for graphs that a rewrite made.
     """
 
     nodes: dict[str, Node]
@@ -113,6 +115,7 @@ class OpGraph:
     n_inputs: int = 0
     training: bool | None = None
     call: Call = field(default_factory=Call)
+    settles: bool = False
 
     def __repr__(self) -> str:
         count = sum(1 for _ in self.ops())

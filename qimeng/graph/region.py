@@ -18,6 +18,7 @@ from qimeng.errors import IllegalAction
 from qimeng.graph.deciding import deciding_values
 from qimeng.graph.opgraph import Node, OpGraph, Value, map_values
 from qimeng.graph.ops import RESHAPES, VIEWS
+from qimeng.graph.state import settled_nodes
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,13 @@ class Region:
         return sum(self.graph.meta(v).bytes for v in (*self.inputs, *self.outputs))
 
     def label(self) -> str:
-        """Short text such as ``"addmm+relu+mul"`` (views left out)."""
+        """Short text such as ``"addmm+relu+mul"`` (views left out); ``"settled"`` for what is computed once."""
         return self._label
 
     @cached_property
     def _label(self) -> str:
+        if settled_nodes(self.graph).issuperset(self.nodes):
+            return "settled"
         names = [n.packet.removeprefix("aten.") for n in self.ops if n.packet not in VIEWS]
         return "+".join(names) or "view"
 

@@ -16,6 +16,7 @@ from qimeng.program.content import digest_of
 if TYPE_CHECKING:
     from qimeng.device import Device
     from qimeng.graph.region import Region
+    from qimeng.graph.rewrites import Rewrite
     from qimeng.program.program import Implementation, Program
 
 
@@ -47,12 +48,19 @@ class Patch:
             graph alone.
         alternatives: the implementations to choose from (a sweep, at most 8); the evaluator keeps the fastest.
         note: one sentence about what was done, for people and for the report.
+        rewrites: of the graph, made before anything else.
     """
 
     regions: tuple[Region, ...] | None = None
     target: str | None = None
     alternatives: tuple[Implementation, ...] = ()
     note: str = ""
+    rewrites: tuple[Rewrite, ...] = ()
+
+    @property
+    def computes_otherwise(self) -> bool:
+        """Whether the results may differ in rounding, so that the program has to be judged."""
+        return bool(self.alternatives or self.rewrites)
 
     def apply(self, program: Program, chosen: int = 0) -> Program:
         """The program with this patch and alternative number `chosen`; asked again, the same object."""
@@ -70,15 +78,18 @@ class Patch:
         return replace(self, alternatives=(self.alternatives[chosen],) if self.alternatives else ())
 
     def digest(self, chosen: int = 0) -> str:
-        """Content hash of the new partition and implementation."""
+        """Content hash of the rewrites, the new partition and the implementation."""
         regions = None if self.regions is None else [[r.nodes, r.outputs] for r in self.regions]
-        return digest_of("patch", self.target, regions, self.alternatives[chosen].digest if self.alternatives else None)
+        written = self.alternatives[chosen].digest if self.alternatives else None
+        more = [list(self.rewrites)] if self.rewrites else []
+        return digest_of("patch", self.target, regions, written, *more)
 
 
 @lru_cache(256)
 def _applied(patch: Patch, program: Program, chosen: int) -> Program:
     """What `Patch.apply` returns: one step of a search asks several times, walks of a stored tree again and again."""
-    new = program if patch.regions is None else program.with_regions(patch.regions)
+    new = program.with_rewrites(patch.rewrites)
+    new = new if patch.regions is None else new.with_regions(patch.regions)
     if patch.target is not None and patch.alternatives:
         new = new.with_implementation(patch.target, patch.alternatives[chosen])
     return new

@@ -15,9 +15,11 @@ from qimeng.backend.base import Backend
 from qimeng.backend.registry import backend_named
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, row_major
 from qimeng.graph.region import Region, literal
+from qimeng.graph.state import settled_nodes
 from qimeng.program.face import arrange, attribute, call_constants, face_runtime, refuse_gradients
 from qimeng.program.implementation import Implementation
 from qimeng.program.runtime import BFLOAT16, CARRY, DEVICE, HEADER, RUNTIME, STATE_CHANGES
+from qimeng.program.settled import Settled, is_settled, settled_section
 
 LAZY_VIEWS = ("aten._neg_view", "aten._conj", "aten.conj", "aten.imag")
 """Operators on PyTorch that may yield a view of memory with another sign, or of conjugates."""
@@ -42,6 +44,7 @@ def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]])
         + "".join(b.program_guard for b in used)
         + (BFLOAT16 if bfloat16 else "")
         + carry
+        + "".join(settled_section(graph, parts))
     )
     return header.replace("\n\n\n\n", "\n\n\n") + body + _model(graph, parts)
 
@@ -84,7 +87,9 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
     for node in state:
         if node.literal is not None:
             lines.append(f"        _carry(self, {node.target!r}, *_STATE[{node.target!r}][:3], {node.literal!r})")
-    made = ", ".join(f"_Prepared({impl.prepare})" for _, _, impl in prepared)
+    settled = Settled.of(graph, parts)
+    functions = [impl.prepare for _, _, impl in prepared] + ([settled.name] if settled else [])
+    made = ", ".join(f"_Prepared({function})" for function in functions)
     lines.append(f"        vars(self).update(_qimeng_prepared=[{made}], _qimeng_fits=True)")
     if graph.training is False:
         lines.append("        self.eval()")
@@ -102,10 +107,33 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
     guarded = dict.fromkeys(i.language for _, i in parts if i.generated and backend_named(i.language).program_guard)
     lines += [f"        _check_{language}(device)" for language in guarded]
     lines += ["        _check_bfloat16(device)"] if _uses_bfloat16(graph, parts) else []
-    lines += ['        prepared = vars(self)["_qimeng_prepared"]'] if prepared else []
+    lines += ['        prepared = vars(self)["_qimeng_prepared"]'] if functions else []
+    lines += _settled_call(settled, names, f"prepared[{len(prepared)}]") if settled else []
+    lines += _calls(graph, parts, names, by_region)
+    lines += _mutations(graph, names)
+    out = [names[o] if isinstance(o, Value) else literal(o) for o in graph.outputs]
+    lines.append(f"        return {graph.out_spec.text(out)}")
+    return "\n".join(lines) + "\n"
+
+
+def _settled_call(settled: Settled, names: dict[Value, str], function: str) -> list[str]:
+    """The line that gets what is computed once; its results are entered into `names`."""
+    given = ", ".join(names[v] for v in settled.inputs)
+    for v in settled.outputs:
+        names[v] = f"t{len(names)}"
+    return [f"        {', '.join(names[v] for v in settled.outputs)}, = {function}({given})"]
+
+
+def _calls(
+    graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], names: dict[Value, str], by_region: dict[int, str]
+) -> list[str]:
+    """The lines that compute the regions one after the other; their results are entered into `names`."""
+    lines: list[str] = []
     last_use = _last_uses(graph, parts)
     held_back = _lazily_read(graph, parts)
     for k, (region, impl) in enumerate(parts):
+        if is_settled(graph, region):
+            continue
         lines += [f"        {names[v]} = _in_memory({names[v]})" for v in held_back[k]]
         arguments = [names[v] for v in region.inputs]
         if impl.prepare:
@@ -123,10 +151,7 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
         dead = [names[v] for v in last_use.get(k, ())]
         if dead:
             lines.append(f"        del {', '.join(dead)}")
-    lines += _mutations(graph, names)
-    out = [names[o] if isinstance(o, Value) else literal(o) for o in graph.outputs]
-    lines.append(f"        return {graph.out_spec.text(out)}")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _has_kernels(parts: Sequence[tuple[Region, Implementation]]) -> bool:
@@ -253,10 +278,11 @@ def _last_uses(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -
     """Region number to the intermediate values that nothing needs after it, so that their memory is given back."""
     held = set(graph.results())
     last: dict[Value, int] = {}
+    settled = settled_nodes(graph)
     made = {v for region, _ in parts for v in region.outputs}
     for k, (region, _) in enumerate(parts):
         for v in (*region.inputs, *region.outputs):
-            if v in made and v not in held:
+            if v in made and v not in held and v.node not in settled:
                 last[v] = k
     table: dict[int, list[Value]] = {}
     for v, k in last.items():

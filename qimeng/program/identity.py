@@ -95,6 +95,7 @@ def _graph_digest(graph: OpGraph) -> str:
         graph.n_inputs,
         graph.training,
         graph.call,
+        *(["settles"] if graph.settles else []),
     )
 
 

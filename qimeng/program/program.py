@@ -13,12 +13,16 @@ from types import ModuleType
 
 from qimeng.graph.fusion import Fusions
 from qimeng.graph.opgraph import OpGraph
-from qimeng.graph.region import Region, partition
+from qimeng.graph.ops import VIEWS
+from qimeng.graph.region import Region, partition, repartition
+from qimeng.graph.rewrites import Rewrite, rewritten_graph
+from qimeng.graph.state import settled_nodes
 from qimeng.program.emit import emit_program
 from qimeng.program.identity import fallback_digest, program_digest
 from qimeng.program.implementation import Implementation, torch_implementation
 from qimeng.program.load import load_source
 from qimeng.program.schedule import Schedule
+from qimeng.program.settled import is_settled
 
 SHOWN = 8
 """Regions that a program's `repr` names."""
@@ -33,12 +37,16 @@ class Program:
         regions: the partition.
         implementations: region signature to implementation; a region without one runs on PyTorch.
         fallback: source text of the whole computation where it could not be captured (one opaque region).
+        captured: the graph before any rewrite; None where there was none.
+        rewrites: what led from there to `graph`.
     """
 
     graph: OpGraph
     regions: tuple[Region, ...]
     implementations: Mapping[str, Implementation] = field(default_factory=dict)
     fallback: str = ""
+    captured: OpGraph | None = None
+    rewrites: tuple[Rewrite, ...] = ()
 
     def __repr__(self) -> str:
         if self.fallback:
@@ -72,8 +80,24 @@ class Program:
         """Which regions may become one."""
         return Fusions(self.regions)
 
+    @property
+    def start_graph(self) -> OpGraph:
+        """The graph as it was captured."""
+        return self.captured or self.graph
+
+    def is_settled(self, region: Region) -> bool:
+        """Whether `region` is computed once, and again only when a parameter or buffer changes."""
+        return is_settled(self.graph, region)
+
+    @cached_property
+    def called(self) -> tuple[Region, ...]:
+        """The regions that every call computes."""
+        return tuple(r for r in self.regions if not self.is_settled(r))
+
     def implementation(self, region: Region) -> Implementation:
-        """What computes `region`."""
+        """What computes `region`; PyTorch where it is computed once."""
+        if self.is_settled(region):
+            return torch_implementation(region)
         return self.implementations.get(region.signature) or torch_implementation(region)
 
     def schedule(self, region: Region) -> Schedule | None:
@@ -83,14 +107,36 @@ class Program:
 
     @cached_property
     def on_pytorch(self) -> bool:
-        """True where PyTorch computes all of it."""
-        return all(self.implementation(region) == torch_implementation(region) for region in self.regions)
+        """True where PyTorch computes all of it as it was written."""
+        return not self.rewrites and all(
+            self.implementation(region) == torch_implementation(region) for region in self.regions
+        )
 
     def with_regions(self, regions: tuple[Region, ...]) -> Program:
         """The same computation, partitioned otherwise; implementations stay where the region is still there."""
         keep = {r.signature for r in regions}
         return replace(
             self, regions=regions, implementations={s: i for s, i in self.implementations.items() if s in keep}
+        )
+
+    def with_rewrites(self, rewrites: tuple[Rewrite, ...]) -> Program:
+        """The same computation on a rewritten graph; regions whose operators are still there stay.
+
+        Raises:
+            IllegalAction: a rewrite does not apply.
+        """
+        if not rewrites:
+            return self
+        graph = rewritten_graph(self.graph, rewrites)
+        regions = _kept(self.regions, graph)
+        keep = {r.signature for r in regions}
+        return replace(
+            self,
+            graph=graph,
+            regions=regions,
+            implementations={s: i for s, i in self.implementations.items() if s in keep},
+            captured=self.start_graph,
+            rewrites=(*self.rewrites, *rewrites),
         )
 
     def with_implementation(self, region_id: str, implementation: Implementation) -> Program:
@@ -115,6 +161,25 @@ class Program:
     def load(self, name: str = "qimeng_program") -> ModuleType:
         """The source as a Python module of its own (see `load_source`)."""
         return load_source(self.source, name)
+
+
+def _kept(regions: tuple[Region, ...], graph: OpGraph) -> tuple[Region, ...]:
+    """The partition of a rewritten graph: regions that lost no operator, and each other operator by itself.
+
+    What is computed once is one region.
+    """
+    settled = settled_nodes(graph)
+    sets = [set(r.nodes) for r in regions if all(n in graph.nodes for n in r.nodes)]
+    held = set[str]().union(*sets)
+    singles = [set(r.nodes) for r in partition(graph)]
+    for single in singles:  # a kept region computes the views that it now reads, as every region does
+        views = {n for n in single if n not in held}
+        for inside in sets:
+            if inside & single:
+                inside |= {n for n in views if graph.nodes[n].packet in VIEWS}
+    sets += [s for s in singles if not any(s <= inside for inside in sets)]
+    once = [s for s in sets if s <= settled]
+    return repartition(graph, [*(s for s in sets if not s <= settled), *([set[str]().union(*once)] if once else [])])
 
 
 __all__ = ["Implementation", "Program", "load_source", "torch_implementation"]

@@ -256,12 +256,15 @@ def test_the_partition_is_part_of_it() -> None:
 
 def test_no_field_is_forgotten() -> None:
     """Whoever adds one says in `qimeng.program.identity` whether it is part of a program."""
-    assert [f.name for f in fields(Program)] == ["graph", "regions", "implementations", "fallback"]
+    assert [f.name for f in fields(Program)] == [
+        "graph", "regions", "implementations", "fallback", "captured", "rewrites"
+    ]  # fmt: skip
     assert {f.name for f in fields(Implementation)} == set(IMPLEMENTATION)
     assert [f.name for f in fields(Region)] == ["graph", "nodes", "outputs"]
     assert [f.name for f in fields(Node)] == ["name", "kind", "target", "args", "kwargs", "metas", "literal"]
     assert [f.name for f in fields(OpGraph)] == [
         "nodes", "outputs", "mutations", "in_spec", "out_spec", "scalars", "n_inputs", "training", "call",
+        "settles",
     ]  # fmt: skip
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qimeng.errors import CoderError, FamilyFault
+from qimeng.errors import CoderError, FamilyFault, IllegalAction
 from qimeng.family import Unsupported, family_of, plan_of
 from qimeng.graph.opgraph import OpGraph
-from qimeng.graph.region import Region, partition, repartition
+from qimeng.graph.region import Region, repartition
 from qimeng.program.program import Implementation, Program
 from qimeng.program.schedule import Schedule
 
@@ -26,11 +26,15 @@ def reprinted(program: Program, graph: OpGraph, printer: Callable[[Region, Sched
     Raises:
         CoderError: the graphs have different operators.
     """
+    try:
+        small = Program.start(graph).with_rewrites(program.rewrites)
+    except IllegalAction as error:
+        raise CoderError(f"at that size the graph cannot be rewritten so: {error}") from None
+    graph = small.graph
     if [n.target for n in program.graph.ops()] != [n.target for n in graph.ops()]:
         raise CoderError("the graph has other operators than the program")
     rename = dict(zip(program.graph.nodes, graph.nodes, strict=True))
-    smaller = Program(graph, partition(graph))
-    smaller = smaller.with_regions(repartition(graph, [{rename[n] for n in r.nodes} for r in program.regions]))
+    smaller = small.with_regions(repartition(graph, [{rename[n] for n in r.nodes} for r in program.regions]))
     by_nodes = {r.nodes: r for r in smaller.regions}
     for region in program.regions:
         schedule = program.schedule(region)

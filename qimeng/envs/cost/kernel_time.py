@@ -68,7 +68,7 @@ def program_ms(
     device: Device,
     mode: str = "default",
 ) -> dict[str, float]:
-    """Estimated milliseconds of each region of `program`, by region id.
+    """Estimated milliseconds of each region that a call of `program` computes, by region id.
 
     Args:
         program: what is estimated.
@@ -78,7 +78,7 @@ def program_ms(
         mode: precision mode, for what runs on PyTorch.
     """
     times = {}
-    for region in program.regions:
+    for region in program.called:
         found = kernels.get(region.signature)
         if found is None:
             times[region.id] = sum(node_ms(program.graph, node, device, mode) for node in region.ops)

@@ -186,12 +186,12 @@ class _Run:
     def _passed(self, i: int, times: dict[str, float], checked: Checked) -> Evaluation:
         owner, program = self.owner, self.candidates[i]
         total = sum(times.values())
-        own = sum(times[r.id] for r in program.regions if program.implementation(r).generated)
-        remark = above_peak(program.graph, total, owner.device, owner.spec.mode)
+        own = sum(times[r.id] for r in program.called if program.implementation(r).generated)
+        remark = above_peak(program.start_graph, total, owner.device, owner.spec.mode)
         return Evaluation(
             Gate.PASSED,
             timing=Timing(total, estimated=True),
-            eager=Timing(eager_ms(program.graph, owner.device, owner.spec.mode), estimated=True),
+            eager=Timing(eager_ms(program.start_graph, owner.device, owner.spec.mode), estimated=True),
             chosen=i,
             accuracy=checked.verdict.accuracy if checked.verdict is not None else None,
             resources=largest(self._every(i)),

@@ -187,7 +187,7 @@ class Interpreter:
                 raise CoderError(f"region {region.label()} was not printed from a schedule")
         if isinstance(self._coder, Reprints):
             return self._coder.reprint(program, self._reduced.graph)
-        if _generated(program):
+        if _generated(program) or program.rewrites:
             raise CoderError("the coder does not print programs for other sizes")
         return Program.start(self._reduced.graph)
 

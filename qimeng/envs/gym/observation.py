@@ -125,7 +125,7 @@ def render_text(observation: Observation) -> str:
     o, program, device = observation, observation.program, observation.device
     times = region_times(program, o.evaluation, device)
     total = sum(times.values())
-    measured = o.evaluation is not None and all(r.id in o.evaluation.region_ms for r in program.regions)
+    measured = o.evaluation is not None and all(r.id in o.evaluation.region_ms for r in program.called)
     lines = [
         f"device {device.name}: {device.sms} SMs, {device.bandwidth_gbs:g} GB/s, {device.fp32_tflops:g} fp32 TFLOP/s, "
         f"{device.half_tflops:g} half TFLOP/s; mode {o.mode}; {o.steps_left} steps left",

@@ -454,7 +454,7 @@ class Run:
     def _profiled(self, worker: Process, candidate: Program, found: Evaluation) -> Evaluation:
         """`found` with the time of each region."""
         owner = self.owner
-        implementations = [candidate.implementation(r) for r in candidate.regions]
+        implementations = [candidate.implementation(r) for r in candidate.called]
         entries = [] if candidate.fallback else [m.entry for m in implementations]
         data, _ = worker.call("profile", owner.limit_s, seed=owner.draw_seed(), entries=entries, repeats=PROFILE_ROUNDS)
         found = replace(found, prepare_ms=amount_of(entry_of(data, "prepare_ms")))
@@ -465,7 +465,7 @@ class Run:
         times = [median(r[k] for r in rounds) for k in range(len(entries))]
         total = sum(times)
         own = sum(t for t, m in zip(times, implementations, strict=True) if m.generated)
-        shares = {region.id: t for region, t in zip(candidate.regions, times, strict=True)}
+        shares = {region.id: t for region, t in zip(candidate.called, times, strict=True)}
         return replace(found, region_ms=shares, generated_share=own / total if total else None)
 
     def _proven(self, worker: Process, i: int, found: Evaluation) -> Evaluation | None:

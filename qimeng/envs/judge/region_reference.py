@@ -53,8 +53,8 @@ class RegionReference:
         self.region = region
         plain = Program(program.graph, program.regions)
         self.source = plain.source
-        self.entries = [plain.implementation(r).entry for r in plain.regions]
-        self.number = [r.id for r in program.regions].index(region.id)
+        self.entries = [plain.implementation(r).entry for r in plain.called]
+        self.number = [r.id for r in program.called].index(region.id)
         self.draw = Draw(references.draw_seed(), EXAMPLES, references.parameter_seed())
         self.tally = Tally()
         self.held_by: Process | None = None

@@ -392,7 +392,7 @@ class Session:
                 break
             tried.add(subject)
             step = self._verify(action, patch)
-            open_question = bool(patch.alternatives) and not self.ledger.settled(subject)
+            open_question = patch.computes_otherwise and not self.ledger.settled(subject)
             self._record(program, step, patch)
             if step.accepted or self.exhausted():
                 break
@@ -424,9 +424,9 @@ class Session:
             ledger.writing = max(ledger.writing, ledger.clock() - began)
 
     def _verify(self, action: Action, patch: Patch) -> Step:
-        """Judge `patch` (a change of the graph alone needs none) and advance where it is right."""
+        """Judge `patch` (another partition alone needs no judge) and advance where it is right."""
         before = self.state
-        if not patch.alternatives:
+        if not patch.computes_otherwise:
             if patch.regions is None:
                 return Step(action, Evaluation(Gate.WRITE, "the coder returned an empty patch", "coder"), False)
             program = patch.apply(before.program)
@@ -498,7 +498,7 @@ class Session:
         digest = evaluation = None
         if patch is not None:
             digest = self.store.put_patch(PatchRecord.of(patch))
-            if step.evaluation is not None and patch.alternatives:
+            if step.evaluation is not None and patch.computes_otherwise:
                 subject = subject_of(parent, patch)
                 evaluation = self.store.put_evaluation(conditions, subject, step.evaluation)
         edge = StoredStep(

@@ -86,9 +86,10 @@ def _work_ms(graph: OpGraph, node: Node, device: Device) -> float:
 def region_times(program: Program, evaluation: Evaluation | None, device: Device) -> dict[str, float]:
     """Milliseconds by region id: measured where `evaluation` has them for every region, else roofline bounds."""
     known = evaluation.region_ms if evaluation is not None else {}
-    if all(r.id in known for r in program.regions):
-        return {r.id: known[r.id] for r in program.regions}
-    return {r.id: bound_ms(r, device) for r in program.regions}
+    settled = {r.id: 0.0 for r in program.regions if program.is_settled(r)}
+    if all(r.id in known for r in program.called):
+        return settled | {r.id: known[r.id] for r in program.called}
+    return settled | {r.id: bound_ms(r, device) for r in program.called}
 
 
 def carried(before: Program, after: Program, evaluation: Evaluation | None, device: Device) -> Evaluation | None:

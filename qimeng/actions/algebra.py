@@ -1,0 +1,60 @@
+"""The kind that rewrites the graph by algebra.
+
+Deals in options, each a group of rules (`qimeng.graph.rewrites`). Knows nothing about any one rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qimeng.actions.base import Context, GraphRewrite, Kind
+from qimeng.actions.registry import register
+from qimeng.errors import IllegalAction
+from qimeng.graph.rewrites import find_rewrites, options
+from qimeng.interfaces import Action
+from qimeng.program.program import Program
+
+SHOWN = 3
+"""Reasons that a refusal tells."""
+
+
+class Algebra(Kind):
+    """Compute the same with less work: ``fold`` scales and batch norms of evaluation mode into the weights before them.
+
+    What then depends on parameters alone is computed once, and again when a parameter changes.
+
+    args: none; the option says which group of rules is applied, wherever it applies.
+    rewrite: ``v = conv(x, w); y = batch_norm(v)`` -> ``y = conv(x, w * s)``
+    """
+
+    name = "algebra"
+    options = options()
+
+    def proposals(self, program: Program, context: Context) -> Iterator[Action]:
+        """One for each option."""
+        for option in self.options if not program.fallback else ():
+            yield Action(self.name, (), option)
+
+    def check(self, program: Program, action: Action, context: Context) -> None:
+        """Legal where a rule of the option applies somewhere."""
+        if action.param not in self.options:
+            raise IllegalAction(f"algebra has no option {action.param!r}; known: {', '.join(self.options)}")
+        found, reasons = find_rewrites(program.graph, action.param)
+        if not found:
+            more = "; ".join(reasons[:SHOWN]) or "no operator of the kind"
+            raise IllegalAction(
+                f"algebra {action.param}: no rule applies to the {len(program.regions)} regions: {more}"
+            )
+
+    def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
+        """The rewrites of the option, all over the graph."""
+        found, _ = find_rewrites(program.graph, action.param)
+        after = program.with_rewrites(found)
+        note = f"{len(found)} rewrites: {len(program.called)} regions become {len(after.called)} a call"
+        return GraphRewrite(rewrites=found, note=note)
+
+
+register(Algebra())
+
+
+__all__ = ["Algebra"]

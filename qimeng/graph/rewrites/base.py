@@ -1,0 +1,199 @@
+"""What a rewrite of the graph is, and how it edits one.
+
+Deals in operators that are added, values that take the place of others, and shapes. A rewrite changes what is computed
+on the way, never what the computation means over real numbers. Knows nothing about regions, programs or actions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, map_values, row_major
+from qimeng.graph.state import is_state
+from qimeng.spec.fake import fake_tensors
+
+
+@dataclass(frozen=True, order=True)
+class Rewrite:
+    """One rewrite of a graph, as data that makes it again.
+
+    Attributes:
+        rule: name of the rule.
+        node: name of the operator that it was applied to.
+    """
+
+    rule: str
+    node: str
+
+
+class NoRewrite(Exception):
+    """The rule does not apply to this operator; the message says why, with the numbers. Empty for another operator."""
+
+
+class Rule(ABC):
+    """One way to rewrite a graph; a pure function of the graph and one operator.
+
+    The result must be equal over real numbers, and must be finite wherever the original is, unless a sum overflows.
+    Rounding may differ: the judge decides about that.
+
+    Attributes:
+        name: unique name.
+        option: option of the action `algebra` that applies it.
+        packets: operators that it may apply to.
+    """
+
+    name: str
+    option: str
+    packets: tuple[str, ...]
+
+    @abstractmethod
+    def rewrite(self, edit: Edit, node: Node) -> None:
+        """Rewrite the graph at `node`, by calls of `edit`.
+
+        Raises:
+            NoRewrite: it does not apply.
+        """
+
+
+class Edit:
+    """The graph in the hands of a rule.
+
+    Args:
+        graph: before.
+        node: name of the operator that is rewritten; new operators stand before it.
+        rule: name of the rule, for the names of new operators.
+    """
+
+    def __init__(self, graph: OpGraph, node: str, rule: str):
+        self.graph, self._at, self._rule = graph, node, rule
+        self._nodes, self._added = dict(graph.nodes), list[Node]()
+        self._instead: dict[Value, Value] = {}
+
+    # -- what a rule asks
+
+    def meta(self, value: Value) -> Meta:
+        """Shape, stride and dtype of `value`, which may be new."""
+        meta = self._nodes[value.node].metas[value.port]
+        assert meta is not None
+        return meta
+
+    def maker(self, value: Any) -> Node:
+        """The operator or source that yields `value`.
+
+        Raises:
+            NoRewrite: it is no tensor.
+        """
+        if not isinstance(value, Value):
+            raise NoRewrite("")
+        return self._nodes[value.node]
+
+    def alone(self, value: Value, reader: str) -> None:
+        """Make sure that nothing but `reader` needs `value`.
+
+        Raises:
+            NoRewrite: something does.
+        """
+        others = [n for n in self.graph.users().get(value, []) if n != reader]
+        if value in self.graph.results():
+            raise NoRewrite(f"{value.node} is a result itself")
+        if others:
+            raise NoRewrite(f"{value.node} is read by {len(others)} other operator(s), the first is {others[0]}")
+
+    def is_state(self, value: Any) -> bool:
+        """Whether it depends on parameters and buffers alone."""
+        return isinstance(value, Value) and is_state(self.graph, value)
+
+    # -- what a rule does
+
+    def op(self, target: str, *args: Any, **kwargs: Any) -> Value:
+        """A new operator with one result.
+
+        Args:
+            target: such as ``"aten.mul.Tensor"``.
+            args: positional arguments.
+            kwargs: keyword arguments.
+        """
+        name = f"{self._at}__{self._rule}{len(self._added)}"
+        meta = self._meta_of(target, args, kwargs)
+        node = Node(name, "op", target, args, tuple(kwargs.items()), (meta,))
+        self._nodes[name] = node
+        self._added.append(node)
+        return Value(name)
+
+    def instead(self, old: Value, new: Value) -> None:
+        """Have every reader of `old` read `new`.
+
+        Raises:
+            NoRewrite: their shapes, dtypes or strides differ.
+        """
+        was, now = self.meta(old), self.meta(new)
+        if was.shape == now.shape and was.dtype == now.dtype and was.is_contiguous and was.stride != now.stride:
+            dense = all(n == 1 or a == b for n, a, b in zip(was.shape, was.stride, now.stride, strict=True))
+            target = "aten.view.default" if dense else "aten.clone.default"
+            more = {} if dense else {"memory_format": torch.contiguous_format}
+            new = self.op(target, new, was.shape) if dense else self.op(target, new, **more)
+            now = self.meta(new)
+        if was != now:
+            raise NoRewrite(f"{old.node} has {was}, the rewritten one {now}")
+        self._instead[old] = new
+
+    def done(self) -> OpGraph:
+        """The graph after it; operators that nothing needs any more are gone."""
+        added = {n.name for n in self._added}
+
+        def current(value: Value) -> Value:
+            return self._instead.get(value, value)
+
+        nodes: dict[str, Node] = {}
+        for node in self.graph.nodes.values():
+            if node.name == self._at:
+                nodes |= {n.name: n for n in self._added}
+            if node.kind == "op":
+                kwargs = tuple((k, map_values(v, current)) for k, v in node.kwargs)
+                changed = replace(node, args=map_values(node.args, current), kwargs=kwargs)
+                node = node if changed == node else changed
+            nodes[node.name] = node
+        assert added <= set(nodes)
+        outputs = tuple(current(o) if isinstance(o, Value) else o for o in self.graph.outputs)
+        mutations = tuple((key, current(v)) for key, v in self.graph.mutations)
+        return _without_dead(replace(self.graph, nodes=nodes, outputs=outputs, mutations=mutations, settles=True))
+
+    # -- parts
+
+    def _meta_of(self, target: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Meta:
+        packet, overload = target.removeprefix("aten.").rsplit(".", 1)
+        function = getattr(getattr(torch.ops.aten, packet), overload)
+
+        def fake(value: Value) -> torch.Tensor:
+            meta = self.meta(value)
+            return torch.empty_strided(meta.shape, meta.stride, dtype=getattr(torch, meta.dtype))
+
+        with fake_tensors(), torch.no_grad():
+            try:
+                made = function(*map_values(tuple(args), fake), **{k: map_values(v, fake) for k, v in kwargs.items()})
+            except (RuntimeError, TypeError, IndexError) as error:
+                raise NoRewrite(f"{target} does not fit: {str(error).splitlines()[0][:200]}") from error
+        return Meta(tuple(made.shape), tuple(made.stride()), str(made.dtype).removeprefix("torch."))
+
+
+def _without_dead(graph: OpGraph) -> OpGraph:
+    """Without operators and constants that no result needs; sources stay, since they are the module's interface."""
+    needed = {v.node for v in graph.results()}
+    for node in reversed(graph.nodes.values()):
+        if node.name in needed:
+            needed.update(v.node for v in node.operands())
+    kept = {n.name: n for n in graph.nodes.values() if n.name in needed or n.kind not in ("op", "constant")}
+    return replace(graph, nodes=kept)
+
+
+def sites(graph: OpGraph, rule: Rule) -> Iterator[Node]:
+    """The operators that `rule` may apply to, in topological order."""
+    return (n for n in graph.ops() if n.packet in rule.packets)
+
+
+__all__ = ["Edit", "NoRewrite", "Rewrite", "Rule", "row_major", "sites"]
