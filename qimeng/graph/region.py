@@ -18,6 +18,7 @@ from qimeng.errors import IllegalAction
 from qimeng.graph.deciding import deciding_values
 from qimeng.graph.opgraph import Node, OpGraph, Value, map_values
 from qimeng.graph.ops import RESHAPES, VIEWS
+from qimeng.graph.rounding import shown_halves
 from qimeng.graph.state import settled_nodes
 
 
@@ -95,7 +96,7 @@ class Region:
 
     @cached_property
     def signature(self) -> str:
-        """Hash of what the region computes: text, shapes, strides, dtypes, which values are parameters or decide.
+        """Hash of what the region computes: text, shapes, strides, dtypes, which values are parameters, decide or show.
 
         Regions with equal signatures share one implementation.
         """
@@ -107,6 +108,8 @@ class Region:
         parts += [str(self.graph.meta(v)) for v in self.outputs]
         deciding = deciding_values(self.graph)
         parts += [f"{number} decides" for number, v in enumerate(self.outputs) if v in deciding]
+        shown = {v.node for v in shown_halves(self.graph)}
+        parts += [f"{number} shows" for number, name in enumerate(self.nodes) if name in shown]
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
     def bytes_moved(self) -> int:

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from qimeng.actions import Context, legal_actions
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
+from qimeng.graph.region import merge
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
@@ -32,6 +33,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "sinh near overflow": (torch.sinh, (LARGE,)),
     "cosh near overflow": (torch.cosh, (LARGE,)),
     "half in the middle": (lambda x: (x.half() * 3).float() + x, (ROWS,)),
+    "half chain": (lambda x: ((x.half() * 3 + 0.1) * 0.7).float(), (ROWS,)),
     "half constant": (lambda x: x + torch.arange(8, dtype=torch.float16) / 3, (ROWS,)),
     "bfloat16 sum in the middle": (lambda x: (x.bfloat16() * 0.1).exp().float().sum(-1), (ROWS,)),
 }
@@ -52,18 +54,46 @@ def fused(spec: KernelSpec) -> Program:
     return program
 
 
+APART = ("half in the middle", "half chain")
+"""Cases that are also run with every number of their operators in a first region."""
+
+
+def in_two(spec: KernelSpec, first: int) -> Program:
+    """The program with its first operators in one generated region and the others in another."""
+    device, coder = device_named("h200"), TemplateCoder()
+    program = Program.start(capture_spec(spec))
+    names = [r.id for r in program.regions]
+    regions = program.regions
+    for ids in (names[:first], names[first:]):
+        regions = merge(regions, ids) if len(ids) > 1 else regions
+    program = program.with_regions(regions)
+    for region in program.regions:
+        program = coder.write(Request(program, Action("lowering", (region.id,)), device)).apply(program, 0)
+    return program
+
+
+def programs() -> Iterator[tuple[str, str, Program]]:
+    """Name of a row, case and program."""
+    for name, (function, inputs) in CASES.items():
+        spec = KernelSpec.from_function(function, inputs)
+        yield name, name, fused(spec)
+        if name in APART:
+            for first in range(1, len(Program.start(capture_spec(spec, verify=False)).regions)):
+                yield f"{name}, {first} apart", name, in_two(spec, first)
+
+
 def main() -> None:
-    """Print a row a case: how many regions, and the largest relative error against float64."""
+    """Print a row a program: how many regions, and the largest relative error against float64."""
     from qimeng.envs.estimate.interpreter import mend
 
     mend()
     torch.set_num_threads(1)
-    for name, (function, inputs) in CASES.items():
-        program = fused(KernelSpec.from_function(function, inputs))
+    for row, case, program in programs():
+        function, inputs = CASES[case]
         with torch.no_grad():
             y, r = program.load().Model()(*inputs), function(*(x.double() for x in inputs))
         error = ((y.double() - r).abs() / r.abs().clamp(min=1e-30)).max().item()
-        print(json.dumps({"case": name, "regions": len(program.regions), "error": error}), flush=True)
+        print(json.dumps({"case": row, "regions": len(program.regions), "error": error}), flush=True)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +108,12 @@ def rows() -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("case", CASES)
 def test_one_kernel_gives_what_pytorch_gives(rows: dict[str, dict[str, Any]], case: str) -> None:
     assert rows[case]["regions"] == 1 and rows[case]["error"] < 4e-6, rows[case]
+
+
+def test_roundings_to_half_types_do_not_depend_on_regions(rows: dict[str, dict[str, Any]]) -> None:
+    apart = {name: row for name, row in rows.items() if "apart" in name}
+    assert len(apart) == 7 and all(row["regions"] == 2 for row in apart.values())
+    assert max(row["error"] for row in apart.values()) < 4e-6, apart
 
 
 def test_float8_is_left_to_pytorch() -> None:

@@ -48,6 +48,7 @@ class Expr:
         depends: resolved axes that the value changes along; filled by `Nest.finish`.
         level: number of passes over the reduced axes that must end before it is known; filled by `Nest.finish`.
         stored: the result of an operator, which PyTorch rounds to its dtype.
+        shown: that rounding shows in a finer result (`qimeng.graph.rounding`).
         access: how a load finds its element where its dimensions are not simply those of the tensor; its operands are
             then positions and, last, a guard.
     """
@@ -61,6 +62,7 @@ class Expr:
     depends: frozenset[int] = frozenset()
     level: int = 0
     stored: bool = False
+    shown: bool = False
     access: Access | None = None
 
     def operands(self) -> Iterator[Expr]:

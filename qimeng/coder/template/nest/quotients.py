@@ -70,36 +70,19 @@ def _make_exact(e: Expr) -> None:
 
 
 def _round_halves(nest: Nest, deciding: set[int]) -> None:
-    """Round what decides, and what shows in finer outputs, to the half type that PyTorch stores it in."""
-    shown, rounded = _halves_that_show(nest), dict[int, Expr]()
+    """Round what decides, and what shows in finer results, to the half type that PyTorch stores it in."""
+    rounded: dict[int, Expr] = {}
     exprs: list[Expr] = []
     for e in nest.exprs:
         e.args = tuple(rounded.get(id(a), a) if isinstance(a, Expr) else a for a in e.args)
         exprs.append(e)
-        if e.stored and id(e) in deciding | shown and e.dtype in HALVES and e.op != "round":
+        if e.stored and (e.shown or id(e) in deciding) and e.dtype in HALVES and e.op != "round":
             rounded[id(e)] = replace(e, op="round", args=(e,), param=None, reduced=(), stored=False)
             if id(e) in deciding:
                 deciding.add(id(rounded[id(e)]))
             exprs.append(rounded[id(e)])
     nest.exprs = exprs
     nest.outputs = [(rounded.get(id(e), e), shape, stride, dtype) for e, shape, stride, dtype in nest.outputs]
-
-
-def _halves_that_show(nest: Nest) -> set[int]:
-    """Values of a half type by the module's own choice (a cast, a constant) that a finer output is computed from.
-
-    Their roundings are part of what is computed: the float64 reference has them too. Those of half inputs it has not.
-    """
-    chosen: set[int] = set()
-    for e in nest.exprs:
-        below = [a for a in e.operands() if is_float(a.dtype)]
-        if e.dtype in HALVES and e.op != "load" and (e.op == "round" or all(id(a) in chosen for a in below)):
-            chosen.add(id(e))
-    finer = {id(e) for e, _, _, dtype in nest.outputs if dtype in ("float32", "float64")}
-    for e in reversed(nest.exprs):
-        if id(e) in finer:
-            finer |= {id(a) for a in e.operands()}
-    return chosen & finer
 
 
 def _shared(e: Expr) -> bool:

@@ -221,10 +221,12 @@ def build_nest(rule_table: dict[str, Callable[..., Any]], region: Any, sources: 
     from qimeng.graph.deciding import deciding_values
     from qimeng.graph.opgraph import Value
     from qimeng.graph.ops import EXACT
+    from qimeng.graph.rounding import shown_halves
 
     b = Builder()
     b.nest.sources = sorted(sources.values(), key=lambda s: s.number)
     held: dict[Any, Expr] = {}
+    shown = shown_halves(region.graph)
 
     def value(v: Any) -> Expr:
         if v not in held:
@@ -260,6 +262,7 @@ def build_nest(rule_table: dict[str, Callable[..., Any]], region: Any, sources: 
             if e is not None and port < len(node.metas) and node.metas[port] is not None:
                 held[Value(node.name, port)] = e
                 e.stored = e.stored or (node.packet not in EXACT and e.dtype == node.metas[port].dtype)
+                e.shown = e.shown or Value(node.name, port) in shown
     for v in region.outputs:
         _add_output(b, value(v), region.graph.meta(v))
     deciding = deciding_values(region.graph)
