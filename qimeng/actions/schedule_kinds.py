@@ -50,7 +50,7 @@ class Pipeline(ScheduleKind):
 class Precision(ScheduleKind):
     """Compute products of fp32 operands on the tensor cores, in parts that keep the precision the mode asks for.
 
-    args: ``tf32`` and ``fp16`` (one product, an 11-bit significand; mode ``high`` only), ``tf32x3``, ``bf16x3``,
+    args: ``tf32`` and ``fp16`` (one product, an 11-bit significand; where eager takes TF32), ``tf32x3``, ``bf16x3``,
     ``bf16x6``, ``fp16x3`` (several products, about fp32's accuracy), ``ieee`` (plain fp32 arithmetic). Whether the
     result is within the error budget is for the evaluator to say.
     rewrite: ``dot(a, b)`` -> ``dot(lo(a), hi(b)) + dot(hi(a), lo(b)) + dot(hi(a), hi(b))``

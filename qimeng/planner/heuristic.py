@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from qimeng.errors import IllegalAction
 from qimeng.family import concerned, family_of
-from qimeng.graph.ops import category
+from qimeng.graph.ops import is_product, precision_of
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Observation, Planner
 
@@ -126,7 +126,7 @@ def _tried(o: Observation) -> set[Action]:
 
 
 def _has_product(region: Region) -> bool:
-    return any(category(n) == "gemm" for n in region.ops)
+    return any(is_product(region.graph, n) for n in region.ops)
 
 
 def _half(region: Region) -> bool:
@@ -135,7 +135,8 @@ def _half(region: Region) -> bool:
 
 def _library_first(o: Observation, regions: Iterable[Region]) -> bool:
     """Whether the library's product runs on the tensor cores, so that a generated one may not be faster."""
-    return o.mode == "high" or any(_half(r) for r in regions)
+    products = [n.packet for r in regions for n in r.ops if is_product(r.graph, n)]
+    return precision_of(products, o.mode) == "high" or any(_half(r) for r in regions)
 
 
 def _by_time(o: Observation, actions: list[Action]) -> list[Action]:

@@ -79,11 +79,6 @@ def test_a_part_of_a_softmax_along_its_own_axis_stays_apart():
     assert refusal(lambda x: x.softmax(1)[3:9] + 1, torch.empty(64, 64)) is None
 
 
-def test_convolutions_over_channels_are_refused():
-    weight = torch.empty(8, 4, 3, 3)
-    assert "over channels" in refusal(lambda x: functional.conv2d(x, weight), torch.empty(2, 4, 9, 9))
-
-
 def test_affine_positions_know_their_coefficients():
     b = Builder()
     rows, columns = b.axes.new(6), b.axes.new(4)

@@ -73,6 +73,7 @@ class Table:
 
 def problems() -> list[Problem]:
     """Every problem of the suite."""
-    from tests.suite import pointwise, products, reductions, shapes, structure
+    from tests.suite import convolutions, pointwise, products, reductions, shapes, structure
 
-    return [p for module in (pointwise, reductions, products, structure, shapes) for p in module.problem.problems]
+    modules = (pointwise, reductions, products, structure, shapes, convolutions)
+    return [p for module in modules for p in module.problem.problems]

@@ -11,7 +11,7 @@ import math
 
 from qimeng.device import Device
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, itemsize
-from qimeng.graph.ops import VIEWS, category, flops
+from qimeng.graph.ops import VIEWS, category, flops, precision_of
 
 COPY_SHARE = 4.3 / 4.8
 """Share of the datasheet's bandwidth that a copy reaches: 4.3 of 4.8 TB/s on an H200 (measured)."""
@@ -133,7 +133,8 @@ def floor_ms(graph: OpGraph, device: Device, mode: str = "default") -> float:
     moved = sum(graph.meta(v).bytes for v in (*(v for v in read if v in used), *graph.results()))
     work = 0.0
     for node in graph.ops():
-        work += product_flops(graph, node) / (best_tflops(operand_dtype(graph, node), device, mode) * 1e9)
+        rate = best_tflops(operand_dtype(graph, node), device, precision_of([node.packet], mode))
+        work += product_flops(graph, node) / (rate * 1e9)
     return max(moved / (device.bandwidth_gbs * READ_SHARE * 1e6), work)
 
 
@@ -155,15 +156,8 @@ def best_tflops(dtype: str, device: Device, mode: str) -> float:
 def product_flops(graph: OpGraph, node: Node) -> int:
     """Floating-point operations of a product, convolution or attention; 0 for everything else."""
     kind = category(node)
-    if kind == "gemm":
+    if kind in ("gemm", "convolution"):
         return flops(graph, node)
-    out = sum(m.numel for m in node.metas[:1] if m is not None)
-    if kind == "convolution":
-        weight = graph.meta(node.operands()[1])
-        transposed = node.packet == "aten.convolution" and len(node.args) > 6 and bool(node.args[6])
-        if transposed:  # every input element meets the whole kernel
-            return 2 * graph.meta(node.operands()[0]).numel * math.prod(weight.shape[1:])
-        return 2 * out * math.prod(weight.shape[1:])
     if "scaled_dot_product" in node.packet:
         query, key = (graph.meta(v) for v in node.operands()[:2])
         return 4 * query.numel * key.shape[-2]
@@ -176,7 +170,7 @@ def product_tflops(graph: OpGraph, node: Node, device: Device, mode: str) -> flo
     convolution = category(node) == "convolution"
     if dtype in ("float16", "bfloat16"):
         rate = device.half_tflops * HALF_SHARE
-    elif dtype == "float32" and (mode == "high" or (convolution and mode == "default")):
+    elif dtype == "float32" and precision_of([node.packet], mode) == "high":
         rate = device.tf32_tflops * TF32_SHARE
     else:
         rate = device.fp32_tflops * FP32_SHARE

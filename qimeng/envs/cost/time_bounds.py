@@ -10,7 +10,7 @@ from __future__ import annotations
 from qimeng.device import Device
 from qimeng.envs.cost.roofline import best_tflops, operand_dtype, product_flops
 from qimeng.graph.opgraph import Node, OpGraph, Value, itemsize
-from qimeng.graph.ops import RESHAPES, category
+from qimeng.graph.ops import RESHAPES, category, precision_of
 
 SHARE = 0.95
 """A time below this share of the bound is refused. It is below 1 because datasheets round."""
@@ -41,7 +41,7 @@ def above_peak(graph: OpGraph, ms: float, device: Device, mode: str) -> str | No
         ms: device milliseconds of a call.
         device: the device.
         mode: precision mode: fp32 operands take at least three products of half-precision planes outside ``"high"``,
-            but for convolutions in mode ``"default"``, which may use TF32.
+            but for convolutions in mode ``"default"``, which may use TF32 (`qimeng.graph.ops.TF32`).
     """
     work = [(product_flops(graph, node) / 1e9, _peak_tflops(graph, node, device, mode)) for node in graph.ops()]
     at_peak_ms = sum(flop / rate for flop, rate in work)
@@ -58,8 +58,7 @@ def _peak_tflops(graph: OpGraph, node: Node, device: Device, mode: str) -> float
     dtype = operand_dtype(graph, node)
     if dtype not in ("float32", "float16", "bfloat16"):
         return device.half_tflops
-    rate = best_tflops(dtype, device, mode)
-    return max(rate, device.tf32_tflops) if category(node) == "convolution" and mode == "default" else rate
+    return best_tflops(dtype, device, precision_of([node.packet], mode))
 
 
 def _read_whole(graph: OpGraph) -> list[Value]:

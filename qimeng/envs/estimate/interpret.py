@@ -31,7 +31,7 @@ from qimeng.envs.workers.worker import Setup
 from qimeng.errors import CoderError
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import OpGraph
-from qimeng.graph.ops import CONVOLUTIONS, GEMMS
+from qimeng.graph.ops import TF32
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Coder
 from qimeng.program.program import Program, torch_implementation
@@ -281,8 +281,7 @@ class _Stage:
 @contextmanager
 def gpu_arithmetic(mode: str) -> Iterator[None]:
     """Eager on the CPU with a GPU's precision: TF32 operands for the products that run in TF32 there in this mode."""
-    packets = (CONVOLUTIONS if mode != "highest" else frozenset()) | (GEMMS if mode == "high" else frozenset())
-    with precision(mode), _RoundsOperands(packets):
+    with precision(mode), _RoundsOperands(TF32[mode]):
         yield
 
 

@@ -13,7 +13,7 @@ from qimeng.actions import action_text
 from qimeng.device import Device
 from qimeng.envs.cost.roofline import best_tflops, operand_dtype, product_flops
 from qimeng.graph.opgraph import Node, OpGraph
-from qimeng.graph.ops import VIEWS, category, flops
+from qimeng.graph.ops import VIEWS, category, flops, precision_of
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Evaluation
 from qimeng.program.program import Program
@@ -66,12 +66,13 @@ def ceilings(
 def _least_work_ms(graph: OpGraph, node: Node, device: Device, mode: str) -> float:
     work = product_flops(graph, node)
     if work:
-        return work / (best_tflops(operand_dtype(graph, node), device, mode) * 1e9)
+        rate = best_tflops(operand_dtype(graph, node), device, precision_of([node.packet], mode))
+        return work / (rate * 1e9)
     return flops(graph, node) / (device.fp32_tflops * 1e9)
 
 
 def operator_bound_ms(graph: OpGraph, node: Node, device: Device) -> float:
-    """The same for one operator that runs by itself on PyTorch: products of fp32 operands at the fp32 rate."""
+    """The same for one operator that runs by itself on PyTorch: products of fp32 operands at that of mode default."""
     metas = [*(graph.meta(v) for v in node.operands()), *(m for m in node.metas if m is not None)]
     moved = sum(m.bytes for m in metas) / (device.bandwidth_gbs * 1e6)
     return max(moved, _work_ms(graph, node, device))
@@ -79,7 +80,9 @@ def operator_bound_ms(graph: OpGraph, node: Node, device: Device) -> float:
 
 def _work_ms(graph: OpGraph, node: Node, device: Device) -> float:
     meta = next((m for m in node.metas if m is not None), None)
-    dtype = meta.dtype if meta is not None and category(node) == "gemm" else "float32"
+    dtype = meta.dtype if meta is not None and category(node) in ("gemm", "convolution") else "float32"
+    if dtype == "float32" and precision_of([node.packet], "default") == "high":
+        dtype = "tf32"
     return flops(graph, node) / (device.peak_tflops(dtype) * 1e9)
 
 

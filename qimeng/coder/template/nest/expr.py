@@ -114,6 +114,18 @@ def affine(axes: Axes, e: Expr) -> dict[int, int] | None:
     return None
 
 
+def start(e: Expr) -> int:
+    """The value of an affine expression (`affine`) where every position is 0."""
+    args = [start(a) if isinstance(a, Expr) else int(a) for a in e.args]
+    if e.op == "const":
+        return int(e.param)
+    if e.op in ("index", "load"):
+        return 0
+    if e.op in ("add", "sub"):
+        return args[0] + (args[1] if e.op == "add" else -args[1])
+    return args[0] * args[1] if e.op == "mul" else args[0]
+
+
 def _walk(axes: Axes, dim: Dim) -> dict[int, int]:
     found, step = {}, 1
     for atom in reversed(dim):
@@ -133,4 +145,4 @@ def _items(terms: Sequence[dict[int, int]]) -> Iterator[tuple[int, int]]:
     return (item for t in terms for item in t.items())
 
 
-__all__ = ["Access", "Expr", "affine", "constant", "guard", "positions"]
+__all__ = ["Access", "Expr", "affine", "constant", "guard", "positions", "start"]

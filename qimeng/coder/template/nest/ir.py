@@ -7,7 +7,7 @@ Knows nothing about schedules or kernel text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from qimeng.coder.template.nest.axes import Axes, strides_of
@@ -162,15 +162,21 @@ class Nest:
         return max((e.level for e in self.exprs), default=0)
 
 
-def coalesce(nest: Nest, atoms: Sequence[int], tables: Sequence[dict[int, int]] | None = None) -> list[list[int]]:
+def coalesce(
+    nest: Nest,
+    atoms: Sequence[int],
+    tables: Sequence[dict[int, int]] | None = None,
+    used: Set[int] | None = None,
+) -> list[list[int]]:
     """`atoms` (outermost first) in groups that every tensor can walk with one stride.
 
     Two neighbouring axes belong together when each access steps over the outer one by the extent of the inner one, or
-    ignores both. `tables` are the strides of the accesses that count, by default all of the nest's.
+    ignores both. `tables` are the strides of the accesses that count, by default all of the nest's. `used` are axes
+    whose positions are needed one by one, by default those of every position that the nest computes.
     """
     groups: list[list[int]] = []
     tables = [s for s, _ in nest.accesses()] if tables is None else tables
-    used = {a for e in nest.exprs if e.op == "index" for a in e.reduced}
+    used = {a for e in nest.exprs if e.op == "index" for a in e.reduced} if used is None else used
     for atom in atoms:
         if groups:
             outer, size = groups[-1][-1], nest.axes.size(atom)

@@ -142,7 +142,7 @@ class Builder:
 
         Each operand gets axes of its own, so that `x @ x.T` and `x @ w + x` keep rows, columns and depth apart.
         """
-        a, b = self._own(a, {}, {}), self._own(b, {}, {})
+        a, b = self.own(a), self.own(b)
         self.axes.unify(a.dims[-1], b.dims[-2])
         if not a.dims[-2] or not b.dims[-1] or not a.dims[-1]:
             left = self.nest.add(Expr("identity", (a,), (*a.dims, ()), a.dtype))
@@ -152,6 +152,10 @@ class Builder:
             )
         batch = self.broadcast([a.dims[:-2], b.dims[:-2]])
         return self.nest.add(Expr("dot", (a, b), (*batch, a.dims[-2], b.dims[-1]), dtype, reduced=a.dims[-1]))
+
+    def own(self, e: Expr) -> Expr:
+        """A copy of `e` and of all below it over new axes."""
+        return self._own(e, {}, {})
 
     def _own(self, e: Expr, axes: dict[int, Dim], made: dict[int, Expr]) -> Expr:
         """A copy of `e` and of all below it over new axes."""

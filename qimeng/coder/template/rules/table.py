@@ -3,10 +3,20 @@
 Deals in which files hold rules. Knows nothing about what any of them says.
 """
 
-from qimeng.coder.template.rules import activations, functions, pointwise, products, reductions, shapes, views, windows
+from qimeng.coder.template.rules import (
+    activations,
+    convolution,
+    functions,
+    pointwise,
+    products,
+    reductions,
+    shapes,
+    views,
+    windows,
+)
 from qimeng.coder.template.rules.base import RULES
 
-FILES = (activations, functions, pointwise, products, reductions, shapes, views, windows)
+FILES = (activations, convolution, functions, pointwise, products, reductions, shapes, views, windows)
 """Importing each of them enters its rules."""
 
 __all__ = ["FILES", "RULES"]

@@ -1,4 +1,4 @@
-"""Pooling, resizing and depthwise convolution as loop nests: reductions over windows.
+"""Pooling and resizing as loop nests: reductions over windows.
 
 A window is two axes in place of one, its position a sum of both; what lies in the padding is not read. Deals in
 definitions, which follow the PyTorch documentation of each operator. Knows nothing about schedules or kernel text.
@@ -19,10 +19,9 @@ from qimeng.coder.template.rules.builder import Builder
 from qimeng.coder.template.rules.reductions import extreme
 from qimeng.coder.template.rules.reindex import at, index, integer, within
 from qimeng.coder.template.rules.shapes import size_of
-from qimeng.family import Unsupported
 
 
-def _several(value: Any, count: int, default: Sequence[int]) -> list[int]:
+def several(value: Any, count: int, default: Sequence[int]) -> list[int]:
     """An argument given once for all dimensions, or for each; `default` where it is empty."""
     if isinstance(value, int):
         return [value] * count
@@ -41,6 +40,7 @@ class Windows:
         pads: positions before the first element where windows begin.
         spread: from one element of a window to the next (dilation).
         counts: windows along each dimension.
+        straight: leave a dimension as it is where each window is one element.
 
     Attributes:
         value: `x` with two dimensions in place of each: windows, and positions inside.
@@ -58,13 +58,19 @@ class Windows:
         pads: Sequence[int],
         spread: Sequence[int],
         counts: Sequence[int],
+        straight: bool = False,
     ):
         self.guards: list[Expr] = []
         self.outer: list[Dim] = []
         lead = len(x.dims) - len(sizes)
         for number, size in enumerate(sizes):
             d = lead + 2 * number
-            length, window, inner = size_of(b, x, d), b.axes.new(counts[number]), b.axes.new(size)
+            length = size_of(b, x, d)
+            if straight and size == steps[number] == 1 and not pads[number]:
+                self.outer.append(x.dims[d])
+                x = b.redim(x, [*x.dims[: d + 1], (), *x.dims[d + 1 :]])
+                continue
+            window, inner = b.axes.new(counts[number]), b.axes.new(size)
             begin = integer(b, "mul", index(b, window), steps[number])
             place = integer(b, "add", begin, integer(b, "mul", index(b, inner), spread[number]))
             place = integer(b, "sub", place, pads[number])
@@ -75,6 +81,14 @@ class Windows:
             self.outer.append(window)
         self.value = x
         self.inside = [lead + 2 * number + 1 for number in range(len(sizes))]
+
+    @property
+    def is_load(self) -> bool:
+        """True where the value is a tensor as it is, whose guarded reads give 0 outside."""
+        x = self.value
+        while x.op == "identity":
+            x = x.args[0]
+        return x.op == "load"
 
     def filled(self, b: Builder, value: float | int) -> Expr:
         """The windows, with `value` where there is no element."""
@@ -97,8 +111,8 @@ def _avg_pool(
     divisor_override: Any = None,
 ) -> Expr:
     count, dtype = int(node.packet[-2]), out_dtype(node)
-    sizes = _several(kernel, count, ())
-    steps, pads = _several(stride, count, sizes), _several(padding, count, ())
+    sizes = several(kernel, count, ())
+    steps, pads = several(stride, count, sizes), several(padding, count, ())
     lengths = [size_of(b, x, d) for d in range(len(x.dims) - count, len(x.dims))]
     windows = Windows(b, operand(b, x, dtype), sizes, steps, pads, [1] * count, node.metas[0].shape[-count:])
     total = b.reduce("sum", windows.filled(b, 0.0), windows.inside, dtype=dtype)
@@ -131,9 +145,9 @@ def _max_pool(
 ) -> tuple[Expr, None]:
     """The largest of each window; a region that reads their positions as well is left to PyTorch."""
     count = int(node.packet.removeprefix("aten.max_pool")[0])
-    sizes = _several(kernel, count, ())
-    steps, pads = _several(stride, count, sizes), _several(padding, count, ())
-    windows = Windows(b, x, sizes, steps, pads, _several(dilation, count, ()), node.metas[0].shape[-count:])
+    sizes = several(kernel, count, ())
+    steps, pads = several(stride, count, sizes), several(padding, count, ())
+    windows = Windows(b, x, sizes, steps, pads, several(dilation, count, ()), node.metas[0].shape[-count:])
     return extreme(b, "max", windows.filled(b, _least(x.dtype)), windows.inside, False), None
 
 
@@ -204,45 +218,4 @@ def _nearest_position(b: Builder, axis: Dim, before: int, after: int, given: flo
     return integer(b, "iminimum", b.cast(exact, "int32"), before - 1)
 
 
-@rule("convolution")
-def _convolution(
-    b: Builder,
-    node: Any,
-    x: Expr,
-    w: Expr,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: int,
-) -> Expr:
-    """A sum over windows, where every output channel reads one input channel (depthwise)."""
-    count, dtype = len(w.dims) - 2, out_dtype(node)
-    if transposed or size_of(b, w, 1) != 1 or len(x.dims) != count + 2:
-        raise Unsupported("a convolution that sums over channels")
-    work = compute_dtype(dtype)
-    sizes = [size_of(b, w, 2 + i) for i in range(count)]
-    steps, pads, spread = (_several(v, count, ()) for v in (stride, padding, dilation))
-    windows = Windows(b, operand(b, x, work), sizes, steps, pads, spread, node.metas[0].shape[2:])
-    each = size_of(b, w, 0) // groups
-    channels = b.axes.new(groups)
-    value = windows.filled(b, 0.0 if is_float(work) else 0)
-    if value.dims[1]:
-        b.axes.unify(value.dims[1], channels)
-    several = b.axes.new(each)
-    b.axes.unify(w.dims[0], channels + several)
-    weights = operand(b, w, work)
-    inner = [d for pair in zip([()] * count, weights.dims[2:], strict=True) for d in pair]
-    weights = b.redim(weights, [(), channels, several, *inner])
-    value = b.redim(value, [value.dims[0], value.dims[1], (), *value.dims[2:]])
-    dims = [d + 1 for d in windows.inside]
-    total = b.reduce("sum", b.pw("mul", value, weights, dtype=work), dims, dtype=dtype)
-    total = b.redim(total, [total.dims[0], channels + several, *total.dims[3:]])
-    if bias is None:
-        return total
-    return b.pw("add", total, b.redim(bias, [bias.dims[0], *[()] * count]), dtype=dtype)
-
-
-__all__ = ["Windows"]
+__all__ = ["Windows", "several"]

@@ -108,7 +108,7 @@ class Epilogue:
             (plan.m, "rm", "p", "row"),
             (plan.n, "rn", "r", "col"),
         ):
-            more, found = spread(nest, atoms, tables, index, side, stem)
+            more, found = spread(nest, atoms, tables, index, side, stem, plan.epilogue_used())
             lines += more
             walks += found
         em = Emitter(nest, walks, masks=self.masks(), fast=nest.finest if self.fast else "")
@@ -170,7 +170,7 @@ class Epilogue:
         roots = [nest.outputs[i][0] for i in plan.finals]
         late = reach(roots, lambda e: e.op == "reduce")
         tables += [nest.load_strides(e) for e in late if e.op == "load" and not nest.sources[e.param].scalar]
-        more, walks = spread(nest, plan.kept, tables, "p", "p", "kept")
+        more, walks = spread(nest, plan.kept, tables, "p", "p", "kept", plan.epilogue_used())
         em = Emitter(nest, walks, masks={"p": "p_ok"})
         slot = 0
         for number, e in enumerate(plan.reductions):

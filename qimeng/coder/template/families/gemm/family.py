@@ -1,5 +1,7 @@
 """The gemm family: a matrix product with a pointwise prologue of each operand and a tile-wise epilogue.
 
+A convolution is such a product, of windows of its input (`plan`, `positions`).
+
 Deals in what the library asks of a family, and hands it on to the files beside this one.
 """
 
@@ -16,7 +18,7 @@ from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.sweeps import default_schedule, guesses, shared_bytes
 from qimeng.device import Device
 from qimeng.family import Cost, Family, Needs, Sample
-from qimeng.graph.ops import category
+from qimeng.graph.ops import is_product
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
 
@@ -28,7 +30,7 @@ class Gemm(Family[GemmPlan, GemmSchedule]):
     """A matrix product with what surrounds it: a program owns a tile of the result and walks the depth."""
 
     name = "gemm"
-    about = "matrix products"
+    about = "matrix products and convolutions"
     schedule = GemmSchedule
 
     def __init__(self) -> None:
@@ -39,8 +41,8 @@ class Gemm(Family[GemmPlan, GemmSchedule]):
         return plan_gemm(region)
 
     def concerns(self, region: Region) -> bool:
-        """Whatever has a matrix product."""
-        return any(category(n) == "gemm" for n in region.ops)
+        """Whatever has a matrix product or a convolution that sums over channels."""
+        return any(is_product(region.graph, n) for n in region.ops)
 
     def default(self, plan: GemmPlan, device: Device, mode: str) -> GemmSchedule:
         """Fixed tiles, cut to the problem; half types take special functions in few instructions from the start."""

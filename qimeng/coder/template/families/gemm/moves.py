@@ -66,10 +66,13 @@ class Precision(GemmMove):
     """Another scheme for fp32 operands, in tiles that suit it."""
 
     def check(self, plan: GemmPlan, schedule: GemmSchedule, param: str, device: Device, mode: str) -> None:
-        """Single-product forms only in mode ``high``; fp32 operands only."""
+        """Single-product forms only where eager takes TF32 (`qimeng.graph.ops.TF32`); fp32 operands only.
+
+        That is in mode ``high``, and for convolutions in mode ``default`` too.
+        """
         if plan.dtype != "float32":
             raise IllegalAction(f"precision is a choice for float32 operands, these are {plan.dtype}")
-        if param in ("tf32", "fp16") and mode != "high":
+        if param in ("tf32", "fp16") and plan.mode(mode) != "high":
             raise IllegalAction(f"{param} keeps 11 bits of 24; mode {mode!r} asks for fp32 (mode 'high' allows it)")
         if device.tf32_tflops <= device.fp32_tflops and param != "ieee":
             raise IllegalAction(f"{device.name} has no faster rate for {param}")
@@ -85,6 +88,15 @@ class Precision(GemmMove):
 
 class Layout(GemmMove):
     """Operands packed beforehand or not, read through tensor descriptors or by pointers."""
+
+    def check(self, plan: GemmPlan, schedule: GemmSchedule, param: str, device: Device, mode: str) -> None:
+        """Windows are neither copied nor read through descriptors."""
+        windows = [side for side in plan.sides if side.computed]
+        if param == "pack" and windows and not plan.packable:
+            times = max(side.repeats for side in windows)
+            raise IllegalAction(f"a copy of the windows would be {times:.3g} times as large as their tensor")
+        if param == "descriptors" and len(windows) == len(plan.sides):
+            raise IllegalAction("descriptors read neighbouring rows, and both operands are read at computed positions")
 
     def schedules(self, plan: GemmPlan, schedule: GemmSchedule, param: str, device: Device) -> Found:
         """Set or clear `packed` and `descriptors`."""

@@ -103,12 +103,13 @@ class Parts:
         along_p, along_r = (self.side.rows, plan.k) if self.row_of == "p" else (plan.k, self.side.rows)
         lines, walks = [], []
         for atoms, index, side in ((plan.batch, "z", ""), (along_p, "p", "p"), (along_r, "r", "r")):
-            more, found = spread(nest, atoms, tables, index, side)
+            more, found = spread(nest, atoms, tables, index, side, used=plan.used(self.side))
             lines += more
             walks += found
         masks = {"p": f"(p < {self.real_p})", "r": f"(r < {self.real_r})"}
         em = Emitter(nest, walks, masks=masks)
         value = em.value(self.side.expr)
+        lines += [f"{side}_zero = {side} * 0" for side in "pr" if f"{side}_zero" in "\n".join(em.lines)]
         return [*lines, *em.lines, f"x = tl.where({masks['p']} & {masks['r']}, {value}, 0.0)"]
 
     def _scale(self, tile: Tile, once: str) -> list[str]:

@@ -16,9 +16,13 @@ from qimeng.coder.template.nest.loads import Loads
 from qimeng.coder.template.nest.regions import region_nest
 from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.opgraph import itemsize
+from qimeng.graph.ops import is_product, precision_of
 from qimeng.graph.region import Region
 
 Atoms = tuple[int, ...]
+
+OVERLAPPING = 1.5
+"""`Side.repeats` from which an operand is never copied: the copy would move more than the tensor itself."""
 
 REDUCTIONS = ("sum", "max", "min", "welford", "sumexp")
 """Kinds of reduction that the epilogue can do tile by tile."""
@@ -38,6 +42,8 @@ class Side:
         k_major: memory runs along the depth (else along the rows, or neither).
         aligned: every row of memory begins at a multiple of 16 bytes, so that threads and the copy engine can take
             whole vectors; where that fails (a row stride of 2949 bf16), each element is an access of its own.
+        repeats: elements of the operand for each element in memory: more than 1 where windows overlap, so that a copy
+            of the operand would be as much larger than the tensor.
     """
 
     name: str
@@ -48,6 +54,12 @@ class Side:
     held: bool
     k_major: bool
     aligned: bool
+    repeats: float = 1.0
+
+    @property
+    def computed(self) -> bool:
+        """Whether any of its tensors is read at computed positions."""
+        return any(e.access and e.access.steps for e in self.loads)
 
 
 @dataclass(frozen=True)
@@ -110,13 +122,19 @@ class GemmPlan:
         """The dtype of the operands."""
         return self.a.expr.dtype
 
+    def mode(self, mode: str) -> str:
+        """The precision mode that the product is computed in where the spec's is `mode` (see `precision_of`)."""
+        graph = self.region.graph
+        return precision_of([n.packet for n in self.region.ops if is_product(graph, n)], mode)
+
     @property
     def packable(self) -> str:
         """Operands that are worth a packed copy, of ``""``, ``"a"``, ``"b"``, ``"ab"``.
 
-        Parameters, once, and those whose rows do not begin at multiples of 16 bytes, at every call.
+        Parameters, once, and those whose rows do not begin at multiples of 16 bytes, at every call; but no operand
+        of overlapping windows, whose copy would be `Side.repeats` times as large as its tensor.
         """
-        return "".join(side.name for side in self.sides if side.held or not side.aligned)
+        return "".join(s.name for s in self.sides if s.held or (not s.aligned and s.repeats < OVERLAPPING))
 
     @property
     def half(self) -> bool:
@@ -128,6 +146,10 @@ class GemmPlan:
         """Both operands."""
         return self.a, self.b
 
+    def used(self, side: Side) -> frozenset[int] | None:
+        """Axes whose positions an operand needs one by one (see `used_axes`)."""
+        return used_axes(self.nest, [side.expr])
+
     @property
     def kept(self) -> Atoms:
         """The axes that the reductions' results change along, outermost first."""
@@ -137,11 +159,26 @@ class GemmPlan:
         """The expressions of the epilogue, the product itself included."""
         return reach([o[0] for o in self.nest.outputs], lambda e: e is self.dot)
 
+    def epilogue_used(self) -> frozenset[int] | None:
+        """Axes whose positions the epilogue needs one by one (see `used_axes`)."""
+        return used_axes(self.nest, [o[0] for o in self.nest.outputs], lambda e: e is self.dot)
+
     def epilogue_tables(self) -> list[dict[int, int]]:
         """Strides of every tensor that the epilogue reads or writes."""
         loads = [e for e in self.epilogue() if e.op == "load" and not self.nest.sources[e.param].scalar]
         outputs = [self.nest.output_strides(i) for i in range(len(self.nest.outputs))]
         return [self.nest.load_strides(e) for e in loads] + outputs
+
+
+def used_axes(nest: Nest, roots: list[Expr], stop: Callable[[Expr], bool] = lambda e: False) -> frozenset[int] | None:
+    """Axes whose positions are needed one by one below `roots` (see `coalesce`); None where all of the nest's count.
+
+    Where an operand is of windows the axes of its positions are those of every other tensor too, which need not walk
+    them apart.
+    """
+    if not any(e.access and e.access.steps for e in nest.exprs):
+        return None
+    return frozenset(a for e in reach(roots, stop) if e.op == "index" for a in e.reduced)
 
 
 def reach(roots: list[Expr], stop: Callable[[Expr], bool] = lambda e: False) -> list[Expr]:
@@ -163,8 +200,6 @@ def plan_gemm(region: Region) -> GemmPlan:
         Unsupported: no template covers it, or it is not a product with a pointwise prologue and a tile-wise epilogue.
     """
     region, nest, loads = region_nest(region)
-    if nest.dot is not None and any(e.access for e in nest.exprs):
-        raise Unsupported("a read at computed positions beside a matrix product")
     dots = [e for e in nest.exprs if e.op == "dot"]
     if not dots:
         raise NotConcerned("no matrix product")
@@ -172,7 +207,7 @@ def plan_gemm(region: Region) -> GemmPlan:
         raise Unsupported(f"{len(dots)} matrix products in one region")
     dot = dots[0]
     a, b = dot.args
-    k = tuple(dot.reduced)
+    k = _depth(nest, dot)
     order = [x for d in dot.dims for x in d]
     in_a, in_b = a.depends, b.depends
     lost = [x for x in order if x not in in_a and x not in in_b]
@@ -195,6 +230,21 @@ def plan_gemm(region: Region) -> GemmPlan:
     return plan
 
 
+def _depth(nest: Nest, dot: Expr) -> Atoms:
+    """The axes of the depth; those along which memory runs innermost, where an operand is of windows.
+
+    So a step of the loop reads neighbours: channels in channels-last memory, positions inside a window elsewhere.
+    """
+    k = tuple(dot.reduced)
+    loads = [e for e in reach(list(dot.args)) if e.op == "load" and e.access and e.access.steps]
+    if not loads:
+        return k
+    main = max((nest.walked_strides(e) for e in loads), key=nest.axes.extent)
+    moved = used_axes(nest, loads) or ()
+    near = [a for a in k if main.get(a) == 1 and a not in moved]
+    return (*(a for a in k if a not in near), *near)
+
+
 def _side(region: Region, nest: Nest, loads: Loads, name: str, expr: Expr, rows: Atoms, k: Atoms, batch: Atoms) -> Side:
     below = reach([expr])
     if any(e.op in ("reduce", "part", "dot") for e in below):
@@ -207,20 +257,24 @@ def _side(region: Region, nest: Nest, loads: Loads, name: str, expr: Expr, rows:
     plain = expr
     while plain.op == "identity":
         plain = plain.args[0]
-    strides = nest.load_strides(max(found, key=lambda e: nest.axes.extent(nest.load_strides(e))))
-    k_major = any(strides.get(x) == 1 for x in k) or not any(strides.get(x) == 1 for x in rows)
+    largest = max(found, key=lambda e: nest.axes.extent(nest.walked_strides(e)))
+    main = nest.walked_strides(largest)
+    runs = [atoms for atoms in (rows, k) if any(main.get(x) == 1 for x in atoms)]
+    k_major = rows not in runs or (runs == [rows, k] and not any(e.access for e in found))
     allowed = set(rows) | set(k) | set(batch)
     if not expr.depends <= allowed:
         raise Unsupported("an operand of a matrix product changes along other axes")
     is_load = plain.op == "load" and not nest.sources[plain.param].scalar
     aligned = all(_is_aligned(nest, e, (batch, rows, k)) for e in found if e.depends & set(rows) and e.depends & set(k))
-    return Side(name, expr, rows, found, plain if is_load else None, held, k_major, aligned)
+    repeats = nest.axes.extent(main) / min(nest.axes.extent(main), prod(nest.sources[largest.param].shape))
+    return Side(name, expr, rows, found, plain if is_load else None, held, k_major, aligned, repeats)
 
 
 def _is_aligned(nest: Nest, load: Expr, roles: tuple[Atoms, ...]) -> bool:
     """True where `load` has a contiguous axis and steps of whole vectors of 16 bytes along the others."""
-    strides = nest.load_strides(load)
-    groups = [g for atoms in roles for g in coalesce(nest, atoms, [strides]) if prod(nest.axes.sizes(g)) > 1]
+    strides = nest.walked_strides(load) if load.access else nest.load_strides(load)
+    used = used_axes(nest, [load])
+    groups = [g for atoms in roles for g in coalesce(nest, atoms, [strides], used) if prod(nest.axes.sizes(g)) > 1]
     steps = [strides.get(g[-1], 0) for g in groups]
     size = itemsize(nest.sources[load.param].dtype)
     return 1 in steps and all(step == 1 or step * size % VECTOR_BYTES == 0 for step in steps)
@@ -303,4 +357,4 @@ def _position(e: object) -> Atoms | None:
     return tuple(e.reduced) if isinstance(e, Expr) and e.op == "index" else None
 
 
-__all__ = ["REDUCTIONS", "Atoms", "GemmPlan", "Side", "Triangle", "plan_gemm", "reach"]
+__all__ = ["OVERLAPPING", "REDUCTIONS", "Atoms", "GemmPlan", "Side", "Triangle", "plan_gemm", "reach", "used_axes"]

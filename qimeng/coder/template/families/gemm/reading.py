@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from qimeng.coder.template.families.gemm.operand import Operand, sources_of
 from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
+from qimeng.coder.template.families.gemm.positions import Positions
 from qimeng.coder.template.families.gemm.walks import spread
 from qimeng.coder.template.nest.ir import coalesce
 from qimeng.coder.template.triton.emitter import Emitter
@@ -55,14 +56,19 @@ class Pointers(Operand):
         batch, m, n, k = plan.shape
         tables = [nest.load_strides(e) for e in self.side.loads]
         name, me = self.side.name, "p" if self.is_a else "r"
-        zs, self.z_walks = spread(nest, plan.batch, tables, "z", stem=f"{name}_z")
-        rows, self.row_walks = spread(nest, self.side.rows, tables, self.rows, me, f"{name}_row")
-        self.setup = zs + rows
-        self.deep_lines, self.depth_walks = spread(nest, plan.k, tables, f"{name}_k", "r" if me == "p" else "p")
+        used = plan.used(self.side)
+        zs, self.z_walks = spread(nest, plan.batch, tables, "z", stem=f"{name}_z", used=used)
+        rows, self.row_walks = spread(nest, self.side.rows, tables, self.rows, me, f"{name}_row", used)
+        other = "r" if me == "p" else "p"
+        deep, self.depth_walks = spread(nest, plan.k, tables, f"{name}_k", other, used=used)
+        self.positions = Positions(nest, self.side, [*self.z_walks, *self.row_walks], self.depth_walks)
+        self.setup = [*zs, *rows, *self.positions.setup]
+        self.deep_lines = [*deep, *self.positions.steps]
         extent, block = (m, s.block_m) if self.is_a else (n, s.block_n)
+        self.along = me, other
         self.masks = {me: f"{'m' if self.is_a else 'n'}_ok"} if extent % block else {}
         if k % s.block_k:
-            self.masks["r" if me == "p" else "p"] = f"{name}_k < {k}"
+            self.masks[other] = f"{name}_k < {k}"
         self.sources = sources_of(self.side)
 
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
@@ -73,7 +79,10 @@ class Pointers(Operand):
         em = Emitter(nest, [*self.z_walks, *self.row_walks, *self.depth_walks], masks=masks)
         mask = em.mask("pr")
         shape = "[BM, BK]" if self.is_a else "[BK, BN]"
-        if self.side.plain is not None:
+        read = self.positions.load(self.side.plain, mask) if em.side(self.side.expr) == "pr" else None
+        if read is not None:
+            lines.append(f"{target} = {read}")
+        elif self.side.plain is not None and not self.side.computed:
             strides = nest.load_strides(self.side.plain)
             inside = em.mask(em.side_of(strides))
             other = f", mask={inside}, other=0.0" if inside else ""
@@ -81,8 +90,10 @@ class Pointers(Operand):
             if em.side_of(strides) != "pr":
                 lines.append(f"{target} = tl.broadcast_to({target}, {shape})")
         else:
+            self.positions.define(em)
             value = em.value(self.side.expr)
-            lines += em.lines
+            zeros = {f"{me}_zero": f"{at} * 0" for me, at in zip(self.along, (self.rows, f"{name}_k"), strict=True)}
+            lines += [f"{z} = {at}" for z, at in zeros.items() if z in "\n".join(em.lines)] + em.lines
             full = value if em.side(self.side.expr) == "pr" else f"{value} + tl.zeros({shape}, tl.float32)"
             lines.append(f"{target} = tl.where({mask}, {full}, 0.0)" if mask else f"{target} = {full}")
             if self.plan.half:
@@ -93,7 +104,7 @@ class Pointers(Operand):
 def strides_of_tensor(plan: GemmPlan, side: Side) -> tuple[int, int, int] | None:
     """Strides along batch, rows and depth where each is one walk and a descriptor can take them; else None."""
     nest = plan.nest
-    if side.plain is None:
+    if side.plain is None or side.computed:
         return None
     source, strides = nest.sources[side.plain.param], nest.load_strides(side.plain)
     found = []

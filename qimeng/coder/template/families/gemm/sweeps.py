@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import SCHEMES, is_packed, is_turned, scheme_of
-from qimeng.coder.template.families.gemm.traffic import SMALL_SHARE, inline_sides, operand_bytes, packed_sides
+from qimeng.coder.template.families.gemm.traffic import (
+    SMALL_SHARE,
+    inline_sides,
+    never_copied,
+    operand_bytes,
+    packed_sides,
+)
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 from qimeng.family import MAX_ALTERNATIVES
@@ -113,7 +119,8 @@ def schedule_for_precision(
     scheme = scheme_of(plan, schedule.but(precision=precision))
     tma = has_tma(device) and (scheme.dtype != "float32" or scheme.rounds)
     base = schedule.but(precision=precision, persistent=False, splits=1, cat=False, descriptors=tma)
-    base = base.but(packed=packed_sides(plan, schedule.packed, precision), inline="")
+    read = never_copied(plan) if scheme.splits else ""
+    base = base.but(packed=packed_sides(plan, schedule.packed, precision), inline=read)
     if scheme.dtype == "float32":
         sweep = [(blocks, False) for blocks in FULL_SWEEP]
     elif len(scheme.products) > 1:
@@ -152,9 +159,12 @@ def precisions(plan: GemmPlan, device: Device, mode: str) -> tuple[str, ...]:
     """Precisions at which lowering tries a product of fp32 operands on the tensor cores, the likeliest first.
 
     Scaled fp16 planes at the mode's precision; where memory binds the product also what reads operands but once: TF32
-    in mode ``"high"``, else bf16 planes, where the budget of errors of so deep a product admits them.
+    in mode ``"high"``, else bf16 planes, where the budget of errors of so deep a product admits them. Windows are read
+    in TF32 where that is admitted: planes of them would have to be scaled window by window.
     """
-    if mode == "high":
+    if plan.mode(mode) == "high":
+        if never_copied(plan):
+            return ("tf32",)
         return ("fp16", "tf32") if inline_sides(plan, device, "tf32") else ("fp16",)
     once = inline_sides(plan, device, "bf16x3") and SCHEMES["bf16x3"].error <= budget(plan)
     return ("fp16x3", "bf16x3") if once else ("fp16x3",)

@@ -7,8 +7,11 @@ for: then its main loop makes the planes of what it reads. Deals in bytes and pe
 
 from __future__ import annotations
 
-from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
+import math
+
+from qimeng.coder.template.families.gemm.plan import OVERLAPPING, GemmPlan, Side
 from qimeng.coder.template.families.gemm.scheme import SCHEMES
+from qimeng.coder.template.nest.expr import Expr
 from qimeng.device import Device
 from qimeng.graph.opgraph import itemsize
 
@@ -28,14 +31,28 @@ NOTICED_S = 10e-6
 
 
 def operand_bytes(plan: GemmPlan, side: Side) -> int:
-    """Bytes of the tensors below an operand."""
-    strides = ((e, plan.nest.load_strides(e)) for e in side.loads)
-    return sum(plan.nest.axes.extent(s) * itemsize(plan.nest.sources[e.param].dtype) for e, s in strides)
+    """Bytes of the tensors below an operand; elements that several windows read count once."""
+    return sum(_bytes(plan, e) for e in side.loads)
+
+
+def _bytes(plan: GemmPlan, load: Expr) -> int:
+    nest, source = plan.nest, plan.nest.sources[load.param]
+    elements = nest.axes.extent(nest.walked_strides(load))
+    if load.access:
+        elements = min(elements, math.prod(source.shape))
+    return elements * itemsize(source.dtype)
+
+
+def moved_bytes(plan: GemmPlan) -> int:
+    """Bytes of every tensor that is read or written."""
+    windows = [e for e in plan.nest.exprs if e.op == "load" and e.access]
+    repeated = sum(plan.nest.axes.extent(plan.nest.walked_strides(e)) * itemsize(e.dtype) for e in windows)
+    return sum(size for _, size in plan.nest.accesses()) - repeated + sum(_bytes(plan, e) for e in windows)
 
 
 def is_small(plan: GemmPlan, side: Side) -> bool:
     """True where a copy of the operand moves little beside what the product moves anyway."""
-    return 3 * operand_bytes(plan, side) <= SMALL_SHARE * sum(size for _, size in plan.nest.accesses())
+    return 3 * operand_bytes(plan, side) * side.repeats <= SMALL_SHARE * moved_bytes(plan)
 
 
 def packed_sides(plan: GemmPlan, packed: str, precision: str) -> str:
@@ -43,11 +60,13 @@ def packed_sides(plan: GemmPlan, packed: str, precision: str) -> str:
 
     Parameters where planes are what the main loop reads, and operands that it could read only element by element. Half
     operands that are computed are computed once rather than in every tile that needs them. TF32 wants operands rounded
-    and K-major, so that small ones are packed as well.
+    and K-major, so that small ones are packed as well. Overlapping windows are never copied.
     """
     scheme = SCHEMES[precision]
     found = set(packed)
     for side in plan.sides:
+        if side.name in never_copied(plan):
+            continue
         if plan.half:
             wanted = not side.aligned or side.plain is None
         elif scheme.splits:
@@ -69,18 +88,25 @@ def inline_sides(plan: GemmPlan, device: Device, precision: str) -> str:
 
     Returns:
         Of ``""``, ``"a"``, ``"b"``, ``"ab"``; empty where arithmetic binds the product, or no operand need be copied.
+        Overlapping windows (`never_copied`) are always among them.
     """
     if plan.half:
         return ""
     scheme, (batch, m, n, k) = SCHEMES[precision], plan.shape
     rows = {"a": m, "b": n}
-    sides = [s for s in plan.sides if not s.held and not is_small(plan, s)]
+    never = never_copied(plan)
+    sides = [s for s in plan.sides if not s.held and not is_small(plan, s) and s.name not in never]
     copied = sum(batch * rows[s.name] * k * itemsize("float16") * scheme.planes * 2 for s in sides)
     arithmetic_s = _arithmetic_s(plan, device, len(scheme.products))
     copied_s = copied / (device.bandwidth_gbs * 1e9)
     share = TF32_FROM if scheme.rounds else 1.0
     pays = copied_s >= max(share * (SLOWDOWN - 1) * arithmetic_s, NOTICED_S)
-    return "".join(s.name for s in sides) if pays else ""
+    return "".join(s.name for s in plan.sides if s.name in never or (s in sides and pays))
+
+
+def never_copied(plan: GemmPlan) -> str:
+    """Operands of overlapping windows, which the main loop reads where they lie, of ``""``, ``"a"``, ``"b"`` …."""
+    return "".join(s.name for s in plan.sides if s.repeats >= OVERLAPPING and not s.held)
 
 
 def _arithmetic_s(plan: GemmPlan, device: Device, products: int) -> float:
@@ -89,4 +115,4 @@ def _arithmetic_s(plan: GemmPlan, device: Device, products: int) -> float:
     return 2 * batch * m * n * k * products / (device.half_tflops * 1e12)
 
 
-__all__ = ["inline_sides", "is_small", "operand_bytes", "packed_sides"]
+__all__ = ["inline_sides", "is_small", "never_copied", "operand_bytes", "packed_sides"]

@@ -5,7 +5,7 @@ Deals in axes and lines of kernel text. Knows nothing about operands or schedule
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from qimeng.coder.template.families.gemm.plan import Atoms
 from qimeng.coder.template.nest.ir import Nest, coalesce, is_wide
@@ -15,7 +15,13 @@ Tables = Sequence[dict[int, int]]
 
 
 def spread(
-    nest: Nest, atoms: Atoms, tables: Tables, index: str, side: str = "", stem: str = ""
+    nest: Nest,
+    atoms: Atoms,
+    tables: Tables,
+    index: str,
+    side: str = "",
+    stem: str = "",
+    used: Set[int] | None = None,
 ) -> tuple[list[str], list[Walk]]:
     """Variables that walk `atoms`, from one flat index over all of them.
 
@@ -26,11 +32,12 @@ def spread(
         index: the flat index.
         side: the tile's side it lies along; empty for a scalar.
         stem: beginning of the names of new variables, by default the index itself.
+        used: axes whose positions are needed one by one (see `coalesce`).
 
     Returns:
         Lines that define the variables, and the walks.
     """
-    groups = coalesce(nest, atoms, tables)
+    groups = coalesce(nest, atoms, tables, used)
     stem, suffix = stem or index, ".to(tl.int64)" if is_wide(nest, tables) else ""
     lines, walks = [], []
     inner = 1

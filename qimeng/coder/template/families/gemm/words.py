@@ -10,7 +10,7 @@ import torch
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.device import Device
 from qimeng.family import Sample
-from qimeng.graph.ops import category
+from qimeng.graph.ops import is_product, precision_of
 from qimeng.graph.region import Region
 
 TILE_ELEMENTS = 128 * 256
@@ -33,7 +33,8 @@ def intents(region: Region, schedule: GemmSchedule | None, device: Device, mode:
     Three bf16 products are not worth trying where three of fp16 are right: those keep six bits more and are as fast.
     """
     half = any(region.graph.meta(v).dtype in ("float16", "bfloat16") for v in region.inputs)
-    found = INTENTS["half" if half else mode]
+    products = [n.packet for n in region.ops if is_product(region.graph, n)]
+    found = INTENTS["half" if half else precision_of(products, mode)]
     if not _few_tiles(region, device):
         found = tuple(i for i in found if i[0] != "split")
     if schedule is not None and schedule.precision == "fp16x3":
@@ -42,7 +43,7 @@ def intents(region: Region, schedule: GemmSchedule | None, device: Device, mode:
 
 
 def _few_tiles(region: Region, device: Device) -> bool:
-    product = next(n for n in region.ops if category(n) == "gemm")
+    product = next(n for n in region.ops if is_product(region.graph, n))
     meta = product.metas[0]
     return meta is not None and meta.numel // TILE_ELEMENTS < device.sms
 

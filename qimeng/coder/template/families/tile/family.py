@@ -17,7 +17,7 @@ from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 from qimeng.family import Cost, Family, Needs, Sample, Unsupported
 from qimeng.graph.opgraph import itemsize
-from qimeng.graph.ops import category
+from qimeng.graph.ops import is_product
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
 
@@ -38,7 +38,7 @@ class Tile(Family[TilePlan, TileSchedule]):
 
     def concerns(self, region: Region) -> bool:
         """Whatever has no matrix product."""
-        return not any(category(n) == "gemm" for n in region.ops)
+        return not any(is_product(region.graph, n) for n in region.ops)
 
     def default(self, plan: TilePlan, device: Device, mode: str) -> TileSchedule:
         """By the rows' number and length; half types take special functions in few instructions from the start."""

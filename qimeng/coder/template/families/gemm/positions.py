@@ -1,0 +1,176 @@
+"""Where an operand of windows is read: positions and guards as the main loop wants them.
+
+A position is a sum of what the rows say and what the depth says. The part of the rows is computed once, before the
+loop; the part of the depth once a step, as a vector; a guard compares their sum. What is not such a sum (a gather, a
+position of a division) is left to the emitter. Deals in lines of kernel text. Knows nothing about the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qimeng.coder.template.families.gemm.plan import Side, reach
+from qimeng.coder.template.nest.dtypes import compute_dtype
+from qimeng.coder.template.nest.expr import Expr, affine, guard, positions, start
+from qimeng.coder.template.nest.ir import Nest
+from qimeng.coder.template.triton.emitter import Emitter, Walk
+from qimeng.coder.template.triton.ops import TRITON_DTYPE
+
+
+@dataclass(frozen=True)
+class Bound:
+    """``low <= position < high``, the position a sum of multiples of axes and a constant; None is no bound."""
+
+    table: tuple[tuple[int, int], ...]
+    first: int
+    low: int | None
+    high: int | None
+
+    def tightened(self, sizes: Mapping[int, int]) -> Bound:
+        """Without the bounds that hold anyway."""
+        ends = [c * (sizes[a] - 1) for a, c in self.table]
+        least = self.first + sum(e for e in ends if e < 0)
+        most = self.first + sum(e for e in ends if e > 0)
+        low = self.low if self.low is not None and least < self.low else None
+        high = self.high if self.high is not None and most >= self.high else None
+        return Bound(self.table, self.first, low, high)
+
+
+class Positions:
+    """The computed positions of one operand.
+
+    Attributes:
+        setup: lines before the loop.
+        steps: lines of a step, after those of the depth's axes.
+    """
+
+    def __init__(self, nest: Nest, side: Side, fixed: Sequence[Walk], deep: Sequence[Walk]):
+        self.setup: list[str] = []
+        self.steps: list[str] = []
+        self._nest, self._side, self._fixed, self._deep = nest, side, fixed, deep
+        self._name = side.name
+        self._places: dict[int, str] = {}
+        self._guards: dict[int, str] = {}
+        self._tests: dict[Bound, str] = {}
+        for e in reach([side.expr]):
+            if e.op == "where" or e.access:
+                for test in (a for a in e.operands() if a.dtype == "bool"):
+                    self._take_guard(test)
+        for e in side.loads:
+            if e.access:
+                self._take_load(e)
+
+    def load(self, e: Expr | None, mask: str) -> str | None:
+        """The text that reads `e`; None where the emitter is to print it.
+
+        Args:
+            e: a load; None where the operand is no tensor as it is.
+            mask: of what overhangs on either side; empty where nothing does.
+        """
+        exists = guard(e) if e is not None else None
+        inside = "" if exists is None else self._guards.get(id(exists))
+        if id(e) not in self._places or inside is None:
+            return None
+        whole = " & ".join(t for t in (mask, inside) if t)
+        return f"tl.load({self._places[id(e)]}{f', mask={whole}, other=0.0' if whole else ''})"
+
+    def define(self, em: Emitter) -> None:
+        """Print the reads and name them and the guards, so that `em` computes with them."""
+        for e in self._side.loads:
+            text = self.load(e, em.mask(em.side(e))) if e.access else None
+            if text is not None:
+                name, dtype = f"{self._side.name}_read{len(em.lines)}", compute_dtype(e.dtype)
+                em.lines.append(f"{name} = {text}.to({TRITON_DTYPE[dtype]})")
+                em.define(e, name)
+        em.names |= {e: f"({text})" for e, text in self._guards.items() if text}
+
+    def _take_guard(self, e: Expr) -> None:
+        bounds = _bounds(self._nest, e)
+        if bounds is None:
+            return
+        sizes = {a: self._nest.axes.size(a) for b in bounds for a, _ in b.table}
+        tests = [self._test(b.tightened(sizes)) for b in bounds]
+        self._guards[id(e)] = " & ".join(dict.fromkeys(t for t in tests if t))
+
+    def _test(self, bound: Bound) -> str:
+        """The name of a mask, printed once; empty where the bound always holds."""
+        if bound.low is None and bound.high is None:
+            return ""
+        if bound not in self._tests:
+            table, name = dict(bound.table), f"{self._name}_in{len(self._tests)}"
+            rows, deep = _terms(self._fixed, table), _terms(self._deep, table)
+            at = f"{self._name}_at{len(self._tests)}"
+            self._tests[bound] = name
+            first = [*rows, *([str(bound.first)] if bound.first or not rows else [])]
+            lines = self.steps if deep else self.setup
+            if rows:
+                self.setup.append(f"{at} = {_sum(first)}")
+            if deep:
+                lines.append(f"{at}_k = {_sum([at if rows else str(bound.first), *deep])}")
+                at = f"{at}_k"
+            tests = [f"({at} >= {bound.low})"] if bound.low is not None else []
+            tests += [f"({at} < {bound.high})"] if bound.high is not None else []
+            lines.append(f"{name} = {' & '.join(tests)}")
+        return self._tests[bound]
+
+    def _take_load(self, e: Expr) -> None:
+        nest, table, first = self._nest, dict(self._nest.load_strides(e)), 0
+        for position, step in positions(e):
+            found = affine(nest.axes, position)
+            if found is None:
+                return
+            first += start(position) * step
+            for atom, coefficient in found.items():
+                table[atom] = table.get(atom, 0) + coefficient * step
+        rows, deep = _terms(self._fixed, table), _terms(self._deep, table)
+        sides = [{w.side for w in walks if w.side and set(w.atoms) & e.depends} for walks in (self._fixed, self._deep)]
+        if bool(sides[0]) > bool(rows) or bool(sides[1]) > bool(deep):
+            return  # a guard changes where the address does not: the emitter broadcasts it
+        name = f"{self._name}_from{len(self._places)}" if self._places else f"{self._name}_from"
+        pointer = f"x{nest.sources[e.param].number}_ptr"
+        self.setup.append(f"{name} = {_sum([pointer, *rows, *([str(first)] if first else [])])}")
+        self.steps += [f"{name}_k = {_sum(deep)}"] if deep else []
+        self._places[id(e)] = f"{name} + {name}_k" if deep else name
+
+
+def _bounds(nest: Nest, e: Expr) -> list[Bound] | None:
+    """The bounds that `e` is the conjunction of; None where it is something else."""
+    if e.op == "identity":
+        return _bounds(nest, e.args[0])
+    if e.op == "and":
+        parts = [_bounds(nest, a) if isinstance(a, Expr) else None for a in e.args]
+        known = [b for part in parts if part is not None for b in part]
+        return None if None in parts else _joined(known)
+    if e.op not in ("ge", "lt") or not isinstance(e.args[0], Expr) or not isinstance(e.args[1], int):
+        return None
+    table = affine(nest.axes, e.args[0]) if not e.args[0].dtype.startswith(("float", "bfloat")) else None
+    if table is None:
+        return None
+    low, high = (e.args[1], None) if e.op == "ge" else (None, e.args[1])
+    return [Bound(tuple(sorted(table.items())), start(e.args[0]), low, high)]
+
+
+def _joined(bounds: Sequence[Bound]) -> list[Bound]:
+    """Bounds of one position as one."""
+    found: dict[tuple[object, int], Bound] = {}
+    for b in bounds:
+        key = (b.table, b.first)
+        other = found.get(key, b)
+        low = max((x for x in (b.low, other.low) if x is not None), default=None)
+        high = min((x for x in (b.high, other.high) if x is not None), default=None)
+        found[key] = Bound(b.table, b.first, low, high)
+    return list(found.values())
+
+
+def _terms(walks: Sequence[Walk], table: Mapping[int, int]) -> list[str]:
+    """The multiples of walks that `table` says."""
+    steps = [(w.name, table.get(w.atoms[-1], 0)) for w in walks if w.atoms]
+    return [name if step == 1 else f"{name} * {step}" for name, step in steps if step]
+
+
+def _sum(terms: Sequence[str]) -> str:
+    return " + ".join(terms).replace("+ -", "- ") or "0"
+
+
+__all__ = ["Positions"]

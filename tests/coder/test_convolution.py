@@ -1,0 +1,214 @@
+"""Convolutions through the GEMM family: in Triton's interpreter, cross-compiled, and what is printed.
+
+The interpreter must be chosen before triton is imported, so the cases run in processes of their own (this file as a
+script), as those of `test_gemm` do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.coder import test_gemm as harness
+from tests.coder.test_gemm import BF16, CASES, FP16, Call, Case, case, shapes
+
+conv = functional.conv2d
+PRECISIONS = [{"precision": p} for p in ("ieee", "tf32x3")]
+
+
+def dense(s: Call, x: torch.Tensor) -> torch.Tensor:
+    return conv(x, s.w, s.b, padding=1)
+
+
+def channels_last(s: Call, x: torch.Tensor) -> torch.Tensor:
+    return conv(x, s.w, padding=1)
+
+
+def block(s: Call, x: torch.Tensor) -> torch.Tensor:
+    y = conv(x * s.scale[:, None, None] + 1, s.w, s.b, padding=1)
+    return functional.relu(y * s.out[:, None, None] + x)
+
+
+@cache
+def cases() -> dict[str, Case]:
+    """The cases of this file alone."""
+    before = dict(CASES)
+    CASES.clear()
+    _add()
+    found = dict(CASES)
+    CASES.clear()
+    CASES.update(before)
+    return found
+
+
+def _add() -> None:
+    weights = {"w": (20, 5, 3, 3), "b": (20,)}
+    case("padded", dense, shapes((2, 5, 9, 8)), PRECISIONS, **weights)
+    case(
+        "padded, tf32",
+        dense,
+        shapes((2, 5, 9, 8)),
+        [{"precision": "tf32"}, {"precision": "tf32", "packed": "b"}],
+        4e-3,
+        **weights,
+    )
+    planes = [{"precision": p, "inline": "a", "packed": "b"} for p in ("fp16x3", "bf16x6")]
+    case("padded, planes", dense, shapes((2, 5, 9, 8)), [*planes, dict(planes[1], splits=2)], 6e-6, **weights)
+    case("whole copies of windows", dense, shapes((2, 5, 9, 8)), [{"precision": "fp16x3"}], 6e-6, **weights)
+    case(
+        "strides and dilation",
+        lambda s, x: conv(x, s.w, None, (2, 1), (0, 2), (1, 2)),
+        shapes((3, 5, 9, 8)),
+        [*PRECISIONS, {"splits": 2}],
+        w=(20, 5, 3, 2),
+    )
+    case("no padding", lambda s, x: conv(x, s.w), shapes((2, 4, 7, 8)), PRECISIONS, w=(20, 4, 3, 3))
+    case(
+        "groups",
+        lambda s, x: conv(x, s.w, s.b, 1, 1, 1, 2),
+        shapes((2, 6, 9, 8)),
+        PRECISIONS,
+        expect={"batch": 2},
+        w=(20, 3, 3, 3),
+        b=(20,),
+    )
+    case("one by one", lambda s, x: conv(x, s.w), shapes((2, 6, 9, 8)), PRECISIONS, w=(20, 6, 1, 1))
+    case("one by one, stride", lambda s, x: conv(x, s.w, stride=2), shapes((2, 6, 9, 8)), PRECISIONS, w=(20, 6, 1, 1))
+    case("one image", lambda s, x: conv(x, s.w, padding="same"), shapes((1, 6, 9, 8)), PRECISIONS, w=(20, 6, 3, 4))
+    case(
+        "one dimension",
+        lambda s, x: functional.conv1d(x, s.w, None, 1, 2, 2),
+        shapes((2, 6, 30)),
+        PRECISIONS,
+        w=(20, 6, 3),
+    )
+    case(
+        "three dimensions",
+        lambda s, x: functional.conv3d(x, s.w, None, 1, 1),
+        shapes((2, 3, 5, 6, 4)),
+        PRECISIONS,
+        w=(17, 3, 3, 3, 3),
+    )
+    case(
+        "prologue",
+        lambda s, x: conv(torch.exp(x), s.w, padding=1),
+        shapes((2, 5, 9, 8)),
+        [{}, {"splits": 2}],
+        w=(20, 5, 3, 3),
+    )
+    case(
+        "block",
+        block,
+        shapes((2, 5, 9, 8)),
+        [{}, {"splits": 2}],
+        1e-4,
+        w=(5, 5, 3, 3),
+        b=(5,),
+        scale=(5,),
+        out=(5,),
+    )
+    case(
+        "sums of channels",
+        lambda s, x: conv(x, s.w, padding=1).sum(1),
+        shapes((2, 5, 9, 8)),
+        [{}],
+        3e-5,
+        w=(20, 5, 3, 3),
+    )
+    case(
+        "channels last",
+        channels_last,
+        lambda: tuple(x.to(memory_format=torch.channels_last) for x in shapes((2, 8, 9, 8))()),
+        PRECISIONS,
+        w=(20, 8, 3, 3),
+    )
+    case(
+        "half",
+        dense,
+        shapes((2, 5, 9, 8), dtype=FP16),
+        [{}, {"packed": "b"}],
+        2e-3,
+        w=(20, 5, 3, 3, FP16),
+        b=(20, FP16),
+    )
+    case(
+        "half prologue",
+        lambda s, x: conv(functional.silu(x), s.w, padding=1),
+        shapes((2, 5, 9, 8), dtype=BF16),
+        [{}],
+        2e-2,
+        w=(20, 5, 3, 3, BF16),
+    )
+
+
+def rows(how: str, *names: str) -> list[dict[str, Any]]:
+    """What this file prints when it runs as a script in a process of its own."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    env.pop("TRITON_INTERPRET", None)
+    if how == "interpret":
+        env["TRITON_INTERPRET"] = "1"
+    command = [sys.executable, __file__, how, *names]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(found: list[dict[str, Any]]) -> None:
+    """Every row is within its limit and recognised what the case expects."""
+    assert found
+    for row in found:
+        assert "failure" not in row, f"{row['case']} {row['schedule']}: {row['failure']}\n{row['trace']}"
+        assert row.get("error", 0.0) <= row.get("limit", 0.0), row
+
+
+def test_cases_in_the_interpreter() -> None:
+    check(rows("interpret"))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("padded", {"precision": "tf32", "packed": "b"}), ("prologue", {}), ("channels last", {"splits": 2})],
+)
+def test_what_is_printed(name: str, changes: dict[str, Any], golden: Callable[[str, str], None]) -> None:
+    _, _, _, printed = harness._printed(cases()[name], 0, changes)
+    golden(f"convolution_{name.replace(' ', '_')}.txt", printed.source)
+
+
+def test_what_the_plan_says_of_windows() -> None:
+    plan = cases()["padded"].planned[2]
+    assert (plan.shape, plan.packable) == ((1, 144, 20, 45), "b")
+    assert (plan.a.k_major, plan.a.computed, plan.a.repeats) == (False, True, 9.0)
+    last = cases()["channels last"].planned[2]
+    assert last.a.k_major and last.a.aligned
+    assert last.nest.axes.size(last.k[-1]) == 8, "channels innermost, where memory runs along them"
+    one = cases()["one by one"].planned[2]
+    assert not one.a.computed and one.a.repeats == 1
+
+
+@pytest.mark.slow
+def test_cases_compile() -> None:
+    check(rows("compile"))
+
+
+def main() -> None:
+    """As a script: the cases named, or all, in the interpreter or through the compiler."""
+    how, *names = sys.argv[1:]
+    found = cases()
+    CASES.clear()
+    CASES.update(found)
+    harness.QUICK = tuple(found)
+    {"interpret": harness.interpret, "compile": harness.compile_all}[how](names)
+
+
+if __name__ == "__main__":
+    main()
