@@ -80,11 +80,21 @@ RANDOM = frozenset(
 )
 """Operators whose result changes from call to call; they stay on PyTorch."""
 
+ATTENTIONS = frozenset(
+    "aten.scaled_dot_product_attention aten._scaled_dot_product_flash_attention "
+    "aten._scaled_dot_product_efficient_attention aten._scaled_dot_product_cudnn_attention "
+    "aten._scaled_dot_product_flash_attention_for_cpu".split()
+)
+
 CONVOLUTIONS = frozenset("aten.convolution aten.conv1d aten.conv2d aten.conv3d".split())
 
 
 def category(node: Node) -> str:
-    """One of ``view``, ``pointwise``, ``reduction``, ``gemm``, ``indexing``, ``random``, ``convolution``, ``other``."""
+    """The kind of loop nest that computes `node` alone.
+
+    One of ``view``, ``pointwise``, ``reduction``, ``gemm``, ``attention``, ``indexing``, ``random``, ``convolution``,
+    ``other``.
+    """
     packet = node.packet
     if packet in RANDOM:
         return "random"
@@ -100,6 +110,8 @@ def category(node: Node) -> str:
         return "pointwise"
     if packet in INDEXING:
         return "indexing"
+    if packet in ATTENTIONS:
+        return "attention"
     if packet in CONVOLUTIONS:
         return "convolution"
     return "other"
@@ -131,7 +143,10 @@ def is_product(graph: OpGraph, node: Node) -> bool:
 
 
 def flops(graph: OpGraph, node: Node) -> int:
-    """Multiply-adds counted twice for a product or a convolution, one an output element otherwise."""
+    """Multiply-adds counted twice for products and convolutions, one an output element otherwise; attention has two.
+
+    What a causal attention leaves out does not count.
+    """
     out = sum(m.numel for m in node.metas if m is not None)
     if category(node) == "convolution":
         weight = graph.meta(node.operands()[1])
@@ -142,6 +157,13 @@ def flops(graph: OpGraph, node: Node) -> int:
         matrix = [v for v in node.operands() if len(graph.meta(v).shape) >= 2]
         k = graph.meta(matrix[0]).shape[-1] if matrix else 1
         return 2 * out * k
+    if category(node) == "attention":
+        query, key, value = (graph.meta(v) for v in node.operands()[:3])
+        rows, keys = query.shape[-2], key.shape[-2]
+        causal = bool(dict(node.kwargs).get("is_causal", node.args[5] if len(node.args) > 5 else False))
+        seen = sum(min(row + 1, keys) for row in range(rows)) if causal else rows * keys
+        heads = query.numel // max(rows * query.shape[-1], 1)
+        return 2 * heads * seen * (query.shape[-1] + value.shape[-1])
     return 0 if category(node) == "view" else out
 
 
@@ -165,7 +187,7 @@ def longest_reduction(graph: OpGraph) -> int:
             out_channels, per_group, *window = graph.meta(node.operands()[1]).shape
             channels = out_channels if is_transposed(node) else per_group  # those of one group: fewer still
             longest = max(longest, channels * math.prod(window))
-        elif kind in ("reduction", "other"):
+        elif kind in ("reduction", "attention", "other"):
             rows = min((m.numel for m in node.metas if m is not None and m.numel), default=1)
             largest = max(metas, key=lambda m: m.numel)
             if rows == largest.numel:  # softmax, scans: as many results as terms, each a reduction over a dimension

@@ -39,7 +39,10 @@ def test_an_older_one_without_the_last_fields_loads() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"family": "banded", "block": 3}, "no family 'banded' \\(known: gemm, tile\\); install the package"),
+        (
+            {"family": "banded", "block": 3},
+            "no family 'banded' \\(known: gemm, attention, tile\\); install the package",
+        ),
         ({**FLAT, "family": "tile", "depth": 3}, "of the family 'tile' has no field 'depth'"),
         ({"block_p": 1}, "no family ''"),
     ],

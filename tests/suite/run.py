@@ -21,7 +21,6 @@ from torch.utils import _pytree
 from qimeng.actions import Context, legal_actions
 from qimeng.backend.load import implementation_source
 from qimeng.coder.template.coder import TemplateCoder
-from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.device import device_named
 from qimeng.envs.errors import accuracy
 from qimeng.envs.errors.float64 import move
@@ -157,7 +156,7 @@ def check(region: Region, implementation: Implementation, values: dict[Value, An
     found = getattr(loaded, implementation.entry)(*arguments, *buffers)
     function = function_of(region)
     schedule = implementation.schedule
-    precision = schedule.precision if isinstance(schedule, GemmSchedule) else ""
+    precision = str(getattr(schedule, "precision", ""))
     eager, exact, moved = function(*arguments), *in_double(function, arguments)
     for x, before in zip(arguments, given, strict=True):
         if isinstance(x, torch.Tensor) and not tensor_bits.same(x, before):

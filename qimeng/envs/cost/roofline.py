@@ -156,11 +156,8 @@ def best_tflops(dtype: str, device: Device, mode: str) -> float:
 def product_flops(graph: OpGraph, node: Node) -> int:
     """Floating-point operations of a product, convolution or attention; 0 for everything else."""
     kind = category(node)
-    if kind in ("gemm", "convolution"):
+    if kind in ("gemm", "convolution", "attention"):
         return flops(graph, node)
-    if "scaled_dot_product" in node.packet:
-        query, key = (graph.meta(v) for v in node.operands()[:2])
-        return 4 * query.numel * key.shape[-2]
     return 0
 
 

@@ -80,7 +80,7 @@ def operator_bound_ms(graph: OpGraph, node: Node, device: Device) -> float:
 
 def _work_ms(graph: OpGraph, node: Node, device: Device) -> float:
     meta = next((m for m in node.metas if m is not None), None)
-    dtype = meta.dtype if meta is not None and category(node) in ("gemm", "convolution") else "float32"
+    dtype = meta.dtype if meta is not None and category(node) in ("gemm", "convolution", "attention") else "float32"
     if dtype == "float32" and precision_of([node.packet], "default") == "high":
         dtype = "tf32"
     return flops(graph, node) / (device.peak_tflops(dtype) * 1e9)

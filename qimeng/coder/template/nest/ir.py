@@ -40,7 +40,7 @@ class Nest:
         sources: the region's inputs.
         reduced: axes that any reduction sums over.
         kept: the other axes of the nest.
-        dot: the matrix product, where there is one.
+        dots: the matrix products, those that others are computed from first.
         deciding: numbers of the outputs by which something is decided later on.
     """
 
@@ -50,7 +50,7 @@ class Nest:
     sources: list[Source] = field(default_factory=list)
     reduced: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
-    dot: Expr | None = None
+    dots: tuple[Expr, ...] = ()
     deciding: frozenset[int] = frozenset()
 
     def add(self, expr: Expr) -> Expr:
@@ -105,14 +105,19 @@ class Nest:
                     reduced |= set(e.reduced)
             e.depends = frozenset(below)
             every |= below
-            e.level = max((a.level for a in e.operands()), default=0) + (1 if e.op == "reduce" else 0)
-            if e.op == "dot":
-                self.dot = e
+            walks = e.op == "reduce" or (e.op == "dot" and not reduced.isdisjoint(e.reduced))
+            e.level = max((a.level for a in e.operands()), default=0) + (1 if walks else 0)
         for e, *_ in self.outputs:
             every |= {a for d in e.dims for a in d}
         self.reduced = frozenset(reduced)
-        contracted = set(self.dot.reduced) if self.dot else set()
+        self.dots = tuple(e for e in self.exprs if e.op == "dot")
+        contracted = {a for e in self.dots for a in e.reduced}
         self.kept = frozenset(every - reduced - contracted)
+
+    @property
+    def dot(self) -> Expr | None:
+        """The matrix product, where there is one; the last of several."""
+        return self.dots[-1] if self.dots else None
 
     def load_strides(self, load: Expr) -> dict[int, int]:
         """Axis to stride (in elements) of a load, what its computed positions add left out."""

@@ -137,14 +137,14 @@ class Builder:
         return self.pw("mul", flat, self.pw("exp", self.pw("sub", high, low)))
 
     # -- products
-    def dot(self, a: Expr, b: Expr, dtype: str) -> Expr:
-        """[…, M, K] times […, K, N]; by multiply and sum where M or N is 1.
+    def dot(self, a: Expr, b: Expr, dtype: str, always: bool = False) -> Expr:
+        """[…, M, K] times […, K, N]; by multiply and sum where M or N is 1, unless it is `always` a product.
 
         Each operand gets axes of its own, so that `x @ x.T` and `x @ w + x` keep rows, columns and depth apart.
         """
         a, b = self.own(a), self.own(b)
         self.axes.unify(a.dims[-1], b.dims[-2])
-        if not a.dims[-2] or not b.dims[-1] or not a.dims[-1]:
+        if not always and (not a.dims[-2] or not b.dims[-1] or not a.dims[-1]):
             left = self.nest.add(Expr("identity", (a,), (*a.dims, ()), a.dtype))
             right = self.nest.add(Expr("identity", (b,), (*b.dims[:-2], (), *b.dims[-2:]), b.dtype))
             return self.reduce(

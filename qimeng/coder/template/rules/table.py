@@ -5,6 +5,7 @@ Deals in which files hold rules. Knows nothing about what any of them says.
 
 from qimeng.coder.template.rules import (
     activations,
+    attention,
     convolution,
     functions,
     pointwise,
@@ -16,7 +17,7 @@ from qimeng.coder.template.rules import (
 )
 from qimeng.coder.template.rules.base import RULES
 
-FILES = (activations, convolution, functions, pointwise, products, reductions, shapes, views, windows)
+FILES = (activations, attention, convolution, functions, pointwise, products, reductions, shapes, views, windows)
 """Importing each of them enters its rules."""
 
 __all__ = ["FILES", "RULES"]

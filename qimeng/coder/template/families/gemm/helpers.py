@@ -13,15 +13,6 @@ def {prefix}_power(top):
     return ((268 - e) << 23).to(tl.float32, bitcast=True), ((e - 14) << 23).to(tl.float32, bitcast=True)
 '''
 
-ROUND = '''
-@triton.jit
-def {prefix}_round(x):
-    """fp32 rounded to TF32's significand, which tensor cores would truncate to; a number never to infinity."""
-    bits = x.to(tl.int32, bitcast=True)
-    bits = tl.where(tl.abs(x) < 3.4e38, bits + 4096, bits) & -8192
-    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
-'''
-
 BFLOAT16 = '''
 @triton.jit
 def {prefix}_bfloat16(x):
@@ -44,4 +35,4 @@ def {prefix}_programs(device):
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 '''
 
-__all__ = ["ALIGNED", "BFLOAT16", "POWER", "PROGRAMS", "ROUND"]
+__all__ = ["ALIGNED", "BFLOAT16", "POWER", "PROGRAMS"]

@@ -13,8 +13,8 @@ from qimeng.coder.template.families.gemm.operand import sources_of
 from qimeng.coder.template.families.gemm.planes import Planes, plane_of
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import scheme_of
-from qimeng.coder.template.families.gemm.walks import spread
 from qimeng.coder.template.triton.emitter import Emitter
+from qimeng.coder.template.triton.walks import spread
 
 KERNEL = '''
 @triton.jit

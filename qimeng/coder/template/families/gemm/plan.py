@@ -204,7 +204,7 @@ def plan_gemm(region: Region) -> GemmPlan:
     if not dots:
         raise NotConcerned("no matrix product")
     if len(dots) > 1:
-        raise Unsupported(f"{len(dots)} matrix products in one region")
+        raise NotConcerned(f"{len(dots)} matrix products in one region")
     dot = dots[0]
     a, b = dot.args
     k = _depth(nest, dot)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from qimeng.coder.template.families.gemm.operand import Operand, sources_of
 from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
 from qimeng.coder.template.families.gemm.positions import Positions
-from qimeng.coder.template.families.gemm.walks import spread
 from qimeng.coder.template.nest.ir import coalesce
 from qimeng.coder.template.triton.emitter import Emitter
 from qimeng.coder.template.triton.ops import TRITON_DTYPE
+from qimeng.coder.template.triton.walks import spread
 from qimeng.graph.opgraph import itemsize
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from qimeng.coder.template.families.gemm.plan import Atoms
+from qimeng.coder.template.nest.axes import Dim
 from qimeng.coder.template.nest.ir import Nest, coalesce, is_wide
 from qimeng.coder.template.triton.emitter import Walk
 
@@ -16,7 +16,7 @@ Tables = Sequence[dict[int, int]]
 
 def spread(
     nest: Nest,
-    atoms: Atoms,
+    atoms: Dim,
     tables: Tables,
     index: str,
     side: str = "",

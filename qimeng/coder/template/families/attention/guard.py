@@ -1,0 +1,56 @@
+"""Where the values are not all finite, so that no block of masked keys may be left out.
+
+A weight of 0 times an infinity or NaN is NaN, in PyTorch as well. Whether there is one is found for each batch element
+before the product, by a kernel that reads the values once. Deals in kernel text. Knows nothing about the product's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qimeng.coder.template.families.attention.plan import AttentionPlan
+from qimeng.coder.template.families.attention.tiles import Tiles, zeros
+from qimeng.coder.template.nest.sizes import power_of_two
+
+CHUNK = 128
+"""Keys that one program looks at."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The flags of a batch element.
+
+    Attributes:
+        chunks: how many there are.
+        width: the least power of two that is as large.
+    """
+
+    chunks: int
+    width: int
+
+
+def flags_of(plan: AttentionPlan) -> Flags:
+    """How many flags each batch element has."""
+    chunks = -(-plan.shape[2] // CHUNK)
+    return Flags(chunks, power_of_two(chunks))
+
+
+def guard_body(tiles: Tiles) -> list[str]:
+    """The lines of the kernel that writes one flag: 1 where a value is an infinity or no number."""
+    plan, chunks = tiles.plan, flags_of(tiles.plan).chunks
+    lines = ["t = tl.program_id(0)", f"z = t // {chunks}", "cn = tl.arange(0, BV)[None, :]"]
+    lines += [f"vn = t % {chunks} * {CHUNK} + tl.arange(0, {CHUNK})[:, None]"]
+    more, down = tiles.key_walk("vn", "p")
+    masks = {"p": f"(vn < {tiles.keys})"} if tiles.keys % CHUNK else {}
+    masks |= {"r": f"(cn < {tiles.columns})"} if tiles.columns != tiles.block_v else {}
+    em = tiles.emitter(down, tiles.at_columns, masks=masks, letter="g")
+    value = em.value(plan.values)
+    inside = em.mask("pr")
+    lines += [*tiles.head, *more, *zeros(em.lines, str(CHUNK), "BV"), *em.lines]
+    lines.append(f"wild = tl.where(tl.abs({value}) < float('inf'), 0, 1)")
+    if inside:
+        lines.append(f"wild = tl.where({inside}, wild, 0)")
+    return [*lines, "tl.store(flags_ptr + t, tl.max(tl.max(wild, axis=1), axis=0))"]
+
+
+__all__ = ["CHUNK", "Flags", "flags_of", "guard_body"]

@@ -1,0 +1,236 @@
+"""The kernel of an attention: a program holds a tile of queries and walks the keys with an online softmax.
+
+After each step the running maximum `m`, sum `l` and product `acc` are as if the keys so far were all (Milakov &
+Gimelshein 2018; Dao et al. 2022). Blocks of keys that no query of the tile sees are left out, and masks by position are
+only evaluated in blocks that lie across their edge.
+
+PyTorch multiplies the values at masked keys by 0, which makes NaN of an infinity. So blocks are left out only where the
+values of that batch element are finite: a small kernel before this one looks (`guard`).
+
+Deals in kernel text. Knows nothing about launches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from qimeng.coder.template.families.attention.guard import flags_of
+from qimeng.coder.template.families.attention.plan import AttentionPlan
+from qimeng.coder.template.families.attention.schedule import AttentionSchedule
+from qimeng.coder.template.families.attention.tiles import Tiles, zeros
+from qimeng.coder.template.families.attention.weights import reach
+from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.triton.emitter import Emitter
+
+LOG2E = 1.4426950408889634
+"""exp(x) is 2 to the power of this times x."""
+
+
+def attention_body(plan: AttentionPlan, schedule: AttentionSchedule, prefix: str) -> list[str]:
+    """The lines of the kernel for one tile of queries."""
+    return _Kernel(Tiles(plan, schedule, prefix)).lines()
+
+
+def row_blocks(plan: AttentionPlan, schedule: AttentionSchedule) -> int:
+    """Tiles of queries of one batch element."""
+    return -(-plan.shape[1] // schedule.block_m)
+
+
+class _Kernel:
+    def __init__(self, tiles: Tiles):
+        self.t, self.plan, self.weights = tiles, tiles.plan, tiles.plan.weights
+        self.base = tiles.emitter(tiles.at_rows, masks=tiles.row_mask, letter="f")
+        self.bounds = self.plan.bounds
+        self.query_index = Expr("index", (), (), "int32", reduced=self.bounds.query)
+        self.power = tiles.schedule.fast and self.weights.pair is not None and _is_moderate(self._tile_exprs())
+
+    def lines(self) -> list[str]:
+        """The whole kernel."""
+        t, low, high = self.t, "0", str(self.t.keys)
+        blocks = row_blocks(self.plan, t.schedule)
+        number = f"t % {blocks}" if self.bounds.high is None else f"{blocks - 1} - t % {blocks}"  # longest first
+        lines = ["t = tl.program_id(0)", f"row0 = ({number}) * BM", f"z = t // {blocks}"]
+        lines += ["rm = row0 + tl.arange(0, BM)[:, None]", "cn = tl.arange(0, BV)[None, :]"]
+        lines += [f"m_ok = rm < {t.rows}"] if t.row_mask else []
+        lines += [f"c_ok = cn < {t.columns}"] if t.columns != t.block_v else []
+        lines += [*t.head, *(t.query() if self.plan.query is not None else []), *self._hoisted()]
+        lines += ["acc = tl.zeros([BM, BV], tl.float32)"]
+        if self.weights.pair is not None:
+            lines += ['m = tl.full([BM, 1], float("-inf"), tl.float32)', "l = tl.zeros([BM, 1], tl.float32)"]
+        lines += [f"sum{i} = tl.zeros([BM, 1], tl.float32)" for i, _ in enumerate(self.weights.sums)]
+        if self.bounds:
+            lines += self._range()
+            low, high = "low", "high"
+        return [*lines, *self._walk_keys(low, high), *self._after()]
+
+    # -- what does not change along the keys
+    def _tile_exprs(self) -> list[Expr]:
+        return reach(self.weights.tile(), lambda e: e is self.plan.scores)
+
+    def _hoisted(self) -> list[str]:
+        """Lines for what is computed a query, before the loop."""
+        keys = set(self.plan.keys)
+        for e in self._tile_exprs():
+            if not e.depends & keys and e.op != "const":
+                self.base.value(e)
+        lines, self.base.lines = self.base.lines, []
+        return [*zeros(lines, "BM", "BN"), *lines]
+
+    # -- which keys
+    def _range(self) -> list[str]:
+        """Lines that leave in `low` and `high` which keys any query sees, and in `inside` where all see all."""
+        b, n = self.bounds, self.t.keys
+        lines = self._positions()
+        lines += ["low = 0", f"high = {n}"]
+        if b.high is not None:
+            lines.append(f"high = tl.minimum(tl.maximum(last + {b.high + 1}, 0), {n})")
+        if b.low is not None:
+            lines.append(f"low = tl.maximum(first + {b.low}, 0) // BN * BN")
+        if self.by_position:
+            lines += [
+                f"inside = tl.minimum(tl.maximum(first + {b.high + 1 if b.high is not None else 0}, 0), {n}) // BN * BN"
+            ]
+        flags = flags_of(self.plan)
+        at, chunk = f"flags_ptr + z * {flags.chunks}", f"tl.arange(0, {flags.width})"
+        lines += [
+            f"wild = tl.max(tl.load({at} + {chunk}, mask={chunk} < {flags.chunks}, other=0), axis=0) > 0",
+            "low = tl.where(wild, 0, low)",
+            f"high = tl.where(wild, {n}, high)",
+        ]
+        return lines
+
+    def _positions(self) -> list[str]:
+        """Lines that leave the tile's first and last position of a query in `first` and `last`."""
+        if tuple(self.bounds.query) == tuple(self.plan.rows):
+            return ["first = row0", f"last = tl.minimum(row0 + BM, {self.t.rows}) - 1"]
+        name = self.base.value(self.query_index)
+        lines, self.base.lines = self.base.lines, []
+        folded = [
+            f"{target} = tl.{f}(tl.{f}({name}, axis=1), axis=0)" for target, f in (("first", "min"), ("last", "max"))
+        ]
+        return [*lines, *folded]
+
+    @property
+    def by_position(self) -> bool:
+        """Whether blocks up to some key need no mask: the only bound is the upper one, and a mask says no more."""
+        return self.bounds.high is not None and self.bounds.low is None and bool(self.bounds.masks)
+
+    # -- the loop
+    def _walk_keys(self, low: str, high: str) -> list[str]:
+        """The loop over the keys: without masks as far as none is needed, then with them."""
+        whole = self.t.keys // self.t.schedule.block_n * self.t.schedule.block_n
+        if self.by_position:
+            return [*self._loop("0", "inside", False, "u"), *self._loop("inside", high, True, "v")]
+        if self.bounds or (self.t.overhangs and not whole):
+            return self._loop(low, high, True, "v")
+        if not self.t.overhangs:
+            return self._loop(low, high, False, "u")
+        return [*self._loop(low, str(whole), False, "u"), *self._loop(str(whole), high, True, "v")]
+
+    def _loop(self, low: str, high: str, masked: bool, letter: str) -> list[str]:
+        body = ["rn = start + tl.arange(0, BN)[None, :]", *self._keys_and_scores(masked)]
+        body += self._weights(masked, letter)
+        return [f"for start in range({low}, {high}, BN):", *(f"    {line}" for line in body)]
+
+    def _keys_and_scores(self, masked: bool) -> list[str]:
+        lines = [f"n_ok = rn < {self.t.keys}"] if masked and self.t.overhangs else []
+        if self.plan.scores is not None:
+            lines += [*self.t.key(masked), f"s = {self.t.dot('q', 'k')}"]
+        return [*lines, *self.t.values(masked)]
+
+    def _emitter(self, masked: bool, letter: str) -> tuple[list[str], Emitter]:
+        more, walk = self.t.key_walk("rn", "r")
+        masks = self.t.row_mask | ({"r": "n_ok"} if masked and self.t.overhangs else {})
+        em = self.t.emitter(self.t.at_rows, walk, masks=masks, letter=letter)
+        em.names = dict(self.base.names)
+        if self.plan.scores is not None:
+            em.define(self.plan.scores, "s")
+        if not masked:
+            for choice, inner in reversed(self.bounds.masks):
+                em.define(choice, em.value(inner))
+        return more if self.plan.key is None else [], em
+
+    def _weights(self, masked: bool, letter: str) -> list[str]:
+        """Lines that take one step's weights to the running values."""
+        more, em = self._emitter(masked, letter)
+        overhang = masked and self.t.overhangs
+        lines: list[str] = []
+        for i, e in enumerate(self.weights.sums):
+            term = self._whole(em, e.args[0])
+            term = f"tl.where(n_ok, {term}, 0.0)" if overhang else term
+            em.lines.append(f"sum{i} += tl.sum({term}, axis=1, keep_dims=True)")
+        if self.weights.scores is None:
+            text = self._whole(em, self.weights.numerator)
+            em.lines.append(f"p = {f'tl.where(n_ok, {text}, 0.0)' if overhang else text}")
+        else:
+            text = self._whole(em, self.weights.scores)
+            text = f'tl.where(n_ok, {text}, float("-inf"))' if overhang else text
+            em.lines += [f"x = {text}", *self._online()]
+        lines += [*more, *zeros(em.lines, "BM", "BN"), *em.lines, self.t.add_product("p")]
+        return lines
+
+    def _whole(self, em: Emitter, e: Expr) -> str:
+        """The value of `e` as a whole tile."""
+        text = em.value(e)
+        return text if em.side(e) == "pr" else f"({text} + tl.zeros([BM, BN], tl.float32))"
+
+    def _online(self) -> list[str]:
+        """The step of the online softmax for the scores `x`; a row without a finite score so far keeps 0."""
+        top = [
+            "m_new = tl.maximum(m, tl.max(x, axis=1, keep_dims=True))",
+            'top = tl.where(m_new == float("-inf"), 0.0, m_new)',
+        ]
+        exponentials = ["p = tl.exp(x - top)", "scale = tl.exp(m - top)"]
+        if self.power:
+            exponentials = [f"p = tl.exp2(x * {LOG2E} - top * {LOG2E})", f"scale = tl.exp2((m - top) * {LOG2E})"]
+        return [
+            *top,
+            *exponentials,
+            "l = l * scale + tl.sum(p, axis=1, keep_dims=True)",
+            "acc = acc * scale",
+            "m = m_new",
+        ]
+
+    # -- after it
+    def _after(self) -> list[str]:
+        """Lines that finish the rows and store the outputs."""
+        t, plan = self.t, self.plan
+        masks = t.row_mask | ({"r": "c_ok"} if t.columns != t.block_v else {})
+        lost = '(l != l) & (m == float("-inf"))'  # a maximum leaves out NaN: this row has nothing else
+        settle = [f"m = tl.where({lost}, l, m)"] if self.weights.pair is not None else []
+        em = t.emitter(t.at_rows, t.at_columns, masks=masks, letter="o")
+        for e in plan.nest.exprs:
+            if e.op == "part" and e.args[0] is self.weights.pair:
+                em.define(e, "m" if e.param == "max" else "l")
+        for i, e in enumerate(self.weights.sums):
+            em.define(e, f"sum{i}")
+        for op, x in self.weights.steps:
+            value = em.value(x) if isinstance(x, Expr) else repr(float(x))
+            text = {
+                "mul": f"acc * {value}",
+                "div": f"acc / {value}",
+                "keep": f"tl.where({value}, acc, 0.0)",
+                "drop": f"tl.where({value}, 0.0, acc)",
+            }[op]
+            em.lines.append(f"acc = {text}")
+        em.define(plan.output, "acc")
+        for i in range(len(plan.nest.outputs)):
+            em.store(i)
+        return [*settle, *zeros(em.lines, "BM", "BV"), *em.lines]
+
+
+def _is_moderate(exprs: Sequence[Expr]) -> bool:
+    """Whether scores can be scaled by log2(e): no mask adds the lowest number, which that would make an infinity."""
+
+    def is_huge(e: Expr) -> bool:
+        return e.op == "const" and 1e37 < abs(float(e.param)) < math.inf
+
+    def is_added(e: Expr) -> bool:
+        return e.op == "load" and e.dtype != "bool"
+
+    numbers = [a for e in exprs for a in e.args if isinstance(a, float)]
+    return not any(is_huge(e) or is_added(e) for e in exprs) and not any(1e37 < abs(a) < math.inf for a in numbers)
+
+
+__all__ = ["attention_body", "row_blocks"]

@@ -1,0 +1,95 @@
+"""The tunings of the attention family.
+
+Deals in schedules: each move is a pure function. Knows nothing about kernel text; whether a schedule fits the device is
+checked by whoever asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from qimeng.coder.template.families.attention.plan import AttentionPlan
+from qimeng.coder.template.families.attention.schedule import AttentionSchedule
+from qimeng.coder.template.families.attention.sweeps import sweep
+from qimeng.device import Device
+from qimeng.errors import IllegalAction
+from qimeng.family import MAX_ALTERNATIVES, Move
+
+AttentionMove = Move[AttentionPlan, AttentionSchedule]
+Found = tuple[AttentionSchedule, ...]
+
+LEAST, MOST = 16, 256
+"""The least and the most queries or keys of a tile that are tried."""
+
+PRECISIONS = ("ieee", "tf32", "tf32x3")
+"""How products of fp32 operands can be computed."""
+
+
+class Tiling(AttentionMove):
+    """Twice or half the queries of a program or the keys of a step, with warps to match."""
+
+    def schedules(self, plan: AttentionPlan, schedule: AttentionSchedule, param: str, device: Device) -> Found:
+        """Queries are rows, keys are the depth; columns are not cut."""
+        s = schedule
+        found = {
+            "taller": [s.but(block_m=s.block_m * 2)],
+            "wider": [],
+            "deeper": [s.but(block_n=s.block_n * 2), s.but(block_n=s.block_n * 2, stages=max(1, s.stages - 1))],
+            "smaller": [s.but(block_m=s.block_m // 2), s.but(block_n=s.block_n // 2)],
+            "larger": [s.but(block_m=s.block_m * 2, block_n=s.block_n * 2, warps=min(8, s.warps * 2))],
+        }[param]
+        found += [c.but(warps=w) for c in list(found) for w in (4, 8) if w != c.warps]
+        return _others(s, [c for c in found if LEAST <= c.block_m <= MOST and LEAST <= c.block_n <= MOST])
+
+
+class Pipeline(AttentionMove):
+    """Other depths of the pipeline, other numbers of warps."""
+
+    def schedules(self, plan: AttentionPlan, schedule: AttentionSchedule, param: str, device: Device) -> Found:
+        """Depths of 1 to 4, warps from 2 to 8."""
+        s = schedule
+        if param == "warps":
+            return _others(s, [s.but(warps=w) for w in (2, 4, 8)])
+        return _others(s, [s.but(stages=n) for n in (1, 2, 3, 4)])
+
+
+class Precision(AttentionMove):
+    """Another scheme for products of fp32 operands."""
+
+    def check(self, plan: AttentionPlan, schedule: AttentionSchedule, param: str, device: Device, mode: str) -> None:
+        """The single product only in mode ``high``; fp32 operands only."""
+        if plan.half:
+            raise IllegalAction(f"precision is a choice for float32 operands, these are {plan.dtype}")
+        if param not in PRECISIONS:
+            raise IllegalAction(f"{param} is not among the precisions of an attention: {', '.join(PRECISIONS)}")
+        if param == "tf32" and mode != "high":
+            raise IllegalAction(f"tf32 keeps 11 bits of 24; mode {mode!r} asks for fp32 (mode 'high' allows it)")
+        if device.tf32_tflops <= device.fp32_tflops and param != "ieee":
+            raise IllegalAction(f"{device.name} has no faster rate for {param}")
+
+    def schedules(self, plan: AttentionPlan, schedule: AttentionSchedule, param: str, device: Device) -> Found:
+        """The present blocks and those of the sweep."""
+        if schedule.precision == param:
+            return ()
+        return _others(schedule, [schedule.but(precision=param), *sweep(plan, schedule, param, device)])
+
+
+class Special(AttentionMove):
+    """Exponentials as powers of two with one multiply-add, other special functions in few instructions, or not."""
+
+    def schedules(self, plan: AttentionPlan, schedule: AttentionSchedule, param: str, device: Device) -> Found:
+        """Set or clear `fast`."""
+        return _others(schedule, [schedule.but(fast=param == "fast")])
+
+
+def _others(schedule: AttentionSchedule, found: Iterable[AttentionSchedule]) -> Found:
+    """The first of `found`, without `schedule` itself and each once."""
+    return tuple(dict.fromkeys(s for s in found if s != schedule))[:MAX_ALTERNATIVES]
+
+
+def moves() -> dict[str, AttentionMove]:
+    """Kind of action to the move that carries it out."""
+    return {"tiling": Tiling(), "pipeline": Pipeline(), "precision": Precision(), "special": Special()}
+
+
+__all__ = ["PRECISIONS", "moves"]

@@ -1,0 +1,38 @@
+"""The schedule of the attention family.
+
+Deals in blocks and precisions. Knows nothing about which are good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qimeng.program.schedule import Schedule, count, family_field, power_of_two
+
+
+@dataclass(frozen=True)
+class AttentionSchedule(Schedule):
+    """How queries are cut into tiles, and how many keys a step takes.
+
+    Attributes:
+        family: ``"attention"``.
+        block_m: queries a program.
+        block_n: keys a step.
+        warps: warps a program.
+        stages: depth of software pipelining.
+        precision: how products of fp32 operands are computed: ``"ieee"``, ``"tf32"`` or ``"tf32x3"``
+            (Triton's `input_precision`); half operands ignore it.
+        fast: special functions in few instructions; the exponentials of a softmax as powers of two, with one
+            multiply-add an element.
+    """
+
+    family: str = family_field("attention")
+    block_m: int = power_of_two(128)
+    block_n: int = power_of_two(64)
+    warps: int = power_of_two(4)
+    stages: int = count(2)
+    precision: str = "ieee"
+    fast: bool = False
+
+
+__all__ = ["AttentionSchedule"]

@@ -1,0 +1,122 @@
+"""The attention family: what it covers, what it refuses, its schedules and the kernels that it prints.
+
+Results are checked in `tests/suite/attention.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from qimeng.actions import Context, check_action, legal_actions
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.device import device_named
+from qimeng.errors import IllegalAction
+from qimeng.family import Unsupported, covering, refusal
+from qimeng.graph.capture import capture
+from qimeng.graph.ops import flops
+from qimeng.graph.region import Region, make_region
+from qimeng.interfaces import Action, Request
+from qimeng.program.program import Program
+
+H200 = device_named("h200")
+attend = functional.scaled_dot_product_attention
+
+
+class Call(torch.nn.Module):
+    """A function of the inputs."""
+
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def program(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Program:
+    inputs = lambda: tuple(torch.empty(s, dtype=dtype) for s in shapes)  # noqa: E731
+    return Program.start(capture(lambda: Call(function), inputs))
+
+
+def whole(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Region:
+    graph = program(function, *shapes, dtype=dtype).graph
+    return make_region(graph, [n.name for n in graph.ops()])
+
+
+QKV = ((2, 4, 96, 32),) * 3
+
+
+def test_an_attention_is_one_nest_of_two_products() -> None:
+    family, plan = covering(whole(attend, *QKV))
+    assert family.name == "attention"
+    assert len(plan.nest.dots) == 2 and plan.nest.dot is plan.output
+    assert plan.scores.level == 0 and plan.output.level == 2  # the softmax's pass over the keys, then the product's
+    assert plan.shape == (8, 96, 96, 32, 32)
+    assert not set(plan.keys) & plan.output.depends and set(plan.keys) <= plan.weights.scores.depends
+
+
+@pytest.mark.parametrize("name", ["causal_fp32", "causal_bf16"])
+def test_the_printed_kernel(name: str, golden: Callable[[str, str], None]) -> None:
+    dtype = torch.float32 if name.endswith("fp32") else torch.bfloat16
+    causal = lambda q, k, v: attend(q, k, v, is_causal=True)  # noqa: E731
+    family, plan = covering(whole(causal, *[(2, 4, 200, 48)] * 3, dtype=dtype))
+    schedule = family.default(plan, H200, "default")
+    golden(f"attention_{name}.py.txt", f"# {schedule}\n{family.print(plan, schedule, 'k').source}")
+
+
+def test_tunings_fit_the_device_and_say_why_not() -> None:
+    start = program(attend, *[(1, 2, 512, 128)] * 3, dtype=torch.bfloat16)
+    coder = TemplateCoder()
+    context = Context(H200, coder)
+    lowered = coder.write(Request(start, Action("lowering", (start.regions[0].id,)), H200)).apply(start, 0)
+    region = lowered.regions[0]
+    kinds = {a.kind for a in legal_actions(lowered, context)}
+    assert {"tiling", "pipeline", "special"} <= kinds and "precision" not in kinds
+    with pytest.raises(IllegalAction, match="these are bfloat16"):
+        check_action(lowered, Action("precision", (region.id,), "tf32"), context)
+    family, plan = covering(region)
+    schedule = lowered.schedule(region)
+    assert schedule is not None and refusal(family, plan, schedule, H200) is None
+    far = refusal(family, plan, schedule.but(block_m=256, block_n=256, stages=4), H200)
+    assert far is not None and "B of shared memory" in far and "h200 allows" in far
+
+
+def test_tf32_is_for_mode_high() -> None:
+    family, plan = covering(whole(attend, *QKV))
+    assert family.default(plan, H200, "default").precision == "ieee"  # type: ignore[attr-defined]
+    assert {s.precision for s in family.guesses(plan, family.default(plan, H200, "default"), H200, "default")} == {  # type: ignore[attr-defined]
+        "tf32x3"
+    }
+    with pytest.raises(IllegalAction, match="mode 'default' asks for fp32"):
+        family.moves["precision"].check(plan, family.default(plan, H200, "default"), "tf32", H200, "default")
+
+
+def test_flops_of_an_attention_leave_out_what_causality_hides() -> None:
+    graph = program(attend, *[(2, 3, 8, 4)] * 3).graph
+    causal = program(lambda q, k, v: attend(q, k, v, is_causal=True), *[(2, 3, 8, 4)] * 3).graph
+    assert [flops(graph, n) for n in graph.ops()] == [2 * 6 * 64 * 8]
+    assert [flops(causal, n) for n in causal.ops()] == [2 * 6 * 36 * 8]
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], str]] = {
+    "a deep head": (attend, ((1, 1, 32, 300),) * 3, "at most 256"),
+    "weights returned": (
+        lambda q, k, v: (w := (q @ k.mT).softmax(-1), w @ v),
+        ((2, 32, 16),) * 3,
+        "3 matrix products in one region",  # the weights for themselves take another
+    ),
+    "chained products": (lambda q, k, v: (q @ k.mT) @ v @ v.mT, ((2, 32, 16),) * 3, "3 matrix products in one region"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_says_why(name: str) -> None:
+    function, shapes, words = REFUSED[name]
+    with pytest.raises(Unsupported, match=words):
+        covering(whole(function, *shapes))

@@ -1,0 +1,30 @@
+"""The attention family: products with weights between them, as one operator and taken apart."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from tests.suite.problem import BF16, FP16, Table, normal
+
+problem = Table()
+
+
+@problem("attention", normal(*[(2, 3, 48, 32)] * 3))
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v)
+
+
+@problem("attention in bf16", normal(*[(2, 2, 37, 64)] * 3, dtype=BF16))
+def attention_in_bf16(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v)
+
+
+@problem("attention in fp16, odd sizes", normal((1, 2, 33, 80), (1, 2, 51, 80), (1, 2, 51, 40), dtype=FP16))
+def attention_of_odd_sizes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, scale=0.25)
+
+
+@problem("causal attention", normal((1, 2, 150, 16), (1, 2, 170, 16), (1, 2, 170, 16)))
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
