@@ -52,8 +52,6 @@ REMAINING = (
         "qimeng.backend.triton",
         "qimeng.backend.triton_compile",
     },  # fmt: skip
-    {"qimeng.envs.judge.baseline", "qimeng.envs.judge.torch_compile"},
-    {"qimeng.envs.judge.gates", "qimeng.envs.judge.gpu_evaluator"},
     {"qimeng.spec.check", "qimeng.spec.spec", "qimeng.spec.travel", "qimeng.spec.valid"},
 )
 """Circles that are still to be taken apart. This list only gets shorter."""

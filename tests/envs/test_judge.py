@@ -18,6 +18,7 @@ from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.judge_clock import NOT_TIMED
 from qimeng.envs.judge.time_spent import Clock
 from qimeng.envs.judge.verdicts import Comparison, Verdict
+from qimeng.envs.judge.worker_supply import WorkerSupply
 from qimeng.envs.workers.forkserver import Process
 from qimeng.envs.workers.outputs import Leaf
 from qimeng.envs.workers.shared_buffers import ALIGNED, Layout
@@ -188,7 +189,7 @@ def test_the_start_program_passes_with_figures(evaluator, program):
 def test_a_time_above_the_tensor_cores_peak_is_flagged_and_not_refused(evaluator, program, monkeypatch):
     assert evaluator.evaluate(program).notes == ()
     fast = Samples((1e-9,) * 10, (1e-9,) * 10)  # 1.6 MFLOP in a picosecond
-    monkeypatch.setattr(evaluator, "_search_rounds", lambda worker, resets: (fast, fast))
+    monkeypatch.setattr(evaluator.times, "search", lambda worker, clock, resets: (fast, fast))
     found = evaluator.evaluate(program)
     assert found.ok and len(found.notes) == 1 and "above the tensor cores' peak" in found.notes[0]
     assert Evaluation.from_json(found.to_json()) == found
@@ -199,8 +200,8 @@ def test_final_uses_every_distribution_and_takes_turns_with_eager(evaluator, pro
     assert (
         found.ok and found.accuracy is not None and found.accuracy.trials == len(DISTRIBUTIONS) + len(SECRET_SIZE) + 1
     ), found.error
-    assert set(evaluator.turns) == {"candidate", "eager"}
-    assert evaluator.turns["eager"].calls >= 25
+    assert set(evaluator.times.turns) == {"candidate", "eager"}
+    assert evaluator.times.turns["eager"].calls >= 25
 
 
 def test_three_runs_on_the_same_inputs_are_right_or_refused_and_said_where_they_differ(evaluator, program):
@@ -301,8 +302,8 @@ def test_views_of_inputs_and_of_parameters_may_be_returned():
 
 def test_printed_programs_share_a_worker_and_others_never_do(evaluator, program, monkeypatch):
     served = []
-    take = GpuEvaluator._take_worker
-    monkeypatch.setattr(GpuEvaluator, "_take_worker", lambda self, run: served.append(take(self, run)) or served[-1])
+    take = WorkerSupply.take
+    monkeypatch.setattr(WorkerSupply, "take", lambda self, share: served.append(take(self, share)) or served[-1])
     region = program.regions[-1].id
 
     def judged(*alternatives: Implementation) -> bool:
@@ -539,11 +540,11 @@ def test_in_a_search_eager_is_timed_once_for_each_program_beside_its_last_round(
     timed: list[Samples] = []
     rounds = (Samples((t,) * 8, (t,) * 8) for t in (1.0, 2.0, 3.0, 9.0, 4.0, 5.0))
     monkeypatch.setattr(evaluator.baselines_process, "time", lambda effort: timed.append(next(rounds)) or timed[-1])
-    evaluator.forget_eager()  # other tests have the same evaluator
+    evaluator.times.forget_eager()  # other tests have the same evaluator
     assert [evaluator.evaluate(program).eager.device_ms for _ in range(2)] == [1.5, 2.5] and len(timed) == 3
-    evaluator.forget_eager()
+    evaluator.times.forget_eager()
     assert evaluator.evaluate(program).eager.device_ms == 6.5 and len(timed) == 5
-    evaluator.forget_eager()
+    evaluator.times.forget_eager()
 
 
 def test_checks_share_the_device_and_times_are_taken_alone(evaluator, program, tmp_path, monkeypatch):
@@ -559,7 +560,7 @@ def test_checks_share_the_device_and_times_are_taken_alone(evaluator, program, t
             return super().beside()
 
     lock = Watched(str(tmp_path / "lock"))
-    monkeypatch.setattr(evaluator, "_lock", lock)
+    monkeypatch.setattr(evaluator.turns, "lock", lock)
     found = evaluator.evaluate(
         program, Patch(target=relu(program), alternatives=(RIGHT, in_torch("return (a[0].relu(),)")))
     )
@@ -572,7 +573,7 @@ def test_checks_share_the_device_and_times_are_taken_alone(evaluator, program, t
         checking.join(1.0)
         assert checking.is_alive()
     checking.join(60.0)
-    assert not checking.is_alive() and evaluator.turns["candidate"].calls >= 25
+    assert not checking.is_alive() and evaluator.times.turns["candidate"].calls >= 25
     lock.close()
 
 

@@ -6,14 +6,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from qimeng.backend.compiled import Compiled
 from qimeng.backend.facts import KernelFacts
-from qimeng.envs.judge import gates
-from qimeng.envs.judge.gates import Run
+from qimeng.device import DEVICES
+from qimeng.envs.judge.gates.gpu_run import GpuRun
+from qimeng.envs.judge.gates.own_kernels import OWN_KERNELS, UNPROVEN
+from qimeng.envs.judge.gates.pipeline import Candidate, Refusal
 from qimeng.envs.judge.kernel_renaming import with_secret_names
 from qimeng.envs.judge.time_spent import Clock
 from qimeng.envs.judge.verdicts import Verdict
@@ -63,7 +66,7 @@ def judged(
     ms: float = 9.0,
     alone: list[list[object]] | None = None,
     wrong: str | None = None,
-) -> tuple[Evaluation | None, Run]:
+) -> tuple[Evaluation, Refusal | None]:
     """What the judge makes of a program of two regions that take the same time, one of them said to be generated.
 
     `alone` is what the profiler says where nobody else is on the device, if that is something else.
@@ -84,46 +87,74 @@ def judged(
             failure=wrong and "wrong", error=wrong
         )
 
-    owner = SimpleNamespace(limit_s=1.0, turn=turn, judge=SimpleNamespace(profiled=profiled))
-    run = Run(owner, program, None, "", lambda: [], Clock(), thorough=True)
-    run.kernels[0] = {"add": 1}
-    return run._proven(None, 0, Evaluation(Gate.PASSED, timing=Timing(ms), generated_share=0.5)), run
+    run, candidate = timed_run(program, profiled, turn, {"add": 1}, ms)
+    refusal = OWN_KERNELS.check(run, candidate)
+    assert candidate.found is not None
+    return candidate.found, refusal
+
+
+def timed_run(
+    program: Program, profiled: Any, turn: Any, own: dict[str, int | None], ms: float = 9.0, **parts: Any
+) -> tuple[GpuRun, Candidate]:
+    """An evaluation whose program was found right and timed; a final verification where compilers are given."""
+    equipment: Any = SimpleNamespace(
+        limit_s=1.0, turns=SimpleNamespace(turn=turn), judge=SimpleNamespace(profiled=profiled)
+    )
+    compilers, worker = parts.get("compilers"), parts.get("worker", SimpleNamespace())
+    device: Any = DEVICES["h200"]
+    rounds: Any = None
+    run = GpuRun(
+        program,
+        None,
+        compilers,
+        device,
+        "off",
+        True,
+        Clock(),
+        equipment,
+        "",
+        lambda: [],
+        rounds,
+        thorough=compilers is not None,
+    )
+    run.loaded, (candidate,) = worker, run.candidates
+    candidate.own, candidate.found = own, Evaluation(Gate.PASSED, timing=Timing(ms), generated_share=0.5)
+    return run, candidate
 
 
 def test_the_generated_share_is_that_of_the_programs_own_kernels():
-    found, run = judged([["add", 0.0, 1.0], [GEMM, 1.0, 4.0], ["Memcpy DtoD", 4.0, 6.0]])
-    assert found is not None and found.generated_share == 0.25 and run.refused == {}
+    found, refusal = judged([["add", 0.0, 1.0], [GEMM, 1.0, 4.0], ["Memcpy DtoD", 4.0, 6.0]])
+    assert found.generated_share == 0.25 and refusal is None
 
 
 def test_work_that_others_do_is_no_generated_kernel():
-    found, run = judged([["add", 0.0, 0.01], [GEMM, 0.01, 2.01]])
-    assert found is None and run.refused[0].failure == "not-a-kernel"
-    assert "take 50% of the time, but their own kernels only 0.5%" in run.refused[0].error
+    _, refusal = judged([["add", 0.0, 0.01], [GEMM, 0.01, 2.01]])
+    assert refusal is not None and refusal.failure == "not-a-kernel"
+    assert "take 50% of the time, but their own kernels only 0.5%" in refusal.error
 
 
 def test_kernels_that_run_where_the_events_do_not_see_them_are_refused():
     beside = [["add", 0.0, 1.0], ["add", 0.1, 1.0]]  # two streams, at the same time
-    assert judged(beside, ms=1.0)[0] is not None
-    found, run = judged([["add", 0.0, 1.0], ["add", 1.0, 2.0]], ms=1.0)
-    assert found is None and run.refused[0].failure == "clock"
-    assert run.refused[0].error == "events say 1.000 ms a call, the profiler's kernels take 2.000 ms"
+    assert judged(beside, ms=1.0)[1] is None
+    _, refusal = judged([["add", 0.0, 1.0], ["add", 1.0, 2.0]], ms=1.0)
+    assert refusal is not None and refusal.failure == "clock"
+    assert refusal.error == "events say 1.000 ms a call, the profiler's kernels take 2.000 ms"
 
 
 def test_kernels_that_others_made_slower_are_looked_at_again_alone():
-    found, run = judged([["add", 0.0, 2.0]], ms=1.0, alone=[["add", 0.0, 1.0]])
-    assert found is not None and run.refused == {} and found.generated_share == 1.0
-    found, run = judged([["add", 0.0, 0.01], [GEMM, 0.01, 2.01]], alone=[["add", 0.0, 1.0], [GEMM, 1.0, 2.0]])
-    assert found is not None and run.refused == {} and found.generated_share == 0.5
+    found, refusal = judged([["add", 0.0, 2.0]], ms=1.0, alone=[["add", 0.0, 1.0]])
+    assert refusal is None and found.generated_share == 1.0
+    found, refusal = judged([["add", 0.0, 0.01], [GEMM, 0.01, 2.01]], alone=[["add", 0.0, 1.0], [GEMM, 1.0, 2.0]])
+    assert refusal is None and found.generated_share == 0.5
 
 
 def test_where_the_profiler_says_nothing_that_is_said():
-    found, _ = judged([])
-    assert found is not None and found.notes == (gates.UNPROVEN,)
+    found, refusal = judged([])
+    assert refusal is None and found.notes == (UNPROVEN,)
 
 
 def test_a_profiled_call_is_checked_like_any_other():
-    found, run = judged([["add", 0.0, 1.0]], wrong="zeros")
-    assert found is None and run.refused[0] == gates.Refusal(Gate.TIMING, "wrong", "zeros")
+    assert judged([["add", 0.0, 1.0]], wrong="zeros")[1] == Refusal(Gate.TIMING, "wrong", "zeros")
 
 
 def test_kernels_get_names_that_nobody_knew_wherever_they_stand():
@@ -159,19 +190,23 @@ def test_in_a_final_verification_a_name_proves_nothing():
         decoy = next(line for line in loaded[-1].splitlines() if line.startswith("def k"))[4:].partition("(")[0]
         return [(decoy, 0.0, 0.01), (GEMM, 0.1, 3.0)], Verdict()
 
-    owner = SimpleNamespace(limit_s=1.0, turn=lambda *a, **k: nullcontext(), judge=SimpleNamespace(profiled=profiled))
-    worker = SimpleNamespace(call=lambda name, limit_s, source, digests: loaded.append(source))
-    run = Run(owner, program, None, "", lambda: [], Clock(), thorough=True)
-    run.kernels[0] = {GEMM: None}
-    run.compilers = SimpleNamespace(programs=lambda programs: [{}])
-    found = Evaluation(Gate.PASSED, timing=Timing(9.0), generated_share=0.5)
-    assert run._proven(worker, 0, found) is None
-    assert run.refused[0].failure == "not-a-kernel" and "their own kernels only 0.3%" in run.refused[0].error
-    run.compilers = SimpleNamespace(
-        programs=lambda programs: [{"a": Compiled(error="no such name", failure="compile")}]
-    )
-    assert run._proven(worker, 0, found) is None
-    assert run.refused[0].error.endswith("name a kernel only where it is defined and launched: no such name")
+    def refused(**made: Compiled) -> Refusal:
+        run, candidate = timed_run(
+            program,
+            profiled,
+            lambda *a, **k: nullcontext(),
+            {GEMM: None},
+            worker=SimpleNamespace(call=lambda name, limit_s, source, digests: loaded.append(source)),
+            compilers=SimpleNamespace(programs=lambda programs: [made]),
+        )
+        refusal = OWN_KERNELS.check(run, candidate)
+        assert refusal is not None
+        return refusal
+
+    found = refused()
+    assert found.failure == "not-a-kernel" and "their own kernels only 0.3%" in found.error
+    found = refused(a=Compiled(error="no such name", failure="compile"))
+    assert found.error.endswith("name a kernel only where it is defined and launched: no such name")
 
 
 def test_without_a_gpu_no_kernels_are_listed():

@@ -19,7 +19,9 @@ from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.device import DEVICES
 from qimeng.envs.estimate.interpret import Interpreter
-from qimeng.envs.judge.gates import Run
+from qimeng.envs.judge.gates.gpu_run import GpuRun
+from qimeng.envs.judge.gates.own_kernels import is_asked
+from qimeng.envs.judge.gates.pipeline import Candidate
 from qimeng.envs.screening.origin import foreign, is_sweep, known, printed
 from qimeng.envs.screening.static_pass import findings, forbidden, judged_text
 from qimeng.errors import CoderError
@@ -63,13 +65,13 @@ def with_relu(implementation: Any) -> Program:
 def gets_everything(program: Program) -> None:
     """The program is judged as someone else's: no shared worker, its text looked at, no shortened check."""
     assert not printed(program) and foreign(program)
-    run: Any = SimpleNamespace(thorough=False, candidates=[program])
-    assert Run.may_share.fget(run) is False  # type: ignore[attr-defined]
+    run: Any = SimpleNamespace(thorough=False, candidates=[Candidate(0, program)])
+    assert GpuRun.may_share.func(run) is False
     patch = Patch(None, relu(start()).id, (program.implementation(relu(start())),))
     assert not is_sweep(start(), patch)
     for region in program.regions:
         if program.implementation(region) in foreign(program):
-            asked = Run._is_asked(SimpleNamespace(thorough=False), program, region)  # type: ignore[arg-type]
+            asked = is_asked(SimpleNamespace(thorough=False), program, region)  # type: ignore[arg-type]
             assert asked == program.implementation(region).generated
 
 
@@ -176,8 +178,8 @@ def test_one_of_others_among_a_sweep_makes_it_none(name: str, template: Implemen
     region = relu(start())
     patch = Patch(None, region.id, (template, LIES[name](template)))
     assert not is_sweep(start(), patch) and is_sweep(start(), patch.only(0))
-    run: Any = SimpleNamespace(thorough=False, candidates=[patch.apply(start(), i) for i in (0, 1)])
-    assert Run.may_share.fget(run) is False  # type: ignore[attr-defined]
+    run: Any = SimpleNamespace(thorough=False, candidates=[Candidate(i, patch.apply(start(), i)) for i in (0, 1)])
+    assert GpuRun.may_share.func(run) is False
 
 
 def test_a_model_that_answers_a_templates_text_is_a_model(template: Implementation) -> None:
@@ -249,8 +251,8 @@ def test_only_the_framework_makes_a_reference_a_program() -> None:
     assert printed(own) and judged_text(own, "off") is None
     claimed = replace(own, fallback=own.fallback + EVIL)
     assert not printed(claimed) and forbidden(claimed) is not None
-    run: Any = SimpleNamespace(thorough=False, candidates=[claimed])
-    assert Run.may_share.fget(run) is False  # type: ignore[attr-defined]
+    run: Any = SimpleNamespace(thorough=False, candidates=[Candidate(0, claimed)])
+    assert GpuRun.may_share.func(run) is False
     assert not printed(Program(OpGraph({}, ()), (), {}, EVIL))
 
 

@@ -6,13 +6,17 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from qimeng.device import DEVICES
 from qimeng.envs.estimate.estimator import EstimatingEvaluator
+from qimeng.envs.judge.gates.pipeline import Candidate
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+from qimeng.envs.judge.sanitized import sanitized
 from qimeng.envs.judge.time_spent import Clock
 from qimeng.envs.sandbox import Sandbox
 from qimeng.envs.screening import sanitizer
@@ -134,7 +138,7 @@ def test_what_hangs_is_ended_and_what_is_missing_is_said(tool, tmp_path, monkeyp
 def test_the_final_verification_asks_the_tools(monkeypatch):
     logs = {"memcheck": CLEAN, "racecheck": RACE}
     monkeypatch.setattr(
-        "qimeng.envs.judge.gpu_evaluator.sanitize", lambda tool, *a, **k: read_report(tool, logs[tool], "", a[-1])
+        "qimeng.envs.judge.sanitized.sanitize", lambda tool, *a, **k: read_report(tool, logs[tool], "", a[-1])
     )
     graph = capture_spec(SPEC)
     program = Program.start(graph)
@@ -143,10 +147,16 @@ def test_the_final_verification_asks_the_tools(monkeypatch):
         found = judge.final(program)
         assert found.ok and found.notes == ("compute-sanitizer memcheck: 0 errors",), found
         assert "sanitize" in found.seconds
-        judge.sanitize_with(("memcheck", "racecheck"))
-        refused = judge._sanitized(program, Evaluation(Gate.PASSED), {"gemm_kernel"}, Clock())
+        tools, parts = ("memcheck", "racecheck"), judge._parts
+
+        def run(*own: str) -> Any:
+            return SimpleNamespace(
+                parts=parts, clock=Clock(), candidates=[Candidate(0, program, own=dict.fromkeys(own))]
+            )
+
+        refused = sanitized(program, Evaluation(Gate.PASSED), tools, run("gemm_kernel"), SPEC.to_bytes())
         assert refused.failure == "sanitizer" and refused.lasting and "racecheck: 1 errors" in (refused.error or "")
-        others = judge._sanitized(program, Evaluation(Gate.PASSED), set(), Clock())
+        others = sanitized(program, Evaluation(Gate.PASSED), tools, run(), SPEC.to_bytes())
         assert others.ok and len(others.notes) == 2 and "not the program's" in others.notes[1]
         with pytest.raises(QimengError, match="no tool leakcheck; known: memcheck"):
             judge.sanitize_with(("leakcheck",))

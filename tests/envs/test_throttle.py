@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qimeng.envs.judge import gates, throttle
+from qimeng.envs.judge import throttle
+from qimeng.envs.judge.gates import timing
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.throttle import POWER_CAP, Watch, reader_for
 from qimeng.graph.verify import capture_spec
@@ -79,18 +80,18 @@ def test_reasons_are_read_from_nvml_under_its_old_name_too(monkeypatch):
     ],
 )
 def test_what_was_timed_while_the_gpu_was_held_back_is_timed_again(bits, rounds, words, monkeypatch):
-    monkeypatch.setattr(gates, "COOL_S", 0.0)
+    monkeypatch.setattr(timing, "COOL_S", 0.0)
     spec = KernelSpec.from_function(torch.relu, (torch.randn(8, 8),))
     graph = capture_spec(spec)
     timed: list[int] = []
     judge = GpuEvaluator(spec, graph, torch_device="cpu", throttle=lambda: bits[len(timed) - 1] if timed else 0)
-    plain = judge._search_rounds
+    plain = judge.times.search
 
-    def counted(worker, resets):
+    def counted(worker, clock, resets):
         timed.append(1)
-        return plain(worker, resets)
+        return plain(worker, clock, resets)
 
-    monkeypatch.setattr(judge, "_search_rounds", counted)
+    monkeypatch.setattr(judge.times, "search", counted)
     try:
         found = judge.evaluate(Program.start(graph))
     finally:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from qimeng.device_lock import DeviceLock
-from qimeng.envs.judge.torch_compile import TorchCompile, _measure_alone, check_modes, compile_module
+from qimeng.envs.judge.torch_compile import TorchCompile, check_modes
+from qimeng.envs.judge.torch_compile_process import _measure_alone, compile_module
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.envs.workers.service import serve

@@ -155,7 +155,7 @@ class _Bench:
 
     def compile(self, mode: str, seed: int, threads: int, lock: str) -> None:
         """Time what torch.compile makes of the module in `mode` from now on."""
-        from qimeng.envs.judge.torch_compile import compile_module
+        from qimeng.envs.judge.torch_compile_process import compile_module
 
         self.call = compile_module(self.module, mode, self._inputs(seed), threads, lock)
         self._tidy()

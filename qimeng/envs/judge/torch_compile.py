@@ -1,21 +1,15 @@
 """Programs of torch.compile for one specification, compiled in the background and timed on request.
 
 Deals in modes of torch.compile: a process for each, so that one that takes too long can be ended without the others.
-The judge's side is `TorchCompile`; `compile_module` runs in the process. Knows nothing about candidates.
+Compiling itself is `qimeng.envs.judge.torch_compile_process`. Knows nothing about candidates.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from qimeng.device_lock import DeviceLock
 from qimeng.envs.judge.baseline import ask_times
 from qimeng.envs.workers.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.workers.shared_server import shared_server
@@ -25,7 +19,7 @@ from qimeng.envs.workers.worker import Setup
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """What torch.compile knows (its documentation of `mode`)."""
 
-PRELOAD = ("torch", "qimeng.envs.judge.baseline", "qimeng.envs.judge.torch_compile")
+PRELOAD = ("torch", "qimeng.envs.judge.baseline", "qimeng.envs.judge.torch_compile_process")
 """Modules that the compiling processes share. TorchInductor is not among them: importing it opens CUDA, after which no
 forked process can (seen with torch 2.11 on an H200)."""
 
@@ -147,75 +141,4 @@ class TorchCompile:
         process.call("compile", limit_s, mode=mode, seed=seed, threads=threads, lock=self._lock)
 
 
-# -- in the process
-
-
-def compile_module(
-    module: torch.nn.Module, mode: str, inputs: Sequence[Any], threads: int, lock: str
-) -> Callable[..., Any]:
-    """What torch.compile makes of `module`, called until nothing is left to compile or record.
-
-    Args:
-        module: what is compiled.
-        mode: of torch.compile.
-        inputs: of the first calls.
-        threads: compiler processes; 1 compiles in this one, which is quickest for a few kernels.
-        lock: path of the device's lock, held while TorchInductor measures which of its candidates is fastest, so that
-            it neither disturbs the times of others nor is misled by them; empty without one.
-    """
-    import torch._inductor.config
-
-    torch._inductor.config.compile_threads = threads
-    if lock:
-        _measure_alone(DeviceLock(lock))
-    call = torch.compile(module, mode=None if mode == "default" else mode)
-    for _ in range(3):  # CUDA graphs are recorded in the second or third call
-        call(*inputs)
-    return call
-
-
-def _measure_alone(lock: DeviceLock) -> None:
-    """Hold `lock` in TorchInductor's measurements: of one candidate, or of all configurations of a Triton kernel."""
-    from torch._inductor.runtime import benchmarking, triton_heuristics
-
-    turn = _Turn(lock)
-    for name in ("benchmark", "benchmark_gpu", "benchmark_gpu_with_cuda_graph"):
-        if hasattr(benchmarking.benchmarker, name):
-            setattr(benchmarking.benchmarker, name, turn.around(getattr(benchmarking.benchmarker, name)))
-    tuner = triton_heuristics.CachingAutotuner
-    if hasattr(tuner, "benchmark_all_configs"):
-        tuner.benchmark_all_configs = turn.around(tuner.benchmark_all_configs)  # type: ignore[method-assign]
-
-
-class _Turn:
-    """A lock that may be asked for again inside."""
-
-    def __init__(self, lock: DeviceLock):
-        self._lock, self._mine = lock, threading.RLock()
-        self._depth = 0
-
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, alone on the device."""
-
-        @wraps(function)
-        def call(*arguments: Any, **options: Any) -> Any:
-            with self._taken():
-                return function(*arguments, **options)
-
-        return call
-
-    @contextmanager
-    def _taken(self) -> Iterator[None]:
-        with self._mine:
-            if self._depth:
-                yield
-                return
-            with self._lock.alone():
-                self._depth += 1
-                try:
-                    yield
-                finally:
-                    self._depth -= 1
-
-
-__all__ = ["MODES", "TorchCompile", "check_modes", "compile_module", "compile_server", "compiled_name"]
+__all__ = ["MODES", "TorchCompile", "check_modes", "compile_server", "compiled_name"]

@@ -1,0 +1,137 @@
+"""The gate that asks the profiler whose kernels do the work, and how long they take.
+
+Deals in names and times of kernels. Knows nothing about outputs, but those of the profiled call are checked as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from qimeng.envs.judge.gates.gpu_run import GpuRun
+from qimeng.envs.judge.gates.pipeline import Candidate, GateCheck, Refusal
+from qimeng.envs.judge.kernel_renaming import with_secret_names
+from qimeng.envs.screening.origin import known, printed
+from qimeng.envs.workers.forkserver import Process, WorkerFailed
+from qimeng.envs.workers.kernel_launches import LEAST, Launch, busy_ms, own_share
+from qimeng.graph.region import Region
+from qimeng.interfaces import Gate
+from qimeng.program.program import Program, torch_implementation
+
+PROFILER_S = 60.0
+"""Seconds that listing the kernels of a call may take."""
+UNNAMEABLE = "its kernels were given other names, and it failed: name a kernel only where it is defined and launched"
+UNPROVEN = "the profiler showed no kernels: the generated share comes from the regions' own labels"
+BUSY_SHARE, BUSY_MS = 1.3, 0.005
+"""The profiler's kernels of a call may take this many times the events' time, plus this many milliseconds."""
+
+
+class OwnKernels(GateCheck[GpuRun]):
+    """The program's own kernels do the work of its generated regions, in the time that the events say.
+
+    Other kernels may do the work of generated regions, or kernels may take longer than the events say. Both are
+    measured again alone on the device before they count, since checks of other runs make kernels slower. The profiler
+    takes seconds. It is used in a final verification, and for kernels that no template printed.
+    """
+
+    name, gate = "own kernels", Gate.TIMING
+
+    def check(self, run: GpuRun, candidate: Candidate) -> Refusal | None:
+        """Put the share of the program's own kernels into `candidate.found`, or refuse it."""
+        found, program = candidate.found, candidate.program
+        assert found is not None
+        if not any(is_asked(run, program, region) for region in program.regions):
+            return None
+        try:
+            return self._refused(run, candidate, run.holder())
+        except _Refused as refused:
+            return refused.refusal
+
+    def _refused(self, run: GpuRun, candidate: Candidate, worker: Process) -> Refusal | None:
+        found = candidate.found
+        assert found is not None
+        claimed, told, turns = found.generated_share, found.ms, run.parts.turns
+        own = _named(run, worker, candidate) if claimed else {}
+        with turns.turn("check", run.clock):
+            launches = _launches(run, worker)
+        if told is not None and _is_longer(launches, told):
+            with turns.turn("time", run.clock, alone=True):
+                launches = _launches(run, worker)
+        if told is not None and _is_longer(launches, told):
+            text = f"events say {told:.3f} ms a call, the profiler's kernels take {busy_ms(launches):.3f} ms"
+            return Refusal(Gate.TIMING, "clock", text)
+        if not claimed:
+            return None
+        share = own_share(launches, own)
+        if share is not None and share < LEAST * claimed:
+            with turns.turn("time", run.clock, alone=True):
+                share = max(share, own_share(_launches(run, worker), own) or 0.0)
+        if share is None:
+            candidate.found = replace(found, notes=(*found.notes, UNPROVEN))
+            return None
+        if share < LEAST * claimed:
+            text = (
+                f"generated regions take {claimed:.0%} of the time, but their own kernels only {share:.1%} of all "
+                "kernels' time: PyTorch, a library or another compiler does the work"
+            )
+            return Refusal(Gate.TIMING, "not-a-kernel", text)
+        candidate.found = replace(found, generated_share=share)
+        return None
+
+
+def is_asked(run: GpuRun, program: Program, region: Region) -> bool:
+    """Whether the profiler has to look at what computes `region`."""
+    written = program.implementation(region)
+    if run.thorough:
+        return written.generated or written.source != torch_implementation(region).source
+    return written.generated and not known(region, written)
+
+
+def _named(run: GpuRun, worker: Process, candidate: Candidate) -> Mapping[str, int | None]:
+    """Names of the candidate's own kernels.
+
+    In a final verification of an untrusted program, the worker gets the program with secret kernel names from here on,
+    because names in the text prove nothing.
+    """
+    if not run.thorough or printed(candidate.program):
+        return candidate.own
+    program, own = with_secret_names(candidate.program)
+    with run.clock.part("compile"):
+        made = run.compilers.programs([program])[0]
+    failed = next((c.error for c in made.values() if c.error and not c.host), None)
+    if failed is not None:
+        raise _Refused(Refusal(Gate.TIMING, "not-a-kernel", f"{UNNAMEABLE}: {failed}"))
+    digests = [c.digest for c in map(program.implementation, program.regions) if c.generated]
+    try:
+        worker.call("load", run.parts.limit_s, source=program.source, digests=digests)
+    except WorkerFailed as error:
+        if error.kind != "error":
+            raise
+        raise _Refused(Refusal(Gate.TIMING, "not-a-kernel", f"{UNNAMEABLE}: {error}")) from error
+    return own
+
+
+def _launches(run: GpuRun, worker: Process) -> list[Launch]:
+    """The kernels of a call, as the profiler sees them; what the call returned has to be right."""
+    launches, verdict = run.parts.judge.profiled(worker, max(run.parts.limit_s, PROFILER_S))
+    if verdict.failure is not None:
+        raise _Refused(Refusal(Gate.TIMING, verdict.failure, verdict.error or ""))
+    return launches
+
+
+class _Refused(Exception):
+    """Ends the profiling of a candidate."""
+
+    def __init__(self, refusal: Refusal):
+        super().__init__(refusal.error)
+        self.refusal = refusal
+
+
+def _is_longer(launches: Sequence[Launch], told_ms: float) -> bool:
+    """Whether the profiler's kernels take longer than the events have told."""
+    return busy_ms(launches) > BUSY_SHARE * told_ms + BUSY_MS
+
+
+OWN_KERNELS = OwnKernels()
+
+__all__ = ["OWN_KERNELS", "UNPROVEN", "OwnKernels", "is_asked"]
