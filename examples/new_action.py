@@ -62,8 +62,8 @@ def plain(region: Region, device: Device) -> TileSchedule:
 class RowsPayForReductions(FakeEvaluator):
     """Doubling the rows of a reduction saves 40 % of the time; doubling others adds 30 %."""
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
-        found = super().evaluate(program, patch)
+    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        found = super().judge(program, patch)
         judged, ms = program if patch is None else patch.apply(program, found.chosen), 1.0
         for region in judged.regions:
             schedule = judged.schedule(region)

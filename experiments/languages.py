@@ -25,7 +25,7 @@ from qimeng.envs.steps.setup import make_task
 from qimeng.envs.steps.task import Task
 from qimeng.errors import IllegalAction, QimengError
 from qimeng.graph.region import merge
-from qimeng.interfaces import Action, Evaluation, Patch, Request
+from qimeng.interfaces import Action, Asked, Evaluation, Patch, Request
 from qimeng.program.program import Program
 
 LANGUAGES = ("triton", "cuda")
@@ -136,7 +136,7 @@ def _compared(task: Task, problem: Problem, final: bool) -> Iterator[LanguageRow
             yield LanguageRow(problem.id, problem.name, language, error=f"{type(error).__name__}: {error}")
             continue
         if evaluation.ok and final:
-            evaluation = replace(task.evaluator.final(program), resources=evaluation.resources)
+            evaluation = replace(task.evaluator.evaluate(program, asked=Asked.FINAL), resources=evaluation.resources)
         row = _row(problem, language, evaluation, str(program.schedule(region) or ""))
         yield replace(row, seconds=round(time.monotonic() - began, 2))
 

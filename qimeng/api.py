@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,9 +132,16 @@ def run_task(
         store: where every attempt is recorded.
         on_step: told what is going on.
         clock: seconds, monotonic.
+
+    Raises:
+        ValueError: torch.compile has no such mode.
+        QimengError: compute-sanitizer has no such tool.
     """
+    from qimeng.envs.judge.torch_compile import check_modes
+    from qimeng.envs.screening.sanitizer import check_tools
+    from qimeng.interfaces import FinalOptions
+
     modes, compile_seconds = compiled
-    if modes:
-        task.evaluator.compare_with(modes, compile_seconds)
-    task.evaluator.sanitize_with(sanitize)
+    check_modes(modes)
+    task = replace(task, options=FinalOptions(tuple(modes), compile_seconds, check_tools(sanitize)))
     return optimize(task, search, budget, store, on_step, clock, began)

@@ -69,6 +69,10 @@ class CoderError(QimengError):
     failure = "coder"
 
 
+class RequestError(QimengError):
+    """A request for an evaluation cannot be read, is another evaluator's, or was not answered."""
+
+
 class ReplayError(QimengError):
     """A recipe does not fit the program it is replayed on."""
 

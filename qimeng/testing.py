@@ -23,8 +23,10 @@ from qimeng.graph.region import Region
 from qimeng.interfaces import (
     Accuracy,
     Action,
+    Asked,
     Coder,
     Evaluation,
+    EvaluationRequest,
     Evaluator,
     Gate,
     Observation,
@@ -32,6 +34,7 @@ from qimeng.interfaces import (
     Planner,
     Request,
     Resources,
+    SerialEvaluator,
     Timing,
 )
 from qimeng.program.program import Implementation, Program
@@ -42,7 +45,7 @@ LAUNCH_MS = 0.003
 """What the fake charges for one kernel launch."""
 
 
-class FakeEvaluator(Evaluator):
+class FakeEvaluator(SerialEvaluator):
     """Judges by a formula that depends on the program's content alone.
 
     A PyTorch operator takes its roofline bound, a generated region its own bound divided by an efficiency between 0.5
@@ -68,10 +71,21 @@ class FakeEvaluator(Evaluator):
         spread: float = 0.002,
         estimated: bool = False,
     ):
-        self.device, self.wrong, self.delay, self.spread, self.estimated = device, wrong, delay, spread, estimated
+        self.device, self.wrong, self.delay, self.spread = device, wrong, delay, spread
+        self.estimated: bool = estimated
         self.calls: list[str] = []
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+    def answer(self, request: EvaluationRequest) -> Evaluation:
+        """Judge by `verify` for a final verification, else by `judge`: fakes of fakes replace one of the two."""
+        if request.asked is Asked.FINAL:
+            return self.verify(request.program)
+        return self.judge(request.program, request.patch)
+
+    def verify(self, program: Program) -> Evaluation:
+        """The same as `judge`."""
+        return self.judge(program)
+
+    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
         """Judge the fastest of the alternatives that is right."""
         if self.delay:
             time.sleep(self.delay)

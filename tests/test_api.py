@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from qimeng import KernelSpec, Progress, QimengError, Result, SpecError, Store, 
 from qimeng.envs.steps.result import Result as ResultClass
 from qimeng.envs.steps.setup import make_coder, make_device
 from qimeng.errors import DeviceError
-from qimeng.interfaces import Evaluation, Timing
+from qimeng.interfaces import Evaluation, EvaluationRequest, FinalOptions, Timing
 from qimeng.planner.greedy import GreedySearch
 from qimeng.program.program import Program
 from qimeng.testing import FakeCoder, FakeEvaluator, ScriptedPlanner
@@ -202,24 +202,27 @@ def test_the_face_is_what_all_says() -> None:
 
 def test_torch_compile_stands_beside_the_result(problem: Path, tmp_path: Path) -> None:
     class Comparing(FakeEvaluator):
-        def compare_with(self, modes: Sequence[str], limit_s: float) -> None:
-            self.asked = (tuple(modes), limit_s)
+        asked: set[FinalOptions]
 
-        def final(self, program: Program) -> Evaluation:
-            found = super().final(program)
+        def answer(self, request: EvaluationRequest) -> Evaluation:
+            self.asked = {*getattr(self, "asked", ()), request.options}
+            return super().answer(request)
+
+        def verify(self, program: Program) -> Evaluation:
+            found = super().verify(program)
             return replace(found, compiled={"default": Timing(2 * (found.ms or 0)), "reduce-overhead": Timing(9.0)})
 
     judge = Comparing()
     result = plan_and_code(
         problem, evaluator=judge, coder=FakeCoder(), seconds=30, compile_modes=("default", "reduce-overhead"), **QUICK
     )
-    assert judge.asked == (("default", "reduce-overhead"), 15.0)
+    assert judge.asked == {FinalOptions(("default", "reduce-overhead"), 15.0)}, "from the first request on"
     assert result.evaluation.over_compile == pytest.approx(2.0)
     assert "2.00 x torch.compile" in result.report() and "torch.compile, mode reduce-overhead | 9 ms" in result.report()
     assert Result.load(result.save(tmp_path / "saved")).evaluation == result.evaluation
     silent = Comparing()
     plan_and_code(problem, evaluator=silent, coder=FakeCoder(), compile_modes=(), **QUICK)
-    assert not hasattr(silent, "asked")
+    assert {options.compile_modes for options in silent.asked} == {()}
 
 
 @pytest.mark.slow

@@ -81,15 +81,15 @@ def test_an_interrupted_run_keeps_the_best(
     from qimeng.testing import FakeEvaluator
 
     judged: list[int] = []
-    evaluate = FakeEvaluator.evaluate
+    answer = FakeEvaluator.answer
 
     def interrupted(self: FakeEvaluator, *arguments: object) -> object:
         judged.append(1)
         if len(judged) == 3:
             raise KeyboardInterrupt
-        return evaluate(self, *arguments)  # type: ignore[arg-type]
+        return answer(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(FakeEvaluator, "evaluate", interrupted)
+    monkeypatch.setattr(FakeEvaluator, "answer", interrupted)
     assert run("optimize", problem, *QUICK, "--json", "--out", tmp_path / "out") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["stopped"] == "interrupted"

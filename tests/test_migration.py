@@ -23,6 +23,7 @@ from qimeng.envs.steps.setup import make_task
 from qimeng.envs.steps.stored_answers import CachingEvaluator, ReplayCoder, ReplayEvaluator
 from qimeng.errors import ReplayError
 from qimeng.graph.verify import capture_spec
+from qimeng.interfaces import FinalOptions
 from qimeng.planner.data.tree import Tree, read_trees, trees_of, write_trees
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.random import RandomPlanner
@@ -67,8 +68,7 @@ def test_an_old_store_answers_again(old: Path, start: Program) -> None:
     judge = FakeEvaluator()
     task = fake_task(start.graph, coder=ReplayCoder(store, conditions, FakeCoder()))
     cached = CachingEvaluator(judge, store, conditions)
-    cached.compare_with(("default",), 1.0)
-    task = replace(task, conditions=conditions, evaluator=cached)
+    task = replace(task, conditions=conditions, evaluator=cached, options=FinalOptions(("default",), 1.0))
     script = ScriptedPlanner(("lowering", "fusion", "tiling", "lowering", "stop"))
     before = store.counts()["evaluations"]
     result = optimize(task, GreedySearch(script), Budget(evaluations=8, steps=6), store)

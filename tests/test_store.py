@@ -6,7 +6,6 @@ import os
 import signal
 import sqlite3
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,19 @@ from qimeng.envs.steps.session import Budget
 from qimeng.envs.steps.stored_answers import CachingEvaluator, ReplayCoder, ReplayEvaluator, subject_of
 from qimeng.errors import CoderError, StoreError
 from qimeng.graph.opgraph import OpGraph
-from qimeng.interfaces import LASTING, Action, Evaluation, Evaluator, Gate, Patch, Request, Timing
+from qimeng.interfaces import (
+    LASTING,
+    Action,
+    Asked,
+    Evaluation,
+    EvaluationRequest,
+    Evaluator,
+    FinalOptions,
+    Gate,
+    Patch,
+    Request,
+    Timing,
+)
 from qimeng.planner.beam import BeamSearch
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.random import RandomPlanner
@@ -189,8 +200,8 @@ class Unlucky(FakeEvaluator):
         super().__init__()
         self.failure, self.met = failure, set[str]()
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
-        found, subject = super().evaluate(program, patch), subject_of(program, patch)
+    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        found, subject = super().judge(program, patch), subject_of(program, patch)
         if subject in self.met:
             return found
         self.met.add(subject)
@@ -211,7 +222,7 @@ def test_an_accident_is_on_record_and_judged_again(graph: OpGraph, failure: str)
     assert cached.evaluate(task.start) == second and cached.hits == 1
     assert {e[1] for e in store.evaluations()} == {"accident", "step"}
     assert ReplayEvaluator(store, task.conditions).evaluate(task.start) == second
-    assert cached.final(task.start).ok
+    assert cached.evaluate(task.start, asked=Asked.FINAL).ok
 
 
 @pytest.mark.parametrize("failure", sorted(LASTING))
@@ -225,23 +236,22 @@ def test_what_the_program_itself_is_to_blame_for_is_never_judged_again(graph: Op
 def test_a_final_verification_is_known_beside_the_same_modes_only(graph: OpGraph) -> None:
     class Counting(FakeEvaluator):
         finals = 0
-        modes: tuple[str, ...] = ()
 
-        def compare_with(self, modes: Sequence[str], limit_s: float) -> None:
-            self.modes = tuple(modes)
-
-        def final(self, program: Program) -> Evaluation:
-            self.finals += 1
-            return replace(super().final(program), compiled={m: Timing(1.0) for m in self.modes})
+        def answer(self, request: EvaluationRequest) -> Evaluation:
+            self.finals += request.asked is Asked.FINAL
+            return replace(super().answer(request), compiled={m: Timing(1.0) for m in request.options.compile_modes})
 
     judge, store = Counting(), Store()
     task = fake_task(graph, judge)
-    assert CachingEvaluator(judge, store, task.conditions).final(task.start).compiled == {}
-    for _ in range(2):
+
+    def final(*modes: str) -> set[str]:
+        options = FinalOptions(modes, 10.0)
         cached = CachingEvaluator(judge, store, task.conditions)
-        cached.compare_with(("default",), 10.0)
-        assert set(cached.final(task.start).compiled) == {"default"}
-    assert judge.finals == 2 and CachingEvaluator(judge, store, task.conditions).final(task.start).compiled == {}
+        return set(cached.evaluate(task.start, asked=Asked.FINAL, options=options).compiled)
+
+    assert final() == set()
+    assert [final("default") for _ in range(2)] == [{"default"}] * 2
+    assert judge.finals == 2 and final() == set()
     assert judge.finals == 2
 
 
@@ -288,7 +298,7 @@ def test_a_replaying_evaluator_answers_what_is_stored_only(graph: OpGraph) -> No
     with pytest.raises(ValueError, match="which"):
         ReplayEvaluator(store)
     mapping = ReplayEvaluator({subject_of(task.start, None): RIGHT})
-    assert mapping.evaluate(task.start) == RIGHT == mapping.final(task.start)
+    assert mapping.evaluate(task.start) == RIGHT == mapping.evaluate(task.start, asked=Asked.FINAL)
 
 
 def test_a_replaying_coder_writes_what_was_written(graph: OpGraph) -> None:
@@ -312,16 +322,16 @@ class Mortal(FakeEvaluator):
         super().__init__(delay=0.002)
         self.log, self.last, self.count = log, last, 0
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
         with self.log.open("a") as file:
             file.write(subject_of(program, patch) + "\n")
         self.count += 1
         if self.count == self.last:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().evaluate(program, patch)
+        return super().judge(program, patch)
 
-    def final(self, program: Program) -> Evaluation:
-        return super().evaluate(program)
+    def verify(self, program: Program) -> Evaluation:
+        return super().judge(program)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

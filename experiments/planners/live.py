@@ -15,7 +15,7 @@ from pathlib import Path
 from experiments.planners.replay import Method, ReplayRow
 from qimeng.bench.row import Environment, RowError, append_line, whole_lines
 from qimeng.envs.steps.task import Task
-from qimeng.interfaces import Timing
+from qimeng.interfaces import Asked, Timing
 from qimeng.planner.data.programs import programs_of
 from qimeng.planner.data.tree import Tree
 
@@ -106,7 +106,7 @@ def time_live(
             if digest not in programs:
                 yield LiveRow(spec, tree.name, digest, "", False, error="the tree does not hold this program")
                 continue
-            found = task.evaluator.final(programs[digest])
+            found = task.evaluator.evaluate(programs[digest], asked=Asked.FINAL)
             yield LiveRow(
                 spec,
                 tree.name,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from qimeng.api import run_task
 from qimeng.bench.environment import environment
@@ -27,7 +26,7 @@ from qimeng.envs.steps.setup import make_device, make_task
 from qimeng.envs.steps.task import Task
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.errors import QimengError
-from qimeng.interfaces import Coder, Evaluation, Step
+from qimeng.interfaces import Coder, Evaluation, Evaluator, Step
 from qimeng.planner import make_search
 from qimeng.spec.patience import within
 from qimeng.store import Store
@@ -35,22 +34,6 @@ from qimeng.store import Store
 FINAL_S = 6.0
 """Seconds of a problem's budget kept for what the final verification takes longer than an evaluation: a cold compiler
 cache, every distribution, five rounds of timing."""
-
-
-class Knows(Protocol):
-    """What a judge that measures knows about the reference."""
-
-    eager_agrees: bool | None
-    exact_agrees: bool | None
-    degenerate: str
-
-
-@runtime_checkable
-class Measures(Protocol):
-    """A judge that measures: it knows the reference, and where its seconds went."""
-
-    references: Knows
-    spent: Mapping[str, float]
 
 
 def prepare(problem: Problem, dtype: str = "float32", modes: int = 0) -> Facts:
@@ -104,8 +87,8 @@ def measure(
         if store is not None and task.context.coder.memory is not None:
             task.context.coder.memory.use_store(store, spec.digest)
         row = _with_graph(row, task)
-        judge = task.evaluator if isinstance(task.evaluator, Measures) else None
-        capture = time.monotonic() - began - (sum(judge.spent.values()) if judge else 0.0)
+        judge = task.evaluator
+        capture = time.monotonic() - began - sum(judge.report.seconds.values())
         budget = Budget(
             max(settings.seconds - FINAL_S, settings.seconds / 2), settings.evaluations or Budget.evaluations
         )
@@ -113,10 +96,10 @@ def measure(
         with within(settings.seconds):
             result = run_task(task, search, budget, began, compiled, clock=_own_seconds(judge))
         wall = time.monotonic() - began
-        seconds = split(wall, capture, judge.spent if judge is not None else seconds_of(result))
+        seconds = split(wall, capture, judge.report.seconds or seconds_of(result))
         row = replace(_with_result(row, result), seconds=seconds)
-        if judge is not None:
-            known = judge.references
+        known = judge.report.reference
+        if known is not None:
             row = replace(
                 row,
                 degenerate=known.degenerate,
@@ -132,9 +115,9 @@ def measure(
     return _timed(row, began)
 
 
-def _own_seconds(judge: Measures | None) -> Callable[[], float]:
+def _own_seconds(judge: Evaluator) -> Callable[[], float]:
     """A clock that stops while others hold the GPU, so that sharing it does not change the results."""
-    return lambda: time.monotonic() - (judge.spent.get("wait", 0.0) if judge is not None else 0.0)
+    return lambda: time.monotonic() - judge.report.seconds.get("wait", 0.0)
 
 
 def _denied(agrees: bool | None) -> bool | None:

@@ -6,23 +6,15 @@ reported as a failure. Knows nothing about what a task is.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import multiprocessing
-import os
-import signal
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-import cloudpickle
-
-from qimeng.envs.sandbox.layer import end_with_parent
+from qimeng.envs.workers.task_process import TaskProcess
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -32,8 +24,6 @@ DISMISSAL_S = 5.0
 
 PATIENCE = 12
 """A task that fits nowhere may be overtaken so often; then a place is kept free for it."""
-
-_SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
@@ -70,8 +60,7 @@ class Outcome(Generic[T, R]):
 
 @dataclass
 class _Worker:
-    process: SpawnProcess
-    pipe: Connection
+    process: TaskProcess
     place: Place
     task: Any = None
     deadline: float = 0.0
@@ -101,9 +90,9 @@ class Pool:
         """End the workers, busy ones at once."""
         for worker in self._workers:
             if worker.task is None:
-                worker.pipe.close()
+                worker.process.pipe.close()
         for worker in self._workers:
-            _dismiss(worker)
+            worker.process.dismiss(DISMISSAL_S if worker.task is None else 0.0)
         self._workers.clear()
 
     def run(
@@ -141,15 +130,16 @@ class Pool:
                     on_start(task, place)
                     worker = self._idle(place)
                     worker.task, worker.deadline = task, clock() + limit_s
-                    with contextlib.suppress(OSError):  # a worker that is gone is found by its closed pipe
-                        worker.pipe.send_bytes(cloudpickle.dumps((work, task)))
+                    worker.process.send(work, task)
                 busy = [w for w in self._workers if w.task is not None]
                 if not busy:
                     return
                 until = min([stop_at, *(w.deadline for w in busy)])
-                ready = wait([w.pipe for w in busy], timeout=max(0.0, until - clock()) if until < math.inf else None)
+                ready = wait(
+                    [w.process.pipe for w in busy], timeout=max(0.0, until - clock()) if until < math.inf else None
+                )
                 for worker in busy:
-                    outcome = _collect(worker, worker.pipe in ready, clock(), limit_s, stop_at)
+                    outcome = _collect(worker, worker.process.pipe in ready, clock(), limit_s, stop_at)
                     if outcome is None:
                         continue
                     worker.task = None
@@ -168,11 +158,11 @@ class Pool:
         for worker in self._workers:
             if worker.place is place and worker.task is None:
                 return worker
-        self._workers.append(_start(place))
+        self._workers.append(_Worker(TaskProcess(place.environment), place))
         return self._workers[-1]
 
     def _end(self, worker: _Worker) -> None:
-        _kill(worker)
+        worker.process.kill()
         self._workers.remove(worker)
 
 
@@ -217,76 +207,10 @@ class _Queue(Generic[T]):
 def _collect(worker: _Worker, ready: bool, now: float, limit_s: float, stop_at: float) -> Outcome[Any, Any] | None:
     """The outcome of the worker's task, or None while it runs."""
     if ready:
-        try:
-            result, failure = cloudpickle.loads(worker.pipe.recv_bytes())
-            return Outcome(worker.task, result, failure)
-        except (EOFError, ConnectionResetError):
-            worker.process.join(5)
-            code = worker.process.exitcode
-            ended = (
-                f"signal {-code} ({signal.Signals(-code).name})"
-                if code is not None and code < 0
-                else f"exit code {code}"
-            )
-            return Outcome(worker.task, failure=f"the worker process died: {ended}")
+        result, failure, _ = worker.process.receive()
+        return Outcome(worker.task, result, failure)
     if now >= stop_at:
         return Outcome(worker.task, failure="cut off at the end of the run", interrupted=True)
     if now >= worker.deadline:
         return Outcome(worker.task, failure=f"took longer than {limit_s:.0f} s")
     return None
-
-
-def _start(place: Place) -> _Worker:
-    here, there = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_serve, args=(there,))
-    with _variables(place.environment):
-        process.start()
-    there.close()
-    return _Worker(process, here, place)
-
-
-@contextlib.contextmanager
-def _variables(environment: Mapping[str, str]) -> Iterator[None]:
-    """Have these variables in the block, for a process started in it to inherit."""
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _dismiss(worker: _Worker) -> None:
-    """Let an idle worker end itself and its children after its pipe is closed; kill a busy or unresponsive one."""
-    if worker.task is None:
-        worker.process.join(DISMISSAL_S)
-    _kill(worker)
-
-
-def _kill(worker: _Worker) -> None:
-    """End the worker and whatever it started; it leads a process group of its own."""
-    assert worker.process.pid
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(worker.process.pid, signal.SIGKILL)
-    worker.process.kill()
-    worker.process.join()
-    worker.pipe.close()
-
-
-def _serve(pipe: Connection) -> None:
-    """A worker's life: read work and a task, do it, send result and failure, until the other end closes."""
-    end_with_parent()
-    os.setsid()
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        while True:
-            work, task = cloudpickle.loads(pipe.recv_bytes())
-            try:
-                answer: tuple[Any, str | None] = (work(task), None)
-            except Exception as error:  # noqa: BLE001 - whatever the work raises is the task's outcome
-                traceback.print_exc()
-                answer = (None, f"{type(error).__name__}: {error}")
-            pipe.send_bytes(cloudpickle.dumps(answer))

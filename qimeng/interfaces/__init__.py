@@ -1,26 +1,35 @@
-"""The three roles (planner, coder, evaluator) and the typed results that pass between them.
+"""The three roles (planner, coder, evaluator) and the typed requests and results that pass between them.
 
 Deals in plain data. Knows nothing about how a kernel is written, checked, timed or chosen.
 """
 
+from qimeng.interfaces.evaluator import EngineReport, Evaluator, ReferenceFacts, SerialEvaluator, Ticket
+from qimeng.interfaces.requests import Asked, EvaluationRequest, FinalOptions
 from qimeng.interfaces.results import LASTING, Accuracy, Evaluation, Gate, Resources, Timing
-from qimeng.interfaces.roles import Coder, Evaluator, Memory, Planner
+from qimeng.interfaces.roles import Coder, Memory, Planner
 from qimeng.interfaces.steps import Action, Observation, Patch, Request, Step
 
 __all__ = [
     "LASTING",
     "Accuracy",
     "Action",
+    "Asked",
     "Coder",
+    "EngineReport",
     "Evaluation",
+    "EvaluationRequest",
     "Evaluator",
+    "FinalOptions",
     "Gate",
     "Memory",
     "Observation",
     "Patch",
     "Planner",
+    "ReferenceFacts",
     "Request",
     "Resources",
+    "SerialEvaluator",
     "Step",
+    "Ticket",
     "Timing",
 ]

@@ -130,7 +130,7 @@ class Evaluation:
         notes: further remarks, such as how a program was checked without a GPU, or that it was not.
         sandbox: layers of the sandbox that the candidate ran in (`qimeng.envs.sandbox.LAYERS`).
         compiled: mode of torch.compile to its times, in turns with the candidate, where it was asked for
-            (`Evaluator.compare_with`).
+            (`FinalOptions.compile_modes`).
         unchecked: why the program's results, or those of some kernels, were not compared with the reference; empty if
             all were.
     """

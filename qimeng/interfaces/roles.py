@@ -1,4 +1,4 @@
-"""The three roles: planner, coder and evaluator.
+"""Two of the three roles: planner and coder; the third is `qimeng.interfaces.evaluator`.
 
 Deals in abstract classes of one or two methods. Knows nothing about who plays a role.
 """
@@ -6,15 +6,12 @@ Deals in abstract classes of one or two methods. Knows nothing about who plays a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from qimeng.interfaces.results import Evaluation
 from qimeng.interfaces.steps import Action, Observation, Patch, Request
 
 if TYPE_CHECKING:
     from qimeng.graph.region import Region
-    from qimeng.program.program import Program
     from qimeng.store import Store
 
 
@@ -74,40 +71,4 @@ class Coder(ABC):
         return None
 
 
-class Evaluator(ABC):
-    """Judges programs: are they right, and how fast."""
-
-    @abstractmethod
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
-        """Judge `program` with `patch` applied (the best of its alternatives), or `program` itself."""
-
-    def final(self, program: Program) -> Evaluation:
-        """Verify `program` again, as a whole and in a fresh process; by default the same as `evaluate`."""
-        return self.evaluate(program)
-
-    def compare_with(self, modes: Sequence[str], limit_s: float) -> None:  # noqa: B027  (estimates have no baselines)
-        """Make torch.compile's programs ready in the background, so that the final verification times them as well.
-
-        Args:
-            modes: of torch.compile.
-            limit_s: seconds that compiling in one mode may take.
-
-        Raises:
-            ValueError: torch.compile has no such mode.
-        """
-
-    def sanitize_with(self, tools: Sequence[str]) -> None:  # noqa: B027  (estimates run no kernel)
-        """Have the final verification run tools of compute-sanitizer, where programs run on a GPU.
-
-        Args:
-            tools: such as ``"memcheck"``; see `qimeng.envs.screening.sanitizer.TOOLS`.
-
-        Raises:
-            QimengError: there is no such tool.
-        """
-
-    def close(self) -> None:  # noqa: B027  (most evaluators hold nothing)
-        """Give back processes and memory."""
-
-
-__all__ = ["Coder", "Evaluator", "Memory", "Planner"]
+__all__ = ["Coder", "Memory", "Planner"]

@@ -140,10 +140,10 @@ def test_a_planner_that_fails_ends_the_search_not_the_run(last: Any, words: str,
 
 def test_what_a_judge_raises_is_not_taken_for_a_planners(graph: OpGraph):
     class Broken(FakeEvaluator):
-        def evaluate(self, program: Any, patch: Patch | None = None) -> Any:
+        def judge(self, program: Any, patch: Patch | None = None) -> Any:
             if patch is not None:
                 raise RuntimeError("a bug of the judge")
-            return super().evaluate(program, patch)
+            return super().judge(program, patch)
 
     with pytest.raises(RuntimeError, match="a bug of the judge"):
         optimize(fake_task(graph, Broken()), GreedySearch(ScriptedPlanner(["lowering"])))

@@ -34,8 +34,8 @@ class Counting(FakeEvaluator):
         super().__init__(delay=delay)
         self.path = calls
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
-        found = super().evaluate(program, patch)
+    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        found = super().judge(program, patch)
         with open(self.path, "a") as out:
             out.write(f"{program.digest}\n")
         return found

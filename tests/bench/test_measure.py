@@ -1,8 +1,6 @@
 import pickle
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +11,16 @@ from qimeng.bench.suite import Problem, SpecFile
 from qimeng.coder.llm.coder import LLMCoder
 from qimeng.envs.steps import setup
 from qimeng.envs.steps.session import Attempt
-from qimeng.interfaces import Action, Evaluation, Gate, Timing
+from qimeng.interfaces import (
+    Action,
+    EngineReport,
+    Evaluation,
+    EvaluationRequest,
+    FinalOptions,
+    Gate,
+    ReferenceFacts,
+    Timing,
+)
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
 from qimeng.testing import FakeEvaluator
@@ -107,15 +114,21 @@ class MeasuringFake(FakeEvaluator):
 
     def __init__(self) -> None:
         super().__init__()
-        self.references = SimpleNamespace(eager_agrees=False, exact_agrees=True, degenerate="zeros pass")
-        self.spent = {"reference": 0.001, "baselines": 0.002}
+        self.asked: set[FinalOptions] = set()
 
-    def compare_with(self, modes: Sequence[str], limit_s: float) -> None:
-        self.asked = (tuple(modes), limit_s)
+    @property
+    def report(self) -> EngineReport:
+        return EngineReport(
+            {"reference": 0.001, "baselines": 0.002}, reference=ReferenceFacts("zeros pass", False, True)
+        )
 
-    def final(self, program: Program) -> Evaluation:
+    def answer(self, request: EvaluationRequest) -> Evaluation:
+        self.asked.add(request.options)
+        return super().answer(request)
+
+    def verify(self, program: Program) -> Evaluation:
         compiled = {"default": Timing(2.0), "reduce-overhead": Timing(1.0)}
-        return replace(super().final(program), compiled=compiled, notes=("torch.compile max-autotune is not timed",))
+        return replace(super().verify(program), compiled=compiled, notes=("torch.compile max-autotune is not timed",))
 
 
 def test_baselines_come_from_the_final_verification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +137,7 @@ def test_baselines_come_from_the_final_verification(tmp_path: Path, monkeypatch:
     modes = ("default", "reduce-overhead", "max-autotune")
     row = measure(problem(tmp_path), replace(SETTINGS, compile_modes=modes, compile_seconds=5.0), device="h200")
     assert row.error is None
-    assert judge.asked == (modes, 5.0)
+    assert judge.asked == {FinalOptions(modes, 5.0)}
     assert row.compiled == Timing(2.0)
     assert row.compiled_modes == {"default": Timing(2.0), "reduce-overhead": Timing(1.0)}
     assert (row.compiled_best, row.compiled_best_mode) == (Timing(1.0), "reduce-overhead")

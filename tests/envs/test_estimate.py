@@ -14,7 +14,7 @@ from qimeng.device import DEVICES
 from qimeng.envs.estimate.estimator import EstimatingEvaluator
 from qimeng.envs.estimate.interpret import round_to_tf32
 from qimeng.graph.capture import capture
-from qimeng.interfaces import Action, Evaluation, Gate, Patch, Request
+from qimeng.interfaces import Action, Asked, Evaluation, Gate, Patch, Request
 from qimeng.program.program import Implementation, Program
 from qimeng.spec import DISTRIBUTIONS, KernelSpec
 
@@ -234,7 +234,7 @@ def test_final_judges_again_on_every_distribution(tmp_path: Path) -> None:
     spec = KernelSpec.from_function(lambda x: torch.relu(x * 3), (torch.randn(64, 64),))
     evaluator, program = make(spec, tmp_path)
     program = CODER.write(Request(program, Action("lowering", (program.regions[0].id,)), H200)).apply(program)
-    searched, final = evaluator.evaluate(program), evaluator.final(program)
+    searched, final = evaluator.evaluate(program), evaluator.evaluate(program, asked=Asked.FINAL)
     evaluator.close()
     assert searched.ok and final.ok and not final.unchecked
     assert searched.accuracy is not None and final.accuracy is not None
@@ -247,7 +247,7 @@ def test_what_the_interpreter_cannot_check_is_unchecked(tmp_path: Path, monkeypa
     spec = KernelSpec.from_function(lambda x: torch.relu(x * 3), (torch.randn(64, 64),))
     evaluator, program = make(spec, tmp_path)
     program = CODER.write(Request(program, Action("lowering", (program.regions[0].id,)), H200)).apply(program)
-    found, final = evaluator.evaluate(program), evaluator.final(program)
+    found, final = evaluator.evaluate(program), evaluator.evaluate(program, asked=Asked.FINAL)
     evaluator.close()
     assert found.ok and final.ok and found.accuracy is None and final.accuracy is None
     assert "too large for the interpreter" in found.unchecked and found.unchecked == final.unchecked

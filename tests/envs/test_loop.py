@@ -49,11 +49,11 @@ class Timed(FakeEvaluator):
         ms = times.pop(0) if len(times) > 1 else times[0]
         return replace(evaluation, timing=Timing(ms, self.spread), eager=Timing(self.eager, self.spread))
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
-        return self.timed(super().evaluate(program, patch), self.times)
+    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        return self.timed(super().judge(program, patch), self.times)
 
-    def final(self, program: Program) -> Evaluation:
-        return self.timed(super().evaluate(program), self.finals or self.times[-1:])
+    def verify(self, program: Program) -> Evaluation:
+        return self.timed(super().judge(program), self.finals or self.times[-1:])
 
 
 # ---- one step
@@ -246,12 +246,12 @@ def test_the_same_question_is_asked_once(graph: OpGraph) -> None:
     class Listening(FakeEvaluator):
         asked: list[str] = []
 
-        def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
             self.asked.append(subject_of(program, patch))
-            return super().evaluate(program, patch)
+            return super().judge(program, patch)
 
-        def final(self, program: Program) -> Evaluation:
-            return super().evaluate(program)
+        def verify(self, program: Program) -> Evaluation:
+            return super().judge(program)
 
     evaluator = Listening()
     result = optimize(fake_task(graph, evaluator), GreedySearch(RandomPlanner(3)), Budget(steps=80, evaluations=60))
@@ -265,14 +265,14 @@ class Busy(FakeEvaluator):
         super().__init__()
         self.times, self.failure, self.asked = times, failure, 0
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
         if patch is None:
-            return super().evaluate(program)
+            return super().judge(program)
         self.asked += 1
         return (
             Evaluation(Gate.PROGRAM, "busy", self.failure)
             if self.asked <= self.times
-            else super().evaluate(program, patch)
+            else super().judge(program, patch)
         )
 
 
@@ -334,11 +334,11 @@ def test_small_gains_add_up_to_one_above_the_noise(graph: OpGraph) -> None:
 
 def test_a_winner_that_fails_is_walked_back(graph: OpGraph) -> None:
     class Fails(Timed):
-        def final(self, program: Program) -> Evaluation:
+        def verify(self, program: Program) -> Evaluation:
             generated = sum(program.implementation(r).generated for r in program.regions)
             if generated > 1:
                 return Evaluation(Gate.PROGRAM, "output 0 differs", "wrong")
-            return super().final(program)
+            return super().verify(program)
 
     result = optimize(
         fake_task(graph, Fails(10.0, 8.0, 6.0, 5.0, final=(7.9,))), scripted("lowering", "lowering", "lowering")
@@ -349,10 +349,10 @@ def test_a_winner_that_fails_is_walked_back(graph: OpGraph) -> None:
 
 def test_when_everything_fails_the_start_program_is_returned(graph: OpGraph) -> None:
     class Fails(FakeEvaluator):
-        def final(self, program: Program) -> Evaluation:
+        def verify(self, program: Program) -> Evaluation:
             if any(program.implementation(r).generated for r in program.regions):
                 return Evaluation(Gate.PROGRAM, "differs", "wrong")
-            return super().final(program)
+            return super().verify(program)
 
     result = optimize(fake_task(graph, Fails()), scripted(*FUSE_ALL))
     assert len(result.recipe) == 0 and result.speedup == pytest.approx(1.0)
@@ -392,11 +392,11 @@ def test_what_cannot_be_judged_is_returned_as_it_was_written(graph: OpGraph) -> 
 
 def test_an_interrupted_search_keeps_the_best(graph: OpGraph) -> None:
     class Interrupted(FakeEvaluator):
-        def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
             if len(self.calls) == 3:
                 self.calls.append("interrupted")
                 raise KeyboardInterrupt
-            return super().evaluate(program, patch)
+            return super().judge(program, patch)
 
     result = optimize(fake_task(graph, Interrupted()), scripted(*FUSE_ALL[1:], "tiling", "pipeline", "tiling"))
     assert result.stopped == "interrupted"
@@ -405,7 +405,7 @@ def test_an_interrupted_search_keeps_the_best(graph: OpGraph) -> None:
 
 def test_an_interrupted_verification_still_gives_a_result(graph: OpGraph) -> None:
     class Interrupted(FakeEvaluator):
-        def final(self, program: Program) -> Evaluation:
+        def verify(self, program: Program) -> Evaluation:
             raise KeyboardInterrupt
 
     result = optimize(fake_task(graph, Interrupted()), scripted(*FUSE_ALL))
@@ -418,7 +418,7 @@ def test_what_the_verification_refused_is_not_returned_when_it_is_interrupted(gr
     class Interrupted(Timed):
         refused = 0
 
-        def final(self, program: Program) -> Evaluation:
+        def verify(self, program: Program) -> Evaluation:
             if self.refused:
                 raise KeyboardInterrupt
             self.refused += 1
@@ -465,7 +465,7 @@ def test_a_clone_shares_nothing_that_changes(graph: OpGraph) -> None:
 
 def test_an_interrupted_verification_of_the_start_is_the_computation_itself(graph: OpGraph) -> None:
     class Interrupted(FakeEvaluator):
-        def final(self, program: Program) -> Evaluation:
+        def verify(self, program: Program) -> Evaluation:
             raise KeyboardInterrupt
 
     result = optimize(fake_task(graph, Interrupted()), scripted("stop"))
@@ -475,8 +475,8 @@ def test_an_interrupted_verification_of_the_start_is_the_computation_itself(grap
 class Unable(FakeEvaluator):
     """Times everything and can check nothing."""
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
-        return replace(super().evaluate(program, patch), accuracy=None, unchecked="the interpreter lacks what it uses")
+    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        return replace(super().judge(program, patch), accuracy=None, unchecked="the interpreter lacks what it uses")
 
 
 def test_what_was_not_checked_is_called_unchecked_everywhere(graph: OpGraph) -> None:

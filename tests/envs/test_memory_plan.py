@@ -13,7 +13,7 @@ from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.reference import References
 from qimeng.envs.workers.tensor_bits import weighted_sum
 from qimeng.graph.verify import capture_spec
-from qimeng.interfaces import Patch
+from qimeng.interfaces import Asked, Patch
 from qimeng.program.program import Implementation, Program
 from qimeng.spec import KernelSpec
 
@@ -94,7 +94,7 @@ def test_a_judge_short_of_memory_gives_the_same_verdicts(monkeypatch):
     judge = GpuEvaluator(spec, graph, torch_device="cpu", timeout_s=5.0)
     try:
         assert judge.references.plan is tight
-        found = judge.final(program)
+        found = judge.evaluate(program, asked=Asked.FINAL)
         assert found.ok and any(note.startswith("memory: ") for note in found.notes), found.error
         changing = Implementation(
             "torch", "def entry(x):\n    x.roll(1, 0)\n    x[0, 0] += 1\n    return (x,)\n", "entry"

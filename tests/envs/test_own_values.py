@@ -9,6 +9,7 @@ import torch
 
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.graph.verify import capture_spec
+from qimeng.interfaces import Asked
 from qimeng.program.program import Implementation, Program
 from qimeng.spec import EXAMPLES, KernelSpec
 
@@ -58,7 +59,7 @@ def test_a_program_that_is_wrong_on_the_users_own_values_alone_is_refused(way: s
         program = Program.start(evaluator.graph)
         text = "import torch\ndef entry(x):\n    return (torch.where(x == 1234.5, 0.0, x.clamp(min=0)),)\n"
         wrong = program.with_implementation(program.regions[0].id, Implementation("torch", text, "entry"))
-        for found in (evaluator.evaluate(wrong), evaluator.final(wrong)):
+        for found in (evaluator.evaluate(wrong), evaluator.evaluate(wrong, asked=Asked.FINAL)):
             assert found.failure == "wrong" and "on inputs 'examples'" in (found.error or ""), found
     finally:
         evaluator.close()

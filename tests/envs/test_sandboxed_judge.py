@@ -21,7 +21,7 @@ from qimeng.envs.workers.service import serve
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.graph.opgraph import Meta
 from qimeng.graph.verify import capture_spec
-from qimeng.interfaces import Action, Evaluation, Gate, Patch, Request
+from qimeng.interfaces import Action, Asked, Evaluation, Gate, Patch, Request
 from qimeng.program.program import Implementation, Program
 from qimeng.spec import KernelSpec
 
@@ -65,7 +65,7 @@ def test_a_right_program_passes_and_the_evaluation_names_the_layers(evaluator, l
     assert found.ok, found.error
     assert found.sandbox == layers
     assert Evaluation.from_json(found.to_json()) == found
-    assert evaluator.final(Program.start(evaluator.graph)).ok
+    assert evaluator.evaluate(Program.start(evaluator.graph), asked=Asked.FINAL).ok
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_on_a_gpu_kernels_are_found_run_handed_over_and_timed_inside(layers):
         found = evaluator.evaluate(program, patch)
         assert found.ok, found.error
         assert found.sandbox == layers and found.timing is not None and not found.timing.estimated
-        verified = evaluator.final(patch.apply(program, found.chosen))
+        verified = evaluator.evaluate(patch.apply(program, found.chosen), asked=Asked.FINAL)
         assert verified.ok, verified.error
     finally:
         evaluator.close()

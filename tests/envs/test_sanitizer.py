@@ -23,7 +23,7 @@ from qimeng.envs.screening import sanitizer
 from qimeng.envs.screening.sanitizer import read_report, sanitize
 from qimeng.errors import QimengError
 from qimeng.graph.verify import capture_spec
-from qimeng.interfaces import Evaluation, Gate
+from qimeng.interfaces import Asked, Evaluation, FinalOptions, Gate
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
 
@@ -142,9 +142,9 @@ def test_the_final_verification_asks_the_tools(monkeypatch):
     )
     graph = capture_spec(SPEC)
     program = Program.start(graph)
-    judge = GpuEvaluator(SPEC, graph, torch_device="cpu", timeout_s=5.0, sanitize=("memcheck",))
+    judge = GpuEvaluator(SPEC, graph, torch_device="cpu", timeout_s=5.0)
     try:
-        found = judge.final(program)
+        found = judge.evaluate(program, asked=Asked.FINAL, options=FinalOptions(sanitize=("memcheck",)))
         assert found.ok and found.notes == ("compute-sanitizer memcheck: 0 errors",), found
         assert "sanitize" in found.seconds
         tools, parts = ("memcheck", "racecheck"), judge._parts
@@ -159,14 +159,14 @@ def test_the_final_verification_asks_the_tools(monkeypatch):
         others = sanitized(program, Evaluation(Gate.PASSED), tools, run(), SPEC.to_bytes())
         assert others.ok and len(others.notes) == 2 and "not the program's" in others.notes[1]
         with pytest.raises(QimengError, match="no tool leakcheck; known: memcheck"):
-            judge.sanitize_with(("leakcheck",))
+            judge.evaluate(program, asked=Asked.FINAL, options=FinalOptions(sanitize=("leakcheck",)))
     finally:
         judge.close()
 
 
 def test_without_a_gpu_it_is_said_that_nothing_was_run(monkeypatch):
     judge = EstimatingEvaluator(SPEC, DEVICES["h200"])
-    monkeypatch.setattr(judge, "evaluate", lambda program: Evaluation(Gate.PASSED))
-    judge.sanitize_with(("memcheck",))
-    found = judge.final(Program.start(capture_spec(SPEC)))
+    monkeypatch.setattr(judge, "_judged", lambda request, known, thorough: Evaluation(Gate.PASSED))
+    program, options = Program.start(capture_spec(SPEC)), FinalOptions(sanitize=("memcheck",))
+    found = judge.evaluate(program, asked=Asked.FINAL, options=options)
     assert found.notes == ("compute-sanitizer memcheck needs a GPU: not run",)

@@ -13,8 +13,7 @@ from experiments.languages import side_by_side, table
 from qimeng.backend import backend_named
 from qimeng.bench.suite import Problem
 from qimeng.envs.steps.task import Task
-from qimeng.interfaces import Evaluation, Evaluator, Gate, Patch, Resources, Timing
-from qimeng.program.program import Program
+from qimeng.interfaces import Evaluation, EvaluationRequest, Gate, Resources, SerialEvaluator, Timing
 
 MISSING = backend_named("cuda").missing()
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
@@ -37,10 +36,11 @@ def get_init_inputs():
 PRODUCT = SOFTMAX.replace("torch.softmax(x, 1)", "x @ x.t()")
 
 
-class FakeClock(Evaluator):
+class FakeClock(SerialEvaluator):
     """Every program is right; the second alternative is the fastest, and CUDA C++ takes half the time."""
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+    def answer(self, request: EvaluationRequest) -> Evaluation:
+        program, patch = request.program, request.patch
         chosen = min(1, len(patch.alternatives) - 1) if patch is not None else 0
         program = program if patch is None else patch.apply(program, chosen)
         made = program.implementation(program.regions[0])

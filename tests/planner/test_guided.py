@@ -104,8 +104,8 @@ def test_budgets_are_kept(graph: OpGraph, search: str) -> None:
 class Apart(FakeEvaluator):
     """A judge for whom many small kernels are better than one."""
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
-        found = super().evaluate(program, patch)
+    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        found = super().judge(program, patch)
         made = program if patch is None else patch.apply(program, found.chosen)
         kernels = sum(made.implementation(r).generated for r in made.regions)
         assert found.timing is not None and found.eager is not None

@@ -148,8 +148,8 @@ def test_climbing_takes_slower_schedules_back(graph: OpGraph) -> None:
 
 def test_climbing_lets_a_slow_lowering_stand(graph: OpGraph) -> None:
     class Slow(FakeEvaluator):
-        def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
-            found = super().evaluate(program, patch)
+        def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+            found = super().judge(program, patch)
             timing = found.timing
             return found if patch is None or timing is None else replace(found, timing=replace(timing, device_ms=9.0))
 
@@ -184,11 +184,11 @@ def test_a_beam_needs_room() -> None:
 
 def test_an_interrupted_beam_keeps_the_best(graph: OpGraph) -> None:
     class Interrupted(FakeEvaluator):
-        def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
             if len(self.calls) == 12:
                 self.calls.append("interrupted")
                 raise KeyboardInterrupt
-            return super().evaluate(program, patch)
+            return super().judge(program, patch)
 
     result = optimize(fake_task(graph, Interrupted()), BeamSearch(RandomPlanner(1), 2, 2))
     assert result.stopped == "interrupted" and result.evaluation.ok

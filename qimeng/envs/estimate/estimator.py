@@ -20,12 +20,12 @@ from qimeng.envs.screening.sanitizer import check_tools
 from qimeng.envs.screening.static_pass import advised
 from qimeng.envs.workers.compile import Compilers
 from qimeng.envs.workers.shared_server import shared_server
-from qimeng.interfaces import Coder, Evaluation, Evaluator, Gate, Patch
+from qimeng.interfaces import Asked, Coder, Evaluation, EvaluationRequest, Gate, SerialEvaluator
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
 
 
-class EstimatingEvaluator(Evaluator):
+class EstimatingEvaluator(SerialEvaluator):
     """Judges programs for one specification on a machine that does not have the device.
 
     All alternatives of a patch are compiled and estimated; the one with the least estimated time that is right is kept.
@@ -64,22 +64,48 @@ class EstimatingEvaluator(Evaluator):
         self._compilers = Compilers(shared_server(), device, cache_dir, processes, sandbox=sandbox)
         self._interpreter = Interpreter(spec, coder, sandbox=sandbox)
         self._checked: dict[str, Checked] = {}
-        self._tools: tuple[str, ...] = ()
-        self._thorough = False
         self._interpreter.start()
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
-        """Judge `program` with `patch` applied (the best of its alternatives), or `program` itself."""
+    def answer(self, request: EvaluationRequest) -> Evaluation:
+        """Judge a program, or the best of a patch's alternatives.
+
+        A final verification takes a fresh process and tries every distribution. It says what a machine with the device
+        would have checked.
+
+        Raises:
+            RequestError: the request is for another specification, device or mode.
+        """
+        request.fits(self.spec.digest, self.device.name, self.spec.mode)
+        if request.asked is not Asked.FINAL:
+            return self._judged(request, self._checked, thorough=False)
+        tools = check_tools(request.options.sanitize)
+        found = self._judged(request, {}, thorough=True)
+        return replace(found, notes=(*found.notes, *(f"compute-sanitizer {t} needs a GPU: not run" for t in tools)))
+
+    def _judged(self, request: EvaluationRequest, known: dict[str, Checked], thorough: bool) -> Evaluation:
+        """The evaluation of a request.
+
+        Args:
+            request: what is asked.
+            known: programs that were interpreted before.
+            thorough: whether the interpreter tries every distribution.
+        """
+
+        def interpret(program: Program, kernels: Sequence[KernelFacts]) -> Checked:
+            if program.digest not in known:
+                known[program.digest] = self._interpreter.check(program, kernels, thorough)
+            return known[program.digest]
+
         run = EstimateRun(
-            program,
-            patch,
+            request.program,
+            request.patch,
             self._compilers,
             self.device,
             self.sandbox,
             self.any_text,
             Clock(),
             self.spec.mode,
-            self._check,
+            interpret,
         )
         if run.candidates[0].program.fallback:
             text = "the computation could not be captured as a graph, so its time cannot be estimated without a GPU"
@@ -89,35 +115,9 @@ class EstimatingEvaluator(Evaluator):
         count, seconds = len(run.candidates), run.clock.seconds
         return replace(found, configurations=count, seconds=seconds, sandbox=self._interpreter.layers)
 
-    def final(self, program: Program) -> Evaluation:
-        """Judge `program` again, in a fresh process and on every distribution.
-
-        It says what a machine with the device would have checked.
-        """
-        self._checked.clear()
-        self._thorough = True
-        try:
-            found = self.evaluate(program)
-        finally:
-            self._checked.clear()
-            self._thorough = False
-        return replace(
-            found, notes=(*found.notes, *(f"compute-sanitizer {t} needs a GPU: not run" for t in self._tools))
-        )
-
-    def sanitize_with(self, tools: Sequence[str]) -> None:
-        """Say of each tool that it was not run: no kernel runs here."""
-        self._tools = check_tools(tools)
-
     def close(self) -> None:
         """Forget what was checked; no process outlives an evaluation."""
         self._checked.clear()
-
-    def _check(self, program: Program, kernels: Sequence[KernelFacts]) -> Checked:
-        """Whether `program` is right, as far as can be told here."""
-        if program.digest not in self._checked:
-            self._checked[program.digest] = self._interpreter.check(program, kernels, self._thorough)
-        return self._checked[program.digest]
 
 
 __all__ = ["EstimatingEvaluator"]

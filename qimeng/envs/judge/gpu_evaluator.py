@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from qimeng.envs.judge.baseline import Baseline
 from qimeng.envs.judge.device_turns import DeviceTurns
 from qimeng.envs.judge.gates.gpu_run import Equipment, GpuRun
 from qimeng.envs.judge.gates.pipeline import Pipeline
-from qimeng.envs.judge.gpu_gates import FINAL_GATES, SEARCH_GATES
+from qimeng.envs.judge.gpu_gates import CHECK_GATES, FINAL_GATES, SEARCH_GATES
 from qimeng.envs.judge.judge_clock import OuterClock
 from qimeng.envs.judge.program_times import ProgramTimes
 from qimeng.envs.judge.reference import References
@@ -41,12 +41,11 @@ from qimeng.envs.workers.forkserver import ForkServer, Process, WorkerFailed
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.envs.workers.worker import Setup
 from qimeng.graph.opgraph import OpGraph
-from qimeng.interfaces import Evaluation, Evaluator, Gate, Patch
-from qimeng.program.program import Program
+from qimeng.interfaces import Asked, EngineReport, Evaluation, EvaluationRequest, Gate, ReferenceFacts, SerialEvaluator
 from qimeng.spec import KernelSpec
 
 
-class GpuEvaluator(Evaluator):
+class GpuEvaluator(SerialEvaluator):
     """Judges programs for one specification by running them.
 
     Candidates run in processes of their own (see `qimeng.envs.workers.worker`); a crash, a hang, an illegal access or
@@ -68,8 +67,6 @@ class GpuEvaluator(Evaluator):
             that the machine has), ``"basic"`` (no new privileges) or ``"off"``; see `qimeng.envs.sandbox`.
         any_text: judge untrusted texts even if they use forbidden constructs (`qimeng.envs.screening.allowed_text`), to
             test the other checks.
-        sanitize: tools of compute-sanitizer that the final verification runs; see
-            `qimeng.envs.screening.sanitizer.TOOLS`.
         throttle: reads why the GPU is throttled (see `qimeng.envs.judge.throttle`); by default NVML, if available.
         clock: wall seconds, for `Evaluation.seconds`.
 
@@ -100,7 +97,6 @@ class GpuEvaluator(Evaluator):
         server: ForkServer | None = None,
         sandbox: str = DEFAULT,
         any_text: bool = False,
-        sanitize: Sequence[str] = (),
         throttle: Reader | None = None,
         clock: Callable[[], float] = now_seconds,
     ):
@@ -111,7 +107,7 @@ class GpuEvaluator(Evaluator):
         self.compile_threads = compile_threads or torch.get_num_threads()
         self.server = server or shared_server()
         self.sandbox, self.any_text = sandbox, any_text
-        self.sanitize_with(sanitize)
+        self._begun: set[str] = set()
         unwatched = ""
         if throttle is None and self.torch_device.type == "cuda":
             reader = reader_for(self.torch_device)
@@ -168,64 +164,31 @@ class GpuEvaluator(Evaluator):
         eager = self.baselines_process.eager_ms
         return self.timeout_s if eager is None else min(self.timeout_s, 10.0 + 0.2 * eager)
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
-        """Judge `program` with the best of the patch's alternatives: the gates in order, the first refusal ends it."""
-        run = GpuRun(
-            program,
-            patch,
-            self._compilers,
-            self.device,
-            self.sandbox,
-            self.any_text,
-            Clock(self.clock),
-            self._parts,
-            self._cache,
-            lambda: self.references.trials(self.trials),
-            self.times.search,
-        )
-        return self._judged(run, SEARCH_GATES)
+    @property
+    def report(self) -> EngineReport:
+        """Wall seconds by part, and what the reference says of the specification."""
+        known = self.references
+        facts = ReferenceFacts(known.degenerate, known.eager_agrees, known.exact_agrees)
+        return EngineReport(dict(self.spent), reference=facts)
 
-    def final(self, program: Program) -> Evaluation:
-        """Judge `program` again: in a fresh process, compiled anew, on every distribution, in turns with baselines."""
-        clock = Clock(self.clock)
-        with clock.part("baselines"):
-            self.compiled.wait()
-        cache = self._new_cache()
-        run = GpuRun(
-            program,
-            None,
-            self._compile_into(cache),
-            self.device,
-            self.sandbox,
-            self.any_text,
-            clock,
-            self._parts,
-            cache,
-            self.references.every_distribution,
-            self.times.final,
-            thorough=True,
-        )
-        try:
-            found = self._judged(run, FINAL_GATES)
-        finally:
-            remove_folder(cache)
-        if not found.ok:
-            return found
-        turns = self.times.turns
-        compiled = {m: turns[compiled_name(m)] for m in self.compiled.ready if compiled_name(m) in turns}
-        failed = tuple(f"torch.compile {m} is not timed: {reason}" for m, reason in self.compiled.failed.items())
-        found = replace(found, compiled=compiled, notes=(*found.notes, *failed))
-        if program.fallback:
-            return found
-        return sanitized(program, found, self.sanitize, run, self._setup.spec)
+    def answer(self, request: EvaluationRequest) -> Evaluation:
+        """Judge a program, or the best of a patch's alternatives: the gates in order, the first refusal ends it.
 
-    def sanitize_with(self, tools: Sequence[str]) -> None:
-        """Have the final verification run these tools of compute-sanitizer."""
-        self.sanitize = check_tools(tools)
+        Programs of torch.compile that the final verification will want are made ready in the background from the first
+        request on that names them.
 
-    def compare_with(self, modes: Sequence[str], limit_s: float) -> None:
-        """Make torch.compile's programs ready in the background; the final verification times them in turns."""
-        self.compiled.begin(modes, limit_s)
+        Raises:
+            RequestError: the request is for another specification, device or mode.
+        """
+        request.fits(self.spec.digest, self.device.name, self.spec.mode)
+        options = request.options
+        if set(options.compile_modes) - self._begun:
+            self._begun.update(options.compile_modes)
+            self.compiled.begin(options.compile_modes, options.compile_seconds)
+        if request.asked is Asked.FINAL:
+            return self._final(request)
+        run = self._run(request, Clock(self.clock), self._cache, self._compilers)
+        return self._judged(run, CHECK_GATES if request.asked is Asked.CHECK else SEARCH_GATES)
 
     def start_worker(self, cache: str) -> Process:
         """A fresh worker, with Triton's cache in folder `cache`, that answers once it is ready."""
@@ -237,6 +200,41 @@ class GpuEvaluator(Evaluator):
         self.references.release()
 
     # -- parts
+
+    def _final(self, request: EvaluationRequest) -> Evaluation:
+        """Judge in a fresh process, compiled anew, on every distribution, in turns with baselines."""
+        tools, clock, cache = check_tools(request.options.sanitize), Clock(self.clock), self._new_cache()
+        with clock.part("baselines"):
+            self.compiled.wait()
+        run = self._run(request, clock, cache, self._compile_into(cache))
+        run.trials, run.rounds, run.thorough = self.references.every_distribution, self.times.final, True
+        try:
+            found = self._judged(run, FINAL_GATES)
+        finally:
+            remove_folder(cache)
+        if not found.ok:
+            return found
+        turns = self.times.turns
+        compiled = {m: turns[compiled_name(m)] for m in self.compiled.ready if compiled_name(m) in turns}
+        failed = tuple(f"torch.compile {m} is not timed: {reason}" for m, reason in self.compiled.failed.items())
+        found = replace(found, compiled=compiled, notes=(*found.notes, *failed))
+        program = run.candidates[found.chosen].program
+        return found if program.fallback else sanitized(program, found, tools, run, self._setup.spec)
+
+    def _run(self, request: EvaluationRequest, clock: Clock, cache: str, compilers: Compilers) -> GpuRun:
+        return GpuRun(
+            request.program,
+            request.patch,
+            compilers,
+            self.device,
+            self.sandbox,
+            self.any_text,
+            clock,
+            self._parts,
+            cache,
+            lambda: self.references.trials(self.trials),
+            self.times.search,
+        )
 
     def _judged(self, run: GpuRun, gates: Pipeline[GpuRun]) -> Evaluation:
         found: Evaluation | None = None

@@ -16,9 +16,11 @@ from qimeng.envs.judge.gates.timing import CREDIBLE_TIME, RIGHT_WHEN_TIMED
 SCREENING = (ALLOWED_TEXT, Compiles(first_launch=True), LAUNCHES_KERNELS, FitsDevice(few_spills=False))
 TIMED = (CREDIBLE_TIME, RIGHT_WHEN_TIMED, OWN_KERNELS)
 
+CHECK_GATES: Pipeline[GpuRun] = Pipeline(SCREENING, RegionContest(), (RIGHT_OUTPUTS,))
+"""What a program passes that is checked and not timed."""
 SEARCH_GATES: Pipeline[GpuRun] = Pipeline(SCREENING, RegionContest(), (RIGHT_OUTPUTS, *TIMED))
 """What a program passes during a search."""
 FINAL_GATES: Pipeline[GpuRun] = Pipeline(SCREENING, RegionContest(), (RIGHT_OUTPUTS, GUARDS_AND_REPEATS, *TIMED))
 """What it passes in a final verification."""
 
-__all__ = ["FINAL_GATES", "SCREENING", "SEARCH_GATES"]
+__all__ = ["CHECK_GATES", "FINAL_GATES", "SCREENING", "SEARCH_GATES"]

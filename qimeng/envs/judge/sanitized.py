@@ -25,7 +25,7 @@ def sanitized(program: Program, found: Evaluation, tools: Sequence[str], run: Gp
         run: the evaluation, whose worker has ended.
         spec: the specification's bytes.
     """
-    parts, own = run.parts, run.candidates[0].own.keys()
+    parts, own = run.parts, run.candidates[found.chosen].own.keys()
     if tools and (told := unwatched(program)):
         found = replace(found, notes=(*found.notes, told))
     for tool in tools:

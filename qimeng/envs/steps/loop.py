@@ -15,10 +15,9 @@ from typing import Protocol
 from qimeng.envs.judge.ranking import beats, refusal
 from qimeng.envs.steps.result import Result
 from qimeng.envs.steps.session import Budget, Progress, Session, State
-from qimeng.envs.steps.stored_answers import CachingEvaluator
 from qimeng.envs.steps.task import Task
 from qimeng.errors import PlannerFault, QimengError
-from qimeng.interfaces import Action, Evaluation, Gate
+from qimeng.interfaces import Action, Asked, Evaluation, Gate
 from qimeng.store import Store
 
 GATHER = Action("gather")
@@ -98,7 +97,7 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
             winner = candidates[number]
             parent = candidates[number - 1] if number else None
             session.tell("final", f"verify the program of {len(winner.recipe())} steps in a fresh process")
-            evaluation = task.evaluator.final(winner.program)
+            evaluation = task.evaluator.ask(task.request(winner.program, asked=Asked.FINAL))
             problem = refusal(evaluation, parent.evaluation if parent else None)
             if problem is None or number == 0:
                 break
@@ -109,7 +108,7 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
             evaluation = replace(evaluation, unchecked="the final verification was interrupted")
             notes.append("the figures are those of the search")
     if evaluation is None:
-        evaluation = task.evaluator.final(task.start)
+        evaluation = task.evaluator.ask(task.request(task.start, asked=Asked.FINAL))
     if not evaluation.ok:
         notes.append(f"the program of {len(winner.recipe())} steps failed its own verification: {evaluation.error}")
     if not winner.program.on_pytorch:
@@ -162,7 +161,7 @@ def _result(
         mode=task.context.mode,
         estimated=task.estimated,
         evaluations=ledger.evaluations,
-        cached=task.evaluator.hits if isinstance(task.evaluator, CachingEvaluator) else 0,
+        cached=task.evaluator.report.stored,
         seconds=ledger.clock() - ledger.began,
         stopped=stopped,
         notes=tuple(notes),

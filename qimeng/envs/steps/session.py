@@ -478,7 +478,7 @@ class Session:
         if ledger.settled(subject):
             return ledger.known[subject]
         began = ledger.clock()
-        evaluation = self.task.evaluator.evaluate(program, patch)
+        evaluation = self.task.evaluator.ask(self.task.request(program, patch))
         ledger.longest = max(ledger.longest, ledger.clock() - began)
         ledger.evaluations += 1
         ledger.known[subject] = evaluation

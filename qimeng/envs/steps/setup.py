@@ -5,7 +5,7 @@ Deals in choosing the parts by name and by what this machine has. Knows nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ from qimeng.interfaces import Coder, Evaluator
 from qimeng.store import Conditions, Store
 
 if TYPE_CHECKING:
+    from qimeng.envs.workers.local_pool import LocalPool
+    from qimeng.graph.opgraph import OpGraph
     from qimeng.program.program import Program
     from qimeng.spec import KernelSpec
 
@@ -154,9 +156,48 @@ def make_evaluator(spec: KernelSpec, start: Program, context: Context) -> Evalua
     return EstimatingEvaluator(spec, context.device, coder=context.coder)
 
 
+def make_pool(
+    spec: KernelSpec,
+    device: str | Device | None = None,
+    coder: str = "template",
+    environments: Sequence[Mapping[str, str]] = ({}, {}),
+) -> LocalPool:
+    """Several judges of `spec` behind one boundary, each in a process of its own; the caller closes it.
+
+    Args:
+        spec: what is computed.
+        device: as for `make_task`.
+        coder: name of the coder, as for `make_task`.
+        environments: variables of each process, such as ``{"CUDA_VISIBLE_DEVICES": "1"}``; one process for each.
+    """
+    from qimeng.envs.workers.local_pool import LocalPool
+
+    row = make_device(device)
+    return LocalPool(partial(_judge_of, spec.to_bytes(), device, coder), evaluator_kind(row), environments)
+
+
+def _judge_of(spec: bytes, device: str | Device | None, coder: str) -> tuple[Evaluator, OpGraph]:
+    """In a process of a pool: the judge of a specification, and its graph."""
+    from qimeng.spec import KernelSpec
+
+    task = make_task(KernelSpec.from_bytes(spec), device=device, coder=coder)
+    return task.evaluator, task.start.graph
+
+
+def evaluator_kind(device: Device) -> type[Evaluator]:
+    """The class of the judge for `device`: see `make_evaluator`."""
+    if device.measured:
+        from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+
+        return GpuEvaluator
+    from qimeng.envs.estimate.estimator import EstimatingEvaluator
+
+    return EstimatingEvaluator
+
+
 def conditions_of(spec: KernelSpec, evaluator: Evaluator, device: Device) -> Conditions:
     """What the judge's findings depend on besides the program."""
-    estimated = bool(getattr(evaluator, "estimated", not device.measured))
+    estimated = not device.measured if evaluator.estimated is None else evaluator.estimated
     return Conditions(spec.digest, device.name, spec.mode, estimated, versions_of(evaluator))
 
 
@@ -171,17 +212,18 @@ def versions_of(evaluator: Evaluator) -> tuple[tuple[str, str], ...]:
     except PackageNotFoundError:
         triton = "none"
     driver = driver_version()
-    name = getattr(evaluator, "judge_name", type(evaluator).__name__)
-    judge = f"{name} {getattr(evaluator, 'version', 1)}"
+    judge = f"{evaluator.name} {evaluator.version}"
     return (("evaluator", judge), ("torch", torch.__version__), ("triton", triton), ("driver", driver))
 
 
 __all__ = [
     "CODERS",
     "conditions_of",
+    "evaluator_kind",
     "make_coder",
     "make_device",
     "make_evaluator",
+    "make_pool",
     "make_task",
     "versions_of",
 ]

@@ -6,25 +6,51 @@ and interrupted searches resume without touching a GPU again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from qimeng.errors import CoderError
+from qimeng.errors import CoderError, RequestError
 from qimeng.graph.region import Region
-from qimeng.interfaces import Coder, Evaluation, Evaluator, Gate, Patch, Request
-from qimeng.program.program import Program
+from qimeng.interfaces import (
+    Asked,
+    Coder,
+    EngineReport,
+    Evaluation,
+    EvaluationRequest,
+    Evaluator,
+    Gate,
+    Patch,
+    Request,
+    SerialEvaluator,
+    Ticket,
+)
 from qimeng.store import ACCIDENT, Conditions, Store, subject_of
 
 FINAL = "final"
+_PURPOSES = {Asked.TIMING: "step", Asked.CHECK: "check"}
 UNKNOWN = "unknown"
 """Class of the failure that stands for an evaluation that is not stored; asking again is of no use."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Ticket(Ticket):
+    """A request to a `CachingEvaluator`.
+
+    Attributes:
+        known: the stored answer.
+        inner: the inner evaluator's ticket, where nothing is stored.
+    """
+
+    known: Evaluation | None = None
+    inner: Ticket | None = None
 
 
 class CachingEvaluator(Evaluator):
     """Asks the store first; what had to be judged is in the store, durably, before it is returned.
 
-    A failure that may be an accident (out of time, out of memory, a process that died) is recorded there, but not taken
-    for an answer: the program is judged again.
+    So a request that is submitted again has the same answer. A failure that may be an accident (out of time, out of
+    memory, a process that died) is recorded there, but not taken for an answer: the program is judged again. A final
+    verification answers only for the same modes of torch.compile and the same tools of compute-sanitizer.
 
     Args:
         evaluator: judges what the store does not know.
@@ -37,57 +63,74 @@ class CachingEvaluator(Evaluator):
 
     def __init__(self, evaluator: Evaluator, store: Store, conditions: Conditions):
         self.evaluator, self.store, self.conditions = evaluator, store, conditions
+        self.version, self.estimated = evaluator.version, evaluator.estimated
         self.hits = 0
-        self._modes: frozenset[str] = frozenset()
-        self._tools: tuple[str, ...] = ()
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
-        """The stored evaluation, or a new one."""
-        subject = subject_of(program, patch)
-        known = self.store.evaluation(self.conditions, subject)
+    @property
+    def name(self) -> str:
+        """That of the inner evaluator."""
+        return self.evaluator.name
+
+    @property
+    def report(self) -> EngineReport:
+        """That of the inner evaluator, with the answers that came from the store."""
+        report = self.evaluator.report
+        return replace(report, stored=report.stored + self.hits)
+
+    def submit(self, request: EvaluationRequest) -> Ticket:
+        """Look the request up; pass it on where nothing is stored."""
+        subject, purpose = self._key(request)
+        known = self.store.evaluation(self.conditions, subject, purpose)
         if known is not None:
             self.hits += 1
-            return known
-        evaluation = self.evaluator.evaluate(program, patch)
-        self.store.put_evaluation(self.conditions, subject, evaluation)
-        if patch is not None and len(patch.alternatives) > 1 and evaluation.ok:
-            chosen = patch.apply(program, evaluation.chosen).digest
-            self.store.put_evaluation(self.conditions, chosen, replace(evaluation, chosen=0))
-        return evaluation
+            return _Ticket(request, known)
+        return _Ticket(request, inner=self.evaluator.submit(request))
 
-    def final(self, program: Program) -> Evaluation:
-        """The stored final verification beside the same modes of torch.compile, or a new one.
-
-        One with tools of compute-sanitizer answers only for the same tools.
-        """
-        subject = " ".join((program.digest, *sorted(self._modes), *self._tools))
-        known = self.store.evaluation(self.conditions, subject, FINAL)
-        if known is not None:
-            self.hits += 1
-            return known
-        evaluation = self.evaluator.final(program)
-        for s in dict.fromkeys((program.digest, subject)):
-            self.store.put_evaluation(self.conditions, s, evaluation, FINAL)
-        return evaluation
-
-    def compare_with(self, modes: Sequence[str], limit_s: float) -> None:
-        """Pass it on; estimates have no such baselines."""
-        if not self.conditions.estimated:
-            self._modes = frozenset(modes)
-        self.evaluator.compare_with(modes, limit_s)
-
-    def sanitize_with(self, tools: Sequence[str]) -> None:
-        """Pass it on; an estimate runs no kernel, with tools or without."""
-        if not self.conditions.estimated:
-            self._tools = tuple(sorted(set(tools)))
-        self.evaluator.sanitize_with(tools)
+    def gather(self, tickets: Sequence[Ticket], timeout: float | None = None) -> Iterator[tuple[Ticket, Evaluation]]:
+        """Stored answers first, then new ones as they come, each stored before it is given."""
+        waiting: dict[Ticket, _Ticket] = {}
+        for ticket in tickets:
+            if not isinstance(ticket, _Ticket):
+                raise RequestError("a ticket of another evaluator")
+            if ticket.known is not None:
+                yield ticket, ticket.known
+            elif ticket.inner is not None:
+                waiting[ticket.inner] = ticket
+        if not waiting:
+            return
+        for inner, evaluation in self.evaluator.gather(list(waiting), timeout):
+            ticket = waiting[inner]
+            self._keep(ticket.request, evaluation)
+            yield ticket, evaluation
 
     def close(self) -> None:
         """Give back the inner evaluator's processes."""
         self.evaluator.close()
 
+    def _key(self, request: EvaluationRequest) -> tuple[str, str]:
+        """What is judged, and for what purpose, as the store is asked."""
+        subject = subject_of(request.program, request.patch)
+        if request.asked is not Asked.FINAL:
+            return subject, _PURPOSES[request.asked]
+        if self.conditions.estimated:  # an estimate runs no kernel, with tools or without
+            return subject, FINAL
+        modes, tools = (sorted(set(names)) for names in (request.options.compile_modes, request.options.sanitize))
+        return " ".join((subject, *modes, *tools)), FINAL
 
-class ReplayEvaluator(Evaluator):
+    def _keep(self, request: EvaluationRequest, evaluation: Evaluation) -> None:
+        program, patch = request.program, request.patch
+        subject, purpose = self._key(request)
+        subjects = [subject]
+        if request.asked is Asked.FINAL:
+            subjects = list(dict.fromkeys((subject_of(program, patch), subject)))
+        for name in subjects:
+            self.store.put_evaluation(self.conditions, name, evaluation, purpose)
+        if patch is not None and len(patch.alternatives) > 1 and evaluation.ok and request.asked is not Asked.FINAL:
+            chosen = patch.apply(program, evaluation.chosen).digest
+            self.store.put_evaluation(self.conditions, chosen, replace(evaluation, chosen=0), purpose)
+
+
+class ReplayEvaluator(SerialEvaluator):
     """Answers only what is stored, so that the same question always has the same answer.
 
     What is not stored comes back as a failure of class ``"unknown"``: the action is refused, never guessed. An accident
@@ -109,13 +152,14 @@ class ReplayEvaluator(Evaluator):
         else:
             self._known, self._final = dict(source), {}
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
-        """The stored evaluation, or a failure of class ``"unknown"``."""
-        return self._look_up(self._known, subject_of(program, patch))
+    def answer(self, request: EvaluationRequest) -> Evaluation:
+        """The stored evaluation, or a failure of class ``"unknown"``.
 
-    def final(self, program: Program) -> Evaluation:
-        """The stored final verification, else the stored evaluation."""
-        return self._final.get(program.digest) or self._look_up(self._known, program.digest)
+        For a final verification that is not stored, the evaluation of the program stands.
+        """
+        subject = subject_of(request.program, request.patch)
+        final = self._final.get(subject) if request.asked is Asked.FINAL else None
+        return final or self._look_up(self._known, subject)
 
     def _look_up(self, table: Mapping[str, Evaluation], subject: str) -> Evaluation:
         found = table.get(subject)

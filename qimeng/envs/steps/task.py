@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qimeng.actions import Context
-from qimeng.interfaces import Action, Evaluator
+from qimeng.interfaces import Action, Asked, EvaluationRequest, Evaluator, FinalOptions, Patch
 from qimeng.program.program import Program
 from qimeng.store import Conditions
 
@@ -32,6 +32,7 @@ class Task:
         reference: makes the reference module, whose parameters a result takes over; None where there is none.
         whole: the computation as one PyTorch region, as its author wrote it: what is returned where even the start
             program, which runs operator by operator, is slower than that. None where there is none.
+        options: of the final verification.
         legal: legal actions by program, shared by sessions, because replays of one task reach the same programs.
     """
 
@@ -43,6 +44,7 @@ class Task:
     reason: str = ""
     reference: Callable[[], torch.nn.Module] | None = None
     whole: Program | None = None
+    options: FinalOptions = field(default_factory=FinalOptions)
     legal: dict[tuple[object, ...], tuple[Action, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -51,3 +53,10 @@ class Task:
     def estimated(self) -> bool:
         """True where times come from the analytic model."""
         return self.conditions.estimated
+
+    def request(self, program: Program, patch: Patch | None = None, asked: Asked = Asked.TIMING) -> EvaluationRequest:
+        """What the judge is asked about a program, or a patch on it."""
+        conditions, context = self.conditions, self.context
+        return EvaluationRequest(
+            program, patch, asked, conditions.spec, context.device.name, context.mode, self.options
+        )

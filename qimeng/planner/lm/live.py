@@ -6,18 +6,17 @@ Deals in evaluators around evaluators. Knows nothing about how a program is judg
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from qimeng.device import Device
-from qimeng.envs.steps.setup import conditions_of, make_coder, make_evaluator, make_task
-from qimeng.envs.steps.stored_answers import CachingEvaluator, subject_of
+from qimeng.envs.steps.setup import conditions_of, evaluator_kind, make_coder, make_evaluator, make_task
+from qimeng.envs.steps.stored_answers import UNKNOWN, CachingEvaluator, subject_of
 from qimeng.envs.steps.task import Task
 from qimeng.errors import QimengError
-from qimeng.interfaces import Coder, Evaluation, Evaluator, Patch
+from qimeng.interfaces import Coder, Evaluation, EvaluationRequest, Evaluator, SerialEvaluator, Ticket
 from qimeng.planner.lm.stored import StoredTask
-from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
 from qimeng.store import Store
 
@@ -51,7 +50,7 @@ class OpenJudges:
             self._open.popitem()[1].close()
 
 
-class LateJudge(Evaluator):
+class LateJudge(SerialEvaluator):
     """The judge that `make` makes, once it is asked.
 
     Args:
@@ -63,12 +62,16 @@ class LateJudge(Evaluator):
 
     def __init__(self, key: str, make: Callable[[], Evaluator], judges: OpenJudges, kind: type[Evaluator]):
         self.key, self.make, self.judges = key, make, judges
-        self.judge_name = kind.__name__
-        self.version, self.estimated = getattr(kind, "version", 1), getattr(kind, "estimated", False)
+        self._name, self.version, self.estimated = kind.__name__, kind.version, kind.estimated
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+    @property
+    def name(self) -> str:
+        """That of the judge."""
+        return self._name
+
+    def answer(self, request: EvaluationRequest) -> Evaluation:
         """What the judge says."""
-        return self.judges(self.key, self.make).evaluate(program, patch)
+        return self.judges(self.key, self.make).ask(request)
 
 
 @dataclass
@@ -105,17 +108,21 @@ class MeteredEvaluator(Evaluator):
     def __init__(self, evaluator: Evaluator, meter: Meter, key: str):
         self.evaluator, self.meter, self.key = evaluator, meter, key
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+    def submit(self, request: EvaluationRequest) -> Ticket:
+        """Count the request and pass it on."""
+        self.meter.asked.add(f"{self.key} {subject_of(request.program, request.patch)}")
+        return self.evaluator.submit(request)
+
+    def gather(self, tickets: Sequence[Ticket], timeout: float | None = None) -> Iterator[tuple[Ticket, Evaluation]]:
         """What the other says."""
-        self.meter.asked.add(f"{self.key} {subject_of(program, patch)}")
-        return self.evaluator.evaluate(program, patch)
+        return self.evaluator.gather(tickets, timeout)
 
     def close(self) -> None:
         """Close the other."""
         self.evaluator.close()
 
 
-class FirstStored(Evaluator):
+class FirstStored(SerialEvaluator):
     """Answers from what is stored; asks the judge what is not.
 
     Args:
@@ -126,10 +133,10 @@ class FirstStored(Evaluator):
     def __init__(self, stored: Evaluator, judge: Evaluator):
         self.stored, self.judge = stored, judge
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+    def answer(self, request: EvaluationRequest) -> Evaluation:
         """The stored answer, or a new one."""
-        found = self.stored.evaluate(program, patch)
-        return self.judge.evaluate(program, patch) if found.failure == "unknown" else found
+        found = self.stored.ask(request)
+        return self.judge.ask(request) if found.failure == UNKNOWN else found
 
     def close(self) -> None:
         """Close the judge."""
@@ -153,7 +160,9 @@ def live_tasks(
 
     for spec in specs:
         try:
-            task = make_task(spec, coder=coder, evaluator=LateJudge("", _never, judges, _kind(device)), device=device)
+            task = make_task(
+                spec, coder=coder, evaluator=LateJudge("", _never, judges, evaluator_kind(device)), device=device
+            )
         except QimengError:
             continue
         if task.start.fallback or structure(task.start.graph) in reserved():
@@ -185,14 +194,7 @@ def mixed_task(
 
 def _late(spec: KernelSpec, task: Task, judges: OpenJudges) -> LateJudge:
     make, device = partial(make_evaluator, spec, task.start, task.context), task.context.device
-    return LateJudge(f"{spec.digest} {device.name} {task.context.mode}", make, judges, _kind(device))
-
-
-def _kind(device: Device) -> type[Evaluator]:
-    from qimeng.envs.estimate.estimator import EstimatingEvaluator
-    from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
-
-    return GpuEvaluator if device.measured else EstimatingEvaluator
+    return LateJudge(f"{spec.digest} {device.name} {task.context.mode}", make, judges, evaluator_kind(device))
 
 
 def _never() -> Evaluator:

@@ -150,9 +150,9 @@ def test_the_reason_is_about_the_alternative_that_is_shown(graph: OpGraph) -> No
     class Second(FakeEvaluator):
         """Refuses every patch for what is wrong with its second alternative."""
 
-        def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
             if patch is None or len(patch.alternatives) < 2:
-                return super().evaluate(program, patch)
+                return super().judge(program, patch)
             return Evaluation(Gate.REGION, "the second is wrong", "wrong", chosen=1)
 
     chat = ScriptedChat(kernel("one"), kernel("two"), kernel("three"), kernel("three"))

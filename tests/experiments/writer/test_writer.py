@@ -148,8 +148,8 @@ class Slower(FakeEvaluator):
         super().__init__()
         self.slow = 0.0
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
-        found = super().evaluate(program, patch.only(0) if patch else None)
+    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        found = super().judge(program, patch.only(0) if patch else None)
         assert found.timing is not None
         return replace(found, timing=replace(found.timing, device_ms=1.0 + self.slow))
 

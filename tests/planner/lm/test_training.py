@@ -123,8 +123,8 @@ def test_there_must_be_something_to_imitate(model: PlannerModel, task: Task) -> 
 class KernelsForReductions(FakeEvaluator):
     """Generated kernels of reductions halve the program's time; all others double it."""
 
-    def evaluate(self, program: Program, patch: Patch | None = None) -> Evaluation:
-        found = super().evaluate(program, patch)
+    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        found = super().judge(program, patch)
         assert found.timing is not None
         judged = program if patch is None else patch.apply(program, found.chosen)
         factor = 1.0
