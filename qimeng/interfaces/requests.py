@@ -150,7 +150,7 @@ class EvaluationRequest:
             options = FinalOptions(tuple(told["compile_modes"]), told["compile_seconds"], tuple(told["sanitize"]))
             return cls(
                 program,
-                None if data["patch"] is None else PatchRecord.from_data(data["patch"]).patch(graph),
+                None if data["patch"] is None else PatchRecord.from_data(data["patch"]).patch(program.graph),
                 Asked(data["asked"]),
                 data["spec"],
                 data["device"],

@@ -12,11 +12,15 @@ import pytest
 import torch
 
 from qimeng import KernelSpec, plan_and_code
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.device import DEVICES
 from qimeng.envs.steps.stored_answers import CachingEvaluator
 from qimeng.envs.workers.local_pool import LocalPool
 from qimeng.errors import RequestError
+from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import (
+    Action,
     Asked,
     Evaluation,
     EvaluationRequest,
@@ -24,6 +28,7 @@ from qimeng.interfaces import (
     FinalOptions,
     Gate,
     Patch,
+    Request,
     SerialEvaluator,
     Ticket,
     Timing,
@@ -63,6 +68,28 @@ def test_a_request_survives_json() -> None:
     assert read.patch == whole.patch and read.program.source == better.source != program.source
     opaque = EvaluationRequest(named("import torch\n"))
     assert EvaluationRequest.from_json(opaque.to_json(), NOTHING).program.source == "import torch\n"
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm(self.conv(x)))
+
+
+def test_a_rewritten_program_is_made_again_on_the_captured_graph() -> None:
+    graph = capture(Net, lambda: (torch.empty(2, 3, 8, 8),))
+    start = Program.start(graph)
+    fold = TemplateCoder().write(Request(start, Action("algebra", (), "fold"), DEVICES["h200"]))
+    folded = fold.apply(start)
+    assert folded.rewrites
+    for request in (EvaluationRequest(start, fold), EvaluationRequest(folded, Patch(regions=folded.regions))):
+        again = EvaluationRequest.from_json(request.to_json(), graph)
+        assert again.digest == request.digest
+        assert again.candidates[0].source == request.candidates[0].source == folded.source
 
 
 def test_equal_questions_have_equal_digests() -> None:
