@@ -1,8 +1,8 @@
 """The judge, the step loop, and the Gymnasium environment.
 
 Importing this loads neither gymnasium nor torch, which a judge on a GPU machine may lack or not need. The environment
-`qimeng/KernelOptimization-v0` is registered where gymnasium is loaded already, where `qimeng.envs.gym.environment` is
-imported (as ``gymnasium.make("qimeng.envs.gym.environment:qimeng/KernelOptimization-v0", tasks=…)`` does), and by
+`qimeng/KernelOptimization-v1` is registered where gymnasium is loaded already, where `qimeng.envs.gym.environment` is
+imported (as ``gymnasium.make("qimeng.envs.gym.environment:qimeng/KernelOptimization-v1", tasks=…)`` does), and by
 `register_environment`.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-ENVIRONMENT = "qimeng/KernelOptimization-v0"
+ENVIRONMENT = "qimeng/KernelOptimization-v1"
 
 
 def register_environment() -> None:

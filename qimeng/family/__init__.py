@@ -2,6 +2,7 @@
 
 from qimeng.family.base import MAX_ALTERNATIVES, AnyFamily, Cost, Family, Move, Needs, NotConcerned, Sample, Unsupported
 from qimeng.family.registry import (
+    OTHER,
     concerned,
     covering,
     families,
@@ -13,12 +14,14 @@ from qimeng.family.registry import (
     register_family,
     take_faults,
     unregister_family,
+    word_of,
 )
 from qimeng.family.stored import schedule_from_data
 from qimeng.program.schedule import Schedule, count, family_field, power_of_two
 
 __all__ = [
     "MAX_ALTERNATIVES",
+    "OTHER",
     "AnyFamily",
     "Cost",
     "Family",
@@ -43,4 +46,5 @@ __all__ = [
     "schedule_from_data",
     "take_faults",
     "unregister_family",
+    "word_of",
 ]

@@ -187,6 +187,10 @@ class Family(ABC, Generic[P, S]):
 
     # -- words
 
+    def word(self, region: Region) -> str:
+        """One word for regions like this, which planners read; by default the family's name."""
+        return self.name
+
     def intents(self, region: Region, schedule: S | None, device: Device, mode: str) -> Sequence[tuple[str, str]]:
         """(kind, option) of the tunings that are worth trying, in order, for a planner that goes by rules.
 

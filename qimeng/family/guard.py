@@ -28,6 +28,7 @@ def guarded(family: AnyFamily) -> AnyFamily:
         "needs": returns(Needs),
         "print": returns(Implementation),
         "cost": returns(Cost),
+        "word": _word,
         "intents": _intents,
         "samples": returns(tuple),
     }
@@ -64,6 +65,11 @@ def schedules_of(kind: type[Schedule]) -> Problem:
         return next((text for item in found if (text := one(item))), "")
 
     return problem
+
+
+def _word(found: Any) -> str:
+    one = isinstance(found, str) and found.isascii() and len(found.split()) == 1
+    return "" if one else f"returned {found!r}, not one word in ASCII"
 
 
 def _intents(found: Any) -> str:

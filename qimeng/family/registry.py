@@ -29,6 +29,9 @@ BUILT_IN = {
 }
 """Name to where the class is, in the order in which they are asked."""
 
+OTHER = "other"
+"""The word for regions that no family has one for."""
+
 _own: dict[str, AnyFamily] = {}
 _built_in: dict[str, AnyFamily] = {}
 _faults: dict[str, str] = {}
@@ -157,6 +160,16 @@ def concerned(region: Region) -> AnyFamily | None:
     return None
 
 
+def word_of(region: Region) -> str:
+    """What planners read `region` is: the word of the family whose business it is, ``"other"`` where nobody's."""
+    family = concerned(region)
+    try:
+        return OTHER if family is None else family.word(region)
+    except FamilyFault as fault:
+        _faults[fault.family] = str(fault)
+        return OTHER
+
+
 def take_faults() -> dict[str, str]:
     """Families that failed by themselves and were passed over since this was last asked: name to message."""
     found = dict(_faults)
@@ -184,6 +197,7 @@ _installed = Installed(GROUP, "family", lambda found: register_family(found() if
 __all__ = [
     "BUILT_IN",
     "GROUP",
+    "OTHER",
     "concerned",
     "covering",
     "families",
@@ -195,4 +209,5 @@ __all__ = [
     "register_family",
     "take_faults",
     "unregister_family",
+    "word_of",
 ]

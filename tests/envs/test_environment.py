@@ -20,7 +20,7 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES, Device
 from qimeng.envs import ENVIRONMENT, register_environment
 from qimeng.envs.gym.environment import TEXT_LENGTH, KernelOptimizationEnv
-from qimeng.envs.gym.observation import FEATURES, REGION_SLOTS, feature_bounds
+from qimeng.envs.gym.observation import FEATURES, REGION_SLOTS, TEXTS, feature_bounds
 from qimeng.envs.gym.wrappers import HashTokenizer, TokenizeObservation
 from qimeng.envs.steps.session import STOP
 from qimeng.envs.steps.stored_answers import ReplayEvaluator
@@ -79,6 +79,7 @@ def everything(env: KernelOptimizationEnv) -> tuple[Any, ...]:
 def test_gymnasiums_checker_passes(task: Task) -> None:
     made = gymnasium.make(ENVIRONMENT, tasks=task, max_steps=16)
     assert made.spec is not None and not made.spec.nondeterministic
+    assert made.metadata["texts"] == TEXTS
     check_env(made.unwrapped)
 
 
@@ -104,16 +105,24 @@ def test_registering_twice_is_harmless(task: Task) -> None:
     )
 
 
+def test_the_first_observation_is_gone_and_gymnasium_says_so(task: Task) -> None:
+    assert ENVIRONMENT == "qimeng/KernelOptimization-v1"
+    wanted = "v0 for `qimeng/KernelOptimization` is deprecated. Please use `qimeng/KernelOptimization-v1`"
+    with pytest.raises(gymnasium.error.DeprecatedEnv, match=wanted), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gymnasium.make("qimeng/KernelOptimization-v0", tasks=task)
+
+
 def test_the_docstring_has_gymnasiums_headings_and_the_whole_table() -> None:
     text = KernelOptimizationEnv.__doc__ or ""
     headings = "Description,Action Space,Observation Space,Rewards,Starting State,Episode End,Arguments,References"
     for heading in headings.split(","):
         assert f"## {heading}\n" in text
-    single = len(FEATURES) - 9 * REGION_SLOTS
+    single = len(FEATURES) - 38 * REGION_SLOTS
     for number, feature in enumerate(FEATURES[:single]):
         if number not in (10, 11):
             assert f"| {number} | {feature.name} | {feature.low:g} | {feature.high:g} |" in text
-    assert f"| {single} + 9 i |" in text
+    assert f"| {single} + 38 i |" in text and f"… {single + 37} + 38 i |" in text
 
 
 # ---- episodes

@@ -6,15 +6,20 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from qimeng.device import DEVICES
-from qimeng.envs.gym.observation import FEATURES, action_texts, feature_bounds, features, main_family, render_text
+from qimeng.envs.gym.observation import FEATURES, TEXTS, action_texts, feature_bounds, features, render_text
+from qimeng.envs.gym.words import WIDTH, mean_vector, vector
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.time_shares import bound_ms, carried, ceilings, order_actions, region_times
+from qimeng.family import register_family, unregister_family, word_of
+from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
-from qimeng.graph.region import make_region
+from qimeng.graph.region import Region, make_region
 from qimeng.interfaces import Action, Observation
 from qimeng.testing import FakeEvaluator, fake_task
+from tests.family import banded
 
 
 def started(graph: OpGraph) -> Session:
@@ -38,7 +43,9 @@ def test_the_text_of_a_state(graph: OpGraph, golden: Callable[[str, str], None])
     take(session, "fusion")
     take(session, "lowering")
     session.step(Action("tiling", ("r0",), "taller"))
-    golden("observation.txt", render_text(session.observe()) + "\n" + "\n".join(action_texts(session.observe())) + "\n")
+    seen = session.observe()
+    lines = [f"texts of version {TEXTS}", render_text(seen), *action_texts(seen)]
+    golden("observation.txt", "\n".join(lines) + "\n")
 
 
 def test_features_are_in_range_and_in_order(graph: OpGraph) -> None:
@@ -47,7 +54,9 @@ def test_features_are_in_range_and_in_order(graph: OpGraph) -> None:
     assert first["speedup"] == 0 and first["best speedup"] == 0 and first["generated regions"] == 0
     assert first["regions"] == pytest.approx(np.log2(6)) and first["region 5 share"] == 0
     assert sum(first[f"region {i} share"] for i in range(8)) == pytest.approx(1)
-    assert sum(first[f"region {i} gemm"] for i in range(8)) == 1
+    assert [first[f"region {i} present"] for i in range(8)] == [1] * 5 + [0] * 3
+    words = [tuple(first[f"region {i} word {j}"] for j in range(WIDTH)) for i in range(8)]
+    assert words.count(tuple(vector("gemm"))) == 1 and words[5:] == [(0.0,) * WIDTH] * 3
     for _ in range(4):
         take(session, "fusion")
     take(session, "lowering")
@@ -60,8 +69,75 @@ def test_features_are_in_range_and_in_order(graph: OpGraph) -> None:
     assert len(low) == len(high) == len(FEATURES) and (low < high).all()
 
 
+@torch.library.custom_op("elsewhere::blend", mutates_args=())
+def blend(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@blend.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def blended(x: torch.Tensor, bands: torch.Tensor) -> torch.Tensor:
+    return torch.ops.elsewhere.blend(banded.banded(x, bands))
+
+
+class Blended(torch.nn.Module):
+    def forward(self, x: torch.Tensor, bands: torch.Tensor) -> torch.Tensor:
+        return blended(x, bands)
+
+
+class Called(banded.Banded):
+    """A banded product whose word is what a test says."""
+
+    def __init__(self, found: object):
+        self.found = found
+
+    def concerns(self, region: Region) -> bool:
+        return any(n.packet in ("aten.unfold", "aten.sum") for n in region.ops)
+
+    def word(self, region: Region) -> str:
+        return self.found  # type: ignore[return-value]
+
+
+def test_a_family_and_an_operator_of_another_package_change_no_shape() -> None:
+    graph = capture(Blended, banded.inputs)
+    before = started(graph).observe()
+    register_family(Called("banded"))
+    try:
+        seen = started(graph).observe()
+        named_now, text = named(seen), render_text(seen)
+    finally:
+        unregister_family("banded")
+    assert features(before).shape == features(seen).shape and "banded" not in render_text(before)
+    program = seen.program
+    times = region_times(program, seen.evaluation, seen.device)
+    ranked = sorted(program.regions, key=lambda r: (-times[r.id], r.id))
+    for i, region in enumerate(ranked):
+        word = next(line.split()[1] for line in text.splitlines() if line.startswith(region.id))
+        assert word == ("banded" if Called("").concerns(region) else "other" if "blend" in region.label() else word)
+        assert [named_now[f"region {i} word {j}"] for j in range(WIDTH)] == vector(word).tolist()
+        operators = mean_vector(n.packet for n in region.ops).tolist()
+        assert [named_now[f"region {i} operators {j}"] for j in range(WIDTH)] == operators
+    assert "banded" in text and "elsewhere.blend" in {n.packet for r in ranked for n in r.ops}
+
+
+@pytest.mark.parametrize("found", [3, "two words", ""])
+def test_a_family_with_a_bad_word_is_named_in_the_notes(found: object) -> None:
+    register_family(Called(found))
+    try:
+        session = started(capture(banded.Module, banded.inputs))
+        assert " other " in render_text(session.observe())
+        session.task.legal.clear()  # as at the next program
+        session.observe()
+    finally:
+        unregister_family("banded")
+    assert "its word returned" in session.ledger.faults["banded"]
+
+
 def test_bounds_are_the_longer_of_bytes_and_arithmetic(graph: OpGraph) -> None:
-    regions = {main_family(r): r for r in started(graph).state.program.regions}
+    regions = {word_of(r): r for r in started(graph).state.program.regions}
     device = DEVICES["h200"]
     linear, pointwise = regions["gemm"], regions["pointwise"]
     work = 2 * 4096 * 512 * 512 * 1e3

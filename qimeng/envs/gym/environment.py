@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 
 from qimeng.envs import register_environment
-from qimeng.envs.gym.observation import action_texts, feature_bounds, features, render_text
+from qimeng.envs.gym.observation import TEXTS, action_texts, feature_bounds, features, render_text
 from qimeng.envs.gym.reward import MilestoneReward, Reward, Transition
 from qimeng.envs.steps.session import Budget, Session
 from qimeng.envs.steps.task import Task
@@ -71,14 +71,18 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
     | 12 | bandwidth | 0 | 16 | log2 of GB/s |
     | 13 | half rate | 0 | 16 | log2 of TFLOP/s |
     | 14 | multiprocessors | 0 | 16 | log2 of their number |
-    | 15 + 9 i | region i: share of the time | 0 | 1 | fraction |
-    | 16 + 9 i | region i: roofline bound over time | 0 | 1 | fraction |
-    | 17 + 9 i | region i: intensity | -16 | 16 | log2 of FLOP a byte |
-    | 18 + 9 i | region i: operators | 0 | 16 | log2 of 1 + number |
-    | 19 + 9 i | region i: generated | 0 | 1 | 1 for a generated kernel |
-    | 20 + 9 i … 23 + 9 i | region i: pointwise, reduction, gemm, other | 0 | 1 | 1 for its family |
+    | 15 + 38 i | region i: share of the time | 0 | 1 | fraction |
+    | 16 + 38 i | region i: roofline bound over time | 0 | 1 | fraction |
+    | 17 + 38 i | region i: intensity | -16 | 16 | log2 of FLOP a byte |
+    | 18 + 38 i | region i: operators | 0 | 16 | log2 of 1 + number |
+    | 19 + 38 i | region i: generated | 0 | 1 | 1 for a generated kernel |
+    | 20 + 38 i | region i: present | 0 | 1 | 1 where there is such a region |
+    | 21 + 38 i … 36 + 38 i | region i: word of its family | -1 | 1 | hash (`qimeng.envs.gym.words`) |
+    | 37 + 38 i … 52 + 38 i | region i: its operators | -1 | 1 | mean of their hashes |
 
-    with i from 0 to 7, the region that takes most time first.
+    with i from 0 to 7, the region that takes most time first. A family or an operator that a package adds changes
+    neither space: it has a word in the text, and that word's hash in the vector. ``metadata["texts"]`` is the version
+    of the texts; a policy stores the version that it learnt to read.
 
     ## Rewards
     An object of `qimeng.envs.gym.reward`, whose docstring is its formula; `MilestoneReward` by default.
@@ -95,7 +99,7 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
     import gymnasium
     from qimeng.envs.steps.setup import make_task
 
-    env = gymnasium.make("qimeng.envs.gym.environment:qimeng/KernelOptimization-v0", tasks=make_task("problem.py"))
+    env = gymnasium.make("qimeng.envs.gym.environment:qimeng/KernelOptimization-v1", tasks=make_task("problem.py"))
     ```
     `tasks`: a `Task` or several; `reward`: a `Reward`; `max_steps`: longest episode; `repairs`: times that a refused
     patch is repaired; `store`: where every attempt is recorded; `render_mode`: ``"ansi"`` or None.
@@ -109,10 +113,13 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
     https://arxiv.org/abs/2511.20100
 
     ## Version History
+    - v1: hashes of words in place of four known families, so that families and operators may be added. A planner that
+      was trained on v0 is read as it was (`qimeng.planner.lm.first_observation`); own code on v0's 87 features
+      has to be changed: v0 is gone, and Gymnasium says so.
     - v0: initial version
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 1}
+    metadata = {"render_modes": ["ansi"], "render_fps": 1, "texts": TEXTS}
 
     def __init__(
         self,

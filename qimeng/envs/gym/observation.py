@@ -1,6 +1,8 @@
 """A state as a planner reads it: a short text, and a vector of numbers.
 
-Deals in shapes, shares of time and outcomes. Knows nothing about kernels: no Triton is shown.
+Deals in shapes, shares of time and outcomes. Knows nothing about kernels: no Triton is shown. Families and operators
+have no list here: a family of another package says what its regions are called (`qimeng.family.Family.word`), and the
+vector has the hash of the word (`qimeng.envs.gym.words`), so that its length stays.
 """
 
 from __future__ import annotations
@@ -11,11 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from qimeng.actions import action_text
+from qimeng.envs.gym.words import WIDTH, mean_vector, vector
 from qimeng.envs.steps.time_shares import bound_ms, ceilings, region_times
+from qimeng.family import word_of
 from qimeng.graph.opgraph import Value
-from qimeng.graph.ops import category, flops
+from qimeng.graph.ops import flops
 from qimeng.graph.region import Region
 from qimeng.interfaces import Observation, Step
+
+TEXTS = 2
+"""Version of the texts, higher whenever the same state or action reads otherwise: policies that learnt to read older
+texts are then refused. Another word for a family or an operator that is new is no other version. 2 since actions say
+what they may save at most."""
 
 LAST_STEPS = 4
 """Steps of the history that the text shows."""
@@ -25,8 +34,6 @@ SHOWN_REGIONS = 24
 
 REGION_SLOTS = 8
 """Regions that the feature vector describes, those with the most time first."""
-
-FAMILIES = ("pointwise", "reduction", "gemm", "other")
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,9 @@ def _table() -> tuple[Feature, ...]:
             Feature(f"region {i} intensity", -16, 16, "log2 of FLOP a byte"),
             Feature(f"region {i} operators", 0, 16, "log2 of 1 + operators"),
             Feature(f"region {i} generated", 0, 1, "1 for a generated kernel"),
-            *(Feature(f"region {i} {name}", 0, 1, f"1 where its main operator is {name}") for name in FAMILIES),
+            Feature(f"region {i} present", 0, 1, "1 where there is such a region"),
+            *(Feature(f"region {i} word {j}", -1, 1, "vector of its family's word") for j in range(WIDTH)),
+            *(Feature(f"region {i} operators {j}", -1, 1, "mean of its operators' vectors") for j in range(WIDTH)),
         ]
     return tuple(found)
 
@@ -100,14 +109,15 @@ def features(observation: Observation) -> np.ndarray:
     ]
     for region in sorted(program.regions, key=lambda r: (-times[r.id], r.id))[:REGION_SLOTS]:
         work = sum(flops(program.graph, n) for n in region.ops)
-        kind = main_family(region)
         values += [
             _fraction(times[region.id], total),
             _fraction(bound_ms(region, device, o.mode), times[region.id]),
             _ratio(work, region.bytes_moved()),
             math.log2(1 + len(region.ops)),
             float(program.implementation(region).generated),
-            *(float(kind == name) for name in FAMILIES),
+            1.0,
+            *vector(word_of(region)),
+            *mean_vector(node.packet for node in region.ops),
         ]
     values += [0.0] * (len(FEATURES) - len(values))
     low, high = feature_bounds()
@@ -138,7 +148,7 @@ def render_text(observation: Observation) -> str:
         how = str(implementation.schedule) if implementation.schedule is not None else implementation.language
         bound = bound_ms(region, device, o.mode)
         lines.append(
-            f"{region.id} {main_family(region)} {region.label()} {shapes_text(region)} | {how} | "
+            f"{region.id} {word_of(region)} {region.label()} {shapes_text(region)} | {how} | "
             f"{_fraction(times[region.id], total):.0%} {_ms(times[region.id])}, bound {_ms(bound)}"
         )
     if len(ranked) > SHOWN_REGIONS:
@@ -184,12 +194,6 @@ def step_text(step: Step) -> str:
     return f"{step.action}: refused at gate {step.evaluation.gate.value}, {reason}"
 
 
-def main_family(region: Region) -> str:
-    """The family that decides a region's loop nest: gemm before reduction before pointwise; else ``other``."""
-    found = {category(n) for n in region.ops}
-    return next((f for f in ("gemm", "reduction", "pointwise") if f in found), "other")
-
-
 def shapes_text(region: Region) -> str:
     """Inputs and outputs as ``[8x16 f32, 16 f32 -> 8x16 f32]``."""
 
@@ -220,11 +224,11 @@ __all__ = [
     "FEATURES",
     "LAST_STEPS",
     "REGION_SLOTS",
+    "TEXTS",
     "Feature",
     "action_texts",
     "feature_bounds",
     "features",
-    "main_family",
     "render_text",
     "shapes_text",
     "step_text",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from qimeng.envs.gym.observation import TEXTS
 from qimeng.errors import WeightsError
 from qimeng.planner.lm.reading import ReadObservation
 
@@ -46,6 +47,7 @@ def save_checkpoint(
     monitor: Any = learner.env
     numpy_state = np.random.get_state(legacy=False)
     rest = {
+        "texts": TEXTS,
         "steps": learner.num_timesteps,
         "updates": learner._n_updates,
         "starts": np.asarray(learner._last_episode_starts).tolist(),
@@ -116,7 +118,8 @@ def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> tuple[Any, dict
         The notes and the best weights that were saved with it.
 
     Raises:
-        WeightsError: there is no checkpoint, it is damaged, or it is of another model or number of environments.
+        WeightsError: there is no checkpoint, it is damaged, or it is of another model, number of environments or
+            version of the texts.
     """
     path = Path(folder) / FILE
     if not path.is_file():
@@ -124,6 +127,9 @@ def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> tuple[Any, dict
     try:
         state = read_state(path)
         rest = json.loads(state["rest"])
+        if rest.get("texts") != TEXTS:
+            begin = "remove it to begin PPO again from the imitating planner"
+            raise ValueError(f"it learnt to read texts of version {rest.get('texts')}, not {TEXTS}: {begin}")
         if len(rest["episodes"]) != learner.n_envs:
             raise ValueError(f"it has {len(rest['episodes'])} environments, the run {learner.n_envs}")
         put_weights(learner.policy, state["policy"])

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from qimeng.envs.gym.observation import TEXTS
 from qimeng.errors import WeightsError
 from qimeng.interfaces import Action, Observation
 from qimeng.planner.lm.checkpoint import put_weights, read_state, trained_weights
@@ -121,7 +122,8 @@ def imitate(
     optimizer = torch.optim.AdamW(trained, lr=s.rate, weight_decay=0.0)
     steps = s.epochs * math.ceil(len(rows) / s.batch)
     schedule = LambdaLR(optimizer, lambda step: min((step + 1) / math.ceil(RISE * steps), 1 - step / steps))
-    progressed = _Passes(scorer, optimizer, schedule, draw, {"settings": asdict(s), "examples": len(rows)})
+    about = {"settings": asdict(s), "examples": len(rows), "version of the texts": TEXTS}
+    progressed = _Passes(scorer, optimizer, schedule, draw, about)
     found, device, told = progressed.load(checkpoint), trained[0].device, time.monotonic()
     for epoch in range(len(found), s.epochs):
         sums, count = torch.zeros(2, device=device), 0
@@ -256,7 +258,7 @@ class _Passes:
         try:
             state = read_state(path)
             rest = json.loads(state["rest"])
-            if other := [name for name, value in self.about.items() if rest[name] != value]:
+            if other := [name for name, value in self.about.items() if rest.get(name) != value]:
                 raise ValueError(f"other {' and '.join(other)}")
             put_weights(self.scorer, state["weights"])
             self.optimizer.load_state_dict(state["optimizer"])

@@ -4,7 +4,7 @@ Deals in files. Knows nothing about training.
 
 | file | holds |
 |---|---|
-| planner.json | how states are read and scores are scaled; which tokenizer belongs to it |
+| planner.json | how states are read and scores are scaled; version of the texts; which tokenizer belongs to it |
 | config.json, model.safetensors | the language model, or |
 | adapter_config.json, adapter_model.safetensors | the `peft` adapter alone; its base is named in planner.json |
 | tokenizer.json, tokenizer_config.json | the tokenizer |
@@ -25,14 +25,15 @@ from typing import Any
 
 import torch
 
-from qimeng.envs.gym.observation import FEATURES
+from qimeng.envs.gym.observation import FEATURES, TEXTS
 from qimeng.errors import WeightsError
+from qimeng.planner.lm import first_observation
 from qimeng.planner.lm.mini import MiniSize, make_mini
 from qimeng.planner.lm.reading import Reader
 from qimeng.planner.lm.scoring import ActionScorer, Scale
 
-FORMAT = 2
-"""Of a planner's folder, and of the texts that it reads: 2 since actions say what they may save at most."""
+FORMAT = 3
+"""Of a planner's folder; 3 since the features name no family. Those of `first_observation` are read as well."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ def save(model: PlannerModel, folder: str | Path, card: Card, half: bool = False
     save_file({k: v.contiguous().cpu() for k, v in scorer.value.state_dict().items()}, folder / "value.safetensors")
     about = {
         "format": FORMAT,
+        "texts": TEXTS,
         "adapter": model.adapted,
         "base": model.base,
         "devices": list(model.devices),
@@ -186,15 +188,23 @@ def _about(folder: Path) -> dict[str, Any]:
         about: dict[str, Any] = json.loads(path.read_text())
     except ValueError as error:
         raise WeightsError(f"{path} is damaged: {error}") from error
-    if about.get("format") != FORMAT:
+    again = "train it again, or use the version that it was trained with"
+    first = about.get("format") == first_observation.FORMAT
+    if not first and about.get("format") != FORMAT:
         raise WeightsError(
-            f"{path} has format {about.get('format')}; this version of qimeng reads format {FORMAT}: train it "
-            "again, or use the version that it was trained with"
+            f"{path} has format {about.get('format')}; this version of qimeng reads format {FORMAT}: {again}"
         )
-    if about.get("features") != len(FEATURES):
+    texts = about.get("texts", first_observation.TEXTS if first else None)
+    if texts != TEXTS:
+        raise WeightsError(
+            f"the planner in {folder} reads texts of version {texts}, this version of qimeng writes version {TEXTS}: "
+            f"{again}"
+        )
+    features = first_observation.COUNT if first else len(FEATURES)
+    if about.get("features") != features:
         raise WeightsError(
             f"the planner in {folder} reads {about.get('features')} features, this version of qimeng makes "
-            f"{len(FEATURES)}: train it again"
+            f"{features}: {again}"
         )
     return about
 
@@ -218,8 +228,11 @@ def _load(folder: Path, about: dict[str, Any], base: Any, trainable: bool) -> Pl
     else:
         lm = _language_model(folder)
     _check_size(tokenizer, lm, folder)
-    scorer = ActionScorer(lm, about["features"], Scale(**about["scale"]))
-    scorer.value.load_state_dict(load_file(folder / "value.safetensors"))
+    scorer = ActionScorer(lm, len(FEATURES), Scale(**about["scale"]))
+    value = load_file(folder / "value.safetensors")
+    if about["format"] == first_observation.FORMAT:
+        value["0.weight"] = first_observation.translated(value["0.weight"])
+    scorer.value.load_state_dict(value)
     reader = Reader(tokenizer, about["length"], about["action_length"])
     return PlannerModel(scorer.eval(), reader, name, tuple(about.get("devices", ())))
 
@@ -273,7 +286,8 @@ def _card_text(model: PlannerModel, card: Card) -> str:
         f"| model | {kind}: {lm.config.model_type}, {total:,} parameters, {len(model.reader.tokenizer)} token ids |",
         f"| policy | softmax of joint log-probabilities, normalized by {scale.normalize}, temperature "
         f"{scale.temperature:g} |",
-        f"| reads | {model.reader.length} tokens of state, {model.reader.action_length} an action |",
+        f"| reads | {model.reader.length} tokens of state, {model.reader.action_length} an action; texts of version "
+        f"{TEXTS}, {len(FEATURES)} features |",
         f"| data | {card.data} |",
         f"| device | {card.device} |",
         f"| reward | {card.reward} |",

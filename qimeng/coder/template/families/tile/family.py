@@ -15,7 +15,7 @@ from qimeng.coder.template.families.tile.printer import print_tile
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
-from qimeng.family import Cost, Family, Needs, Sample, Unsupported
+from qimeng.family import OTHER, Cost, Family, Needs, Sample, Unsupported
 from qimeng.graph.opgraph import itemsize
 from qimeng.graph.ops import is_product
 from qimeng.graph.region import Region
@@ -88,6 +88,11 @@ class Tile(Family[TilePlan, TileSchedule]):
             again_bytes=plan.row_count * plan.column_count * size,
             held_bytes=0 if schedule.form == "wave" else plan.column_count * size * schedule.block_p,
         )
+
+    def word(self, region: Region) -> str:
+        """A reduction with what surrounds it, or pointwise operators; other regions have no word of their own."""
+        found = {category(n) for n in region.ops}
+        return next((word for word in ("reduction", "pointwise") if word in found), OTHER)
 
     def intents(
         self, region: Region, schedule: TileSchedule | None, device: Device, mode: str
