@@ -176,7 +176,7 @@ def actions(as_json: Json = False) -> None:
     from qimeng.actions import Kind, kinds
 
     def entry(kind: Kind) -> dict[str, object]:
-        text = inspect.getdoc(kind) or ""
+        text = inspect.cleandoc(type(kind).__doc__ or "")  # its own: what it extends says nothing about it
         summary, _, rest = text.partition("\n\n")
         rewrite = next((line.partition("rewrite:")[2].strip() for line in rest.splitlines() if "rewrite:" in line), "")
         return {

@@ -8,6 +8,7 @@ QimengError
 ├── PlannerFault         a planner that fails by itself, or chooses what is no action
 ├── CoderError           a coder that could not write a patch
 │   └── ChatError        a language model that gave no usable answer (qimeng.coder.llm.chat)
+├── BackendError         an unknown language for kernels, or a backend that fails by itself
 ├── ReplayError          a recipe that does not fit the program it is replayed on
 ├── StoreError           a store that cannot be read or merged
 ├── DeviceError          an unknown or unusable device
@@ -71,6 +72,10 @@ class CoderError(QimengError):
 
 class RequestError(QimengError):
     """A request for an evaluation cannot be read, is another evaluator's, or was not answered."""
+
+
+class BackendError(QimengError):
+    """A language for kernels that is unknown, or whose backend, often another package's, fails by itself."""
 
 
 class ReplayError(QimengError):

@@ -6,7 +6,7 @@ Deals in entry points, calls and what they return. Knows nothing about what the 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -46,12 +46,39 @@ class Installed:
                 self._take(point.load())
             except Exception as error:  # loading runs the other package's code
                 self._taken.discard(point)
-                package = point.dist.name if point.dist else point.value
-                raise QimengError(
-                    f"the {self._noun} {point.name!r} of the installed package {package} cannot be used "
-                    f"({type(error).__name__}: {error}); update or uninstall that package"
-                ) from error
+                raise unusable(self._noun, point, error) from error
         self._done = True
+
+
+def named(group: str, noun: str, name: str, known: Iterable[str] = ()) -> Any:
+    """What an installed package brings by the entry point `name` of `group`; no other package is loaded.
+
+    Args:
+        group: of the entry points.
+        noun: what they bring, for messages.
+        name: what a user asks for.
+        known: names that need no package, for messages.
+
+    Raises:
+        ValueError: no package brings it; the message lists the names that there are.
+        QimengError: it cannot be loaded; the message names the package.
+    """
+    points = {point.name: point for point in entry_points(group=group)}
+    if name not in points:
+        raise ValueError(f"unknown {noun} {name!r}; known: {', '.join(sorted({*known, *points}))}")
+    try:
+        return points[name].load()
+    except Exception as error:  # loading runs the other package's code
+        raise unusable(noun, points[name], error) from error
+
+
+def unusable(noun: str, point: EntryPoint, error: Exception) -> QimengError:
+    """The error that names the package of an entry point which cannot be used."""
+    package = point.dist.name if point.dist else point.value
+    return QimengError(
+        f"the {noun} {point.name!r} of the installed package {package} cannot be used "
+        f"({type(error).__name__}: {error}); update or uninstall that package"
+    )
 
 
 def guard(thing: Any, name: str, problem: Problem, fault: Callable[[str], Exception], *passes: type[Exception]) -> None:
@@ -97,4 +124,4 @@ def where(thing: Any) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-__all__ = ["Installed", "Problem", "anything", "guard", "returns", "where"]
+__all__ = ["Installed", "Problem", "anything", "guard", "named", "returns", "unusable", "where"]

@@ -1,15 +1,17 @@
 """The registered backends: those of this package, and those of installed packages.
 
-Deals in names. Knows nothing about what a backend does.
+Deals in names, and in faults of other packages' backends. Knows nothing about what a backend does.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
-from qimeng.backend.base import Backend
-from qimeng.errors import QimengError
-from qimeng.plugins import Installed
+from qimeng.backend.base import Backend, Capabilities
+from qimeng.backend.compiled import Compiled
+from qimeng.errors import BackendError
+from qimeng.plugins import Installed, Problem, anything, guard, returns, where
 
 GROUP = "qimeng.backends"
 """Entry points of this group name a `Backend`, a class of one, or a function without arguments that makes one."""
@@ -18,11 +20,14 @@ _BACKENDS: dict[str, Backend] = {}
 
 
 def register_backend(backend: Backend) -> Backend:
-    """Add a backend.
+    """Add a backend. From now on its calls raise nothing but `BackendError`, which names it.
 
     Raises:
-        ValueError: its language is no identifier, means PyTorch, or has a backend already.
+        ValueError: it is no `Backend`, lacks its title or capabilities, or its language is no identifier, means
+            PyTorch, or has a backend already.
     """
+    if not isinstance(backend, Backend):
+        raise ValueError(f"a backend must extend qimeng.backend.base.Backend, {type(backend).__qualname__} does not")
     language = getattr(backend, "language", None)
     if not isinstance(language, str) or not language.isidentifier():
         raise ValueError(f"a backend's language must be an identifier, {type(backend).__qualname__} has {language!r}")
@@ -31,8 +36,40 @@ def register_backend(backend: Backend) -> Backend:
     if language in _BACKENDS:
         known = type(_BACKENDS[language]).__module__
         raise ValueError(f"the language {language!r} has a backend already ({known})")
-    _BACKENDS[language] = backend
+    title, capabilities = getattr(backend, "title", None), getattr(backend, "capabilities", None)
+    if not isinstance(title, str) or not isinstance(capabilities, Capabilities):
+        raise ValueError(f"the backend for {language!r} needs a title, a text, and capabilities, a Capabilities")
+    _BACKENDS[language] = _guarded(backend)
     return backend
+
+
+def _guarded(backend: Backend) -> Backend:
+    """`backend`, its calls replaced by ones that raise nothing but `BackendError`, and return what they should."""
+    text = returns(str)
+    calls: dict[str, Problem] = {
+        "compile": returns(Compiled),
+        "load": returns(ModuleType),
+        "kernel_names": _names,
+        "missing": lambda found: "" if found is None else text(found),
+        "targets": returns(bool),
+        "refusal": lambda found: "" if found is None else text(found),
+        "program_header": text,
+        "program_runtime": text,
+        "warm_up": anything,
+        "adopt": anything,
+    }
+
+    def fault(said: str) -> BackendError:
+        return BackendError(f"the backend for {backend.language!r} ({where(backend)}) is at fault: {said}")
+
+    for name, problem in calls.items():
+        guard(backend, name, problem, fault, BackendError)
+    return backend
+
+
+def _names(found: Any) -> str:
+    listed = isinstance(found, (tuple, list)) and all(isinstance(name, str) for name in found)
+    return "" if listed else f"returned {found!r}, not a list of names"
 
 
 def unregister_backend(language: str) -> None:
@@ -59,11 +96,11 @@ def backend_named(language: str) -> Backend:
     """The backend for `language`.
 
     Raises:
-        QimengError: there is none; the message lists the languages.
+        BackendError: there is none; the message lists the languages.
     """
     found = backends().get(language)
     if found is None:
-        raise QimengError(f"no backend for the language {language!r}; known: {', '.join(sorted(backends()))}")
+        raise BackendError(f"no backend for the language {language!r}; known: {', '.join(sorted(backends()))}")
     return found
 
 

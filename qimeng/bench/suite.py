@@ -154,6 +154,8 @@ def problems_of(suite: Suite, only: str = "") -> tuple[Problem, ...]:
         SuiteError: the suite fails, gives an id twice or something that is no spec; or a pattern fits no id.
     """
     found: dict[str, Problem] = {}
+    if not isinstance(getattr(suite, "name", None), str):
+        raise SuiteError(f"the suite {type(suite).__module__}.{type(suite).__qualname__} has no name, which rows need")
     try:
         for id, given in suite.problems():
             if not isinstance(id, str) or not id or id in found:

@@ -1,18 +1,26 @@
-"""Planners and searches by name.
+"""Planners and searches by name: those of the library, and those of installed packages (entry points).
 
-Importing this loads none of them.
+A package brings a planner by an entry point of the group ``"qimeng.planners"``: a class, or a function, made without
+arguments, or with ``seed``. A search is one of the group ``"qimeng.searches"``, made with a planner. Importing this
+loads none of them, and asking for one loads that one alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
+from qimeng.errors import QimengError
+from qimeng.plugins import named
+
 if TYPE_CHECKING:
     from qimeng.envs.steps.loop import Search
     from qimeng.interfaces import Planner
+
+PLANNER_GROUP, SEARCH_GROUP = "qimeng.planners", "qimeng.searches"
+"""Entry-point groups through which other packages add planners and searches."""
 
 PLANNERS = {
     "heuristic": "qimeng.planner.heuristic:HeuristicPlanner",
@@ -50,14 +58,18 @@ def make_planner(planner: str | Planner, seed: int = 0) -> Planner:
     Raises:
         ValueError: an unknown name; the message lists the names.
         WeightsError: there are no weights in the folder.
+        QimengError: an installed package's planner cannot be made; the message names it.
     """
     if not isinstance(planner, str):
         return planner
     name, _, folder = planner.partition(":")
     if folder and name not in WITH_FOLDER:
         raise ValueError(f"only {', '.join(sorted(WITH_FOLDER))} may be named with a folder, not {planner!r}")
+    from qimeng.interfaces import Planner as Base
+
     cls = _class(PLANNERS, name, "planner")
-    made: Planner = cls(*filter(None, [folder]), **({"seed": seed} if "seed" in signature(cls).parameters else {}))
+    given = {"seed": seed} if "seed" in _parameters(cls) else {}
+    made: Planner = _made(Base, name in PLANNERS, "planner", name, lambda: cls(*filter(None, [folder]), **given))
     return made
 
 
@@ -74,13 +86,18 @@ def make_search(search: str | Search, planner: str | Planner, seed: int = 0) -> 
 
     Raises:
         ValueError: an unknown name, or options that the search does not take; the message lists what is known.
+        QimengError: an installed package's search cannot be made; the message names it.
     """
     if not isinstance(search, str):
         return search
-    cls = _class(SEARCHES, search.partition(":")[0], "search")
-    known = dict(list(signature(cls).parameters.items())[1:])
-    options = {"seed": seed} if "seed" in known else {}
-    made: Search = cls(make_planner(planner, seed), **options | _options(search, known))
+    from qimeng.planner.search import Search as Base
+
+    name = search.partition(":")[0]
+    cls = _class(SEARCHES, name, "search")
+    known = dict(list(_parameters(cls).items())[1:])
+    options = ({"seed": seed} if "seed" in known else {}) | _options(search, known)
+    chosen = make_planner(planner, seed)
+    made: Search = _made(Base, name in SEARCHES, "search", name, lambda: cls(chosen, **options))
     return made
 
 
@@ -90,7 +107,7 @@ def draws(search: str, planner: str) -> bool:
         _class(SEARCHES, search.partition(":")[0], "search"),
         _class(PLANNERS, planner.partition(":")[0], "planner"),
     )
-    return any("seed" in signature(cls).parameters for cls in classes)
+    return any("seed" in _parameters(cls) for cls in classes)
 
 
 def _options(search: str, known: Mapping[str, Parameter]) -> dict[str, Any]:
@@ -114,11 +131,49 @@ def _options(search: str, known: Mapping[str, Parameter]) -> dict[str, Any]:
     return found
 
 
+def _parameters(cls: Any) -> Mapping[str, Parameter]:
+    try:
+        return signature(cls).parameters
+    except (TypeError, ValueError):  # a class written in C, which some package names by mistake
+        return {}
+
+
+def _made(base: type, own: bool, what: str, name: str, make: Callable[[], Any]) -> Any:
+    """What `make` makes; errors of the library's `own` are passed on, those of another package's get its name."""
+    if own:
+        return make()
+    try:
+        found = make()
+    except QimengError:
+        raise
+    except Exception as error:  # another package's code may raise anything
+        raise QimengError(f"the {what} {name!r} cannot be made ({type(error).__name__}: {error})") from error
+    if not isinstance(found, base):
+        raise QimengError(
+            f"the {what} {name!r} is a {type(found).__name__}; it must extend {base.__module__}.{base.__qualname__}"
+        )
+    return found
+
+
 def _class(table: dict[str, str], name: str, what: str) -> Any:
     if name not in table:
-        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(sorted(table))}")
+        found = named(PLANNER_GROUP if what == "planner" else SEARCH_GROUP, what, name, table)
+        if not callable(found):
+            raise QimengError(f"the {what} {name!r} is a {type(found).__name__}; it must be a class or a function")
+        return found
     module, _, attribute = table[name].partition(":")
     return getattr(import_module(module), attribute)
 
 
-__all__ = ["PLANNER", "PLANNERS", "SEARCH", "SEARCHES", "WITH_FOLDER", "draws", "make_planner", "make_search"]
+__all__ = [
+    "PLANNER",
+    "PLANNERS",
+    "PLANNER_GROUP",
+    "SEARCH",
+    "SEARCHES",
+    "SEARCH_GROUP",
+    "WITH_FOLDER",
+    "draws",
+    "make_planner",
+    "make_search",
+]

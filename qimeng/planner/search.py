@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from qimeng.envs.steps.session import Session
+from qimeng.errors import PlannerFault
 from qimeng.interfaces import Action, Observation, Planner
 
 CHOICE = 0.5
@@ -49,7 +50,19 @@ class ScoringPlanner(Planner):
 
 def best_action(observation: Observation, scores: Sequence[float]) -> Action:
     """The action with the highest of `scores`, the first of them where several share it."""
+    fitting(observation, scores)
     return observation.actions[max(range(len(scores)), key=scores.__getitem__)]
+
+
+def fitting(observation: Observation, scores: Sequence[float]) -> Sequence[float]:
+    """`scores`, if there is one for each action.
+
+    Raises:
+        PlannerFault: there are more or fewer.
+    """
+    if len(scores) != len(observation.actions):
+        raise PlannerFault(f"it gave {len(scores)} scores for {len(observation.actions)} actions")
+    return scores
 
 
 class ValuingPlanner(ScoringPlanner):
@@ -70,7 +83,8 @@ def top_actions(planner: Planner, observation: Observation, count: int) -> tuple
     A planner without scores is asked repeatedly, without its earlier choices. Its `stop` ends the list.
     """
     if isinstance(planner, ScoringPlanner):
-        ranked = sorted(zip(planner.scores(observation), observation.actions, strict=True), key=lambda pair: -pair[0])
+        scores = fitting(observation, planner.scores(observation))
+        ranked = sorted(zip(scores, observation.actions, strict=True), key=lambda pair: -pair[0])
         return tuple(action for _, action in ranked[:count])
     chosen: list[Action] = []
     while len(chosen) < count:
@@ -90,7 +104,7 @@ def policy(planner: Planner, observation: Observation) -> tuple[float, ...]:
     what it would choose; all other actions but `stop` share the rest evenly.
     """
     if isinstance(planner, ScoringPlanner):
-        return softmax(planner.scores(observation))
+        return softmax(fitting(observation, planner.scores(observation)))
     chosen = planner.choose(observation)
     others = [a for a in observation.actions if a.kind != "stop" and a != chosen]
     share = (1 - CHOICE) / len(others) if others else 0.0
@@ -108,7 +122,7 @@ def prior(planner: Planner, observation: Observation) -> tuple[dict[Action, floa
     value = 0.0
     if isinstance(planner, ValuingPlanner):
         scores, value = planner.look(observation)
-        found = softmax(scores)
+        found = softmax(fitting(observation, scores))
     else:
         found = policy(planner, observation)
     moves = {a: p for a, p in zip(observation.actions, found, strict=True) if a.kind != "stop"}

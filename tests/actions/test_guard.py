@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from qimeng.actions import ScheduleKind, register, unregister
+from qimeng.cli import main
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.envs.steps.loop import optimize
@@ -97,7 +99,7 @@ def test_a_fault_of_one_run_is_not_held_against_the_next(graph: OpGraph):
         assert not any(a.kind == "plug" for a in session.observe().actions) and list(session.ledger.faults) == ["plug"]
 
 
-def test_registering_what_is_no_kind_is_refused():
+def test_registering_what_is_no_kind_is_refused(capsys: pytest.CaptureFixture[str]):
     def made(**attributes: Any) -> ScheduleKind:
         return type("Made", (Plug,), attributes)(lambda s: (s,))
 
@@ -112,6 +114,10 @@ def test_registering_what_is_no_kind_is_refused():
         with pytest.raises(ValueError, match=words):
             register(made(**attributes))
     assert register(made(__doc__=None)).name == "plug", "a kind without a docstring works"
+    with pytest.raises(SystemExit):
+        main(["actions", "--json"])
+    (listed,) = (kind for kind in json.loads(capsys.readouterr().out) if kind["kind"] == "plug")
+    assert listed["summary"] == listed["rewrite"] == ""
 
 
 class Raising(ScriptedPlanner):
@@ -135,7 +141,8 @@ class Raising(ScriptedPlanner):
 def test_a_planner_that_fails_ends_the_search_not_the_run(last: Any, words: str, graph: OpGraph):
     result = optimize(fake_task(graph), GreedySearch(Raising([*["fusion"] * 4, "lowering"], last)))
     assert result.stopped == "failed" and len(result.recipe) == 5 and result.speedup and result.speedup > 1
-    assert any(n.startswith("the search ended early, its planner failed: ") and words in n for n in result.notes)
+    named = f"the search ended early: the planner {__name__}.Raising failed: "
+    assert [n for n in result.notes if n.startswith("the search")] == [named + words]
 
 
 def test_what_a_judge_raises_is_not_taken_for_a_planners(graph: OpGraph):

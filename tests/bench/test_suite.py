@@ -212,6 +212,16 @@ class Given(Suite):
             yield pair
 
 
+class Nameless(Suite):
+    def problems(self) -> Iterator[tuple[str, Any]]:
+        yield "a", made
+
+
+def test_a_suite_without_a_name_is_told_so() -> None:
+    with pytest.raises(SuiteError, match=f"the suite {__name__}.Nameless has no name, which rows need"):
+        problems_of(Nameless())
+
+
 def made() -> KernelSpec:
     return KernelSpec.from_function(torch.sin, (torch.rand(4),))
 

@@ -17,7 +17,8 @@ from qimeng.envs.steps.result import Result
 from qimeng.envs.steps.session import Budget, Progress, Session, State
 from qimeng.envs.steps.task import Task
 from qimeng.errors import PlannerFault, QimengError
-from qimeng.interfaces import Action, Asked, Evaluation, Gate
+from qimeng.interfaces import Action, Asked, Evaluation, Gate, Planner
+from qimeng.plugins import where
 from qimeng.store import Store
 
 GATHER = Action("gather")
@@ -65,10 +66,10 @@ def optimize(
         stopped = search.run(session)
     except KeyboardInterrupt:
         stopped = "interrupted"
-    except Exception as error:  # a planner of the user's own may raise anything
+    except Exception as error:  # a planner or search of the user's own may raise anything
         if not _is_planners(error):
             raise
-        stopped, failed = "failed", (f"the search ended early, its planner failed: {type(error).__name__}: {error}",)
+        stopped, failed = "failed", (f"the search ended early: {_culprit(error, search)} failed: {_words(error)}",)
     return finish(session, stopped, failed)
 
 
@@ -77,6 +78,18 @@ def _is_planners(error: Exception) -> bool:
     codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     mine = {method.__code__ for method in (Session.step, Session.begin, Session.observe, Session.offered)}
     return isinstance(error, PlannerFault) or not (isinstance(error, QimengError) or codes & mine)
+
+
+def _culprit(error: Exception, search: Search) -> str:
+    """Who raised `error`, or chose what is no action: a planner or the search, with its module and class."""
+    selves = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    asked = vars(search).values() if isinstance(error, PlannerFault) else ()
+    planner = next((one for one in (*reversed(selves), *asked) if isinstance(one, Planner)), None)
+    return f"the planner {where(planner)}" if planner is not None else f"the search {where(search)}"
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, PlannerFault) else f"{type(error).__name__}: {error}"
 
 
 def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Result:

@@ -16,7 +16,7 @@ from qimeng.envs.judge.ranking import gain, preferred
 from qimeng.envs.steps.stored_answers import UNKNOWN, subject_of
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, dropped_kernels, order_actions
-from qimeng.errors import CoderError, FamilyFault, IllegalAction, KindFault, PlannerFault, QimengError
+from qimeng.errors import BackendError, CoderError, FamilyFault, IllegalAction, KindFault, PlannerFault, QimengError
 from qimeng.interfaces import Action, Evaluation, Gate, Observation, Patch, Request, Step
 from qimeng.program.program import Program
 from qimeng.recipe import PatchRecord, Recipe, RecipeStep, program_to_json
@@ -478,7 +478,10 @@ class Session:
         if ledger.settled(subject):
             return ledger.known[subject]
         began = ledger.clock()
-        evaluation = self.task.evaluator.ask(self.task.request(program, patch))
+        try:
+            evaluation = self.task.evaluator.ask(self.task.request(program, patch))
+        except BackendError as fault:  # of the language that the patch is written in
+            evaluation = Evaluation(Gate.WRITE, str(fault), "coder")
         ledger.longest = max(ledger.longest, ledger.clock() - began)
         ledger.evaluations += 1
         ledger.known[subject] = evaluation
