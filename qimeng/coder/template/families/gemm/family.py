@@ -18,7 +18,7 @@ from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.sweeps import default_schedule, guesses, shared_bytes
 from qimeng.device import Device
 from qimeng.family import Cost, Family, Needs, Sample
-from qimeng.graph.ops import is_product
+from qimeng.graph.ops import category, is_product
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
 
@@ -72,6 +72,10 @@ class Gemm(Family[GemmPlan, GemmSchedule]):
             padded=tiles * schedule.block_m * schedule.block_n / max(m * n * batch, 1),
             splits_operands=bool(schedule.inline),
         )
+
+    def word(self, region: Region) -> str:
+        """A matrix product or a convolution."""
+        return self.name if any(category(n) == "gemm" for n in region.ops) else "convolution"
 
     def intents(
         self, region: Region, schedule: GemmSchedule | None, device: Device, mode: str

@@ -17,7 +17,7 @@ from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 from qimeng.family import OTHER, Cost, Family, Needs, Sample, Unsupported
 from qimeng.graph.opgraph import itemsize
-from qimeng.graph.ops import is_product
+from qimeng.graph.ops import category, is_product
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
 
@@ -90,9 +90,9 @@ class Tile(Family[TilePlan, TileSchedule]):
         )
 
     def word(self, region: Region) -> str:
-        """A reduction with what surrounds it, or pointwise operators; other regions have no word of their own."""
+        """By what decides the loops: a convolution of single channels, a reduction, or pointwise operators alone."""
         found = {category(n) for n in region.ops}
-        return next((word for word in ("reduction", "pointwise") if word in found), OTHER)
+        return next((word for word in ("convolution", "reduction", "pointwise") if word in found), OTHER)
 
     def intents(
         self, region: Region, schedule: TileSchedule | None, device: Device, mode: str
