@@ -131,12 +131,15 @@ class Family(ABC, Generic[P, S]):
         name: unique; what the schedules' field `family` says.
         about: what it covers, in a few words.
         schedule: its class of schedules.
+        spares: what it fuses products with never goes to memory and would be large there, so that a planner does well
+            to fuse towards it even where a library is fast at the products alone.
         moves: name of a kind of action to the move that carries it out; kinds that are missing here do not apply.
     """
 
     name: str
     about: str = ""
     schedule: type[S]
+    spares: bool = False
     moves: Mapping[str, Move[P, S]] = {}
 
     # -- matching

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from qimeng.errors import IllegalAction
-from qimeng.family import concerned, family_of
+from qimeng.errors import IllegalAction, QimengError
+from qimeng.family import Unsupported, concerned, covering, family_of
 from qimeng.graph.ops import is_product, precision_of
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Observation, Planner
@@ -64,7 +64,8 @@ class HeuristicPlanner(Planner):
             if action.kind != "fusion" or action.param or action in tried:
                 continue
             regions = [o.program.region(r) for r in action.regions]
-            if any(_has_product(r) for r in regions) and _library_first(o, regions):
+            products = any(_has_product(r) for r in regions) and _library_first(o, regions)
+            if products and not _spares_memory(o, action):
                 continue
             return action
         return None
@@ -137,6 +138,14 @@ def _library_first(o: Observation, regions: Iterable[Region]) -> bool:
     """Whether the library's product runs on the tensor cores, so that a generated one may not be faster."""
     products = [n.packet for r in regions for n in r.ops if is_product(r.graph, n)]
     return precision_of(products, o.mode) == "high" or any(_half(r) for r in regions)
+
+
+def _spares_memory(o: Observation, action: Action) -> bool:
+    """Whether the fused region is of a family that keeps large values from memory, as an attention its scores."""
+    try:
+        return covering(o.program.fusions.merged(*action.regions))[0].spares
+    except (Unsupported, QimengError):
+        return False
 
 
 def _by_time(o: Observation, actions: list[Action]) -> list[Action]:

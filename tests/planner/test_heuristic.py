@@ -60,3 +60,22 @@ def test_special_functions_are_tried_once_where_memory_does_not_bind_the_kernel(
 def test_without_special_functions_they_are_not_tried(function):
     program = lowered(function)
     assert HeuristicPlanner().choose(seen(program, 0.6)).kind != "special"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_attention_is_fused_before_anything_is_lowered(dtype):
+    """Although the library is fast at the products of half operands alone."""
+
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        scores = x @ x.mT * 0.125
+        return scores.masked_fill(scores > 4, -1e9).softmax(-1) @ x
+
+    made = lambda: (torch.empty(4, 128, 64, dtype=dtype),)  # noqa: E731
+    program, context = Program.start(capture(lambda: Module(attention), made)), CONTEXT
+    while (action := HeuristicPlanner().choose(_unmeasured(program))).kind == "fusion":
+        program = context.coder.write(Request(program, action, context.device)).apply(program)
+    assert [r.label() for r in program.regions] == ["bmm+mul+gt+where+_softmax+bmm"] and action.kind == "lowering"
+
+
+def _unmeasured(program: Program) -> Observation:
+    return Observation(program, legal_actions(program, CONTEXT), None, None, 1.0, (), CONTEXT.device)

@@ -27,6 +27,7 @@ class Attention(Family[AttentionPlan, AttentionSchedule]):
     name = "attention"
     about = "attention: a product, weights such as a softmax, and a second product"
     schedule = AttentionSchedule
+    spares = True
 
     def __init__(self) -> None:
         self.moves = moves()

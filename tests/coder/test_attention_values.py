@@ -1,0 +1,195 @@
+"""Attentions written with single operators, fused by actions into one region and held against PyTorch.
+
+The interpreter must be chosen before triton is imported, so that the cases run in one process of their own (this file
+as a script, with names of cases or none for all), which prints a JSON row a case.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from qimeng.actions import Context, legal_actions
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.device import device_named
+from qimeng.graph.verify import capture_spec
+from qimeng.interfaces import Action, Request
+from qimeng.program.program import Program
+from tests.suite.problem import BF16, FP16, Table, normal
+from tests.suite.run import Wrong, check, evaluate, spec_of
+
+case = Table()
+attend = functional.scaled_dot_product_attention
+
+
+@case("products and a softmax", normal((2, 3, 40, 32), (2, 3, 56, 32), (2, 3, 56, 24)))
+def products_and_a_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.transpose(-2, -1) / math.sqrt(32)).softmax(-1) @ v
+
+
+@case("minGPT", normal((2, 70, 3 * 48)))
+class MinGPT(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bias", torch.tril(torch.ones(96, 96)).view(1, 1, 96, 96))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.shape[0], x.shape[1], 48
+        q, k, v = (part.view(b, t, 3, 16).transpose(1, 2) for part in x.split(c, dim=2))
+        att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        att = att.masked_fill(self.bias[:, :, :t, :t] == 0, float("-inf"))
+        y = functional.dropout(functional.softmax(att, dim=-1), 0.0) @ v
+        return y.transpose(1, 2).contiguous().view(b, t, c)
+
+
+@case("relu for softmax", normal((2, 70, 3 * 48)))
+class Relu(MinGPT):
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.shape[0], x.shape[1], 48
+        q, k, v = (part.view(b, t, 3, 16).transpose(1, 2) for part in x.split(c, dim=2))
+        att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        att = functional.relu(att.masked_fill(self.bias[:, :, :t, :t] == 0, float("-inf")))
+        return (att @ v).transpose(1, 2).contiguous().view(b, t, c)
+
+
+@case("grouped heads in bf16", normal((1, 4, 33, 32), (1, 2, 33, 32), (1, 2, 33, 32), dtype=BF16))
+def grouped_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As transformers writes it: heads expanded, scores scaled, a mask of the lowest number, a softmax in fp32."""
+
+    def repeated(x: Tensor) -> Tensor:
+        return x[:, :, None].expand(1, 2, 2, 33, 32).reshape(1, 4, 33, 32)
+
+    lowest = torch.finfo(q.dtype).min
+    mask = torch.full((33, 33), lowest, dtype=q.dtype).triu(1)
+    scores = torch.matmul(q, repeated(k).transpose(2, 3)) * 32**-0.5 + mask
+    weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.matmul(weights, repeated(v)).transpose(1, 2).contiguous()
+
+
+@case("grouped heads, one operator", normal((2, 6, 90, 32), (2, 2, 90, 32), (2, 2, 90, 32)))
+def grouped_heads_of_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(q, k, v, is_causal=True, enable_gqa=True)
+
+
+@case("few queries of grouped heads", normal((2, 8, 3, 32), (2, 2, 90, 32), (2, 2, 90, 32), dtype=FP16))
+def few_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(q, k, v, is_causal=True, enable_gqa=True)
+
+
+@case("one query", normal((2, 4, 1, 40), (2, 4, 75, 40), (2, 4, 75, 40)))
+def one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(q, k, v)
+
+
+@case("boolean mask", lambda: (*(torch.randn(2, 2, 45, 16) for _ in range(3)), torch.rand(2, 1, 45, 45) > 0.3))
+def boolean_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return attend(q, k, v, attn_mask=mask)
+
+
+@case("padded keys", lambda: (*(torch.randn(2, 2, 45, 16) for _ in range(3)), torch.rand(2, 1, 1, 45) > 0.3))
+def padded_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return attend(q, k, v, attn_mask=mask)
+
+
+@case("bias of positions", normal((2, 3, 37, 16), (2, 3, 41, 16), (2, 3, 41, 16), (1, 3, 37, 41)))
+def bias_of_positions(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return attend(q, k, v, attn_mask=bias, scale=1.0)
+
+
+@case("sliding window", normal((1, 2, 200, 16), (1, 2, 200, 16), (1, 2, 200, 16)))
+def sliding_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    i, j = torch.arange(200)[:, None], torch.arange(200)[None, :]
+    return attend(q, k, v, attn_mask=(j <= i) & (i - j < 50))
+
+
+@case("causal, then more", normal((1, 2, 150, 32), (1, 2, 150, 32), (1, 2, 150, 32), (150, 64)))
+def causal_then_more(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+    y = attend(q, k, v, is_causal=True).transpose(1, 2).reshape(1, 150, 64)
+    return y * torch.sigmoid(gate) + gate
+
+
+@case("rotated before", normal((1, 2, 60, 32), (1, 2, 60, 32), (1, 2, 60, 32), (60, 32), (60, 32)))
+def rotated_before(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def turned(x: Tensor) -> Tensor:
+        return x * cos + torch.cat((-x[..., 16:], x[..., :16]), -1) * sin
+
+    return attend(turned(q), turned(k), v)
+
+
+@case("divided by their sum", normal((2, 40, 32), (2, 56, 32), (2, 56, 24)))
+def divided_by_their_sum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.sigmoid(q @ k.mT)
+    return (weights / weights.sum(-1, keepdim=True)) @ v
+
+
+@case("values first", normal((2, 40, 32), (2, 56, 32), (2, 24, 56)))
+def values_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores by column, so that product 2 has its operands the other way round."""
+    return v @ (k @ q.mT).softmax(-2)
+
+
+DEVICE = device_named("h200")
+CASES = {p.name: p for p in case.problems}
+
+
+def fused(program: Program) -> Program:
+    """As few regions as the coder can have."""
+    coder, more = TemplateCoder(), True
+    while more:
+        legal = (a for a in legal_actions(program, Context(DEVICE, coder)) if a.kind == "fusion" and not a.param)
+        action = next(legal, None)
+        more = action is not None
+        program = coder.write(Request(program, action, DEVICE)).apply(program, 0) if action else program
+    return program
+
+
+def main(names: list[str]) -> None:
+    """Print a row a case: the regions at the end, and what was wrong."""
+    from qimeng.envs.estimate.interpreter import mend
+
+    mend()
+    torch.set_num_threads(1)
+    for problem in (CASES[n] for n in names or CASES):
+        spec = spec_of(problem)
+        graph = capture_spec(spec)
+        program, wrong, coder = fused(Program.start(graph)), [], TemplateCoder()
+        for region in program.regions:
+            try:
+                patch = coder.write(Request(program, Action("lowering", (region.id,)), DEVICE))
+                small = patch.alternatives[0].schedule.but(block_m=32, block_n=16)  # type: ignore[union-attr]
+                for made in (patch.alternatives[0], coder.print(region, small)):
+                    check(region, made, evaluate(graph, spec))
+            except Wrong as error:
+                wrong.append(str(error))
+        families = [coder.write(Request(program, Action("lowering", (r.id,)), DEVICE)) for r in program.regions]
+        found = [p.alternatives[0].schedule.family for p in families]  # type: ignore[union-attr]
+        print(json.dumps({"case": problem.name, "families": found, "wrong": wrong}), flush=True)
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, dict[str, Any]]:
+    root = str(Path(__file__).parents[2])
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": root}
+    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {row["case"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_region_gives_what_pytorch_gives(rows: dict[str, dict[str, Any]], name: str) -> None:
+    assert rows[name]["families"] == ["attention"]
+    assert not rows[name]["wrong"]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
