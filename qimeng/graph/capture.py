@@ -18,6 +18,8 @@ import torch
 from torch.distributions import Distribution
 from torch.utils import _pytree
 
+from qimeng.graph import refusals
+from qimeng.graph.checks import Check, hold
 from qimeng.graph.convert import CaptureError, ValuesNeeded, converted
 from qimeng.graph.decompose import decomposed
 from qimeng.graph.leaves import Call, hide, innermost
@@ -33,6 +35,7 @@ def capture(
     specialise: bool = False,
     values: bool = False,
     hidden: Mapping[str, Sequence[Call]] | None = None,
+    checks: Mapping[Any, Check] | None = None,
 ) -> OpGraph:
     """The graph of `make_module()(*make_inputs())`.
 
@@ -46,6 +49,7 @@ def capture(
         specialise: specialise all numbers.
         values: make module and inputs in memory; needed for tensors outside the state_dict.
         hidden: submodules that stay as they are, with their calls (`qimeng.graph.leaves`).
+        checks: places in the module's code where it raises errors for some values (`qimeng.graph.checks`).
 
     Raises:
         ValuesNeeded: there are such tensors and `values` is not set.
@@ -60,6 +64,7 @@ def capture(
             raise CaptureError(f"cannot be made without allocating memory: {type(error).__name__}: {error}") from error
         module.requires_grad_(False)
         hide(module, hidden or {})
+        hold(module, checks or {})
         module.register_forward_hook(lambda _, inputs, output: opened(output))
         leaves, in_spec = _pytree.tree_flatten((inputs, {}))
         structure = _input_structure(leaves, in_spec)
@@ -219,12 +224,11 @@ def _export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict
             _rename_state(made, {new: old for old, new in known.items()})
             return made, others
         except Exception as error:  # torch.export raises many classes of its own, none of them public
-            first, name = str(error).strip().splitlines() or [""], type(error).__name__
-            if "Expected a real tensor" in first[0]:  # parameters of modules that the module does not know as its own
+            if "Expected a real tensor" in str(error):  # parameters of modules that the module does not know as its own
                 raise ValuesNeeded("the module holds parameters that are not in its state_dict") from error
-            plain = "what it does depends on the values of a tensor; " if "DataDependent" in name else ""
-            refused = CaptureError(f"torch.export: {plain}{name}: {first[0][:300]}")
+            refused = CaptureError(refusals.of_export(error))
             refused.where = innermost(module, error)
+            refused.by_values = refusals.VALUES in str(refused)
             raise refused from error
 
 

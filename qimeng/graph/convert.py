@@ -29,9 +29,11 @@ class CaptureError(SpecError):
 
     Attributes:
         where: name of the submodule whose code torch.export refused; empty where that is the module itself, or unknown.
+        by_values: whether Python code there depends on the values of a tensor.
     """
 
     where = ""
+    by_values = False
 
 
 class ValuesNeeded(CaptureError):

@@ -1,7 +1,8 @@
 """Submodules that torch.export cannot trace: each becomes one piece of PyTorch code that calls the submodule.
 
 Deals in the inputs and outputs of a submodule, recorded in a run on real values. A placeholder operator replaces it in
-the export. Knows nothing about the rest of the graph.
+the export. The rest of the program relies on what the submodule returned in that run besides the tensors' numbers, so
+the code refuses anything else. Knows nothing about the rest of the graph.
 """
 
 from __future__ import annotations
@@ -59,6 +60,14 @@ class Call:
 def call_named(key: str) -> Call:
     """The call that a placeholder stands for."""
     return _CALLS[key]
+
+
+def call_of(label: str, results: Sequence[torch.Tensor], text: str) -> str:
+    """The key of a call of any piece of code, `text`, that returns tensors like `results`."""
+    metas = tuple((tuple(t.shape), t.stride(), t.dtype) for t in results)
+    call = Call(label, metas, tuple((True, None) for _ in results), None, text)
+    _CALLS[call.key] = call
+    return call.key
 
 
 @torch.library.register_fake("qimeng::module", lib=_LIBRARY)
@@ -123,16 +132,24 @@ def _call(name: str, module: torch.nn.Module, args: Any, kwargs: Any, output: An
         part._forward_hooks.clear()
         part._forward_pre_hooks.clear()
     skeleton = skeleton.to("meta")
+    returned = [_fact(x) for x in results]
     names = [n for n, _ in (*module.named_parameters(), *module.named_buffers())]
     places = [i for i, x in enumerate(given) if isinstance(x, torch.Tensor)]
     around = _pytree.tree_unflatten([None if isinstance(x, torch.Tensor) else x for x in given], tree)
-    data = base64.b64encode(zlib.compress(pack_module(skeleton, (names, places, around, changed)), 9)).decode()
+    data = base64.b64encode(
+        zlib.compress(pack_module(skeleton, (names, places, around, changed, returned)), 9)
+    ).decode()
     digest = hashlib.blake2b(data.encode(), digest_size=4).hexdigest()
     updated = [module.get_buffer(key) for key in changed]
     metas = tuple((tuple(t.shape), t.stride(), t.dtype) for t in (*tensors, *updated))
     held = tuple((isinstance(x, torch.Tensor), None if isinstance(x, torch.Tensor) else x) for x in results)
     label = type(module).__name__
     return Call(label, metas, held, out_tree, TEXT.format(digest=digest, data=data, label=label), changed)
+
+
+def _fact(x: Any) -> Any:
+    """What a program relies on: all of a tensor but its numbers; anything else as it is."""
+    return (x.shape, x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x
 
 
 TEXT = '''
@@ -147,7 +164,7 @@ def part(*tensors):
         import zlib
 
         held_{digest}.append(pickle.loads(zlib.decompress(base64.b64decode("{data}"))))
-    module, (names, places, around, changed) = held_{digest}[0]
+    module, (names, places, around, changed, returned) = held_{digest}[0]
     leaves, tree = torch.utils._pytree.tree_flatten(around)
     for place, tensor in zip(places, tensors):
         leaves[place] = tensor
@@ -155,7 +172,11 @@ def part(*tensors):
     state.update({{key: state[key].clone() for key in changed}})
     args, kwargs = torch.utils._pytree.tree_unflatten(leaves, tree)
     result = torch.func.functional_call(module, state, args, kwargs)
-    tensors = [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+    leaves = torch.utils._pytree.tree_leaves(result)
+    facts = [(x.shape, x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves]
+    if repr(facts) != repr(returned):
+        raise ValueError(f"made for inputs for which {label} returns {{returned}}; for these it returns {{facts}}")
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     return (*tensors, *[state[key] for key in changed])
 '''.lstrip()
 
@@ -198,4 +219,4 @@ def innermost(module: torch.nn.Module, error: BaseException) -> str:
     return found
 
 
-__all__ = ["STANDS_FOR", "Call", "call_named", "hide", "innermost", "recorded"]
+__all__ = ["STANDS_FOR", "Call", "call_named", "call_of", "hide", "innermost", "recorded"]

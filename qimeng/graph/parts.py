@@ -15,6 +15,8 @@ from typing import Any
 import networkx as nx
 import torch
 
+from qimeng.graph import refusals
+
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Numbers that are known only once the computation runs."""
 
@@ -119,7 +121,7 @@ def _part(home: torch.nn.Module, nodes: list[Any], results: set[Any]) -> Part:
     outputs = tuple(n for n in nodes if read[n] and n.op == "call_function" and not _is_token(n))
     for n in outputs:
         if _is_dynamic(n) or not _is_tensor(n):
-            raise NoPart(f"a number or size that it returns depends on data ({n.target})")
+            raise NoPart(refusals.of_result(n))
     if not outputs:
         raise NoPart("an operator has an effect besides its results, such as an error check or a print")
     kept = _needed(nodes, outputs)

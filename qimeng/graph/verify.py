@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree
 
 from qimeng.graph.capture import CaptureError, ValuesNeeded, capture
+from qimeng.graph.checks import Check, checks_of
 from qimeng.graph.layout import laid_out, order_of
 from qimeng.graph.leaves import Call, recorded
 from qimeng.graph.mode import mode_matters
@@ -91,12 +92,21 @@ def _verified(spec: KernelSpec, graph: OpGraph) -> OpGraph:
 
 
 def _capture(spec: KernelSpec, specialise: bool = False) -> OpGraph:
-    """The graph; a submodule that torch.export refuses stays as it is, where the module around it can be captured."""
+    """The graph, around what torch.export refuses where that can be.
+
+    Checks of values that only raise errors become a piece of code at the end. A submodule that torch.export refuses
+    stays as it is.
+    """
     hidden: dict[str, list[Call]] = {}
+    checks: dict[Any, Check] | None = None
     while True:
         try:
-            return _in_memory_if_needed(spec, specialise, hidden)
+            return _in_memory_if_needed(spec, specialise, hidden, checks or {})
         except CaptureError as error:
+            if checks is None and error.by_values:
+                checks = checks_of(spec)
+                if checks:
+                    continue
             name = error.where
             while name and not (found := _hidden_too(spec, hidden, name)):
                 name = name.rpartition(".")[0]
@@ -116,18 +126,20 @@ def _hidden_too(spec: KernelSpec, hidden: Mapping[str, Any], name: str) -> dict[
         return {}
 
 
-def _in_memory_if_needed(spec: KernelSpec, specialise: bool, hidden: Mapping[str, Sequence[Call]]) -> OpGraph:
+def _in_memory_if_needed(
+    spec: KernelSpec, specialise: bool, hidden: Mapping[str, Sequence[Call]], checks: Mapping[Any, Check]
+) -> OpGraph:
     """The graph; module and inputs are made in memory only if tensors outside the state_dict need it."""
 
     def inputs() -> tuple[Any, ...]:
         return spec.inputs(0, "cpu", EXAMPLES)
 
     try:
-        return capture(spec.module, inputs, specialise, hidden=hidden)
+        return capture(spec.module, inputs, specialise, hidden=hidden, checks=checks)
     except ValuesNeeded:
         if not spec.is_small:
             raise
-        return capture(spec.module, inputs, specialise, values=True, hidden=hidden)
+        return capture(spec.module, inputs, specialise, values=True, hidden=hidden, checks=checks)
 
 
 def _free(graph: OpGraph) -> set[int]:

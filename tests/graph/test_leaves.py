@@ -75,6 +75,24 @@ class Twofold(torch.nn.Module):
         return self.branch(self.branch(x.exp()).sin()).cos()
 
 
+class Cut(torch.nn.Module):
+    """Returns as many rows as the largest length says, and that number."""
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        count = int(lengths.max())
+        return x[:count].clone(), count
+
+
+class Shortened(torch.nn.Module):
+    def __init__(self, count: bool = False) -> None:
+        super().__init__()
+        self.cut, self.count = Cut(), count
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        y, count = self.cut(x.exp(), lengths)
+        return y[:1].cos() * count if self.count else y.cos() * 2
+
+
 class Growing(torch.nn.Module):
     """A branch that changes a parameter."""
 
@@ -134,7 +152,7 @@ def test_a_class_of_a_file_travels_in_the_program(tmp_path: Path) -> None:
 
 
 def test_what_changes_its_parameters_does_not_stand_apart() -> None:
-    with pytest.raises(CaptureError, match="what it does depends on the values of a tensor"):
+    with pytest.raises(CaptureError, match="depends on the values of a tensor"):
         capture_spec(KernelSpec.of(chain(Growing()), (X,)))
 
 
@@ -144,3 +162,17 @@ def test_a_worker_runs_it_beside_a_generated_kernel() -> None:
     step = result.steps[0]
     assert not task.reason and step.accepted and step.evaluation is not None
     assert step.evaluation.accuracy is not None and step.evaluation.generated_share
+
+
+def test_a_submodule_that_returns_another_size_later_is_refused() -> None:
+    module, lengths = Shortened(), torch.tensor([3, 4])
+    model = Program.start(capture_spec(KernelSpec.of(module, (X, lengths)))).load().Model()
+    torch.testing.assert_close(model(X, lengths), module(X, lengths))
+    for other in (torch.tensor([3, 3]), torch.tensor([6, 1])):
+        with pytest.raises(ValueError, match="made for inputs for which Cut returns"):
+            model(X, other)
+
+
+def test_a_submodule_whose_numbers_depend_on_values_does_not_stand_apart() -> None:
+    with pytest.raises(CaptureError, match="made for inputs for which Cut returns"):
+        capture_spec(KernelSpec.of(Shortened(count=True), (X, torch.tensor([3, 4]))))

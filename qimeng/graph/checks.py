@@ -1,0 +1,171 @@
+"""Checks of values in a module's own Python code, such as ``if (x < 0).any(): raise ValueError(…)`` or assertions.
+
+A graph cannot hold such a branch. But where the other branch only raises an error, the graph follows the branch that
+the examples take, and a piece of PyTorch code at its end raises the module's error for inputs that would take the
+other one. Deals in the places in the code where a tensor is taken for true or false. Knows nothing about the rest of
+the graph.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
+
+from qimeng.graph.leaves import call_of
+from qimeng.spec import EXAMPLES, KernelSpec
+from qimeng.spec.returned import opened
+
+Site = tuple[str, int, int]
+"""File, line and instruction."""
+
+MOST = 32
+"""Most places that are tried; each takes a run of the module."""
+
+_TRUTHS = (torch.Tensor.__bool__, torch.Tensor.item)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A place where the module raises an error for some values.
+
+    Attributes:
+        passes: what the tensor there is, taken for true or false, where no error is raised.
+        error: name of the error's class, one of Python's own.
+        message: its text for the examples.
+    """
+
+    passes: bool
+    error: str
+    message: str
+
+
+class _Truths(TorchFunctionMode):
+    """In the block, `answer` says whether a tensor of one truth value is true; None leaves it to PyTorch."""
+
+    def __init__(self, answer: Callable[[Site, torch.Tensor], bool | None]):
+        super().__init__()
+        self.answer = answer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _TRUTHS and (func is not torch.Tensor.item or args[0].dtype is torch.bool):
+            found = self.answer(_site(sys._getframe(1)), args[0])
+            if found is not None:
+                return found
+        elif func is torch._assert and isinstance(args[0], torch.Tensor):  # what it calls does not come here again
+            found = self.answer(_site(sys._getframe(1)), args[0])
+            if found is not None:
+                assert found, args[1]
+                return None
+        return func(*args, **(kwargs or {}))
+
+
+def _site(frame: FrameType | None) -> Site:
+    """The nearest place in code that is not PyTorch's."""
+    while frame is not None and (_is_torch(frame) or frame.f_code.co_filename == __file__):
+        frame = frame.f_back
+    return ("", 0, 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_lasti)
+
+
+def _is_torch(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).split(".")[0] == "torch"
+
+
+def checks_of(spec: KernelSpec) -> dict[Site, Check]:
+    """The places in the code of `spec`'s module at which it raises an error for some values, and for the examples not.
+
+    Each place is tried: the module runs on the examples, as if the tensor there had the other truth value. It is a
+    check if that ends in a statement that raises.
+    """
+    seen: dict[Site, bool | None] = {}
+
+    def note(site: Site, tensor: torch.Tensor) -> None:
+        value = bool(tensor)
+        seen[site] = value if seen.get(site, value) == value else None  # now this, now that: no check
+
+    if not spec.is_small or _run(spec, note) is not None:
+        return {}
+    found = {}
+    for site, value in list(seen.items())[:MOST]:
+        if value is not None and site[0]:
+            error = _run(spec, lambda here, _, site=site, value=value: not value if here == site else None)  # type: ignore[misc]
+            if error is not None and _is_raised(error):
+                known = type(error).__name__ if vars(builtins).get(type(error).__name__) is type(error) else ""
+                text = str(error) if known else f"{type(error).__name__}: {error}"
+                found[site] = Check(value, known or "RuntimeError", (text.splitlines() or [""])[0])
+    return found
+
+
+def _run(spec: KernelSpec, answer: Callable[[Site, torch.Tensor], bool | None]) -> Exception | None:
+    """What the module raises on the examples."""
+    module, inputs = spec.module(), spec.inputs(0, "cpu", EXAMPLES)
+    try:
+        with torch.no_grad(), _Truths(answer):
+            module(*inputs)
+    except Exception as error:  # noqa: BLE001  the user's module may raise anything
+        return error
+    return None
+
+
+def _is_raised(error: Exception) -> bool:
+    """Whether a statement of the module's code raised it (or PyTorch's functions for assertions did)."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or (_is_torch(trace.tb_frame) and trace.tb_frame.f_globals["__name__"] != "torch"):
+        return False
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+def hold(module: torch.nn.Module, checks: Mapping[Site, Check]) -> None:
+    """Let `module`, when it is exported, pass each check, and raise its errors with a placeholder at its end."""
+    if not checks:
+        return
+    forward = module.forward
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        conditions: list[torch.Tensor] = []
+        held: list[Check] = []
+
+        def answer(site: Site, tensor: torch.Tensor) -> bool | None:
+            if site not in checks:
+                return None
+            conditions.append(tensor)
+            held.append(checks[site])
+            return checks[site].passes
+
+        with _Truths(answer):
+            output = opened(forward(*args, **kwargs))
+        leaves, tree = _pytree.tree_flatten(output)
+        place = next((i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)), None)
+        if conditions and place is not None:
+            key = call_of("check", [leaves[place]], _text(held))
+            leaves[place] = torch.ops.qimeng.module([*conditions, leaves[place]], key)[0]
+        return _pytree.tree_unflatten(leaves, tree)
+
+    module.forward = checked
+
+
+def _text(checks: list[Check]) -> str:
+    rows = "".join(f"    ({c.passes}, {c.error}, {c.message!r}),\n" for c in checks)
+    return (
+        'def part(*tensors):\n    """Raise the module\'s own errors about values; the last tensor is its result."""\n'
+        f"    checks = (\n{_indented(rows)}    )\n"
+        "    for tensor, (passes, error, message) in zip(tensors, checks):\n"
+        "        if bool(tensor) is not passes:\n            raise error(message)\n    return (tensors[-1],)\n"
+    )
+
+
+def _indented(rows: str) -> str:
+    return "".join(f"    {row}\n" for row in rows.splitlines())
+
+
+__all__ = ["Check", "checks_of", "hold"]
