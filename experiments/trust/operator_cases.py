@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from experiments.trust.attention_cases import attention_cases
 from experiments.trust.case import HEAVY, Case
+from experiments.trust.scan_cases import scan_cases
 from experiments.trust.shape_cases import shape_cases
 from experiments.trust.special_values import COLUMNS
 
@@ -21,7 +22,7 @@ from experiments.trust.special_values import COLUMNS
 def cases() -> list[Case]:
     """All of them."""
     groups = (_unary, _activations, _binary, _powers, _constants, _casts, _reductions, _statistics, _views, _products,
-              _compositions, shape_cases, attention_cases)  # fmt: skip
+              _compositions, shape_cases, attention_cases, scan_cases)  # fmt: skip
     return [case for group in groups for case in group()]
 
 

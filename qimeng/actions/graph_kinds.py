@@ -150,7 +150,7 @@ class Library(Kind):
         if not program.implementation(region).generated:
             raise IllegalAction(f"{region.id} is not a generated kernel")
         heavy = [n for n in region.ops if n.packet not in VIEWS]
-        if len(heavy) != 1 or category(heavy[0]) not in ("gemm", "convolution", "attention", "reduction"):
+        if len(heavy) != 1 or category(heavy[0]) not in ("gemm", "convolution", "attention", "reduction", "scan"):
             raise IllegalAction(f"{region.label()} is not one library operator ({len(heavy)} operators)")
 
     def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:

@@ -29,7 +29,6 @@ FAMILIES = (
 
 ATTENTION = ("scaled_dot_product", "_efficient_attention", "_flash_attention")
 RECURRENT = frozenset("aten.lstm aten.gru aten.rnn_tanh aten.rnn_relu".split())
-SCANS = frozenset("aten.cumsum aten.cumprod aten.cummax aten.cummin aten.logcumsumexp".split())
 LINEAR_REDUCTIONS = frozenset({"aten.sum", "aten.mean"})
 ELEMENTWISE_LINEAR = frozenset({"aten.mul", "aten.div", "aten.add", "aten.sub", "aten.neg"})
 SELF_NORMALIZING = frozenset({"aten._softmax", "aten._log_softmax"})
@@ -69,8 +68,6 @@ def _kind(node: Node) -> str:
         return "recurrent"
     if "pool" in packet:
         return "pooling"
-    if packet in SCANS:
-        return "scan"
     return {"view": "pointwise", "indexing": "pointwise", "random": "pointwise"}.get(category(node), category(node))
 
 

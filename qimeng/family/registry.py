@@ -25,6 +25,7 @@ GROUP = "qimeng.families"
 BUILT_IN = {
     "gemm": "qimeng.coder.template.families.gemm.family:Gemm",
     "attention": "qimeng.coder.template.families.attention.family:Attention",
+    "scan": "qimeng.coder.template.families.scan.family:Scans",
     "tile": "qimeng.coder.template.families.tile.family:Tile",
 }
 """Name to where the class is, in the order in which they are asked."""

@@ -20,8 +20,8 @@ CHOICES = frozenset(
 SIGNS = frozenset("aten.sign aten.sgn aten.threshold aten.heaviside".split())
 """Operators among `JUMPS` that jump only at 0, which rounding does not reach, or are continuous there."""
 
-PASSES = frozenset("aten.amax aten.amin aten.max aten.min".split())
-"""Reductions that return one of their operands, so the values before them decide."""
+PASSES = frozenset("aten.amax aten.amin aten.max aten.min aten.cummax aten.cummin".split())
+"""Reductions and scans that return one of their operands, so the values before them decide."""
 
 
 _found: WeakKeyDictionary[OpGraph, frozenset[Value]] = WeakKeyDictionary()
@@ -55,7 +55,7 @@ def _decides(graph: OpGraph, node: Node) -> bool:
         return 0 not in [a for a in node.args if isinstance(a, (int, float))]  # an ulp does not change a sign
     if node.packet == "aten.div":
         return any(k == "rounding_mode" and v is not None for k, v in node.kwargs)
-    if node.packet in ("aten.max", "aten.min"):
+    if node.packet in ("aten.max", "aten.min", "aten.cummax", "aten.cummin"):
         return len(node.metas) > 1  # with positions
     if node.packet == "aten._to_copy":
         return node.metas[0] is not None and "float" not in node.metas[0].dtype

@@ -36,6 +36,9 @@ REDUCTIONS = frozenset(
     "aten._fused_rms_norm aten.rms_norm".split()
 )
 
+SCANS = frozenset("aten.cumsum aten.cumprod aten.cummax aten.cummin aten.logcumsumexp".split())
+"""Operators that keep every partial result along a dimension."""
+
 POINTWISE = frozenset(
     ("aten." + name)
     for name in (
@@ -59,7 +62,8 @@ EXACT = VIEWS | frozenset(
         "ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor sign sgn "
         "signbit floor ceil round trunc isnan isinf clone _to_copy copy scalar_tensor full full_like zeros_like "
         "ones_like lift_fresh_copy tril triu arange fill masked_fill amax amin max min argmax argmin any all "
-        "gather index_select index embedding sort argsort topk kthvalue cat stack flip roll repeat constant_pad_nd"
+        "cummax cummin gather index_select index embedding sort argsort topk kthvalue cat stack flip roll repeat "
+        "constant_pad_nd"
     ).split()
 )
 """Operators that return some of their operands' values, or exact facts about them, so every right program agrees."""
@@ -92,8 +96,8 @@ CONVOLUTIONS = frozenset("aten.convolution aten.conv1d aten.conv2d aten.conv3d".
 def category(node: Node) -> str:
     """The kind of loop nest that computes `node` alone.
 
-    One of ``view``, ``pointwise``, ``reduction``, ``gemm``, ``attention``, ``indexing``, ``random``, ``convolution``,
-    ``other``.
+    One of ``view``, ``pointwise``, ``reduction``, ``scan``, ``gemm``, ``attention``, ``indexing``, ``random``,
+    ``convolution`` and ``other``.
     """
     packet = node.packet
     if packet in RANDOM:
@@ -106,6 +110,8 @@ def category(node: Node) -> str:
         return "pointwise"
     if packet in REDUCTIONS:
         return "reduction"
+    if packet in SCANS:
+        return "scan"
     if packet in POINTWISE:
         return "pointwise"
     if packet in INDEXING:
@@ -187,7 +193,7 @@ def longest_reduction(graph: OpGraph) -> int:
             out_channels, per_group, *window = graph.meta(node.operands()[1]).shape
             channels = out_channels if is_transposed(node) else per_group  # those of one group: fewer still
             longest = max(longest, channels * math.prod(window))
-        elif kind in ("reduction", "attention", "other"):
+        elif kind in ("reduction", "scan", "attention", "other"):
             rows = min((m.numel for m in node.metas if m is not None and m.numel), default=1)
             largest = max(metas, key=lambda m: m.numel)
             if rows == largest.numel:  # softmax, scans: as many results as terms, each a reduction over a dimension

@@ -37,7 +37,7 @@ def cell_of(session: Session) -> Cell:
     working = [r for r in program.regions if any(n.packet not in VIEWS for n in r.ops)]
     slowest = max(working, key=lambda r: times[r.id], default=None)
     families = sorted({category(n) for n in slowest.ops}) if slowest is not None else []
-    leading = next((f for f in ("gemm", "convolution", "reduction") if f in families), "".join(families[:1]))
+    leading = next((f for f in ("gemm", "convolution", "scan", "reduction") if f in families), "".join(families[:1]))
     return min(3, int(4 * made / total)), len(working).bit_length(), leading
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from qimeng.coder.template.families.tile.edges import edges_of
 from qimeng.coder.template.families.tile.plan import TilePlan
+from qimeng.coder.template.triton.row_edges import edges_of
 from qimeng.family import Unsupported, covering
 from qimeng.graph.capture import capture
 from qimeng.graph.region import Region, make_region

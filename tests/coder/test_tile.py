@@ -71,9 +71,9 @@ class _Module(torch.nn.Module):
 
 def _rows() -> Iterator[dict[str, Any]]:
     from qimeng.coder.template.families.tile.defaults import default_schedule
-    from qimeng.coder.template.families.tile.edges import edges_of
     from qimeng.coder.template.families.tile.plan import plan_tile
     from qimeng.coder.template.families.tile.printer import print_tile
+    from qimeng.coder.template.triton.row_edges import edges_of
     from qimeng.device import device_named
     from qimeng.graph.capture import capture
     from qimeng.graph.region import make_region

@@ -76,9 +76,13 @@ def _is_read_whole(graph: OpGraph, value: Value, users: dict[Value, list[str]]) 
         if node.packet in RESHAPES:
             if _is_read_whole(graph, Value(name), users):
                 return True
-        elif node.packet not in _PARTIAL and category(node) in ("pointwise", "reduction", "gemm"):
+        elif node.packet not in _PARTIAL and category(node) in ("pointwise", "reduction", "scan", "gemm"):
             result = Value(name)
-            if result in graph.results() or _is_read_whole(graph, result, users) or category(node) != "pointwise":
+            if (
+                result in graph.results()
+                or _is_read_whole(graph, result, users)
+                or category(node) not in ("pointwise", "scan")
+            ):
                 return True
     return False
 

@@ -1,8 +1,9 @@
 """The process in which candidates run where there is no GPU: the worker, with kernels run by Triton's interpreter.
 
 Corrects and completes Triton's interpreter so that results match a GPU's: rounding to bf16, products of bf16 operands,
-operands that tensor cores cut to TF32, approximate units, autotuned kernels. Knows nothing about specifications or
-verdicts. Must be started with ``TRITON_INTERPRET=1`` in the environment, in a process that has not imported Triton.
+operands that tensor cores cut to TF32, approximate units, scans (`interpreted_folds`), autotuned kernels. Knows nothing
+about specifications or verdicts. Must be started with ``TRITON_INTERPRET=1`` in the environment, in a process that has
+not imported Triton.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from qimeng.envs.estimate.interpreted_folds import mend_folds
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.worker import Setup
 from qimeng.envs.workers.worker import main as work
@@ -72,6 +74,7 @@ def mend() -> None:
     InterpreterBuilder.create_inline_asm, InterpreterBuilder.create_fma = create_inline_asm, create_fma
     InterpreterBuilder.rounds_to_bfloat16 = True  # programs ask for it (`qimeng.program.emit`)
     Autotuner.run = first_only
+    mend_folds()
 
 
 class _Units:

@@ -6,6 +6,7 @@ Deals in nests and devices. Knows nothing about any one family's schedules.
 from __future__ import annotations
 
 from qimeng.coder.template.nest.ir import Nest
+from qimeng.coder.template.nest.rows import RowPlan
 from qimeng.coder.template.triton.special import SPECIAL
 from qimeng.device import Device
 
@@ -19,4 +20,11 @@ def fast_by_default(nest: Nest, device: Device) -> bool:
     return device.has("approximate") and nest.finest != "float32" and any(e.op in SPECIAL for e in nest.exprs)
 
 
-__all__ = ["fast_by_default"]
+def special_functions(plan: RowPlan) -> tuple[str, ...]:
+    """Special functions that every element takes in fp32; those of a row's sums take no time."""
+    inside = {a for group, _ in plan.columns for a in group}
+    found = {e.op for e in plan.nest.exprs if e.op in SPECIAL and e.dtype != "float64" and e.depends & inside}
+    return tuple(sorted(found))
+
+
+__all__ = ["fast_by_default", "special_functions"]

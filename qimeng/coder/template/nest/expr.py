@@ -39,12 +39,14 @@ class Expr:
 
     Attributes:
         op: ``"load"``, ``"const"``, ``"index"`` (position along `reduced`, used as a dimension), ``"reduce"``,
-            ``"dot"``, or the name of a pointwise operator (`qimeng.coder.template.triton.ops`).
+            ``"scan"`` (along `reduced`, which stays a dimension), ``"dot"``, or the name of a pointwise operator
+            (`qimeng.coder.template.triton.ops`).
         args: operands (`Expr`) and plain numbers.
         dims: the value's dimensions as atoms; a broadcast dimension keeps its axes although the value is the same.
         dtype: name of the PyTorch dtype.
-        param: the kind of a reduction (``"sum"``, ``"max"`` …), the input number of a load, the literal of a const.
-        reduced: axes that a reduction or a product sums over, outermost first.
+        param: the kind of a reduction (``"sum"``, ``"max"`` …), the `Scan`, the input number of a load, the literal of
+            a const.
+        reduced: axes that a reduction or a product sums over, or a scan goes along, outermost first.
         depends: resolved axes that the value changes along; filled by `Nest.finish`.
         level: number of passes over the reduced axes that must end before it is known; filled by `Nest.finish`.
         stored: the result of an operator, which PyTorch rounds to its dtype.
@@ -92,25 +94,33 @@ def affine(axes: Axes, e: Expr) -> dict[int, int] | None:
 
     None for any other expression.
     """
+    found = linear(axes, e)
+    return None if found is None else found[0]
+
+
+def linear(axes: Axes, e: Expr) -> tuple[dict[int, int], int] | None:
+    """`affine` with the constant."""
     numbers = [a for a in e.args if isinstance(a, int)]
-    terms = [affine(axes, a) for a in e.operands()]
-    if any(t is None for t in terms):
+    found = [linear(axes, a) for a in e.operands()]
+    known = [f for f in found if f is not None]
+    if len(known) < len(found):
         return None
-    known = [t for t in terms if t is not None]
+    tables, constants = [t for t, _ in known], [c for _, c in known]
     if e.op == "const":
-        return {}
+        return {}, e.param
     if e.op == "index":
-        return _walk(axes, axes.resolve(e.reduced))
+        return walk(axes, axes.resolve(e.reduced)), 0
     if e.op in ("identity", "cast") and len(known) == 1:
         return known[0]
     if e.op == "add":
-        return _sum(known)
+        return _sum(tables), sum(constants) + sum(numbers)
     if e.op == "sub" and isinstance(e.args[0], int):
-        return {a: -c for a, c in known[0].items()}
+        return {a: -c for a, c in tables[0].items()}, numbers[0] - constants[0]
     if e.op == "sub":
-        return _sum([known[0], *({a: -c for a, c in t.items()} for t in known[1:])])
+        less = sum(constants[1:]) + sum(numbers)
+        return _sum([tables[0], *({a: -c for a, c in t.items()} for t in tables[1:])]), constants[0] - less
     if e.op == "mul" and len(known) == 1 and numbers:
-        return {a: c * numbers[0] for a, c in known[0].items()}
+        return {a: c * numbers[0] for a, c in tables[0].items()}, constants[0] * numbers[0]
     return None
 
 
@@ -126,7 +136,8 @@ def start(e: Expr) -> int:
     return args[0] * args[1] if e.op == "mul" else args[0]
 
 
-def _walk(axes: Axes, dim: Dim) -> dict[int, int]:
+def walk(axes: Axes, dim: Dim) -> dict[int, int]:
+    """Atom to coefficient of the position along the resolved `dim`."""
     found, step = {}, 1
     for atom in reversed(dim):
         found[atom] = step
@@ -145,4 +156,4 @@ def _items(terms: Sequence[dict[int, int]]) -> Iterator[tuple[int, int]]:
     return (item for t in terms for item in t.items())
 
 
-__all__ = ["Access", "Expr", "affine", "constant", "guard", "positions", "start"]
+__all__ = ["Access", "Expr", "affine", "constant", "guard", "linear", "positions", "start", "walk"]

@@ -40,6 +40,7 @@ class Nest:
         sources: the region's inputs.
         reduced: axes that any reduction sums over.
         kept: the other axes of the nest.
+        ordered: those of the kept axes that a scan goes along.
         dots: the matrix products, those that others are computed from first.
         deciding: numbers of the outputs by which something is decided later on.
     """
@@ -50,6 +51,7 @@ class Nest:
     sources: list[Source] = field(default_factory=list)
     reduced: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
+    ordered: frozenset[int] = frozenset()
     dots: tuple[Expr, ...] = ()
     deciding: frozenset[int] = frozenset()
 
@@ -84,6 +86,7 @@ class Nest:
         self.exprs = [e for e in self.exprs if id(e) in needed]
         every: set[int] = set()
         reduced: set[int] = set()
+        ordered: set[int] = set()
         for e in self.exprs:
             e.dims = tuple(self.axes.resolve(d) for d in e.dims)
             e.reduced = self.axes.resolve(e.reduced)
@@ -98,6 +101,9 @@ class Nest:
                 below |= set(self.load_strides(e))
             elif e.op == "index":
                 below |= set(e.reduced)
+            elif e.op == "scan":
+                below |= set(e.reduced)
+                ordered |= set(e.reduced)
             elif e.op in ("reduce", "dot"):
                 below -= set(e.reduced)
                 every |= set(e.reduced)
@@ -109,7 +115,7 @@ class Nest:
             e.level = max((a.level for a in e.operands()), default=0) + (1 if walks else 0)
         for e, *_ in self.outputs:
             every |= {a for d in e.dims for a in d}
-        self.reduced = frozenset(reduced)
+        self.reduced, self.ordered = frozenset(reduced), frozenset(ordered)
         self.dots = tuple(e for e in self.exprs if e.op == "dot")
         contracted = {a for e in self.dots for a in e.reduced}
         self.kept = frozenset(every - reduced - contracted)
@@ -153,6 +159,10 @@ class Nest:
     def reductions(self, level: int | None = None) -> list[Expr]:
         """The reductions, all or those of one pass."""
         return [e for e in self.exprs if e.op == "reduce" and (level is None or e.level == level)]
+
+    def scans(self) -> list[Expr]:
+        """The scans, those that others are computed from first."""
+        return [e for e in self.exprs if e.op == "scan"]
 
     @property
     def finest(self) -> str:

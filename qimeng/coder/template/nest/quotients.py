@@ -46,6 +46,7 @@ def _deciding(nest: Nest) -> set[int]:
     found = {id(nest.outputs[i][0]) for i in nest.deciding}
     for e in reversed(nest.exprs):
         rounds = e.op in ("load", "dot") or (e.op == "reduce" and e.param not in ("max", "min"))
+        rounds = rounds or (e.op == "scan" and e.param.kind not in ("max", "min", "argmax", "argmin"))
         if _jumps(e) or (id(e) in found and not rounds):
             found |= {id(a) for a in e.operands()}
     return found
@@ -56,7 +57,7 @@ def _jumps(e: Expr) -> bool:
         return bool(e.args)  # computed positions
     if e.op == "cast":
         return not is_float(e.dtype)
-    step = e.param if e.op == "reduce" else e.op
+    step = e.param if e.op == "reduce" else e.param.kind if e.op == "scan" else e.op
     return step in STEPS and 0 not in [a for a in e.args if not isinstance(a, Expr)]  # a sign does not change
 
 

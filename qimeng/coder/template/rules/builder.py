@@ -19,6 +19,7 @@ from qimeng.coder.template.nest.axes import Axes, Dim
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr, constant
 from qimeng.coder.template.nest.ir import Nest, Source
+from qimeng.coder.template.nest.scans import Scan
 from qimeng.family import Unsupported
 
 Number = int | float | bool
@@ -93,9 +94,14 @@ class Builder:
                 return online
         return self.nest.add(Expr("reduce", (x,), left, dtype or x.dtype, kind, reduced))
 
-    def part(self, pair: Expr, name: str) -> Expr:
-        """One member of a reduction that keeps several values (``welford``: mean, m2; ``sumexp``: max, sum)."""
-        return self.nest.add(Expr("part", (pair,), pair.dims, pair.dtype, name))
+    def scan(self, scan: Scan, operands: Sequence[Expr], dim: int, dtype: str) -> Expr:
+        """Combine `operands`, of the same dimensions, along dimension `dim` in its order (see `nest.scans`)."""
+        dims = self.broadcast([e.dims for e in operands])
+        return self.nest.add(Expr("scan", tuple(operands), dims, dtype, scan, dims[dim]))
+
+    def part(self, pair: Expr, name: str, dtype: str | None = None) -> Expr:
+        """One member of what keeps several values (``welford``: mean, m2; ``sumexp``: max, sum; see `nest.scans`)."""
+        return self.nest.add(Expr("part", (pair,), pair.dims, dtype or pair.dtype, name))
 
     def count(self, x: Expr, dims: Sequence[int] | None) -> int:
         """How many elements `reduce(…, x, dims)` takes together."""
@@ -202,7 +208,7 @@ def converted(value: Number, dtype: str) -> Number:
 def _find(e: Expr, test: Callable[[Expr], bool]) -> Expr | None:
     if test(e):
         return e
-    if e.op in ("reduce", "load", "dot"):
+    if e.op in ("reduce", "scan", "load", "dot"):
         return None
     for a in e.operands():
         found = _find(a, test)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from qimeng.coder.template.nest.axes import Dim
-from qimeng.coder.template.nest.expr import Access, Expr
+from qimeng.coder.template.nest.expr import Access, Expr, linear, walk
+from qimeng.coder.template.nest.scans import Scan, neutral
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.family import Unsupported
 
@@ -66,7 +67,10 @@ def at(b: Builder, x: Expr, dim: int, into: Sequence[Dim], position: Expr, guard
 class _Substitution:
     """A position in place of a group of axes."""
 
-    def __init__(self, b: Builder, old: Dim, into: Dim, position: Expr, guard: Expr | None):
+    def __init__(
+        self, b: Builder, old: Dim, into: Dim, position: Expr, guard: Expr | None, straight: bool = False
+    ) -> None:
+        self._straight = straight
         self._b, self._old, self._into, self._position, self._guard = b, old, into, position, guard
         self._made: dict[int, Expr] = {}
         self._held: dict[int, bool] = {}
@@ -94,6 +98,8 @@ class _Substitution:
             return self._load(e)
         if e.op == "index":
             return self._index(axes.resolve(e.reduced))
+        if e.op == "scan":
+            return self._scan(e)
         if e.op in ("reduce", "dot"):
             bound = set(axes.resolve(e.reduced)) & set(self._old)
             if bound and any(set(self._old) & set(axes.resolve(d)) for d in e.dims):
@@ -103,6 +109,38 @@ class _Substitution:
         args = tuple(self.of(a) if isinstance(a, Expr) else a for a in e.args)
         copy = replace(e, args=args, dims=self._dims(e.dims), depends=frozenset(), level=0)
         return self._b.nest.add(copy)
+
+    def _scan(self, e: Expr) -> Expr:
+        """A scan, of elements that are read at the new positions; it may change its direction.
+
+        What lies outside the old axis is neutral, so that a shift by one makes an exclusive scan.
+        """
+        b, ordered = self._b, self._b.axes.resolve(e.reduced)
+        found = linear(b.axes, self._position)
+        if not set(ordered) & set(self._old):
+            if found is None or set(found[0]) & set(ordered):
+                raise Unsupported("a scan read at positions that change along it")
+            args = tuple(self.of(a) for a in e.operands())
+            return b.nest.add(replace(e, args=args, dims=self._dims(e.dims)))
+        into, size, count = b.axes.resolve(self._into), b.axes.extent(ordered), b.axes.extent(self._into)
+        steps = walk(b.axes, into)
+        signs = [s for s in (1, -1) if found is not None and found[0] == {a: s * c for a, c in steps.items()}]
+        if found is None or ordered != self._old or not signs:
+            raise Unsupported("a scan read at other positions than one after the other")
+        sign, first = signs[0], found[1]
+        start = size - 1 if e.param.reverse else 0
+        if not 0 <= sign * (start - first) < count:
+            raise Unsupported("a part of a scan without its beginning")
+        ends = (first, first + sign * (count - 1))
+        outside = min(ends) < 0 or max(ends) >= size
+        guard = within(b, self._position, 0, size) if outside else None
+        below = _Substitution(b, self._old, into, self._position, guard, straight=True)
+        args = tuple(below.of(a) for a in e.operands())
+        if guard is not None:
+            neutrals = [neutral(e.param.kind, part, a.dtype) for part, a in zip(e.param.parts, args, strict=True)]
+            args = tuple(b.pw("where", guard, a, n, dtype=a.dtype) for a, n in zip(args, neutrals, strict=True))
+        turned = Scan(e.param.kind, e.param.reverse != (sign < 0))
+        return b.nest.add(replace(e, args=args, dims=self._dims(e.dims), param=turned, reduced=into))
 
     def _dims(self, dims: Sequence[Dim]) -> tuple[Dim, ...]:
         """`dims` with the new axes where the first of the old ones were."""
@@ -136,8 +174,26 @@ class _Substitution:
             args, steps = [*old, *args], [*e.access.steps, *steps]
         if len(guards) == 2:
             guards = [integer(b, "and", *guards, dtype="bool")]
+        if self._straight:
+            args, steps = self._straightened(args, steps, plain)
         access = Access(tuple(plain), tuple(steps), bool(guards))
         return b.nest.add(replace(e, args=(*args, *guards), dims=self._dims(e.dims), access=access))
+
+    def _straightened(
+        self, args: Sequence[Expr], steps: Sequence[int], plain: list[tuple[Dim, int]]
+    ) -> tuple[list[Expr], list[int]]:
+        """Positions without detours: n - 1 - (n - 1 - i) is an axis as it is, which is added to `plain`."""
+        b, left = self._b, []
+        into = b.axes.resolve(self._into)
+        for arg, step in zip(args, steps, strict=True):
+            found = linear(b.axes, arg)
+            if found is None or found[0] != walk(b.axes, into):
+                left.append((arg, step))
+            elif found[1]:
+                left.append((integer(b, "add", index(b, into), found[1]), step))
+            else:
+                plain.append((into, step))
+        return [a for a, _ in left], [s for _, s in left]
 
     def _cut(self, dim: Dim, stride: int) -> list[tuple[Dim | Expr, int]]:
         """The parts of a dimension with their strides: runs of other axes, and positions in place of the old ones."""

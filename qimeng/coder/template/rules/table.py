@@ -11,13 +11,14 @@ from qimeng.coder.template.rules import (
     pointwise,
     products,
     reductions,
+    scans,
     shapes,
     views,
     windows,
 )
 from qimeng.coder.template.rules.base import RULES
 
-FILES = (activations, attention, convolution, functions, pointwise, products, reductions, shapes, views, windows)
+FILES = (activations, attention, convolution, functions, pointwise, products, reductions, scans, shapes, views, windows)
 """Importing each of them enters its rules."""
 
 __all__ = ["FILES", "RULES"]

@@ -139,7 +139,7 @@ class Emitter:
             target = self.fresh()
             self.lines.append(f"{target} = ({self.value(e.args[0])}).to({ops.TRITON_DTYPE[e.dtype]}).to(tl.float32)")
             return target
-        if e.op in ("reduce", "part", "dot"):
+        if e.op in ("reduce", "part", "dot", "scan"):
             raise AssertionError(f"{e.op} must be defined by the template before it is used")
         args = [self.value(a) if isinstance(a, Expr) else literal(a, self._partner(e)) for a in e.args]
         if all(

@@ -112,6 +112,8 @@ def plan_attention(region: Region) -> AttentionPlan:
         raise NotConcerned(f"{len(nest.dots)} matrix products")
     if len(nest.dots) == 1 and not nest.reductions():
         raise NotConcerned("a matrix product without a softmax")
+    if nest.ordered:
+        raise Unsupported("a scan beside matrix products")
     output = nest.dots[-1]
     heavy = [_has_scores(nest, a, output) for a in output.args]
     if heavy.count(True) != 1:

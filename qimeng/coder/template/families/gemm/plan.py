@@ -200,6 +200,8 @@ def plan_gemm(region: Region) -> GemmPlan:
         Unsupported: no template covers it, or it is not a product with a pointwise prologue and a tile-wise epilogue.
     """
     region, nest, loads = region_nest(region)
+    if nest.dot is not None and nest.ordered:
+        raise Unsupported("a scan beside a matrix product")
     dots = [e for e in nest.exprs if e.op == "dot"]
     if not dots:
         raise NotConcerned("no matrix product")

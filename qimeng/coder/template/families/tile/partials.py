@@ -5,11 +5,11 @@ Deals in places of memory. Knows nothing about forms.
 
 from __future__ import annotations
 
-from qimeng.coder.template.families.tile.pieces import Pieces, extent_of
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton.accumulate import Accumulator
 from qimeng.coder.template.triton.emitter import Emitter
+from qimeng.coder.template.triton.row_pieces import Pieces, extent_of
 
 
 def workspaces(p: Pieces, splits: int, space: str = "w") -> list[str]:
@@ -30,7 +30,7 @@ def partial_stores(
     p: Pieces, accs: list[tuple[Expr, Accumulator]], level: int, splits: int, split: str = "split", space: str = "w"
 ) -> list[str]:
     """Store each partial result at [component, row, split] of a workspace."""
-    lines = [f"row = {_row_number(p)}"]
+    lines = [f"row = {p.row_number()}"]
     total = p.plan.row_count
     mask = ", mask=p_mask" if extent_of(p.row_inner) % p.PB else ""
     for kind, name in _components(p, accs):
@@ -44,7 +44,7 @@ def partial_loads(p: Pieces, em: Emitter, level: int, splits: int, space: str = 
     accs = p.accumulators(level)
     wide = power_of_two(splits)
     total = p.plan.row_count
-    lines = [f"row = {_row_number(p)}", f"slots = tl.arange(0, {wide})[None, :]"]
+    lines = [f"row = {p.row_number()}", f"slots = tl.arange(0, {wide})[None, :]"]
     mask = f"(slots < {splits})" if wide != splits else "(slots >= 0)"
     guard = f"{mask} & p_mask" if extent_of(p.row_inner) % p.PB else mask
     for e, acc in accs:
@@ -73,11 +73,6 @@ def _slot(p: Pieces, accs: list[tuple[Expr, Accumulator]], name: str) -> int:
     kinds = _components(p, accs)
     kind = next(k for k, n in kinds if n == name)
     return [n for k, n in kinds if k == kind].index(name)
-
-
-def _row_number(p: Pieces) -> str:
-    inner = extent_of(p.row_inner)
-    return f"(block // {p.row_blocks}) * {inner} + p" if p.row_outer else "p"
 
 
 def _float_dtype(p: Pieces, accs: list[tuple[Expr, Accumulator]]) -> str:

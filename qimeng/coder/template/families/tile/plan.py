@@ -9,70 +9,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from qimeng.coder.template.nest.ir import Nest, by_stride, coalesce
+from qimeng.coder.template.families.common import special_functions
+from qimeng.coder.template.nest.ir import Nest, by_stride
 from qimeng.coder.template.nest.loads import Loads, nest_of
 from qimeng.coder.template.nest.regions import region_nest
-from qimeng.coder.template.triton.special import SPECIAL
+from qimeng.coder.template.nest.rows import MOST_REPEATS, RowPlan, groups_of, memory_of
 from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.region import Region
 
-Group = tuple[tuple[int, ...], int]
-"""Coalesced axes, outermost first, and their extent."""
-
 
 @dataclass(frozen=True, eq=False)
-class TilePlan:
-    """A region as rows and columns.
-
-    Attributes:
-        region: the region.
-        nest: its loop nest.
-        loads: how its inputs reach the kernels.
-        rows: groups of kept axes, outermost first.
-        columns: groups of reduced axes, or, without reductions, the innermost kept ones.
-        passes: passes over the columns before outputs that change along them can be written.
-        full: number of outputs that change along the columns.
-        tensors: number of tensors of the full size read or written.
-        contiguous: ``"r"`` or ``"p"``: the side along which the largest tensor is contiguous.
-        itemsize: bytes of an element of the largest tensor.
-    """
-
-    region: Region
-    nest: Nest
-    loads: Loads
-    rows: tuple[Group, ...]
-    columns: tuple[Group, ...]
-    passes: int
-    full: int
-    tensors: int
-    contiguous: str
-    itemsize: int
-
-    @property
-    def row_count(self) -> int:
-        """Number of rows."""
-        return prod(e for _, e in self.rows)
-
-    @property
-    def column_count(self) -> int:
-        """Elements of one row."""
-        return prod(e for _, e in self.columns)
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the first input."""
-        return next((self.region.graph.meta(v).dtype for v in self.region.inputs), "float32")
+class TilePlan(RowPlan):
+    """A region as rows and columns; the columns are reduced, or contiguous in memory where nothing is."""
 
     @cached_property
     def special(self) -> tuple[str, ...]:
         """Special functions that every element takes in fp32; those of a row's sums take no time."""
-        inside = {a for group, _ in self.columns for a in group}
-        found = {e.op for e in self.nest.exprs if e.op in SPECIAL and e.dtype != "float64" and e.depends & inside}
-        return tuple(sorted(found))
-
-
-MOST_REPEATS = 4
-"""A reduction may be computed so many times over where its result is broadcast along axes that it does not have."""
+        return special_functions(self)
 
 
 def plan_tile(region: Region) -> TilePlan:
@@ -86,7 +39,7 @@ def plan_tile(region: Region) -> TilePlan:
     try:
         return cut_nest(region, nest, loads)
     except Unsupported as reason:
-        if nest.dot is not None:
+        if nest.dot is not None or nest.ordered:
             raise
         try:
             return cut_nest(region, *nest_of(region, joined=True))
@@ -102,33 +55,24 @@ def cut_nest(region: Region, nest: Nest, loads: Loads) -> TilePlan:
     """
     if nest.dot is not None:
         raise NotConcerned("a matrix product is not in the tile family")
+    if nest.ordered:
+        raise NotConcerned("a scan is not in the tile family")
     for e in nest.reductions():
         if frozenset(e.reduced) != nest.reduced:
             raise Unsupported("reductions over different axes in one region")
         repeats = nest.axes.extent(nest.kept - e.depends)
         if repeats > MOST_REPEATS:
             raise Unsupported(f"a reduction would be computed {repeats} times over, as its result is broadcast")
-    moved = any(e.access for e in nest.exprs)
-    if moved:
+    if any(e.access for e in nest.exprs):
         _check_outputs(nest)
-    rows = _groups(nest, nest.kept)
-    columns = _groups(nest, nest.reduced)
-    accesses = sorted(nest.accesses(), key=lambda a: -a[1])
+    rows = groups_of(nest, by_stride(nest, nest.kept))
+    columns = groups_of(nest, by_stride(nest, nest.reduced))
     if not columns:
         rows, columns = rows[:-1], rows[-1:]
         while rows and prod(e for _, e in columns) < 64:
             rows, columns = rows[:-1], [rows[-1], *columns]
-    inside = {a for g, _ in columns for a in g}
-    full = sum(bool({a for d in e.dims for a in d} & inside) for e, *_ in nest.outputs)
-    contiguous, itemsize = "r", 4
-    if accesses:
-        steps, size = accesses[0]
-        itemsize = size // nest.axes.extent(steps)
-        nearest = min(steps, key=lambda a: (steps[a], moved and a in inside), default=None)
-        contiguous = "r" if nearest in inside or not rows else "p"
-    tensors = sum(1 for s, _ in accesses if inside & set(s)) or 1
     passes = nest.passes if nest.reduced else 0
-    return TilePlan(region, nest, loads, tuple(rows), tuple(columns), passes, full, tensors, contiguous, itemsize)
+    return TilePlan(region, nest, loads, tuple(rows), tuple(columns), passes, *memory_of(nest, rows, columns))
 
 
 def _check_outputs(nest: Nest) -> None:
@@ -138,8 +82,4 @@ def _check_outputs(nest: Nest) -> None:
         raise Unsupported("outputs over different parts of a tensor in one region")
 
 
-def _groups(nest: Nest, atoms: frozenset[int]) -> list[Group]:
-    return [(tuple(g), nest.axes.extent(g)) for g in coalesce(nest, by_stride(nest, atoms))]
-
-
-__all__ = ["Group", "MOST_REPEATS", "TilePlan", "cut_nest", "plan_tile"]
+__all__ = ["MOST_REPEATS", "TilePlan", "cut_nest", "plan_tile"]

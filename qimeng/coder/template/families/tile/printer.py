@@ -9,19 +9,14 @@ Knows nothing about which schedule is good.
 
 from __future__ import annotations
 
-from qimeng.coder.template.families.tile.pieces import Pieces
 from qimeng.coder.template.families.tile.plan import TilePlan
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.coder.template.families.tile.shared import print_shared_row
 from qimeng.coder.template.families.tile.single import print_pointwise, print_single
 from qimeng.coder.template.families.tile.split import print_split_row
+from qimeng.coder.template.triton.row_pieces import Pieces
+from qimeng.coder.template.triton.row_source import source_of
 from qimeng.program.program import Implementation
-
-PRODUCT = """
-@triton.jit
-def _product(a, b):
-    return a * b
-"""
 
 
 def print_tile(plan: TilePlan, schedule: TileSchedule, prefix: str) -> Implementation:
@@ -35,36 +30,16 @@ def print_tile(plan: TilePlan, schedule: TileSchedule, prefix: str) -> Implement
     Raises:
         Unsupported: the schedule's form does not fit the plan.
     """
-    source = _source(Pieces(plan, schedule, prefix), len(plan.region.inputs))
-    return Implementation("triton", source, f"{prefix}_run", schedule=schedule)
-
-
-def _source(p: Pieces, inputs: int) -> str:
-    """The source: helpers, kernels, entry function."""
-    form = p.schedule.form
+    p, form = Pieces(plan, schedule, prefix), schedule.form
     if form in ("resident", "loop"):
         print_single(p)
-    elif p.plan.passes == 0:
+    elif plan.passes == 0:
         print_pointwise(p)
     elif form in ("wave", "cooperative"):
         print_shared_row(p)
     else:
         print_split_row(p)
-    if any(e.param == "prod" for e in p.nest.reductions()):
-        p.helpers.append(PRODUCT)
-    return "".join(p.helpers) + "\n".join(p.kernels) + "\n" + _entry(p, inputs)
-
-
-def _entry(p: Pieces, inputs: int) -> str:
-    first = next((f"x{i}" for i, _ in enumerate(range(inputs))), None)
-    lines = [f"def {p.prefix}_run({', '.join(f'x{i}' for i in range(inputs))}):"]
-    lines += [f"    {line}" for line in p.loads.prelude]
-    tensors = [p.loads.names[s.number] for s in p.nest.sources if not s.scalar]
-    device = f"{tensors[0]}.device" if tensors else f"{first}.device"
-    for i, (_, shape, stride, dtype) in enumerate(p.nest.outputs):
-        lines.append(f"    y{i} = torch.empty_strided({shape}, {stride}, dtype=torch.{dtype}, device={device})")
-    lines += [f"    {line.replace('DEVICE', device)}" for line in p.launches]
-    return "\n".join([*lines, f"    return ({', '.join(f'y{i}' for i in range(len(p.nest.outputs)))},)"]) + "\n"
+    return Implementation("triton", source_of(p), f"{prefix}_run", schedule=schedule)
 
 
 __all__ = ["print_tile"]

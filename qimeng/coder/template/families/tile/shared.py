@@ -10,9 +10,10 @@ start. Deals in kernel text. Knows nothing about which schedule is good.
 from __future__ import annotations
 
 from qimeng.coder.template.families.tile.partials import partial_loads, partial_stores, workspaces
-from qimeng.coder.template.families.tile.pieces import Pieces
+from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.triton.emitter import Emitter
+from qimeng.coder.template.triton.row_pieces import Pieces
 from qimeng.family import Unsupported
 
 REGISTERS = 65536
@@ -49,10 +50,16 @@ def print_shared_row(printer: Pieces) -> None:
         _cooperative(printer)
 
 
+def _schedule(p: Pieces) -> TileSchedule:
+    """The schedule, which has the fields of these forms."""
+    assert isinstance(p.schedule, TileSchedule)
+    return p.schedule
+
+
 def _wave(p: Pieces) -> None:
     """One launch: even tickets take statistics of a tile, odd ones write the tile `lag` tiles behind."""
     splits, tiles = p.steps, p.programs * p.steps
-    lag = min(splits - 1 + max(p.schedule.lag, 1), tiles)
+    lag = min(splits - 1 + max(_schedule(p).lag, 1), tiles)
     names = workspaces(p, _slots(p))
     p.launches.append(f"flags_ptr = torch.zeros({p.programs + 1}, dtype=torch.int32, device=DEVICE)")
     first_rows, row_walks = p.rows(f"tile // {splits}")
@@ -79,7 +86,7 @@ def _wave(p: Pieces) -> None:
         "    if tile >= 0:",
         *[f"        {line}" for line in outputs],
     ]
-    limit = f", maxnreg={_registers(p)}" if p.schedule.per_sm > 1 else ""
+    limit = f", maxnreg={_registers(p)}" if _schedule(p).per_sm > 1 else ""
     p.kernel("wave", body, [*names, "flags_ptr"], str(2 * (tiles + lag)), limit)
 
 
@@ -89,13 +96,13 @@ def _cooperative(p: Pieces) -> None:
     What does not change from row to row is loaded once. With two stages the tiles of the group's next row are loaded
     before this one's statistics are waited for.
     """
-    splits, ahead = p.steps, p.schedule.stages > 1
+    splits, ahead = p.steps, _schedule(p).stages > 1
     names = workspaces(p, _slots(p))
     p.helpers.append(PROCESSORS)
     if splits > 1:
         p.helpers.append(TOGETHER)
         p.launches.append("_together(DEVICE)")
-    fit = f"{p.schedule.per_sm} * _processors(DEVICE) // {splits}"
+    fit = f"{_schedule(p).per_sm} * _processors(DEVICE) // {splits}"
     p.launches.append(f"groups = max(1, min({p.programs}, {fit}))")
     p.launches.append(f"flags_ptr = torch.zeros({p.programs + 1}, dtype=torch.int32, device=DEVICE)")
     first_rows, row_walks = p.rows(f"pid // {splits}")
@@ -134,7 +141,7 @@ def _cooperative(p: Pieces) -> None:
 
 def _registers(p: Pieces) -> int:
     """Most registers a thread with which as many programs run on a multiprocessor as the schedule says."""
-    return min(REGISTERS // (32 * p.schedule.warps * p.schedule.per_sm) // 8 * 8, 248)
+    return min(REGISTERS // (32 * _schedule(p).warps * _schedule(p).per_sm) // 8 * 8, 248)
 
 
 def _tiles(p: Pieces, em: Emitter) -> list[Expr]:

@@ -5,8 +5,8 @@ Deals in kernel text. Knows nothing about which schedule is good.
 
 from __future__ import annotations
 
-from qimeng.coder.template.families.tile.passes import output_pass, reduce_pass, store_rows
-from qimeng.coder.template.families.tile.pieces import Pieces
+from qimeng.coder.template.triton.row_passes import output_pass, reduce_pass, store_rows
+from qimeng.coder.template.triton.row_pieces import Pieces
 
 
 def print_single(p: Pieces) -> None:

@@ -7,9 +7,9 @@ kernel text. Knows nothing about which schedule is good.
 from __future__ import annotations
 
 from qimeng.coder.template.families.tile.partials import partial_loads, partial_stores, workspaces
-from qimeng.coder.template.families.tile.passes import output_pass, reduce_pass, store_rows
-from qimeng.coder.template.families.tile.pieces import Pieces
 from qimeng.coder.template.triton.emitter import Emitter
+from qimeng.coder.template.triton.row_passes import output_pass, reduce_pass, store_rows
+from qimeng.coder.template.triton.row_pieces import Pieces
 
 FLAT = 8
 """Steps of the outputs, for each program of a split row, from which they get a program each instead of a loop: stores

@@ -1,4 +1,4 @@
-"""Pieces shared by the forms of the tile family: the walk over rows and columns, running values, kernels and launches.
+"""Pieces of kernels that walk rows and columns: variables, running values, kernels and launches.
 
 Deals in lines of kernel text. Knows nothing about the forms that are made of them.
 """
@@ -8,17 +8,49 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Protocol
 
-from qimeng.coder.template.families.tile.edges import edges_of
-from qimeng.coder.template.families.tile.plan import Group, TilePlan
-from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.nest.ir import is_wide
+from qimeng.coder.template.nest.rows import Group, RowPlan
 from qimeng.coder.template.triton import ops
 from qimeng.coder.template.triton.accumulate import Accumulator
 from qimeng.coder.template.triton.emitter import Emitter, Walk, without_unused
+from qimeng.coder.template.triton.row_edges import edges_of
 from qimeng.family import Unsupported
+
+
+class Cut(Protocol):
+    """What a schedule says about rows and columns; each family says more about its own."""
+
+    @property
+    def form(self) -> str:
+        """Who walks a row."""
+
+    @property
+    def block_p(self) -> int:
+        """Rows a program."""
+
+    @property
+    def block_r(self) -> int:
+        """Columns a step."""
+
+    @property
+    def splits(self) -> int:
+        """Programs that share a row."""
+
+    @property
+    def warps(self) -> int:
+        """Warps a program."""
+
+    @property
+    def stages(self) -> int:
+        """Depth of software pipelining."""
+
+    @property
+    def fast(self) -> bool:
+        """Special functions in few instructions."""
 
 
 @dataclass
@@ -26,14 +58,16 @@ class Pieces:
     """What the forms are printed from: rows and columns as variables, running values, kernels with their launches.
 
     Attributes:
-        plan, schedule, prefix: as `print_tile` takes them (see `printer`).
+        plan: the region as rows and columns.
+        schedule: form and block sizes.
+        prefix: beginning of every top-level name.
         helpers: functions that the kernels or the entry function call.
         kernels: source of each kernel.
         launches: lines of the entry function after its outputs are allocated; ``DEVICE`` stands for the device.
     """
 
-    plan: TilePlan
-    schedule: TileSchedule
+    plan: RowPlan
+    schedule: Cut
     prefix: str
     helpers: list[str] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
@@ -163,6 +197,11 @@ class Pieces:
             size *= self.nest.axes.size(atom)
         return f"({em.offset(steps)})"
 
+    def row_number(self) -> str:
+        """The number of each of the block's rows among all rows, as text."""
+        inner = extent_of(self.row_inner)
+        return f"(block // {self.row_blocks}) * {inner} + p" if self.row_outer else "p"
+
     def flush(self, em: Emitter) -> list[str]:
         """The lines printed so far, taken from the emitter."""
         lines, em.lines = em.lines, []
@@ -204,4 +243,4 @@ def _decompose(lines: list[str], groups: tuple[Group, ...], number: str, letter:
     return walks
 
 
-__all__ = ["Pieces", "extent_of"]
+__all__ = ["Cut", "Pieces", "extent_of"]

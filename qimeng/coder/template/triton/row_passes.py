@@ -5,16 +5,16 @@ Deals in loops and in what may be computed before them. Knows nothing about form
 
 from __future__ import annotations
 
-from qimeng.coder.template.families.tile.pieces import Pieces
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.triton.emitter import Emitter
+from qimeng.coder.template.triton.row_pieces import Pieces
 
 
 def reduce_pass(p: Pieces, em: Emitter, level: int, columns: list[str], low: str, high: str) -> list[str]:
     """One pass over the columns that finishes the reductions of `level`."""
     accs = p.accumulators(level)
     for e, _ in accs:
-        _hoist(p, em, e.args[0])
+        hoist(p, em, e.args[0])
     lines = p.flush(em)
     outside = dict(em.names)
     for _, acc in accs:
@@ -22,7 +22,7 @@ def reduce_pass(p: Pieces, em: Emitter, level: int, columns: list[str], low: str
     for e, acc in accs:
         x = em.value(e.args[0])
         em.lines += acc.take(x, em.masks.get("r", ""), p.index(em, e))
-    lines += _loop(p, em, columns, p.flush(em), low, high)
+    lines += loop(p, columns, p.flush(em), low, high)
     em.names = outside
     for e, acc in accs:
         lines += acc.collapse()
@@ -35,11 +35,11 @@ def output_pass(p: Pieces, em: Emitter, columns: list[str], low: str, high: str)
     if not p.full_outputs:
         return []
     for i in p.full_outputs:
-        _hoist(p, em, p.nest.outputs[i][0])
+        hoist(p, em, p.nest.outputs[i][0])
     lines = p.flush(em)
     for i in p.full_outputs:
         em.store(i)
-    return lines + _loop(p, em, columns, p.flush(em), low, high)
+    return lines + loop(p, columns, p.flush(em), low, high)
 
 
 def store_rows(p: Pieces, em: Emitter) -> list[str]:
@@ -49,12 +49,12 @@ def store_rows(p: Pieces, em: Emitter) -> list[str]:
     return p.flush(em)
 
 
-def _hoist(p: Pieces, em: Emitter, e: Expr) -> bool:
+def hoist(p: Pieces, em: Emitter, e: Expr) -> bool:
     """Print the parts of `e` that do not change along the columns and are known; False where one is not yet."""
     if id(e) in em.names:
         return True
-    known = all([_hoist(p, em, a) for a in e.operands()])
-    if not known or e.op in ("reduce", "part", "dot"):
+    known = all([hoist(p, em, a) for a in e.operands()])
+    if not known or e.op in ("reduce", "part", "dot", "scan"):
         return False
     if "r" not in em.side(e) and not _walks_columns(p, em, e):
         em.value(e)
@@ -67,9 +67,10 @@ def _walks_columns(p: Pieces, em: Emitter, e: Expr) -> bool:
     return bool(e.depends & scalars)
 
 
-def _loop(p: Pieces, em: Emitter, columns: list[str], body: list[str], low: str, high: str) -> list[str]:
+def loop(p: Pieces, columns: list[str], body: list[str], low: str, high: str) -> list[str]:
+    """`body` for each step from `low` to `high`, pipelined as the schedule says."""
     stages = f", num_stages={p.schedule.stages}" if p.schedule.stages > 1 else ""
     return [f"for t in tl.range({low}, {high}{stages}):", *[f"    {line}" for line in [*columns, *body]]]
 
 
-__all__ = ["output_pass", "reduce_pass", "store_rows"]
+__all__ = ["hoist", "loop", "output_pass", "reduce_pass", "store_rows"]

@@ -13,8 +13,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from qimeng.coder.template.families.tile.plan import TilePlan
 from qimeng.coder.template.nest.ir import VECTOR_BYTES
+from qimeng.coder.template.nest.rows import RowPlan
 from qimeng.coder.template.triton.emitter import Emitter, Walk
 from qimeng.graph.opgraph import itemsize
 
@@ -61,7 +61,7 @@ class Edges:
         return [re.sub(r"\bRB\b", str(2 * self.vector), line) for line in lines]
 
 
-def edges_of(plan: TilePlan) -> Edges | None:
+def edges_of(plan: RowPlan) -> Edges | None:
     """How to align the rows; None where they are aligned, or where tensors would need different alignments.
 
     A tensor that all rows share (a weight) begins where it begins: it is kept in registers from row to row instead.

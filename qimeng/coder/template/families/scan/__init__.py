@@ -1,0 +1,1 @@
+"""The scan family: cumulative operators with pointwise operators and reductions around them."""

@@ -1,0 +1,120 @@
+"""How the scan family cuts a nest: the axis that scans go along is the columns, the other axes are rows.
+
+Deals in axes and extents. Knows nothing about schedules or kernel text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from qimeng.coder.template.families.common import special_functions
+from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.nest.ir import Nest, by_stride
+from qimeng.coder.template.nest.regions import region_nest
+from qimeng.coder.template.nest.rows import MOST_REPEATS, RowPlan, groups_of, memory_of
+from qimeng.coder.template.nest.sizes import power_of_two
+from qimeng.family import NotConcerned, Unsupported
+from qimeng.graph.region import Region
+
+LONGEST_TILE = 32768
+"""Most elements of a row in registers (64 a thread at 16 warps)."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScanPlan(RowPlan):
+    """A region as rows and ordered columns; `passes` counts reductions over the columns that scans may need."""
+
+    @cached_property
+    def special(self) -> tuple[str, ...]:
+        """Special functions that every element takes in fp32."""
+        return special_functions(self)
+
+    @cached_property
+    def scans(self) -> list[Expr]:
+        """The scans, those that others are computed from first."""
+        return self.nest.scans()
+
+    @cached_property
+    def directions(self) -> frozenset[bool]:
+        """Whether there are forward (False) and reverse (True) scans."""
+        return frozenset(e.param.reverse for e in self.scans)
+
+    @cached_property
+    def forms(self) -> tuple[str, ...]:
+        """The forms of schedules that can be printed (see `ScanSchedule.form`)."""
+        return tuple(form for form in ("resident", "loop", "split") if not self.why_not(form))
+
+    def why_not(self, form: str) -> str:
+        """Why there is no schedule of this form, with the numbers; empty where there is."""
+        if form == "resident":
+            long = f"a row of {self.column_count} elements does not stay in registers, which hold {LONGEST_TILE}"
+            return long if power_of_two(self.column_count) > LONGEST_TILE else ""
+        if len(self.directions) > 1:
+            return "scans in both directions need the whole row at once"
+        if any(below(e, "scan") for e in self.nest.reductions()):
+            return "a reduction of a scan needs the whole row at once"
+        if form == "split" and self.passes:
+            return f"{self.passes} passes of reductions come before the scan"
+        if form == "split" and any(below(e, "scan") for e in self.scans):
+            return "a scan of a scan needs more than the totals of what comes before"
+        return ""
+
+    @cached_property
+    def parts(self) -> int:
+        """Values that the scans keep for each element."""
+        return sum(len(e.param.parts) for e in self.scans)
+
+
+def plan_scan(region: Region) -> ScanPlan:
+    """The plan for `region`.
+
+    Raises:
+        Unsupported: no template covers it; or it has scans or reductions along different axes, a matrix product, or a
+            scan that would be computed many times over.
+    """
+    region, nest, loads = region_nest(region)
+    if not nest.ordered:
+        raise NotConcerned("no scan")
+    if nest.dot is not None:
+        raise NotConcerned("a matrix product is not in the scan family")
+    ordered = _order(nest)
+    for e in (*nest.scans(), *nest.reductions()):
+        repeats = nest.axes.extent(nest.kept - nest.ordered - e.depends)
+        if repeats > MOST_REPEATS:
+            raise Unsupported(f"a scan or its sum would be computed {repeats} times over, as its result is broadcast")
+    rows = groups_of(nest, by_stride(nest, nest.kept - nest.ordered))
+    columns = groups_of(nest, ordered)
+    plan = ScanPlan(region, nest, loads, tuple(rows), tuple(columns), nest.passes, *memory_of(nest, rows, columns))
+    if not plan.forms:
+        raise Unsupported(f"{plan.why_not('loop')}, and {plan.why_not('resident')}")
+    return plan
+
+
+def _order(nest: Nest) -> tuple[int, ...]:
+    """The ordered axes, outermost first."""
+    first = nest.scans()[0].reduced
+    if any(e.reduced != first for e in nest.scans()):
+        raise Unsupported("scans along different axes in one region")
+    if any(frozenset(e.reduced) != nest.ordered for e in nest.reductions()):
+        raise Unsupported("a scan and a reduction along different axes in one region")
+    return tuple(first)
+
+
+def below(e: Expr, op: str) -> list[Expr]:
+    """The expressions with operator `op` that `e` is computed from, each once, without `e` itself."""
+    found: dict[int, Expr] = {}
+    seen: set[int] = set()
+    stack = list(e.operands())
+    while stack:
+        a = stack.pop()
+        if id(a) in seen:
+            continue
+        seen.add(id(a))
+        if a.op == op:
+            found[id(a)] = a
+        stack.extend(a.operands())
+    return list(found.values())
+
+
+__all__ = ["LONGEST_TILE", "ScanPlan", "below", "plan_scan"]
