@@ -114,6 +114,8 @@ class FakeEvaluator(SerialEvaluator):
             resources=Resources(32, 0, 0, len(program.regions)),
             region_ms=times,
             generated_share=generated / total,
+            library_share=sum(times[r.id] for r in program.called if program.implementation(r).language == "library")
+            / total,
             peak_bytes=0,
             eager_peak_bytes=0,
             configurations=count,

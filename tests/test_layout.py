@@ -25,6 +25,7 @@ LAYERS = (
         "family",
         "interfaces",
         "graph",
+        "library",
         "plugins",
         "program",
         "recipe",

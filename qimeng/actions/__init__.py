@@ -3,7 +3,7 @@
 A kind is registered by `register` or by an entry point of the group ``qimeng.actions``.
 """
 
-from qimeng.actions import algebra, gather, graph_kinds, schedule_kinds
+from qimeng.actions import algebra, gather, graph_kinds, library, schedule_kinds
 from qimeng.actions.base import Context, GraphRewrite, Kind, ScheduleKind, check_schedule, find_region
 from qimeng.actions.registry import (
     GROUP,
@@ -35,6 +35,7 @@ __all__ = [
     "kind_named",
     "kinds",
     "legal_actions",
+    "library",
     "register",
     "rewritten",
     "schedule_kinds",

@@ -1,4 +1,4 @@
-"""Kinds that change which operators are implemented together, or by what: lowering, fusion, unfuse, library, stop.
+"""Kinds that change which operators are implemented together, or by what: lowering, fusion, unfuse, stop.
 
 Deals in regions. Knows nothing about schedules' numbers.
 """
@@ -11,10 +11,10 @@ from qimeng.actions.base import Context, GraphRewrite, Kind, find_region
 from qimeng.actions.registry import register
 from qimeng.errors import IllegalAction
 from qimeng.family import is_covered
-from qimeng.graph.ops import VIEWS, category
+from qimeng.graph.ops import VIEWS
 from qimeng.graph.region import Region, merge, merge_recomputing, split
 from qimeng.interfaces import Action
-from qimeng.program.program import Program, torch_implementation
+from qimeng.program.program import Program
 
 
 class Stop(Kind):
@@ -135,29 +135,5 @@ class Unfuse(Kind):
         return GraphRewrite(split(program.regions, region.id), note="one region an operator")
 
 
-class Library(Kind):
-    """Hand one operator back to the vendor's library (cuBLAS, through PyTorch).
-
-    args: the region.
-    rewrite: ``kernel[grid](a, b, c)`` -> ``c = torch.ops.aten.mm(a, b)``
-    """
-
-    name = "library"
-
-    def check(self, program: Program, action: Action, context: Context) -> None:
-        """Legal for a generated region of exactly one operator that a library has."""
-        region = find_region(program, action)
-        if not program.implementation(region).generated:
-            raise IllegalAction(f"{region.id} is not a generated kernel")
-        heavy = [n for n in region.ops if n.packet not in VIEWS]
-        if len(heavy) != 1 or category(heavy[0]) not in ("gemm", "convolution", "attention", "reduction", "scan"):
-            raise IllegalAction(f"{region.label()} is not one library operator ({len(heavy)} operators)")
-
-    def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
-        """PyTorch's call of it."""
-        region = find_region(program, action)
-        return GraphRewrite(None, region, torch_implementation(region), "back to the library")
-
-
-for _kind in (Stop(), Lowering(), Fusion(), Unfuse(), Library()):
+for _kind in (Stop(), Lowering(), Fusion(), Unfuse()):
     register(_kind)

@@ -127,6 +127,7 @@ class Row:
         compiled_best: times of the fastest of them.
         compiled_best_mode: its name.
         generated_share: share of the device time in generated kernels, 0 to 1.
+        library_share: share of the device time in implementations by a library, such as TorchInductor's, 0 to 1.
         flops: floating-point operations of the matrix products.
         floor_ms: the roofline's bound in milliseconds (`qimeng.envs.cost.roofline.floor_ms`).
         peak_bytes: peak device memory of a call of the candidate beyond inputs and parameters.
@@ -170,6 +171,7 @@ class Row:
     compiled_best: Timing | None = None
     compiled_best_mode: str = ""
     generated_share: float | None = None
+    library_share: float | None = None
     flops: int | None = None
     floor_ms: float | None = None
     peak_bytes: int | None = None

@@ -122,6 +122,8 @@ class Evaluation:
         resources: registers, spills, shared memory.
         region_ms: share of the work: region id to device milliseconds.
         generated_share: share of the device time spent in generated kernels, 0 to 1.
+        library_share: share of the device time spent in implementations by a library (`qimeng.library`), PyTorch's own
+            calls not counted.
         peak_bytes: peak device memory of a call beyond inputs and parameters.
         eager_peak_bytes: the same for eager.
         prepare_ms: one-time preparation (packed weights) in milliseconds.
@@ -145,6 +147,7 @@ class Evaluation:
     resources: Resources | None = None
     region_ms: Mapping[str, float] = field(default_factory=dict)
     generated_share: float | None = None
+    library_share: float | None = None
     peak_bytes: int | None = None
     eager_peak_bytes: int | None = None
     prepare_ms: float | None = None

@@ -26,6 +26,7 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device, device_named
 from qimeng.errors import IllegalAction, QimengError
 from qimeng.graph.capture import capture
+from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
 from qimeng.program.schedule import Schedule
@@ -85,18 +86,24 @@ def fused_and_lowered(name: str, context: Context) -> Program:
     return program
 
 
+def how(program: Program, region: Region) -> str:
+    """What computes `region`, in words."""
+    on_torch = {"torch": "PyTorch", "library": "a library"}
+    return str(program.schedule(region) or on_torch[program.implementation(region).language])
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_before_and_after(name: str, context: Context, golden: Callable[[str, str], None]) -> None:
     lines = []
     for title, program in (("on PyTorch", make(name)), ("fused and lowered", fused_and_lowered(name, context))):
-        state = "; ".join(f"{r.label()}: {program.schedule(r) or 'PyTorch'}" for r in program.regions)
+        state = "; ".join(f"{r.label()}: {how(program, r)}" for r in program.regions)
         lines.append(f"== {title}: {state}")
         for action in sorted(legal_actions(program, context)):
             if action.kind == "stop":
                 continue
             patch = context.coder.write(Request(program, action, context.device))
             after = patch.apply(program)
-            regions = "; ".join(f"{r.label()}: {after.schedule(r) or 'PyTorch'}" for r in after.regions)
+            regions = "; ".join(f"{r.label()}: {how(after, r)}" for r in after.regions)
             lines.append(f"{action_text(action, program)}\n    before: {state}\n    after:  {regions}")
             lines += [f"    or:     {a.schedule}" for a in patch.alternatives[1:]]
     golden(f"{name}.txt", "\n".join(lines) + "\n")

@@ -20,6 +20,7 @@ from qimeng.envs.judge.gates.screening import ALLOWED_TEXT, LAUNCHES_KERNELS, Co
 from qimeng.envs.judge.verdicts import Verdict
 from qimeng.envs.screening.origin import foreign
 from qimeng.interfaces import Evaluation, Gate, Timing
+from qimeng.library import LANGUAGE
 from qimeng.program.program import Program
 
 
@@ -74,6 +75,7 @@ def _passed(run: EstimateRun, candidate: Candidate, checked: Checked) -> Evaluat
     program, times = candidate.program, candidate.region_ms
     total = sum(times.values())
     own = sum(times[r.id] for r in program.called if program.implementation(r).generated)
+    library = sum(times[r.id] for r in program.called if program.implementation(r).language == LANGUAGE)
     remark = above_peak(program.start_graph, total, run.device, run.mode)
     return Evaluation(
         Gate.PASSED,
@@ -84,6 +86,7 @@ def _passed(run: EstimateRun, candidate: Candidate, checked: Checked) -> Evaluat
         resources=candidate.resources,
         region_ms=times,
         generated_share=own / total if total else 0.0,
+        library_share=library / total if total else 0.0,
         notes=(checked.note,) if remark is None else (checked.note, remark),
         unchecked=checked.unchecked,
     )

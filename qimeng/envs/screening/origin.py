@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from qimeng.graph.region import Region
 from qimeng.interfaces import Patch
+from qimeng.library import is_library
 from qimeng.program.origin import is_printed, is_reference
 from qimeng.program.program import Implementation, Program, torch_implementation
 
@@ -46,6 +47,8 @@ def known(region: Region, implementation: Implementation) -> bool:
     if type(implementation) is not Implementation:
         return False
     if is_printed(region, implementation) or implementation == torch_implementation(region):
+        return True
+    if is_library(region, implementation):
         return True
     if implementation.schedule is None:
         return False

@@ -149,7 +149,7 @@ def finish_unjudged(session: Session) -> Result:
 
 def _as_written(session: Session, evaluation: Evaluation, stopped: str, notes: list[str]) -> Result:
     """The computation as its author wrote it, on PyTorch. Its time is eager's by definition."""
-    found = replace(evaluation, timing=evaluation.eager, region_ms={}, generated_share=0.0)
+    found = replace(evaluation, timing=evaluation.eager, region_ms={}, generated_share=0.0, library_share=0.0)
     whole = State(session.task.whole or session.task.start)
     return _result(session, whole, found, stopped, notes, on_pytorch=True)
 

@@ -245,6 +245,8 @@ def _figures(final: Evaluation, start: Evaluation) -> list[tuple[str, str]]:
         found.append(("start program", f"{start.timing.device_ms:.4g} ms"))
     if final.generated_share is not None:
         found.append(("GPU time in generated kernels", f"{final.generated_share:.0%}"))
+    if final.library_share:
+        found.append(("GPU time in a library's code", f"{final.library_share:.0%}"))
     if final.peak_bytes is not None and final.eager_peak_bytes:
         found.append(("peak memory", f"{final.peak_bytes / final.eager_peak_bytes:.2f} x eager's"))
     if final.accuracy is not None:

@@ -114,7 +114,7 @@ def carried(before: Program, after: Program, evaluation: Evaluation | None, devi
             by_node[name] = by_node.get(name, 0.0) + ms * weight / total
     times = {r.id: sum(by_node.get(n, 0.0) for n in r.nodes) for r in after.regions} if by_node else {}
     if dropped_kernels(before, after):
-        return replace(evaluation, timing=None, region_ms=times, generated_share=None)
+        return replace(evaluation, timing=None, region_ms=times, generated_share=None, library_share=None)
     return replace(evaluation, region_ms=times)
 
 

@@ -226,6 +226,13 @@ class Worker:
         data = {"facts": outputs.facts_to_json(facts), "tensors": handed, "changed": changed, "seconds": seconds}
         return Answer(data, tuple(files))
 
+    def warm(self, seed: int) -> None:
+        """Call the model once, so that what it compiles at its first call is compiled."""
+        self._set_parameters(None)
+        self.model(*self._fenced(self._inputs(Draw(seed))))
+        self.stopwatch.synchronize()
+        self._check_seal()
+
     def foreign(self, seed: int) -> list[str]:
         """Which inputs the program takes although it was not made for them: those that raise no ValueError."""
         inputs = self._inputs(Draw(seed))
@@ -511,7 +518,7 @@ class Worker:
 
 COMMANDS = (
     "ready", "load", "trial", "again", "foreign", "release", "arm", "fire", "queue", "finish", "time", "timed", "peak",
-    "profile", "launches", "capture", "alternative", "warm_alternative", "time_alternative", "forget_region",
+    "profile", "launches", "capture", "alternative", "warm_alternative", "time_alternative", "forget_region", "warm",
     "rest",
 )  # fmt: skip
 

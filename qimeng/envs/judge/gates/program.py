@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from qimeng.envs.judge.gates.first_call import first_call_s, warms_up
 from qimeng.envs.judge.gates.gpu_run import GpuRun
 from qimeng.envs.judge.gates.pipeline import Candidate, GateCheck, Refusal
 from qimeng.envs.judge.verdicts import RUNS, RUNS_OVERLAPPING, Verdict
@@ -26,6 +27,9 @@ class RightOutputs(GateCheck[GpuRun]):
             worker.call("forget_region", parts.limit_s)
             made = [c.digest for c in map(program.implementation, program.regions) if c.generated]
             worker.call("load", parts.limit_s, source="" if program.fallback else program.source, digests=made)
+            if warms_up(program):
+                seed = parts.references.draw_seed()
+                worker.call("warm", first_call_s(map(program.implementation, program.called), parts.limit_s), seed=seed)
             runs = RUNS_OVERLAPPING if candidate.overlapping else RUNS
             step_aside = lambda: parts.turns.step_aside(run.clock)  # noqa: E731
             candidate.verdict = parts.judge.check(worker, run.trials(), step_aside, runs)

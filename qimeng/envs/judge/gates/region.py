@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from qimeng.envs.judge.gates.first_call import first_call_s
 from qimeng.envs.judge.gates.gpu_run import GpuRun
 from qimeng.envs.judge.gates.pipeline import Candidate, Contest, Refusal
 from qimeng.envs.judge.region_reference import RegionReference
@@ -82,7 +83,7 @@ class RegionContest(Contest[GpuRun]):
         try:
             answer = _with_region(run, reference).call(
                 "alternative",
-                parts.limit_s,
+                first_call_s([_written(run, candidate)], parts.limit_s),
                 number=candidate.number,
                 implementation=_written(run, candidate),
                 expected_bytes=reference.output_bytes,
@@ -113,7 +114,9 @@ class RegionContest(Contest[GpuRun]):
         """The worker's answer to a command about one alternative; None where that failed, and so is refused."""
         try:
             worker = _with_region(run, reference)
-            return worker.call(command, run.parts.limit_s, implementation=_written(run, candidate), **options)
+            written = _written(run, candidate)
+            limit_s = first_call_s([written], run.parts.limit_s)
+            return worker.call(command, limit_s, implementation=written, **options)
         except WorkerFailed as failed:
             run.lost()
             candidate.refusal = _refusal(failed)

@@ -19,6 +19,7 @@ from qimeng.envs.judge.verdicts import RUNS_OVERLAPPING
 from qimeng.envs.workers.forkserver import Process
 from qimeng.envs.workers.worker_reports import amount_of, entry_of, times_of
 from qimeng.interfaces import Evaluation, Gate, Timing
+from qimeng.library import LANGUAGE
 from qimeng.program.program import Program
 
 PROFILE_ROUNDS = 3
@@ -154,7 +155,10 @@ def _profiled(run: GpuRun, worker: Process, program: Program, found: Evaluation)
     total = sum(times)
     own = sum(t for t, m in zip(times, implementations, strict=True) if m.generated)
     shares = {region.id: t for region, t in zip(program.called, times, strict=True)}
-    return replace(found, region_ms=shares, generated_share=own / total if total else None)
+    if not total:
+        return replace(found, region_ms=shares)
+    library = sum(t for t, m in zip(times, implementations, strict=True) if m.language == LANGUAGE)
+    return replace(found, region_ms=shares, generated_share=own / total, library_share=library / total)
 
 
 CREDIBLE_TIME, RIGHT_WHEN_TIMED = CredibleTime(), RightWhenTimed()

@@ -1,0 +1,20 @@
+"""Implementations of a region by a library: the vendor's kernels through PyTorch, or torch.compile's.
+
+One library call, one file. They count as library, never as generated, and the framework prints every text itself.
+"""
+
+from qimeng.library.base import LANGUAGE, LibraryCall, NotOffered
+from qimeng.library.inductor import COMPILE_S, compiles
+from qimeng.library.registry import CALLS, is_library, largest_group, written
+
+__all__ = [
+    "CALLS",
+    "COMPILE_S",
+    "LANGUAGE",
+    "LibraryCall",
+    "NotOffered",
+    "compiles",
+    "is_library",
+    "largest_group",
+    "written",
+]

@@ -1,0 +1,54 @@
+"""Which ways to call a library there are, and which texts they print.
+
+Deals in names of options and in regions. Knows nothing about any one library.
+"""
+
+from __future__ import annotations
+
+from qimeng.graph.groups import groups_of
+from qimeng.graph.region import Region
+from qimeng.library.base import LANGUAGE, LibraryCall
+from qimeng.library.channels_last import ChannelsLast
+from qimeng.library.cudnn import Cudnn
+from qimeng.library.fused import FusedLinear
+from qimeng.library.inductor import Inductor
+from qimeng.program.implementation import Implementation
+from qimeng.program.program import Program
+
+CALLS: dict[str, LibraryCall] = {
+    call.name: call
+    for call in (
+        Inductor("inductor"),
+        Inductor("inductor-tuned", "max-autotune-no-cudagraphs"),
+        ChannelsLast(),
+        Cudnn(),
+        FusedLinear(),
+    )
+}
+"""Every way by name, in the order in which they are offered."""
+
+
+def written(region: Region, name: str) -> Implementation:
+    """The implementation of `region` that the way called `name` prints; always the same."""
+    return CALLS[name].write(region, f"{name.replace('-', '_')}_{region.signature}")
+
+
+def is_library(region: Region, implementation: Implementation) -> bool:
+    """Whether one of these ways prints exactly this implementation for `region`."""
+    if implementation.language != LANGUAGE:
+        return False
+    name = implementation.entry.removesuffix(f"_{region.signature}").replace("_", "-")
+    return name in CALLS and implementation == written(region, name)
+
+
+def largest_group(program: Program) -> tuple[Region, ...]:
+    """The largest group of regions on PyTorch that touch each other and can be one region; in topological order."""
+
+    def on_pytorch(region: Region) -> bool:
+        return program.implementation(region).language == "torch"
+
+    groups = list(groups_of(program.called, on_pytorch, most=1 << 30))
+    return max(groups, key=lambda g: sum(len(r.nodes) for r in g), default=())
+
+
+__all__ = ["CALLS", "is_library", "largest_group", "written"]
