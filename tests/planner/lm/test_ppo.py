@@ -92,4 +92,4 @@ def test_an_anchor_keeps_what_was_there(reader: Reader, tiny: MiniSize, stored: 
             p, q = (policy.get_distribution(obs, mask).distribution.probs[0] for policy in (now, before))
         return float((p - q).abs().sum())
 
-    assert away(10.0) < 0.5 * away(0.0)
+    assert away(30.0) < 0.5 * away(0.0)
