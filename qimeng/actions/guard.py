@@ -10,9 +10,11 @@ from typing import Any
 from qimeng.actions.base import GraphRewrite, Kind, ScheduleKind
 from qimeng.errors import CoderError, IllegalAction, KindFault
 from qimeng.family.guard import schedules_of
+from qimeng.graph.partition_check import partition_fault
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action
 from qimeng.plugins import anything, guard, returns, where
+from qimeng.program.program import Program
 from qimeng.program.schedule import Schedule
 
 
@@ -33,6 +35,15 @@ def guarded(kind: Kind) -> Kind:
     guard(kind, "proposals", proposals, fault, *passes)
     guard(kind, "target", returns(Region), fault, *passes)
     guard(kind, "apply", returns(GraphRewrite), fault, *passes)
+    apply = kind.apply
+
+    def fitting(program: Program, *args: Any, **kwargs: Any) -> GraphRewrite:
+        found = apply(program, *args, **kwargs)
+        if text := _unfit(program, found):
+            raise fault(f"its apply returned {text}")
+        return found
+
+    kind.apply = fitting  # type: ignore[method-assign]
     if isinstance(kind, ScheduleKind):
         rewrite = kind.rewrite
 
@@ -45,6 +56,18 @@ def guarded(kind: Kind) -> Kind:
         kind.rewrite = checked  # type: ignore[method-assign]
         guard(kind, "rewrite", anything, fault, *passes)
     return kind
+
+
+def _unfit(program: Program, found: GraphRewrite) -> str:
+    """What is wrong with a rewrite of `program`; empty where nothing is."""
+    if found.rewrites:  # the regions follow from them, which is checked where they are made
+        return ""
+    if found.regions is not None and (text := partition_fault(program.graph, found.regions)):
+        return f"a partition that {text}"
+    after = {r.id for r in (program.regions if found.regions is None else found.regions)}
+    if found.region is not None and found.region.id not in after:
+        return f"a rewrite of the region {found.region.id} ({found.region.label()}), which the partition does not have"
+    return ""
 
 
 __all__ = ["guarded"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from qimeng import plugins
-from qimeng.actions import legal_actions, register, unregister
+from qimeng.actions import GraphRewrite, legal_actions, register, unregister
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.envs.cost.kernel_time import cost_of
 from qimeng.envs.steps.loop import optimize
@@ -25,6 +25,7 @@ from qimeng.family import Family, families, is_built_in, register_family, schedu
 from qimeng.graph.capture import capture
 from qimeng.interfaces import Action, Patch, Request
 from qimeng.planner.greedy import GreedySearch
+from qimeng.program.implementation import Implementation
 from qimeng.program.origin import is_printed
 from qimeng.program.program import Program
 from qimeng.program.schedule import Schedule
@@ -205,15 +206,65 @@ def test_a_graph_kind_of_another_package_rewrites_without_a_coder() -> None:
     assert [(s.action.kind, s.accepted) for s in result.steps] == [("bundle", True), ("stop", True)]
 
 
-@pytest.mark.parametrize(
-    ("found", "words"), [(None, "its apply returned NoneType"), (1 / 3, "its apply returned float")]
-)
-def test_a_graph_kind_that_returns_no_rewrite_is_named(found: Any, words: str) -> None:
-    class Wrong(Bundle):
-        def apply(self, *args: Any) -> Any:
-            return found
+def rewrites_of(program: Program) -> dict[str, Any]:
+    """What no kind may return."""
+    first, second = program.regions
+    return {
+        "nothing": None,
+        "a number": 1 / 3,
+        "no region": GraphRewrite(()),
+        "a region lost": GraphRewrite((first,)),
+        "a region twice": GraphRewrite((first, second, first)),
+        "texts": GraphRewrite((first.id, second.id)),  # type: ignore[arg-type]
+        "another graph": GraphRewrite((*whole().regions, second)),
+        "another target": GraphRewrite(None, whole().regions[0], Implementation("torch", "", "f")),
+    }
 
-    result, _ = bundled(Wrong())
+
+REFUSED = {
+    "nothing": "NoneType, not GraphRewrite",
+    "a number": "float, not GraphRewrite",
+    "no region": "a partition that computes relu, a result, in no region",
+    "a region lost": "a partition that computes tanh, a result, in no region",
+    "a region twice": "(relu) twice",
+    "texts": "a partition that holds a str, which is no region",
+    "another graph": "a region of another graph",
+    "another target": "which the partition does not have",
+}
+
+
+class Wrong(Bundle):
+    def __init__(self, name: str):
+        self.found = name
+
+    def apply(self, program: Program, *args: Any) -> Any:
+        return rewrites_of(program)[self.found]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_graph_kind_that_returns_no_rewrite_is_named(name: str) -> None:
+    result, _ = bundled(Wrong(name))
     told = [s for s in result.steps if s.action.kind == "bundle"]
-    assert len(told) == 1 and told[0].evaluation is not None
-    assert words in (told[0].evaluation.error or "") and "Wrong" in (told[0].evaluation.error or "")
+    assert len(told) == 1 and not told[0].accepted and told[0].evaluation is not None
+    error = told[0].evaluation.error or ""
+    assert error.startswith(f"the kind of action 'bundle' ({__name__}.Wrong) is at fault: its apply returned ")
+    assert REFUSED[name] in error and "\n" not in error and result.stopped == "stop"
+
+
+def test_a_graph_kind_that_changes_nothing_is_named() -> None:
+    result, _ = bundled(type("Idle", (Bundle,), {"apply": lambda *args: GraphRewrite()})())
+    (step,) = [s for s in result.steps if s.action.kind == "bundle"]
+    assert not step.accepted and step.evaluation is not None
+    assert step.evaluation.error == "the kind of action 'bundle' changed nothing"
+
+
+@pytest.mark.parametrize("method", ["apply", "check", "proposals"])
+def test_a_graph_kind_that_raises_is_named(method: str) -> None:
+    def fail(self: Any, *args: Any) -> Any:
+        raise KeyError("lost")
+
+    result, _ = bundled(type("Fails", (Bundle,), {method: fail, "__doc__": None})())
+    text = f"Fails) is at fault: its {method} raised KeyError: 'lost'"
+    assert [n for n in result.notes if text in n] and result.stopped == "stop"
+    told = [s.evaluation.error or "" for s in result.steps if s.action.kind == "bundle" and s.evaluation is not None]
+    assert len(told) == (method != "proposals") and all(text in error for error in told)

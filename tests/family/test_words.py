@@ -22,6 +22,7 @@ IMAGE, WEIGHT, ROWS = (2, 8, 16, 16), (8, 8, 3, 3), (64, 32)
         ("convolution", F.conv2d, (IMAGE, WEIGHT)),
         ("convolution", lambda x, w: F.conv2d(x, w, groups=8), (IMAGE, (8, 1, 3, 3))),
         ("attention", F.scaled_dot_product_attention, ((2, 4, 64, 32),) * 3),
+        ("scan", lambda x: torch.cumsum(x, -1), (ROWS,)),
         ("reduction", lambda x: torch.softmax(x, -1), (ROWS,)),
         ("pointwise", torch.relu, (ROWS,)),
         ("other", lambda x: torch.sort(x)[0], (ROWS,)),

@@ -410,6 +410,8 @@ class Session:
             rewrite = kind_named(request.action.kind).apply(request.program, request.action, self.task.context)
             if rewrite.to_write is None:
                 patch = rewrite.patch()
+                if patch == Patch(note=patch.note):
+                    raise IllegalAction(f"the kind of action {request.action.kind!r} changed nothing")
             else:
                 patch = coder.write(replace(request, seconds_left=ledger.seconds_left))
             if not isinstance(patch, Patch):
