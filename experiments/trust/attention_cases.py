@@ -38,11 +38,19 @@ def _calls() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
         "lowest mask",
         lambda q: attend(_plain(q), _plain(q), _plain(q), attn_mask=_added(q, torch.finfo(q.dtype).min)),
     )
+    yield "one mask, infinite values", lambda q: attend(*_heads(q), attn_mask=_seen(q).tril())
     yield "infinite scores", lambda q: attend(q[None], _plain(q), _plain(q))
 
 
 def _plain(q: Tensor) -> Tensor:
     return q.nan_to_num(nan=1.0, posinf=2.0)[None]
+
+
+def _heads(q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Four heads, the first of which has values that are not finite."""
+    plain = _plain(q).expand(1, 4, *q.shape)
+    values = torch.cat([q.flip(0)[None, None], plain[:, 1:]], 1)
+    return plain, plain, values
 
 
 def _seen(q: Tensor) -> Tensor:

@@ -104,6 +104,28 @@ def test_flops_of_an_attention_leave_out_what_causality_hides() -> None:
     assert [flops(causal, n) for n in causal.ops()] == [2 * 6 * 36 * 8]
 
 
+def test_blocks_that_a_mask_hides_are_left_out() -> None:
+    """By its position alone, by what is loaded, or not at all where each head has a mask of its own."""
+    masked = lambda q, k, v, m: attend(q, k, v, attn_mask=m > 0)  # noqa: E731
+    causal = covering(whole(lambda q, k, v: attend(q, k, v, is_causal=True), *QKV))[1].bounds
+    shared = covering(whole(masked, *QKV, (1, 1, 96, 96)))[1].bounds
+    own = covering(whole(masked, *QKV, (2, 4, 96, 96)))[1].bounds
+    assert (causal.high, causal.low, causal.conditions) == (0, None, ()) and len(causal.masks) == 1
+    assert len(shared.conditions) == 1 and shared.high is None
+    assert not own
+
+
+def test_a_window_is_bounded_on_both_sides() -> None:
+    def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        i, j = torch.arange(96)[:, None], torch.arange(96)
+        return attend(q, k, v, attn_mask=(j <= i) & (j > i - 20))
+
+    family, plan = covering(whole(window, *QKV))
+    assert (plan.bounds.high, plan.bounds.low) == (0, -19)
+    assert plan.seen == sum(min(q + 1, 20) for q in range(96)) / 96**2
+    assert family.cost(plan, family.default(plan, H200, "default")).padded < 0.5
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], str]] = {
     "a deep head": (attend, ((1, 1, 32, 300),) * 3, "at most 256"),
     "weights returned": (

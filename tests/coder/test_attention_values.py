@@ -101,6 +101,14 @@ def padded_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return attend(q, k, v, attn_mask=mask)
 
 
+@case(
+    "masks of batch elements", lambda: (*(torch.randn(2, 4, 75, 16) for _ in range(3)), torch.rand(2, 1, 75, 75) > 0.3)
+)
+def masks_of_the_batch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Shared by the heads, so that it is looked at beforehand."""
+    return attend(q, k, v, attn_mask=mask.tril() & torch.ones(75, 75, dtype=torch.bool).triu(-30))
+
+
 @case("bias of positions", normal((2, 3, 37, 16), (2, 3, 41, 16), (2, 3, 41, 16), (1, 3, 37, 41)))
 def bias_of_positions(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return attend(q, k, v, attn_mask=bias, scale=1.0)

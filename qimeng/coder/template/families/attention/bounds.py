@@ -1,47 +1,60 @@
-"""Which keys a query can see by its position: causal masks and sliding windows, so that whole blocks are skipped.
+"""Which keys a query can see: causal masks, sliding windows, masks that are loaded, so that whole blocks are skipped.
 
 A mask is a choice (`where`) between a score and what makes a weight of 0: -inf before a softmax or a relu, 0 after it.
-Its condition is compared positions: key - query <= offset, or >=. Deals in expressions. Knows nothing about kernels.
+Where its condition compares positions (key - query <= offset, or >=) the bounds are known; where it reads a mask that
+many programs share, a small kernel looks which blocks of it hide all (`guard`). Deals in expressions. Knows nothing
+about kernels.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
-from qimeng.coder.template.families.attention.weights import number
+from qimeng.coder.template.families.attention.weights import number, reach
 from qimeng.coder.template.nest.axes import Dim
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.nest.ir import Nest
 
+SHARED = 4
+"""Heads and batch elements that a mask must be the same for, so that reading it beforehand costs little."""
+
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """Where weights are 0 by position alone: a key is seen where ``low <= key - query <= high``.
+    """Where weights are 0 whatever the scores: a key is seen where ``low <= key - query <= high``, and by conditions.
 
     Attributes:
         high: the largest difference; None without one.
         low: the least difference; None without one.
         query: axes that count the position of the query, outermost first; empty where there are no bounds.
         masks: the choices that are settled inside the bounds, with what each is there.
+        conditions: what is read to know more, each with its value where a key is seen.
     """
 
     high: int | None = None
     low: int | None = None
     query: Dim = ()
     masks: tuple[tuple[Expr, Expr], ...] = ()
+    conditions: tuple[tuple[Expr, bool], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.query)
+        return bool(self.query or self.conditions)
+
+    @property
+    def read_along(self) -> frozenset[int]:
+        """The axes that the conditions change along."""
+        return frozenset(a for c, _ in self.conditions for a in c.depends)
 
 
 Linear = tuple[dict[int, int], int]
 """Axis to coefficient, and a constant."""
 
 
-def bounds_of(nest: Nest, expr: Expr, keys: Dim, rows: Dim, softmax: bool) -> Bounds:
+def bounds_of(nest: Nest, expr: Expr, keys: Dim, rows: Dim, scores: frozenset[int], softmax: bool) -> Bounds:
     """The bounds of the weights or scores `expr`.
 
     Args:
@@ -49,14 +62,17 @@ def bounds_of(nest: Nest, expr: Expr, keys: Dim, rows: Dim, softmax: bool) -> Bo
         expr: the scores of a softmax, or weights without one.
         keys: axes of the keys.
         rows: axes of the queries.
+        scores: every axis that there are scores along.
         softmax: which of the two.
     """
     high: int | None = None
     low: int | None = None
     query: Dim = ()
-    masks = []
+    masks, conditions = [], []
     for choice, condition, inner, seen in _choices(expr, softmax):
-        found = [_compared(nest, c, keys, rows, seen) for c in _all_of(condition, seen)]
+        parts = _all_of(condition, seen)
+        found = [_compared(nest, c, keys, rows, seen) for c in parts]
+        conditions += [(c, seen) for c, f in zip(parts, found, strict=True) if f is None and _is_read(c, keys)]
         known = [f for f in found if f is not None]
         if len({dim for *_, dim in known} | ({query} if query else set())) > 1:
             continue
@@ -68,7 +84,15 @@ def bounds_of(nest: Nest, expr: Expr, keys: Dim, rows: Dim, softmax: bool) -> Bo
                 low = offset if low is None else max(low, offset)
         if len(known) == len(found):
             masks.append((choice, inner))
-    return Bounds(high, low, query, tuple(masks))
+    bounds = Bounds(high, low, query, tuple(masks), tuple(conditions))
+    shared = prod(nest.axes.sizes(scores - bounds.read_along))
+    return bounds if shared >= SHARED else replace(bounds, conditions=())
+
+
+def _is_read(condition: Expr, keys: Dim) -> bool:
+    """Whether a condition is made of tensors and positions alone, and changes along the keys."""
+    below = reach([condition], lambda e: False)
+    return bool(condition.depends & set(keys)) and all(e.op not in ("dot", "reduce", "part") for e in below)
 
 
 def _choices(e: Expr, softmax: bool) -> Iterator[tuple[Expr, Expr, Expr, bool]]:

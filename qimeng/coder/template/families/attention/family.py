@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from qimeng.coder.template.families.attention import words
 from qimeng.coder.template.families.attention.host import print_attention
-from qimeng.coder.template.families.attention.kernel import row_blocks
 from qimeng.coder.template.families.attention.moves import moves
 from qimeng.coder.template.families.attention.plan import AttentionPlan, plan_attention
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.coder.template.families.attention.sweeps import default_schedule, guesses, needs
-from qimeng.coder.template.families.attention.tiles import LEAST
+from qimeng.coder.template.families.attention.tiles import LEAST, row_blocks
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 from qimeng.family import Cost, Family, Needs, Sample

@@ -1,7 +1,7 @@
-"""Where the values are not all finite, so that no block of masked keys may be left out.
+"""Kernels before an attention that leaves blocks of keys out: which ones hold none that is seen, and whether it may.
 
-A weight of 0 times an infinity or NaN is NaN, in PyTorch as well. Whether there is one is found for each batch element
-before the product, by a kernel that reads the values once. Deals in kernel text. Knows nothing about the product's own.
+A weight of 0 times an infinity or NaN is NaN, in PyTorch as well: where a batch element's values are not all finite, no
+block is left out. Deals in kernel text. Knows nothing about the product's own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.tiles import Tiles, zeros
+from qimeng.coder.template.nest.axes import Dim
 from qimeng.coder.template.nest.sizes import power_of_two
 
 CHUNK = 128
@@ -53,4 +54,27 @@ def guard_body(tiles: Tiles) -> list[str]:
     return [*lines, "tl.store(flags_ptr + t, tl.max(tl.max(wild, axis=1), axis=0))"]
 
 
-__all__ = ["CHUNK", "Flags", "flags_of", "guard_body"]
+def seen_batch(plan: AttentionPlan) -> Dim:
+    """The batch axes along which the conditions change."""
+    return tuple(a for a in plan.batch if a in plan.bounds.read_along)
+
+
+def seen_body(tiles: Tiles) -> list[str]:
+    """The lines of the kernel that writes, for one tile of queries and one step of keys, whether any is seen."""
+    plan, blocks, steps = tiles.plan, tiles.row_blocks, tiles.steps
+    more, walks = tiles.batch_walk(seen_batch(plan))
+    lines = ["t = tl.program_id(0)", f"z = t // {blocks * steps}"]
+    lines += [f"rm = t // {steps} % {blocks} * BM + tl.arange(0, BM)[:, None]"]
+    lines += [f"rn = t % {steps} * BN + tl.arange(0, BN)[None, :]"]
+    down, across = tiles.row_walk(), tiles.key_walk("rn", "r")
+    masks = {"p": f"(rm < {tiles.rows})"} if tiles.row_mask else {}
+    masks |= {"r": f"(rn < {tiles.keys})"} if tiles.overhangs else {}
+    em = tiles.emitter_over([*walks, *down[1], *across[1]], masks, "e")
+    texts = [em.value(c) if seen else f"({em.value(c)} == 0)" for c, seen in plan.bounds.conditions]
+    every = " & ".join([*texts, *masks.values()])
+    lines += [*more, *down[0], *across[0], *zeros(em.lines, "BM", "BN"), *em.lines]
+    lines.append(f"any = tl.where({every}, 1, 0) + tl.zeros([BM, BN], tl.int32)")
+    return [*lines, "tl.store(seen_ptr + t, tl.max(tl.max(any, axis=1), axis=0))"]
+
+
+__all__ = ["CHUNK", "Flags", "flags_of", "guard_body", "seen_batch", "seen_body"]

@@ -8,17 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from qimeng.coder.template.families.attention.guard import flags_of, guard_body
-from qimeng.coder.template.families.attention.kernel import attention_body, row_blocks
+from qimeng.coder.template.families.attention.guard import flags_of, guard_body, seen_batch, seen_body
+from qimeng.coder.template.families.attention.kernel import attention_body
 from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
-from qimeng.coder.template.families.attention.tiles import Tiles
+from qimeng.coder.template.families.attention.tiles import Tiles, row_blocks
 from qimeng.coder.template.triton.emitter import without_unused
 from qimeng.coder.template.triton.rounding import ROUND
 from qimeng.program.program import Implementation
 
 GUARD_WARPS = 4
-"""Warps of the kernel that looks for infinities: it holds 128 keys of up to 256 columns."""
+"""Warps of the kernels before the attention: they look at 128 keys of up to 256 columns, or at one block of a mask."""
 
 
 def print_attention(plan: AttentionPlan, schedule: AttentionSchedule, prefix: str) -> Implementation:
@@ -39,6 +39,11 @@ def print_attention(plan: AttentionPlan, schedule: AttentionSchedule, prefix: st
         text, launch = _kernel(plan, f"{prefix}_wild", guard_body(tiles), sizes, count, f"num_warps={GUARD_WARPS}")
         kernels.append(text)
         launches += [f"flags = torch.empty(({count},), dtype=torch.int32, device=DEVICE)", launch]
+    if plan.bounds.conditions:
+        count = plan.extent(seen_batch(plan)) * tiles.row_blocks * tiles.steps
+        text, launch = _kernel(plan, f"{prefix}_seen", seen_body(tiles), sizes, count, f"num_warps={GUARD_WARPS}")
+        kernels.append(text)
+        launches += [f"seen = torch.empty(({count},), dtype=torch.int32, device=DEVICE)", launch]
     body = attention_body(plan, schedule, prefix)
     text, launch = _kernel(plan, f"{prefix}_attention", body, sizes, batch * row_blocks(plan, schedule), options)
     kernels.append(text)
@@ -60,7 +65,7 @@ def _kernel(
         )
         for s in plan.nest.sources
     }
-    passed |= {f"y{i}_ptr": f"y{i}" for i in range(len(plan.nest.outputs))} | {"flags_ptr": "flags"}
+    passed |= {f"y{i}_ptr": f"y{i}" for i in range(len(plan.nest.outputs))} | {"flags_ptr": "flags", "seen_ptr": "seen"}
     used = {p: argument for p, argument in passed.items() if p in words}
     constants = {k: n for k, n in sizes.items() if k in words}
     head = ", ".join([*used, *(f"{k}: tl.constexpr" for k in constants)])

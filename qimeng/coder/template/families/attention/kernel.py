@@ -5,7 +5,8 @@ Gimelshein 2018; Dao et al. 2022). Blocks of keys that no query of the tile sees
 only evaluated in blocks that lie across their edge.
 
 PyTorch multiplies the values at masked keys by 0, which makes NaN of an infinity. So blocks are left out only where the
-values of that batch element are finite: a small kernel before this one looks (`guard`).
+values of that batch element are finite: a small kernel before this one looks (`guard`), and another which blocks a
+loaded mask hides.
 
 Deals in kernel text. Knows nothing about launches.
 """
@@ -15,12 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from qimeng.coder.template.families.attention.guard import flags_of
+from qimeng.coder.template.families.attention.guard import flags_of, seen_batch
 from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.coder.template.families.attention.tiles import Tiles, zeros
 from qimeng.coder.template.families.attention.weights import reach
 from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton.emitter import Emitter
 
 LOG2E = 1.4426950408889634
@@ -32,25 +34,21 @@ def attention_body(plan: AttentionPlan, schedule: AttentionSchedule, prefix: str
     return _Kernel(Tiles(plan, schedule, prefix)).lines()
 
 
-def row_blocks(plan: AttentionPlan, schedule: AttentionSchedule) -> int:
-    """Tiles of queries of one batch element."""
-    return -(-plan.shape[1] // schedule.block_m)
-
-
 class _Kernel:
     def __init__(self, tiles: Tiles):
         self.t, self.plan, self.weights = tiles, tiles.plan, tiles.plan.weights
         self.base = tiles.emitter(tiles.at_rows, masks=tiles.row_mask, letter="f")
         self.bounds = self.plan.bounds
         self.query_index = Expr("index", (), (), "int32", reduced=self.bounds.query)
+        self.seen_index = Expr("index", (), (), "int32", reduced=seen_batch(self.plan))
         self.power = tiles.schedule.fast and self.weights.pair is not None and _is_moderate(self._tile_exprs())
 
     def lines(self) -> list[str]:
         """The whole kernel."""
         t, low, high = self.t, "0", str(self.t.keys)
-        blocks = row_blocks(self.plan, t.schedule)
+        blocks = t.row_blocks
         number = f"t % {blocks}" if self.bounds.high is None else f"{blocks - 1} - t % {blocks}"  # longest first
-        lines = ["t = tl.program_id(0)", f"row0 = ({number}) * BM", f"z = t // {blocks}"]
+        lines = ["t = tl.program_id(0)", f"block = {number}", "row0 = block * BM", f"z = t // {blocks}"]
         lines += ["rm = row0 + tl.arange(0, BM)[:, None]", "cn = tl.arange(0, BV)[None, :]"]
         lines += [f"m_ok = rm < {t.rows}"] if t.row_mask else []
         lines += [f"c_ok = cn < {t.columns}"] if t.columns != t.block_v else []
@@ -81,7 +79,7 @@ class _Kernel:
     def _range(self) -> list[str]:
         """Lines that leave in `low` and `high` which keys any query sees, and in `inside` where all see all."""
         b, n = self.bounds, self.t.keys
-        lines = self._positions()
+        lines = self._positions() if b.query else []
         lines += ["low = 0", f"high = {n}"]
         if b.high is not None:
             lines.append(f"high = tl.minimum(tl.maximum(last + {b.high + 1}, 0), {n})")
@@ -91,6 +89,7 @@ class _Kernel:
             lines += [
                 f"inside = tl.minimum(tl.maximum(first + {b.high + 1 if b.high is not None else 0}, 0), {n}) // BN * BN"
             ]
+        lines += self._seen() if b.conditions else []
         flags = flags_of(self.plan)
         at, chunk = f"flags_ptr + z * {flags.chunks}", f"tl.arange(0, {flags.width})"
         lines += [
@@ -99,6 +98,20 @@ class _Kernel:
             f"high = tl.where(wild, {n}, high)",
         ]
         return lines
+
+    def _seen(self) -> list[str]:
+        """Lines that leave out the steps before the first and after the last in which a key is seen."""
+        steps, place = self.t.steps, self.base.value(self.seen_index)
+        lines, self.base.lines = self.base.lines, []
+        step = f"tl.arange(0, {power_of_two(steps)})"
+        return [
+            *lines,
+            f"step = {step}",
+            f"at = (({place}) * {self.t.row_blocks} + block) * {steps} + step",
+            f"seen = tl.load(seen_ptr + at, mask=step < {steps}, other=0) > 0",
+            f"low = tl.maximum(low, tl.min(tl.where(seen, step, {steps}), axis=0) * BN)",
+            "high = tl.minimum(high, tl.max(tl.where(seen, step + 1, 0), axis=0) * BN)",
+        ]
 
     def _positions(self) -> list[str]:
         """Lines that leave the tile's first and last position of a query in `first` and `last`."""
@@ -233,4 +246,4 @@ def _is_moderate(exprs: Sequence[Expr]) -> bool:
     return not any(is_huge(e) or is_added(e) for e in exprs) and not any(1e37 < abs(a) < math.inf for a in numbers)
 
 
-__all__ = ["attention_body", "row_blocks"]
+__all__ = ["attention_body"]

@@ -91,8 +91,8 @@ class AttentionPlan:
 
     @property
     def seen(self) -> float:
-        """Share of the keys that a query sees by its position, on average."""
-        if not self.bounds:
+        """Share of the keys that a query sees by its position, on average; what a loaded mask hides is not known."""
+        if not self.bounds.query:
             return 1.0
         queries, keys = self.extent(self.bounds.query), self.extent(self.keys)
         high = keys - 1 if self.bounds.high is None else self.bounds.high
@@ -128,7 +128,8 @@ def plan_attention(region: Region) -> AttentionPlan:
     batch, rows = _programs(nest, output, weights_side, values, keys)
     query, key, depth = _operands(scores, frozenset(keys))
     _check_products(nest, output, scores, values, query, key, (batch, rows, keys, depth, columns))
-    bounds = bounds_of(nest, weights.tile()[0], keys, rows, weights.scores is not None)
+    every = frozenset((*batch, *rows, *keys))
+    bounds = bounds_of(nest, weights.tile()[0], keys, rows, every, weights.scores is not None)
     if weights.sums:
         bounds = Bounds()
     plan = AttentionPlan(

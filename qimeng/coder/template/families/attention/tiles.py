@@ -47,6 +47,8 @@ class Tiles:
         self.at_rows = self._walk(self.plan.rows, "rm", "p", "row")
         self.at_columns = self._walk(self.plan.columns, "cn", "r", "column")
         self.overhangs = self.keys % self.schedule.block_n != 0
+        self.steps = -(-self.keys // self.schedule.block_n)
+        self.row_blocks = row_blocks(self.plan, self.schedule)
 
     def _walk(self, atoms: Dim, index: str, side: str, stem: str) -> list[Walk]:
         lines, walks = spread(self.plan.nest, atoms, self.tables, index, side, stem)
@@ -55,9 +57,12 @@ class Tiles:
 
     def emitter(self, *walks: Sequence[Walk], masks: dict[str, str], letter: str) -> Emitter:
         """An emitter over the program's batch element and `walks`."""
+        return self.emitter_over([*self.at_batch, *(w for group in walks for w in group)], masks, letter)
+
+    def emitter_over(self, walks: list[Walk], masks: dict[str, str], letter: str) -> Emitter:
+        """An emitter over `walks`."""
         fast = self.plan.nest.finest if self.schedule.fast else ""
-        every = [*self.at_batch, *(w for group in walks for w in group)]
-        return Emitter(self.plan.nest, every, masks=masks, letter=letter, fast=fast)
+        return Emitter(self.plan.nest, walks, masks=masks, letter=letter, fast=fast)
 
     @property
     def row_mask(self) -> dict[str, str]:
@@ -104,6 +109,14 @@ class Tiles:
         """Variables that walk the keys of a step."""
         return spread(self.plan.nest, self.plan.keys, self.tables, index, side, f"{index}_key")
 
+    def row_walk(self) -> tuple[list[str], list[Walk]]:
+        """Variables that walk the queries of a tile."""
+        return spread(self.plan.nest, self.plan.rows, self.tables, "rm", "p", "row")
+
+    def batch_walk(self, atoms: Dim) -> tuple[list[str], list[Walk]]:
+        """Variables that walk some of the batch axes."""
+        return spread(self.plan.nest, atoms, self.tables, "z", "", "batch")
+
     def _operand(self, em: Emitter, e: Expr, shape: str, masks: dict[str, str], zero: str) -> str:
         """The value of an operand in its own dtype, 0 beyond the edge of the side `zero`, which is summed over."""
         dtype = ops.TRITON_DTYPE[e.dtype]
@@ -145,6 +158,11 @@ class Tiles:
         return f"acc += {self.dot(p, 'v')}"
 
 
+def row_blocks(plan: AttentionPlan, schedule: AttentionSchedule) -> int:
+    """Tiles of queries of one batch element."""
+    return -(-plan.shape[1] // schedule.block_m)
+
+
 def zeros(lines: Sequence[str], rows: str, columns: str) -> list[str]:
     """Vectors of 0 that give an access of `lines` a side that it does not walk."""
     text = "\n".join(lines)
@@ -152,4 +170,4 @@ def zeros(lines: Sequence[str], rows: str, columns: str) -> list[str]:
     return [f"{name} = tl.zeros({shape}, tl.int32)" for name, shape in shapes if name in text]
 
 
-__all__ = ["LEAST", "Tiles", "zeros"]
+__all__ = ["LEAST", "Tiles", "row_blocks", "zeros"]
