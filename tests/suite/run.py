@@ -36,8 +36,9 @@ from qimeng.spec import KernelSpec
 from tests.suite.problem import Problem, problems
 
 DEVICE = device_named("h200")
-LOOSE = {"bf16x3": 2e-4}
-"""Error of a precision that the judge may refuse: two planes of bf16 keep 16 bits of 24."""
+LOOSE = {"bf16x3": 2e-4, "tf32": 8e-3, "fp16": 8e-3}
+"""Error of a precision that the judge may refuse: two planes of bf16 keep 16 bits of 24. Those of 11 bits are offered
+where eager takes TF32 on a GPU, as it does for convolutions; here it does not."""
 
 
 class Wrong(Exception):

@@ -7,8 +7,8 @@ elsewhere it gives 0 and touches no memory. Knows nothing about operators or ker
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from qimeng.coder.template.nest.axes import Axes, Dim
@@ -89,6 +89,54 @@ def guard(load: Expr) -> Expr | None:
     return load.args[-1] if load.access and load.access.guarded else None
 
 
+@dataclass(frozen=True)
+class Sum:
+    """An integer as a sum.
+
+    Attributes:
+        steps: atom to the multiple of the position along it.
+        constant: what it is where all positions and other terms are 0.
+        others: terms of another kind (quotients, loaded integers), each with its factor.
+    """
+
+    steps: dict[int, int] = field(default_factory=dict)
+    constant: int = 0
+    others: tuple[tuple[Expr, int], ...] = ()
+
+    def times(self, factor: int) -> Sum:
+        """The sum times a number."""
+        steps = {a: c * factor for a, c in self.steps.items() if c * factor}
+        return Sum(steps, self.constant * factor, tuple((e, c * factor) for e, c in self.others))
+
+    def plus(self, more: Sum) -> Sum:
+        """Both sums together."""
+        total = dict(self.steps)
+        for atom, coefficient in more.steps.items():
+            total[atom] = total.get(atom, 0) + coefficient
+        steps = {a: c for a, c in total.items() if c}
+        return Sum(steps, self.constant + more.constant, (*self.others, *more.others))
+
+
+def sum_of(axes: Axes, e: Expr) -> Sum:
+    """The integer `e` as a sum."""
+
+    def of(x: Any) -> Sum:
+        return sum_of(axes, x) if isinstance(x, Expr) else Sum({}, int(x))
+
+    if e.op == "const":
+        return Sum({}, int(e.param))
+    if e.op == "index":
+        return Sum(walk(axes, axes.resolve(e.reduced)))
+    if e.op == "identity" or (e.op == "cast" and not of(e.args[0]).others):
+        return of(e.args[0])
+    if e.op in ("add", "sub"):
+        return of(e.args[0]).plus(of(e.args[1]).times(1 if e.op == "add" else -1))
+    numbers = [a for a in e.args if isinstance(a, int)]
+    if e.op == "mul" and numbers:
+        return of(next(iter(e.operands()))).times(numbers[0])
+    return Sum(others=((e, 1),))
+
+
 def affine(axes: Axes, e: Expr) -> dict[int, int] | None:
     """Atom to coefficient, where the integer `e` is a sum of multiples of positions along axes and a constant.
 
@@ -100,40 +148,8 @@ def affine(axes: Axes, e: Expr) -> dict[int, int] | None:
 
 def linear(axes: Axes, e: Expr) -> tuple[dict[int, int], int] | None:
     """`affine` with the constant."""
-    numbers = [a for a in e.args if isinstance(a, int)]
-    found = [linear(axes, a) for a in e.operands()]
-    known = [f for f in found if f is not None]
-    if len(known) < len(found):
-        return None
-    tables, constants = [t for t, _ in known], [c for _, c in known]
-    if e.op == "const":
-        return {}, e.param
-    if e.op == "index":
-        return walk(axes, axes.resolve(e.reduced)), 0
-    if e.op in ("identity", "cast") and len(known) == 1:
-        return known[0]
-    if e.op == "add":
-        return _sum(tables), sum(constants) + sum(numbers)
-    if e.op == "sub" and isinstance(e.args[0], int):
-        return {a: -c for a, c in tables[0].items()}, numbers[0] - constants[0]
-    if e.op == "sub":
-        less = sum(constants[1:]) + sum(numbers)
-        return _sum([tables[0], *({a: -c for a, c in t.items()} for t in tables[1:])]), constants[0] - less
-    if e.op == "mul" and len(known) == 1 and numbers:
-        return {a: c * numbers[0] for a, c in tables[0].items()}, constants[0] * numbers[0]
-    return None
-
-
-def start(e: Expr) -> int:
-    """The value of an affine expression (`affine`) where every position is 0."""
-    args = [start(a) if isinstance(a, Expr) else int(a) for a in e.args]
-    if e.op == "const":
-        return int(e.param)
-    if e.op in ("index", "load"):
-        return 0
-    if e.op in ("add", "sub"):
-        return args[0] + (args[1] if e.op == "add" else -args[1])
-    return args[0] * args[1] if e.op == "mul" else args[0]
+    found = sum_of(axes, e)
+    return None if found.others else (found.steps, found.constant)
 
 
 def walk(axes: Axes, dim: Dim) -> dict[int, int]:
@@ -145,15 +161,4 @@ def walk(axes: Axes, dim: Dim) -> dict[int, int]:
     return found
 
 
-def _sum(terms: Sequence[dict[int, int]]) -> dict[int, int]:
-    total: dict[int, int] = {}
-    for atom, coefficient in _items(terms):
-        total[atom] = total.get(atom, 0) + coefficient
-    return {a: c for a, c in total.items() if c}
-
-
-def _items(terms: Sequence[dict[int, int]]) -> Iterator[tuple[int, int]]:
-    return (item for t in terms for item in t.items())
-
-
-__all__ = ["Access", "Expr", "affine", "constant", "guard", "linear", "positions", "start", "walk"]
+__all__ = ["Access", "Expr", "Sum", "affine", "constant", "guard", "linear", "positions", "sum_of", "walk"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from qimeng.coder.template.nest.axes import Axes, strides_of
+from qimeng.coder.template.nest.axes import Axes, Dim, strides_of
 from qimeng.coder.template.nest.expr import Expr, affine, positions
 from qimeng.family import Unsupported
 
@@ -43,6 +43,8 @@ class Nest:
         ordered: those of the kept axes that a scan goes along.
         dots: the matrix products, those that others are computed from first.
         deciding: numbers of the outputs by which something is decided later on.
+        limits: dimensions whose axes have more positions than elements, with their numbers of elements: what lies
+            beyond is computed but never stored.
     """
 
     axes: Axes
@@ -54,6 +56,7 @@ class Nest:
     ordered: frozenset[int] = frozenset()
     dots: tuple[Expr, ...] = ()
     deciding: frozenset[int] = frozenset()
+    limits: list[tuple[Dim, int]] = field(default_factory=list)
 
     def add(self, expr: Expr) -> Expr:
         """Record an expression."""
@@ -113,6 +116,7 @@ class Nest:
             every |= below
             walks = e.op == "reduce" or (e.op == "dot" and not reduced.isdisjoint(e.reduced))
             e.level = max((a.level for a in e.operands()), default=0) + (1 if walks else 0)
+        self.limits = [(self.axes.resolve(d), n) for d, n in self.limits]
         for e, *_ in self.outputs:
             every |= {a for d in e.dims for a in d}
         self.reduced, self.ordered = frozenset(reduced), frozenset(ordered)

@@ -33,6 +33,19 @@ class Builder:
         self.nest = Nest(Axes())
         self.axes = self.nest.axes
 
+    # -- ragged dimensions
+
+    def whole(self, dim: Dim) -> Dim:
+        """`dim`, where its axes have as many positions as it has elements.
+
+        Raises:
+            Unsupported: some positions of its axes lie beyond its end (`Nest.limits`).
+        """
+        atoms = set(self.axes.resolve(dim))
+        if any(atoms & set(self.axes.resolve(d)) for d, _ in self.nest.limits):
+            raise Unsupported("elements by number of a dimension that its axes do not divide")
+        return dim
+
     # -- leaves
     def load(self, source: Source) -> Expr:
         """The whole of an input tensor."""
@@ -84,7 +97,7 @@ class Builder:
         """Reduce `x` over dimensions `dims` (all where None or empty)."""
         rank = len(x.dims)
         chosen = sorted({d % rank for d in dims}) if dims and rank else list(range(rank))
-        reduced = tuple(a for d in chosen for a in x.dims[d])
+        reduced = tuple(a for d in chosen for a in self.whole(x.dims[d]))
         left = tuple(() if i in chosen else d for i, d in enumerate(x.dims) if keepdim or i not in chosen)
         if not reduced:
             return self._reduced_nothing(kind, x, left, dtype)
@@ -107,7 +120,7 @@ class Builder:
         """How many elements `reduce(…, x, dims)` takes together."""
         rank = len(x.dims)
         chosen = {d % rank for d in dims} if dims and rank else set(range(rank))
-        return math.prod(self.axes.extent(self.axes.resolve(x.dims[d])) for d in chosen)
+        return math.prod(self.axes.extent(self.axes.resolve(self.whole(x.dims[d]))) for d in chosen)
 
     def moments(self, x: Expr, dims: Sequence[int] | None, keepdim: bool) -> tuple[Expr, Expr, int]:
         """Mean, sum of squared deviations, and count."""
@@ -185,6 +198,8 @@ class Builder:
     # -- views
     def reshape(self, x: Expr, shape: Sequence[int]) -> Expr:
         """A row-major reshape."""
+        for d in x.dims:
+            self.whole(d)
         return self.nest.add(Expr("identity", (x,), self.axes.regroup(x.dims, shape), x.dtype))
 
     def redim(self, x: Expr, dims: Sequence[Dim]) -> Expr:

@@ -8,6 +8,7 @@ schedules or kernel text.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from qimeng.coder.template.nest.axes import Dim
@@ -16,6 +17,7 @@ from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.rules.base import operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.coder.template.rules.shapes import size_of
+from qimeng.coder.template.rules.transposed import Between, Placing, outputs_first, transposed_product
 from qimeng.coder.template.rules.windows import Windows, several
 from qimeng.family import Unsupported
 
@@ -38,26 +40,28 @@ def _convolution(
     groups: int,
 ) -> Expr:
     count, dtype = len(w.dims) - 2, out_dtype(node)
-    if transposed:
-        raise Unsupported("a transposed convolution")
     if len(x.dims) != count + 2:
         raise Unsupported("a convolution of an input without a batch")
     steps, pads, spread = (several(v, count, ()) for v in (stride, padding, dilation))
-    counts = node.metas[0].shape[2:]
-    rows = size_of(b, x, 0) * _product(counts)
-    columns, depth = size_of(b, w, 0) // groups, size_of(b, w, 1)
-    alone = depth == 1 and (groups > 1 or columns < FEW_COLUMNS)
-    if alone or rows == 1 or columns == 1:
-        total = _summed(b, x, w, (steps, pads, spread), counts, groups, dtype)
+    counts, placing = node.metas[0].shape[2:], (steps, pads, spread)
+    rows = size_of(b, x, 0) * math.prod(counts)
+    if transposed:
+        depth, columns = size_of(b, x, 1) // groups, size_of(b, w, 1)
     else:
-        total = _multiplied(b, x, w, (steps, pads, spread), counts, groups, dtype)
+        depth, columns = size_of(b, w, 1), size_of(b, w, 0) // groups
+    alone = depth == 1 and (groups > 1 or columns < FEW_COLUMNS)
+    sizes = [size_of(b, w, 2 + i) for i in range(count)]
+    if not (alone or rows == 1 or columns == 1):
+        multiply = transposed_product if transposed else _multiplied
+        total = multiply(b, x, w, placing, counts, groups, dtype)
+    elif transposed:
+        windows = Between(b, operand(b, x, compute_dtype(dtype)), sizes, *placing, counts)
+        total = _summed(b, windows, outputs_first(b, w, groups), groups, dtype)
+    else:
+        total = _summed(b, Windows(b, operand(b, x, compute_dtype(dtype)), sizes, *placing, counts), w, groups, dtype)
     if bias is None:
         return total
     return b.pw("add", total, b.redim(bias, [bias.dims[0], *[()] * count]), dtype=dtype)
-
-
-Placing = tuple[list[int], list[int], list[int]]
-"""Strides, paddings and dilations."""
 
 
 def _multiplied(b: Builder, x: Expr, w: Expr, placing: Placing, counts: Any, groups: int, dtype: str) -> Expr:
@@ -76,15 +80,13 @@ def _multiplied(b: Builder, x: Expr, w: Expr, placing: Placing, counts: Any, gro
     return b.redim(total, [dims[0], group + columns, *outer])
 
 
-def _summed(b: Builder, x: Expr, w: Expr, placing: Placing, counts: Any, groups: int, dtype: str) -> Expr:
+def _summed(b: Builder, windows: Windows, w: Expr, groups: int, dtype: str) -> Expr:
     """A product and a sum: depthwise, or of one column or row."""
     work = compute_dtype(dtype)
-    sizes = [size_of(b, w, 2 + i) for i in range(len(counts))]
-    windows = Windows(b, operand(b, x, work), sizes, *placing, counts)
     value = windows.filled(b, 0.0 if is_float(work) else 0)
     channels, group, columns, _ = _shared_axes(b, value, w, windows, groups, False)
     weights = operand(b, w, work)
-    inner = [d for pair in zip([()] * len(counts), weights.dims[2:], strict=True) for d in pair]
+    inner = [d for pair in zip([()] * len(windows.inside), weights.dims[2:], strict=True) for d in pair]
     weights = b.redim(weights, [(), group, columns, channels, *inner])
     value = b.redim(value, [value.dims[0], group, (), channels, *value.dims[2:]])
     dims = [3, *(d + 2 for d in windows.inside)]
@@ -106,10 +108,3 @@ def _shared_axes(
         if given and inside:
             b.axes.unify(given, here)
     return channels, group, columns, inner
-
-
-def _product(numbers: Any) -> int:
-    total = 1
-    for n in numbers:
-        total *= n
-    return total

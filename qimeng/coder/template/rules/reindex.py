@@ -54,7 +54,7 @@ def at(b: Builder, x: Expr, dim: int, into: Sequence[Dim], position: Expr, guard
     Raises:
         Unsupported: the dimension's axes mean something else in `x` as well.
     """
-    old = b.axes.resolve(x.dims[dim])
+    old = b.axes.resolve(b.whole(x.dims[dim]))
     dims = (*x.dims[:dim], *into, *x.dims[dim + 1 :])
     if not old:
         return b.redim(x, dims)

@@ -19,7 +19,7 @@ from qimeng.family import Unsupported
 
 def size_of(b: Builder, x: Expr, dim: int) -> int:
     """Elements along dimension `dim` of `x`."""
-    return b.axes.extent(b.axes.resolve(x.dims[dim]))
+    return b.axes.extent(b.axes.resolve(b.whole(x.dims[dim])))
 
 
 @rule("slice")

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from qimeng.coder.template.nest.axes import strides_of
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr, constant, guard, positions
 from qimeng.coder.template.nest.ir import Nest
@@ -206,6 +207,11 @@ class Emitter:
         self.lines.append(f"{target} = {text}")
         return target
 
+    def _limits(self, held: set[int]) -> list[tuple[dict[int, int], int]]:
+        """What dimensions of an output with the axes `held` are walked by, and their numbers of elements."""
+        found = [(d, n) for d, n in self.nest.limits if set(d) & held]
+        return [(strides_of(self.nest.axes, [d], [1]), n) for d, n in found]
+
     def store(self, number: int, value: str | None = None, sides: str = "pr", hint: str = "") -> None:
         """Store output `number`; positions along axes that it does not have write once."""
         expr, _, _, dtype = self.nest.outputs[number]
@@ -216,7 +222,8 @@ class Emitter:
             for w in self.walks
             if w.atoms and not (set(w.atoms) & held) and ("r" in sides or not w.column)
         ]
-        mask = self.mask(sides, once)
+        within = [f"({self.offset(walked)} < {n})" for walked, n in self._limits(held)]
+        mask = self.mask(sides, [*once, *within])
         text = value if value is not None else self.value(expr)
         held_in = ops.TRITON_DTYPE[compute_dtype(dtype)]
         if constant(expr) is not None and "tl." not in text:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from qimeng.coder.template.families.gemm.inline import Inline
 from qimeng.coder.template.families.gemm.operand import Operand
 from qimeng.coder.template.families.gemm.plan import GemmPlan
+from qimeng.coder.template.families.gemm.positions import shortened
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import Scheme, is_turned, scheme_of, through_registers
 
@@ -57,6 +58,8 @@ def main_loop(
         else:
             outside = f"col0 + {schedule.block_n - 1} - row0 < {plan.triangle.offset}"
         lines, high = [f"high = tl.where({outside}, 0, {steps})"], "high"
+    if short := shortened(plan):
+        lines, high = [*lines, *short, f"high = tl.minimum({high}, most)"], "high"
     if skipped:
         lines, high = [*lines, f"high = tl.where({skipped}, {low}, {high})"], "high"
     promote = -(-schedule.promote // schedule.block_k)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.nest.expr import Expr, Sum, positions, sum_of
 from qimeng.coder.template.nest.ir import VECTOR_BYTES, Nest, coalesce
 from qimeng.coder.template.nest.loads import Loads
 from qimeng.coder.template.nest.regions import region_nest
@@ -161,13 +161,22 @@ class GemmPlan:
 
     def epilogue_used(self) -> frozenset[int] | None:
         """Axes whose positions the epilogue needs one by one (see `used_axes`)."""
-        return used_axes(self.nest, [o[0] for o in self.nest.outputs], lambda e: e is self.dot)
+        used = used_axes(self.nest, [o[0] for o in self.nest.outputs], lambda e: e is self.dot)
+        return used if used is None else used | {a for d, _ in self.nest.limits for a in d}
 
     def epilogue_tables(self) -> list[dict[int, int]]:
         """Strides of every tensor that the epilogue reads or writes."""
         loads = [e for e in self.epilogue() if e.op == "load" and not self.nest.sources[e.param].scalar]
         outputs = [self.nest.output_strides(i) for i in range(len(self.nest.outputs))]
         return [self.nest.load_strides(e) for e in loads] + outputs
+
+
+def walked(nest: Nest, load: Expr) -> dict[int, int]:
+    """Axis to the elements by which a step along it moves in memory, as far as positions are sums of multiples."""
+    place = Sum(nest.load_strides(load))
+    for position, step in positions(load):
+        place = place.plus(sum_of(nest.axes, position).times(step))
+    return {a: abs(c) for a, c in place.steps.items()} if load.access else place.steps
 
 
 def used_axes(nest: Nest, roots: list[Expr], stop: Callable[[Expr], bool] = lambda e: False) -> frozenset[int] | None:
@@ -241,7 +250,7 @@ def _depth(nest: Nest, dot: Expr) -> Atoms:
     loads = [e for e in reach(list(dot.args)) if e.op == "load" and e.access and e.access.steps]
     if not loads:
         return k
-    main = max((nest.walked_strides(e) for e in loads), key=nest.axes.extent)
+    main = walked(nest, max(loads, key=lambda e: nest.axes.extent(e.depends)))
     moved = used_axes(nest, loads) or ()
     near = [a for a in k if main.get(a) == 1 and a not in moved]
     return (*(a for a in k if a not in near), *near)
@@ -259,8 +268,8 @@ def _side(region: Region, nest: Nest, loads: Loads, name: str, expr: Expr, rows:
     plain = expr
     while plain.op == "identity":
         plain = plain.args[0]
-    largest = max(found, key=lambda e: nest.axes.extent(nest.walked_strides(e)))
-    main = nest.walked_strides(largest)
+    largest = max(found, key=lambda e: nest.axes.extent(e.depends))
+    main = walked(nest, largest)
     runs = [atoms for atoms in (rows, k) if any(main.get(x) == 1 for x in atoms)]
     k_major = rows not in runs or (runs == [rows, k] and not any(e.access for e in found))
     allowed = set(rows) | set(k) | set(batch)
@@ -268,13 +277,14 @@ def _side(region: Region, nest: Nest, loads: Loads, name: str, expr: Expr, rows:
         raise Unsupported("an operand of a matrix product changes along other axes")
     is_load = plain.op == "load" and not nest.sources[plain.param].scalar
     aligned = all(_is_aligned(nest, e, (batch, rows, k)) for e in found if e.depends & set(rows) and e.depends & set(k))
-    repeats = nest.axes.extent(main) / min(nest.axes.extent(main), prod(nest.sources[largest.param].shape))
+    elements = nest.axes.extent(largest.depends)
+    repeats = elements / min(elements, prod(nest.sources[largest.param].shape))
     return Side(name, expr, rows, found, plain if is_load else None, held, k_major, aligned, repeats)
 
 
 def _is_aligned(nest: Nest, load: Expr, roles: tuple[Atoms, ...]) -> bool:
     """True where `load` has a contiguous axis and steps of whole vectors of 16 bytes along the others."""
-    strides = nest.walked_strides(load) if load.access else nest.load_strides(load)
+    strides = walked(nest, load)
     used = used_axes(nest, [load])
     groups = [g for atoms in roles for g in coalesce(nest, atoms, [strides], used) if prod(nest.axes.sizes(g)) > 1]
     steps = [strides.get(g[-1], 0) for g in groups]
@@ -359,4 +369,15 @@ def _position(e: object) -> Atoms | None:
     return tuple(e.reduced) if isinstance(e, Expr) and e.op == "index" else None
 
 
-__all__ = ["OVERLAPPING", "REDUCTIONS", "Atoms", "GemmPlan", "Side", "Triangle", "plan_gemm", "reach", "used_axes"]
+__all__ = [
+    "OVERLAPPING",
+    "REDUCTIONS",
+    "Atoms",
+    "GemmPlan",
+    "Side",
+    "Triangle",
+    "plan_gemm",
+    "reach",
+    "used_axes",
+    "walked",
+]

@@ -10,31 +10,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qimeng.coder.template.families.gemm.plan import Side, reach
-from qimeng.coder.template.nest.dtypes import compute_dtype
-from qimeng.coder.template.nest.expr import Expr, affine, guard, positions, start
+from qimeng.coder.template.families.gemm.plan import GemmPlan, Side, reach
+from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
+from qimeng.coder.template.nest.expr import Expr, Sum, guard, positions, sum_of
 from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.triton.emitter import Emitter, Walk
 from qimeng.coder.template.triton.ops import TRITON_DTYPE
+from qimeng.coder.template.triton.walks import spread
 
 
 @dataclass(frozen=True)
 class Bound:
-    """``low <= position < high``, the position a sum of multiples of axes and a constant; None is no bound."""
+    """``low <= position < high``, the position a sum; None is no bound."""
 
     table: tuple[tuple[int, int], ...]
     first: int
+    others: tuple[tuple[Expr, int], ...]
     low: int | None
     high: int | None
 
+    @property
+    def position(self) -> Sum:
+        """The position."""
+        return Sum(dict(self.table), self.first, self.others)
+
     def tightened(self, sizes: Mapping[int, int]) -> Bound:
         """Without the bounds that hold anyway."""
+        if self.others:
+            return self
         ends = [c * (sizes[a] - 1) for a, c in self.table]
         least = self.first + sum(e for e in ends if e < 0)
         most = self.first + sum(e for e in ends if e > 0)
         low = self.low if self.low is not None and least < self.low else None
         high = self.high if self.high is not None and most >= self.high else None
-        return Bound(self.table, self.first, low, high)
+        return Bound(self.table, self.first, self.others, low, high)
 
 
 class Positions:
@@ -50,13 +59,14 @@ class Positions:
         self.steps: list[str] = []
         self._nest, self._side, self._fixed, self._deep = nest, side, fixed, deep
         self._name = side.name
+        self._emitters = tuple(
+            Emitter(nest, list(w), letter=f"{side.name}_{c}") for w, c in ((fixed, "u"), (deep, "v"))
+        )
         self._places: dict[int, str] = {}
         self._guards: dict[int, str] = {}
         self._tests: dict[Bound, str] = {}
-        for e in reach([side.expr]):
-            if e.op == "where" or e.access:
-                for test in (a for a in e.operands() if a.dtype == "bool"):
-                    self._take_guard(test)
+        for test in _tests_of(side):
+            self._take_guard(test)
         for e in side.loads:
             if e.access:
                 self._take_load(e)
@@ -87,7 +97,7 @@ class Positions:
 
     def _take_guard(self, e: Expr) -> None:
         bounds = _bounds(self._nest, e)
-        if bounds is None:
+        if bounds is None or any(self._parts(b.position) is None for b in bounds):
             return
         sizes = {a: self._nest.axes.size(a) for b in bounds for a, _ in b.table}
         tests = [self._test(b.tightened(sizes)) for b in bounds]
@@ -98,40 +108,82 @@ class Positions:
         if bound.low is None and bound.high is None:
             return ""
         if bound not in self._tests:
-            table, name = dict(bound.table), f"{self._name}_in{len(self._tests)}"
-            rows, deep = _terms(self._fixed, table), _terms(self._deep, table)
-            at = f"{self._name}_at{len(self._tests)}"
-            self._tests[bound] = name
-            first = [*rows, *([str(bound.first)] if bound.first or not rows else [])]
-            lines = self.steps if deep else self.setup
+            parts = self._parts(bound.position)
+            assert parts is not None
+            rows, deep = parts
+            number = len(self._tests)
+            at, self._tests[bound] = f"{self._name}_at{number}", f"{self._name}_in{number}"
+            first = [str(bound.first)] if bound.first or not rows else []
             if rows:
-                self.setup.append(f"{at} = {_sum(first)}")
+                self.setup.append(f"{at} = {_sum([*rows, *first])}")
             if deep:
-                lines.append(f"{at}_k = {_sum([at if rows else str(bound.first), *deep])}")
+                self.steps.append(f"{at}_k = {_sum([*([at] if rows else first), *deep])}")
                 at = f"{at}_k"
             tests = [f"({at} >= {bound.low})"] if bound.low is not None else []
             tests += [f"({at} < {bound.high})"] if bound.high is not None else []
-            lines.append(f"{name} = {' & '.join(tests)}")
+            (self.steps if deep else self.setup).append(f"{self._tests[bound]} = {' & '.join(tests)}")
         return self._tests[bound]
 
     def _take_load(self, e: Expr) -> None:
-        nest, table, first = self._nest, dict(self._nest.load_strides(e)), 0
+        place = Sum(self._nest.load_strides(e))
         for position, step in positions(e):
-            found = affine(nest.axes, position)
-            if found is None:
-                return
-            first += start(position) * step
-            for atom, coefficient in found.items():
-                table[atom] = table.get(atom, 0) + coefficient * step
-        rows, deep = _terms(self._fixed, table), _terms(self._deep, table)
+            place = place.plus(sum_of(self._nest.axes, position).times(step))
+        parts = self._parts(place)
+        if parts is None:
+            return
+        rows, deep = parts
         sides = [{w.side for w in walks if w.side and set(w.atoms) & e.depends} for walks in (self._fixed, self._deep)]
         if bool(sides[0]) > bool(rows) or bool(sides[1]) > bool(deep):
             return  # a guard changes where the address does not: the emitter broadcasts it
         name = f"{self._name}_from{len(self._places)}" if self._places else f"{self._name}_from"
-        pointer = f"x{nest.sources[e.param].number}_ptr"
-        self.setup.append(f"{name} = {_sum([pointer, *rows, *([str(first)] if first else [])])}")
+        first = [str(place.constant)] if place.constant else []
+        self.setup.append(f"{name} = {_sum([f'x{self._nest.sources[e.param].number}_ptr', *rows, *first])}")
         self.steps += [f"{name}_k = {_sum(deep)}"] if deep else []
         self._places[id(e)] = f"{name} + {name}_k" if deep else name
+
+    def _parts(self, place: Sum) -> tuple[list[str], list[str]] | None:
+        """What the rows and what the depth add to a sum; None where a term of it depends on both."""
+        rows, deep = _terms(self._fixed, place.steps), _terms(self._deep, place.steps)
+        for e, factor in place.others:
+            walks = [self._fixed, self._deep]
+            inside = [e.depends <= {a for w in found for a in w.atoms} for found in walks]
+            if not any(inside):
+                return None
+            late = not inside[0]
+            em, (terms, lines) = self._emitters[late], ((rows, self.setup), (deep, self.steps))[late]
+            before = len(em.lines)
+            value = em.value(e)
+            lines += em.lines[before:]
+            terms.append(value if factor == 1 else f"{value} * {factor}")
+        return rows, deep
+
+
+def shortened(plan: GemmPlan) -> list[str]:
+    """Lines that leave in `most` the steps after which an operand is zero for this element of the batch.
+
+    So it is where the phases of a transposed convolution have windows of different sizes. Empty where all are as deep.
+    """
+    nest, batch, outer = plan.nest, set(plan.batch), plan.k[0]
+    for side in plan.sides:
+        for bound in (b for e in _tests_of(side) for b in _bounds(nest, e) or ()):
+            by_phase = all(e.depends <= batch for e, _ in bound.others)
+            ((atom, step),) = bound.table if len(bound.table) == 1 else ((None, 0),)
+            if atom != outer or step < 0 or bound.high is None or not bound.others or not by_phase:
+                continue
+            tables = [nest.load_strides(e) for e in side.loads]
+            lines, walks = spread(nest, plan.batch, tables, "z", stem="phase", used=plan.used(side))
+            em = Emitter(nest, walks, letter="phase_u")
+            first = [f"{em.value(e)} * {factor}" if factor != 1 else em.value(e) for e, factor in bound.others]
+            inner = plan.extent(plan.k[1:])
+            taps = f"({bound.high + step - 1 - bound.first} - ({_sum(first)})) // {step}"
+            return [*lines, *em.lines, f"most = ({taps} * {inner} + BK - 1) // BK"]
+    return []
+
+
+def _tests_of(side: Side) -> list[Expr]:
+    """Where the loads of an operand exist, and what its padding is decided by."""
+    found = [e for e in reach([side.expr]) if e.op == "where" or e.access]
+    return [a for e in found for a in e.operands() if a.dtype == "bool"]
 
 
 def _bounds(nest: Nest, e: Expr) -> list[Bound] | None:
@@ -144,22 +196,22 @@ def _bounds(nest: Nest, e: Expr) -> list[Bound] | None:
         return None if None in parts else _joined(known)
     if e.op not in ("ge", "lt") or not isinstance(e.args[0], Expr) or not isinstance(e.args[1], int):
         return None
-    table = affine(nest.axes, e.args[0]) if not e.args[0].dtype.startswith(("float", "bfloat")) else None
-    if table is None:
+    if is_float(e.args[0].dtype):
         return None
+    at = sum_of(nest.axes, e.args[0])
     low, high = (e.args[1], None) if e.op == "ge" else (None, e.args[1])
-    return [Bound(tuple(sorted(table.items())), start(e.args[0]), low, high)]
+    return [Bound(tuple(sorted(at.steps.items())), at.constant, at.others, low, high)]
 
 
 def _joined(bounds: Sequence[Bound]) -> list[Bound]:
     """Bounds of one position as one."""
-    found: dict[tuple[object, int], Bound] = {}
+    found: dict[tuple[object, ...], Bound] = {}
     for b in bounds:
-        key = (b.table, b.first)
+        key = (b.table, b.first, b.others)
         other = found.get(key, b)
         low = max((x for x in (b.low, other.low) if x is not None), default=None)
         high = min((x for x in (b.high, other.high) if x is not None), default=None)
-        found[key] = Bound(b.table, b.first, low, high)
+        found[key] = Bound(b.table, b.first, b.others, low, high)
     return list(found.values())
 
 
@@ -173,4 +225,4 @@ def _sum(terms: Sequence[str]) -> str:
     return " + ".join(terms).replace("+ -", "- ") or "0"
 
 
-__all__ = ["Positions"]
+__all__ = ["Positions", "shortened"]

@@ -37,7 +37,7 @@ def operand_bytes(plan: GemmPlan, side: Side) -> int:
 
 def _bytes(plan: GemmPlan, load: Expr) -> int:
     nest, source = plan.nest, plan.nest.sources[load.param]
-    elements = nest.axes.extent(nest.walked_strides(load))
+    elements = nest.axes.extent(load.depends)
     if load.access:
         elements = min(elements, math.prod(source.shape))
     return elements * itemsize(source.dtype)
