@@ -225,6 +225,12 @@ def test_rooms_of_the_environment_import_those_before_them() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_tests_of_a_room_are_in_its_folder() -> None:
+    tests = ROOT / "tests" / "envs"
+    astray = {p.parent.name for p in tests.rglob("test_*.py")} - set(ROOMS)
+    assert not astray, f"tests/envs has a folder for each room ({', '.join(ROOMS)}); move the tests in {astray}"
+
+
 # ---- circles: an import counts, whether it stands at the top, in a function or is for types alone
 
 

@@ -167,7 +167,7 @@ def test_a_later_launch_finds_the_binary(server: ForkServer, tmp_path: Path) -> 
     longer.write_text(HEADER + "\n\ndef another():\n    return 1\n\n\n" + ADD)
     done = subprocess.run(
         [sys.executable, "-c", LAUNCH, str(longer)],
-        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         text=True,
         timeout=60,

@@ -125,7 +125,7 @@ def test_a_worker_finds_what_was_compiled_for_its_program_and_nothing_else(layer
     compiled = tmp_path / implementation.digest
     assert [p.parent.parent for p in tmp_path.rglob("*.cubin")] == [compiled]
     for folders, own in (([str(compiled)], 0), ([], 1)):
-        target = "tests.envs.test_sandboxed_judge:compiles"
+        target = "tests.envs.judge.test_sandboxed_judge:compiles"
         process = shared_server().start(target, inputs, sandbox="full", readable=[str(tmp_path)])
         try:
             found = process.call("compile", timeout_s=120, folders=folders, implementation=implementation)[0]
@@ -145,7 +145,7 @@ def test_processes_see_what_the_server_built_and_cannot_change_it(layers):
     shared = Path(server.folder, "shared")
     shared.mkdir()
     (shared / "built").write_text("for all")
-    process = server.start("tests.envs.test_sandbox:hostile", sandbox="full")
+    process = server.start("tests.envs.sandbox.test_sandbox:hostile", sandbox="full")
     try:
         for text, expected in (
             (f"found = open('{shared}/built').read()", ["done", "for all"]),

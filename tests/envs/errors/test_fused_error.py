@@ -14,7 +14,7 @@ import torch
 
 from qimeng.envs.errors import accuracy
 
-ROOT = str(Path(__file__).parents[2])
+ROOT = str(Path(__file__).parents[3])
 CASES = {
     "short rows": ((37, 5), torch.float32, torch.float32),
     "rows of a tile": ((3, 4096), torch.float32, torch.float32),
@@ -68,7 +68,7 @@ def hold(found: dict[str, tuple[tuple[float, float], tuple[float, float]]]) -> N
 
 def test_in_the_interpreter() -> None:
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": ROOT}
-    code = "import json; from tests.envs.test_fused_error import all_cases; print(json.dumps(all_cases('cpu')))"
+    code = "import json; from tests.envs.errors.test_fused_error import all_cases; print(json.dumps(all_cases('cpu')))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     hold(json.loads(run.stdout.splitlines()[-1]))

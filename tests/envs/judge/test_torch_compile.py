@@ -18,7 +18,7 @@ from qimeng.envs.workers.stopwatch import Effort
 from qimeng.envs.workers.worker import Setup
 
 SETUP = Setup(b"", "default", "cpu")
-PRELOAD = ("tests.envs.test_torch_compile",)
+PRELOAD = ("tests.envs.judge.test_torch_compile",)
 
 
 def stand_in(channel: Channel, setup: Setup) -> None:
@@ -45,7 +45,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[TorchCompile]:
 
     def fake_start(target, setup, environment):  # type: ignore[no-untyped-def]
         assert target == "qimeng.envs.judge.baseline:main" and "TORCHINDUCTOR_CACHE_DIR" in environment
-        return start("tests.envs.test_torch_compile:stand_in", setup, environment=environment)
+        return start("tests.envs.judge.test_torch_compile:stand_in", setup, environment=environment)
 
     monkeypatch.setattr(server, "start", fake_start)
     monkeypatch.setattr("qimeng.envs.judge.torch_compile.compile_server", lambda: server)

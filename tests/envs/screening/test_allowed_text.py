@@ -21,7 +21,7 @@ from qimeng.interfaces import Action, Request
 from qimeng.program.program import Implementation, Program
 from qimeng.testing import sample_graph
 
-GOLDEN = Path(__file__).parents[1] / "coder" / "llm" / "golden"
+GOLDEN = Path(__file__).parents[2] / "coder" / "llm" / "golden"
 
 KERNEL = """
 @triton.jit

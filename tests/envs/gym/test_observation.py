@@ -173,7 +173,8 @@ def test_without_times_the_roofline_orders_the_actions(graph: OpGraph) -> None:
     assert shuffled == order_actions(actions, program, None, device)
     assert shuffled[0].kind == "stop"
     slowest = max(program.regions, key=lambda r: bound_ms(r, device))
-    assert slowest.id in shuffled[1].regions
+    first = next(a for a in shuffled if a.regions)  # those without are about the whole program
+    assert slowest.id in first.regions
 
 
 def test_what_an_action_may_save_at_most(graph: OpGraph) -> None:

@@ -54,7 +54,7 @@ def server() -> Iterator[ForkServer]:
 
 
 def start(server: ForkServer, word: str = "hello"):
-    return server.start("tests.envs.test_forkserver:echo", word)
+    return server.start("tests.envs.workers.test_forkserver:echo", word)
 
 
 def test_a_server_that_was_ended_is_started_anew() -> None:
@@ -123,7 +123,7 @@ def test_processes_get_no_secrets_and_a_folder_of_their_own(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     server = ForkServer(preload=())
     try:
-        process = server.start("tests.envs.test_forkserver:echo", "x", environment={"EXTRA": "1"})
+        process = server.start("tests.envs.workers.test_forkserver:echo", "x", environment={"EXTRA": "1"})
         environment = process.call("environment", timeout_s=60)[0]
         assert "OPENAI_API_KEY" not in environment
         assert environment["EXTRA"] == "1" and environment["TMPDIR"] == str(process.folder)
@@ -147,7 +147,7 @@ def test_a_process_starts_in_a_fraction_of_a_second(server):
 def test_everything_dies_with_the_judge():
     code = (
         "import sys; from qimeng.envs.workers.forkserver import ForkServer\n"
-        "s = ForkServer(preload=()); p = s.start('tests.envs.test_forkserver:echo', 'x')\n"
+        "s = ForkServer(preload=()); p = s.start('tests.envs.workers.test_forkserver:echo', 'x')\n"
         "print(p.call('left', 60, seconds=60)[0], flush=True); sys.stdin.read()\n"
     )
     judge = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

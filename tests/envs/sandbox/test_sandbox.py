@@ -80,7 +80,7 @@ def victim() -> Iterator[int]:
 
 
 def start(server: ForkServer, level: str) -> Process:
-    return server.start("tests.envs.test_sandbox:hostile", sandbox=level)
+    return server.start("tests.envs.sandbox.test_sandbox:hostile", sandbox=level)
 
 
 def attempt(server: ForkServer, level: str, text: str, **names: object) -> list[str]:
@@ -447,7 +447,7 @@ def test_a_process_says_which_layers_it_is_in(server, layers):
         assert set(process.call("layers", timeout_s=30)[0]) == expected
         process.kill()
     with pytest.raises(ValueError, match="there are full, tool, basic, off"):
-        server.start("tests.envs.test_sandbox:hostile", sandbox="none")
+        server.start("tests.envs.sandbox.test_sandbox:hostile", sandbox="none")
 
 
 def test_a_folder_of_packages_is_readable_whatever_its_name(tmp_path, monkeypatch):
