@@ -218,13 +218,15 @@ class _Kernel:
                 em.define(e, "m" if e.param == "max" else "l")
         for i, e in enumerate(self.weights.sums):
             em.define(e, f"sum{i}")
+        if any(op in ("keep", "drop") for op, _ in self.weights.steps):
+            em.lines.append("none = acc * 0.0  # weights of 0: NaN where a value is not finite")
         for op, x in self.weights.steps:
             value = em.value(x) if isinstance(x, Expr) else repr(float(x))
             text = {
                 "mul": f"acc * {value}",
                 "div": f"acc / {value}",
-                "keep": f"tl.where({value}, acc, 0.0)",
-                "drop": f"tl.where({value}, 0.0, acc)",
+                "keep": f"tl.where({value}, acc, none)",
+                "drop": f"tl.where({value}, none, acc)",
             }[op]
             em.lines.append(f"acc = {text}")
         em.define(plan.output, "acc")

@@ -1,7 +1,8 @@
 """Which schedules an attention starts from, which ones lowering tries, and what each takes of an SM.
 
 The blocks of half operands are those of Triton's own tutorial of fused attention (06-fused-attention.py, tuned on an
-H100), those of fp32 operands follow from registers and shared memory; none was measured here yet. Deals in block sizes
+H100), those of fp32 operands follow from the compiler's registers and spills (Triton 3.6, sm_90; depths 64 and 96); none was
+timed here yet. Deals in block sizes
 and capacities. Knows nothing about kernel text.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.coder.template.families.attention.tiles import LEAST
+from qimeng.coder.template.families.attention.weights import reach
 from qimeng.coder.template.families.common import fast_by_default
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
@@ -28,11 +30,11 @@ HALF_SWEEP: tuple[Blocks, ...] = (
     (64, 32, 4, 3),
 )
 FULL_SWEEP: tuple[Blocks, ...] = (
+    (64, 32, 8, 2),
     (64, 32, 4, 2),
-    (128, 32, 8, 2),
+    (128, 32, 8, 1),
     (64, 64, 8, 2),
-    (64, 64, 4, 2),
-    (128, 64, 8, 2),
+    (128, 32, 8, 2),
     (32, 32, 4, 2),
 )
 GUESSES = 4
@@ -66,12 +68,12 @@ def sweep(
 
 
 def with_blocks(plan: AttentionPlan, schedule: AttentionSchedule, blocks: Blocks) -> AttentionSchedule:
-    """`schedule` with these blocks, cut to the problem; few queries need few warps."""
+    """`schedule` with these blocks, cut to the problem."""
     _, rows, keys, _, _ = plan.shape
     block_m, block_n, warps, stages = blocks
     block_m = min(block_m, power_of_two(rows, LEAST))
     block_n = min(block_n, power_of_two(keys, LEAST))
-    warps = max(1, min(warps, block_m // 16))
+    warps = min(warps, max(4, block_m // 8))
     return schedule.but(block_m=block_m, block_n=block_n, warps=warps, stages=stages)
 
 
@@ -91,7 +93,7 @@ def fitted(plan: AttentionPlan, schedule: AttentionSchedule, device: Device) -> 
 
 
 def needs(plan: AttentionPlan, schedule: AttentionSchedule) -> Needs:
-    """The queries once and the stages of keys and values in shared memory; scores and products in registers.
+    """The queries once, the stages of keys, values and masks in shared memory; scores and products in registers.
 
     A thread's share of a step's scores, their exponentials and the product must fit its registers.
     """
@@ -100,8 +102,16 @@ def needs(plan: AttentionPlan, schedule: AttentionSchedule) -> Needs:
     held = schedule.block_m * depth + schedule.stages * schedule.block_n * (depth + columns)
     if not plan.half:  # the weights change threads between the products, in two parts for several of them
         held += schedule.block_m * schedule.block_n * (2 if schedule.precision == "tf32x3" else 1)
+    masks = schedule.stages * schedule.block_m * schedule.block_n * sum(_tile_bytes(plan))
     tile = schedule.block_m * (schedule.block_n + columns)
-    return Needs(held * size, schedule.warps, tile, values_per_thread=255)
+    return Needs(held * size + masks, schedule.warps, tile, values_per_thread=255)
+
+
+def _tile_bytes(plan: AttentionPlan) -> list[int]:
+    """Bytes of an element of each tensor that is read for each query and key, as masks are."""
+    found = reach(plan.weights.tile(), lambda e: e is plan.scores)
+    sides = (set(plan.rows), set(plan.keys))
+    return [itemsize(e.dtype) for e in found if e.op == "load" and all(e.depends & side for side in sides)]
 
 
 def _has_tf32(device: Device) -> bool:
