@@ -1,9 +1,8 @@
 """Which schedules an attention starts from, which ones lowering tries, and what each takes of an SM.
 
 The blocks of half operands are those of Triton's own tutorial of fused attention (06-fused-attention.py, tuned on an
-H100), those of fp32 operands follow from the compiler's registers and spills (Triton 3.6, sm_90; depths 64 and 96); none was
-timed here yet. Deals in block sizes
-and capacities. Knows nothing about kernel text.
+H100), those of fp32 operands follow from the registers and spills that the compiler reports (Triton 3.6, sm_90; depths
+64 and 96); none was timed here yet. Deals in block sizes and capacities. Knows nothing about kernel text.
 """
 
 from __future__ import annotations
