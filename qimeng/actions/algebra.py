@@ -21,6 +21,8 @@ SHOWN = 3
 class Algebra(Kind):
     """Compute the same with less work: ``fold`` scales and batch norms of evaluation mode into the weights before them.
 
+    Or take it ``apart`` where the parts are faster: an attention of heads too deep for one kernel.
+
     What then depends on parameters alone is computed once, and again when a parameter changes.
 
     args: none; the option says which group of rules is applied, wherever it applies.

@@ -43,19 +43,26 @@ class HeuristicPlanner(Planner):
         self.patience = patience
 
     def choose(self, observation: Observation) -> Action:
-        """The first applicable of: fusion, lowering, fusion with what is left to the library, tuning, stop.
+        """The first applicable of several kinds.
 
+        In order: taking deep attentions apart, fusion, lowering, fusion with what is left to the library, tuning, stop.
         Tuning begins with the form of a reduction, then fast special functions where a region has such functions (the
         action is offered) and memory is not what binds it.
         """
         return (
-            self._fusion(observation)
+            self._apart(observation)
+            or self._fusion(observation)
             or self._lowering(observation, library=False)
             or self._late_fusion(observation)
             or self._lowering(observation, library=True)
             or self._tuning(observation)
             or next(a for a in observation.actions if a.kind == "stop")
         )
+
+    def _apart(self, o: Observation) -> Action | None:
+        """Attentions whose heads are too deep for one kernel, as products."""
+        action = Action("algebra", (), "apart")
+        return action if action in o.actions and action not in _tried(o) else None
 
     def _fusion(self, o: Observation) -> Action | None:
         """A fusion that keeps data in registers; products that the library is fast at are left to it at first."""

@@ -10,10 +10,11 @@ from functools import lru_cache
 
 from qimeng.errors import IllegalAction
 from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.rewrites.attention import TakeApart
 from qimeng.graph.rewrites.base import Edit, NoRewrite, Rewrite, Rule, sites
 from qimeng.graph.rewrites.fold import FoldNorm, FoldScale
 
-RULES: dict[str, Rule] = {rule.name: rule for rule in (FoldNorm(), FoldScale())}
+RULES: dict[str, Rule] = {rule.name: rule for rule in (FoldNorm(), FoldScale(), TakeApart())}
 """Every rule by name, in the order in which they are tried."""
 
 MOST = 512
