@@ -1,6 +1,8 @@
-"""Puts problems of the suite through capture, verification and the template coder, kernels in Triton's interpreter.
+"""Puts problems of the suite through capture, verification and the template coder.
 
-A script: ``TRITON_INTERPRET=1 python -m tests.suite.run [--steps N --seed S] [names]`` prints a JSON row a problem.
+A script that prints a JSON row a problem. Without a GPU kernels run in Triton's interpreter:
+``TRITON_INTERPRET=1 python -m tests.suite.run [--steps N --seed S] [names]``; with one:
+``python -m tests.suite.run --device cuda --workers 14 [--steps N --seed S] [names]``.
 Each region of the starting program is lowered and held against its PyTorch text in float64; with ``--steps`` the rest
 of a random trajectory of legal actions follows, where every alternative of every patch is checked so.
 """
@@ -12,7 +14,9 @@ import json
 import random
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -50,7 +54,7 @@ def spec_of(problem: Problem) -> KernelSpec:
     return KernelSpec.of(problem.make(), problem.examples(), **problem.options)
 
 
-def run(problem: Problem, steps: int, seed: int) -> dict[str, Any]:
+def run(problem: Problem, steps: int, seed: int, device: str = "cpu") -> dict[str, Any]:
     """What came of one problem: regions lowered and left, with reasons, and what was wrong."""
     began = time.perf_counter()
     row: dict[str, Any] = {"problem": problem.name, "lowered": 0, "left": {}, "wrong": [], "whole": "", "actions": 0}
@@ -60,7 +64,8 @@ def run(problem: Problem, steps: int, seed: int) -> dict[str, Any]:
         graph = capture_spec(spec)
     except CaptureError as error:
         return {**row, "whole": str(error), "seconds": round(time.perf_counter() - began, 2)}
-    values = evaluate(graph, spec)
+    torch.set_default_device(device)
+    values = evaluate(graph, spec, device)
     program, coder = Program.start(graph), TemplateCoder()
     for region in program.regions:
         if program.implementation(region).generated:
@@ -116,10 +121,11 @@ def step(
         return program
 
 
-def evaluate(graph: OpGraph, spec: KernelSpec) -> dict[Value, Any]:
-    """Every value of the graph in an eager run, operator by operator."""
-    inputs, model = spec.inputs(5), Program.start(graph).load("suite_start").Model()
+def evaluate(graph: OpGraph, spec: KernelSpec, device: str = "cpu") -> dict[Value, Any]:
+    """Every value of the graph in an eager run on `device`, operator by operator."""
+    inputs, model = spec.inputs(5, device), Program.start(graph).load("suite_start").Model()
     model.load_state_dict(spec.module().state_dict())
+    model.to(device)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     leaves = _pytree.tree_leaves(inputs)
     values: dict[Value, Any] = {}
@@ -198,24 +204,44 @@ def in_double(function: Any, arguments: Sequence[Any]) -> tuple[Any, Any]:
         return None, None
 
 
+def row_of(name: str, steps: int, seed: int, device: str) -> dict[str, Any]:
+    """The row of the problem `name`, whatever happens."""
+    problem = next(p for p in problems() if p.name == name)
+    torch.set_num_threads(1)
+    torch.set_default_device("cpu")
+    try:
+        with torch.no_grad():
+            return run(problem, steps, seed, device)
+    except Exception as error:  # noqa: BLE001 - the other problems must still be seen
+        return {"problem": problem.name, "raised": "".join(traceback.format_exception(error)[-4:])}
+
+
+def rows(names: Sequence[str], workers: int, *options: Any) -> Iterator[dict[str, Any]]:
+    """The rows, as they come; each in a process of its own where there are `workers`."""
+    on_cpu = "cpu" in options
+    if not workers:
+        if on_cpu:
+            mend()
+        yield from (row_of(name, *options) for name in names)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn"), mend if on_cpu else None, max_tasks_per_child=1) as pool:
+        for done in as_completed([pool.submit(row_of, name, *options) for name in names]):
+            yield done.result()
+
+
 def main() -> None:
     """Run the problems named on the command line, or all."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=0, help="processes; 0 runs all in this one")
     parser.add_argument("names", nargs="*")
     chosen = parser.parse_args()
-    mend()
-    torch.set_num_threads(1)
-    for problem in problems():
-        if not chosen.names or problem.name in chosen.names:
-            try:
-                row = run(problem, chosen.steps, chosen.seed)
-            except Exception as error:  # noqa: BLE001 - the other problems must still be seen
-                row = {"problem": problem.name, "raised": "".join(traceback.format_exception(error)[-4:])}
-            print(json.dumps(row), flush=True)
+    names = [p.name for p in problems() if not chosen.names or p.name in chosen.names]
+    for row in rows(names, chosen.workers, chosen.steps, chosen.seed, chosen.device):
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-    with torch.no_grad():
-        main()
+    main()

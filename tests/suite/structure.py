@@ -140,7 +140,7 @@ def looks_at_values(x: Tensor) -> Tensor:
     return x * 2 if x.shape[0] > 3 else x - 1
 
 
-@problem("branches on values", normal((6, 5)), whole="torch.export")
+@problem("branches on values", normal((6, 5)), whole="depends on the values of a tensor")
 def branches_on_values(x: Tensor) -> Tensor:
     return x * 2 if bool((x.sum() > 0).item()) else x - 1
 
