@@ -105,7 +105,7 @@ def converted(
             name = getattr(spec.arg, "name", None)
             outputs.append(rename[name] if name in rename else getattr(spec.arg, "value", None))
         elif spec.kind != out_kinds.TOKEN:
-            raise CaptureError("the computation changes its inputs")
+            raise CaptureError(_changed(spec))
     try:
         out_spec = structure_of(exported.call_spec.out_spec)
     except UnknownStructure as error:
@@ -152,6 +152,16 @@ def _part(part: Part, rename: dict[str, Value]) -> Node:
     name = f"part_{part.outputs[0].name}"
     args = tuple(rename[fx.name] for fx in part.inputs)
     return Node(name, "op", f"torch.{part.label}.{digest}", args, metas=metas, literal=part.text)
+
+
+def _changed(spec: Any) -> str:
+    """What an exported program changes besides buffers, in words, and what to do."""
+    if spec.kind == torch.export.graph_signature.OutputKind.PARAMETER_MUTATION:
+        return (
+            f"it changes its parameter {spec.target} at every call. To have it optimized, do that outside of forward "
+            "(an embedding's max_norm, for example), or keep what changes in a buffer"
+        )
+    return "it changes its inputs. To have it optimized, change a copy and return that"
 
 
 def _check_sources(signature: Any, kinds: Any) -> None:

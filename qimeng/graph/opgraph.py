@@ -51,6 +51,10 @@ class Meta:
         return self.stride == row_major(self.shape)
 
 
+REINTERPRETS = "aten.view.dtype"
+"""Takes the bits of a tensor for numbers of another dtype, which no other overload of ``view`` does."""
+
+
 @dataclass(frozen=True)
 class Node:
     """One vertex: an operator, or a source of values (input, parameter, buffer, constant).
@@ -79,7 +83,9 @@ class Node:
 
     @property
     def packet(self) -> str:
-        """The operator without its overload (``"aten.add"``)."""
+        """The operator without its overload (``"aten.add"``), but where that is another operator of the same name."""
+        if self.target == REINTERPRETS:
+            return REINTERPRETS
         return self.target.rsplit(".", 1)[0] if self.kind == "op" else ""
 
     def operands(self) -> tuple[Value, ...]:

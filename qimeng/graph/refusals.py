@@ -34,6 +34,8 @@ def of_export(error: BaseException) -> str:
     first, name = (str(error).strip().splitlines() or [""])[0], type(error).__name__
     if any(word in name for word in _VALUES) or "unbacked" in first:
         return f"{VALUES}{_line(error)}. {INSTEAD}"
+    if "DynamicOutputShape" in name:
+        return f"the size of what {first.removesuffix('.default')} yields depends on values{_line(error)}. {INSTEAD}"
     if any(word in first for word in _NUMPY):
         return f"{NUMPY}{_line(error)}. {INSTEAD}"
     return f"torch.export: {name}: {first[:300]}{_line(error)}"

@@ -255,6 +255,7 @@ def _guards(graph: OpGraph, inputs: list[Node]) -> list[str]:
         assert meta is not None
         name = f"a{node.target}"
         lines.append(f"_check({node.target!r}, {name}, {meta.shape}, {meta.stride}, torch.{meta.dtype}, device)")
+    lines.append("_check_context(device)")
     for node in inputs:
         if node.kind == "scalar":
             lines.append(f"if not isinstance(a{node.target}, (int, float)):")

@@ -32,6 +32,8 @@ def _check(name, tensor, shape, stride, dtype, device):
     """Refuse an input that the kernels were not made for."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"input {name}: expected a tensor, got {type(tensor).__name__}")
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise ValueError(f"input {name}: expected a tensor with memory of its own, got a {type(tensor).__name__}")
     if tensor.shape != shape or tensor.dtype is not dtype or tensor.stride() != stride:
         raise ValueError(
             f"input {name}: made for shape {shape}, stride {stride}, {dtype}; got shape {tuple(tensor.shape)}, "
@@ -39,6 +41,17 @@ def _check(name, tensor, shape, stride, dtype, device):
         )
     if tensor.device != device:
         raise ValueError(f"input {name}: expected on {device}, got {tensor.device}")
+
+
+def _check_context(device):
+    """Refuse a call where the module would compute in other dtypes, or operators are recorded that kernels are not."""
+    if torch.is_autocast_enabled(device.type):
+        raise ValueError(
+            f"made for calls outside of autocast: call it under torch.autocast({device.type!r}, enabled=False), or "
+            "optimize a module that enters autocast in its own forward"
+        )
+    if torch.jit.is_tracing():
+        raise ValueError("torch.jit.trace records no kernels: trace the module that this program was made from")
 
 
 def _in_memory(tensor):

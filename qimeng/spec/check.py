@@ -39,12 +39,28 @@ def shapes(inputs: Any) -> str:
 
 
 def check(spec: KernelSpec) -> None:
-    """Refuse a spec that fails on its own inputs, changes them, or returns no tensor (see `KernelSpec.check`)."""
+    """Refuse what `KernelSpec.check` says."""
+    _refuse_surroundings(spec)
     small = spec.reduced()
     if small is not spec:
         _check_run(spec, values=False)  # sizes that do not fit may fit once they are made smaller
     _check_run(small, values=small.is_small)
     _ = spec.domains  # refuses domains that do not fit the inputs
+
+
+def _refuse_surroundings(spec: KernelSpec) -> None:
+    """Refuse settings of this process that decide what is computed and that the judge's processes do not have."""
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            raise SpecError(
+                f"{spec.name}: torch.autocast is on for {device}; leave it before this call. To have a computation "
+                "under autocast optimized, let the module's forward enter it"
+            )
+    if torch.get_default_dtype() is not torch.float32:
+        raise SpecError(
+            f"{spec.name}: the default dtype is {torch.get_default_dtype()}; set it to torch.float32 before this call, "
+            "and name the dtype of tensors that forward makes (torch.zeros(…, dtype=x.dtype))"
+        )
 
 
 def _check_run(spec: KernelSpec, values: bool) -> None:

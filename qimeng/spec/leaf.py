@@ -134,9 +134,13 @@ def is_plain(x: torch.Tensor) -> bool:
 
 def placed(x: torch.Tensor, device: str) -> torch.Tensor:
     """A copy of `x` on `device` with the same strides. Other tensors in the same memory are not copied."""
-    x = x.detach().resolve_conj().resolve_neg()
+    x = x.detach()
     out = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
-    if not isinstance(out, FakeTensor):
+    if isinstance(out, FakeTensor):
+        return out
+    if x.is_conj() or x.is_neg():  # PyTorch holds its sign back, which its memory does not show
+        unexpanded(out).copy_(unexpanded(x))
+    else:
         _span(out).copy_(_span(x))
     return out
 

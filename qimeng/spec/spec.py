@@ -381,7 +381,8 @@ class KernelSpec:
         It runs at reduced size; where that is still large, without values.
 
         Raises:
-            SpecError: it fails on its own inputs, changes its inputs, or returns no tensor.
+            SpecError: it fails on its own inputs, changes its inputs, or returns no tensor; or autocast is on, or the
+                default dtype is not float32.
         """
         from qimeng.spec.check import check
 

@@ -54,6 +54,16 @@ def fused(spec: KernelSpec) -> Program:
     return program
 
 
+def overwritten(x: torch.Tensor) -> torch.Tensor:
+    """Reads the position of a row that is a number."""
+    y = x.exp()
+    y[..., -1] = 0.5
+    y[0] += 1
+    return y
+
+
+CASES["overwritten in part"] = (overwritten, (ROWS,))
+
 APART = ("half in the middle", "half chain")
 """Cases that are also run with every number of their operators in a first region."""
 
@@ -120,6 +130,12 @@ def test_float8_is_left_to_pytorch() -> None:
     spec = KernelSpec.from_function(lambda x: x.to(torch.float8_e4m3fn).float() * 2, (ROWS,))
     regions = Program.start(capture_spec(spec)).regions
     assert ["float8_e4m3fn" in (TemplateCoder().can_implement(r) or "") for r in regions] == [True, True, False]
+
+
+def test_dimensions_of_what_has_none_are_left_to_pytorch() -> None:
+    spec = KernelSpec.from_function(lambda x, i: x.gather(0, i) * 2, (torch.tensor(2.0), torch.tensor(0)))
+    regions = {r.label(): r for r in Program.start(capture_spec(spec)).regions}
+    assert "a tensor that has none" in (TemplateCoder().can_implement(regions["gather"]) or "")
 
 
 if __name__ == "__main__":

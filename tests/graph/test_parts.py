@@ -150,3 +150,9 @@ def test_a_part_reads_as_a_function() -> None:
         f"    v0 = {name}(x0, x1)\n"
         "    return (v0[0],)\n"
     )
+
+
+def test_bits_taken_for_another_dtype_are_no_view_of_numbers() -> None:
+    x = torch.randn(6, 8)
+    spec = KernelSpec.of(lambda x: (x * 2).view(torch.int32) + 1, (x,))
+    assert [r.label() for r in Program.start(capture_spec(spec)).regions] == ["mul", "view.dtype", "add"]

@@ -13,6 +13,7 @@ import torch
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.rules.builder import Builder, converted
+from qimeng.family import Unsupported
 
 Rule = Callable[..., Any]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,6 +33,17 @@ def rule(*names: str) -> Callable[[F], F]:
         return function
 
     return enter
+
+
+def axis_of(x: Expr, dim: int) -> int:
+    """The number of dimension `dim` of `x`, which may be given from the end.
+
+    Raises:
+        Unsupported: `x` has none; PyTorch takes it for one element there.
+    """
+    if not x.dims:
+        raise Unsupported("a dimension of a tensor that has none")
+    return dim % len(x.dims)
 
 
 def out_dtype(node: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr
-from qimeng.coder.template.rules.base import SMALL, dims_of, operand, out_dtype, rule
+from qimeng.coder.template.rules.base import SMALL, axis_of, dims_of, operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.coder.template.rules.pointwise import binary, power, truth
 from qimeng.coder.template.rules.shapes import gathered
@@ -118,7 +118,7 @@ def _logsumexp(b: Builder, node: Any, x: Expr, dims: Any, keepdim: bool = False)
     top = b.reduce("max", x, dims_of(dims), True)
     finite = b.pw("where", b.pw("isinf", top, dtype="bool"), 0.0, top)
     total = b.reduce("sum", b.pw("exp", b.pw("sub", x, finite)), dims_of(dims), keepdim)
-    gone = set() if keepdim else {k % len(x.dims) for k in dims_of(dims) or range(len(x.dims))}
+    gone = set() if keepdim else {axis_of(x, k) for k in dims_of(dims) or range(len(x.dims))}
     finite = b.redim(finite, [d for i, d in enumerate(finite.dims) if i not in gone])
     return b.pw("add", b.pw("log", total), finite, dtype=out_dtype(node))
 
@@ -199,7 +199,7 @@ def _batch_norm(b: Builder, node: Any, x: Expr, weight: Any, bias: Any, *rest: A
 @rule("gather")
 def _gather(b: Builder, node: Any, x: Expr, dim: int, index: Expr, sparse_grad: bool = False) -> Expr:
     """Out = sum over j of (j == index) * x[j]; only for one index a row (as cross-entropy needs)."""
-    at = dim % len(x.dims)
+    at = axis_of(x, dim)
     if index.dims[at]:
         return gathered(b, x, at, index)
     position = b.redim(b.index(x.dims[at]), [x.dims[at] if i == at else () for i in range(len(x.dims))])

@@ -11,7 +11,7 @@ from typing import Any
 
 from qimeng.coder.template.nest.dtypes import is_float
 from qimeng.coder.template.nest.expr import Expr
-from qimeng.coder.template.rules.base import operand, out_dtype, rule
+from qimeng.coder.template.rules.base import axis_of, operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.coder.template.rules.reindex import at, index, integer, within
 from qimeng.family import Unsupported
@@ -42,7 +42,7 @@ def _select(b: Builder, node: Any, x: Expr, dim: int, position: int) -> Expr:
 @rule("flip")
 def _flip(b: Builder, node: Any, x: Expr, dims: Sequence[int]) -> Expr:
     for dim in dims:
-        d = dim % len(x.dims)
+        d = axis_of(x, dim)
         size = size_of(b, x, d)
         if size > 1:
             axis = b.axes.new(size)
@@ -52,7 +52,7 @@ def _flip(b: Builder, node: Any, x: Expr, dims: Sequence[int]) -> Expr:
 
 @rule("unfold")
 def _unfold(b: Builder, node: Any, x: Expr, dim: int, size: int, step: int) -> Expr:
-    d = dim % len(x.dims)
+    d = axis_of(x, dim)
     window, inside = b.axes.new(node.metas[0].shape[d]), b.axes.new(size)
     place = integer(b, "add", _line(b, window, step, 0), index(b, inside))
     y = at(b, x, d, [window, inside], place)
@@ -97,7 +97,7 @@ def _pad(b: Builder, node: Any, x: Expr, pad: Sequence[int], value: Any = 0) -> 
 
 @rule("index_select")
 def _index_select(b: Builder, node: Any, x: Expr, dim: int, where: Expr) -> Expr:
-    d = dim % len(x.dims)
+    d = axis_of(x, dim)
     place = where if len(where.dims) == 1 else b.redim(where, [()])
     return at(b, x, d, [place.dims[0]], place, within(b, place, 0, size_of(b, x, d)))
 

@@ -202,6 +202,8 @@ class Emitter:
         have, want = compute_dtype(e.args[0].dtype), compute_dtype(e.dtype)
         if have == want:
             return inner
+        if constant(e.args[0]) is not None and "tl." not in inner:  # a number has no dtype that it could change
+            inner = f"tl.full([1, 1], {inner}, {ops.TRITON_DTYPE[have]})"
         target = self.fresh()
         text = f"({inner} != 0)" if want == "bool" else f"({inner}).to({ops.TRITON_DTYPE[want]})"
         self.lines.append(f"{target} = {text}")
