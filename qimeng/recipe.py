@@ -56,6 +56,7 @@ class PatchRecord:
         alternatives: the implementations to choose from; one in a recipe.
         note: the patch's note; no part of its identity.
         rewrites: of the graph, made before anything else.
+        launch: how the program is launched from now on; None where that stays.
     """
 
     regions: tuple[RegionRecord, ...] | None = None
@@ -63,12 +64,13 @@ class PatchRecord:
     alternatives: tuple[Implementation, ...] = ()
     note: str = field(default="", compare=False)
     rewrites: tuple[Rewrite, ...] = ()
+    launch: str | None = None
 
     @classmethod
     def of(cls, patch: Patch) -> PatchRecord:
         """The record of `patch`."""
         regions = None if patch.regions is None else tuple(RegionRecord.of(r) for r in patch.regions)
-        return cls(regions, patch.target, patch.alternatives, patch.note, patch.rewrites)
+        return cls(regions, patch.target, patch.alternatives, patch.note, patch.rewrites, patch.launch)
 
     def patch(self, graph: OpGraph) -> Patch:
         """The patch on `graph`.
@@ -78,18 +80,17 @@ class PatchRecord:
         """
         graph = _rewritten(graph, self.rewrites)
         regions = None if self.regions is None else tuple(r.region(graph) for r in self.regions)
-        return Patch(regions, self.target, self.alternatives, self.note, self.rewrites)
+        return Patch(regions, self.target, self.alternatives, self.note, self.rewrites, self.launch)
 
     def to_json(self) -> str:
         """One line of JSON."""
         return json.dumps(self.to_data(), sort_keys=True)
 
     def to_data(self) -> dict[str, Any]:
-        """What JSON holds; without rewrites where there are none, so that such patches keep their hash."""
+        """What JSON holds; without rewrites and launch where there are none, so that such patches keep their hash."""
         data = asdict(self)
-        if not self.rewrites:
-            del data["rewrites"]
-        return data
+        unused = [name for name in ("rewrites", "launch") if not data[name] and data[name] != ""]
+        return {name: value for name, value in data.items() if name not in unused}
 
     @classmethod
     def from_json(cls, text: str) -> PatchRecord:
@@ -110,7 +111,7 @@ class PatchRecord:
             )
         alternatives = tuple(implementation_from_data(a) for a in data["alternatives"])
         rewrites = tuple(Rewrite(**r) for r in data.get("rewrites", ()))
-        return cls(regions, data["target"], alternatives, data["note"], rewrites)
+        return cls(regions, data["target"], alternatives, data["note"], rewrites, data.get("launch"))
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,8 @@ def program_to_json(program: Program) -> str:
     }
     if program.rewrites:
         data["rewrites"] = [asdict(r) for r in program.rewrites]
+    if program.launch:
+        data["launch"] = program.launch
     return json.dumps(data)
 
 
@@ -255,7 +258,9 @@ def program_from_json(text: str, graph: OpGraph) -> Program:
     made = _rewritten(graph, rewrites)
     regions = _regions(data["regions"], made)
     held = {s: implementation_from_data(i) for s, i in data["implementations"].items()}
-    return Program(made, regions, held, captured=graph if rewrites else None, rewrites=rewrites)
+    return Program(
+        made, regions, held, captured=graph if rewrites else None, rewrites=rewrites, launch=data.get("launch", "")
+    )
 
 
 def _rewritten(graph: OpGraph, rewrites: tuple[Rewrite, ...]) -> OpGraph:

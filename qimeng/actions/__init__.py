@@ -3,7 +3,7 @@
 A kind is registered by `register` or by an entry point of the group ``qimeng.actions``.
 """
 
-from qimeng.actions import algebra, gather, graph_kinds, library, schedule_kinds
+from qimeng.actions import algebra, gather, graph_kinds, launch, library, schedule_kinds
 from qimeng.actions.base import Context, GraphRewrite, Kind, ScheduleKind, check_schedule, find_region
 from qimeng.actions.registry import (
     GROUP,
@@ -34,6 +34,7 @@ __all__ = [
     "graph_kinds",
     "kind_named",
     "kinds",
+    "launch",
     "legal_actions",
     "library",
     "register",

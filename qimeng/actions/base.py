@@ -46,6 +46,7 @@ class GraphRewrite:
         implementation: that implementation, where it is known already; None where a coder has to write it.
         note: one sentence about what was done.
         rewrites: of the graph; the regions follow from them.
+        launch: how the program is launched from now on; None where that stays.
     """
 
     regions: tuple[Region, ...] | None = None
@@ -53,6 +54,7 @@ class GraphRewrite:
     implementation: Implementation | None = None
     note: str = ""
     rewrites: tuple[Rewrite, ...] = ()
+    launch: str | None = None
 
     @property
     def to_write(self) -> Region | None:
@@ -68,7 +70,7 @@ class GraphRewrite:
         """
         found = tuple(written) if self.implementation is None else (self.implementation,)
         target = self.region.id if self.region else None
-        return Patch(self.regions, target, found, note or self.note, self.rewrites)
+        return Patch(self.regions, target, found, note or self.note, self.rewrites, self.launch)
 
 
 class Kind(ABC):

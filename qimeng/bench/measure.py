@@ -158,6 +158,7 @@ def _with_result(row: Row, result: Result) -> Row:
         compiled_best_mode=best,
         generated_share=final.generated_share,
         library_share=final.library_share,
+        launch=result.program.launch if result.program else "",
         peak_bytes=final.peak_bytes,
         eager_peak_bytes=final.eager_peak_bytes,
         prepare_ms=final.prepare_ms,

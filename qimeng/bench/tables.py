@@ -217,6 +217,7 @@ def _note(row: Row) -> str:
         (row.kernelbench is False, "fails KernelBench's rule"),
         (not row.captured, "not captured"),
         (row.estimated, "estimated"),
+        (bool(row.launch), f"launched as a {row.launch}"),
         (bool(row.library_share), f"{percent(row.library_share)} of the time in a library's code"),
     ]
     return "; ".join(text for holds, text in notes if holds)

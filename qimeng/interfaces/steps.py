@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qimeng.interfaces.results import Evaluation
 from qimeng.program.content import digest_of
@@ -49,6 +49,7 @@ class Patch:
         alternatives: the implementations to choose from (a sweep, at most 8); the evaluator keeps the fastest.
         note: one sentence about what was done, for people and for the report.
         rewrites: of the graph, made before anything else.
+        launch: how the program is launched from now on (`Program.launch`); None where that stays.
     """
 
     regions: tuple[Region, ...] | None = None
@@ -56,11 +57,12 @@ class Patch:
     alternatives: tuple[Implementation, ...] = ()
     note: str = ""
     rewrites: tuple[Rewrite, ...] = ()
+    launch: str | None = None
 
     @property
     def computes_otherwise(self) -> bool:
-        """Whether the results may differ in rounding, so that the program has to be judged."""
-        return bool(self.alternatives or self.rewrites)
+        """Whether more than the partition changes, so that the program has to be judged."""
+        return bool(self.alternatives or self.rewrites or self.launch is not None)
 
     def apply(self, program: Program, chosen: int = 0) -> Program:
         """The program with this patch and alternative number `chosen`; asked again, the same object."""
@@ -81,7 +83,8 @@ class Patch:
         """Content hash of the rewrites, the new partition and the implementation."""
         regions = None if self.regions is None else [[r.nodes, r.outputs] for r in self.regions]
         written = self.alternatives[chosen].digest if self.alternatives else None
-        more = [list(self.rewrites)] if self.rewrites else []
+        more: list[Any] = [list(self.rewrites)] if self.rewrites else []
+        more += [self.launch] if self.launch is not None else []
         return digest_of("patch", self.target, regions, written, *more)
 
 
@@ -89,6 +92,7 @@ class Patch:
 def _applied(patch: Patch, program: Program, chosen: int) -> Program:
     """What `Patch.apply` returns: one step of a search asks several times, walks of a stored tree again and again."""
     new = program.with_rewrites(patch.rewrites)
+    new = new if patch.launch is None else new.with_launch(patch.launch)
     new = new if patch.regions is None else new.with_regions(patch.regions)
     if patch.target is not None and patch.alternatives:
         new = new.with_implementation(patch.target, patch.alternatives[chosen])

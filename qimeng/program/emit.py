@@ -18,6 +18,8 @@ from qimeng.graph.region import Region, literal
 from qimeng.graph.state import settled_nodes
 from qimeng.program.face import arrange, attribute, call_constants, face_runtime, refuse_gradients
 from qimeng.program.implementation import Implementation
+from qimeng.program.launch import RUNTIME as LAUNCH
+from qimeng.program.launch import launch_call
 from qimeng.program.runtime import BFLOAT16, CARRY, DEVICE, HEADER, RUNTIME, STATE_CHANGES
 from qimeng.program.settled import Settled, is_settled, settled_section
 
@@ -25,8 +27,14 @@ LAZY_VIEWS = ("aten._neg_view", "aten._conj", "aten.conj", "aten.imag")
 """Operators on PyTorch that may yield a view of memory with another sign, or of conjugates."""
 
 
-def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> str:
-    """The file for `parts`, regions with their implementations in topological order."""
+def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], launch: str = "") -> str:
+    """The file for `parts`, regions with their implementations in topological order.
+
+    Args:
+        graph: what is computed.
+        parts: what computes it.
+        launch: how it is launched (`qimeng.program.launch`); empty for kernel by kernel.
+    """
     used = [backend_named(language) for language in dict.fromkeys(i.language for _, i in parts if i.generated)]
     sections: dict[str, str] = {}
     for region, impl in parts:
@@ -45,8 +53,9 @@ def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]])
         + (BFLOAT16 if bfloat16 else "")
         + carry
         + "".join(settled_section(graph, parts))
+        + (LAUNCH if launch else "")
     )
-    return header.replace("\n\n\n\n", "\n\n\n") + body + _model(graph, parts)
+    return header.replace("\n\n\n\n", "\n\n\n") + body + _model(graph, parts, launch)
 
 
 def _imports(used: Sequence[Backend]) -> str:
@@ -55,7 +64,7 @@ def _imports(used: Sequence[Backend]) -> str:
     return "\n".join(lines)
 
 
-def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> str:
+def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], launch: str) -> str:
     names: dict[Value, str] = {}
     state, inputs = [], []
     for node in graph.nodes.values():
@@ -90,7 +99,8 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
     settled = Settled.of(graph, parts)
     functions = [impl.prepare for _, _, impl in prepared] + ([settled.name] if settled else [])
     made = ", ".join(f"_Prepared({function})" for function in functions)
-    lines.append(f"        vars(self).update(_qimeng_prepared=[{made}], _qimeng_fits=True)")
+    more = ", _qimeng_launch=_Launch()" if launch else ""
+    lines.append(f"        vars(self).update(_qimeng_prepared=[{made}], _qimeng_fits=True{more})")
     if graph.training is False:
         lines.append("        self.eval()")
     lines += STATE_CHANGES if state else []
@@ -107,13 +117,23 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> st
     guarded = dict.fromkeys(i.language for _, i in parts if i.generated and backend_named(i.language).program_guard)
     lines += [f"        _check_{language}(device)" for language in guarded]
     lines += ["        _check_bfloat16(device)"] if _uses_bfloat16(graph, parts) else []
-    lines += ['        prepared = vars(self)["_qimeng_prepared"]'] if functions else []
-    lines += _settled_call(settled, names, f"prepared[{len(prepared)}]") if settled else []
-    lines += _calls(graph, parts, names, by_region)
-    lines += _mutations(graph, names)
+    compute = ['        prepared = vars(self)["_qimeng_prepared"]'] if functions else []
+    held = [names[Value(node.name)] for node in state]
+    compute += _settled_call(settled, names, f"prepared[{len(prepared)}]") if settled else []
+    compute += _calls(graph, parts, names, by_region)
+    compute += _mutations(graph, names)
+    results = [o for o in graph.outputs if isinstance(o, Value)]
+    if launch:
+        given = [f"a{n.target}" for n in inputs]
+        run = ["", f"    def _qimeng_run(self, {', '.join(given)}):", f"        {_guards(graph, inputs)[0]}", *compute]
+        run.append(f"        return ({''.join(f'{names[v]}, ' for v in results)})")
+        names |= {v: f"o{i}" for i, v in enumerate(dict.fromkeys(results))}
+        lines += [f"        {line}" for line in launch_call(held, given, [names[v] for v in results])]
+    else:
+        lines, run = lines + compute, []
     out = [names[o] if isinstance(o, Value) else literal(o) for o in graph.outputs]
     lines.append(f"        return {graph.out_spec.text(out)}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + run) + "\n"
 
 
 def _settled_call(settled: Settled, names: dict[Value, str], function: str) -> list[str]:

@@ -25,8 +25,11 @@ IDENTITY = 2
 _graphs: WeakKeyDictionary[OpGraph, str] = WeakKeyDictionary()
 
 
-def program_digest(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> str:
-    """Hash of `graph`, and of the regions in the order in which they run, each with its implementation."""
+def program_digest(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], launch: str = "") -> str:
+    """Hash of `graph`, of the regions in the order in which they run, each with its implementation, and of the launch.
+
+    Kernels that are launched one by one, as usual, add nothing.
+    """
     number = _numbers(graph)
     made = [
         [
@@ -36,7 +39,7 @@ def program_digest(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]
         ]
         for region, implementation in parts
     ]
-    return digest_of("program", graph_digest(graph), made)
+    return digest_of("program", graph_digest(graph), made, *([launch] if launch else []))
 
 
 def fallback_digest(text: str) -> str:

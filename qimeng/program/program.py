@@ -39,6 +39,8 @@ class Program:
         fallback: source text of the whole computation where it could not be captured (one opaque region).
         captured: the graph before any rewrite; None where there was none.
         rewrites: what led from there to `graph`.
+        launch: ``"cuda-graph"`` where the kernels are recorded and replayed (`qimeng.program.launch`); empty where they
+            are launched one by one.
     """
 
     graph: OpGraph
@@ -47,6 +49,7 @@ class Program:
     fallback: str = ""
     captured: OpGraph | None = None
     rewrites: tuple[Rewrite, ...] = ()
+    launch: str = ""
 
     def __repr__(self) -> str:
         if self.fallback:
@@ -107,9 +110,11 @@ class Program:
 
     @cached_property
     def on_pytorch(self) -> bool:
-        """True where PyTorch computes all of it as it was written."""
-        return not self.rewrites and all(
-            self.implementation(region) == torch_implementation(region) for region in self.regions
+        """True where PyTorch computes all of it, as it was written and kernel by kernel."""
+        return (
+            not self.rewrites
+            and not self.launch
+            and all(self.implementation(region) == torch_implementation(region) for region in self.regions)
         )
 
     def with_regions(self, regions: tuple[Region, ...]) -> Program:
@@ -139,6 +144,10 @@ class Program:
             rewrites=(*self.rewrites, *rewrites),
         )
 
+    def with_launch(self, launch: str) -> Program:
+        """The same program, launched otherwise."""
+        return replace(self, launch=launch)
+
     def with_implementation(self, region_id: str, implementation: Implementation) -> Program:
         """The program with `implementation` for the region called `region_id` and all equal ones."""
         signature = self.region(region_id).signature
@@ -149,14 +158,14 @@ class Program:
         """A standalone file (torch and triton only) whose class `Model` takes the reference's `state_dict`."""
         if self.fallback:
             return self.fallback
-        return emit_program(self.graph, [(r, self.implementation(r)) for r in self.regions])
+        return emit_program(self.graph, [(r, self.implementation(r)) for r in self.regions], self.launch)
 
     @cached_property
     def digest(self) -> str:
         """Content hash of graph, partition and implementations, not of the text (`qimeng.program.identity`)."""
         if self.fallback:
             return fallback_digest(self.fallback)
-        return program_digest(self.graph, [(r, self.implementation(r)) for r in self.regions])
+        return program_digest(self.graph, [(r, self.implementation(r)) for r in self.regions], self.launch)
 
     def load(self, name: str = "qimeng_program") -> ModuleType:
         """The source as a Python module of its own (see `load_source`)."""

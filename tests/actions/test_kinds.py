@@ -104,6 +104,7 @@ def test_before_and_after(name: str, context: Context, golden: Callable[[str, st
             patch = context.coder.write(Request(program, action, context.device))
             after = patch.apply(program)
             regions = "; ".join(f"{r.label()}: {how(after, r)}" for r in after.regions)
+            regions += f", launched as a {after.launch}" if after.launch else ""
             lines.append(f"{action_text(action, program)}\n    before: {state}\n    after:  {regions}")
             lines += [f"    or:     {a.schedule}" for a in patch.alternatives[1:]]
     golden(f"{name}.txt", "\n".join(lines) + "\n")

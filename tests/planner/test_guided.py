@@ -218,7 +218,7 @@ def test_tree_search_tries_what_the_value_promises(graph: OpGraph) -> None:
 
     def regions(sign: float, value: float) -> float:
         planner = Counts(sign)
-        TreeSearch(planner, value=value, noise=0.0, patience=1).run(Session(fake_task(graph), Budget(evaluations=40)))
+        TreeSearch(planner, value=value, noise=0.0, patience=1).run(Session(fake_task(graph), Budget(evaluations=160)))
         return mean(planner.regions)
 
     assert regions(-1.0, value=1.0) < regions(1.0, value=1.0) - 0.3

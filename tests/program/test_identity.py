@@ -257,7 +257,7 @@ def test_the_partition_is_part_of_it() -> None:
 def test_no_field_is_forgotten() -> None:
     """Whoever adds one says in `qimeng.program.identity` whether it is part of a program."""
     assert [f.name for f in fields(Program)] == [
-        "graph", "regions", "implementations", "fallback", "captured", "rewrites"
+        "graph", "regions", "implementations", "fallback", "captured", "rewrites", "launch",
     ]  # fmt: skip
     assert {f.name for f in fields(Implementation)} == set(IMPLEMENTATION)
     assert [f.name for f in fields(Region)] == ["graph", "nodes", "outputs"]

@@ -27,7 +27,7 @@ from qimeng.envs.workers.modes import set_mode
 from qimeng.envs.workers.poison import fenced, perturb_malloc, poison
 from qimeng.envs.workers.preload import adopt_warm
 from qimeng.envs.workers.prepared_buffers import PreparedBuffers
-from qimeng.envs.workers.regions import inputs_of_region, time_regions
+from qimeng.envs.workers.regions import inputs_of_region, one_by_one, time_regions
 from qimeng.envs.workers.service import Answer, Refused, serve
 from qimeng.envs.workers.shared_buffers import Layout
 from qimeng.envs.workers.stopwatch import Effort, Samples, Stopwatch
@@ -361,7 +361,9 @@ class Worker:
         rounds = []
         if self.module is not None and self.device.type == "cuda":
             for _ in range(repeats + 1):
-                rounds.append(time_regions(self.module, lambda: self.model(*inputs), entries, self._fill_queue))
+                rounds.append(
+                    time_regions(self.module, lambda: one_by_one(self.model, inputs), entries, self._fill_queue)
+                )
         prepared = list(self._prepared())
         prepare_ms = None
         if prepared:

@@ -1,0 +1,146 @@
+"""Programs that record their kernels as a CUDA graph and replay it: one launch for all of them.
+
+Deals in the text of such a program and in which programs may be recorded. Inputs are copied to memory of the program's
+own before a replay, results are copied from there, so that callers may keep them. Source: NVIDIA, CUDA C++ Programming
+Guide, section CUDA Graphs; PyTorch's notes on CUDA graphs. Knows nothing about what the kernels compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qimeng.graph.opgraph import OpGraph, Value
+from qimeng.graph.ops import VIEWS, category
+
+CUDA_GRAPH = "cuda-graph"
+
+WAITS = frozenset(
+    f"aten.{name}"
+    for name in "nonzero masked_select _local_scalar_dense item unique unique2 _unique2 unique_consecutive "
+    "repeat_interleave bincount index index_put".split()
+)
+"""Operators that may wait for the GPU to know a size; those with a mask as an index are among them."""
+
+RUNTIME = '''
+def _record(function):
+    """Record the kernels of `function` as a CUDA graph; what replays it, and what `function` returned."""
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        for _ in range(2):  # what is compiled or chosen at first calls must be done before
+            function()
+    here.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        found = function()
+    return graph.replay, found
+
+
+def _may_record(device):
+    """Whether calls are to be recorded: on a GPU, and where nobody else is recording them."""
+    return device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+
+
+def _like(tensor):
+    """Memory of its own for a tensor of the same shape and strides; usable inside and outside of inference mode."""
+    with torch.inference_mode(False):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _copied(source, target):
+    """`target` with the values of `source`; what an expanded dimension repeats is copied once."""
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in source.stride())
+    target[once].copy_(source[once])
+    return target
+
+
+class _Launch:
+    """Replays a recording of the program.
+
+    It is recorded at the first call, and again when a parameter or buffer is changed or replaced.
+    """
+
+    def __init__(self):
+        self.stamp, self.replay, self.stream, self.on = None, None, None, True
+        self.inputs, self.outputs, self.made_from = (), (), ()
+
+    def __reduce__(self):
+        return _Launch, ()
+
+    def __call__(self, run, device, state, prepared, inputs):
+        if not (self.on and _may_record(device)):
+            return run(*inputs)
+        with torch.cuda.device(device):
+            stream = torch.cuda.current_stream()
+            if self.stream is not None and stream != self.stream:  # the memory is shared with calls on that one
+                stream.wait_stream(self.stream)
+            self.stream = stream
+            stamp = [(t.data_ptr(), t._version) for t in state]
+            if stamp != self.stamp or any(p.stamp is None for p in prepared):
+                self.stamp = self.replay = self.outputs = None  # memory of the last recording is given back first
+                self.inputs = [_copied(x, _like(x)) for x in inputs]
+                self.replay, self.outputs = _record(lambda: run(*self.inputs))
+                self.stamp, self.made_from = stamp, [t.detach() for t in state]  # keeps their addresses from others
+            for x, mine in zip(inputs, self.inputs):
+                _copied(x, mine)
+            self.replay()
+            return [_copied(y, torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device=y.device))
+                    for y in self.outputs]
+
+'''
+
+
+def obstacle(graph: OpGraph) -> str:
+    """Why a program for `graph` cannot be recorded; empty where it can."""
+    if graph.mutations:
+        return f"every call updates {len(graph.mutations)} buffer(s), which recording would update as well"
+    if any(n.kind == "scalar" for n in graph.nodes.values()):
+        return "a Python number among the inputs would be recorded with the value of the first call"
+    for node in graph.ops():
+        if category(node) == "random":
+            return f"{node.packet.removeprefix('aten.')} draws random numbers, which a replay would repeat"
+        if node.packet in WAITS or node.literal is not None:
+            return f"{node.packet.removeprefix('aten.')} may wait for the GPU in the middle of a call"
+    roots = [_root(graph, v) for v in graph.outputs if isinstance(v, Value)]
+    held = [r for r in roots if graph.nodes[r.node].kind != "op"]
+    if held:
+        return f"a result is the memory of {held[0].node} itself, and a replay returns copies"
+    if len(set(roots)) < len(roots):
+        return "two results are views of the same memory, and a replay returns copies"
+    if not any(n.kind == "input" for n in graph.nodes.values()):
+        return "there is no input"
+    return ""
+
+
+def copied_bytes(graph: OpGraph) -> int:
+    """Bytes that a replay moves beyond the program's own: inputs and results, each read and written once."""
+    inputs = [Value(n.name) for n in graph.nodes.values() if n.kind == "input"]
+    results = [v for v in graph.outputs if isinstance(v, Value)]
+    return 2 * sum(graph.meta(v).bytes for v in (*inputs, *results))
+
+
+def launch_call(state: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
+    """The lines of `forward` that launch the program.
+
+    Args:
+        state: expressions of the parameters and buffers.
+        inputs: names of the input tensors.
+        outputs: names for the results.
+    """
+    return [
+        f"state = ({''.join(f'{s}, ' for s in state)})",
+        f"given = ({''.join(f'{i}, ' for i in inputs)})",
+        'launch, prepared = vars(self)["_qimeng_launch"], vars(self)["_qimeng_prepared"]',
+        f"{''.join(f'{o}, ' for o in outputs)}= launch(self._qimeng_run, device, state, prepared, given)",
+    ]
+
+
+def _root(graph: OpGraph, value: Value) -> Value:
+    node = graph.nodes[value.node]
+    while node.kind == "op" and node.packet in VIEWS:
+        value = node.operands()[0]
+        node = graph.nodes[value.node]
+    return value
+
+
+__all__ = ["CUDA_GRAPH", "RUNTIME", "copied_bytes", "launch_call", "obstacle"]
