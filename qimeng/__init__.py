@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from qimeng.device import DEVICES, Device
     from qimeng.envs.steps.describe import spec_from_text
     from qimeng.envs.steps.result import Result
-    from qimeng.envs.steps.session import Progress
+    from qimeng.envs.steps.state import Progress
     from qimeng.errors import (
         CoderError,
         DeviceError,
@@ -46,7 +46,7 @@ _HOME = {
     "Patch": "qimeng.interfaces",
     "Planner": "qimeng.interfaces",
     "Program": "qimeng.program.program",
-    "Progress": "qimeng.envs.steps.session",
+    "Progress": "qimeng.envs.steps.state",
     "QimengError": "qimeng.errors",
     "Recipe": "qimeng.recipe",
     "ReplayError": "qimeng.errors",

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from qimeng.envs.steps.loop import Search, optimize
 from qimeng.envs.steps.result import Result
-from qimeng.envs.steps.session import Budget, Progress
 from qimeng.envs.steps.setup import make_task
+from qimeng.envs.steps.state import Budget, Progress
 from qimeng.planner import PLANNER, SEARCH, make_search
 from qimeng.spec.patience import within
 from qimeng.store import Store

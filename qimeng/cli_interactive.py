@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qimeng.actions import action_text
-from qimeng.envs.steps.session import STOP, Session, State
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import STOP, State
 from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Planner
 from qimeng.planner.search import Search

@@ -15,7 +15,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from qimeng.envs.steps.session import Progress
+    from qimeng.envs.steps.state import Progress
 
 SHOWN_STEPS = 8
 """Finished steps that stay visible on a terminal."""

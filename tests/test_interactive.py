@@ -11,7 +11,8 @@ from qimeng.cli import main
 from qimeng.cli_interactive import Interactive, line_reader
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.result import Result
-from qimeng.envs.steps.session import Budget, Session
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import Budget
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Planner
 from qimeng.testing import FakeClock, FakeEvaluator, ScriptedCoder, ScriptedPlanner, fake_task, sample_graph

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from qimeng.envs.steps.loop import optimize
-from qimeng.envs.steps.session import Budget
+from qimeng.envs.steps.state import Budget
 from qimeng.errors import ReplayError
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph

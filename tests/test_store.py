@@ -14,7 +14,7 @@ import pytest
 
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.result import Result
-from qimeng.envs.steps.session import Budget
+from qimeng.envs.steps.state import Budget
 from qimeng.envs.steps.stored_answers import CachingEvaluator, ReplayCoder, ReplayEvaluator, subject_of
 from qimeng.errors import CoderError, StoreError
 from qimeng.graph.opgraph import OpGraph

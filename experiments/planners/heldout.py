@@ -27,7 +27,7 @@ from qimeng.bench.kernelbench import load_levels
 from qimeng.bench.suite import Problem
 from qimeng.bench.survey import ALONE, survey
 from qimeng.device import DEVICES
-from qimeng.envs.steps.session import Budget
+from qimeng.envs.steps.state import Budget
 from qimeng.errors import QimengError
 from qimeng.graph.verify import capture_spec
 from qimeng.planner.data.generate import FAMILIES, Bytes, Drawn, draw_many

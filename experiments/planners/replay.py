@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from qimeng.bench.row import Environment, RowError, append_line, whole_lines
-from qimeng.envs.steps.session import STOP, Budget, Session
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import STOP, Budget
 from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Coder, Evaluation, Planner
 from qimeng.planner import WITH_FOLDER, draws, make_planner, make_search

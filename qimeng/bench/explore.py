@@ -15,7 +15,8 @@ from itertools import count
 from typing import Any
 
 from qimeng.envs.steps.loop import Search
-from qimeng.envs.steps.session import Budget, Session
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import Budget
 from qimeng.envs.steps.task import Task
 from qimeng.interfaces import Evaluation
 from qimeng.planner.beam import BeamSearch

@@ -21,8 +21,8 @@ from qimeng.bench.survey import Facts, survey
 from qimeng.envs.cost.roofline import floor_ms, product_flops
 from qimeng.envs.judge.torch_compile import compile_server
 from qimeng.envs.steps.result import Result
-from qimeng.envs.steps.session import Attempt, Budget
 from qimeng.envs.steps.setup import make_device, make_task
+from qimeng.envs.steps.state import Attempt, Budget
 from qimeng.envs.steps.task import Task
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.errors import QimengError

@@ -5,7 +5,8 @@ Deals in one trajectory. Knows nothing about branches.
 
 from __future__ import annotations
 
-from qimeng.envs.steps.session import Session, State
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import State
 from qimeng.interfaces import Planner
 from qimeng.planner.search import Search
 

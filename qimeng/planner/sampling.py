@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from qimeng.envs.steps.session import STOP, Session
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import STOP
 from qimeng.interfaces import Action, Observation, Planner
 from qimeng.planner.search import FLOOR, PATIENCE, Search, own_trajectory, policy, trajectory
 

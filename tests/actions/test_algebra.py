@@ -10,7 +10,7 @@ from qimeng.actions import Context, check_action, legal_actions
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
 from qimeng.envs.steps.loop import optimize
-from qimeng.envs.steps.session import Budget
+from qimeng.envs.steps.state import Budget
 from qimeng.errors import IllegalAction, ReplayError
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph

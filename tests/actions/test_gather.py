@@ -12,8 +12,8 @@ from qimeng.actions.gather import MANY, Gather, gathered
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.envs.steps.loop import optimize
-from qimeng.envs.steps.session import Budget
 from qimeng.envs.steps.setup import make_task
+from qimeng.envs.steps.state import Budget
 from qimeng.errors import IllegalAction
 from qimeng.graph.groups import pointwise_groups
 from qimeng.graph.verify import capture_spec

@@ -10,7 +10,7 @@ from qimeng.bench.row import Row, Settings
 from qimeng.bench.suite import Problem, SpecFile
 from qimeng.coder.llm.coder import LLMCoder
 from qimeng.envs.steps import setup
-from qimeng.envs.steps.session import Attempt
+from qimeng.envs.steps.state import Attempt
 from qimeng.interfaces import (
     Action,
     EngineReport,

@@ -11,7 +11,8 @@ from qimeng.coder.llm.chat import ChatError
 from qimeng.coder.named import FORMS, coder_named
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.envs.screening.origin import is_sweep
-from qimeng.envs.steps.session import Budget, Session, State
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import Budget, State
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from qimeng.envs.steps.loop import optimize
-from qimeng.envs.steps.session import Budget
 from qimeng.envs.steps.setup import make_task
+from qimeng.envs.steps.state import Budget
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.verify import capture_spec
 from qimeng.planner.greedy import GreedySearch

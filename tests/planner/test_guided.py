@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from qimeng.envs.steps.loop import optimize
-from qimeng.envs.steps.session import Budget, Session
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import Budget
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Evaluation, Observation, Patch, Planner

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from qimeng.envs.steps.loop import optimize
-from qimeng.envs.steps.session import Budget, Session
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import Budget
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Evaluation, Observation, Patch, Planner
 from qimeng.planner import PLANNERS, SEARCHES, WITH_FOLDER, make_planner, make_search

@@ -1,7 +1,8 @@
 from qimeng.actions import kind_named
 from qimeng.actions.base import ScheduleKind
 from qimeng.envs.steps.loop import optimize
-from qimeng.envs.steps.session import Budget, Session
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import Budget
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action
 from qimeng.planner import make_search

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from qimeng.envs.steps.loop import optimize
-from qimeng.envs.steps.session import Budget, Session
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import Budget
 from qimeng.graph.opgraph import OpGraph
 from qimeng.planner.greedy import GreedySearch
 from qimeng.program.program import Program

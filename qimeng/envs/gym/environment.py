@@ -21,7 +21,8 @@ from gymnasium import spaces
 from qimeng.envs import register_environment
 from qimeng.envs.gym.observation import TEXTS, action_texts, feature_bounds, features, render_text
 from qimeng.envs.gym.reward import MilestoneReward, Reward, Transition
-from qimeng.envs.steps.session import Budget, Session
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import Budget
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.interfaces import Evaluation, Observation, Step

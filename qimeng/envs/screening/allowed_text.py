@@ -8,39 +8,26 @@ names (`qimeng.envs.screening.allowed_names`), and keeps nothing between calls:
 - attributes are set only in the `__init__` of their own class; no `global`, no mutable defaults, no own decorators;
 - no private attributes, addresses, clocks, random numbers, or names built at run time.
 
-Buffers that are made once from parameters belong in `prepare`. Deals in syntax trees and scopes; runs nothing.
+Buffers that are made once from parameters belong in `prepare`. Deals in syntax trees and scopes; runs nothing. What
+expressions may do is `qimeng.envs.screening.allowed_expressions`.
 """
 
 from __future__ import annotations
 
 import ast
-import builtins
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import lru_cache
 
 from qimeng.envs.screening.allowed_cuda import embedded_violations
-from qimeng.envs.screening.allowed_names import (
-    ASM_STATE,
-    ATTRIBUTES_REFUSED,
-    BUILT_INS,
-    CHANGES,
-    CUDA_FUNCTIONS,
-    DUNDERS,
-    READS,
-    is_module,
-    is_random,
-    may_import,
-    may_use,
-)
+from qimeng.envs.screening.allowed_expressions import Expressions, Violation
+from qimeng.envs.screening.allowed_names import CUDA_FUNCTIONS, DUNDERS, may_import, may_use
+from qimeng.envs.screening.text_scopes import Scopes, bound, elements, is_changeable, is_global, root_of, stored
 from qimeng.envs.workers.plain_text import plain_text
 
 HEADER = {"torch": "torch", "triton": "triton", "tl": "triton.language"}
 """What every implementation finds imported."""
 CUDA_HEADER = {"torch": "torch"} | {name: name for name in CUDA_FUNCTIONS}
 """What one in CUDA C++ finds instead."""
-_FUNCTIONS = (ast.FunctionDef, ast.Lambda)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _DECORATORS = frozenset(
     "triton.jit triton.autotune triton.heuristics torch.no_grad torch.library.custom_op torch.library.triton_op "
     "dataclasses.dataclass staticmethod classmethod property".split()
@@ -52,24 +39,6 @@ _MAKES = frozenset(
     "dataclasses.field".split()
 )
 """What may be called to make a constant of the file."""
-
-
-@dataclass(frozen=True, order=True)
-class Violation:
-    """One thing that a kernel's text may not do.
-
-    Attributes:
-        line: where, from 1.
-        what: what stands there.
-        advice: why not, and what to do instead.
-    """
-
-    line: int
-    what: str
-    advice: str
-
-    def __str__(self) -> str:
-        return f"line {self.line}: {self.what}: {self.advice}"
 
 
 @lru_cache(512)
@@ -96,22 +65,8 @@ def violations(source: str, language: str = "triton") -> tuple[Violation, ...]:
     return tuple(sorted(found))
 
 
-class _File:
-    """One text: what it imports and defines, and what its functions do with that."""
-
-    def __init__(self, tree: ast.Module, header: Mapping[str, str]):
-        self.tree, self.header, self.imported = tree, header, dict(header)
-        self.defined: set[str] = set()
-        self.tables: set[str] = set()
-        self.records: set[str] = set()
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                self.imported.update(_bindings(node))
-        self.aliases: dict[str, str] = {}
-        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-        methods = {f.name for node in classes for f in node.body if isinstance(f, ast.FunctionDef)}
-        own = {n.attr for c in classes for n in ast.walk(c) if isinstance(n, ast.Attribute) and _is_stored(n)}
-        self.private = {name for name in methods | own if not name.startswith("__")}
+class _File(Expressions):
+    """One text: what it imports and defines, and what its statements do with that."""
 
     def look(self) -> Iterator[Violation]:
         """Every violation."""
@@ -119,18 +74,18 @@ class _File:
             if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
                 self.defined.add(statement.name)
             elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
-                for name in _stored(statement):
+                for name in stored(statement):
                     self.defined.add(name)
                     value = statement.value
                     dotted = self.dotted(value) if value is not None else None
                     if dotted is not None and not isinstance(value, ast.Name):
                         self.aliases[name] = dotted
-                    elif _changeable(value):
+                    elif is_changeable(value):
                         self.tables.add(name)
         seen: set[str] = set()
         for statement in self.tree.body:
             yield from self._top(statement)
-            for name in _stored(statement) if not isinstance(statement, (ast.Import, ast.ImportFrom)) else ():
+            for name in stored(statement) if not isinstance(statement, (ast.Import, ast.ImportFrom)) else ():
                 if name in self.imported and self.header.get(name) != self.imported[name] or name in self.header:
                     yield Violation(statement.lineno, name, "is the name of a module; give it another name")
                 if name in seen and isinstance(statement, (ast.Assign, ast.AnnAssign)):
@@ -179,7 +134,7 @@ class _File:
         if isinstance(node, ast.Constant):
             return
         if isinstance(node, (ast.Tuple, ast.List, ast.Set, ast.Dict)):
-            for item in _elements(node):
+            for item in elements(node):
                 yield from self._constant(item)
                 yield from self._inner(item)
             return
@@ -199,7 +154,7 @@ class _File:
             return
         if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp)):
             yield from self._expression(node, ())
-            for item in _elements(node):
+            for item in elements(node):
                 yield from self._inner(item)
             return
         if isinstance(node, (ast.UnaryOp, ast.BinOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.JoinedStr, ast.Subscript)):
@@ -211,7 +166,7 @@ class _File:
         yield Violation(node.lineno, ast.unparse(node)[:60], "is no constant")
 
     def _inner(self, node: ast.expr) -> Iterator[Violation]:
-        if _changeable(node):
+        if is_changeable(node):
             yield Violation(node.lineno, ast.unparse(node)[:60], "a constant holds tuples, no lists, tables or sets")
 
     def _class(self, node: ast.ClassDef) -> Iterator[Violation]:
@@ -241,9 +196,7 @@ class _File:
             elif not (isinstance(statement, ast.Pass) or _is_text(statement)):
                 yield Violation(statement.lineno, ast.unparse(statement)[:60], "a class is functions and constants")
 
-    def _decorators(
-        self, node: ast.FunctionDef | ast.ClassDef, scopes: tuple[frozenset[str], ...]
-    ) -> Iterator[Violation]:
+    def _decorators(self, node: ast.FunctionDef | ast.ClassDef, scopes: Scopes) -> Iterator[Violation]:
         for decorator in node.decorator_list:
             call = decorator.func if isinstance(decorator, ast.Call) else decorator
             name = self.dotted(call) or (call.id if isinstance(call, ast.Name) else ast.unparse(call)[:40])
@@ -265,9 +218,7 @@ class _File:
 
     # -- functions and expressions
 
-    def _function(
-        self, node: ast.FunctionDef | ast.Lambda, scopes: tuple[frozenset[str], ...], owner: bool = False
-    ) -> Iterator[Violation]:
+    def _function(self, node: ast.FunctionDef | ast.Lambda, scopes: Scopes, owner: bool = False) -> Iterator[Violation]:
         """A function: its decorators and defaults outside, its body in a scope of its own.
 
         Args:
@@ -281,22 +232,22 @@ class _File:
         names = frozenset(a.arg for a in every)
         for default in (*arguments.defaults, *filter(None, arguments.kw_defaults)):
             yield from self._expression(default, scopes) if scopes else self._constant(default)
-            if not scopes and _changeable(default):
+            if not scopes and is_changeable(default):
                 yield Violation(default.lineno, "a changeable default", "it would be kept from one call to the next")
         if isinstance(node, ast.Lambda):
-            yield from self._expression(node.body, (*scopes, names | _bound([node.body])))
+            yield from self._expression(node.body, (*scopes, names | bound([node.body])))
             return
         if node.name.startswith("__") and not (owner and node.name in DUNDERS):
             yield Violation(node.lineno, node.name, "no kernel needs it")
         yield from self._decorators(node, scopes)
-        inner = (*scopes, names | _bound(node.body))
+        inner = (*scopes, names | bound(node.body))
         first = every[0].arg if owner and every and node.name in ("__init__", "__post_init__") else ""
         for name in sorted(inner[-1] & self.imported.keys()):
             yield Violation(node.lineno, name, "is the name of a module; give it another name")
         for statement in node.body:
             yield from self._statement(statement, inner, first)
 
-    def _statement(self, node: ast.stmt, scopes: tuple[frozenset[str], ...], own: str) -> Iterator[Violation]:
+    def _statement(self, node: ast.stmt, scopes: Scopes, own: str) -> Iterator[Violation]:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from self._import(node)
             return
@@ -326,7 +277,7 @@ class _File:
                 elif name not in ("annotation", "returns", "type_comment"):
                     yield from self._part(item, scopes, own)
 
-    def _part(self, item: object, scopes: tuple[frozenset[str], ...], own: str) -> Iterator[Violation]:
+    def _part(self, item: object, scopes: Scopes, own: str) -> Iterator[Violation]:
         """One field of a statement: more statements, or expressions."""
         if isinstance(item, ast.stmt):
             yield from self._statement(item, scopes, own)
@@ -342,7 +293,7 @@ class _File:
                 if isinstance(part, ast.expr):
                     yield from self._expression(part, scopes)
 
-    def _target(self, node: ast.expr, scopes: tuple[frozenset[str], ...], own: str) -> Iterator[Violation]:
+    def _target(self, node: ast.expr, scopes: Scopes, own: str) -> Iterator[Violation]:
         """What is assigned to or deleted: local names, and elements of what local names hold."""
         if isinstance(node, (ast.Tuple, ast.List)):
             for item in node.elts:
@@ -354,242 +305,12 @@ class _File:
                 text = "no attribute is set but in `__init__`; nothing is kept, and no other module changed"
                 yield Violation(node.lineno, f"{ast.unparse(node)[:60]} =", text)
         elif isinstance(node, ast.Subscript):
-            root = _root(node.value)
-            if not isinstance(root, ast.Name) or _is_global(root.id, scopes) or isinstance(node.value, ast.Attribute):
+            root = root_of(node.value)
+            if not isinstance(root, ast.Name) or is_global(root.id, scopes) or isinstance(node.value, ast.Attribute):
                 text = "only what a call has made or was given may be written to; nothing is kept"
                 yield Violation(node.lineno, f"{ast.unparse(node)[:60]} =", text)
             yield from self._expression(node.value, scopes)
             yield from self._expression(node.slice, scopes)
-
-    def _expression(self, node: ast.AST, scopes: tuple[frozenset[str], ...], bare: bool = False) -> Iterator[Violation]:
-        """An expression, read.
-
-        Args:
-            node: the expression.
-            scopes: names of the functions around it, innermost last.
-            bare: whether a table of the file may stand here by itself.
-        """
-        if isinstance(node, (ast.Name, ast.Attribute)):
-            dotted = self.dotted(node, scopes)
-            if dotted is not None:
-                yield from self._use(node, dotted)
-                return
-        if isinstance(node, ast.Name):
-            yield from self._name(node, scopes, bare)
-        elif isinstance(node, ast.Attribute):
-            yield from self._attribute_of(node, scopes)
-        elif isinstance(node, ast.Lambda):
-            yield from self._function(node, scopes)
-        elif isinstance(node, _COMPREHENSIONS):
-            yield from self._comprehension(node, scopes)
-        elif isinstance(node, ast.Call):
-            yield from self._call(node, scopes)
-        elif isinstance(node, ast.Subscript):
-            yield from self._expression(node.value, scopes, bare=True)
-            yield from self._expression(node.slice, scopes)
-        elif isinstance(node, ast.Compare):
-            yield from self._expression(node.left, scopes)
-            for op, right in zip(node.ops, node.comparators, strict=True):
-                yield from self._expression(right, scopes, bare=isinstance(op, (ast.In, ast.NotIn)))
-        elif isinstance(node, (ast.Await, ast.YieldFrom)):
-            yield Violation(node.lineno, ast.unparse(node)[:60], "a kernel waits for nobody")
-        else:
-            for child in ast.iter_child_nodes(node):
-                yield from self._expression(child, scopes)
-
-    def _attribute_of(self, node: ast.Attribute, scopes: tuple[frozenset[str], ...]) -> Iterator[Violation]:
-        yield from self._attribute(node.attr, node.lineno)
-        read = node.attr in READS and isinstance(node.value, ast.Name)
-        yield from self._expression(node.value, scopes, bare=read)
-        if node.attr in CHANGES and not _is_local(node.value, scopes):
-            text = "only what the call itself has made may be changed; nothing is kept from one call to the next"
-            yield Violation(node.lineno, f"{ast.unparse(node)[:60]}()", text)
-
-    def _comprehension(self, node: ast.AST, scopes: tuple[frozenset[str], ...]) -> Iterator[Violation]:
-        assert isinstance(node, _COMPREHENSIONS)
-        inner = (*scopes, _bound([g.target for g in node.generators]))
-        for number, g in enumerate(node.generators):
-            yield from self._expression(g.iter, scopes if number == 0 else inner, bare=True)
-            for condition in g.ifs:
-                yield from self._expression(condition, inner)
-        for part in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
-            yield from self._expression(part, inner)
-
-    def _call(self, node: ast.Call, scopes: tuple[frozenset[str], ...]) -> Iterator[Violation]:
-        function = node.func
-        if isinstance(function, ast.Name) and _is_global(function.id, scopes) and function.id not in self.defined:
-            if function.id in ("getattr", "hasattr"):
-                name = node.args[1] if len(node.args) > 1 else None
-                if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
-                    yield Violation(node.lineno, f"{function.id} of a made name", "write the attribute as it is")
-                    return
-                as_attribute = ast.copy_location(ast.Attribute(node.args[0], name.value, ast.Load()), node)
-                yield from self._expression(as_attribute, scopes)
-                for argument in node.args[2:]:
-                    yield from self._expression(argument, scopes)
-                return
-            if function.id == "type" and len(node.args) != 1:
-                yield Violation(node.lineno, "type of three arguments", "write the class as it is")
-            if function.id == "print" and node.keywords:
-                yield Violation(node.lineno, "print to a file", "a kernel writes tensors only")
-        dotted = self.dotted(function, scopes) or ""
-        if dotted.endswith(".inline_asm_elementwise"):
-            text = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "asm"), None)
-            if not (isinstance(text, ast.Constant) and isinstance(text.value, str)) or ASM_STATE.search(text.value):
-                yield Violation(node.lineno, "inline assembly", "it is a constant text that computes from its operands")
-        yield from self._expression(function, scopes, bare=False)
-        counts = isinstance(function, ast.Name) and function.id in (
-            "len",
-            "sorted",
-            "enumerate",
-            "tuple",
-            "iter",
-            "zip",
-        )
-        for argument in node.args:
-            yield from self._expression(argument, scopes, bare=counts)
-        for keyword in node.keywords:
-            yield from self._expression(keyword.value, scopes, bare=keyword.arg in ("configs", "key"))
-
-    def _use(self, node: ast.AST, dotted: str) -> Iterator[Violation]:
-        line = getattr(node, "lineno", 1)
-        if is_module(dotted):
-            yield Violation(line, dotted, "a module is no value; write the function that is meant")
-        elif not may_use(dotted):
-            yield Violation(
-                line, dotted, "is not on the list of what a kernel may use: operators on tensors and Triton's"
-            )
-
-    def _attribute(self, name: str, line: int) -> Iterator[Violation]:
-        if name in ATTRIBUTES_REFUSED:
-            yield Violation(
-                line, f".{name}", f"{ATTRIBUTES_REFUSED[name]}; compute from the tensors' values and shapes"
-            )
-        elif is_random(name):
-            yield Violation(line, f".{name}", "draws random numbers; the same inputs have the same result")
-        elif name.startswith("_") and name not in self.private:
-            yield Violation(line, f".{name}", "is private; a kernel has no use for it")
-
-    def _name(self, node: ast.Name, scopes: tuple[frozenset[str], ...], bare: bool) -> Iterator[Violation]:
-        name = node.id
-        if not _is_global(name, scopes):
-            return
-        if name in self.defined:
-            if name in self.tables and not bare:
-                text = "a table of the file is only looked up (`[...]`, `.get`, `in`), so that nothing is kept in it"
-                yield Violation(node.lineno, name, text)
-            return
-        if name not in BUILT_INS:
-            known = hasattr(builtins, name)
-            yield Violation(node.lineno, name, "no kernel has a use for it" if known else "is defined nowhere")
-
-    def dotted(self, node: ast.AST | None, scopes: tuple[frozenset[str], ...] = ()) -> str | None:
-        """The dotted name that an expression stands for, where it begins with a module that is imported."""
-        if isinstance(node, ast.Name):
-            if not _is_global(node.id, scopes):
-                return None
-            return self.aliases.get(node.id) if node.id in self.defined else self.imported.get(node.id)
-        if isinstance(node, ast.Attribute):
-            home = self.dotted(node.value, scopes)
-            return None if home is None else f"{home}.{node.attr}"
-        return None
-
-
-def _bindings(node: ast.Import | ast.ImportFrom) -> Mapping[str, str]:
-    found = {}
-    for alias in node.names:
-        if isinstance(node, ast.ImportFrom):
-            found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-        elif alias.asname:
-            found[alias.asname] = alias.name
-        else:
-            found[alias.name.partition(".")[0]] = alias.name.partition(".")[0]
-    return found
-
-
-def _stored(node: ast.stmt) -> list[str]:
-    """Names that a statement of the file binds."""
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, (ast.Assign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
-    return []
-
-
-def _bound(nodes: list[ast.stmt] | list[ast.expr]) -> frozenset[str]:
-    """Names that statements bind in their own scope: not those of functions and comprehensions within."""
-    found: set[str] = set()
-    waiting: list[ast.AST] = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.add(node.name)
-            continue
-        if isinstance(node, ast.Lambda):
-            continue
-        if isinstance(node, _COMPREHENSIONS):
-            inside = [n for n in ast.walk(node) if isinstance(n, ast.NamedExpr)]
-            found |= {n.target.id for n in inside}
-            continue
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
-            found.add(node.name)
-        waiting += ast.iter_child_nodes(node)
-    return frozenset(found)
-
-
-def _is_global(name: str, scopes: tuple[frozenset[str], ...]) -> bool:
-    return not any(name in scope for scope in scopes)
-
-
-def _root(node: ast.AST) -> ast.AST:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node
-
-
-def _is_local(node: ast.AST, scopes: tuple[frozenset[str], ...]) -> bool:
-    """Whether an expression is a local name, or an element of what one holds; an attribute's value may be kept."""
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    if isinstance(node, ast.Name):
-        return not _is_global(node.id, scopes)
-    return not isinstance(node, ast.Attribute)
-
-
-def _changeable(node: ast.AST | None) -> bool:
-    """Whether a list, a table or a set is made in an expression; those of a `triton.Config` are its own."""
-    if isinstance(node, (ast.List, ast.Dict, ast.Set, *_COMPREHENSIONS)):
-        return True
-    if isinstance(node, ast.Lambda) or node is None:
-        return False
-    if isinstance(node, ast.Call):
-        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-        if name in ("list", "dict", "set"):
-            return True
-        if name in ("Config", "tuple", "frozenset", "max", "min", "len"):
-            return False
-    return any(_changeable(child) for child in ast.iter_child_nodes(node))
-
-
-def _elements(node: ast.expr) -> list[ast.expr]:
-    """What a list, a table or a set is made of; of a comprehension also what it goes through."""
-    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
-        return node.elts
-    if isinstance(node, ast.Dict):
-        return [*filter(None, node.keys), *node.values]
-    if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp)):
-        made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-        return made + [x for g in node.generators for x in _elements(g.iter)]
-    return [node]
-
-
-def _is_stored(node: ast.Attribute) -> bool:
-    return isinstance(node.ctx, ast.Store)
 
 
 def _is_text(node: ast.stmt) -> bool:

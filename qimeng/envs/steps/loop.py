@@ -14,7 +14,8 @@ from typing import Protocol
 
 from qimeng.envs.judge.ranking import beats, refusal
 from qimeng.envs.steps.result import Result
-from qimeng.envs.steps.session import Budget, Progress, Session, State
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import Budget, Progress, State
 from qimeng.envs.steps.task import Task
 from qimeng.errors import PlannerFault, QimengError
 from qimeng.interfaces import Action, Asked, Evaluation, Gate, Planner

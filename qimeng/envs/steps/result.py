@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qimeng.envs.steps.session import Attempt
+from qimeng.envs.steps.state import Attempt
 from qimeng.errors import QimengError
 from qimeng.interfaces import Evaluation, Step
 from qimeng.program.program import Program, load_source

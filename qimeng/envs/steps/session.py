@@ -1,7 +1,7 @@
 """One running optimization: write, verify, advance or roll back.
 
-Deals in states (immutable, linked to the state they came from), attempts and budgets. `Session.step` is the only place
-where a program changes. Knows nothing about the choice of actions, or how programs are written and judged.
+`Session.step` is the only place where a program changes; states, attempts and budgets are `qimeng.envs.steps.state`.
+Knows nothing about the choice of actions, or how programs are written and judged.
 """
 
 from __future__ import annotations
@@ -9,188 +9,19 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from qimeng.actions import action_text, check_action, kind_named, kinds, legal_actions
 from qimeng.envs.judge.ranking import gain, preferred
-from qimeng.envs.steps.stored_answers import UNKNOWN, subject_of
+from qimeng.envs.steps.state import STOP, Attempt, Budget, Ledger, Progress, State
+from qimeng.envs.steps.stored_answers import subject_of
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, dropped_kernels, order_actions
 from qimeng.errors import BackendError, CoderError, FamilyFault, IllegalAction, KindFault, PlannerFault, QimengError
 from qimeng.interfaces import Action, Evaluation, Gate, Observation, Patch, Request, Step
 from qimeng.program.program import Program
-from qimeng.recipe import PatchRecord, Recipe, RecipeStep, program_to_json
+from qimeng.recipe import PatchRecord, RecipeStep, program_to_json
 from qimeng.store import Store, StoredStep
-
-STOP = Action("stop")
-ACCIDENTS = 3
-"""Times that a program is judged before a possible accident, such as a timeout on a busy machine, counts as its
-failure."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What an optimization may use; it ends with whichever is used up first.
-
-    Attributes:
-        seconds: wall-clock seconds, the final verification included as far as it can be foreseen.
-        evaluations: programs sent to the judge before the final verification, the start program included.
-        steps: steps of one trajectory.
-        repairs: times that a coder may repair one refused patch.
-    """
-
-    seconds: float = 60.0
-    evaluations: int = 40
-    steps: int = 64
-    repairs: int = 2
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress report for `on_step`.
-
-    Attributes:
-        phase: ``"start"``, ``"try"`` (before an evaluation), ``"done"`` (after a step), ``"final"`` or ``"end"``.
-        text: what is tried, or what came of it.
-        best_ms: device milliseconds of the best program so far.
-        eager_ms: device milliseconds of PyTorch eager.
-        seconds_left: wall-clock seconds left.
-        evaluations: evaluations used.
-        steps: steps taken, over all branches.
-    """
-
-    phase: str
-    text: str
-    best_ms: float | None
-    eager_ms: float | None
-    seconds_left: float
-    evaluations: int
-    steps: int
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """Where a trajectory stands.
-
-    Attributes:
-        program: the program.
-        evaluation: of this program; its `timing` is None where a step changed only the graph and dropped a kernel.
-        parent: the state before the last accepted step; None at the start.
-        record: the last accepted step, as a recipe keeps it.
-        history: every step so far, refused ones included.
-        masked: actions that were refused here, that the coder had no answer for, or that were already taken from this
-            program on the path here.
-        judged: whether this very program was sent to the judge.
-        done: whether the planner stopped.
-    """
-
-    program: Program
-    evaluation: Evaluation | None = None
-    parent: State | None = None
-    record: RecipeStep | None = None
-    history: tuple[Step, ...] = ()
-    masked: frozenset[Action] = frozenset()
-    judged: bool = False
-    done: bool = False
-
-    def __repr__(self) -> str:
-        time = "not timed" if self.ms is None else f"{self.ms:.4g} ms"
-        return f"<State after {len(self.path()) - 1} accepted of {len(self.history)} steps: {time}, {self.program!r}>"
-
-    @property
-    def ms(self) -> float | None:
-        """Device milliseconds, where known."""
-        return self.evaluation.ms if self.evaluation else None
-
-    def path(self) -> tuple[State, ...]:
-        """The accepted states from the start to this one."""
-        states: list[State] = []
-        state: State | None = self
-        while state is not None:
-            states.append(state)
-            state = state.parent
-        return tuple(reversed(states))
-
-    def recipe(self) -> Recipe:
-        """The accepted steps that lead here."""
-        return Recipe(tuple(s.record for s in self.path() if s.record is not None), self.program.digest)
-
-
-@dataclass(frozen=True)
-class Attempt(Step):
-    """A step for a report.
-
-    Attributes:
-        text: the action in words.
-        before_ms: device milliseconds of the program before the step; None where not known.
-        gain: how many times faster the step made the program; None where it was refused or not timed.
-    """
-
-    text: str = ""
-    before_ms: float | None = None
-    gain: float | None = None
-
-
-@dataclass
-class Ledger:
-    """What the branches of one search share: used budget, known evaluations, the best program.
-
-    Attributes:
-        budget: what may be used.
-        clock: seconds, monotonic.
-        began: when the search began.
-        evaluations: programs sent to the judge.
-        longest: seconds of the longest evaluation after the first.
-        writing: seconds that the coder took longest.
-        known: evaluations of this search by what was judged; asking again is free, except after an accident.
-        accidents: number of failures of a program that may be accidents (`Evaluation.lasting`); the program is judged
-            again on the next request, up to `ACCIDENTS` times.
-        refused: program digest to the actions refused there.
-        attempts: every step over all branches, in order.
-        best: the judged state to prefer so far (see `qimeng.envs.judge.ranking`).
-        start: evaluation of the start program.
-        faults: faults of kinds of action; such a kind is not offered once a step has reported it.
-        told: those kinds.
-    """
-
-    budget: Budget
-    clock: Callable[[], float]
-    began: float
-    evaluations: int = 0
-    longest: float = 0.0
-    writing: float = 0.0
-    known: dict[str, Evaluation] = field(default_factory=dict)
-    accidents: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, frozenset[Action]] = field(default_factory=dict)
-    attempts: list[Attempt] = field(default_factory=list)
-    best: State | None = None
-    start: Evaluation | None = None
-    faults: dict[str, str] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
-
-    @property
-    def seconds_left(self) -> float:
-        """Wall-clock seconds left of the budget."""
-        return self.budget.seconds - (self.clock() - self.began)
-
-    def clone(self) -> Ledger:
-        """An independent copy."""
-        return replace(
-            self,
-            known=dict(self.known),
-            accidents=dict(self.accidents),
-            refused=dict(self.refused),
-            attempts=list(self.attempts),
-            faults=dict(self.faults),
-            told=set(self.told),
-        )
-
-    def settled(self, subject: str) -> bool:
-        """Whether the evaluation of `subject` answers for it from now on."""
-        known = self.known.get(subject)
-        if known is None or known.lasting:
-            return known is not None
-        return known.failure == UNKNOWN or self.accidents[subject] >= ACCIDENTS
 
 
 class Session:

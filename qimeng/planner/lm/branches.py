@@ -13,7 +13,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from qimeng.envs.steps.session import STOP, Session
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import STOP
 from qimeng.interfaces import Action, Observation
 from qimeng.planner import make_planner
 from qimeng.planner.lm.outlook import Outlook

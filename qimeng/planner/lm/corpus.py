@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from qimeng.envs.steps.session import STOP, Budget, Session
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import STOP, Budget
 from qimeng.envs.steps.task import Task
 from qimeng.interfaces import Observation
 from qimeng.planner.lm.reading import state_and_actions

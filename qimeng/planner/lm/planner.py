@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qimeng.envs.steps.session import STOP
+from qimeng.envs.steps.state import STOP
 from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.errors import WeightsError
 from qimeng.interfaces import Action, Observation, Step

@@ -11,7 +11,7 @@ import random
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from qimeng.envs.steps.session import State
+from qimeng.envs.steps.state import State
 from qimeng.interfaces import Action, Observation
 from qimeng.planner.lm.stored import ENDLESS, StoredTask
 from qimeng.planner.search import ScoringPlanner, best_action

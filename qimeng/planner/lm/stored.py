@@ -18,7 +18,8 @@ from typing import TypeVar
 import numpy as np
 
 from qimeng.envs.sandbox.layer import end_with_parent
-from qimeng.envs.steps.session import STOP, Budget, Session
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import STOP, Budget
 from qimeng.envs.steps.task import Task
 from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Coder, Observation

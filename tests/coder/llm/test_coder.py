@@ -19,7 +19,8 @@ from qimeng.coder.llm.coder import LLMCoder
 from qimeng.coder.llm.replies import RecordedChat
 from qimeng.envs.screening.origin import is_sweep
 from qimeng.envs.steps.loop import optimize
-from qimeng.envs.steps.session import Budget, Session
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import Budget
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Evaluation, Gate, Patch
 from qimeng.planner.greedy import GreedySearch

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from qimeng.envs.steps.loop import established, optimize
-from qimeng.envs.steps.session import ACCIDENTS, Budget, Progress, Session
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import ACCIDENTS, Budget, Progress
 from qimeng.envs.steps.stored_answers import UNKNOWN, subject_of
 from qimeng.errors import CoderError
 from qimeng.graph.opgraph import OpGraph

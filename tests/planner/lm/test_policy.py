@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from qimeng.envs.steps.session import STOP
+from qimeng.envs.steps.state import STOP
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.planner.lm.corpus import random_walk

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qimeng.envs.gym.environment import KernelOptimizationEnv
-from qimeng.envs.steps.session import STOP
+from qimeng.envs.steps.state import STOP
 from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.interfaces import Action, Evaluation, Gate, Observation, Planner, Timing
 from qimeng.planner.heuristic import HeuristicPlanner

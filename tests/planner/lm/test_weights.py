@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from qimeng.envs.steps.loop import optimize
-from qimeng.envs.steps.session import STOP, Budget
+from qimeng.envs.steps.state import STOP, Budget
 from qimeng.envs.steps.task import Task
 from qimeng.errors import WeightsError
 from qimeng.interfaces import Evaluation, Gate, Step, Timing
