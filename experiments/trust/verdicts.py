@@ -20,7 +20,7 @@ from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.workers.forkserver import START_S, Process, WorkerFailed
 from qimeng.envs.workers.modes import precision
 from qimeng.envs.workers.shared_server import shared_server
-from qimeng.envs.workers.worker import Setup
+from qimeng.envs.workers.worker_setup import Setup
 from qimeng.graph.opgraph import OpGraph
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec

@@ -27,7 +27,7 @@ from qimeng.envs.screening.origin import foreign, known
 from qimeng.envs.workers.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.workers.modes import precision
 from qimeng.envs.workers.shared_server import shared_server
-from qimeng.envs.workers.worker import Setup
+from qimeng.envs.workers.worker_setup import Setup
 from qimeng.errors import CoderError
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import OpGraph

@@ -15,8 +15,8 @@ import numpy as np
 
 from qimeng.envs.estimate.interpreted_folds import mend_folds
 from qimeng.envs.workers.channel import Channel
-from qimeng.envs.workers.worker import Setup
 from qimeng.envs.workers.worker import main as work
+from qimeng.envs.workers.worker_setup import Setup
 
 ENVIRONMENT = {"TRITON_INTERPRET": "1"}
 """Environment variables with which `main` has to be started."""

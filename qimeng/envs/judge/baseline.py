@@ -20,7 +20,7 @@ from qimeng.envs.workers.modes import set_mode
 from qimeng.envs.workers.service import Answer, serve
 from qimeng.envs.workers.shared_buffers import Layout
 from qimeng.envs.workers.stopwatch import Effort, Samples, Stopwatch
-from qimeng.envs.workers.worker import Draw, Setup, open_device
+from qimeng.envs.workers.worker_setup import Draw, Setup, open_device
 from qimeng.spec import KernelSpec, perturb_parameters
 
 EAGER = "eager"

@@ -39,7 +39,7 @@ from qimeng.envs.workers.compile import Compilers
 from qimeng.envs.workers.foreign_folders import remove_folder
 from qimeng.envs.workers.forkserver import ForkServer, Process, WorkerFailed
 from qimeng.envs.workers.shared_server import shared_server
-from qimeng.envs.workers.worker import Setup
+from qimeng.envs.workers.worker_setup import Setup
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Asked, EngineReport, Evaluation, EvaluationRequest, Gate, ReferenceFacts, SerialEvaluator
 from qimeng.spec import KernelSpec

@@ -31,7 +31,7 @@ from qimeng.envs.workers.forkserver import Process, WorkerFailed
 from qimeng.envs.workers.outputs import difference, facts_from_json, without_shares
 from qimeng.envs.workers.shared_buffers import ALIGNED, Layout, Remote, stage
 from qimeng.envs.workers.stopwatch import Stopwatch
-from qimeng.envs.workers.worker import Draw
+from qimeng.envs.workers.worker_setup import Draw
 
 NOT_TIMED = "not-timed"
 """Class of failure of a program that could not be timed. No speed is reported; judging it again may help."""

@@ -17,8 +17,8 @@ from qimeng.envs.judge.verdicts import Judge, Verdict
 from qimeng.envs.workers.forkserver import Process, WorkerFailed
 from qimeng.envs.workers.kept_output import call_seed
 from qimeng.envs.workers.stopwatch import Effort, Samples
-from qimeng.envs.workers.worker import Draw
 from qimeng.envs.workers.worker_reports import samples_of
+from qimeng.envs.workers.worker_setup import Draw
 from qimeng.interfaces import Timing
 
 SEARCH = Effort(min_ms=10.0, min_calls=5, limit_s=0.2, warmup=2, error=0.004)

@@ -32,7 +32,7 @@ from qimeng.envs.workers import tensor_bits
 from qimeng.envs.workers.modes import precision
 from qimeng.envs.workers.outputs import Facts, describe
 from qimeng.envs.workers.stopwatch import FRESH_SHARE
-from qimeng.envs.workers.worker import Draw, Parameters
+from qimeng.envs.workers.worker_setup import Draw, Parameters
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import longest_reduction
 from qimeng.graph.zeros import zeros_are_signed

@@ -22,7 +22,7 @@ from qimeng.envs.workers.forkserver import Process
 from qimeng.envs.workers.modes import precision
 from qimeng.envs.workers.outputs import Facts, describe
 from qimeng.envs.workers.regions import inputs_of_region
-from qimeng.envs.workers.worker import Draw
+from qimeng.envs.workers.worker_setup import Draw
 from qimeng.graph.region import Region
 from qimeng.program.program import Program, load_source, torch_implementation
 from qimeng.spec import EXAMPLES

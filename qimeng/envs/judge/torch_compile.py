@@ -14,7 +14,7 @@ from qimeng.envs.judge.baseline import ask_times
 from qimeng.envs.workers.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.envs.workers.stopwatch import Effort, Samples
-from qimeng.envs.workers.worker import Setup
+from qimeng.envs.workers.worker_setup import Setup
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """What torch.compile knows (its documentation of `mode`)."""

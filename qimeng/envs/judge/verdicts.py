@@ -26,8 +26,8 @@ from qimeng.envs.workers.forkserver import Process, WorkerFailed
 from qimeng.envs.workers.kernel_launches import Launch
 from qimeng.envs.workers.outputs import Facts, Leaf, difference, facts_from_json, facts_to_json, without_shares
 from qimeng.envs.workers.tensor_transfer import take
-from qimeng.envs.workers.worker import Draw
 from qimeng.envs.workers.worker_reports import entry_of, launches_from
+from qimeng.envs.workers.worker_setup import Draw
 from qimeng.interfaces import Accuracy
 
 RUNS = 3

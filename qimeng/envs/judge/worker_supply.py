@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from qimeng.envs.workers.forkserver import FEW_QUEUES, ForkServer, Process, WorkerFailed, readable_within
-from qimeng.envs.workers.worker import Setup
+from qimeng.envs.workers.worker_setup import Setup
 
 SERVES = 32
 """Evaluations that one worker serves where templates printed all that it runs. With a CUDA context for each, 20

@@ -218,7 +218,7 @@ def main(folder: str, device: str) -> None:
 
     from qimeng.backend.load import load_kernels
     from qimeng.envs.workers.modes import set_mode
-    from qimeng.envs.workers.worker import Parameters
+    from qimeng.envs.workers.worker_setup import Parameters
     from qimeng.spec import KernelSpec
 
     spec = KernelSpec.from_bytes(Path(folder, "spec.bin").read_bytes())

@@ -210,7 +210,8 @@ def test_in_a_final_verification_a_name_proves_nothing():
 
 
 def test_without_a_gpu_no_kernels_are_listed():
-    from qimeng.envs.workers.worker import Draw, Worker
+    from qimeng.envs.workers.worker import Worker
+    from qimeng.envs.workers.worker_setup import Draw
     from qimeng.spec import KernelSpec
 
     worker = Worker(KernelSpec.from_function(torch.relu, (torch.ones(4),)), torch.device("cpu"))

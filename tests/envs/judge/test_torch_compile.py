@@ -15,7 +15,7 @@ from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.envs.workers.service import serve
 from qimeng.envs.workers.stopwatch import Effort
-from qimeng.envs.workers.worker import Setup
+from qimeng.envs.workers.worker_setup import Setup
 
 SETUP = Setup(b"", "default", "cpu")
 PRELOAD = ("tests.envs.judge.test_torch_compile",)

@@ -2,7 +2,7 @@ import torch
 
 from qimeng.envs.errors.accuracy import Expected
 from qimeng.envs.judge.trials import ALIKE, USES, Trial, TrialPool
-from qimeng.envs.workers.worker import Draw
+from qimeng.envs.workers.worker_setup import Draw
 
 
 def trial(seed: int, distribution: str = "given") -> Trial:

@@ -191,7 +191,7 @@ def test_no_field_of_what_is_handed_over_does_more_than_be_refused(seed, monkeyp
 
 @pytest.mark.gpu
 def test_a_tensor_on_the_gpu_stays_where_it_is_and_its_changes_are_seen():
-    from qimeng.envs.workers.worker import open_device
+    from qimeng.envs.workers.worker_setup import open_device
 
     open_device(torch.device("cuda", 0))
     x = torch.randn(3000, 1000, device="cuda")[5:, ::2]
@@ -210,7 +210,7 @@ def test_a_tensor_on_the_gpu_stays_where_it_is_and_its_changes_are_seen():
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_wrong_handle_is_refused_and_the_context_lives():
-    from qimeng.envs.workers.worker import open_device
+    from qimeng.envs.workers.worker_setup import open_device
 
     open_device(torch.device("cuda", 0))
     x = torch.ones(1 << 20, device="cuda")

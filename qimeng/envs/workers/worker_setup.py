@@ -1,0 +1,85 @@
+"""What a process begins with: a specification, a device that is ready, parameters, and the seeds of a draw.
+
+Deals in one specification. Workers, baselines and the judge's own reference have these in common. Knows nothing about
+candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from qimeng.envs.workers.poison import perturb_malloc
+from qimeng.spec import KernelSpec, perturb_parameters
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The settings of a worker, sent before it starts.
+
+    Attributes:
+        spec: the specification's bytes.
+        mode: precision mode.
+        device: PyTorch's name of the device.
+        compiled: folder in which each implementation was compiled into one of its own, named by its digest; empty where
+            all were compiled into this process's own cache.
+    """
+
+    spec: bytes
+    mode: str
+    device: str
+    compiled: str = ""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The seeds of inputs and parameters.
+
+    Attributes:
+        seed: of the inputs.
+        distribution: of the inputs.
+        parameter_seed: of the change to the parameters; None leaves them as the spec makes them.
+    """
+
+    seed: int
+    distribution: str = "given"
+    parameter_seed: int | None = None
+
+
+def open_device(device: torch.device) -> None:
+    """Make the device ready, so that none of that is part of a measurement: on a GPU, a context and cuBLAS.
+
+    Memory is mapped in small pages that stay mapped (PyTorch's expandable segments). Large blocks of `cudaMalloc` come
+    fast or 11 % slower to stream through, by what was freed before (measured on an H200): that would be luck, not a
+    property of the program.
+    """
+    if device.type == "cuda":
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+        torch.cuda.set_device(device)
+        x = torch.ones(16, 16, device=device)
+        torch.mm(x, x)
+        torch.cuda.synchronize()
+    else:
+        torch.set_num_threads(1)  # several processes share the cores, and OpenMP's threads spin
+        perturb_malloc()
+
+
+class Parameters:
+    """The reference module's parameters and buffers, as the spec makes them or changed by a seed."""
+
+    def __init__(self, spec: KernelSpec, device: torch.device):
+        self.module = spec.module(str(device))
+        self._base = {k: v.clone() for k, v in self.module.state_dict().items()}
+
+    def set(self, seed: int | None) -> dict[str, torch.Tensor]:
+        """The state after `load`ing the base and changing it by `seed`; the module's own tensors."""
+        state = self.module.state_dict()
+        for key, value in self._base.items():
+            state[key].copy_(value)
+        if seed is not None:
+            perturb_parameters(self.module, seed)
+        return self.module.state_dict()
+
+
+__all__ = ["Draw", "Parameters", "Setup", "open_device"]
