@@ -87,7 +87,7 @@ def test_every_way_gives_the_same_reference(way):
 
 def test_a_judge_short_of_memory_gives_the_same_verdicts(monkeypatch):
     tight = module._ORDER[3]
-    monkeypatch.setattr("qimeng.envs.judge.reference.memory_plan", lambda *a: tight)
+    monkeypatch.setattr("qimeng.envs.judge.eager_reference.memory_plan", lambda *a: tight)
     spec = KernelSpec.from_function(lambda x: torch.relu(x) + 1, (torch.randn(64, 32),))
     graph = capture_spec(spec)
     program = Program.start(graph)

@@ -1,0 +1,203 @@
+"""Float64 results beside eager's, and the error budget that follows.
+
+Deals in one draw of inputs and parameters at a time. Knows nothing about which draws a candidate gets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from qimeng.envs.errors import accuracy, discrete
+from qimeng.envs.errors.accuracy import Error, Expected
+from qimeng.envs.errors.float64 import NamedAsDouble, Near, aliases, tensors_in, to_double
+from qimeng.envs.errors.selection import selected_values
+from qimeng.envs.judge.eager_reference import EagerReference
+from qimeng.envs.judge.random_operators import Draws, draws_of, repeating
+from qimeng.envs.judge.trials import Trial
+from qimeng.envs.workers.worker_setup import Draw
+from qimeng.spec.distributions import WILD
+
+
+class ExactReference(EagerReference):
+    """Float64 results for one specification, and the error that is allowed beside them; arguments as `EagerReference`.
+
+    Attributes:
+        exact_agrees: whether the float64 result itself passes KernelBench's own rule against eager; None where it was
+            not checked.
+        exact: the module in float64, once it was needed.
+    """
+
+    exact_agrees: bool | None = None
+    exact: torch.nn.Module | None = None
+
+    @cached_property
+    def _moved(self) -> dict[str, list[Error]]:
+        """By distribution, what one ulp of the inputs changes: over so many elements all draws have the same."""
+        return {}
+
+    def expect(
+        self,
+        eager: torch.Tensor,
+        exact: torch.Tensor,
+        moved: Error,
+        distribution: str,
+        jumps: bool,
+        at: torch.Tensor | None = None,
+    ) -> tuple[Expected, float]:
+        """What an output should be, and the share of its values that are not finite.
+
+        Rounded inputs show errors for equal numbers and zeros. Eager is often exact on them, while another order of the
+        same sums is not. So the floor is wide there.
+
+        Args:
+            eager: eager's output.
+            exact: the float64 result.
+            moved: change of that when the inputs move by one ulp.
+            distribution: of the inputs.
+            jumps: whether an element may jump (`qimeng.envs.errors.discrete`), which is no measure of the others.
+            at: what the result is on the inputs that these are near to; eager's error is told relative to it. Where
+                terms nearly cancel, errors are large beside what is left, and on inputs nearby more is left.
+        """
+        value = exact.to(eager.dtype)
+        if not accuracy.is_float(eager):
+            return Expected(value, eager=None if torch.equal(value, eager) else eager), 0.0
+        tolerances = self.spec.tolerances
+        independent = accuracy.roundings(self.longest_reduction)
+        roundings = accuracy.roundings(self._terms, independent=False) if distribution == "rounded" else independent
+        wider = moved * (roundings / independent)
+        share = accuracy.not_finite_share(value, eager)
+        floor = accuracy.floor(eager.dtype, roundings, wider, tolerances.floor_ulp)
+        if share:
+            error = accuracy.measure(eager, value, eager)
+            return Expected(value, error, floor, eager, tolerances, self._signed), share
+        error = discrete.error(eager, value, jumps)
+        if at is not None and not eager.is_complex():
+            there = discrete.error(at.double() + (eager.double() - value.double()), at.double(), jumps)
+            error = there if math.isfinite(there.max) else error
+        return Expected(value, error, floor, None, tolerances, self._signed), share
+
+    def accepts_selection(self, trial: Trial, number: int, actual: torch.Tensor) -> bool:
+        """Whether differing integers select values within the float budget.
+
+        Args:
+            trial: the trial.
+            number: which output.
+            actual: the candidate's indices.
+        """
+        state = self.parameters.set(trial.draw.parameter_seed)
+        inputs = self.inputs(trial.draw)
+        exact_inputs = to_double(inputs, self._place)
+        module = self._exact_module(state)
+        with torch.no_grad():
+            exact = selected_values(module, exact_inputs, number, actual.to(self._place))
+            with self.arithmetic(self.spec.mode):
+                eager = selected_values(self.parameters.module, inputs, number, actual)
+        if exact is None or eager is None:
+            return False
+        error = accuracy.measure(eager.best.to(self._place), exact.best)
+        floor = accuracy.floor(eager.best.dtype, accuracy.roundings(self.longest_reduction), Error())
+        return accuracy.measure(exact.chosen, exact.best).max <= Expected(exact.best, error, floor).budget.max
+
+    # -- parts
+
+    def _exact(self, draw: Draw, near: Near | None) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
+        """Outputs and changed buffers in float64, and what one ulp of the inputs changes.
+
+        Where memory is tight, the latter is found once for each distribution, which halves the time of a trial.
+        """
+        if self.kind == "float64":
+            try:
+                return self._in_double(draw, near)
+            except (RuntimeError, TypeError, ValueError, NotImplementedError):
+                # float64 is refused by the spec or by PyTorch, or does not fit the memory
+                self.kind = "eager-highest"
+                self.exact = None
+                self.tidy()
+        self.parameters.set(draw.parameter_seed)
+        output = tensors_in(self._eager(self.inputs(draw, near), draw.seed, "highest"))
+        state = self.parameters.module.state_dict()
+        return output, {k: state[k].clone() for k in self.mutated}, [Error()] * len(output)
+
+    def _in_double(
+        self, draw: Draw, near: Near | None
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Error]]:
+        inputs = to_double(self.inputs(draw, near), self._place)
+        draws: Draws | None = None
+        if self.random:
+            self.parameters.set(draw.parameter_seed)
+            draws = draws_of(partial(self._eager, self.inputs(draw, near), draw.seed))
+        module = self._exact_module(self.parameters.set(draw.parameter_seed))
+        known = self._moved.get(draw.distribution) if self.plan.tidy else None
+        with torch.no_grad():
+            exact = [x.clone() if aliases(x, inputs) else x for x in _outputs(module, inputs, draws, self._jumps)]
+            if any(x.is_floating_point() and x.dtype is not torch.float64 for x in exact):
+                raise TypeError("the result is not float64")
+            if self.plan.way != "device":  # rounded already: half an ulp more in what one ulp changes
+                for number, leaf in enumerate(leaf for leaf in self.facts.leaves if leaf.is_tensor):
+                    exact[number] = exact[number].to(getattr(torch, leaf.dtype))
+            buffers = {k: module.state_dict()[k].clone().to(self.device) for k in self.mutated}
+            if known is not None:
+                return [x.to(self.device) for x in exact], buffers, known
+            module = self._exact_module(self.parameters.set(draw.parameter_seed))
+            with discrete.moved_by_an_ulp(inputs, getattr(torch, self.spec.dtype), bool(self._jumps)):
+                other = _outputs(module, inputs, draws, self._jumps)
+        moved = [discrete.error(b, a, bool(self._jumps)) for a, b in zip(exact, other, strict=True)]
+        if draw.distribution not in WILD:
+            self._moved[draw.distribution] = moved
+        return [x.to(self.device) for x in exact], buffers, moved
+
+    def _has_jumped(self, trial: Trial, number: int, actual: torch.Tensor) -> bool:
+        """Whether what is out of bounds is a matter of rounding next to a threshold (`qimeng.envs.errors.discrete`)."""
+        if self._jumps is False or self.kind != "float64" or self.random:
+            return False
+        dtype = getattr(torch, self.spec.dtype)
+
+        def eager(mode: str) -> torch.Tensor:
+            self.parameters.set(trial.draw.parameter_seed)
+            return tensors_in(self._eager(self.inputs(trial.draw), trial.draw.seed, mode))[number]
+
+        mode = discrete.rounding_mode(self.spec.mode, eager)
+
+        def run() -> torch.Tensor:
+            inputs = to_double(self.inputs(trial.draw), self._place)
+            module = self._exact_module(self.parameters.set(trial.draw.parameter_seed))
+            with torch.no_grad(), discrete.Rounding(dtype, mode, self.longest_reduction):
+                return tensors_in(module(*inputs))[number]
+
+        try:
+            right = [eager(self.spec.mode)]
+            with discrete.Dividing():
+                right.append(eager(self.spec.mode))
+            return discrete.explained(actual, trial.expected[number], right, run)
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            self.tidy()
+
+    @property
+    def _place(self) -> torch.device:
+        """Where float64 results are made."""
+        return torch.device("cpu") if self.plan.way == "host" else self.device
+
+    def _exact_module(self, state: dict[str, torch.Tensor]) -> torch.nn.Module:
+        if self.exact is None:
+            self.exact = self.spec.module(str(self._place), torch.float64)
+        self.exact.load_state_dict(state)
+        return self.exact
+
+
+def _outputs(
+    module: torch.nn.Module, inputs: Sequence[Any], draws: Draws | None, jumps: bool | None
+) -> list[torch.Tensor]:
+    run = partial(module, *inputs)
+    with NamedAsDouble() if jumps is False else nullcontext():
+        return tensors_in(run() if draws is None else repeating(draws, run))
+
+
+__all__ = ["ExactReference"]
