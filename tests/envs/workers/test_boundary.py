@@ -14,11 +14,14 @@ import torch
 from qimeng import KernelSpec, plan_and_code
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
+from qimeng.envs.estimate.estimator import EstimatingEvaluator
+from qimeng.envs.steps.setup import make_pool, make_task
 from qimeng.envs.steps.stored_answers import CachingEvaluator
 from qimeng.envs.workers.local_pool import LocalPool
 from qimeng.errors import RequestError
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import (
     Action,
     Asked,
@@ -38,6 +41,22 @@ from qimeng.store import Conditions, Store
 from qimeng.testing import FakeCoder, FakeEvaluator, fake_kernel, fake_task, sample_graph
 
 NOTHING = OpGraph({}, ())
+RELU = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2
+
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+
+
+def get_init_inputs():
+    return []
+"""
 
 
 def named(text: str) -> Program:
@@ -137,6 +156,16 @@ def test_a_request_for_something_else_is_refused() -> None:
     replace(request, spec="", device="", mode="").fits("any", "any", "any")
     with pytest.raises(RequestError, match="the request is for device 'H200', this evaluator judges for 'A100'"):
         request.fits("s", "A100", "high")
+
+
+def test_a_judge_refuses_requests_for_another_device() -> None:
+    spec = KernelSpec.from_function(torch.relu, (torch.ones(8, 8),))
+    judge, program = EstimatingEvaluator(spec, DEVICES["h200"]), Program.start(capture_spec(spec))
+    with pytest.raises(RequestError, match="the request is for device 'a100', this evaluator judges for 'h200'"):
+        judge.evaluate(program, device="a100")
+    with pytest.raises(RequestError, match="for mode 'high'"):
+        judge.evaluate(program, mode="high")
+    judge.close()
 
 
 # ---- engines in this process
@@ -257,6 +286,26 @@ def test_equal_requests_in_flight_are_judged_once(pool: LocalPool) -> None:
     tickets = [pool.submit(EvaluationRequest(named("sleep 0.1"))) for _ in range(3)]
     assert len({tuple(e.notes) for _, e in pool.gather(tickets)}) == 1
     assert len(set(tickets)) == 3
+
+
+@pytest.mark.slow
+def test_judges_in_processes_of_a_pool_answer_as_one_in_this_process() -> None:
+    spec = KernelSpec.from_source(RELU, "relu")
+    task = make_task(spec, device="h200")
+    start = task.start
+    region = start.regions[0]
+    patch = TemplateCoder().write(Request(start, Action("lowering", (region.id,)), DEVICES["h200"]))
+    made = make_pool(spec, device="h200", environments=({},))
+    try:
+        tickets = [made.submit(task.request(start)), made.submit(task.request(start, patch))]
+        found = [answer for _, answer in made.gather(tickets)]
+        alone = [task.evaluator.ask(ticket.request) for ticket in tickets]
+        assert [replace(e, seconds={}) for e in found] == [replace(e, seconds={}) for e in alone]
+        assert all(e.ok and e.timing is not None and e.timing.estimated for e in found)
+        assert (made.name, made.version) == (task.evaluator.name, task.evaluator.version)
+    finally:
+        made.close()
+        task.evaluator.close()
 
 
 # ---- an engine of another package
