@@ -11,14 +11,14 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import Region
-from qimeng.interfaces import Coder, Patch, Request
+from qimeng.interfaces import Coder, Patch, Reprints, Request
 from qimeng.program.program import Program
 
 GAIN = 1.02
 """A step that makes the program this many times faster is a gain; less may be noise."""
 
 
-class HybridCoder(Coder, HasChat):
+class HybridCoder(Coder, HasChat, Reprints):
     """`template` where it works, `writer` where it does not or where the template's sweep of a region stalls.
 
     - A kernel without a schedule belongs to the writer, which alone can change it. Lowering gives it back to the

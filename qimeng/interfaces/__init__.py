@@ -6,7 +6,7 @@ Deals in plain data. Knows nothing about how a kernel is written, checked, timed
 from qimeng.interfaces.evaluator import EngineReport, Evaluator, ReferenceFacts, SerialEvaluator, Ticket
 from qimeng.interfaces.requests import Asked, EvaluationRequest, FinalOptions
 from qimeng.interfaces.results import LASTING, Accuracy, Evaluation, Gate, Resources, Timing
-from qimeng.interfaces.roles import Coder, Memory, Planner
+from qimeng.interfaces.roles import Coder, Memory, Planner, Reprints
 from qimeng.interfaces.steps import Action, Observation, Patch, Request, Step
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Patch",
     "Planner",
     "ReferenceFacts",
+    "Reprints",
     "Request",
     "Resources",
     "SerialEvaluator",

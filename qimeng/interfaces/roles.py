@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from qimeng.interfaces.steps import Action, Observation, Patch, Request
 
 if TYPE_CHECKING:
+    from qimeng.graph.opgraph import OpGraph
     from qimeng.graph.region import Region
+    from qimeng.program.program import Program
     from qimeng.store import Store
 
 
@@ -71,4 +73,16 @@ class Coder(ABC):
         return None
 
 
-__all__ = ["Coder", "Memory", "Planner"]
+class Reprints(ABC):
+    """What a coder is as well that can print a program again for the same computation at other sizes."""
+
+    @abstractmethod
+    def reprint(self, program: Program, graph: OpGraph) -> Program:
+        """`program` for `graph`, which has the same operators at other sizes.
+
+        Raises:
+            CoderError: it cannot be done.
+        """
+
+
+__all__ = ["Coder", "Memory", "Planner", "Reprints"]

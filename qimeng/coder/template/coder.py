@@ -14,13 +14,13 @@ from qimeng.errors import CoderError, IllegalAction
 from qimeng.family import MAX_ALTERNATIVES, Unsupported, covering, family_of, is_built_in, plan_of, refusal
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import Region
-from qimeng.interfaces import Coder, Patch, Request
+from qimeng.interfaces import Coder, Patch, Reprints, Request
 from qimeng.program.origin import note_printed
 from qimeng.program.program import Implementation, Program
 from qimeng.program.schedule import Schedule
 
 
-class TemplateCoder(Coder):
+class TemplateCoder(Coder, Reprints):
     """Prints kernels from schedules; an action changes the schedule, the patch is what changed.
 
     Args:

@@ -33,7 +33,7 @@ class EstimatingEvaluator(SerialEvaluator):
     Args:
         spec: what is computed.
         device: the row of the table that kernels are compiled and timed for.
-        coder: prints programs for a reduced size (`qimeng.envs.estimate.interpret.Reprints`).
+        coder: prints programs for a reduced size (`qimeng.interfaces.Reprints`).
         cache_dir: Triton's cache folder; None for its own default.
         processes: compilations at once; one a core by default.
         sandbox: level of the processes' sandbox; see `ForkServer.start`.

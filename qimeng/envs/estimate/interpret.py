@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -33,7 +33,7 @@ from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import TF32
 from qimeng.graph.verify import capture_spec
-from qimeng.interfaces import Coder
+from qimeng.interfaces import Coder, Reprints
 from qimeng.program.program import Program, torch_implementation
 from qimeng.spec import KernelSpec
 from qimeng.spec.dispatch import DispatchMode
@@ -56,19 +56,6 @@ FINAL_SECONDS = 60.0
 
 MOST_ELEMENTS, MOST_BLOCKS = 1 << 20, 2000
 """Largest tensor and grid of a program that is interpreted at full size, where there is no smaller version of it."""
-
-
-@runtime_checkable
-class Reprints(Protocol):
-    """A coder that can print a program again for the same computation at other sizes."""
-
-    def reprint(self, program: Program, graph: OpGraph) -> Program:
-        """`program` for `graph`, which has the same operators at other sizes.
-
-        Raises:
-            CoderError: it cannot be done.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -326,4 +313,4 @@ def _generated(program: Program) -> int:
     return sum(program.implementation(r).generated for r in program.regions)
 
 
-__all__ = ["Checked", "Interpreter", "Reprints", "gpu_arithmetic", "round_to_tf32"]
+__all__ = ["Checked", "Interpreter", "gpu_arithmetic", "round_to_tf32"]
