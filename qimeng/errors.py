@@ -9,6 +9,7 @@ QimengError
 ├── CoderError           a coder that could not write a patch
 │   └── ChatError        a language model that gave no usable answer (qimeng.coder.llm.chat)
 ├── BackendError         an unknown language for kernels, or a backend that fails by itself
+├── RequestError         a request for an evaluation that cannot be read, or that another evaluator is meant to get
 ├── ReplayError          a recipe that does not fit the program it is replayed on
 ├── StoreError           a store that cannot be read or merged
 ├── DeviceError          an unknown or unusable device

@@ -111,7 +111,7 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
             winner = candidates[number]
             parent = candidates[number - 1] if number else None
             session.tell("final", f"verify the program of {len(winner.recipe())} steps in a fresh process")
-            evaluation = task.evaluator.ask(task.request(winner.program, asked=Asked.FINAL))
+            evaluation = task.judged(winner.program, asked=Asked.FINAL)
             problem = refusal(evaluation, parent.evaluation if parent else None)
             if problem is None or number == 0:
                 break
@@ -122,7 +122,7 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
             evaluation = replace(evaluation, unchecked="the final verification was interrupted")
             notes.append("the figures are those of the search")
     if evaluation is None:
-        evaluation = task.evaluator.ask(task.request(task.start, asked=Asked.FINAL))
+        evaluation = task.judged(task.start, asked=Asked.FINAL)
     if not evaluation.ok:
         notes.append(f"the program of {len(winner.recipe())} steps failed its own verification: {evaluation.error}")
     if not winner.program.on_pytorch:

@@ -312,7 +312,7 @@ class Session:
             return ledger.known[subject]
         began = ledger.clock()
         try:
-            evaluation = self.task.evaluator.ask(self.task.request(program, patch))
+            evaluation = self.task.judged(program, patch)
         except BackendError as fault:  # of the language that the patch is written in
             evaluation = Evaluation(Gate.WRITE, str(fault), "coder")
         ledger.longest = max(ledger.longest, ledger.clock() - began)

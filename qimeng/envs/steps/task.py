@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qimeng.actions import Context
-from qimeng.interfaces import Action, Asked, EvaluationRequest, Evaluator, FinalOptions, Patch
+from qimeng.errors import QimengError
+from qimeng.interfaces import Action, Asked, Evaluation, EvaluationRequest, Evaluator, FinalOptions, Gate, Patch
 from qimeng.program.program import Program
 from qimeng.store import Conditions
 
@@ -60,3 +61,18 @@ class Task:
         return EvaluationRequest(
             program, patch, asked, conditions.spec, context.device.name, context.mode, self.options
         )
+
+    def judged(self, program: Program, patch: Patch | None = None, asked: Asked = Asked.TIMING) -> Evaluation:
+        """The judge's answer about a program, or a patch on it.
+
+        Raises:
+            QimengError: the judge refuses the request. Whatever else an engine raises becomes an answer that names it,
+                which is no verdict on the program.
+        """
+        try:
+            return self.evaluator.ask(self.request(program, patch, asked))
+        except QimengError:
+            raise
+        except Exception as error:  # noqa: BLE001  (another package's engine may raise anything)
+            text = f"the evaluator {self.evaluator.name} raised {type(error).__name__}: {error}"
+            return Evaluation(Gate.PROGRAM, text, "judge")

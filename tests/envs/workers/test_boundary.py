@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+import qimeng
 from qimeng import KernelSpec, plan_and_code
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
 from qimeng.envs.estimate.estimator import EstimatingEvaluator
+from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.setup import make_pool, make_task
 from qimeng.envs.steps.stored_answers import CachingEvaluator
 from qimeng.envs.workers.local_pool import LocalPool
@@ -36,9 +40,10 @@ from qimeng.interfaces import (
     Ticket,
     Timing,
 )
+from qimeng.planner.greedy import GreedySearch
 from qimeng.program.program import Program
 from qimeng.store import Conditions, Store
-from qimeng.testing import FakeCoder, FakeEvaluator, fake_kernel, fake_task, sample_graph
+from qimeng.testing import FakeCoder, FakeEvaluator, ScriptedPlanner, fake_kernel, fake_task, sample_graph
 
 NOTHING = OpGraph({}, ())
 RELU = """
@@ -337,6 +342,32 @@ def test_an_engine_written_outside_serves_by_the_interface_alone() -> None:
     assert {r.asked for r in engine.requests} == {Asked.TIMING, Asked.FINAL}
     assert {(r.spec, r.device, r.mode) for r in engine.requests} == {(spec.digest, "h200", "default")}
     assert all(EvaluationRequest.from_json(r.to_json(), r.program.graph).digest == r.digest for r in engine.requests)
+
+
+class Broken(Outsider):
+    """Fails by itself at every generated kernel."""
+
+    def gather(self, tickets: Sequence[Ticket], timeout: float | None = None) -> Iterator[tuple[Ticket, Evaluation]]:
+        for ticket, found in super().gather(tickets, timeout):
+            if found.timing is not None and found.timing.device_ms < 1:
+                raise KeyError("lost")
+            yield ticket, found
+
+
+def test_an_engine_that_fails_by_itself_is_named_and_the_run_goes_on() -> None:
+    graph = sample_graph()
+    result = optimize(fake_task(graph, Broken()), GreedySearch(ScriptedPlanner(["lowering", "lowering", "stop"])))
+    errors = [step.evaluation.error for step in result.steps if step.evaluation is not None]
+    assert errors[:2] == ["the evaluator Broken raised KeyError: 'lost'"] * 2
+    assert not any(step.accepted and step.evaluation for step in result.steps) and result.on_pytorch
+
+
+def test_programs_are_judged_at_one_place() -> None:
+    root = Path(qimeng.__file__).parent
+    asking = re.compile(r"evaluator\.(ask|submit|gather|evaluate)\(|(judge|stored|engine)\.(ask|evaluate)\(")
+    found = {str(path.relative_to(root)) for path in root.rglob("*.py") if asking.search(path.read_text())}
+    engines = {"envs/steps/stored_answers.py", "envs/workers/local_pool.py", "planner/lm/live.py"}
+    assert found - engines == {"envs/steps/task.py", "exploits/suite.py"}, "ask through the task (`Task.judged`)"
 
 
 def test_a_task_asks_for_its_own_conditions() -> None:
