@@ -182,9 +182,10 @@ class GpuEvaluator(SerialEvaluator):
         """
         request.fits(self.spec.digest, self.device.name, self.spec.mode)
         options = request.options
-        if set(options.compile_modes) - self._begun:
-            self._begun.update(options.compile_modes)
-            self.compiled.begin(options.compile_modes, options.compile_seconds)
+        new = [mode for mode in options.compile_modes if mode not in self._begun]
+        if new:
+            self._begun.update(new)
+            self.compiled.begin(new, options.compile_seconds)
         if request.asked is Asked.FINAL:
             return self._final(request)
         run = self._run(request, Clock(self.clock), self._cache, self._compilers)

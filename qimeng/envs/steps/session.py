@@ -11,17 +11,18 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from qimeng.actions import action_text, check_action, kind_named, kinds, legal_actions
+from qimeng.actions import check_action, kind_named, kinds, legal_actions
 from qimeng.envs.judge.ranking import gain, preferred
 from qimeng.envs.steps.state import STOP, Attempt, Budget, Ledger, Progress, State
+from qimeng.envs.steps.step_record import outcome_of, put_attempt, text_of
 from qimeng.envs.steps.stored_answers import subject_of
 from qimeng.envs.steps.task import Task
-from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, dropped_kernels, order_actions
+from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, order_actions
 from qimeng.errors import BackendError, CoderError, FamilyFault, IllegalAction, KindFault, PlannerFault, QimengError
 from qimeng.interfaces import Action, Evaluation, Gate, Observation, Patch, Request, Step
 from qimeng.program.program import Program
-from qimeng.recipe import PatchRecord, RecipeStep, program_to_json
-from qimeng.store import Store, StoredStep
+from qimeng.recipe import RecipeStep
+from qimeng.store import Store
 
 
 class Session:
@@ -139,12 +140,12 @@ class Session:
             self.ledger.attempts.append(Attempt(action, None, True, text="stop", before_ms=self.state.ms))
             return step
         before = self.state
-        text = _text(action, before.program)
+        text = text_of(action, before.program)
         step = self._attempt(action, instruction)
         gained = gain(step.evaluation, before.evaluation) if step.accepted else None
         attempt = Attempt(action, step.evaluation, step.accepted, step.patch_digest, text, before.ms, gained)
         self.ledger.attempts.append(attempt)
-        self.tell("done", f"{text}: {_outcome(step, before, self.state)}")
+        self.tell("done", f"{text}: {outcome_of(step, before, self.state)}")
         return step
 
     def return_to(self, state: State) -> None:
@@ -216,7 +217,7 @@ class Session:
                 open_question = open_question or not refused.lasting
                 if request.failed is None:
                     step = Step(action, refused, False)
-                    self._record(program, step, None)
+                    self._keep(program, step, None)
                 break
             subject = subject_of(program, patch)
             if subject in tried:  # the coder has nothing new to offer
@@ -224,7 +225,7 @@ class Session:
             tried.add(subject)
             step = self._verify(action, patch)
             open_question = patch.computes_otherwise and not self.ledger.settled(subject)
-            self._record(program, step, patch)
+            self._keep(program, step, patch)
             if step.accepted or self.exhausted():
                 break
             assert step.evaluation is not None
@@ -267,7 +268,7 @@ class Session:
             known = carried(before.program, program, before.evaluation, self.task.context.device)
             self._advance(program, known, step, RecipeStep.of(action, patch, ms=known.ms if known else None), False)
             return step
-        note = f"{_text(action, before.program)}: {patch.note}" if patch.note else _text(action, before.program)
+        note = f"{text_of(action, before.program)}: {patch.note}" if patch.note else text_of(action, before.program)
         self.tell("try", note)
         evaluation = self._judge(before.program, patch)
         if not evaluation.ok:
@@ -322,42 +323,8 @@ class Session:
             ledger.accidents[subject] = ledger.accidents.get(subject, 0) + 1
         return evaluation
 
-    def _record(self, parent: Program, step: Step, patch: Patch | None) -> None:
+    def _keep(self, parent: Program, step: Step, patch: Patch | None) -> None:
         """Keep the attempt in the store, accepted or not."""
-        if self.store is None:
-            return
-        conditions = self.task.conditions
-        child = self.state.program if step.accepted else None
-        for program in (parent, child):
-            if program is not None:
-                self.store.put_program(program.digest, program_to_json(program), program.source)
-        digest = evaluation = None
-        if patch is not None:
-            digest = self.store.put_patch(PatchRecord.of(patch))
-            if step.evaluation is not None and patch.computes_otherwise:
-                subject = subject_of(parent, patch)
-                evaluation = self.store.put_evaluation(conditions, subject, step.evaluation)
-        edge = StoredStep(
-            parent.digest, step.action, digest, evaluation, step.accepted, child.digest if child else None
-        )
-        self.store.put_step(conditions, edge)
-
-
-def _text(action: Action, program: Program) -> str:
-    try:
-        return action_text(action, program)
-    except KeyError:  # it names a region that this program does not have
-        return str(action)
-
-
-def _outcome(step: Step, before: State, after: State) -> str:
-    if not step.accepted:
-        reason = step.evaluation.error if step.evaluation else None
-        return f"refused: {reason or 'no reason given'}"
-    if step.evaluation is None:
-        lost = dropped_kernels(before.program, after.program)
-        return f"graph only, drops {len(lost)} generated kernel(s)" if lost else "graph only"
-    word = "UNCHECKED" if step.evaluation.unchecked else "right"
-    if before.ms is None or after.evaluation is None or after.evaluation.timing is None:
-        return word
-    return f"{word}, {before.ms:.4g} -> {after.evaluation.timing}"
+        if self.store is not None:
+            child = self.state.program if step.accepted else None
+            put_attempt(self.store, self.task.conditions, parent, step, patch, child)
