@@ -17,7 +17,6 @@ from qimeng.envs.judge import judge_clock as outer_clock
 from qimeng.envs.judge.clock_rule import Ruling
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.judge_clock import NOT_TIMED
-from qimeng.envs.judge.time_spent import Clock
 from qimeng.envs.judge.verdicts import Comparison, Verdict
 from qimeng.envs.judge.worker_supply import WorkerSupply
 from qimeng.envs.workers.forkserver import Process
@@ -31,7 +30,6 @@ from qimeng.program.program import Implementation, Program, torch_implementation
 from qimeng.program.schedule import Schedule
 from qimeng.spec import DISTRIBUTIONS, KernelSpec
 from qimeng.spec.distributions import SECRET_SIZE
-from qimeng.testing import FakeClock
 
 PATIENCE_S = 60.0
 """What a call may take where tests load the machine; what really hangs is given less."""
@@ -252,30 +250,6 @@ def test_a_wrong_call_among_many_is_seen_in_the_end(evaluator, program, monkeypa
     assert evaluator.evaluate(program.with_implementation(relu(program), RIGHT), asked=Asked.FINAL).ok
 
 
-def test_what_a_specification_is_stands_in_its_evaluations():
-    class Both(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = torch.nn.BatchNorm1d(8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.norm(x)
-
-    for training in (True, False):
-        spec = KernelSpec.from_module(Both(), (torch.randn(16, 8),), training=training)
-        graph = capture_spec(spec)
-        judge = GpuEvaluator(spec, graph, torch_device="cpu", timeout_s=PATIENCE_S, any_text=True)
-        try:
-            found = judge.evaluate(Program.start(graph))
-            mine, other = ("training", "evaluation") if training else ("evaluation", "training")
-            assert found.ok, found.error
-            assert found.notes == (
-                f"made for {mine} mode, as the spec says: in {other} mode the module computes something else",
-            )
-        finally:
-            judge.close()
-
-
 def test_prepared_buffers_are_made_anew_when_parameters_change(evaluator, program, calm):
     packed = Implementation(
         "torch",
@@ -302,25 +276,6 @@ def test_a_call_may_not_change_what_was_prepared(evaluator, program):
     found = evaluator.evaluate(program.with_implementation(program.regions[0].id, spoiling))
     assert found.failure == "wrong" and "the call changed prepared buffer 0.0" in (found.error or "")
     assert "0.1" not in (found.error or "")
-
-
-def test_views_of_inputs_and_of_parameters_may_be_returned():
-    class Views(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.randn(8, 8))
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return x.view(-1), x[1:], torch.relu(x @ self.weight), self.weight.t()
-
-    spec = KernelSpec.from_module(Views(), (torch.randn(4, 8),))
-    graph = capture_spec(spec)
-    judge = GpuEvaluator(spec, graph, torch_device="cpu", timeout_s=PATIENCE_S, any_text=True)
-    try:
-        found = judge.evaluate(Program.start(graph))
-        assert found.ok, found.error
-    finally:
-        judge.close()
 
 
 def test_printed_programs_share_a_worker_and_others_never_do(evaluator, program, monkeypatch, calm):
@@ -599,12 +554,3 @@ def test_checks_share_the_device_and_times_are_taken_alone(evaluator, program, t
     checking.join(10 * PATIENCE_S)
     assert not checking.is_alive() and evaluator.times.turns["candidate"].calls >= 25
     lock.close()
-
-
-def test_seconds_of_a_part_inside_another_count_once():
-    clock = Clock(FakeClock(1.0))
-    with clock.part("time"), clock.part("baselines"):
-        pass
-    with clock.part("time"):
-        pass
-    assert clock.seconds == {"baselines": 1.0, "time": 3.0}
