@@ -128,6 +128,21 @@ def test_a_window_is_bounded_on_both_sides() -> None:
 
 REFUSED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], str]] = {
     "a deep head": (attend, ((1, 1, 32, 300),) * 3, "at most 256"),
+    "keys made again and again": (
+        lambda q, k, v: attend(q, k * 2 + 1, v),
+        ((1, 2, 700, 32),) * 3,
+        "keys that would be computed 6 times over",
+    ),
+    "values of an exponential": (
+        lambda q, k, v: attend(q, k, v.exp()),
+        ((1, 2, 200, 32),) * 3,
+        "values that would be computed 2 times over",
+    ),
+    "a bias of logarithms": (
+        lambda q, k, v, x: attend(q, k, v, attn_mask=x.log()),
+        (*((8, 2, 32, 16),) * 3, (2, 32, 32)),
+        "log in a mask that would be computed 8 times over",
+    ),
     "weights returned": (
         lambda q, k, v: (w := (q @ k.mT).softmax(-1), w @ v),
         ((2, 32, 16),) * 3,

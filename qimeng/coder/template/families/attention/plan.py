@@ -17,6 +17,7 @@ from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.nest.loads import Loads
 from qimeng.coder.template.nest.regions import region_nest
+from qimeng.coder.template.triton.special import SPECIAL
 from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.region import Region
 
@@ -24,6 +25,10 @@ HALVES = ("float16", "bfloat16")
 
 FEW_QUERIES = 64
 """Below so many queries a head, those of the heads that share keys are taken together."""
+
+TALL, MOST_REPEATS = 128, 4
+"""Queries of a tall tile, and how often an operand that is computed on the way may be computed again, once for each
+tile of queries: every time it passes through registers instead of being copied to where tensor cores read it."""
 
 MOST_DEPTH = 256
 """The largest depth of product 1 and the most columns of product 2: a program holds both whole."""
@@ -136,6 +141,7 @@ def plan_attention(region: Region) -> AttentionPlan:
         region, nest, loads, scores, query, key, output, values, weights, bounds, batch, rows, keys, depth, columns
     )
     _check_reads(plan)
+    _check_repeats(plan)
     return plan
 
 
@@ -209,6 +215,27 @@ def _check_products(
     sizes = [prod(nest.axes.sizes(tuple(r))) for r in (depth, columns)]
     if max(sizes) > MOST_DEPTH:
         raise Unsupported(f"an attention of depth {sizes[0]} and {sizes[1]} columns; at most {MOST_DEPTH} are held")
+
+
+def _check_repeats(plan: AttentionPlan) -> None:
+    """Keys and values are read by every tile of queries; what is computed of them before is computed as often."""
+    for name, operand in (("keys", plan.key), ("values", plan.values)):
+        if operand is None:
+            continue
+        made = [e for e in reach([operand], lambda e: False) if e.op not in ("identity", "load", "const")]
+        tiles = -(-plan.extent(plan.rows) // TALL)
+        repeats = tiles * plan.extent(tuple(a for a in plan.batch if a not in operand.depends))
+        most = 1 if any(e.op in SPECIAL for e in made) else MOST_REPEATS
+        if made and repeats > most:
+            raise Unsupported(f"{name} that would be computed {repeats} times over, once for each tile of queries")
+    scored = {id(plan.scores)}
+    for e in reach(plan.weights.tile(), lambda e: e is plan.scores):
+        if any(id(a) in scored for a in e.operands()):
+            scored.add(id(e))
+        elif e.op in SPECIAL and id(e) not in scored:
+            repeats = plan.extent(tuple({*plan.batch, *plan.rows, *plan.keys} - e.depends))
+            if repeats > MOST_REPEATS:
+                raise Unsupported(f"{e.op} in a mask that would be computed {repeats} times over, once for each head")
 
 
 def _check_reads(plan: AttentionPlan) -> None:
