@@ -64,7 +64,8 @@ class Layout(ScheduleKind):
     """Change how operands lie in memory or how they are read.
 
     Operands are packed in the form that the main loop wants, parameters once, others at every call where their rows do
-    not begin at multiples of 16 bytes; tensor descriptors are the GPU's tile copy engine.
+    not begin at multiples of 16 bytes; a convolution's input is copied channels last, with its padding. Tensor
+    descriptors are the GPU's tile copy engine.
 
     args: ``pack`` (parameters in `prepare`, unaligned operands before the product), ``unpack``, ``descriptors``,
     ``pointers``.

@@ -19,8 +19,14 @@ import pytest
 import torch
 from torch.nn import functional
 
+from qimeng.coder.template.families.gemm.family import Gemm
+from qimeng.coder.template.families.gemm.moves import moves
+from qimeng.coder.template.families.gemm.schedule import GemmSchedule
+from qimeng.coder.template.families.gemm.staging import stageable
+from qimeng.device import device_named
+from qimeng.errors import IllegalAction
 from tests.coder import test_gemm as harness
-from tests.coder.test_gemm import BF16, CASES, FP16, Call, Case, case, shapes
+from tests.coder.test_gemm import BF16, CASES, FP16, Call, Case, case, planned, shapes
 
 conv = functional.conv2d
 PRECISIONS = [{"precision": p} for p in ("ieee", "tf32x3")]
@@ -131,6 +137,46 @@ def _add() -> None:
         lambda: tuple(x.to(memory_format=torch.channels_last) for x in shapes((2, 8, 9, 8))()),
         PRECISIONS,
         w=(20, 8, 3, 3),
+    )
+    copies: list[dict[str, Any]] = [
+        {"staged": True},
+        {"staged": True, "precision": "fp16x3", "packed": "b", "inline": "a"},
+        {"staged": True, "splits": 2},
+    ]
+    wide = {"w": (20, 8, 3, 3), "b": (20,)}
+    rounded = [{"staged": True, "precision": "tf32", "packed": "b"}]
+    case("copied", dense, shapes((2, 8, 6, 7)), copies, **wide)
+    case("copied, tf32", dense, shapes((2, 8, 6, 7)), rounded, 4e-3, **wide)
+    case(
+        "copied with a prologue",
+        lambda s, x: conv(x.exp(), s.w, s.b, (2, 1), (1, 2), (1, 2)) * 2,
+        shapes((2, 8, 9, 7)),
+        copies,
+        1e-5,
+        **wide,
+    )
+    case(
+        "copied, groups",
+        lambda s, x: conv(x, s.w, padding=1, groups=2)[:, :, 1:] * 2,
+        shapes((2, 8, 6, 7)),
+        copies,
+        w=(20, 4, 3, 3),
+    )
+    case(
+        "copied, transposed",
+        lambda s, x: functional.conv_transpose2d(x, s.w, None, (4, 6), (1, 2), (1, 0), 1, (2, 4)),
+        shapes((2, 8, 4, 3)),
+        copies,
+        w=(8, 10, 3, 5),
+    )
+    case(
+        "copied, half",
+        lambda s, x: conv(x.relu(), s.w, s.b, padding=1),
+        shapes((2, 8, 6, 7), dtype=FP16),
+        [copies[0], {"staged": True, "packed": "b"}],
+        2e-3,
+        w=(20, 8, 3, 3, FP16),
+        b=(20, FP16),
     )
     transposed = functional.conv_transpose2d
     both = [{}, {"packed": "b"}]
@@ -276,7 +322,14 @@ def check(found: list[dict[str, Any]]) -> None:
             assert {k: row["facts"][k] for k in facts} == facts, row
 
 
-QUICK = ("padded, planes", "prologue", "groups", "transposed, phases of different lengths", "reflected", "half")
+QUICK = (
+    "copied with a prologue",
+    "padded, planes",
+    "groups",
+    "transposed, phases of different lengths",
+    "reflected",
+    "half",
+)
 
 
 def test_quick_cases_in_the_interpreter() -> None:
@@ -304,6 +357,7 @@ def test_case_on_the_gpu(name: str) -> None:
         ("prologue", {}),
         ("channels last", {"splits": 2}),
         ("transposed, phases of different lengths", {}),
+        ("copied with a prologue", {"staged": True, "precision": "tf32", "packed": "b"}),
     ],
 )
 def test_what_is_printed(name: str, changes: dict[str, Any], golden: Callable[[str, str], None]) -> None:
@@ -324,6 +378,42 @@ def test_what_the_plan_says_of_windows() -> None:
 
 def test_quick_cases_cross_compile() -> None:
     check(rows("compile", "padded, planes", "transposed, phases of different lengths"))
+
+
+def test_tf32_is_legal_where_eager_takes_it() -> None:
+    precision, h200 = moves()["precision"], device_named("h200")
+    plan = cases()["padded"].planned[2]
+    precision.check(plan, GemmSchedule(), "tf32", h200, "default")
+    with pytest.raises(IllegalAction, match="keeps 11 bits"):
+        precision.check(plan, GemmSchedule(), "tf32", h200, "highest")
+    _, _, linear = planned(lambda: Call(lambda s, x: functional.linear(x, s.w), w=(36, 50)), shapes((40, 50)))
+    with pytest.raises(IllegalAction, match="keeps 11 bits"):
+        precision.check(linear, GemmSchedule(), "tf32", h200, "default")
+
+
+def test_lowering_tries_tf32_of_a_copy_and_of_the_tensor() -> None:
+    family, h200 = Gemm(), device_named("h200")
+    for name, staged in (("copied", {True, False}), ("padded", {False})):
+        plan = cases()[name].planned[2]
+        start = family.default(plan, h200, "default")
+        found = family.guesses(plan, start, h200, "default")
+        assert start.precision == "ieee" and {s.precision for s in found} == {"tf32"}
+        assert {s.staged for s in found} == staged
+        assert {s.precision for s in family.guesses(plan, start, h200, "highest")} & {"tf32", "fp16"} == set()
+
+
+def test_layout_says_why_windows_are_not_packed() -> None:
+    layout, h200 = moves()["layout"], device_named("h200")
+    assert stageable(cases()["copied"].planned[2]) is None
+    assert "12 B" in stageable(cases()["groups"].planned[2])
+    assert "one element" in stageable(cases()["one by one"].planned[2])
+    _, _, plan = planned(lambda: Call(lambda s, x, w: conv(x, w)), shapes((2, 2, 9, 8), (20, 2, 2, 2)))
+    with pytest.raises(IllegalAction, match="8 B, no multiple of 16"):
+        layout.check(plan, GemmSchedule(), "pack", h200, "default")
+    (packed,) = layout.schedules(cases()["copied"].planned[2], GemmSchedule(), "pack", h200)
+    assert packed.staged and packed.packed == "b"
+    (back,) = layout.schedules(cases()["copied"].planned[2], packed, "unpack", h200)
+    assert back == GemmSchedule()
 
 
 @pytest.mark.slow

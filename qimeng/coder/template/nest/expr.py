@@ -51,6 +51,7 @@ class Expr:
         level: number of passes over the reduced axes that must end before it is known; filled by `Nest.finish`.
         stored: the result of an operator, which PyTorch rounds to its dtype.
         shown: that rounding shows in a finer result (`qimeng.graph.rounding`).
+        staging: of a product, a copy that its left operand may be read from (`Staging`).
         access: how a load finds its element where its dimensions are not simply those of the tensor; its operands are
             then positions and, last, a guard.
     """
@@ -66,10 +67,26 @@ class Expr:
     stored: bool = False
     shown: bool = False
     access: Access | None = None
+    staging: Staging | None = None
 
     def operands(self) -> Iterator[Expr]:
         """The expressions among the arguments."""
         return (a for a in self.args if isinstance(a, Expr))
+
+
+@dataclass(eq=False)
+class Staging:
+    """A copy of a tensor that a product of windows may read instead: channels last, with its padding.
+
+    Attributes:
+        fill: what the copy holds, over axes of its own.
+        order: dimensions of the copy, outermost first, as dimensions of `fill`.
+        read: the operand as a load of the copy, without guards; its `param` is no tensor's number yet.
+    """
+
+    fill: Expr
+    order: tuple[Dim, ...]
+    read: Expr
 
 
 def constant(e: Expr) -> Expr | None:
@@ -161,4 +178,4 @@ def walk(axes: Axes, dim: Dim) -> dict[int, int]:
     return found
 
 
-__all__ = ["Access", "Expr", "Sum", "affine", "constant", "guard", "linear", "positions", "sum_of", "walk"]
+__all__ = ["Access", "Expr", "Staging", "Sum", "affine", "constant", "guard", "linear", "positions", "sum_of", "walk"]

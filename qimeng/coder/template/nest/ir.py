@@ -121,8 +121,27 @@ class Nest:
             every |= {a for d in e.dims for a in d}
         self.reduced, self.ordered = frozenset(reduced), frozenset(ordered)
         self.dots = tuple(e for e in self.exprs if e.op == "dot")
+        for staging in (e.staging for e in self.dots if e.staging is not None):
+            staging.order = tuple(self.axes.resolve(d) for d in staging.order)
+            done: set[int] = set()
+            self._finish_copy(staging.fill, done)
+            self._finish_copy(staging.read, done)
         contracted = {a for e in self.dots for a in e.reduced}
         self.kept = frozenset(every - reduced - contracted)
+
+    def _finish_copy(self, e: Expr, done: set[int]) -> None:
+        """The same for what a copy holds or how it is read (`Staging`), which no output needs."""
+        if id(e) in done:
+            return
+        done.add(id(e))
+        below: set[int] = set()
+        for a in e.operands():
+            self._finish_copy(a, done)
+            below |= a.depends
+        e.dims, e.reduced = tuple(self.axes.resolve(d) for d in e.dims), self.axes.resolve(e.reduced)
+        e.access = e.access.resolved(self.axes) if e.access else None
+        below |= set(self.load_strides(e)) if e.op == "load" else set(e.reduced) if e.op == "index" else set()
+        e.depends = frozenset(below)
 
     @property
     def dot(self) -> Expr | None:

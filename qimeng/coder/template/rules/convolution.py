@@ -17,6 +17,7 @@ from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.rules.base import operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.coder.template.rules.shapes import size_of
+from qimeng.coder.template.rules.staged import staging_of
 from qimeng.coder.template.rules.transposed import Between, Placing, outputs_first, transposed_product
 from qimeng.coder.template.rules.windows import Windows, several
 from qimeng.family import Unsupported
@@ -76,7 +77,8 @@ def _multiplied(b: Builder, x: Expr, w: Expr, placing: Placing, counts: Any, gro
     outer = [d for i, d in enumerate(value.dims) if i > 2 and i - 1 not in windows.inside]
     dims = (value.dims[0], *outer, group, columns)
     depth = channels + tuple(a for d in inner for a in d)
-    total = b.nest.add(Expr("dot", (value, weights), dims, dtype, reduced=depth))
+    staging = staging_of(b, x, value.dims[0], group + channels, windows.places)
+    total = b.nest.add(Expr("dot", (value, weights), dims, dtype, reduced=depth, staging=staging))
     return b.redim(total, [dims[0], group + columns, *outer])
 
 

@@ -19,6 +19,7 @@ from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.coder.template.rules.reindex import at, index, integer, within
 from qimeng.coder.template.rules.shapes import size_of
+from qimeng.coder.template.rules.staged import staging_of
 from qimeng.coder.template.rules.windows import Windows
 
 Placing = tuple[list[int], list[int], list[int]]
@@ -36,6 +37,8 @@ class _Phased:
         tap: number of an element in the whole window.
         has_tap: where there is such an element; None for always.
         place: the position that is read.
+        least: its least value.
+        most: its largest one.
         inside: where that is an element of the input.
     """
 
@@ -45,6 +48,8 @@ class _Phased:
     tap: Expr
     has_tap: Expr | None
     place: Expr
+    least: int
+    most: int
     inside: Expr
 
 
@@ -62,7 +67,7 @@ def transposed_product(
         groups: groups of channels.
         dtype: of the result.
     """
-    x, w = b.own(x), b.own(w)
+    whole, x, w = x, b.own(x), b.own(w)
     depth, columns = size_of(b, x, 1) // groups, size_of(b, w, 1)
     found = [
         _phased(b, size_of(b, x, 2 + i), size_of(b, w, 2 + i), count, *(p[i] for p in placing))
@@ -83,7 +88,8 @@ def transposed_product(
             b.axes.unify(given, here)
     dims = (x.dims[0], *(p.phases for p in found), *(p.steps for p in found), group, several)
     taps = tuple(a for p in found for a in p.taps)
-    total = b.nest.add(Expr("dot", (x, w), dims, dtype, reduced=taps + channels))
+    staging = staging_of(b, whole, x.dims[0], group + channels, [(p.place, p.least, p.most) for p in found])
+    total = b.nest.add(Expr("dot", (x, w), dims, dtype, reduced=taps + channels, staging=staging))
     for p, count in zip(found, counts, strict=True):
         if count % max(b.axes.extent(b.axes.resolve(p.phases)), 1):
             b.nest.limits.append((p.steps + p.phases, count))
@@ -99,10 +105,11 @@ def _phased(b: Builder, length: int, size: int, count: int, stride: int, pad: in
     g = math.gcd(stride, spread)
     every, each = stride // g, spread // g
     steps, phases, taps = (b.axes.new(n) for n in (-(-count // stride), stride, -(-size // every)))
+    inverse = pow(each, -1, every) if every > 1 else 0
     start = integer(b, "add", index(b, phases), pad)
     exists = integer(b, "eq", integer(b, "imod", start, g), 0, dtype="bool") if g > 1 else None
     start = integer(b, "idiv", start, g) if g > 1 else start
-    first = integer(b, "imod", integer(b, "mul", start, pow(each, -1, every)), every) if every > 1 else None
+    first = integer(b, "imod", integer(b, "mul", start, inverse), every) if every > 1 else None
     ahead = start if first is None else integer(b, "sub", start, integer(b, "mul", first, each))
     ahead = integer(b, "idiv", ahead, every) if every > 1 else ahead
     tap = integer(b, "mul", index(b, taps), every)
@@ -112,7 +119,10 @@ def _phased(b: Builder, length: int, size: int, count: int, stride: int, pad: in
         has_tap = exists if has_tap is None else integer(b, "and", exists, has_tap, dtype="bool")
     place = integer(b, "add", index(b, steps), ahead)
     place = integer(b, "sub", place, integer(b, "mul", index(b, taps), each))
-    return _Phased(steps, phases, taps, tap, has_tap, place, within(b, place, 0, length))
+    starts = [(r + pad) // g for r in range(stride)]
+    aheads = [(t - t * inverse % every * each) // every for t in starts]
+    least, most = min(aheads) - (-(-size // every) - 1) * each, max(aheads) + -(-count // stride) - 1
+    return _Phased(steps, phases, taps, tap, has_tap, place, least, most, within(b, place, 0, length))
 
 
 class Between(Windows):

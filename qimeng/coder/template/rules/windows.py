@@ -29,6 +29,10 @@ def several(value: Any, count: int, default: Sequence[int]) -> list[int]:
     return found * count if len(found) == 1 else found
 
 
+Place = tuple[Expr, int, int]
+"""A position, its least and its largest value."""
+
+
 class Windows:
     """The last dimensions of a tensor cut into windows.
 
@@ -47,6 +51,7 @@ class Windows:
         guards: where those positions are elements of the tensor.
         inside: numbers of the dimensions that are positions inside windows.
         outer: the axes of the windows.
+        places: of each dimension, the position that is read, its least and its largest value.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class Windows:
         straight: bool = False,
     ):
         self.guards: list[Expr] = []
+        self.places: list[Place] = []
         self.outer: list[Dim] = []
         lead = len(x.dims) - len(sizes)
         for number, size in enumerate(sizes):
@@ -68,6 +74,7 @@ class Windows:
             length = size_of(b, x, d)
             if straight and size == steps[number] == 1 and not pads[number]:
                 self.outer.append(x.dims[d])
+                self.places.append((index(b, x.dims[d]), 0, length - 1))
                 x = b.redim(x, [*x.dims[: d + 1], (), *x.dims[d + 1 :]])
                 continue
             window, inner = b.axes.new(counts[number]), b.axes.new(size)
@@ -77,6 +84,7 @@ class Windows:
             reach = (counts[number] - 1) * steps[number] + (size - 1) * spread[number] - pads[number]
             guard = within(b, place, 0, length) if pads[number] or reach >= length else None
             self.guards += [] if guard is None else [guard]
+            self.places.append((place, -pads[number], reach))
             x = at(b, x, d, [window, inner], place, guard)
             self.outer.append(window)
         self.value = x
@@ -218,4 +226,4 @@ def _nearest_position(b: Builder, axis: Dim, before: int, after: int, given: flo
     return integer(b, "iminimum", b.cast(exact, "int32"), before - 1)
 
 
-__all__ = ["Windows", "several"]
+__all__ = ["Place", "Windows", "several"]

@@ -22,6 +22,8 @@ from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.planes import Planes
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import is_prepared, scheme_of
+from qimeng.coder.template.families.gemm.stager import Stager
+from qimeng.coder.template.families.gemm.staging import NAME, under
 from qimeng.coder.template.triton.rounding import ROUND
 from qimeng.program.program import Implementation
 
@@ -37,7 +39,7 @@ def print_gemm(plan: GemmPlan, schedule: GemmSchedule, prefix: str) -> Implement
     Raises:
         Unsupported: the schedule does not fit the plan.
     """
-    host = _Host(plan, schedule, prefix)
+    host = _Host(under(plan, schedule), schedule, prefix)
     once = bool(host.prepared)
     return Implementation(
         "triton",
@@ -57,6 +59,7 @@ class _Host:
         a, b = (operand(plan, schedule, side, prefix, loads.names) for side in plan.sides)
         self.operands = (a, b)
         self.prepared = [o for o in self.operands if is_prepared(plan, schedule, o.side)]
+        self.stager = Stager(plan, prefix) if NAME in loads.names.values() else None
         self.kernels = Kernels(plan, schedule, self.operands, loads.names, prefix)
 
     def source(self) -> str:
@@ -65,6 +68,8 @@ class _Host:
         parts = [self.kernels.epilogue_function(), *(k.text for k in launched)]
         parts += [Packer(o, self.schedule).source() for o in self.operands if isinstance(o, Planes)]
         parts += [Scaler(o, self.schedule).source() for o in self.operands if isinstance(o, Inline) and o.made]
+        if self.stager is not None:
+            parts.append(self.stager.source())
         if self.prepared:
             parts.append(self._prepare())
         parts.append(self._entry([k.launch for k in launched]))
@@ -106,6 +111,7 @@ class _Host:
         numbers = set(self.kernels.epilogue.sources()) | set(self.kernels.epilogue.final_sources())
         numbers |= {i for o in self.operands if o not in self.prepared for i in sources_of(o.side)}
         numbers |= {i for side in self.plan.sides if self.kernels.exact for i in sources_of(side)}
+        numbers |= set(self.stager.sources if self.stager else ())
         return [self.loads.names[i] for i in sorted(numbers)]
 
     def _tensor(self) -> str:
@@ -131,6 +137,7 @@ class _Host:
         lines = [*self.views(self._read()), f"device = {self._tensor()}.device"]
         for i, (_, shape, stride, dtype) in enumerate(self.nest.outputs):
             lines.append(f"y{i} = torch.empty_strided({shape}, {stride}, dtype=torch.{dtype}, device=device)")
+        lines += [self.stager.call] if self.stager else []
         for o in self.operands:
             if o.made and o not in self.prepared:
                 lines.append(f"{', '.join(o.made)}, = {self._pack(o)}")

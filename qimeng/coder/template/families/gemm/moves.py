@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
+from qimeng.coder.template.families.gemm.staging import stageable
 from qimeng.coder.template.families.gemm.sweeps import has_tma, schedule_for_precision
 from qimeng.device import Device
 from qimeng.errors import IllegalAction
@@ -87,22 +88,27 @@ class Precision(GemmMove):
 
 
 class Layout(GemmMove):
-    """Operands packed beforehand or not, read through tensor descriptors or by pointers."""
+    """Operands packed beforehand or not, read through tensor descriptors or by pointers.
+
+    A convolution's input is copied channels last, with its padding. Triton has compiled convolutions of windows wrongly
+    at 8 warps in places (github.com/triton-lang/triton/issues/1254); the judge checks each result.
+    """
 
     def check(self, plan: GemmPlan, schedule: GemmSchedule, param: str, device: Device, mode: str) -> None:
-        """Windows are neither copied nor read through descriptors."""
+        """Windows are not packed one by one, and not read through descriptors."""
         windows = [side for side in plan.sides if side.computed]
-        if param == "pack" and windows and not plan.packable:
+        reason = stageable(plan)
+        if param == "pack" and windows and not plan.packable and reason is not None:
             times = max(side.repeats for side in windows)
-            raise IllegalAction(f"a copy of the windows would be {times:.3g} times as large as their tensor")
+            raise IllegalAction(f"a copy of each window would be {times:.3g} times their tensor; {reason}")
         if param == "descriptors" and len(windows) == len(plan.sides):
             raise IllegalAction("descriptors read neighbouring rows, and both operands are read at computed positions")
 
     def schedules(self, plan: GemmPlan, schedule: GemmSchedule, param: str, device: Device) -> Found:
-        """Set or clear `packed` and `descriptors`."""
+        """Set or clear `packed`, `staged` and `descriptors`."""
         new = {
-            "pack": schedule.but(packed=plan.packable),
-            "unpack": schedule.but(packed=""),
+            "pack": schedule.but(packed=plan.packable, staged=stageable(plan) is None),
+            "unpack": schedule.but(packed="", staged=False),
             "descriptors": schedule.but(descriptors=has_tma(device)),
             "pointers": schedule.but(descriptors=False),
         }[param]

@@ -44,6 +44,7 @@ class Side:
             whole vectors; where that fails (a row stride of 2949 bf16), each element is an access of its own.
         repeats: elements of the operand for each element in memory: more than 1 where windows overlap, so that a copy
             of the operand would be as much larger than the tensor.
+        rounded: its elements have TF32's significand already.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Side:
     k_major: bool
     aligned: bool
     repeats: float = 1.0
+    rounded: bool = False
 
     @property
     def computed(self) -> bool:

@@ -36,6 +36,7 @@ class GemmSchedule(Schedule):
             planes): of ``""``, ``"a"``, ``"b"``, ``"ab"``.
         persistent: one program an SM that loops over tiles.
         descriptors: operands read through tensor descriptors (TMA).
+        staged: a convolution reads a copy of its input that a kernel makes before: channels last, with its padding.
         fast: special functions in few instructions, by the GPU's approximate units where those are accurate enough.
     """
 
@@ -54,6 +55,7 @@ class GemmSchedule(Schedule):
     inline: str = ""
     persistent: bool = False
     descriptors: bool = False
+    staged: bool = False
     fast: bool = False
 
 

@@ -88,7 +88,7 @@ def is_packed(plan: GemmPlan, schedule: GemmSchedule, side: Side) -> bool:
 def is_inline(plan: GemmPlan, schedule: GemmSchedule, side: Side) -> bool:
     """True where the main loop makes the operand's planes of what it reads, or rounds it."""
     scheme = scheme_of(plan, schedule)
-    return (scheme.splits or scheme.rounds) and not is_packed(plan, schedule, side)
+    return (scheme.splits or (scheme.rounds and not side.rounded)) and not is_packed(plan, schedule, side)
 
 
 def through_registers(plan: GemmPlan, schedule: GemmSchedule, side: Side) -> bool:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import SCHEMES, is_packed, is_turned, scheme_of
+from qimeng.coder.template.families.gemm.staging import stageable, under
 from qimeng.coder.template.families.gemm.traffic import (
     SMALL_SHARE,
     inline_sides,
@@ -114,7 +116,8 @@ def schedule_for_precision(
         device: for which device.
 
     Returns:
-        Configurations that fit the device, each once; packed where the scheme packs.
+        Configurations that fit the device, each once; packed where the scheme packs. Windows that are read as they are,
+        or rounded to TF32, are read from a copy or where they lie, by turns.
     """
     scheme = scheme_of(plan, schedule.but(precision=precision))
     tma = has_tma(device) and (scheme.dtype != "float32" or scheme.rounds)
@@ -129,6 +132,11 @@ def schedule_for_precision(
         sweep = [(blocks, False) for blocks in PLAIN_SWEEP]
     reading = inline_sides(plan, device, precision)
     plain = _ranked(plan, base, sweep, device)
+    if (plan.half or scheme.rounds) and stageable(plan) is None:
+        packed = "".join(s.name for s in plan.sides if s.held or s.name in base.packed)
+        copied = _ranked(plan, base.but(staged=True, packed=packed), sweep, device)
+        where_it_lies = plain if plan.half else _ranked(plan, base, [(b, False) for b in INLINE_SWEEP], device)
+        return _in_turn(copied, where_it_lies)[:MAX_ALTERNATIVES]
     if not reading:
         return plain[:MAX_ALTERNATIVES]
     packed = "".join(side for side in base.packed if side not in reading)
@@ -137,6 +145,12 @@ def schedule_for_precision(
     if scheme.rounds:
         return first[:MAX_ALTERNATIVES]
     return (*first[:INLINE_FIRST], *plain, *first[INLINE_FIRST:])[:MAX_ALTERNATIVES]
+
+
+def _in_turn(first: Sequence[GemmSchedule], second: Sequence[GemmSchedule]) -> tuple[GemmSchedule, ...]:
+    """One of each by turns, the first of `first` before all."""
+    pairs = zip_longest(first, second)
+    return tuple(s for pair in pairs for s in pair if s is not None)
 
 
 def guesses(plan: GemmPlan, schedule: GemmSchedule, device: Device, mode: str) -> list[GemmSchedule]:
@@ -235,12 +249,13 @@ def shared_bytes(plan: GemmPlan, schedule: GemmSchedule) -> int:
     and the right one a block of every plane (two for tf32x3) that the tensor cores read. An epilogue's reductions reuse
     the stages.
     """
+    plan = under(plan, schedule)
     scheme = scheme_of(plan, schedule)
     right = "a" if is_turned(plan, schedule) else "b"
     total = 0
     for side, rows in zip(plan.sides, (schedule.block_m, schedule.block_n), strict=True):
         block = rows * schedule.block_k * itemsize(scheme.dtype)
-        if is_packed(plan, schedule, side) or (plan.half and side.plain is not None):
+        if is_packed(plan, schedule, side) or ((plan.half or side.rounded) and side.plain is not None):
             total += block * (1 if schedule.cat else scheme.planes) * max(schedule.stages, 1)
         else:
             loaded = sum(rows * schedule.block_k * itemsize(plan.nest.sources[e.param].dtype) for e in side.loads)

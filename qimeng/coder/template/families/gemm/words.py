@@ -10,7 +10,7 @@ import torch
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.device import Device
 from qimeng.family import Sample
-from qimeng.graph.ops import is_product, precision_of
+from qimeng.graph.ops import category, is_product, precision_of
 from qimeng.graph.region import Region
 
 TILE_ELEMENTS = 128 * 256
@@ -21,10 +21,11 @@ INTENTS = {
     "default": _FP32_PRODUCT,
     "highest": _FP32_PRODUCT,
     "high": (("precision", "fp16"), ("split", "more"), ("precision", "tf32"), ("tiling", "taller")),
+    "windows": (("precision", "tf32"), ("layout", "pack"), ("split", "more"), ("tiling", "taller")),
     "half": (("split", "more"), ("tiling", "smaller"), ("pipeline", "stages")),
 }
 """What to try, in order, by precision mode (``half`` for fp16 and bf16 operands: lowering has tried large tiles and
-packed operands)."""
+packed operands; ``windows`` for convolutions where TF32 is legal, which scales no window)."""
 
 
 def intents(region: Region, schedule: GemmSchedule | None, device: Device, mode: str) -> tuple[tuple[str, str], ...]:
@@ -33,8 +34,10 @@ def intents(region: Region, schedule: GemmSchedule | None, device: Device, mode:
     Three bf16 products are not worth trying where three of fp16 are right: those keep six bits more and are as fast.
     """
     half = any(region.graph.meta(v).dtype in ("float16", "bfloat16") for v in region.inputs)
-    products = [n.packet for n in region.ops if is_product(region.graph, n)]
-    found = INTENTS["half" if half else precision_of(products, mode)]
+    products = [n for n in region.ops if is_product(region.graph, n)]
+    key = "half" if half else precision_of([n.packet for n in products], mode)
+    convolution = all(category(n) == "convolution" for n in products)
+    found = INTENTS["windows" if key == "high" and convolution else key]
     if not _few_tiles(region, device):
         found = tuple(i for i in found if i[0] != "split")
     if schedule is not None and schedule.precision == "fp16x3":

@@ -1,0 +1,100 @@
+"""The kernel that copies a convolution's input after its prologue: channels last, with its padding.
+
+Deals in kernel text. Knows nothing about the product.
+"""
+
+from __future__ import annotations
+
+from qimeng.coder.template.families.gemm.pack_parts import KERNEL
+from qimeng.coder.template.families.gemm.plan import GemmPlan, reach, used_axes
+from qimeng.coder.template.families.gemm.staging import NAME
+from qimeng.coder.template.nest.expr import Staging
+from qimeng.coder.template.nest.sizes import power_of_two
+from qimeng.coder.template.triton.emitter import Emitter
+from qimeng.coder.template.triton.ops import TRITON_DTYPE
+from qimeng.coder.template.triton.walks import spread
+
+POSITIONS, CHANNELS = 64, 64
+"""Most positions and channels of a program: memory runs along the ones where it is read and the others where it is
+written."""
+
+
+class Stager:
+    """Prints the copy.
+
+    Attributes:
+        sources: numbers of the tensors that it is made of.
+    """
+
+    def __init__(self, plan: GemmPlan, prefix: str):
+        assert plan.dot.staging is not None
+        self._staging: Staging = plan.dot.staging
+        self._plan, self._prefix = plan, prefix
+        self.sources = sorted({e.param for e in reach([self._staging.fill]) if e.op == "load"})
+        *positions, channels = self._staging.order
+        self._along = tuple(a for d in positions for a in d), channels
+        self._rows, self._columns = (plan.extent(atoms) for atoms in self._along)
+
+    @property
+    def call(self) -> str:
+        """The line of the entry function that makes the copy."""
+        names = ", ".join(self._plan.loads.names[i] for i in self.sources)
+        return f"{NAME} = {self._prefix}_stage({names})"
+
+    def source(self) -> str:
+        """Kernel and host function."""
+        nest, names = self._plan.nest, self._plan.loads.names
+        scalars = {i: nest.sources[i].scalar for i in self.sources}
+        pb, rb = min(POSITIONS, power_of_two(self._rows)), min(CHANNELS, power_of_two(self._columns))
+        blocks = -(-self._columns // rb)
+        parameters = [*(f"x{i}" if scalars[i] else f"x{i}_ptr" for i in self.sources), f"{NAME}_ptr"]
+        passed = [*(f"float({names[i]})" if scalars[i] else names[i] for i in self.sources), NAME]
+        shape = f"[{self._rows}, {self._columns}]"
+        text = KERNEL.format(
+            name=f"{self._prefix}_stage_kernel",
+            parameters=", ".join(parameters),
+            doc=f"The input of the convolution, channels last and padded: {shape}.",
+            body="\n".join(f"    {line}" for line in self._body(pb, rb, blocks)),
+        )
+        grid = -(-self._rows // pb) * blocks
+        tensor = next(names[i] for i in self.sources if not scalars[i])
+        dtype = f"dtype=torch.{self._plan.dtype}, device={tensor}.device"
+        lines = [
+            f"def {self._prefix}_stage({', '.join(names[i] for i in self.sources)}):",
+            '    """The copy that the product reads."""',
+            f"    {NAME} = torch.empty(({self._rows}, {self._columns}), {dtype})",
+            f"    {self._prefix}_stage_kernel[({grid},)]({', '.join(passed)}, PB={pb}, RB={rb}, num_warps=4)",
+            f"    return {NAME}",
+        ]
+        return text + "\n\n" + "\n".join(lines) + "\n"
+
+    def _body(self, pb: int, rb: int, blocks: int) -> list[str]:
+        nest, fill = self._plan.nest, self._staging.fill
+        lines = [
+            f"p = t // {blocks} * PB + tl.arange(0, PB)[:, None]",
+            f"r = t % {blocks} * RB + tl.arange(0, RB)[None, :]",
+        ]
+        masks = {"p": f"(p < {self._rows})"} if self._rows % pb else {}
+        masks |= {"r": f"(r < {self._columns})"} if self._columns % rb else {}
+        loads = [e for e in reach([fill]) if e.op == "load" and not nest.sources[e.param].scalar]
+        tables, used, walks = [nest.load_strides(e) for e in loads], used_axes(nest, [fill]), []
+        for atoms, index in zip(self._along, "pr", strict=True):
+            more, found = spread(nest, atoms, tables, index, index, used=used)
+            lines += more
+            walks += found
+        em = Emitter(nest, walks, masks=masks)
+        value = em.value(fill)
+        lines += [f"{side}_zero = {side} * 0" for side in "pr" if f"{side}_zero" in "\n".join(em.lines)]
+        stored = f"({value} + tl.zeros([PB, RB], tl.float32))" if em.side(fill) != "pr" else value
+        stored = f"{self._prefix}_round({stored})" if self._plan.a.rounded else stored
+        row = "p.to(tl.int64)" if self._rows * self._columns >= 1 << 31 else "p"
+        whole = em.mask("pr")
+        return [
+            *lines,
+            *em.lines,
+            f"value = ({stored}).to({TRITON_DTYPE[self._plan.dtype]})",
+            f"tl.store({NAME}_ptr + {row} * {self._columns} + r, value{f', mask={whole}' if whole else ''})",
+        ]
+
+
+__all__ = ["Stager"]
