@@ -8,7 +8,7 @@ Knows nothing about schedules or kernel text.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from qimeng.coder.template.nest.axes import Axes, Dim, strides_of
 from qimeng.coder.template.nest.expr import Expr, affine, positions
@@ -79,14 +79,10 @@ class Nest:
         Raises:
             Unsupported: two dimensions of one tensor were unified (`x + x.T`): strides cannot say that.
         """
-        needed: set[int] = set()
-        stack = [e for e, *_ in self.outputs]
-        while stack:
-            e = stack.pop()
-            if id(e) not in needed:
-                needed.add(id(e))
-                stack.extend(e.operands())
-        self.exprs = [e for e in self.exprs if id(e) in needed]
+        self._drop_unneeded()
+        for e in self.scans():
+            self._drop_positions(e)
+        self._drop_unneeded()
         every: set[int] = set()
         reduced: set[int] = set()
         ordered: set[int] = set()
@@ -147,6 +143,25 @@ class Nest:
     def dot(self) -> Expr | None:
         """The matrix product, where there is one; the last of several."""
         return self.dots[-1] if self.dots else None
+
+    def _drop_unneeded(self) -> None:
+        """Keep what an output needs."""
+        needed: set[int] = set()
+        stack = [e for e, *_ in self.outputs]
+        while stack:
+            e = stack.pop()
+            if id(e) not in needed:
+                needed.add(id(e))
+                stack.extend(e.operands())
+        self.exprs = [e for e in self.exprs if id(e) in needed]
+
+    def _drop_positions(self, scan: Expr) -> None:
+        """Make a scan for the best and their positions one for the best, where no position is used."""
+        parts = [e for e in self.exprs if e.op == "part" and e.args[0] is scan]
+        if scan.param.kind in ("argmax", "argmin") and all(e.param == "best" for e in parts):
+            scan.param, scan.args = replace(scan.param, kind=scan.param.kind[3:]), scan.args[:1]
+            for e in parts:
+                e.param = "value"
 
     def load_strides(self, load: Expr) -> dict[int, int]:
         """Axis to stride (in elements) of a load, what its computed positions add left out."""

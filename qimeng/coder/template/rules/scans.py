@@ -36,11 +36,10 @@ def _running_best(b: Builder, node: Any, x: Expr, dim: int) -> tuple[Expr, Expr]
     if not _has_order(x, dim):
         return b.redim(x, x.dims), b.redim(b.const(0, "int64"), x.dims)
     wide = operand(b, x, "int32") if x.dtype in SMALL else x
-    best = b.cast(b.scan(Scan(kind), [wide], dim, wide.dtype), x.dtype)
     d = dim % len(x.dims)
     along = b.redim(b.index(x.dims[d]), [a if i == d else () for i, a in enumerate(x.dims)])
     pair = b.scan(Scan(f"arg{kind}"), [wide, b.cast(along, "int64")], dim, wide.dtype)
-    return best, b.part(pair, "at", "int64")
+    return b.cast(b.part(pair, "best"), x.dtype), b.part(pair, "at", "int64")
 
 
 @rule("logcumsumexp")

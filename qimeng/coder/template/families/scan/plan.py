@@ -11,6 +11,7 @@ from functools import cached_property
 from qimeng.coder.template.families.common import special_functions
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.nest.ir import Nest, by_stride
+from qimeng.coder.template.nest.loads import Loads
 from qimeng.coder.template.nest.regions import region_nest
 from qimeng.coder.template.nest.rows import MOST_REPEATS, RowPlan, groups_of, memory_of
 from qimeng.coder.template.nest.sizes import power_of_two
@@ -73,7 +74,15 @@ def plan_scan(region: Region) -> ScanPlan:
         Unsupported: no template covers it; or it has scans or reductions along different axes, a matrix product, or a
             scan that would be computed many times over.
     """
-    region, nest, loads = region_nest(region)
+    return cut_nest(*region_nest(region))
+
+
+def cut_nest(region: Region, nest: Nest, loads: Loads) -> ScanPlan:
+    """The plan for one loop nest of `region`.
+
+    Raises:
+        Unsupported: as for `plan_scan`.
+    """
     if not nest.ordered:
         raise NotConcerned("no scan")
     if nest.dot is not None:
@@ -117,4 +126,4 @@ def below(e: Expr, op: str) -> list[Expr]:
     return list(found.values())
 
 
-__all__ = ["LONGEST_TILE", "ScanPlan", "below", "plan_scan"]
+__all__ = ["LONGEST_TILE", "ScanPlan", "below", "cut_nest", "plan_scan"]
