@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
 
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     # Before torch is imported, and for the processes that tests start: threads that outnumber the cores spin, and wait
@@ -51,6 +54,22 @@ def _has_gpu() -> bool:
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing is left in the user's cache, and nothing taken from it."""
     os.environ["QIMENG_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], Any]], Any]:
+    """`once(name, make)`: what `make()` returns (JSON), made by one of pytest's processes for all of them."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+    def made(name: str, make: Callable[[], Any]) -> Any:
+        path = folder / f"once_{name}.json"
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                path.write_text(json.dumps(make()))
+            return json.loads(path.read_text())
+
+    return made
 
 
 @pytest.fixture

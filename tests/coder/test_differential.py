@@ -7,10 +7,8 @@ a script), which prints a JSON row a case and dtype.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ import torch
 from experiments.trust.differential import disagrees, rows, unreached
 from experiments.trust.operator_cases import cases
 from experiments.trust.special_values import DTYPES, operands
+from tests.interpreted import rows_of
 
 TAKEN_APART = {
     "_prelu_kernel", "_unsafe_view", "addcdiv", "addcmul", "all", "clamp_max", "clamp_min", "detach", "dot",
@@ -35,12 +34,7 @@ SHARE = 0.2
 
 
 def run(*arguments: str) -> list[dict[str, Any]]:
-    root = str(Path(__file__).parents[2])
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": root}
-    command = [sys.executable, __file__, *arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=3000)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return rows_of(__file__, *arguments, timeout=3000)
 
 
 def wrong(found: list[dict[str, Any]]) -> list[str]:
@@ -53,8 +47,9 @@ def wrong(found: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return run("plain", "1", *WHOLE)
+def found(once: Callable[..., Any]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = once("differential", lambda: run("plain", "1", *WHOLE))
+    return rows
 
 
 @pytest.mark.timeout(900)

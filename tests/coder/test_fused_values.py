@@ -7,11 +7,7 @@ as a script), which prints a JSON row a case.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +21,7 @@ from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
+from tests.interpreted import rows_of
 
 LARGE = torch.tensor([88.5, 89.0, 89.2, -89.3, 3.0, 0.1, -0.0, 20.0])
 ROWS = torch.linspace(-3, 3, 32).view(4, 8)
@@ -107,12 +104,8 @@ def main() -> None:
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, dict[str, Any]]:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {row["case"]: row for row in found}
+def rows(once: Callable[..., Any]) -> dict[str, dict[str, Any]]:
+    return {row["case"]: row for row in once("fused_values", lambda: rows_of(__file__))}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -9,10 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 import random
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,6 +24,7 @@ from qimeng.coder.template.triton import ops
 from qimeng.coder.template.triton.special import FAST, SPECIAL
 from qimeng.spec import DISTRIBUTIONS
 from qimeng.spec.distributions import WILD
+from tests.interpreted import rows_of
 
 CASES: dict[str, Callable[..., Any]] = {
     "mish": functional.mish,
@@ -152,13 +150,8 @@ def _sweep() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, dict[str, Any]]:
-    root = str(Path(__file__).parents[2])
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": root}
-    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {row["case"]: row for row in found}
+def rows(once: Callable[..., Any]) -> dict[str, dict[str, Any]]:
+    return {row["case"]: row for row in once("special", lambda: rows_of(__file__))}
 
 
 OPEN = {"log", "log1p", "log1p_small", "log_near_one", "sin", "cos", "tan", "waves_large"}

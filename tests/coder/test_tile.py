@@ -7,17 +7,15 @@ script), which prints a JSON row a case.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
+
+from tests.interpreted import rows_of
 
 LIMIT = 2e-6
 """Relative to the largest value: 16 ulp of float32."""
@@ -124,12 +122,9 @@ def _rows() -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
-    root = str(Path(__file__).parents[2])
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": root}
-    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+def rows(once: Callable[..., Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = once("tile", lambda: rows_of(__file__))
+    return found
 
 
 @pytest.mark.parametrize("case", CASES)

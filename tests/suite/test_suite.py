@@ -7,9 +7,6 @@ The interpreter must be chosen before triton is imported, so the problems run in
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,24 +21,21 @@ from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
+from tests.interpreted import rows_of
 from tests.suite.problem import Problem, problems
 
-ROOT = Path(__file__).parents[2]
 Row = dict[str, Any]
 
 
-def rows_of(*arguments: str) -> dict[str, Row]:
+def by_problem(*arguments: str) -> dict[str, Row]:
     """The rows that `tests.suite.run` prints, by problem."""
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.suite.run", *arguments]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=1500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {row["problem"]: row for row in map(json.loads, done.stdout.splitlines())}
+    return {row["problem"]: row for row in rows_of("-m", "tests.suite.run", *arguments, timeout=1500)}
 
 
 @pytest.fixture(scope="module")
-def lowered() -> dict[str, Row]:
-    return rows_of()
+def lowered(once: Callable[..., Any]) -> dict[str, Row]:
+    rows: dict[str, Row] = once("suite", by_problem)
+    return rows
 
 
 def each(function: Callable[..., None]) -> Callable[..., None]:
@@ -89,7 +83,7 @@ def lowered_program(problem: Problem) -> Program:
 @pytest.mark.timeout(1600)
 def test_random_trajectories_are_right() -> None:
     """Every twelfth problem, for time's sake; `TRITON_INTERPRET=1 python -m tests.suite.run --steps 8 --seed N`."""
-    rows = rows_of("--steps", "3", "--seed", "0", *(p.name for p in problems()[1::12]))
+    rows = by_problem("--steps", "3", "--seed", "0", *(p.name for p in problems()[1::12]))
     assert sum(row.get("actions", 0) for row in rows.values()) > 12
     wrong = {name: row.get("raised") or row["wrong"] for name, row in rows.items() if row.get("raised") or row["wrong"]}
     assert not wrong, json.dumps(wrong, indent=1)
