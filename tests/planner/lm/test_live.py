@@ -12,7 +12,7 @@ from qimeng.device import DEVICES
 from qimeng.envs.estimate.estimator import EstimatingEvaluator
 from qimeng.envs.steps.stored_answers import ReplayEvaluator
 from qimeng.envs.steps.task import Task
-from qimeng.interfaces import Evaluator
+from qimeng.interfaces import Evaluation, EvaluationRequest, Evaluator
 from qimeng.planner.data.generate import Bytes, draw_many
 from qimeng.planner.lm import live
 from qimeng.planner.lm.live import FirstStored, Meter, MeteredEvaluator, OpenJudges, live_tasks, mixed_task
@@ -76,6 +76,14 @@ def test_the_judge_is_asked_what_is_not_stored(task: Task) -> None:
     assert FirstStored(ReplayEvaluator({task.start.digest: known}), judge).evaluate(task.start) == known
     assert judge.calls == []
     assert FirstStored(ReplayEvaluator({}), judge).evaluate(task.start).ok and len(judge.calls) == 1
+
+    class OfOneSpec(FakeEvaluator):
+        def answer(self, request: EvaluationRequest) -> Evaluation:
+            request.fits("today's digest", request.device, request.mode)
+            return super().answer(request)
+
+    older = task.request(task.start)
+    assert older.spec and FirstStored(ReplayEvaluator({}), OfOneSpec()).ask(older).ok, "a tree's digest may be older"
 
 
 def test_a_tree_goes_on_live(stored: tuple[StoredTask, ...], judged: None, tmp_path: Path) -> None:
