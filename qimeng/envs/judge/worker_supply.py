@@ -94,6 +94,8 @@ class WorkerSupply:
             kept, self._kept = self._kept, None
             assert kept is not None
             return kept
+        if self._spare is None:  # the one that was kept has died since
+            self.prefetch()
         worker, self._spare = self._spare, None
         assert worker is not None
         self.layers = tuple(str(name) for name in worker.await_ready()["sandbox"])
