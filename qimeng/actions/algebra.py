@@ -19,13 +19,11 @@ SHOWN = 3
 
 
 class Algebra(Kind):
-    """Compute the same with less work: ``fold`` scales and batch norms of evaluation mode into the weights before them.
+    """Compute the same with less work; what then depends on parameters alone is computed once, until one changes.
 
-    Or take it ``apart`` where the parts are faster: an attention of heads too deep for one kernel.
-
-    What then depends on parameters alone is computed once, and again when a parameter changes.
-
-    args: none; the option says which group of rules is applied, wherever it applies.
+    args: ``fold`` (scales and batch norms of evaluation mode into the weights before them), ``early`` (sums and means
+    moved before linear maps), ``structure`` (diagonal matrices, reductions of one element, repeats), ``apart`` (an
+    attention of heads too deep for one kernel as its parts). Each is applied wherever it applies.
     rewrite: ``v = conv(x, w); y = batch_norm(v)`` -> ``y = conv(x, w * s)``
     """
 

@@ -44,7 +44,7 @@ class Rule(ABC):
     Attributes:
         name: unique name.
         option: option of the action `algebra` that applies it.
-        packets: operators that it may apply to.
+        packets: operators that it may apply to; empty for all.
     """
 
     name: str
@@ -193,7 +193,7 @@ def _without_dead(graph: OpGraph) -> OpGraph:
 
 def sites(graph: OpGraph, rule: Rule) -> Iterator[Node]:
     """The operators that `rule` may apply to, in topological order."""
-    return (n for n in graph.ops() if n.packet in rule.packets)
+    return (n for n in graph.ops() if not rule.packets or n.packet in rule.packets)
 
 
 __all__ = ["Edit", "NoRewrite", "Rewrite", "Rule", "row_major", "sites"]

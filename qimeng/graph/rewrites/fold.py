@@ -7,13 +7,11 @@ nothing about the use of the result.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from qimeng.graph.opgraph import Node, Value
 from qimeng.graph.rewrites.base import Edit, NoRewrite, Rule
 from qimeng.graph.rewrites.linear import LinearMap, along, as_vector, linear_map
-
-HALF = ("float16", "bfloat16")
+from qimeng.graph.rewrites.scaled import is_map, narrow, wide
 
 
 class FoldNorm(Rule):
@@ -34,12 +32,12 @@ class FoldNorm(Rule):
             raise NoRewrite(f"eps is {eps:g}, so that a variance of 0 would give weights that are not finite")
         if not all(edit.is_state(v) for v in (weight, bias, mean, variance) if v is not None):
             raise NoRewrite(f"the statistics of {node.name} are updated by the call")
-        scale = edit.op("aten.rsqrt.default", edit.op("aten.add.Tensor", _wide(edit, variance), eps))
+        scale = edit.op("aten.rsqrt.default", edit.op("aten.add.Tensor", wide(edit, variance), eps))
         if weight is not None:
-            scale = edit.op("aten.mul.Tensor", scale, _wide(edit, weight))
-        shift = edit.op("aten.neg.default", edit.op("aten.mul.Tensor", _wide(edit, mean), scale))
+            scale = edit.op("aten.mul.Tensor", scale, wide(edit, weight))
+        shift = edit.op("aten.neg.default", edit.op("aten.mul.Tensor", wide(edit, mean), scale))
         if bias is not None:
-            shift = edit.op("aten.add.Tensor", shift, _wide(edit, bias))
+            shift = edit.op("aten.add.Tensor", shift, wide(edit, bias))
         edit.instead(Value(node.name), _scaled(edit, found, scale, shift))
 
 
@@ -55,7 +53,7 @@ class FoldScale(Rule):
         first, second = (*node.args, None)[:2]
         if node.packet == "aten.neg":
             second = -1
-        if node.packet in ("aten.mul", "aten.add") and not _is_map(edit, first):
+        if node.packet in ("aten.mul", "aten.add") and not is_map(edit, first):
             first, second = second, first
         found = linear_map(edit, first)
         edit.alone(first, node.name)
@@ -73,22 +71,14 @@ class FoldScale(Rule):
             if by == 0 or abs(by) < 1e-30:
                 raise NoRewrite(f"{node.name} divides by {by:g}")
             by = 1.0 / by
-        wide = by if isinstance(by, float) else _wide(edit, by)
+        value = by if isinstance(by, float) else wide(edit, by)
         if node.packet in ("aten.mul", "aten.div", "aten.neg"):
-            edit.instead(Value(node.name), _scaled(edit, found, wide, None))
+            edit.instead(Value(node.name), _scaled(edit, found, value, None))
             return
-        shift = edit.op("aten.neg.default", wide) if node.packet == "aten.sub" and isinstance(wide, Value) else wide
+        shift = edit.op("aten.neg.default", value) if node.packet == "aten.sub" and isinstance(value, Value) else value
         if node.packet == "aten.sub" and isinstance(shift, float):
             shift = -shift
         edit.instead(Value(node.name), _scaled(edit, found, None, shift))
-
-
-def _is_map(edit: Edit, value: Any) -> bool:
-    try:
-        linear_map(edit, value)
-    except NoRewrite:
-        return False
-    return True
 
 
 def _scaled(edit: Edit, found: LinearMap, scale: Value | float | None, shift: Value | float | None) -> Value:
@@ -96,17 +86,17 @@ def _scaled(edit: Edit, found: LinearMap, scale: Value | float | None, shift: Va
     weight, bias, dtype = found.weight, found.bias, edit.meta(found.weight).dtype
     if scale is not None:
         factor = _along_weights(edit, found, scale) if isinstance(scale, Value) else scale
-        weight = _narrow(edit, edit.op("aten.mul.Tensor", _wide(edit, weight), factor), dtype)
+        weight = narrow(edit, edit.op("aten.mul.Tensor", wide(edit, weight), factor), dtype)
         if bias is not None:
-            bias = edit.op("aten.mul.Tensor", _wide(edit, bias), scale)
+            bias = edit.op("aten.mul.Tensor", wide(edit, bias), scale)
     if shift is not None:
         if bias is not None:
-            bias = edit.op("aten.add.Tensor", _wide(edit, bias), shift)
+            bias = edit.op("aten.add.Tensor", wide(edit, bias), shift)
         elif isinstance(shift, Value):
             bias = shift
         else:
             raise NoRewrite(f"{found.node.name} has no bias that the number {shift:g} could be added to")
-    return found.with_weights(edit, weight, None if bias is None else _narrow(edit, bias, dtype))
+    return found.with_weights(edit, weight, None if bias is None else narrow(edit, bias, dtype))
 
 
 def _along_weights(edit: Edit, found: LinearMap, vector: Value) -> Value:
@@ -115,23 +105,6 @@ def _along_weights(edit: Edit, found: LinearMap, vector: Value) -> Value:
     if found.transposed and found.groups > 1:
         raise NoRewrite(f"{found.node.name} is a transposed convolution of {found.groups} groups")
     return along(edit, vector, rank, found.out)
-
-
-def _wide(edit: Edit, value: Value) -> Value:
-    """`value` in fp32, where it is of a half type."""
-    if edit.meta(value).dtype not in HALF:
-        return value
-    import torch
-
-    return edit.op("aten._to_copy.default", value, dtype=torch.float32)
-
-
-def _narrow(edit: Edit, value: Value, dtype: str) -> Value:
-    if edit.meta(value).dtype == dtype:
-        return value
-    import torch
-
-    return edit.op("aten._to_copy.default", value, dtype=getattr(torch, dtype))
 
 
 __all__ = ["FoldNorm", "FoldScale"]

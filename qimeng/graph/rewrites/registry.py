@@ -12,9 +12,24 @@ from qimeng.errors import IllegalAction
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.rewrites.attention import TakeApart
 from qimeng.graph.rewrites.base import Edit, NoRewrite, Rewrite, Rule, sites
+from qimeng.graph.rewrites.early import EarlyOverFeatures, EarlyOverPlaces, EarlyOverScale
 from qimeng.graph.rewrites.fold import FoldNorm, FoldScale
+from qimeng.graph.rewrites.structure import Diagonal, Repeat, Single
 
-RULES: dict[str, Rule] = {rule.name: rule for rule in (FoldNorm(), FoldScale(), TakeApart())}
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        FoldNorm(),
+        FoldScale(),
+        EarlyOverScale(),
+        EarlyOverFeatures(),
+        EarlyOverPlaces(),
+        Diagonal(),
+        Single(),
+        Repeat(),
+        TakeApart(),
+    )
+}
 """Every rule by name, in the order in which they are tried."""
 
 MOST = 512
