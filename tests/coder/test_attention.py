@@ -157,3 +157,11 @@ def test_what_is_refused_says_why(name: str) -> None:
     function, shapes, words = REFUSED[name]
     with pytest.raises(Unsupported, match=words):
         covering(whole(function, *shapes))
+
+
+def test_a_linear_map_of_a_softmax_is_none() -> None:
+    """Its operand beside the weights is a parameter."""
+    layers = lambda: torch.nn.Sequential(torch.nn.Softmax(-1), torch.nn.Linear(32, 48))  # noqa: E731
+    graph = capture(layers, lambda: (torch.empty(64, 32),))
+    with pytest.raises(Unsupported, match="a reduction or a product inside an operand of a matrix product"):
+        covering(make_region(graph, [n.name for n in graph.ops()]))

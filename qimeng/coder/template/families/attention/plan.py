@@ -20,6 +20,7 @@ from qimeng.coder.template.nest.regions import region_nest
 from qimeng.coder.template.triton.special import SPECIAL
 from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.region import Region
+from qimeng.graph.state import is_state
 
 HALVES = ("float16", "bfloat16")
 
@@ -125,6 +126,8 @@ def plan_attention(region: Region) -> AttentionPlan:
         error = Unsupported if len(nest.dots) == 2 else NotConcerned
         raise error("matrix products of which none takes weights made from the other")
     weights_side, values = output.args if heavy[0] else output.args[::-1]
+    if len(nest.dots) == 1 and _is_state(region, loads, values):
+        raise NotConcerned("a linear map of normalized values")
     keys = tuple(output.reduced)
     weights = weights_of(nest, weights_side, frozenset(keys))
     scores = next((e for e in nest.dots if e is not output), None)
@@ -150,6 +153,12 @@ def _has_scores(nest: Nest, operand: Expr, output: Expr) -> bool:
     over = set(output.reduced)
     below = reach([operand], lambda e: False)
     return any(e.op == "dot" or (e.op == "reduce" and set(e.reduced) == over) for e in below)
+
+
+def _is_state(region: Region, loads: Loads, values: Expr) -> bool:
+    """Whether they are made of parameters and buffers alone: weights of a linear map, and no values of an attention."""
+    numbers = {e.param for e in reach([values], lambda e: False) if e.op == "load"}
+    return all(is_state(region.graph, v) for v, s in loads.values.items() if s.number in numbers)
 
 
 def _order(output: Expr) -> list[int]:
