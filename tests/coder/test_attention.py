@@ -97,6 +97,16 @@ def test_tf32_is_for_mode_high() -> None:
         family.moves["precision"].check(plan, family.default(plan, H200, "default"), "tf32", H200, "default")
 
 
+def test_keys_are_shared_where_queries_are_few() -> None:
+    """One query of 8 heads over 8192 keys would leave most of 132 multiprocessors idle."""
+    family, plan = covering(whole(attend, (1, 8, 1, 64), *[(1, 8, 8192, 64)] * 2, dtype=torch.bfloat16))
+    schedule = family.default(plan, H200, "default")
+    assert (schedule.block_m, schedule.splits) == (16, 132 // 8)  # type: ignore[attr-defined]
+    assert "_merge[(8,)]" in family.print(plan, schedule, "k").source
+    family, plan = covering(whole(attend, *[(8, 32, 1024, 64)] * 3, dtype=torch.bfloat16))
+    assert family.default(plan, H200, "default").splits == 1  # type: ignore[attr-defined]
+
+
 def test_flops_of_an_attention_leave_out_what_causality_hides() -> None:
     graph = program(attend, *[(2, 3, 8, 4)] * 3).graph
     causal = program(lambda q, k, v: attend(q, k, v, is_causal=True), *[(2, 3, 8, 4)] * 3).graph

@@ -175,7 +175,8 @@ def main(names: list[str]) -> None:
             try:
                 patch = coder.write(Request(program, Action("lowering", (region.id,)), DEVICE))
                 small = patch.alternatives[0].schedule.but(block_m=32, block_n=16)  # type: ignore[union-attr]
-                for made in (patch.alternatives[0], coder.print(region, small)):
+                several = small.but(splits=3)  # type: ignore[call-arg]
+                for made in (patch.alternatives[0], *(coder.print(region, x) for x in (small, several))):
                     check(region, made, evaluate(graph, spec))
             except Wrong as error:
                 wrong.append(str(error))

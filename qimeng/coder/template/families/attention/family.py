@@ -54,7 +54,7 @@ class Attention(Family[AttentionPlan, AttentionSchedule]):
         _, rows, keys, _, _ = plan.shape
         block_m = min(schedule.block_m, max(LEAST, power_of_two(rows) // 2))
         block_n = min(schedule.block_n, max(LEAST, power_of_two(keys) // 2))
-        return schedule.but(block_m=block_m, block_n=block_n)
+        return schedule.but(block_m=block_m, block_n=block_n, splits=min(schedule.splits, -(-keys // block_n)))
 
     def needs(self, plan: AttentionPlan, schedule: AttentionSchedule) -> Needs:
         """Queries, keys and values in shared memory; scores and products in registers."""
@@ -73,15 +73,16 @@ class Attention(Family[AttentionPlan, AttentionSchedule]):
         return Cost(
             tile=(schedule.block_m, schedule.block_n),
             products=3 if schedule.precision == "tf32x3" and not plan.half else 1,
-            programs=batch * blocks,
+            programs=batch * blocks * schedule.splits,
             padded=plan.seen * done / (rows * keys * (depth + columns)),
         )
 
     def intents(
         self, region: Region, schedule: AttentionSchedule | None, device: Device, mode: str
     ) -> tuple[tuple[str, str], ...]:
-        """By precision mode."""
-        return words.intents(region, mode)
+        """By precision mode, and by how many programs there are."""
+        programs = 0 if schedule is None else self.cost(self.plan(region), schedule).programs or 0
+        return words.intents(region, mode, few=programs < device.sms)
 
     def samples(self) -> tuple[Sample, ...]:
         """Attention of a few heads."""

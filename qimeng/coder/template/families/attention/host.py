@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from qimeng.coder.template.families.attention import split
 from qimeng.coder.template.families.attention.guard import flags_of, guard_body, seen_batch, seen_body
-from qimeng.coder.template.families.attention.kernel import attention_body
+from qimeng.coder.template.families.attention.kernel import attention_body, merge_body
 from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.coder.template.families.attention.tiles import Tiles, row_blocks
@@ -45,8 +46,16 @@ def print_attention(plan: AttentionPlan, schedule: AttentionSchedule, prefix: st
         kernels.append(text)
         launches += [f"seen = torch.empty(({count},), dtype=torch.int32, device=DEVICE)", launch]
     body = attention_body(plan, schedule, prefix)
-    text, launch = _kernel(plan, f"{prefix}_attention", body, sizes, batch * row_blocks(plan, schedule), options)
+    count = batch * row_blocks(plan, schedule)
+    text, launch = _kernel(plan, f"{prefix}_attention", body, sizes, count * schedule.splits, options)
     kernels.append(text)
+    if schedule.splits > 1:
+        rows = split.count(tiles)
+        for name, width in (("parts", tiles.columns), ("stats", len(split.statistics(tiles)))):
+            launches.append(f"{name} = torch.empty(({rows * width},), dtype=torch.float32, device=DEVICE)")
+        launches.append(launch)
+        text, launch = _kernel(plan, f"{prefix}_merge", merge_body(plan, schedule, prefix), sizes, count, options)
+        kernels.append(text)
     source = "\n\n".join([*kernels, _entry(plan, prefix, [*launches, launch])])
     if f"{prefix}_round(" in source:
         source = f"{ROUND.format(prefix=prefix).strip()}\n\n\n{source}"
@@ -65,7 +74,8 @@ def _kernel(
         )
         for s in plan.nest.sources
     }
-    passed |= {f"y{i}_ptr": f"y{i}" for i in range(len(plan.nest.outputs))} | {"flags_ptr": "flags", "seen_ptr": "seen"}
+    passed |= {f"y{i}_ptr": f"y{i}" for i in range(len(plan.nest.outputs))}
+    passed |= {f"{made}_ptr": made for made in ("flags", "seen", "parts", "stats")}
     used = {p: argument for p, argument in passed.items() if p in words}
     constants = {k: n for k, n in sizes.items() if k in words}
     head = ", ".join([*used, *(f"{k}: tl.constexpr" for k in constants)])

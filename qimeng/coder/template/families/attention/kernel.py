@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from qimeng.coder.template.families.attention.guard import flags_of, seen_batch
 from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
+from qimeng.coder.template.families.attention.split import merge_parts, share, store_part
 from qimeng.coder.template.families.attention.tiles import Tiles, zeros
 from qimeng.coder.template.families.attention.weights import reach
 from qimeng.coder.template.nest.expr import Expr
@@ -30,8 +31,13 @@ LOG2E = 1.4426950408889634
 
 
 def attention_body(plan: AttentionPlan, schedule: AttentionSchedule, prefix: str) -> list[str]:
-    """The lines of the kernel for one tile of queries."""
+    """The lines of the kernel for one tile of queries, or for its part of the keys."""
     return _Kernel(Tiles(plan, schedule, prefix)).lines()
+
+
+def merge_body(plan: AttentionPlan, schedule: AttentionSchedule, prefix: str) -> list[str]:
+    """The lines of the kernel that finishes a tile of queries whose keys several programs share."""
+    return _Kernel(Tiles(plan, schedule, prefix)).merge()
 
 
 class _Kernel:
@@ -45,22 +51,42 @@ class _Kernel:
 
     def lines(self) -> list[str]:
         """The whole kernel."""
-        t, low, high = self.t, "0", str(self.t.keys)
+        t, low, high, splits = self.t, "0", str(self.t.keys), self.t.schedule.splits
         blocks = t.row_blocks
         number = f"t % {blocks}" if self.bounds.high is None else f"{blocks - 1} - t % {blocks}"  # longest first
-        lines = ["t = tl.program_id(0)", f"block = {number}", "row0 = block * BM", f"z = t // {blocks}"]
-        lines += ["rm = row0 + tl.arange(0, BM)[:, None]", "cn = tl.arange(0, BV)[None, :]"]
-        lines += [f"m_ok = rm < {t.rows}"] if t.row_mask else []
-        lines += [f"c_ok = cn < {t.columns}"] if t.columns != t.block_v else []
-        lines += [*t.head, *(t.query() if self.plan.query is not None else []), *self._hoisted()]
-        lines += ["acc = tl.zeros([BM, BV], tl.float32)"]
-        if self.weights.pair is not None:
-            lines += ['m = tl.full([BM, 1], float("-inf"), tl.float32)', "l = tl.zeros([BM, 1], tl.float32)"]
-        lines += [f"sum{i} = tl.zeros([BM, 1], tl.float32)" for i, _ in enumerate(self.weights.sums)]
+        lines = ["t = tl.program_id(0)"]
+        if splits > 1:
+            lines = [f"part = tl.program_id(0) % {splits}", f"t = tl.program_id(0) // {splits}"]
+        lines += self._tile(number)
+        lines += [*(t.query() if self.plan.query is not None else []), *self._hoisted(), *self._running()]
         if self.bounds:
             lines += self._range()
             low, high = "low", "high"
-        return [*lines, *self._walk_keys(low, high), *self._after()]
+        if splits > 1:
+            lines += share(t, bool(self.bounds))
+            low, high = "low", "high"
+        return [*lines, *self._walk_keys(low, high), *(store_part(t) if splits > 1 else self._after())]
+
+    def merge(self) -> list[str]:
+        """The kernel after it, where several programs share the keys."""
+        lines = ["t = tl.program_id(0)", *self._tile(f"t % {self.t.row_blocks}"), *self._running()]
+        return [*lines, *merge_parts(self.t), *self._after()]
+
+    def _tile(self, number: str) -> list[str]:
+        """Lines that place the tile of queries with this number."""
+        t = self.t
+        lines = [f"block = {number}", "row0 = block * BM", f"z = t // {t.row_blocks}"]
+        lines += ["rm = row0 + tl.arange(0, BM)[:, None]", "cn = tl.arange(0, BV)[None, :]"]
+        lines += [f"m_ok = rm < {t.rows}"] if t.row_mask else []
+        lines += [f"c_ok = cn < {t.columns}"] if t.columns != t.block_v else []
+        return [*lines, *t.head]
+
+    def _running(self) -> list[str]:
+        """Lines that begin the running values."""
+        lines = ["acc = tl.zeros([BM, BV], tl.float32)"]
+        if self.weights.pair is not None:
+            lines += ['m = tl.full([BM, 1], float("-inf"), tl.float32)', "l = tl.zeros([BM, 1], tl.float32)"]
+        return lines + [f"sum{i} = tl.zeros([BM, 1], tl.float32)" for i, _ in enumerate(self.weights.sums)]
 
     # -- what does not change along the keys
     def _tile_exprs(self) -> list[Expr]:
@@ -132,14 +158,19 @@ class _Kernel:
     # -- the loop
     def _walk_keys(self, low: str, high: str) -> list[str]:
         """The loop over the keys: without masks as far as none is needed, then with them."""
-        whole = self.t.keys // self.t.schedule.block_n * self.t.schedule.block_n
-        if self.by_position:
+        whole = str(self.t.keys // self.t.schedule.block_n * self.t.schedule.block_n)
+        splits = self.t.schedule.splits > 1
+        if self.by_position and not splits:
             return [*self._loop("0", "inside", False, "u"), *self._loop("inside", high, True, "v")]
-        if self.bounds or (self.t.overhangs and not whole):
+        if self.by_position or (splits and self.t.overhangs and not self.bounds):
+            until = "inside" if self.by_position else whole
+            cut = f"until = tl.maximum(low, tl.minimum({until}, high))"
+            return [cut, *self._loop(low, "until", False, "u"), *self._loop("until", high, True, "v")]
+        if self.bounds or (self.t.overhangs and whole == "0"):
             return self._loop(low, high, True, "v")
         if not self.t.overhangs:
             return self._loop(low, high, False, "u")
-        return [*self._loop(low, str(whole), False, "u"), *self._loop(str(whole), high, True, "v")]
+        return [*self._loop(low, whole, False, "u"), *self._loop(whole, high, True, "v")]
 
     def _loop(self, low: str, high: str, masked: bool, letter: str) -> list[str]:
         body = ["rn = start + tl.arange(0, BN)[None, :]", *self._keys_and_scores(masked)]
@@ -248,4 +279,4 @@ def _is_moderate(exprs: Sequence[Expr]) -> bool:
     return not any(is_huge(e) or is_added(e) for e in exprs) and not any(1e37 < abs(a) < math.inf for a in numbers)
 
 
-__all__ = ["attention_body"]
+__all__ = ["attention_body", "merge_body"]

@@ -74,6 +74,18 @@ class Precision(AttentionMove):
         return _others(schedule, [schedule.but(precision=param), *sweep(plan, schedule, param, device)])
 
 
+class Split(AttentionMove):
+    """More or fewer programs that share the keys of a tile of queries."""
+
+    def schedules(self, plan: AttentionPlan, schedule: AttentionSchedule, param: str, device: Device) -> Found:
+        """2, 4 or 8 times as many, at most one a step; or a half or a quarter, or one."""
+        if param not in ("more", "fewer"):
+            return ()
+        s, steps = schedule, -(-plan.shape[2] // schedule.block_n)
+        counts = [s.splits * 2, s.splits * 4, s.splits * 8] if param == "more" else [s.splits // 2, s.splits // 4, 1]
+        return _others(s, [s.but(splits=c) for c in counts if 1 <= c <= steps])
+
+
 class Special(AttentionMove):
     """Exponentials as powers of two with one multiply-add, other special functions in few instructions, or not."""
 
@@ -89,7 +101,13 @@ def _others(schedule: AttentionSchedule, found: Iterable[AttentionSchedule]) -> 
 
 def moves() -> dict[str, AttentionMove]:
     """Kind of action to the move that carries it out."""
-    return {"tiling": Tiling(), "pipeline": Pipeline(), "precision": Precision(), "special": Special()}
+    return {
+        "tiling": Tiling(),
+        "pipeline": Pipeline(),
+        "precision": Precision(),
+        "split": Split(),
+        "special": Special(),
+    }
 
 
 __all__ = ["PRECISIONS", "moves"]

@@ -16,6 +16,7 @@ class AttentionSchedule(Schedule):
 
     Attributes:
         family: ``"attention"``.
+        splits: programs that share the keys of a tile of queries.
         block_m: queries a program.
         block_n: keys a step.
         warps: warps a program.
@@ -27,6 +28,7 @@ class AttentionSchedule(Schedule):
     """
 
     family: str = family_field("attention")
+    splits: int = count(1)
     block_m: int = power_of_two(128)
     block_n: int = power_of_two(64)
     warps: int = power_of_two(4)

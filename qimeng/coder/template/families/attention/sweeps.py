@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
-from qimeng.coder.template.families.attention.tiles import LEAST
+from qimeng.coder.template.families.attention.tiles import LEAST, row_blocks
 from qimeng.coder.template.families.attention.weights import reach
 from qimeng.coder.template.families.common import fast_by_default
 from qimeng.coder.template.nest.sizes import power_of_two
@@ -40,12 +40,16 @@ GUESSES = 4
 """Schedules that lowering tries beside the plain one."""
 
 
+LEAST_STEPS = 4
+"""Steps of a program below which sharing the keys further costs more than it gains."""
+
+
 def default_schedule(plan: AttentionPlan, device: Device, mode: str) -> AttentionSchedule:
     """The plain schedule: fp32 operands in fp32 arithmetic, except in mode ``"high"``."""
     blocks = HALF_SWEEP[0] if plan.half else FULL_SWEEP[0]
     precision = "tf32" if mode == "high" and not plan.half and _has_tf32(device) else "ieee"
     base = AttentionSchedule(precision=precision, fast=fast_by_default(plan.nest, device) or plan.half)
-    return fitted(plan, with_blocks(plan, base, blocks), device)
+    return shared(plan, fitted(plan, with_blocks(plan, base, blocks), device), device)
 
 
 def guesses(plan: AttentionPlan, schedule: AttentionSchedule, device: Device, mode: str) -> list[AttentionSchedule]:
@@ -62,7 +66,8 @@ def sweep(
 ) -> tuple[AttentionSchedule, ...]:
     """Configurations for `precision` that fit the device, each once, best guess first."""
     rows = HALF_SWEEP if plan.half else FULL_SWEEP
-    found = [fitted(plan, with_blocks(plan, schedule.but(precision=precision), b), device) for b in rows]
+    base = schedule.but(precision=precision)
+    found = [shared(plan, fitted(plan, with_blocks(plan, base, b), device), device) for b in rows]
     return tuple(dict.fromkeys(s for s in found if s != schedule and needs(plan, s).refusal(device) is None))
 
 
@@ -74,6 +79,13 @@ def with_blocks(plan: AttentionPlan, schedule: AttentionSchedule, blocks: Blocks
     block_n = min(block_n, power_of_two(keys, LEAST))
     warps = min(warps, max(4, block_m // 8))
     return schedule.but(block_m=block_m, block_n=block_n, warps=warps, stages=stages)
+
+
+def shared(plan: AttentionPlan, schedule: AttentionSchedule, device: Device) -> AttentionSchedule:
+    """`schedule` with the keys shared by so many programs that each multiprocessor has one, where keys are many."""
+    programs = plan.shape[0] * row_blocks(plan, schedule)
+    steps = -(-plan.shape[2] // schedule.block_n)
+    return schedule.but(splits=max(1, min(device.sms // programs, steps // LEAST_STEPS)))
 
 
 def fitted(plan: AttentionPlan, schedule: AttentionSchedule, device: Device) -> AttentionSchedule:

@@ -14,15 +14,28 @@ from qimeng.graph.region import Region
 INTENTS = {
     "default": (("precision", "tf32x3"), ("pipeline", "stages"), ("tiling", "taller")),
     "high": (("precision", "tf32"), ("pipeline", "stages"), ("tiling", "taller")),
-    "half": (("pipeline", "stages"), ("tiling", "deeper"), ("pipeline", "warps"), ("tiling", "smaller")),
+    "half": (
+        ("split", "more"),
+        ("pipeline", "stages"),
+        ("tiling", "deeper"),
+        ("pipeline", "warps"),
+        ("tiling", "smaller"),
+    ),
 }
 """What to try, in order, by precision mode (``half`` for fp16 and bf16 operands)."""
 
 
-def intents(region: Region, mode: str) -> tuple[tuple[str, str], ...]:
-    """Precisions first, then the pipeline and the blocks."""
+def intents(region: Region, mode: str, few: bool) -> tuple[tuple[str, str], ...]:
+    """Precisions first, then the pipeline and the blocks.
+
+    Args:
+        region: the region.
+        mode: precision mode.
+        few: there are fewer programs than the GPU has multiprocessors, so that keys may be shared further.
+    """
     half = any(region.graph.meta(v).dtype in ("float16", "bfloat16") for v in region.inputs)
-    return INTENTS["half" if half else "high" if mode == "high" else "default"]
+    found = INTENTS["half" if half else "high" if mode == "high" else "default"]
+    return tuple(i for i in found if few or i[0] != "split")
 
 
 class _Attention(torch.nn.Module):
