@@ -13,12 +13,12 @@ import torch
 from qimeng.envs.errors.accuracy import kernelbench_close
 
 
-def degenerate(outputs: Sequence[torch.Tensor], others: Callable[[], Sequence[torch.Tensor]] | None) -> str:
+def degenerate(outputs: Sequence[torch.Tensor], others: Callable[[], Sequence[torch.Tensor] | None] | None) -> str:
     """Why the result of a computation can be guessed, or an empty string.
 
     Args:
         outputs: its result, at the size that counts (a long softmax is nearly zero, a short one is not).
-        others: computes the result of other inputs; None where it has none.
+        others: computes the result of other inputs (None where they have none); None where it has no inputs.
     """
     if _close([_constant(y, 0.0) for y in outputs], outputs):
         return "zeros pass"
@@ -26,7 +26,8 @@ def degenerate(outputs: Sequence[torch.Tensor], others: Callable[[], Sequence[to
         return "a constant passes"
     if all(y.dim() > 0 and y.shape[-1] > 1 for y in outputs) and _close([_row_means(y) for y in outputs], outputs):
         return "the mean of each row passes"
-    if others is not None and _close(others(), outputs):
+    other = others() if others is not None else None
+    if other is not None and _close(other, outputs):
         return "the output does not depend on the inputs"
     return ""
 

@@ -39,6 +39,10 @@ from qimeng.spec.seeding import seed_generators
 from qimeng.spec.together import tied
 
 
+class InputsRefused(Exception):
+    """The module raises an error of its own on inputs that were drawn for it; the message is that error."""
+
+
 class EagerReference:
     """PyTorch's own results for one specification, and what a first look at them shows.
 
@@ -194,7 +198,10 @@ class EagerReference:
         if any(True for _ in self.parameters.module.buffers()):
             for seed in (None, self._parameter_seed(SHARES.index(1.0))):
                 before = {k: v.clone() for k, v in self.parameters.set(seed).items()}
-                run()
+                if seed is None:
+                    run()
+                elif _unless_refused(run) is None:
+                    continue
                 after = self.parameters.module.state_dict()
                 found |= {k for k, v in after.items() if not tensor_bits.same(v, before[k])}
         return tuple(k for k in self.parameters.module.state_dict() if k in found)
@@ -241,11 +248,15 @@ class EagerReference:
                 part.training = training
             self.parameters.set(None)
 
-    def _other_outputs(self) -> list[torch.Tensor]:
-        """What eager makes of other inputs."""
-        draw = self._new_draw("given", None)
+    def _other_outputs(self) -> list[torch.Tensor] | None:
+        """What eager makes of other inputs; None where it refuses those that are tried."""
         self.parameters.set(None)
-        return tensors_in(self._eager(self.inputs(draw), draw.seed))
+        for _ in range(3):
+            draw = self._new_draw("given", None)
+            output = _unless_refused(partial(self._eager, self.inputs(draw), draw.seed))
+            if output is not None:
+                return tensors_in(output)
+        return None
 
     def _new_draw(self, distribution: str, parameter_seed: int | None) -> Draw:
         seed = self.draw_seed()
@@ -262,8 +273,10 @@ class EagerReference:
         shares = []
         for seed in (2, 3):
             self.parameters.set(seed)
-            made = [x for x in tensors_in(self._eager(inputs, seed)) if accuracy.is_float(x)]
-            shares.append(max((accuracy.not_finite_share(x, x) for x in made), default=0.0))
+            output = _unless_refused(partial(self._eager, inputs, seed))
+            made = [x for x in tensors_in(output) if accuracy.is_float(x)]
+            share = max((accuracy.not_finite_share(x, x) for x in made), default=0.0)
+            shares.append(1.0 if output is None else share)
         self.parameters.set(None)
         return shares[1] > shares[0]
 
@@ -273,4 +286,14 @@ class EagerReference:
             return self.parameters.module(*inputs)
 
 
-__all__ = ["EagerReference"]
+def _unless_refused(run: Callable[[], Any]) -> Any:
+    """What the user's module returns; None where it raises an error of its own."""
+    try:
+        return run()
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception:  # noqa: BLE001  the user's module may raise anything
+        return None
+
+
+__all__ = ["EagerReference", "InputsRefused"]

@@ -17,7 +17,7 @@ from qimeng.envs.errors import accuracy, discrete
 from qimeng.envs.errors.accuracy import Error, Expected
 from qimeng.envs.errors.float64 import NamedAsDouble, Near, aliases, tensors_in, to_double
 from qimeng.envs.errors.selection import selected_values
-from qimeng.envs.judge.eager_reference import EagerReference
+from qimeng.envs.judge.eager_reference import EagerReference, InputsRefused
 from qimeng.envs.judge.random_operators import Draws, draws_of, repeating
 from qimeng.envs.judge.trials import Trial
 from qimeng.envs.workers.worker_setup import Draw
@@ -114,7 +114,12 @@ class ExactReference(EagerReference):
         if self.kind == "float64":
             try:
                 return self._in_double(draw, near)
-            except (RuntimeError, TypeError, ValueError, NotImplementedError):
+            except Exception as error:
+                refused = self._refused(draw, near, error)
+                if refused is not None:
+                    raise refused from error
+                if not isinstance(error, (RuntimeError, TypeError, ValueError, NotImplementedError)):
+                    raise
                 # float64 is refused by the spec or by PyTorch, or does not fit the memory
                 self.kind = "eager-highest"
                 self.exact = None
@@ -123,6 +128,19 @@ class ExactReference(EagerReference):
         output = tensors_in(self._eager(self.inputs(draw, near), draw.seed, "highest"))
         state = self.parameters.module.state_dict()
         return output, {k: state[k].clone() for k in self.mutated}, [Error()] * len(output)
+
+    def _refused(self, draw: Draw, near: Near | None, error: Exception) -> InputsRefused | None:
+        """Why the module itself takes no such inputs; None where it does, or where the device is what fails."""
+        if isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError)):
+            return None
+        self.parameters.set(draw.parameter_seed)
+        try:
+            self._eager(self.inputs(draw, near), draw.seed)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            return None
+        except Exception as own:  # noqa: BLE001  the user's module may raise anything
+            return InputsRefused(f"{type(own).__name__}: {own}")
+        return None
 
     def _in_double(
         self, draw: Draw, near: Near | None

@@ -18,6 +18,7 @@ from qimeng.envs.errors.accuracy import Error, Expected
 from qimeng.envs.errors.extreme_inputs import ATTEMPTS, overflowing, says_nothing
 from qimeng.envs.errors.float64 import NEARBY, Near, tensors_in
 from qimeng.envs.errors.nearby_inputs import most_nearby, second_look
+from qimeng.envs.judge.eager_reference import InputsRefused
 from qimeng.envs.judge.exact_reference import ExactReference
 from qimeng.envs.judge.trials import Trial, TrialPool
 from qimeng.envs.workers.worker_setup import Draw
@@ -78,9 +79,16 @@ class References(ExactReference):
             del trial
 
     def make(self, draw: Draw) -> Trial | None:
-        """The trial for `draw`; None where its distribution has to be dropped."""
+        """The trial for `draw`; None where its distribution has to be dropped, or the module refuses such inputs."""
         try:
             return self._make(draw)
+        except Exception as error:
+            refused = isinstance(error, InputsRefused) or self._refused(draw, None, error) is not None
+            if not refused or (draw.distribution == EXAMPLES and draw.parameter_seed is None):
+                raise
+            if draw.distribution not in (EXAMPLES, "given"):
+                self.dropped.add(draw.distribution)
+            return None
         finally:
             self.tidy()
 
@@ -152,7 +160,7 @@ class References(ExactReference):
             return False
         try:
             other = self._make(trial.draw, self.near(trial.nearby), trial)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, InputsRefused):
             return False
         finally:
             self.tidy()

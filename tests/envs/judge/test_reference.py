@@ -289,3 +289,25 @@ def test_a_sign_of_zero_that_decides_a_value_is_seen(function, wrong):
             error, text = accuracy.check(y, trial.outputs[0])
             found.append(text is None or refs.look_again(trial, 0, y, error) is not None)
         assert all(found) is right
+
+
+@pytest.mark.parametrize("error", [ValueError, AssertionError])
+def test_what_the_module_refuses_is_left_out_and_float64_stays_the_reference(error):
+    x = torch.randn(4, 8)
+
+    class Checked(torch.nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            if y.abs().max() > limit:
+                raise error("too large")
+            return y
+
+    module, limit = Checked(8, 8).requires_grad_(False), float("inf")
+    limit = 1.05 * float(module(x).abs().max())  # other parameters and larger inputs exceed it
+    refs = references(module, x)
+    found = [t.draw.distribution for t in refs.every_distribution()]
+    assert found[0] == "examples" and len(found) < len(DISTRIBUTIONS) and refs.kind == "float64"
+    assert {"x3", "x30"} <= refs.dropped
+    for _ in range(20):
+        list(refs.fresh(1))
+    assert refs.kind == "float64"
