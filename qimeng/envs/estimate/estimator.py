@@ -97,15 +97,15 @@ class EstimatingEvaluator(SerialEvaluator):
             return known[program.digest]
 
         run = EstimateRun(
-            request.program,
-            request.patch,
-            self._compilers,
-            self.device,
-            self.sandbox,
-            self.any_text,
-            Clock(),
-            self.spec.mode,
-            interpret,
+            program=request.program,
+            patch=request.patch,
+            compilers=self._compilers,
+            device=self.device,
+            sandbox=self.sandbox,
+            any_text=self.any_text,
+            clock=Clock(),
+            mode=self.spec.mode,
+            interpret=interpret,
         )
         if run.candidates[0].program.fallback:
             text = "the computation could not be captured as a graph, so its time cannot be estimated without a GPU"

@@ -37,7 +37,7 @@ from qimeng.envs.screening.sanitizer import check_tools
 from qimeng.envs.screening.static_pass import advised
 from qimeng.envs.workers.compile import Compilers
 from qimeng.envs.workers.foreign_folders import remove_folder
-from qimeng.envs.workers.forkserver import ForkServer, Process, WorkerFailed
+from qimeng.envs.workers.forkserver import ForkServer, WorkerFailed
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.envs.workers.worker_setup import Setup
 from qimeng.graph.opgraph import OpGraph
@@ -142,20 +142,20 @@ class GpuEvaluator(SerialEvaluator):
             self.references, self.judge, self.baselines_process, self.compiled, lambda: self.limit_s
         )
         self._parts = Equipment(
-            graph,
-            self.torch_device,
-            self.references,
-            self.judge,
-            self.baselines_process,
-            self.outer_clock,
-            self.times,
-            self.workers,
-            self.turns,
-            self.folder,
-            least_ms(graph, self.device) if graph is not None and captured else 0.0,
-            lambda: self.limit_s,
-            throttle,
-            unwatched,
+            graph=graph,
+            torch_device=self.torch_device,
+            references=self.references,
+            judge=self.judge,
+            baselines=self.baselines_process,
+            outer_clock=self.outer_clock,
+            times=self.times,
+            workers=self.workers,
+            turns=self.turns,
+            folder=self.folder,
+            least_ms=least_ms(graph, self.device) if graph is not None and captured else 0.0,
+            limit=lambda: self.limit_s,
+            throttle=throttle,
+            unwatched=unwatched,
         )
 
     @property
@@ -191,10 +191,6 @@ class GpuEvaluator(SerialEvaluator):
         run = self._run(request, Clock(self.clock), self._cache, self._compilers)
         return self._judged(run, CHECK_GATES if request.asked is Asked.CHECK else SEARCH_GATES)
 
-    def start_worker(self, cache: str) -> Process:
-        """A fresh worker, with Triton's cache in folder `cache`, that answers once it is ready."""
-        return self.workers.start(cache)
-
     def close(self) -> None:
         """End the processes of this evaluator, remove its folder, give its memory back."""
         self._end()
@@ -224,17 +220,17 @@ class GpuEvaluator(SerialEvaluator):
 
     def _run(self, request: EvaluationRequest, clock: Clock, cache: str, compilers: Compilers) -> GpuRun:
         return GpuRun(
-            request.program,
-            request.patch,
-            compilers,
-            self.device,
-            self.sandbox,
-            self.any_text,
-            clock,
-            self._parts,
-            cache,
-            lambda: self.references.trials(self.trials),
-            self.times.search,
+            program=request.program,
+            patch=request.patch,
+            compilers=compilers,
+            device=self.device,
+            sandbox=self.sandbox,
+            any_text=self.any_text,
+            clock=clock,
+            parts=self._parts,
+            cache=cache,
+            trials=lambda: self.references.trials(self.trials),
+            rounds=self.times.search,
         )
 
     def _judged(self, run: GpuRun, gates: Pipeline[GpuRun]) -> Evaluation:

@@ -321,7 +321,7 @@ def test_evaluations_survive_json(evaluator, program):
 
 
 def loaded(evaluator: GpuEvaluator, source: str) -> Process:
-    worker = evaluator.start_worker(evaluator.folder.as_posix())
+    worker = evaluator.workers.start(evaluator.folder.as_posix())
     worker.await_ready()
     worker.call("load", 10, source=source)
     return worker
@@ -474,7 +474,7 @@ def test_a_worker_knows_neither_reference_values_nor_seeds_of_other_trials(evalu
         "seed": later.draw.seed.to_bytes(8, "little"),
         "seed as text": str(later.draw.seed).encode(),
     }
-    worker = evaluator.start_worker(evaluator.folder.as_posix())
+    worker = evaluator.workers.start(evaluator.folder.as_posix())
     try:
         pid = worker.await_ready()["pid"]
         worker.call("load", 10, source=program.source)

@@ -36,7 +36,7 @@ def loaded(evaluator: GpuEvaluator, body: str) -> Iterator[tuple[Process, float,
     program = Program.start(evaluator.graph)
     text = f"import torch\ndef entry(x):\n    {body}\n"
     program = program.with_implementation(program.regions[-1].id, Implementation("torch", text, "entry"))
-    worker = evaluator.start_worker(evaluator.folder.as_posix())
+    worker = evaluator.workers.start(evaluator.folder.as_posix())
     worker.await_ready()
     try:
         worker.call("load", 30, source=program.source)
