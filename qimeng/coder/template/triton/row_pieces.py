@@ -64,6 +64,7 @@ class Pieces:
         helpers: functions that the kernels or the entry function call.
         kernels: source of each kernel.
         launches: lines of the entry function after its outputs are allocated; ``DEVICE`` stands for the device.
+        backwards: columns are numbered from the last one; they must be one group.
     """
 
     plan: RowPlan
@@ -72,6 +73,7 @@ class Pieces:
     helpers: list[str] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
     launches: list[str] = field(default_factory=list)
+    backwards: bool = False
 
     def __post_init__(self) -> None:
         s, self.nest, self.loads = self.schedule, self.plan.nest, self.plan.loads
@@ -139,6 +141,8 @@ class Pieces:
 
     def columns(self, step: str) -> tuple[list[str], list[Walk]]:
         """Lines that set the column variables from the step number, and their walks."""
+        if self.backwards:
+            return self._columns_backwards(step)
         lines: list[str] = []
         walks = _decompose(lines, self.col_outer, f"({step}) // {self.col_blocks}", "b", "")
         number = f"({step}) % {self.col_blocks}" if self.col_outer else step
@@ -154,6 +158,18 @@ class Pieces:
         elif extent_of(self.col_inner) % self.RB:
             lines.append(f"r_mask = r < {extent_of(self.col_inner)}")
         walks += _decompose(lines, self.col_inner, "r", "r", "r")
+        return lines, [replace(w, column=True) for w in walks]
+
+    def _columns_backwards(self, step: str) -> tuple[list[str], list[Walk]]:
+        lines = [
+            f"r_base = {extent_of(self.col_inner) - 1} - ({'block * 0 + ' if self.wide else ''}{step}) * RB",
+            "r_lane = 0 - tl.arange(0, RB)[None, :]",
+            "r = r_base + r_lane",
+            "r_zero = r_lane * 0",
+        ]
+        if extent_of(self.col_inner) % self.RB:
+            lines.append("r_mask = r >= 0")
+        walks = _decompose(lines, self.col_inner, "r", "r", "r")
         return lines, [replace(w, column=True) for w in walks]
 
     def emitter(self, walks: list[Walk]) -> Emitter:

@@ -14,30 +14,29 @@ from qimeng.device import Device
 SHORT = 4096
 """Rows up to this length stay in registers from the start."""
 
-GUESSES = 3
-"""Schedules of each other form that lowering measures."""
+GUESSES = 2
+"""Schedules of each form that lowering measures beside the plain one."""
 
 
 def default_schedule(plan: ScanPlan, device: Device) -> ScanSchedule:
     """A plain schedule that is right for the shape, without tuning."""
-    width = power_of_two(plan.column_count)
+    width, start = power_of_two(plan.column_count), ScanSchedule(backwards=plan.turns)
     if plan.forms == ("resident",):
-        return resident(plan, ScanSchedule())[0]
+        return resident(plan, start)[0]
     if plan.contiguous == "p":
-        shapes = column_shapes(plan)
-        if width * shapes[0][0] <= LONGEST_TILE // 4:
-            return ScanSchedule(block_p=shapes[0][0], block_r=width, warps=4)
-        return shared(
-            plan, ScanSchedule(form="loop", block_p=shapes[0][0], block_r=shapes[0][1], warps=shapes[0][2]), device
-        )
+        height, length, warps = column_shapes(plan)[0]
+        if width <= length:
+            return start.but(block_p=height, block_r=width, warps=warps)
+        return shared(plan, start.but(form="loop", block_p=height, block_r=length, warps=warps), device)
     if width <= SHORT:
-        return resident(plan, ScanSchedule())[0]
-    return shared(plan, ScanSchedule("loop", block_p=1, block_r=2048, warps=4), device)
+        return resident(plan, start)[0]
+    return shared(plan, start.but(form="loop", block_p=1, block_r=2048, warps=4), device)
 
 
 def guesses(plan: ScanPlan, schedule: ScanSchedule, device: Device) -> list[ScanSchedule]:
-    """The other forms; which streams best hangs on how long rows are and how many."""
-    found = []
+    """Other block sizes, the other direction, the other forms; which streams best hangs on the rows' length."""
+    found = [s for s in other_form(plan, schedule, schedule.form, device) if s != schedule][:GUESSES]
+    found += [schedule.but(backwards=False)] if schedule.backwards else []
     for form in plan.forms:
         if form != schedule.form:
             found += other_form(plan, schedule, form, device)[:GUESSES]
@@ -76,9 +75,15 @@ def resident(plan: ScanPlan, schedule: ScanSchedule) -> list[ScanSchedule]:
 
 
 def column_shapes(plan: ScanPlan) -> list[tuple[int, int, int]]:
-    """(rows, columns, warps) of a step where memory runs along the rows."""
+    """(rows, columns, warps) of a step where memory runs along the rows.
+
+    At 512 bytes of rows a warp, each thread has whole columns: their scan needs no shuffles.
+    """
     rows, width = power_of_two(plan.rows[-1][1]), power_of_two(plan.column_count)
-    shapes = ((64, 32, 4), (128, 16, 4), (32, 64, 4), (128, 32, 8))
+    each = 512 // plan.itemsize
+    shapes = (
+        ((each, 16, 1), (2 * each, 16, 2), (64, 32, 4), (32, 64, 4)) if rows >= each else ((64, 32, 4), (32, 64, 4))
+    )
     return list(dict.fromkeys((min(p, rows), min(r, width), w) for p, r, w in shapes))
 
 

@@ -75,12 +75,13 @@ class Split(ScanMove):
 
 
 class Vectorization(ScanMove):
-    """More or fewer elements a thread."""
+    """More or fewer neighbouring elements a thread."""
 
     def schedules(self, plan: ScanPlan, schedule: ScanSchedule, param: str, device: Device) -> Found:
-        """Half or twice the warps for the same tile."""
+        """Half or twice the warps for the same tile; read backwards, a thread's elements are no neighbours."""
         warps = schedule.warps // 2 if param == "more" else schedule.warps * 2
-        return _others(schedule, [schedule.but(warps=warps)] if 1 <= warps <= 16 else [])
+        found = [schedule.but(warps=warps)] if 1 <= warps <= 16 else []
+        return _others(schedule, [*found, *([schedule.but(backwards=param == "fewer")] if plan.turns else [])])
 
 
 class Special(ScanMove):

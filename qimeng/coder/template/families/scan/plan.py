@@ -41,6 +41,11 @@ class ScanPlan(RowPlan):
         """Whether there are forward (False) and reverse (True) scans."""
         return frozenset(e.param.reverse for e in self.scans)
 
+    @property
+    def turns(self) -> bool:
+        """Whether the axis may be walked from its end (`ScanSchedule.backwards`)."""
+        return self.directions == {True} and len(self.columns) == 1
+
     @cached_property
     def forms(self) -> tuple[str, ...]:
         """The forms of schedules that can be printed (see `ScanSchedule.form`)."""

@@ -34,6 +34,8 @@ def print_scan(plan: ScanPlan, schedule: ScanSchedule, prefix: str) -> Implement
     """
     if schedule.form not in plan.forms:
         raise Unsupported(f"the form {schedule.form!r}; this region has {', '.join(plan.forms)}")
+    if schedule.backwards and not plan.turns:
+        raise Unsupported("backwards, although not all scans begin at the end of one axis")
     steps = Steps(plan, schedule, prefix)
     {"resident": _resident, "loop": _loop, "split": print_shares}[schedule.form](steps)
     return Implementation("triton", source_of(steps.pieces), f"{prefix}_run", schedule=schedule)

@@ -35,17 +35,24 @@ class Running:
         name: prefix of its variables.
         function: name of its operator's function.
         single: a program has one row, and what is carried are scalars.
+        backwards: tiles hold the axis from its end.
     """
 
     scan: Expr
     name: str
     function: str
     single: bool
+    backwards: bool = False
 
     @property
     def kind(self) -> str:
         """Its kind (`nest.scans.PARTS`)."""
         return str(self.scan.param.kind)
+
+    @property
+    def turned(self) -> str:
+        """The argument by which a tile is scanned from its end."""
+        return ", reverse=True" if self.scan.param.reverse and not self.backwards else ""
 
     @property
     def unordered(self) -> bool:
@@ -84,10 +91,9 @@ class Running:
 
     def run(self) -> list[str]:
         """Lines that scan the operands' tiles."""
-        reverse = ", reverse=True" if self.scan.param.reverse else ""
         inside = self.variables("x")
         taken = inside[0] if len(inside) == 1 else f"({', '.join(inside)})"
-        return [f"{self._all('s')} = tl.associative_scan({taken}, 1, {self.function}{reverse})"]
+        return [f"{self._all('s')} = tl.associative_scan({taken}, 1, {self.function}{self.turned})"]
 
     def resume(self) -> list[str]:
         """Lines that put the carried value before a tile's results."""
@@ -95,7 +101,7 @@ class Running:
 
     def carry(self) -> list[str]:
         """Lines that carry a tile's last result along."""
-        last = "0" if self.scan.param.reverse else "RB - 1"
+        last = "1 - RB" if self.backwards else "0" if self.turned else "RB - 1"
         return [self._folded(c, f"tl.where(r_lane == {last}, {s}, 0)") for c, s in self._pairs("c", "s")]
 
     def lanes(self) -> list[str]:
@@ -114,8 +120,7 @@ class Running:
         if self.unordered:
             lines = [f"{self._all('c')} = tl.reduce({taken}, {'None' if self.single else 1}, {self.function})"]
             return lines if self.single else [*lines, *(f"{c} = {c}[:, None]" for c in self.variables("c"))]
-        reverse = ", reverse=True" if self.scan.param.reverse else ""
-        lines = [f"{self._all(role)} = tl.associative_scan({taken}, 1, {self.function}{reverse})"]
+        lines = [f"{self._all(role)} = tl.associative_scan({taken}, 1, {self.function}{self.turned})"]
         return [*lines, *(self._folded(c, f"tl.where(slots == {last}, {x}, 0)") for c, x in self._pairs("c", role))]
 
     def source(self) -> str:

@@ -24,6 +24,8 @@ class ScanSchedule(Schedule):
         splits: programs that share a row.
         warps: warps a program.
         stages: depth of software pipelining.
+        backwards: where all scans begin at the end of the axis: read and write it from there. Otherwise a tile is
+            turned in registers, which takes ten times the shuffles, but whole vectors are read.
         fast: special functions in few instructions, by the GPU's approximate units where those are accurate enough.
     """
 
@@ -34,6 +36,7 @@ class ScanSchedule(Schedule):
     splits: int = count(1)
     warps: int = power_of_two(4)
     stages: int = count(1)
+    backwards: bool = False
     fast: bool = False
 
 

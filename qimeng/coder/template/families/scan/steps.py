@@ -20,21 +20,19 @@ class Steps:
     Attributes:
         plan: the plan.
         pieces: rows, columns, kernels and launches.
+        reverse: whether the steps go from the end to the beginning.
         running: the variables of each scan, those that others are computed from first.
     """
 
     def __init__(self, plan: ScanPlan, schedule: ScanSchedule, prefix: str) -> None:
-        self.plan, self.pieces = plan, Pieces(plan, schedule, prefix)
+        self.plan, self.pieces = plan, Pieces(plan, schedule, prefix, backwards=schedule.backwards)
+        self.reverse = True in plan.directions and not schedule.backwards
+        single, backwards = schedule.block_p == 1, schedule.backwards
         self.running = [
-            Running(e, f"c{i}", _function(prefix, e.param.kind, e.args[0].dtype), schedule.block_p == 1)
+            Running(e, f"c{i}", _function(prefix, e.param.kind, e.args[0].dtype), single, backwards)
             for i, e in enumerate(plan.scans)
         ]
         self.pieces.helpers += dict.fromkeys(r.source() for r in self.running)
-
-    @property
-    def reverse(self) -> bool:
-        """Whether the steps go from the end to the beginning."""
-        return True in self.plan.directions
 
     def step(self, low: str, high: str) -> str:
         """The number of step `t` of a loop from `low` to `high`, in the order of the scans."""
