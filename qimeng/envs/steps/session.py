@@ -18,7 +18,7 @@ from qimeng.envs.steps.step_record import outcome_of, put_attempt, text_of
 from qimeng.envs.steps.stored_answers import subject_of
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, order_actions
-from qimeng.errors import BackendError, CoderError, FamilyFault, IllegalAction, KindFault, PlannerFault, QimengError
+from qimeng.errors import CoderError, FamilyFault, IllegalAction, KindFault, PlannerFault, QimengError
 from qimeng.interfaces import Action, Evaluation, Gate, Observation, Patch, Request, Step
 from qimeng.program.program import Program
 from qimeng.recipe import RecipeStep
@@ -312,10 +312,7 @@ class Session:
         if ledger.settled(subject):
             return ledger.known[subject]
         began = ledger.clock()
-        try:
-            evaluation = self.task.judged(program, patch)
-        except BackendError as fault:  # of the language that the patch is written in
-            evaluation = Evaluation(Gate.WRITE, str(fault), "coder")
+        evaluation = self.task.judged(program, patch)
         ledger.longest = max(ledger.longest, ledger.clock() - began)
         ledger.evaluations += 1
         ledger.known[subject] = evaluation

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qimeng.actions import Context
-from qimeng.errors import QimengError
+from qimeng.errors import BackendError, QimengError
 from qimeng.interfaces import Action, Asked, Evaluation, EvaluationRequest, Evaluator, FinalOptions, Gate, Patch
 from qimeng.program.program import Program
 from qimeng.store import Conditions
@@ -67,10 +67,12 @@ class Task:
 
         Raises:
             QimengError: the judge refuses the request. Whatever else an engine raises becomes an answer that names it,
-                which is no verdict on the program.
+                which is no verdict on the program; so does a backend's fault.
         """
         try:
             return self.evaluator.ask(self.request(program, patch, asked))
+        except BackendError as fault:  # of a language that the program's kernels are written in
+            return Evaluation(Gate.WRITE, str(fault), "coder")
         except QimengError:
             raise
         except Exception as error:  # noqa: BLE001  (another package's engine may raise anything)
