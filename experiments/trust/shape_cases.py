@@ -19,6 +19,9 @@ def shape_cases() -> Iterator[Case]:
     yield from (Case(name, label, call, "r") for name, label, call in _moved())
     for name, label, call in _windows():
         yield Case(name, label, call, "r", HEAVY, _magnitude(call))
+    for label, call in _convolutions():
+        size = lambda r, call=call: call(r.abs().nan_to_num(posinf=0.0), torch.abs) + 1  # noqa: E731
+        yield Case("convolution", label, lambda r, call=call: call(r, lambda w: w), "r", HEAVY, size)
     channels = lambda r, w: functional.conv2d(_image(r), w, padding=1, groups=12)  # noqa: E731
     yield Case(
         "convolution",
@@ -66,6 +69,20 @@ def _windows() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
     yield "upsample_nearest1d", "", lambda r: functional.interpolate(_image(r)[0], scale_factor=1.7)
     yield "upsample_nearest2d", "", lambda r: functional.interpolate(_image(r), scale_factor=2)
     yield "upsample_nearest3d", "", lambda r: functional.interpolate(_image(r)[:, :, None], size=(2, 7, 5))
+
+
+def _convolutions() -> Iterator[tuple[str, Callable[..., Tensor]]]:
+    """A function of the values and of one that its weights go through."""
+    yield "dense", lambda r, f: functional.conv2d(_image(r), f(_dense(r)), padding=1)
+    yield "strided groups", lambda r, f: functional.conv2d(_image(r), f(_dense(r)[:, :3]), None, 2, 1, 1, 4)
+    yield "dilated", lambda r, f: functional.conv2d(_image(r) * 2, f(_dense(r)), None, 1, 2, 2)
+    yield "one by one", lambda r, f: functional.conv2d(_image(r), f(_dense(r)[:, :, :1, :1]))
+    yield "transposed", lambda r, f: functional.conv_transpose2d(_image(r), f(_dense(r)), None, 2, 1)
+
+
+def _dense(r: Tensor) -> Tensor:
+    inside = torch.arange(9, device=r.device).reshape(3, 3) % 5 + 1
+    return ((r[:12, :12] > 0).long()[:, :, None, None] + inside).to(r.dtype)
 
 
 def _image(r: Tensor) -> Tensor:

@@ -170,6 +170,13 @@ def _add() -> None:
         w=(8, 10, 3, 5),
     )
     case(
+        "copied, transposed, odd",
+        lambda s, x: functional.conv_transpose2d(x, s.w, None, 2, 1),
+        shapes((1, 4, 4, 3)),
+        [{}, {"staged": True}, {"staged": True, "packed": "b", "block_k": 16}],
+        w=(4, 10, 3, 3),
+    )
+    case(
         "copied, half",
         lambda s, x: conv(x.relu(), s.w, s.b, padding=1),
         shapes((2, 8, 6, 7), dtype=FP16),
@@ -348,6 +355,33 @@ def test_case_on_the_gpu(name: str) -> None:
         measured = harness._measure(cases()[name], number, changes, "cuda")
         limit = max(measured["limit"], 4e-3 if changes.get("precision") == "tf32" else 0.0)
         assert measured["error"] <= limit, (changes, measured)
+
+
+INFINITE = """
+import torch
+from tests.coder import test_gemm as harness
+from tests.coder.test_convolution import cases
+from qimeng.program.program import load_source
+
+case = cases()["copied, transposed, odd"]
+for number, changes in enumerate(case.schedules):
+    _, _, _, printed = harness._printed(case, number, changes)
+    module, (x,) = case.module(), case.inputs()
+    x[:, :, 1, 1] = float("inf")
+    y = module(x)
+    loaded = load_source(harness.HEADER + printed.source, f"infinite_{number}")
+    given = [x, module.w]
+    made = loaded.__dict__[printed.prepare](*[given[i] for i in printed.prepare_inputs]) if printed.prepare else ()
+    (found,) = loaded.__dict__[printed.entry](*given, *made)
+    print(bool(torch.equal(found.isfinite(), y.isfinite())), int((~y.isfinite()).sum()), int((~found.isfinite()).sum()))
+"""
+
+
+def test_an_infinity_meets_only_its_own_weights() -> None:
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", INFINITE], capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["True"] * 3, done.stdout
 
 
 @pytest.mark.parametrize(

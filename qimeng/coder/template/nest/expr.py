@@ -81,7 +81,7 @@ class Staging:
     Attributes:
         fill: what the copy holds, over axes of its own.
         order: dimensions of the copy, outermost first, as dimensions of `fill`.
-        read: the operand as a load of the copy, without guards; its `param` is no tensor's number yet.
+        read: the operand as a load of the copy, without guards of padding; its `param` is no tensor's number yet.
     """
 
     fill: Expr

@@ -15,7 +15,9 @@ from qimeng.coder.template.rules.shapes import size_of
 from qimeng.coder.template.rules.windows import Place
 
 
-def staging_of(b: Builder, x: Expr, images: Dim, channels: Dim, places: Sequence[Place]) -> Staging:
+def staging_of(
+    b: Builder, x: Expr, images: Dim, channels: Dim, places: Sequence[Place], tests: Sequence[Expr | None] = ()
+) -> Staging:
     r"""The copy of `x` and how windows read it.
 
     Args:
@@ -24,6 +26,7 @@ def staging_of(b: Builder, x: Expr, images: Dim, channels: Dim, places: Sequence
         images: the axes that windows have in place of N.
         channels: those in place of C.
         places: of each further dimension, the position that windows read, its least and its largest value.
+        tests: where windows have an element at all; None for everywhere.
     """
     fill, sizes, guards = b.own(x), [], []
     for i, (_, low, high) in enumerate(places):
@@ -41,8 +44,12 @@ def staging_of(b: Builder, x: Expr, images: Dim, channels: Dim, places: Sequence
         steps.append(step)
         step *= size
     positions = tuple(integer(b, "sub", place, low) for place, low, _ in places)
-    access = Access(((images, step), (channels, 1)), tuple(reversed(steps)))
-    read = b.nest.add(Expr("load", positions, (), x.dtype, access=access))
+    exists: Expr | None = None
+    for test in (t for t in tests if t is not None):
+        exists = test if exists is None else integer(b, "and", exists, test, dtype="bool")
+    access = Access(((images, step), (channels, 1)), tuple(reversed(steps)), exists is not None)
+    args = positions if exists is None else (*positions, exists)
+    read = b.nest.add(Expr("load", args, (), x.dtype, access=access))
     return Staging(fill, (fill.dims[0], *fill.dims[2:], fill.dims[1]), read)
 
 

@@ -39,7 +39,7 @@ class _Phased:
         place: the position that is read.
         least: its least value.
         most: its largest one.
-        inside: where that is an element of the input.
+        inside: where that is an element of the input, and the window has the other one.
     """
 
     steps: Dim
@@ -88,7 +88,8 @@ def transposed_product(
             b.axes.unify(given, here)
     dims = (x.dims[0], *(p.phases for p in found), *(p.steps for p in found), group, several)
     taps = tuple(a for p in found for a in p.taps)
-    staging = staging_of(b, whole, x.dims[0], group + channels, [(p.place, p.least, p.most) for p in found])
+    places = [(p.place, p.least, p.most) for p in found]
+    staging = staging_of(b, whole, x.dims[0], group + channels, places, [p.has_tap for p in found])
     total = b.nest.add(Expr("dot", (x, w), dims, dtype, reduced=taps + channels, staging=staging))
     for p, count in zip(found, counts, strict=True):
         if count % max(b.axes.extent(b.axes.resolve(p.phases)), 1):
@@ -122,7 +123,10 @@ def _phased(b: Builder, length: int, size: int, count: int, stride: int, pad: in
     starts = [(r + pad) // g for r in range(stride)]
     aheads = [(t - t * inverse % every * each) // every for t in starts]
     least, most = min(aheads) - (-(-size // every) - 1) * each, max(aheads) + -(-count // stride) - 1
-    return _Phased(steps, phases, taps, tap, has_tap, place, least, most, within(b, place, 0, length))
+    inside = within(b, place, 0, length)
+    if has_tap is not None:  # else an infinity would meet the zero in place of a weight
+        inside = integer(b, "and", inside, has_tap, dtype="bool")
+    return _Phased(steps, phases, taps, tap, has_tap, place, least, most, inside)
 
 
 class Between(Windows):
