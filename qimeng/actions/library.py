@@ -23,10 +23,11 @@ HELD = ("gemm", "convolution", "attention", "reduction", "scan")
 class Library(Kind):
     """Have a library compute a region: the vendor's kernels through PyTorch, or torch.compile's.
 
-    args: the region; or none, for the largest group of regions on PyTorch that touch, which becomes one region. Without
-    an option one operator goes back to PyTorch's own call. ``inductor`` and ``inductor-tuned`` are torch.compile's code
-    (default mode, and max-autotune), ``channels-last`` lays convolutions out so, ``cudnn`` lets cuDNN choose its
-    algorithm by measuring, ``fused`` gives an activation to cuBLASLt.
+    args: the region; or none, for the largest group of regions on PyTorch that touch, or for all regions where none is
+    left there: the group becomes one region. Without an option one operator goes back to PyTorch's own call.
+    ``inductor`` and ``inductor-tuned`` are torch.compile's code (default mode, and max-autotune), ``channels-last``
+    lays convolutions out so, ``cudnn`` lets cuDNN choose its algorithm by measuring, ``fused`` gives an activation to
+    cuBLASLt.
     rewrite: ``kernel[grid](a, b, c)`` -> ``c = torch.ops.aten.mm(a, b)``
     """
 
@@ -68,9 +69,9 @@ class Library(Kind):
         """The new partition, None where it stays, and the region that is meant."""
         if action.regions:
             return None, find_region(program, action)
-        group = largest_group(program) if action.param else ()
+        group = subject_group(program) if action.param else ()
         if len(group) < 2:
-            raise IllegalAction(f"{len(group)} regions on PyTorch touch each other; a group has at least 2")
+            raise IllegalAction(f"the program has {len(group)} region(s) for a library; a group has at least 2")
         regions = merge(program.regions, (r.id for r in group))
         inside = {n for r in group for n in r.nodes}
         return regions, next(r for r in regions if inside.issuperset(r.nodes) and not program.is_settled(r))
@@ -84,7 +85,14 @@ class Library(Kind):
             raise IllegalAction(f"{region.id} is computed by {action.param} already")
 
 
+def subject_group(program: Program) -> tuple[Region, ...]:
+    """What an action without a region is about: what is left on PyTorch, else all that every call computes."""
+    group = largest_group(program)
+    generated = any(program.implementation(r).generated for r in program.called)
+    return group if len(group) > 1 or not generated else program.called
+
+
 register(Library())
 
 
-__all__ = ["Library"]
+__all__ = ["Library", "subject_group"]

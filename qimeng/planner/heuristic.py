@@ -32,6 +32,10 @@ HOPELESS, SLOWER = 1.5, 1.05
 up after tuning."""
 
 
+MANY = 8
+"""Kernels from which on launching them one by one may cost more than the copies of a recorded CUDA graph."""
+
+
 class HeuristicPlanner(Planner):
     """Fuses all it can, lowers every region, then tunes the slowest ones. It keeps no state between calls.
 
@@ -45,24 +49,42 @@ class HeuristicPlanner(Planner):
     def choose(self, observation: Observation) -> Action:
         """The first applicable of several kinds.
 
-        In order: taking deep attentions apart, fusion, lowering, fusion with what is left to the library, tuning, stop.
+        In order: algebra, fusion, lowering, fusion with what is left to the library, tuning, a CUDA graph and
+        TorchInductor's code of the whole program, stop.
         Tuning begins with the form of a reduction, then fast special functions where a region has such functions (the
         action is offered) and memory is not what binds it.
         """
         return (
-            self._apart(observation)
+            self._algebra(observation)
             or self._fusion(observation)
             or self._lowering(observation, library=False)
             or self._late_fusion(observation)
             or self._lowering(observation, library=True)
             or self._tuning(observation)
+            or self._whole(observation)
             or next(a for a in observation.actions if a.kind == "stop")
         )
 
-    def _apart(self, o: Observation) -> Action | None:
-        """Attentions whose heads are too deep for one kernel, as products."""
-        action = Action("algebra", (), "apart")
-        return action if action in o.actions and action not in _tried(o) else None
+    def _algebra(self, o: Observation) -> Action | None:
+        """Less work, and deep attentions as products, before anything is written for it."""
+        tried = _tried(o)
+        return next((a for a in o.actions if a.kind == "algebra" and a not in tried), None)
+
+    def _whole(self, o: Observation) -> Action | None:
+        """What is about the program as a whole, once each and last: one launch for many kernels, TorchInductor's code.
+
+        The best program is kept apart, so nothing is lost. Estimates do not tell the difference.
+        """
+        ms = o.evaluation.ms if o.evaluation else None
+        if ms is None or o.evaluation is None or o.evaluation.timing is None or o.evaluation.timing.estimated:
+            return None
+        tried, called = _tried(o), o.program.called
+        record, back = Action("launch", (), "cuda-graph"), Action("launch", (), "one-by-one")
+        whole = Action("library", (called[0].id,) if len(called) == 1 else (), "inductor")
+        slower = o.best_ms is not None and ms > o.best_ms
+        wanted = [a for a, holds in ((record, len(called) >= MANY), (back, slower), (whole, True)) if holds]
+        compiled = any(a.kind == "library" and a.param == whole.param for a in tried)
+        return next((a for a in wanted if a in o.actions and a not in tried and not (a == whole and compiled)), None)
 
     def _fusion(self, o: Observation) -> Action | None:
         """A fusion that keeps data in registers; products that the library is fast at are left to it at first."""

@@ -79,3 +79,54 @@ def test_an_attention_is_fused_before_anything_is_lowered(dtype):
 
 def _unmeasured(program: Program) -> Observation:
     return Observation(program, legal_actions(program, CONTEXT), None, None, 1.0, (), CONTEXT.device)
+
+
+def test_algebra_comes_before_anything_is_written():
+    class Summed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).sum(1)
+
+    program = Program.start(capture(Summed, lambda: (torch.empty(128, 64),)))
+    early = Action("algebra", (), "early")
+    assert HeuristicPlanner().choose(_unmeasured(program)) == early
+    after = CONTEXT.coder.write(Request(program, early, CONTEXT.device)).apply(program)
+    assert HeuristicPlanner().choose(_unmeasured(after)).kind == "fusion"
+
+
+def test_the_whole_program_comes_last():
+    program = Program.start(capture(lambda: Module(lambda x: torch.tanh(x) * 2), lambda: (torch.empty(4096, 4096),)))
+    a, b = (r.id for r in program.regions)
+    for action in (Action("fusion", (a, b)), None):
+        action = action or Action("lowering", (program.regions[0].id,))
+        program = CONTEXT.coder.write(Request(program, action, CONTEXT.device)).apply(program)
+    choose = HeuristicPlanner().choose
+    inductor = Action("library", (program.regions[0].id,), "inductor")
+    assert choose(seen(program, 0.99)) == inductor
+    assert choose(seen(program, 0.99, inductor)).kind == "stop"
+
+
+def test_many_kernels_are_launched_at_once_and_one_by_one_again_where_that_is_slower():
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            x = torch.cumsum(x, 0).sort(0).values
+        return x
+
+    program = Program.start(capture(lambda: Module(chain), lambda: (torch.empty(64, 64),)))
+    times = dict.fromkeys((r.id for r in program.regions), 1e-9)  # nothing is worth tuning
+    record, back = Action("launch", (), "cuda-graph"), Action("launch", (), "one-by-one")
+
+    def chosen(program: Program, ms: float, best_ms: float, *tried: Action) -> Action:
+        lower = tuple(a for a in legal_actions(program, CONTEXT) if a.kind in ("lowering", "fusion"))
+        history = tuple(Step(a, Evaluation(Gate.REGION, "slower", "wrong"), False) for a in (*lower, *tried))
+        found = Evaluation(Gate.PASSED, timing=Timing(ms), eager=Timing(1.0), region_ms=times)
+        offered = legal_actions(program, CONTEXT)
+        return HeuristicPlanner().choose(Observation(program, offered, found, best_ms, 1.0, history, CONTEXT.device))
+
+    assert chosen(program, 1.0, 1.0) == record
+    recorded = CONTEXT.coder.write(Request(program, record, CONTEXT.device)).apply(program)
+    assert chosen(recorded, 2.0, 1.0, record) == back
+    assert chosen(recorded, 0.5, 0.5, record) == Action("library", (), "inductor")
