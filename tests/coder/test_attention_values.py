@@ -200,5 +200,20 @@ def test_one_region_gives_what_pytorch_gives(rows: dict[str, dict[str, Any]], na
     assert not rows[name]["wrong"]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_kernels_give_what_pytorch_gives(name: str) -> None:
+    """Every schedule of lowering, on the GPU."""
+    problem, coder = CASES[name], TemplateCoder()
+    spec = spec_of(problem)
+    graph = capture_spec(spec)
+    program = fused(Program.start(graph))
+    values = {v: x.cuda() if isinstance(x, Tensor) else x for v, x in evaluate(graph, spec).items()}
+    for region in program.regions:
+        patch = coder.write(Request(program, Action("lowering", (region.id,)), DEVICE))
+        for made in patch.alternatives:
+            check(region, made, values)
+
+
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,3 +29,20 @@ def attention_of_odd_sizes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @problem("causal attention", normal((1, 2, 150, 16), (1, 2, 170, 16), (1, 2, 170, 16)))
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@problem("masked attention", lambda: (*normal(*[(2, 4, 40, 16)] * 3)(), torch.rand(2, 1, 40, 40) > 0.4))
+def attention_with_masks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    bias = torch.where(seen, 0.0, torch.finfo(q.dtype).min)
+    attend = functional.scaled_dot_product_attention
+    return attend(q, k, v, attn_mask=seen), attend(q, k, v, attn_mask=bias)
+
+
+@problem("attention of grouped heads", normal((1, 6, 20, 32), (1, 2, 35, 32), (1, 2, 35, 32), dtype=BF16))
+def attention_of_grouped_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+@problem("attention of one query", normal((2, 4, 1, 32), (2, 4, 90, 32), (2, 4, 90, 32)))
+def attention_of_one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(q, k, v)
