@@ -32,6 +32,8 @@ from qimeng.coder.template.nest.loads import Loads
 from qimeng.coder.template.nest.scans import PARTS, Scan, neutral
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.device import device_named
+from qimeng.envs.workers.compile import Compilers
+from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.errors import IllegalAction
 from qimeng.family import Unsupported, covering, word_of
 from qimeng.graph.capture import capture
@@ -313,6 +315,23 @@ def _run(plan: ScanPlan, schedule: ScanSchedule, inputs: list[Tensor], wanted: t
         "error": max(float((a.double() - b.double()).abs().max() / b.double().abs().max()) for a, b in pairs),
         "layout": all(a.shape == b.shape and a.stride() == b.stride() for a, b in pairs),
     }
+
+
+@pytest.mark.slow
+def test_every_form_compiles_for_a_device(tmp_path: Path) -> None:
+    programs = {}
+    for name, (function, shape) in CASES.items():
+        region = whole(function, shape)
+        for schedule in schedules(plan_scan(region)):
+            printed = print_scan(plan_scan(region), schedule, f"k{len(programs)}")
+            programs[f"{name} {schedule}"] = Program(region.graph, (region,)).with_implementation(region.id, printed)
+    server = ForkServer()
+    try:
+        found = Compilers(server, H200, str(tmp_path)).programs(list(programs.values()))
+    finally:
+        server.close()
+    failed = {name: c.error for name, t in zip(programs, found, strict=True) for c in t.values() if c.failure}
+    assert len(programs) > 80 and all(found) and not failed, failed
 
 
 @pytest.mark.gpu

@@ -56,6 +56,12 @@ def test_operators_cost_their_bytes_and_views_nothing() -> None:
     assert eager_ms(graph(torch.add, (4096, 4096), (4096,)), H200) == pytest.approx(one, rel=0.01)
 
 
+def test_scans_take_what_pytorch_takes() -> None:
+    wide = graph(lambda x: x.cumsum(1), (32768, 32768))
+    assert eager_ms(wide, H200) == pytest.approx(4.48, rel=0.05), "measured on an H200"
+    assert floor_ms(wide, H200) < 2.0
+
+
 def test_few_rows_leave_the_device_idle() -> None:
     def norm(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.layer_norm(x, x.shape[1:])

@@ -198,4 +198,6 @@ def test_the_least_time_counts_what_must_be_moved():
     assert bound(torch.relu, (n,)) == pytest.approx((4 * n + max(4 * n - DEVICES["h200"].l2_bytes, 0)) / per_ms)
     assert bound(lambda x: x.sum(), (n,)) == pytest.approx(4 * n / per_ms)
     assert bound(lambda x: x[:10] + 1, (n,)) == 0
+    assert bound(lambda x: x.cumsum(0), (n,)) == bound(torch.relu, (n,))
+    assert bound(lambda x: x.cumsum(0)[:10] + 1, (n,)) == 0
     assert bound(lambda x: torch.triu(x.reshape(4096, 4096)), (n,)) < 5 * n / per_ms
