@@ -66,9 +66,13 @@ class HeuristicPlanner(Planner):
         )
 
     def _algebra(self, o: Observation) -> Action | None:
-        """Less work, and deep attentions as products, before anything is written for it."""
-        tried = _tried(o)
-        return next((a for a in o.actions if a.kind == "algebra" and a not in tried), None)
+        """Less work, and deep attentions as products, before anything is written for it.
+
+        Layers become one product where it is left to the library; a generated one fuses what follows each of them.
+        """
+        tried, library = _tried(o), _library_first(o, o.program.called)
+        found = [a for a in o.actions if a.kind == "algebra" and a not in tried]
+        return next((a for a in found if library or a.param != "together"), None)
 
     def _whole(self, o: Observation) -> Action | None:
         """What is about the program as a whole, once each and last: one launch for many kernels, TorchInductor's code.

@@ -97,6 +97,21 @@ def test_algebra_comes_before_anything_is_written():
     assert HeuristicPlanner().choose(_unmeasured(after)).kind == "fusion"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_become_one_where_the_library_computes_them(dtype):
+    class Gated(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (torch.nn.Linear(64, 64, dtype=dtype) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.a(x)) * self.b(x)
+
+    program = Program.start(capture(Gated, lambda: (torch.empty(128, 64, dtype=dtype),)))
+    together = Action("algebra", (), "together")
+    assert (HeuristicPlanner().choose(_unmeasured(program)) == together) == (dtype == torch.bfloat16)
+
+
 def test_the_whole_program_comes_last():
     program = Program.start(capture(lambda: Module(lambda x: torch.tanh(x) * 2), lambda: (torch.empty(4096, 4096),)))
     a, b = (r.id for r in program.regions)

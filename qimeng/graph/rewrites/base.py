@@ -142,8 +142,23 @@ class Edit:
             raise NoRewrite(f"{old.node} has {was}, the rewritten one {now}")
         self._instead[old] = new
 
+    def view_instead(self, old: Value, new: Value) -> None:
+        """Have every reader of `old` read `new`, a view with other strides; what they yield may have others as well.
+
+        Raises:
+            NoRewrite: their shapes or dtypes differ.
+        """
+        was, now = self.meta(old), self.meta(new)
+        if (was.shape, was.dtype) != (now.shape, now.dtype):
+            raise NoRewrite(f"{old.node} has {was}, the rewritten one {now}")
+        self._instead[old] = new
+
     def done(self) -> OpGraph:
-        """The graph after it; operators that nothing needs any more are gone."""
+        """The graph after it; operators that nothing needs any more are gone.
+
+        Raises:
+            NoRewrite: an operator does not take the strides that it would get, or a result would have others.
+        """
         added = {n.name for n in self._added}
 
         def current(value: Value) -> Value:
@@ -157,15 +172,41 @@ class Edit:
                 kwargs = tuple((k, map_values(v, current)) for k, v in node.kwargs)
                 changed = replace(node, args=map_values(node.args, current), kwargs=kwargs)
                 node = node if changed == node else changed
-            nodes[node.name] = node
+            nodes[node.name] = self._with_metas(node, nodes)
         assert added <= set(nodes)
+        for value in self.graph.results():
+            was, now = self.graph.meta(value), nodes[current(value).node].metas[current(value).port]
+            if was != now:
+                raise NoRewrite(f"the result {value.node} has {was}, the rewritten one {now}")
         outputs = tuple(current(o) if isinstance(o, Value) else o for o in self.graph.outputs)
         mutations = tuple((key, current(v)) for key, v in self.graph.mutations)
         return _without_dead(replace(self.graph, nodes=nodes, outputs=outputs, mutations=mutations, settles=True))
 
     # -- parts
 
+    def _with_metas(self, node: Node, nodes: dict[str, Node]) -> Node:
+        """`node` with the shapes and strides that it has where its operands are those of `nodes`."""
+        if node.kind != "op" or node.name not in self.graph.nodes:
+            return node
+        before = self.graph.nodes[node.name].operands()
+        was = [self.graph.nodes[v.node].metas[v.port] for v in before]
+        if was == [nodes[v.node].metas[v.port] for v in node.operands()]:
+            return node
+        if node.literal is not None:
+            raise NoRewrite(f"{node.name} is made for the strides of its operands")
+        self._nodes |= {v.node: nodes[v.node] for v in node.operands()}
+        metas = self._metas_of(node.target, node.args, dict(node.kwargs))
+        if len(metas) != len(node.metas):
+            raise NoRewrite(f"{node.name} yields {len(metas)} results for the rewritten operands")
+        kept = [m if old is not None else None for m, old in zip(metas, node.metas, strict=True)]
+        return replace(node, metas=tuple(kept))
+
     def _meta_of(self, target: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Meta:
+        (meta,) = self._metas_of(target, args, kwargs)
+        assert meta is not None
+        return meta
+
+    def _metas_of(self, target: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Meta | None, ...]:
         packet, overload = target.removeprefix("aten.").rsplit(".", 1)
         function = getattr(getattr(torch.ops.aten, packet), overload)
 
@@ -178,7 +219,12 @@ class Edit:
                 made = function(*map_values(tuple(args), fake), **{k: map_values(v, fake) for k, v in kwargs.items()})
             except (RuntimeError, TypeError, IndexError) as error:
                 raise NoRewrite(f"{target} does not fit: {str(error).splitlines()[0][:200]}") from error
-        return Meta(tuple(made.shape), tuple(made.stride()), str(made.dtype).removeprefix("torch."))
+        found = made if isinstance(made, (tuple, list)) else (made,)
+        return tuple(_meta(t) if isinstance(t, torch.Tensor) else None for t in found)
+
+
+def _meta(tensor: torch.Tensor) -> Meta:
+    return Meta(tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch."))
 
 
 def _without_dead(graph: OpGraph) -> OpGraph:

@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from qimeng.errors import IllegalAction
-from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.opgraph import Node, OpGraph
 from qimeng.graph.rewrites.attention import TakeApart
 from qimeng.graph.rewrites.base import Edit, NoRewrite, Rewrite, Rule, sites
 from qimeng.graph.rewrites.early import EarlyOverFeatures, EarlyOverPlaces, EarlyOverScale
 from qimeng.graph.rewrites.fold import FoldNorm, FoldScale
 from qimeng.graph.rewrites.structure import Diagonal, Repeat, Single
+from qimeng.graph.rewrites.together import Together
 
 RULES: dict[str, Rule] = {
     rule.name: rule
@@ -27,6 +28,7 @@ RULES: dict[str, Rule] = {
         Diagonal(),
         Single(),
         Repeat(),
+        Together(),
         TakeApart(),
     )
 }
@@ -59,11 +61,15 @@ def _applied(graph: OpGraph, rewrite: Rewrite) -> OpGraph:
         raise IllegalAction(f"no rewrite is called {rewrite.rule!r}; known: {', '.join(RULES)}")
     if node is None:
         raise IllegalAction(f"the rewrite {rule.name} is for the operator {rewrite.node}, which the graph lacks")
-    edit = Edit(graph, node.name, rule.name)
     try:
-        rule.rewrite(edit, node)
+        return _edited(graph, rule, node)
     except NoRewrite as error:
         raise IllegalAction(f"the rewrite {rule.name} does not apply to {node.name}: {error}") from None
+
+
+def _edited(graph: OpGraph, rule: Rule, node: Node) -> OpGraph:
+    edit = Edit(graph, node.name, rule.name)
+    rule.rewrite(edit, node)
     return edit.done()
 
 
@@ -86,7 +92,7 @@ def _next(graph: OpGraph, option: str) -> tuple[Rewrite | None, tuple[str, ...]]
         for node in sites(graph, rule) if rule.option == option else ():
             rewrite = Rewrite(rule.name, node.name)
             try:
-                rule.rewrite(Edit(graph, node.name, rule.name), node)
+                _edited(graph, rule, node)
             except NoRewrite as error:
                 if str(error):
                     reasons[str(error)] = None
