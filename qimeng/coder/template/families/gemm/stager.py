@@ -15,8 +15,8 @@ from qimeng.coder.template.triton.ops import TRITON_DTYPE
 from qimeng.coder.template.triton.walks import spread
 
 POSITIONS, CHANNELS = 64, 64
-"""Most positions and channels of a program: memory runs along the ones where it is read and the others where it is
-written."""
+"""Most positions of the last dimension and channels of a program: memory runs along the ones where it is read and along
+the others where it is written."""
 
 
 class Stager:
@@ -31,9 +31,9 @@ class Stager:
         self._staging: Staging = plan.dot.staging
         self._plan, self._prefix = plan, prefix
         self.sources = sorted({e.param for e in reach([self._staging.fill]) if e.op == "load"})
-        *positions, channels = self._staging.order
-        self._along = tuple(a for d in positions for a in d), channels
-        self._rows, self._columns = (plan.extent(atoms) for atoms in self._along)
+        *outer, last, channels = self._staging.order
+        self._along = tuple(a for d in outer for a in d), last, channels
+        self._outer, self._rows, self._columns = (plan.extent(atoms) for atoms in self._along)
 
     @property
     def call(self) -> str:
@@ -46,40 +46,41 @@ class Stager:
         nest, names = self._plan.nest, self._plan.loads.names
         scalars = {i: nest.sources[i].scalar for i in self.sources}
         pb, rb = min(POSITIONS, power_of_two(self._rows)), min(CHANNELS, power_of_two(self._columns))
-        blocks = -(-self._columns // rb)
+        blocks = -(-self._rows // pb), -(-self._columns // rb)
         parameters = [*(f"x{i}" if scalars[i] else f"x{i}_ptr" for i in self.sources), f"{NAME}_ptr"]
         passed = [*(f"float({names[i]})" if scalars[i] else names[i] for i in self.sources), NAME]
-        shape = f"[{self._rows}, {self._columns}]"
+        shape = f"[{self._outer}, {self._rows}, {self._columns}]"
         text = KERNEL.format(
             name=f"{self._prefix}_stage_kernel",
             parameters=", ".join(parameters),
             doc=f"The input of the convolution, channels last and padded: {shape}.",
             body="\n".join(f"    {line}" for line in self._body(pb, rb, blocks)),
         )
-        grid = -(-self._rows // pb) * blocks
+        grid = self._outer * blocks[0] * blocks[1]
         tensor = next(names[i] for i in self.sources if not scalars[i])
         dtype = f"dtype=torch.{self._plan.dtype}, device={tensor}.device"
         lines = [
             f"def {self._prefix}_stage({', '.join(names[i] for i in self.sources)}):",
             '    """The copy that the product reads."""',
-            f"    {NAME} = torch.empty(({self._rows}, {self._columns}), {dtype})",
+            f"    {NAME} = torch.empty(({self._outer * self._rows}, {self._columns}), {dtype})",
             f"    {self._prefix}_stage_kernel[({grid},)]({', '.join(passed)}, PB={pb}, RB={rb}, num_warps=4)",
             f"    return {NAME}",
         ]
         return text + "\n\n" + "\n".join(lines) + "\n"
 
-    def _body(self, pb: int, rb: int, blocks: int) -> list[str]:
+    def _body(self, pb: int, rb: int, blocks: tuple[int, int]) -> list[str]:
         nest, fill = self._plan.nest, self._staging.fill
         lines = [
-            f"p = t // {blocks} * PB + tl.arange(0, PB)[:, None]",
-            f"r = t % {blocks} * RB + tl.arange(0, RB)[None, :]",
+            f"z = t // {blocks[0] * blocks[1]}",
+            f"p = t // {blocks[1]} % {blocks[0]} * PB + tl.arange(0, PB)[:, None]",
+            f"r = t % {blocks[1]} * RB + tl.arange(0, RB)[None, :]",
         ]
         masks = {"p": f"(p < {self._rows})"} if self._rows % pb else {}
         masks |= {"r": f"(r < {self._columns})"} if self._columns % rb else {}
         loads = [e for e in reach([fill]) if e.op == "load" and not nest.sources[e.param].scalar]
         tables, used, walks = [nest.load_strides(e) for e in loads], used_axes(nest, [fill]), []
-        for atoms, index in zip(self._along, "pr", strict=True):
-            more, found = spread(nest, atoms, tables, index, index, used=used)
+        for atoms, index, side in zip(self._along, "zpr", ("", "p", "r"), strict=True):
+            more, found = spread(nest, atoms, tables, index, side, used=used)
             lines += more
             walks += found
         em = Emitter(nest, walks, masks=masks)
@@ -87,7 +88,8 @@ class Stager:
         lines += [f"{side}_zero = {side} * 0" for side in "pr" if f"{side}_zero" in "\n".join(em.lines)]
         stored = f"({value} + tl.zeros([PB, RB], tl.float32))" if em.side(fill) != "pr" else value
         stored = f"{self._prefix}_round({stored})" if self._plan.a.rounded else stored
-        row = "p.to(tl.int64)" if self._rows * self._columns >= 1 << 31 else "p"
+        big = self._outer * self._rows * self._columns >= 1 << 31
+        row = f"({'z.to(tl.int64)' if big else 'z'} * {self._rows} + p)"
         whole = em.mask("pr")
         return [
             *lines,
