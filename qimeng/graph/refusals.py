@@ -47,7 +47,8 @@ def of_result(node: Any) -> str:
 
 
 def _line(error: BaseException) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_own(f.filename)]
+    every = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in every if _is_own(f.filename)] or [f for f in every if "/torch/nn/modules/" in f.filename]
     return _where(frames[-1].filename, frames[-1].lineno, frames[-1].line) if frames else ""
 
 
@@ -66,8 +67,10 @@ def _where(file: str, number: int | None, text: str | None) -> str:
 
 
 def _is_own(file: str) -> bool:
-    """Whether a file is the user's: neither this package's nor an installed one."""
-    return not any(part in file for part in ("/qimeng/", "site-packages", "dist-packages", "/lib/python"))
+    """Whether a file is the user's: neither this package's nor an installed one, nor a text that a library ran."""
+    return file != "<string>" and not any(
+        part in file for part in ("/qimeng/", "site-packages", "dist-packages", "/lib/python")
+    )
 
 
 __all__ = ["INSTEAD", "NUMPY", "RETURNS", "RETURN_INSTEAD", "VALUES", "of_export", "of_result"]

@@ -285,6 +285,7 @@ def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool)
             raise SpecError(f"example input {i} {kind}; give a dense tensor with values")
         refuse_float8(x, f"example input {i}")
     refuse_lazy(module, type(module).__name__)
+    refuse_meta(module)
     refuse_torchscript(module)
     counts = Counter(t.dtype for t in (*module.parameters(), *module.buffers()) if _counts(t))
     counts = counts or Counter(t.dtype for t in flat if isinstance(t, torch.Tensor) and _counts(t))
@@ -334,6 +335,20 @@ def refuse_float8(x: Any, what: str) -> None:
             f"{what} is {name}, which a computation may use inside only: cast there (x.to(torch.{name})), or pass its "
             "bytes (x.view(torch.uint8))"
         )
+
+
+def refuse_meta(module: torch.nn.Module) -> None:
+    """Refuse a module without values.
+
+    Raises:
+        SpecError: a parameter or buffer is on the meta device.
+    """
+    for key, t in (*module.named_parameters(), *module.named_buffers()):
+        if t.is_meta:
+            raise SpecError(
+                f"{type(module).__name__}: {key} is on the meta device and has no values: load the weights first, as "
+                "by module.to_empty(device='cpu') and load_state_dict"
+            )
 
 
 def refuse_lazy(module: torch.nn.Module, name: str) -> None:

@@ -71,6 +71,11 @@ def test_a_spec_is_made_outside_of_autocast_and_with_the_usual_default_dtype() -
     spec.check()
 
 
+def test_a_module_without_values_is_refused() -> None:
+    with pytest.raises(SpecError, match="weight is on the meta device and has no values: load the weights first"):
+        KernelSpec.of(torch.nn.Linear(8, 8, device="meta"), (X,))
+
+
 def test_inputs_whose_sign_pytorch_holds_back_keep_their_strides() -> None:
     held = torch.randn(4, dtype=torch.cfloat).conj().imag
     assert held.is_neg() and held.stride() == (2,)
