@@ -175,13 +175,13 @@ def test_default_forms(shape: Shape, dim: int, form: str) -> None:
     assert plan.contiguous == ("r" if dim == len(shape) - 1 else "p")
     found = [schedule, *Scans().guesses(plan, schedule, H200, "default")]
     assert all(Scans().needs(plan, s).refusal(H200) is None and not s.fault() for s in found)
-    assert {s.form for s in found} == {f for f in plan.forms if f != "split" or form == "split"} or form != "split"
+    assert form == "resident" or {"loop", form} <= {s.form for s in found}
 
 
 def test_moves_that_a_region_has_no_form_for_say_so() -> None:
     def refused(function: Callable[..., Any], shape: Shape, action: str) -> str:
         start, coder = program(function, shape), TemplateCoder()
-        region = start.graph and make_region(start.graph, [n.name for n in start.graph.ops()])
+        region = make_region(start.graph, [n.name for n in start.graph.ops()])
         start = Program(start.graph, (region,))
         patch = coder.write(Request(start, Action("lowering", (region.id,)), H200))
         with pytest.raises(IllegalAction) as error:
@@ -189,6 +189,10 @@ def test_moves_that_a_region_has_no_form_for_say_so() -> None:
         return str(error.value)
 
     assert "no form 'resident' for 40000 elements" in refused(lambda x: x.cumsum(1), (4, 40000), "resident")
+    four = lambda x: (x.cummax(1), x.cummin(1))  # noqa: E731
+    assert "for 20000 elements: a row of 20000 elements does not stay in registers, which hold 16384" in refused(
+        four, (4, 20000), "resident"
+    )
     both = lambda x: x.cumsum(1) + reverse(x)  # noqa: E731
     assert "scans in both directions need the whole row at once" in refused(both, (4, 100), "loop")
     normalized = lambda x: x.cumsum(1) / x.sum(1, keepdim=True)  # noqa: E731

@@ -19,7 +19,7 @@ from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.region import Region
 
 LONGEST_TILE = 32768
-"""Most elements of a row in registers (64 a thread at 16 warps)."""
+"""Most elements of a row in registers, 64 a thread at 16 warps, where scans keep one or two values for each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +54,9 @@ class ScanPlan(RowPlan):
     def why_not(self, form: str) -> str:
         """Why there is no schedule of this form, with the numbers; empty where there is."""
         if form == "resident":
-            long = f"a row of {self.column_count} elements does not stay in registers, which hold {LONGEST_TILE}"
-            return long if power_of_two(self.column_count) > LONGEST_TILE else ""
+            most = LONGEST_TILE * 2 // max(self.parts, 2)
+            long = f"a row of {self.column_count} elements does not stay in registers, which hold {most}"
+            return long if power_of_two(self.column_count) > most else ""
         if len(self.directions) > 1:
             return "scans in both directions need the whole row at once"
         if any(below(e, "scan") for e in self.nest.reductions()):
