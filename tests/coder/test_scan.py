@@ -244,7 +244,13 @@ def mixed(x: Tensor) -> tuple[Tensor, ...]:
     return torch.softmax(x, 1).cumsum(1), x.cumsum(1) / (x.abs().sum(1, keepdim=True) + 1)
 
 
+def with_a_row(x: Tensor) -> tuple[Tensor, Tensor]:
+    first = x[:, :1] * 2
+    return first, x.cumsum(1) + first
+
+
 CASES: dict[str, tuple[Callable[..., Any], Shape]] = {
+    "with a row": (with_a_row, (3, 43)),
     "sum": (lambda x: (x * 2).cumsum(1) + 1, (3, 43)),
     "columns": (lambda x: x.cumsum(1), (2, 43, 3)),
     "outer": (lambda x: x.cumsum(0), (43, 1, 3)),

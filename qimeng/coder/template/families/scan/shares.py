@@ -9,12 +9,12 @@ from __future__ import annotations
 from qimeng.coder.template.families.scan.running import Running
 from qimeng.coder.template.families.scan.steps import Steps
 from qimeng.coder.template.nest.sizes import power_of_two
-from qimeng.coder.template.triton.row_passes import hoist, loop
+from qimeng.coder.template.triton.row_passes import hoist, loop, store_rows
 from qimeng.coder.template.triton.row_pieces import Pieces, extent_of
 
 
 def print_shares(steps: Steps) -> None:
-    """Print both kernels and their launches; what does not change along the rows is stored by the first shares."""
+    """Print both kernels and their launches; all shares of a row store what does not change along it."""
     p = steps.pieces
     splits = max(1, min(p.schedule.splits, p.steps))
     share = -(-p.steps // splits)
@@ -46,7 +46,7 @@ def print_shares(steps: Steps) -> None:
 
     em = p.emitter(row_walks + col_walks)
     body = [*head, f"low = {low}", f"high = {high}", *_before(steps, splits)]
-    body += steps.output_pass(em, "low", "high")
+    body += [*store_rows(p, em), *steps.output_pass(em, "low", "high")]
     p.kernel("scans", body, spaces, grid)
 
 
