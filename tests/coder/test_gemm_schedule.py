@@ -67,3 +67,19 @@ def test_only_parameters_are_packed_once() -> None:
         for line in impl.source.splitlines()
         if line and not line.startswith((" ", '"'))
     )
+
+
+def test_weights_that_depend_on_an_input_are_not_packed_beforehand() -> None:
+    import torch
+
+    from qimeng.coder.template.families.gemm.plan import plan_gemm
+    from qimeng.graph.capture import capture
+    from qimeng.graph.region import partition
+
+    def b_is_held(function: Callable[..., Any]) -> bool:
+        graph = capture(lambda: Call(function, w=(64, 64)), lambda: (torch.empty(64, 64), torch.empty(64)))
+        region = next(r for r in partition(graph) if r.label() in ("mm", "linear"))
+        return plan_gemm(region).b.held
+
+    assert b_is_held(lambda m, x, s: x @ m.w)
+    assert not b_is_held(lambda m, x, s: x @ torch.tanh(m.w * s))

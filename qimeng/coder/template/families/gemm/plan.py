@@ -18,6 +18,7 @@ from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.opgraph import itemsize
 from qimeng.graph.ops import is_product, precision_of
 from qimeng.graph.region import Region
+from qimeng.graph.state import is_state
 
 Atoms = tuple[int, ...]
 
@@ -295,12 +296,9 @@ def _is_aligned(nest: Nest, load: Expr, roles: tuple[Atoms, ...]) -> bool:
 
 
 def _is_held(region: Region, loads: Loads, number: int) -> bool:
-    """True where source `number` is a parameter or buffer, or a view of one."""
+    """True where source `number` depends on parameters and buffers alone, so that it can be packed beforehand."""
     value = next(v for v, s in loads.values.items() if s.number == number)
-    node = region.graph.nodes[value.node]
-    while node.kind == "op" and node.operands():
-        node = region.graph.nodes[node.operands()[0].node]
-    return node.kind in ("parameter", "buffer")
+    return is_state(region.graph, value)
 
 
 def _reductions(nest: Nest, dot: Expr, m: Atoms, n: Atoms) -> tuple[tuple[Expr, ...], str, tuple[int, ...]]:
