@@ -11,6 +11,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from torch.nn import functional
 
 from qimeng.actions import Context, legal_actions
 from qimeng.coder.template.coder import TemplateCoder
+from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.device import device_named
+from qimeng.envs.workers.compile import Compilers
+from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
@@ -60,6 +64,11 @@ class Relu(MinGPT):
         att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
         att = functional.relu(att.masked_fill(self.bias[:, :, :t, :t] == 0, float("-inf")))
         return (att @ v).transpose(1, 2).contiguous().view(b, t, c)
+
+
+@case("sigmoid in bf16", normal((2, 40, 32), (2, 56, 32), (2, 56, 24), dtype=BF16))
+def sigmoid_in_bf16(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.sigmoid(q @ k.mT * 0.2 - 3) @ v
 
 
 @case("grouped heads in bf16", normal((1, 4, 33, 32), (1, 2, 33, 32), (1, 2, 33, 32), dtype=BF16))
@@ -198,6 +207,28 @@ def rows() -> dict[str, dict[str, Any]]:
 def test_one_region_gives_what_pytorch_gives(rows: dict[str, dict[str, Any]], name: str) -> None:
     assert rows[name]["families"] == ["attention"]
     assert not rows[name]["wrong"]
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_a_device(tmp_path: Path) -> None:
+    """As lowering prints it, and with the keys shared by several programs."""
+    coder, programs = TemplateCoder(), {}
+    for problem in case.problems:
+        program = fused(Program.start(capture_spec(spec_of(problem), verify=False)))
+        for region in program.regions:
+            patch = coder.write(Request(program, Action("lowering", (region.id,)), DEVICE))
+            schedule = patch.alternatives[0].schedule
+            assert isinstance(schedule, AttentionSchedule)
+            for s in (schedule, schedule.but(splits=3)):
+                made = replace(patch, alternatives=(coder.print(region, s),))
+                programs[f"{problem.name} {s}"] = made.apply(program, 0)
+    server = ForkServer()
+    try:
+        found = Compilers(server, DEVICE, str(tmp_path)).programs(list(programs.values()))
+    finally:
+        server.close()
+    failed = {name: c.error for name, t in zip(programs, found, strict=True) for c in t.values() if c.failure}
+    assert sum(map(len, found)) == 2 * len(CASES) and not failed, json.dumps(failed, indent=1)
 
 
 @pytest.mark.gpu

@@ -211,7 +211,7 @@ class _Kernel:
             text = self._whole(em, self.weights.scores)
             text = f'tl.where(n_ok, {text}, float("-inf"))' if overhang else text
             em.lines += [f"x = {text}", *self._online()]
-        lines += [*more, *zeros(em.lines, "BM", "BN"), *em.lines, self.t.add_product("p")]
+        lines += [*more, *zeros(em.lines, "BM", "BN"), *em.lines, *self.t.add_product("p")]
         return lines
 
     def _whole(self, em: Emitter, e: Expr) -> str:

@@ -146,16 +146,19 @@ class Tiles:
         precision = "" if self.plan.half else f', input_precision="{self.schedule.precision}"'
         return f"tl.dot({a}, {b}{precision})"
 
-    def add_product(self, weights: str) -> str:
-        """A line that adds the step's product 2 to `acc`.
+    def add_product(self, weights: str) -> list[str]:
+        """Lines that add the step's product 2 to `acc`.
 
         Products of fp32 operands begin a new accumulator each step: tensor cores cut theirs off, which shows in long
-        sums.
+        sums. For half operands a step must not begin before the product of the last one is done, since the assembler
+        of CUDA before 13.3 may give the weights of both the same registers (github.com/triton-lang/triton/issues/9433):
+        an online softmax rescales `acc`, which waits for it; without one a choice that changes nothing does.
         """
-        p = f"({weights}).to({ops.TRITON_DTYPE[self.plan.dtype]})" if self.plan.half else self._rounded(weights)
-        if self.plan.half:
-            return f"acc = tl.dot({p}, v, acc)"
-        return f"acc += {self.dot(p, 'v')}"
+        if not self.plan.half:
+            return [f"acc += {self.dot(self._rounded(weights), 'v')}"]
+        product = f"acc = tl.dot(({weights}).to({ops.TRITON_DTYPE[self.plan.dtype]}), v, acc)"
+        waits = "acc = tl.where(start >= 0, acc, 0.0)  # until the product is done: the weights are in registers"
+        return [product] if self.plan.weights.pair is not None else [product, waits]
 
 
 def row_blocks(plan: AttentionPlan, schedule: AttentionSchedule) -> int:
