@@ -433,7 +433,9 @@ def test_lowering_tries_tf32_of_a_copy_and_of_the_tensor() -> None:
         found = family.guesses(plan, start, h200, "default")
         assert start.precision == "ieee" and {s.precision for s in found} == {"tf32"}
         assert {s.staged for s in found} == staged
-        assert {s.precision for s in family.guesses(plan, start, h200, "highest")} & {"tf32", "fp16"} == set()
+        exact = family.guesses(plan, start, h200, "highest")
+        assert {s.precision for s in exact} == {"fp16x3"} and {s.staged for s in exact} == staged
+        assert {s.inline for s in exact} == {"a"}, "windows are never packed one by one"
 
 
 def test_layout_says_why_windows_are_not_packed() -> None:

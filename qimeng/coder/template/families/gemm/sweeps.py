@@ -116,8 +116,8 @@ def schedule_for_precision(
         device: for which device.
 
     Returns:
-        Configurations that fit the device, each once; packed where the scheme packs. Windows that are read as they are,
-        or rounded to TF32, are read from a copy or where they lie, by turns.
+        Configurations that fit the device, each once; packed where the scheme packs. Windows are read from a copy or
+        where they lie, by turns.
     """
     scheme = scheme_of(plan, schedule.but(precision=precision))
     tma = has_tma(device) and (scheme.dtype != "float32" or scheme.rounds)
@@ -142,6 +142,9 @@ def schedule_for_precision(
     packed = "".join(side for side in base.packed if side not in reading)
     inline = base.but(packed=packed, inline=reading if scheme.splits else "")
     first = _ranked(plan, inline, [(blocks, False) for blocks in INLINE_SWEEP], device)
+    if stageable(plan) is None:
+        copied = _ranked(plan, inline.but(staged=True), [(blocks, False) for blocks in INLINE_SWEEP], device)
+        return _in_turn(copied, first)[:MAX_ALTERNATIVES]
     if scheme.rounds:
         return first[:MAX_ALTERNATIVES]
     return (*first[:INLINE_FIRST], *plain, *first[INLINE_FIRST:])[:MAX_ALTERNATIVES]
