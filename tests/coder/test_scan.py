@@ -221,6 +221,14 @@ def test_reverse_scans_walk_the_axis_from_its_end_or_turn_each_tile() -> None:
         print_scan(plan_scan(whole(exclusive, (64, 9000))), schedule, "k")
 
 
+def test_tiles_loaded_ahead_have_to_fit_shared_memory() -> None:
+    plan = plan_scan(whole(lambda x: x.cumsum(1), (64, 90_000)))
+    large = ScanSchedule(form="loop", block_r=32768, warps=16)
+    assert Scans().needs(plan, large).refusal(H200) is None
+    refused = Scans().needs(plan, large.but(stages=3)).refusal(H200)
+    assert refused == "needs 262272 B of shared memory, h200 allows 232448 B a block"
+
+
 # -- kernels
 
 

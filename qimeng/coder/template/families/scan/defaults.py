@@ -34,8 +34,9 @@ def default_schedule(plan: ScanPlan, device: Device) -> ScanSchedule:
 
 
 def guesses(plan: ScanPlan, schedule: ScanSchedule, device: Device) -> list[ScanSchedule]:
-    """Other block sizes, the other direction, the other forms; which streams best hangs on the rows' length."""
-    found = [s for s in other_form(plan, schedule, schedule.form, device) if s != schedule][:GUESSES]
+    """Loads ahead, other block sizes, the other direction, the other forms; what streams best hangs on the shape."""
+    found = [schedule.but(stages=3)] if schedule.form != "resident" else []
+    found += [s for s in other_form(plan, schedule, schedule.form, device) if s != schedule][: GUESSES - len(found)]
     found += [schedule.but(backwards=False)] if schedule.backwards else []
     for form in plan.forms:
         if form != schedule.form:

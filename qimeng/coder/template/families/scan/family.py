@@ -55,9 +55,11 @@ class Scans(Family[ScanPlan, ScanSchedule]):
         return schedule.but(block_r=width, block_p=min(schedule.block_p, max(power_of_two(plan.row_count) // 2, 1)))
 
     def needs(self, plan: ScanPlan, schedule: ScanSchedule) -> Needs:
-        """Tiles stay in registers, one a part; warps exchange what they carry through shared memory."""
-        tile = schedule.block_p * schedule.block_r * plan.parts
-        return Needs(schedule.block_p * schedule.warps * 8 * plan.parts, schedule.warps, tile, values_per_thread=128)
+        """Tiles stay in registers, one a part; shared memory holds what warps exchange and tiles loaded ahead."""
+        tile, ahead = schedule.block_p * schedule.block_r, schedule.stages - 1 if schedule.form != "resident" else 0
+        loaded = ahead * tile * plan.itemsize * max(plan.tensors - plan.full, 1)
+        exchanged = schedule.block_p * schedule.warps * 8 * plan.parts
+        return Needs(exchanged + loaded, schedule.warps, tile * plan.parts, values_per_thread=128)
 
     def print(self, plan: ScanPlan, schedule: ScanSchedule, prefix: str) -> Implementation:
         """One kernel, or two for rows that programs share."""
