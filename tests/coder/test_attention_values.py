@@ -229,6 +229,7 @@ def test_every_kernel_compiles_for_a_device(tmp_path: Path) -> None:
         server.close()
     failed = {name: c.error for name, t in zip(programs, found, strict=True) for c in t.values() if c.failure}
     assert sum(map(len, found)) == 2 * len(CASES) and not failed, json.dumps(failed, indent=1)
+    assert not any(k.overlaps for t in found for c in t.values() for k in c.kernels), "a product may read too late"
 
 
 @pytest.mark.gpu

@@ -152,13 +152,15 @@ class Tiles:
         Products of fp32 operands begin a new accumulator each step: tensor cores cut theirs off, which shows in long
         sums. For half operands a step must not begin before the product of the last one is done, since the assembler
         of CUDA before 13.3 may give the weights of both the same registers (github.com/triton-lang/triton/issues/9433):
-        an online softmax rescales `acc`, which waits for it; without one a choice that changes nothing does.
+        product 1 waits for it, and so does the rescaling of an online softmax. Without both, a choice that changes
+        nothing does.
         """
         if not self.plan.half:
             return [f"acc += {self.dot(self._rounded(weights), 'v')}"]
         product = f"acc = tl.dot(({weights}).to({ops.TRITON_DTYPE[self.plan.dtype]}), v, acc)"
         waits = "acc = tl.where(start >= 0, acc, 0.0)  # until the product is done: the weights are in registers"
-        return [product] if self.plan.weights.pair is not None else [product, waits]
+        alone = self.plan.scores is None and self.plan.weights.pair is None
+        return [product, waits] if alone else [product]
 
 
 def row_blocks(plan: AttentionPlan, schedule: AttentionSchedule) -> int:
