@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import networkx as nx
@@ -90,6 +91,10 @@ class Node:
 
     def operands(self) -> tuple[Value, ...]:
         """Every `Value` among the arguments, in order, repeated where it is used twice."""
+        return self._operands
+
+    @cached_property
+    def _operands(self) -> tuple[Value, ...]:
         return tuple(values_in((self.args, tuple(v for _, v in self.kwargs))))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from qimeng.errors import IllegalAction
-from qimeng.graph.opgraph import Node, OpGraph
+from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.rewrites.attention import TakeApart
 from qimeng.graph.rewrites.base import Edit, NoRewrite, Rewrite, Rule, sites
 from qimeng.graph.rewrites.early import EarlyOverFeatures, EarlyOverPlaces, EarlyOverScale
@@ -50,26 +50,26 @@ def rewritten_graph(graph: OpGraph, rewrites: Iterable[Rewrite]) -> OpGraph:
         IllegalAction: one does not apply; the message says why.
     """
     for rewrite in rewrites:
-        graph = _applied(graph, rewrite)
+        if rewrite.rule not in RULES:
+            raise IllegalAction(f"no rewrite is called {rewrite.rule!r}; known: {', '.join(RULES)}")
+        if rewrite.node not in graph.nodes:
+            raise IllegalAction(f"the rewrite {rewrite.rule} is for the operator {rewrite.node}, which the graph lacks")
+        try:
+            graph = _applied(graph, rewrite)
+        except NoRewrite as error:
+            raise IllegalAction(f"the rewrite {rewrite.rule} does not apply to {rewrite.node}: {error}") from None
     return graph
 
 
 @lru_cache(1024)
 def _applied(graph: OpGraph, rewrite: Rewrite) -> OpGraph:
-    rule, node = RULES.get(rewrite.rule), graph.nodes.get(rewrite.node)
-    if rule is None:
-        raise IllegalAction(f"no rewrite is called {rewrite.rule!r}; known: {', '.join(RULES)}")
-    if node is None:
-        raise IllegalAction(f"the rewrite {rule.name} is for the operator {rewrite.node}, which the graph lacks")
-    try:
-        return _edited(graph, rule, node)
-    except NoRewrite as error:
-        raise IllegalAction(f"the rewrite {rule.name} does not apply to {node.name}: {error}") from None
+    """`graph` after one rewrite; asked again, the same object.
 
-
-def _edited(graph: OpGraph, rule: Rule, node: Node) -> OpGraph:
-    edit = Edit(graph, node.name, rule.name)
-    rule.rewrite(edit, node)
+    Raises:
+        NoRewrite: it does not apply.
+    """
+    edit = Edit(graph, rewrite.node, rewrite.rule)
+    RULES[rewrite.rule].rewrite(edit, graph.nodes[rewrite.node])
     return edit.done()
 
 
@@ -77,28 +77,30 @@ def _edited(graph: OpGraph, rule: Rule, node: Node) -> OpGraph:
 def find_rewrites(graph: OpGraph, option: str) -> tuple[tuple[Rewrite, ...], tuple[str, ...]]:
     """All rewrites of an option, one after the other until none is left; and why some that came close do not apply."""
     found: list[Rewrite] = []
-    while len(found) < MOST:
-        following, reasons = _next(graph, option)
-        if following is None:
-            return tuple(found), reasons
-        graph = _applied(graph, following)
-        found.append(following)
-    return tuple(found), ()
+    while True:
+        more, reasons = _once_over(graph, option)
+        found += more
+        if not more or len(found) >= MOST:
+            return tuple(found), tuple(reasons)
+        graph = rewritten_graph(graph, more)
 
 
-def _next(graph: OpGraph, option: str) -> tuple[Rewrite | None, tuple[str, ...]]:
+def _once_over(graph: OpGraph, option: str) -> tuple[list[Rewrite], list[str]]:
+    """The rewrites of an option in one pass over the graph, each rule in turn; and why others do not apply."""
+    found: list[Rewrite] = []
     reasons: dict[str, None] = {}
     for rule in RULES.values():
-        for node in sites(graph, rule) if rule.option == option else ():
-            rewrite = Rewrite(rule.name, node.name)
+        for name in [n.name for n in sites(graph, rule)] if rule.option == option else ():
+            if name not in graph.nodes:  # an earlier rewrite took it away
+                continue
             try:
-                _edited(graph, rule, node)
+                graph = _applied(graph, Rewrite(rule.name, name))
             except NoRewrite as error:
                 if str(error):
                     reasons[str(error)] = None
                 continue
-            return rewrite, ()
-    return None, tuple(reasons)
+            found.append(Rewrite(rule.name, name))
+    return found, list(reasons)
 
 
 __all__ = ["MOST", "RULES", "find_rewrites", "options", "rewritten_graph"]
