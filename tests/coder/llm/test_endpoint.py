@@ -236,7 +236,6 @@ def test_a_whole_run_and_its_replay(
     caching = started[0].task.evaluator
     assert isinstance(caching, CachingEvaluator)
     results = []
-    example = torch.randn(4, 128)  # its values are a trial, so that a spec with others is another
     with served(lambda asked: Says(fence(RIGHT))) as endpoint:
         pass
     for alive in (True, False):
@@ -245,7 +244,7 @@ def test_a_whole_run_and_its_replay(
             coder = coder_named("openai:m", base_url=url, allowance=Allowance(money=1.0), prices=Prices(10.0, 100.0))
             results.append(
                 plan_and_code(
-                    KernelSpec.from_function(lambda x: torch.relu(x) * 3, (example,)),
+                    caching.evaluator.spec,
                     coder=coder,
                     planner=ScriptedPlanner(["fusion", "lowering"]),
                     search="greedy",
