@@ -35,7 +35,11 @@ class LibraryCall(ABC):
 
     @abstractmethod
     def write(self, region: Region, prefix: str) -> Implementation:
-        """The implementation of a region that was checked; top-level names in its text begin with `prefix`."""
+        """The implementation of a region; top-level names in its text begin with `prefix`.
+
+        Raises:
+            NotOffered: there is no text for such a region. What depends on the device was checked before.
+        """
 
 
 def heavy(region: Region) -> list[Node]:

@@ -31,9 +31,8 @@ class ChannelsLast(LibraryCall):
 
     def check(self, region: Region, device: Device) -> None:
         """Legal for convolutions of two or three dimensions among operators that keep the layout."""
-        graph, rank = region.graph, _rank(region)
-        if rank is None:
-            raise NotOffered(f"{region.label()} has no convolution of 2 or 3 dimensions")
+        graph = region.graph
+        _rank(region)
         odd = [n for n in region.ops if category(n) not in ("convolution", "pointwise") and n.packet not in KEEPS]
         if odd:
             raise NotOffered(f"{odd[0].packet.removeprefix('aten.')} may not keep the layout")
@@ -44,7 +43,6 @@ class ChannelsLast(LibraryCall):
     def write(self, region: Region, prefix: str) -> Implementation:
         """The PyTorch function between changes of layout; that of weights is prepared."""
         graph, rank = region.graph, _rank(region)
-        assert rank is not None
         layout, names = FORMATS[rank], inputs_of(region)
         weights = _weights(region)
         numbers = [i for i, v in enumerate(region.inputs) if v in weights and is_state(graph, v)]
@@ -70,10 +68,16 @@ class ChannelsLast(LibraryCall):
         return Implementation(LANGUAGE, "\n".join(lines) + "\n", prefix, f"{prefix}_prepare", tuple(numbers))
 
 
-def _rank(region: Region) -> int | None:
-    """Dimensions of what the region convolves; None where it does not, or not in one way."""
+def _rank(region: Region) -> int:
+    """Dimensions of what the region convolves, batch and channels among them: 4 or 5.
+
+    Raises:
+        NotOffered: it convolves nothing of these, or both.
+    """
     ranks = {len(region.graph.meta(Value(n.name)).shape) for n in region.ops if category(n) == "convolution"}
-    return next(iter(ranks)) if len(ranks) == 1 and ranks <= set(FORMATS) else None
+    if len(ranks) != 1 or not ranks <= set(FORMATS):
+        raise NotOffered(f"{region.label()} has no convolution of 2 or 3 dimensions")
+    return ranks.pop()
 
 
 def _weights(region: Region) -> set[Value]:

@@ -62,8 +62,9 @@ def _parts(region: Region) -> tuple[Node, bool]:
     rank = len(region.graph.meta(Value(first.name)).shape)
     if rank not in (4, 5):
         raise NotOffered(f"cuDNN convolves 2 or 3 dimensions here, not {rank - 2}")
-    if rest and (rest[0].packet != "aten.relu" or region.outputs != (Value(rest[0].name),)):
-        raise NotOffered(f"cuDNN has relu behind a convolution, not {rest[0].target}")
+    follows = not rest or rest[0].packet == "aten.relu" and rest[0].args == (Value(first.name),)
+    if not follows or region.outputs != (Value(region.nodes[-1]),):
+        raise NotOffered(f"cuDNN has relu behind a convolution, not {region.label()}")
     return first, bool(rest)
 
 

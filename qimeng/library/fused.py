@@ -53,7 +53,7 @@ def _parts(region: Region) -> tuple[Node, Node]:
     product, activation = nodes
     if product.packet not in ("aten.linear", "aten.addmm") or activation.args[0] != Value(product.name):
         raise NotOffered(f"{region.label()} is no linear layer with its activation")
-    if len(product.args) != 3 or product.kwargs:
+    if len(product.args) != 3 or None in product.args or product.kwargs:
         raise NotOffered("the library adds a bias without factors, and there is none")
     bias = graph.meta(product.args[2] if product.packet == "aten.linear" else product.args[0])
     if len(bias.shape) != 1:

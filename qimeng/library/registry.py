@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from qimeng.graph.groups import groups_of
 from qimeng.graph.region import Region
-from qimeng.library.base import LANGUAGE, LibraryCall
+from qimeng.library.base import LANGUAGE, LibraryCall, NotOffered
 from qimeng.library.channels_last import ChannelsLast
 from qimeng.library.cudnn import Cudnn
 from qimeng.library.fused import FusedLinear
@@ -29,16 +29,23 @@ CALLS: dict[str, LibraryCall] = {
 
 
 def written(region: Region, name: str) -> Implementation:
-    """The implementation of `region` that the way called `name` prints; always the same."""
+    """The implementation of `region` that the way called `name` prints; always the same.
+
+    Raises:
+        NotOffered: it computes no such region.
+    """
     return CALLS[name].write(region, f"{name.replace('-', '_')}_{region.signature}")
 
 
 def is_library(region: Region, implementation: Implementation) -> bool:
-    """Whether one of these ways prints exactly this implementation for `region`."""
+    """Whether one of these ways prints exactly this implementation for `region`; the claim may be anybody's."""
     if implementation.language != LANGUAGE:
         return False
     name = implementation.entry.removesuffix(f"_{region.signature}").replace("_", "-")
-    return name in CALLS and implementation == written(region, name)
+    try:
+        return name in CALLS and implementation == written(region, name)
+    except NotOffered:
+        return False
 
 
 def largest_group(program: Program) -> tuple[Region, ...]:

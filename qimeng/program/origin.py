@@ -29,6 +29,11 @@ def is_printed(region: Region, implementation: Implementation) -> bool:
     return _key(region, implementation) in _noted
 
 
+def is_plain(implementation: Implementation) -> bool:
+    """Whether its texts are Python's own strings: a subclass may show another text each time that it is asked."""
+    return type(implementation) is Implementation and all(type(getattr(implementation, n)) is str for n in TEXTS)
+
+
 def note_reference(text: str) -> str:
     """Record `text`, a program that is the user's own reference. Only code that makes such programs may call this."""
     _noted.add(_digest("reference", text))
@@ -41,10 +46,8 @@ def is_reference(text: str) -> bool:
 
 
 def _key(region: Region, implementation: Implementation) -> str | None:
-    """None where it is no plain implementation: a subclass may show another text each time that it is asked."""
-    if type(implementation) is not Implementation:
-        return None
-    if any(type(getattr(implementation, name)) is not str for name in TEXTS):
+    """None where it is no plain implementation."""
+    if not is_plain(implementation):
         return None
     try:
         return _digest("printed", region.signature, implementation)
@@ -56,4 +59,4 @@ def _digest(*parts: object) -> str:
     return digest_of(*parts, size=32)  # nobody finds another text with the same one
 
 
-__all__ = ["is_printed", "is_reference", "note_printed", "note_reference"]
+__all__ = ["is_plain", "is_printed", "is_reference", "note_printed", "note_reference"]

@@ -18,7 +18,7 @@ from qimeng.errors import IllegalAction
 from qimeng.graph.capture import capture
 from qimeng.interfaces import Action, Patch, Request
 from qimeng.library import CALLS, LANGUAGE, compiles, is_library, largest_group, written
-from qimeng.program.program import Program
+from qimeng.program.program import Implementation, Program, torch_implementation
 from qimeng.recipe import program_from_json, program_to_json
 from qimeng.testing import FakeEvaluator, sample_graph
 
@@ -199,6 +199,29 @@ def test_the_framework_knows_its_own_texts_again() -> None:
         assert not is_library(region, other) and not known(region, other)
     again = program_from_json(program_to_json(program), program.graph)
     assert printed(again) and again.digest == program.digest
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_made_up_claim_is_an_untrusted_text(name: str) -> None:
+    program = Program.start(sample_graph())
+    for region in program.regions:
+        claimed = Implementation(
+            "library", "def f(*x):\n    return x\n", f"{name.replace('-', '_')}_{region.signature}"
+        )
+        assert not is_library(region, claimed) and not known(region, claimed)
+
+
+def test_a_text_that_calls_itself_equal_is_untrusted() -> None:
+    class Equal(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    program = by(Program.start(sample_graph()), Action("library", (), "inductor"))
+    (region,) = program.regions
+    for mine in (program.implementation(region), torch_implementation(region)):
+        assert known(region, mine) and not known(region, replace(mine, source=Equal("def f(): pass")))
 
 
 def test_the_largest_group_leaves_kernels_out() -> None:

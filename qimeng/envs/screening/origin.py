@@ -12,7 +12,7 @@ from contextlib import suppress
 from qimeng.graph.region import Region
 from qimeng.interfaces import Patch
 from qimeng.library import is_library
-from qimeng.program.origin import is_printed, is_reference
+from qimeng.program.origin import is_plain, is_printed, is_reference
 from qimeng.program.program import Implementation, Program, torch_implementation
 
 
@@ -44,7 +44,7 @@ def is_sweep(program: Program, patch: Patch) -> bool:
 
 def known(region: Region, implementation: Implementation) -> bool:
     """Whether PyTorch's text or a template's computes `region`; one that was read from somewhere is printed again."""
-    if type(implementation) is not Implementation:
+    if not is_plain(implementation):
         return False
     if is_printed(region, implementation) or implementation == torch_implementation(region):
         return True
