@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qimeng.graph.memory import memory_of
 from qimeng.graph.opgraph import OpGraph, Value
-from qimeng.graph.ops import VIEWS, category
+from qimeng.graph.ops import category
 
 CUDA_GRAPH = "cuda-graph"
 
@@ -101,7 +102,7 @@ def obstacle(graph: OpGraph) -> str:
             return f"{node.packet.removeprefix('aten.')} draws random numbers, which a replay would repeat"
         if node.packet in WAITS or node.literal is not None:
             return f"{node.packet.removeprefix('aten.')} may wait for the GPU in the middle of a call"
-    roots = [_root(graph, v) for v in graph.outputs if isinstance(v, Value)]
+    roots = [memory_of(graph.nodes, v) for v in graph.outputs if isinstance(v, Value)]
     held = [r for r in roots if graph.nodes[r.node].kind != "op"]
     if held:
         return f"a result is the memory of {held[0].node} itself, and a replay returns copies"
@@ -133,14 +134,6 @@ def launch_call(state: Sequence[str], inputs: Sequence[str], outputs: Sequence[s
         'launch, prepared = vars(self)["_qimeng_launch"], vars(self)["_qimeng_prepared"]',
         f"{''.join(f'{o}, ' for o in outputs)}= launch(self._qimeng_run, device, state, prepared, given)",
     ]
-
-
-def _root(graph: OpGraph, value: Value) -> Value:
-    node = graph.nodes[value.node]
-    while node.kind == "op" and node.packet in VIEWS:
-        value = node.operands()[0]
-        node = graph.nodes[value.node]
-    return value
 
 
 __all__ = ["CUDA_GRAPH", "RUNTIME", "copied_bytes", "launch_call", "obstacle"]

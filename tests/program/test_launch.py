@@ -164,6 +164,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "random": (lambda m, x: torch.dropout(x, 0.5, True) * 2, (torch.empty(X),), "random numbers"),
     "mask": (lambda m, x: (x * 2)[torch.arange(3)], (torch.empty(X),), "wait for the GPU"),
     "an input": (lambda m, x: (x * 2, x.t()), (torch.empty(X),), "the memory of"),
+    "bits of an input": (lambda m, x: x.view(torch.int32), (torch.empty(X),), "the memory of"),
     "two views": (lambda m, x: (lambda y: (y, y.t()))(x * 2), (torch.empty(X),), "views of the same memory"),
     "a number": (lambda m, x, a: x * a, (torch.empty(X), 2.0), "Python number"),
     "large": (

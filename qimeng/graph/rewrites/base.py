@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from qimeng.graph.memory import memory_of
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, map_values, row_major
 from qimeng.graph.state import is_state
 from qimeng.spec.fake import fake_tensors
@@ -133,10 +134,10 @@ class Edit:
         """
         was, now = self.meta(old), self.meta(new)
         if was.shape == now.shape and was.dtype == now.dtype and was.is_contiguous and was.stride != now.stride:
-            dense = all(n == 1 or a == b for n, a, b in zip(was.shape, was.stride, now.stride, strict=True))
-            target = "aten.view.default" if dense else "aten.clone.default"
-            more = {} if dense else {"memory_format": torch.contiguous_format}
-            new = self.op(target, new, was.shape) if dense else self.op(target, new, **more)
+            if all(n == 1 or a == b for n, a, b in zip(was.shape, was.stride, now.stride, strict=True)):
+                new = self.op("aten.view.default", new, was.shape)
+            else:
+                new = self.op("aten.clone.default", new, memory_format=torch.contiguous_format)
             now = self.meta(new)
         if was != now:
             raise NoRewrite(f"{old.node} has {was}, the rewritten one {now}")
@@ -157,7 +158,8 @@ class Edit:
         """The graph after it; operators that nothing needs any more are gone.
 
         Raises:
-            NoRewrite: an operator does not take the strides that it would get, or a result would have others.
+            NoRewrite: an operator does not take the strides that it would get, or a result would have others, or would
+                share memory where it does not now.
         """
         added = {n.name for n in self._added}
 
@@ -178,11 +180,27 @@ class Edit:
             was, now = self.graph.meta(value), nodes[current(value).node].metas[current(value).port]
             if was != now:
                 raise NoRewrite(f"the result {value.node} has {was}, the rewritten one {now}")
+        self._check_memory([(v, memory_of(nodes, current(v))) for v in self.graph.results()], nodes)
         outputs = tuple(current(o) if isinstance(o, Value) else o for o in self.graph.outputs)
         mutations = tuple((key, current(v)) for key, v in self.graph.mutations)
         return _without_dead(replace(self.graph, nodes=nodes, outputs=outputs, mutations=mutations, settles=True))
 
     # -- parts
+
+    def _check_memory(self, results: Sequence[tuple[Value, Value]], nodes: dict[str, Node]) -> None:
+        """Check that no result becomes a view of a source or of another result, given each with its memory afterwards.
+
+        Raises:
+            NoRewrite: one does.
+        """
+        held: dict[Value, Value] = {}
+        for value, after in results:
+            before = memory_of(self.graph.nodes, value)
+            first = held.setdefault(after, before)
+            if first != before or nodes[after.node].kind != "op" and after != before:
+                raise NoRewrite(
+                    f"the result {value.node} has memory of its own, the rewritten one that of {after.node}"
+                )
 
     def _with_metas(self, node: Node, nodes: dict[str, Node]) -> Node:
         """`node` with the shapes and strides that it has where its operands are those of `nodes`."""
@@ -217,7 +235,7 @@ class Edit:
         with fake_tensors(), torch.no_grad():
             try:
                 made = function(*map_values(tuple(args), fake), **{k: map_values(v, fake) for k, v in kwargs.items()})
-            except (RuntimeError, TypeError, IndexError) as error:
+            except (RuntimeError, TypeError, ValueError, IndexError) as error:
                 raise NoRewrite(f"{target} does not fit: {str(error).splitlines()[0][:200]}") from error
         found = made if isinstance(made, (tuple, list)) else (made,)
         return tuple(_meta(t) if isinstance(t, torch.Tensor) else None for t in found)

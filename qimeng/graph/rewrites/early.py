@@ -40,13 +40,18 @@ class Reduction:
     mean: bool
 
     @property
+    def target(self) -> str:
+        """The operator over given dimensions, also where this one reduces all without naming them."""
+        return "aten.mean.dim" if self.mean else "aten.sum.dim_IntList"
+
+    @property
     def count(self) -> int:
         """Elements that make one."""
         return math.prod(self.shape[d] for d in self.dims)
 
     def of(self, edit: Edit, x: Value, dims: Sequence[int]) -> Value:
         """The same kind of reduction of another tensor; the dimensions stay, with one element."""
-        return edit.op(self.node.target, x, tuple(dims), True) if dims else x
+        return edit.op(self.target, x, tuple(dims), True) if dims else x
 
     def finish(self, edit: Edit, found: Value) -> None:
         """Put `found`, whose reduced dimensions have one element or are gone, in the place of the reduction."""
@@ -188,11 +193,11 @@ class EarlyOverFeatures(Rule):
             if not meta.is_contiguous:
                 raise NoRewrite(f"{x.node} has strides {meta.stride}")
             x = edit.op("aten.view.default", x, (math.prod(meta.shape[:-1]), meta.shape[-1]))
-        w = edit.op(found.node.target, wide(edit, map_.weight), (map_.out,))
+        w = edit.op(found.target, wide(edit, map_.weight), (map_.out,))
         w, zero = narrow(edit, w, dtype), narrow(edit, edit.op("aten.mul.Tensor", w, 0.0), dtype)
         y = edit.op("aten.add.Tensor", edit.op("aten.mv.default", x, w), edit.op("aten.mv.default", x, zero))
         if map_.bias is not None:
-            b = narrow(edit, edit.op(found.node.target, wide(edit, map_.bias), (0,)), dtype)
+            b = narrow(edit, edit.op(found.target, wide(edit, map_.bias), (0,)), dtype)
             y = edit.op("aten.add.Tensor", y, b)
         return edit.op("aten.view.default", y, (*found.shape[:-1], 1))
 

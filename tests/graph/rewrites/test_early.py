@@ -34,6 +34,7 @@ CASES: dict[str, tuple[Any, Any, tuple[int, ...], list[str]]] = {
     "mean, kept": (linear, lambda m, y: y.mean(-1, keepdim=True) * 2, (5, 6), ["sum_features"]),
     "three dimensions": (linear, lambda m, y: y.sum(2), (2, 5, 6), ["sum_features"]),
     "all": (linear, lambda m, y: y.mean((0, 1)), (5, 6), ["sum_features"]),
+    "all, without naming them": (linear, lambda m, y: (y * 2).mean(), (5, 6), ["sum_scale", "sum_features"]),
     "scaled": (linear, lambda m, y: (y / 2 * 3).sum(1, keepdim=True), (5, 6), ["sum_scale"] * 2 + ["sum_features"]),
     "shifted": (linear, lambda m, y: (-(y - m.shift) + 3).sum(1), (5, 6), ["sum_scale"] * 3 + ["sum_features"]),
     "shifted mean": (linear, lambda m, y: (y + m.shift + 3).mean(1), (5, 6), ["sum_scale"] * 2 + ["sum_features"]),

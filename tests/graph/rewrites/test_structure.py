@@ -75,3 +75,22 @@ def test_random_numbers_and_results_stay() -> None:
     assert found.rules == []
     found = rewritten(lambda m, x: (torch.relu(x), torch.relu(x)), (5, 6))
     assert found.rules == [] and "memory of its own" in "; ".join(found.reasons)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: (torch.relu(x), torch.relu(x).view(-1)),
+        lambda m, x: (torch.relu(x).view(-1), torch.relu(x).view(5, 1, 1)),
+        lambda m, x: x.sum(1, keepdim=True).view(-1),
+        lambda m, x: (torch.relu(x), torch.relu(x).amax(1, keepdim=True).view(-1)),
+    ],
+)
+def test_views_of_results_keep_memory_of_their_own(function: Callable[..., Any]) -> None:
+    found = rewritten(function, (5, 1))
+    assert "memory of its own" in "; ".join(found.reasons)
+    x = torch.randn(5, 1)
+    with torch.no_grad():
+        got = found.program.load().Model()(x)
+    held = [t.untyped_storage().data_ptr() for t in (x, *(got if isinstance(got, tuple) else (got,)))]
+    assert len(set(held)) == len(held)

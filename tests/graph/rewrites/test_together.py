@@ -53,6 +53,7 @@ def test_a_gate_is_one_product_and_its_readers_see_the_strides() -> None:
 
 REFUSED = {
     "a result": (lambda: Gated(lambda a, b: (a, b * 2)), "has Meta"),
+    "a view that needs other strides": (lambda: Gated(lambda a, b: a.view(-1) * b.view(-1)), "does not fit"),
     "one bias": (lambda: Gated(lambda a, b: a * b, (True, False)), "some of the 2 layers on x have a bias"),
     "one layer": (lambda: nn.Linear(16, 8), ""),
     "in a row": (lambda: nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 8)), ""),
@@ -64,3 +65,8 @@ def test_what_stays_apart_says_why(name: str) -> None:
     make, reason = REFUSED[name]
     found = Rewritten(make, lambda: (torch.empty(5, 16),), "together")
     assert found.rules == [] and reason in "; ".join(found.reasons)
+
+
+def test_results_of_one_row_keep_memory_of_their_own() -> None:
+    found = Rewritten(lambda: Gated(lambda a, b: (a, b)), lambda: (torch.empty(16),), "together")
+    assert found.rules == [] and "memory of its own" in "; ".join(found.reasons)
