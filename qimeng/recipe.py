@@ -15,6 +15,7 @@ from typing import Any
 from qimeng.errors import IllegalAction, ReplayError
 from qimeng.family import schedule_from_data
 from qimeng.graph.opgraph import OpGraph, Value
+from qimeng.graph.partition_check import partition_fault
 from qimeng.graph.region import Region
 from qimeng.graph.rewrites import Rewrite, rewritten_graph
 from qimeng.interfaces.steps import Action, Patch
@@ -76,10 +77,11 @@ class PatchRecord:
         """The patch on `graph`.
 
         Raises:
-            ReplayError: it names nodes that the graph lacks, or a rewrite that does not apply to it.
+            ReplayError: it names nodes that the graph lacks, regions that are no partition of it, or a rewrite that
+                does not apply to it.
         """
         graph = _rewritten(graph, self.rewrites)
-        regions = None if self.regions is None else tuple(r.region(graph) for r in self.regions)
+        regions = None if self.regions is None else _partition(self.regions, graph)
         return Patch(regions, self.target, self.alternatives, self.note, self.rewrites, self.launch)
 
     def to_json(self) -> str:
@@ -176,7 +178,7 @@ class Recipe:
             raise ReplayError(f"step {number} ({step.action}): the stored patch has hash {found}, not {step.digest}")
         try:
             return patch.apply(program)
-        except KeyError as error:
+        except (KeyError, IllegalAction) as error:
             raise ReplayError(f"step {number} ({step.action}): {error.args[0]}") from None
 
     def to_json(self) -> str:
@@ -256,11 +258,13 @@ def program_from_json(text: str, graph: OpGraph) -> Program:
     data = json.loads(text)
     rewrites = tuple(Rewrite(**r) for r in data.get("rewrites", ()))
     made = _rewritten(graph, rewrites)
-    regions = _regions(data["regions"], made)
+    records = [RegionRecord(tuple(r["nodes"]), tuple((n, p) for n, p in r["outputs"])) for r in data["regions"]]
     held = {s: implementation_from_data(i) for s, i in data["implementations"].items()}
-    return Program(
-        made, regions, held, captured=graph if rewrites else None, rewrites=rewrites, launch=data.get("launch", "")
-    )
+    program = Program(made, _partition(records, made), held, captured=graph if rewrites else None, rewrites=rewrites)
+    try:
+        return program.with_launch(data.get("launch", ""))
+    except IllegalAction as error:
+        raise ReplayError(str(error)) from None
 
 
 def _rewritten(graph: OpGraph, rewrites: tuple[Rewrite, ...]) -> OpGraph:
@@ -270,8 +274,11 @@ def _rewritten(graph: OpGraph, rewrites: tuple[Rewrite, ...]) -> OpGraph:
         raise ReplayError(str(error)) from None
 
 
-def _regions(items: Iterable[dict[str, Any]], graph: OpGraph) -> tuple[Region, ...]:
-    return tuple(RegionRecord(tuple(r["nodes"]), tuple((n, p) for n, p in r["outputs"])).region(graph) for r in items)
+def _partition(records: Iterable[RegionRecord], graph: OpGraph) -> tuple[Region, ...]:
+    regions = tuple(r.region(graph) for r in records)
+    if text := partition_fault(graph, regions):
+        raise ReplayError(f"the stored partition {text}")
+    return regions
 
 
 __all__ = [

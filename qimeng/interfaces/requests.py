@@ -6,6 +6,7 @@ Deals in plain data that travels as one line of JSON. Knows nothing about who an
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -129,7 +130,8 @@ class EvaluationRequest:
                 that could not be captured have none, and any graph will do.
 
         Raises:
-            RequestError: it is no request, another version wrote it, or its program does not fit the graph.
+            RequestError: it is no request, another version wrote it, its program does not fit the graph, or its patch
+                does not fit the program.
         """
         from qimeng.graph.opgraph import OpGraph
         from qimeng.program.program import Program
@@ -147,21 +149,33 @@ class EvaluationRequest:
             if program.digest != data["program"]:
                 raise RequestError(f"the request is for program {data['program']}, here it comes out {program.digest}")
             told = data["options"]
-            options = FinalOptions(tuple(told["compile_modes"]), told["compile_seconds"], tuple(told["sanitize"]))
-            return cls(
+            modes, tools = (_texts(told[name]) for name in ("compile_modes", "sanitize"))
+            request = cls(
                 program,
                 None if data["patch"] is None else PatchRecord.from_data(data["patch"]).patch(program.graph),
                 Asked(data["asked"]),
-                data["spec"],
-                data["device"],
-                data["mode"],
-                options,
-                data["seconds"],
+                *_texts([data["spec"], data["device"], data["mode"]]),
+                FinalOptions(modes, _seconds(told["compile_seconds"]), tools),
+                None if data["seconds"] is None else _seconds(data["seconds"]),
             )
+            _ = request.digest  # raises where the patch does not fit the program
+            return request
         except RequestError:
             raise
         except Exception as error:  # whatever a text from outside holds
             raise RequestError(f"not a request of this version: {type(error).__name__}: {error}") from error
+
+
+def _texts(found: Any) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise TypeError(f"{found!r} is no list of texts")
+    return tuple(found)
+
+
+def _seconds(found: Any) -> float:
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < math.inf:
+        raise TypeError(f"{found!r} is no number of seconds")
+    return found
 
 
 __all__ = ["FORMAT", "Asked", "EvaluationRequest", "FinalOptions"]

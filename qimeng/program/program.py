@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import ModuleType
 
+from qimeng.errors import IllegalAction
 from qimeng.graph.fusion import Fusions
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import VIEWS
@@ -20,6 +21,7 @@ from qimeng.graph.state import settled_nodes
 from qimeng.program.emit import emit_program
 from qimeng.program.identity import fallback_digest, program_digest
 from qimeng.program.implementation import Implementation, torch_implementation
+from qimeng.program.launch import CUDA_GRAPH, obstacle
 from qimeng.program.load import load_source
 from qimeng.program.schedule import Schedule
 from qimeng.program.settled import is_settled
@@ -145,7 +147,15 @@ class Program:
         )
 
     def with_launch(self, launch: str) -> Program:
-        """The same program, launched otherwise."""
+        """The same program, launched otherwise.
+
+        Raises:
+            IllegalAction: there is no such launch, or the program cannot be recorded; the message says why.
+        """
+        if launch not in ("", CUDA_GRAPH):
+            raise IllegalAction(f"no launch is called {launch!r}; known: {CUDA_GRAPH!r} and '' for one by one")
+        if launch and (reason := obstacle(self.graph)):
+            raise IllegalAction(f"the program cannot be recorded: {reason}")
         return replace(self, launch=launch)
 
     def with_implementation(self, region_id: str, implementation: Implementation) -> Program:

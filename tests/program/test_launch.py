@@ -183,6 +183,9 @@ def test_refusals_say_why(name: str) -> None:
     )
     with pytest.raises(IllegalAction, match=reason):
         check_action(program, RECORD, CONTEXT)
+    if name != "large":  # slow, but right
+        with pytest.raises(IllegalAction, match=reason):  # so that no stored patch gets past it
+            PatchRecord(launch="cuda-graph").patch(program.graph).apply(program)
 
 
 def test_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,18 @@ def test_equal_questions_have_equal_digests() -> None:
         (lambda text: "[]", "not a request of this version"),
         (lambda text: text.replace('"format": 1', '"format": 7'), "has format 7, this version reads 1"),
         (lambda text: text.replace('"nodes": ["', '"nodes": ["no_'), "the graph has no node 'no_"),
+        (lambda text: text.replace('"outputs": [["linear", 0]]', '"outputs": [["linear", 7]]'), "not compute result 7"),
+        (
+            lambda text: text.replace('"outputs": [["linear", 0]]', '"outputs": []'),
+            "computes linear in no region before",
+        ),
+        (lambda text: text.replace('"seconds": null', '"seconds": "5"'), "'5' is no number of seconds"),
+        (lambda text: text.replace('"seconds": null', '"seconds": NaN'), "nan is no number of seconds"),
+        (lambda text: text.replace('"sanitize": []', '"sanitize": "memcheck"'), "'memcheck' is no list of texts"),
+        (lambda text: text.replace('"device": ""', '"device": 3'), "is no list of texts"),
+        (lambda text: re.sub('"target": "[^"]*"', '"target": "r0"', text), "no region r0"),
+        (lambda text: text.replace('"patch": {', '"patch": {"launch": "x", '), "no launch is called 'x'"),
+        (lambda text: text.replace('"body": {', '"body": {"launch": "x", '), "no launch is called 'x'"),
     ],
 )
 def test_what_is_no_request_is_refused_in_words(change, words) -> None:
