@@ -150,11 +150,14 @@ class EvaluationRequest:
                 raise RequestError(f"the request is for program {data['program']}, here it comes out {program.digest}")
             told = data["options"]
             modes, tools = (_texts(told[name]) for name in ("compile_modes", "sanitize"))
+            spec, device, mode = _texts([data["spec"], data["device"], data["mode"]])
             request = cls(
                 program,
                 None if data["patch"] is None else PatchRecord.from_data(data["patch"]).patch(program.graph),
                 Asked(data["asked"]),
-                *_texts([data["spec"], data["device"], data["mode"]]),
+                spec,
+                device,
+                mode,
                 FinalOptions(modes, _seconds(told["compile_seconds"]), tools),
                 None if data["seconds"] is None else _seconds(data["seconds"]),
             )
