@@ -25,7 +25,7 @@ from qimeng.graph.decompose import decomposed
 from qimeng.graph.leaves import Call, hide, innermost
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.structure import Structure, UnknownStructure, structure_of
-from qimeng.spec.fake import fake_tensors
+from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.returned import opened
 
 
@@ -39,15 +39,16 @@ def capture(
 ) -> OpGraph:
     """The graph of `make_module()(*make_inputs())`.
 
-    Both run under fake tensors, so nothing is allocated unless `values` is set. Python floats among the inputs become
-    0-dimensional tensors, so the graph holds for any number. If that does not export, or if a number's dtype would
-    decide the result's dtype, the numbers are specialised and guarded.
+    Both run under fake tensors, so nothing large is allocated unless `values` is set. Python floats among the inputs
+    become 0-dimensional tensors, so the graph holds for any number. If that does not export, or if a number's dtype
+    would decide the result's dtype, the numbers are specialised and guarded.
 
     Args:
         make_module: makes the module.
         make_inputs: makes its positional inputs.
         specialise: specialise all numbers.
-        values: make module and inputs in memory; needed for tensors outside the state_dict.
+        values: make module and inputs in memory; needed for tensors outside the state_dict whose values the module's
+            code alone does not decide (`qimeng.spec.fake.made_fake`).
         hidden: submodules that stay as they are, with their calls (`qimeng.graph.leaves`).
         checks: places in the module's code where it raises errors for some values (`qimeng.graph.checks`).
 
@@ -59,7 +60,8 @@ def capture(
     mode = contextlib.nullcontext() if values else fake_tensors()
     with mode, torch.no_grad():
         try:
-            module, inputs = make_module(), tuple(make_inputs())
+            module = make_module() if values else made_fake(make_module)
+            inputs = tuple(make_inputs())
         except Exception as error:  # user code under fake tensors raises errors of any class
             raise CaptureError(f"cannot be made without allocating memory: {type(error).__name__}: {error}") from error
         module.requires_grad_(False)

@@ -13,7 +13,7 @@ from torch.utils import _pytree
 
 from qimeng.spec import KernelSpec, perturb_parameters
 from qimeng.spec.dispatch import DispatchMode
-from qimeng.spec.fake import fake_tensors
+from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.returned import opened
 from qimeng.spec.seeding import seed_generators
 
@@ -55,7 +55,7 @@ class _Recorder(DispatchMode):
 def _operators(spec: KernelSpec) -> list[str]:
     """What runs, in order, with every argument that is no tensor."""
     with fake_tensors(), torch.no_grad():
-        module, inputs = spec.module(), spec.inputs(0)
+        module, inputs = made_fake(spec.module), spec.inputs(0)
         with _Recorder() as recorder:
             module(*inputs)
     return list(recorder.calls)

@@ -13,7 +13,7 @@ from torch.utils import _pytree
 
 from qimeng.errors import SpecError
 from qimeng.spec.distributions import EXAMPLES
-from qimeng.spec.fake import fake_tensors
+from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.origin import refuse_float8
 from qimeng.spec.patience import TooLong, patience
 from qimeng.spec.reduce import NEEDS_VALUES
@@ -66,7 +66,8 @@ def _refuse_surroundings(spec: KernelSpec) -> None:
 def _check_run(spec: KernelSpec, values: bool) -> None:
     """Run `spec` once as it is, with values or as shapes only."""
     with contextlib.nullcontext() if values else fake_tensors(), torch.no_grad():
-        module, inputs = spec.module(), spec.inputs(0, "cpu", EXAMPLES)
+        module = spec.module() if values else made_fake(spec.module)
+        inputs = spec.inputs(0, "cpu", EXAMPLES)
         leaves = _pytree.tree_leaves(inputs)
         for i, x in enumerate(leaves):
             refuse_float8(x, f"{spec.name}: input {i}")

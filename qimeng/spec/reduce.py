@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree
 
 from qimeng.spec.dispatch import DispatchMode
-from qimeng.spec.fake import fake_tensors
+from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.leaf import Leaf, unexpanded
 from qimeng.spec.origin import ExampleOrigin, Origin, SourceOrigin, in_mode
 from qimeng.spec.patience import BRIEF_S, LIMIT_S, TooLong, patience
@@ -286,7 +286,8 @@ def _size(origin: Origin, training: bool, fake: bool, own: bool = False) -> _Siz
     size = _Size()
     try:
         with mode, torch.no_grad():
-            module = in_mode(origin.module(0, "cpu"), training)
+            made = made_fake(lambda: origin.module(0, "cpu")) if fake else origin.module(0, "cpu")
+            module = in_mode(made, training)
             inputs = origin.examples(0, "cpu")
             size.add(inputs)
             size.add([*module.parameters(), *module.buffers()], held=True)
