@@ -82,3 +82,17 @@ class Transposed(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         y = functional.gelu(self.a(x.exp()))
         return y, self.b(x) * 2, self.c(x), self.d(x), self.e(x), y.mean((2, 3)), y[:, :, 1:].relu()
+
+
+@problem("padded convolutions of one place", normal((3, 8, 1, 1), (3, 8, 1, 5)))
+class OnePlace(nn.Module):
+    """Windows reach past a dimension of one element, and windows of one element meet strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(8, 16, 3, padding=1)
+        self.b = nn.ConvTranspose2d(8, 16, 3, stride=2, padding=1, output_padding=1)
+        self.c = nn.ConvTranspose2d(8, 16, 1, stride=2, output_padding=1)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return self.a(x), self.a(y).relu(), self.b(x), self.b(y * 2), self.c(x), self.c(y)

@@ -20,7 +20,7 @@ from qimeng.coder.template.rules.builder import Builder
 from qimeng.coder.template.rules.reindex import at, index, integer, within
 from qimeng.coder.template.rules.shapes import size_of
 from qimeng.coder.template.rules.staged import staging_of
-from qimeng.coder.template.rules.windows import Windows
+from qimeng.coder.template.rules.windows import Windows, is_load
 
 Placing = tuple[list[int], list[int], list[int]]
 """Strides, paddings and dilations."""
@@ -69,19 +69,20 @@ def transposed_product(
     """
     whole, x, w = x, b.own(x), b.own(w)
     depth, columns = size_of(b, x, 1) // groups, size_of(b, w, 1)
+    lengths, sizes = ([size_of(b, e, 2 + i) for i in range(len(counts))] for e in (x, w))
     found = [
-        _phased(b, size_of(b, x, 2 + i), size_of(b, w, 2 + i), count, *(p[i] for p in placing))
-        for i, count in enumerate(counts)
+        _phased(b, *each, *(p[i] for p in placing)) for i, each in enumerate(zip(lengths, sizes, counts, strict=True))
     ]
     for i, p in enumerate(found):
         d = 2 + 3 * i
         x = at(b, x, d, [p.steps, p.phases, p.taps], p.place, p.inside)
         w = at(b, w, 2 + 2 * i, [p.phases, p.taps], p.tap, p.has_tap)
-    for p in found if not _is_load(x) else ():
-        x = b.pw("where", p.inside, x, 0.0, dtype=x.dtype)
-    for p in found if not _is_load(w) else ():
-        if p.has_tap is not None:
-            w = b.pw("where", p.has_tap, w, 0.0, dtype=w.dtype)
+    if not is_load(x) or 1 in lengths:  # a dimension of one element is read without a guard
+        for p in found:
+            x = b.pw("where", p.inside, x, 0.0, dtype=x.dtype)
+    if not is_load(w) or 1 in sizes:
+        for p in found:
+            w = w if p.has_tap is None else b.pw("where", p.has_tap, w, 0.0, dtype=w.dtype)
     group, channels, several = b.axes.new(groups), b.axes.new(depth), b.axes.new(columns)
     for given, here in ((x.dims[1], group + channels), (w.dims[0], group + channels), (w.dims[1], several)):
         if given:
@@ -169,12 +170,6 @@ def outputs_first(b: Builder, w: Expr, groups: int) -> Expr:
     if w.dims[0]:
         b.axes.unify(w.dims[0], group + channels)
     return b.redim(w, [group + w.dims[1], channels, *w.dims[2:]])
-
-
-def _is_load(x: Expr) -> bool:
-    while x.op == "identity":
-        x = x.args[0]
-    return x.op == "load"
 
 
 __all__ = ["Between", "Placing", "outputs_first", "transposed_product"]

@@ -21,6 +21,13 @@ from qimeng.coder.template.rules.reindex import at, index, integer, within
 from qimeng.coder.template.rules.shapes import size_of
 
 
+def is_load(x: Expr) -> bool:
+    """Whether `x` is a tensor as it is."""
+    while x.op == "identity":
+        x = x.args[0]
+    return x.op == "load"
+
+
 def several(value: Any, count: int, default: Sequence[int]) -> list[int]:
     """An argument given once for all dimensions, or for each; `default` where it is empty."""
     if isinstance(value, int):
@@ -66,6 +73,7 @@ class Windows:
         straight: bool = False,
     ):
         self.guards: list[Expr] = []
+        self._unguarded = False  # whether a guard is in no read: a dimension of one element has no positions
         self.places: list[Place] = []
         self.outer: list[Dim] = []
         lead = len(x.dims) - len(sizes)
@@ -84,6 +92,7 @@ class Windows:
             reach = (counts[number] - 1) * steps[number] + (size - 1) * spread[number] - pads[number]
             guard = within(b, place, 0, length) if pads[number] or reach >= length else None
             self.guards += [] if guard is None else [guard]
+            self._unguarded |= guard is not None and length == 1
             self.places.append((place, -pads[number], reach))
             x = at(b, x, d, [window, inner], place, guard)
             self.outer.append(window)
@@ -93,10 +102,7 @@ class Windows:
     @property
     def is_load(self) -> bool:
         """True where the value is a tensor as it is, whose guarded reads give 0 outside."""
-        x = self.value
-        while x.op == "identity":
-            x = x.args[0]
-        return x.op == "load"
+        return is_load(self.value) and not self._unguarded
 
     def filled(self, b: Builder, value: float | int) -> Expr:
         """The windows, with `value` where there is no element."""
@@ -226,4 +232,4 @@ def _nearest_position(b: Builder, axis: Dim, before: int, after: int, given: flo
     return integer(b, "iminimum", b.cast(exact, "int32"), before - 1)
 
 
-__all__ = ["Place", "Windows", "several"]
+__all__ = ["Place", "Windows", "is_load", "several"]
