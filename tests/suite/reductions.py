@@ -47,6 +47,17 @@ def spreads(x: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+@problem("distances between rows", normal((3, 5, 8), (3, 7, 8), (5, 8)))
+def distances_between_rows(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    return (
+        torch.cdist(x, y),
+        torch.cdist(z, z, 1.0),
+        torch.cdist(x, y.exp(), float("inf")),
+        torch.dist(x[0], z),
+        torch.dist(x[0], z, 1),
+    )
+
+
 @problem("norms", normal((4, 9, 31)))
 def norms(x: Tensor) -> tuple[Tensor, ...]:
     return (

@@ -110,6 +110,42 @@ def max_pools(x: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+@problem("where the largest of windows are", normal((2, 3, 9, 8), (2, 2, 5, 4, 6)))
+def max_pool_positions(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return (
+        *functional.max_pool2d(x.exp(), 3, 2, 1, return_indices=True),
+        *functional.max_pool2d(x, (2, 3), padding=(1, 0), ceil_mode=True, return_indices=True),
+        functional.max_pool1d(x[:, 0], 3, dilation=2, return_indices=True)[1],
+        functional.max_pool3d(y, 2, return_indices=True)[1],
+    )
+
+
+@problem("windows of nothing but the least value", lambda: (torch.full((1, 2, 5, 6), -torch.inf),))
+def least_windows(x: Tensor) -> tuple[Tensor, Tensor]:
+    return functional.max_pool2d(x, 3, 2, 1, return_indices=True)
+
+
+@problem("resized linearly", normal((2, 3, 5, 4), (1, 2, 3, 3)))
+def resized_linearly(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return (
+        functional.interpolate(x.tanh(), scale_factor=2, mode="bilinear") + 1,
+        functional.interpolate(x, size=(7, 11), mode="bilinear", align_corners=True),
+        functional.interpolate(x, scale_factor=(1.7, 0.6), mode="bilinear"),
+        functional.interpolate(y.double(), size=(1, 2), mode="bilinear", align_corners=True),
+        functional.interpolate(y.half(), scale_factor=3, mode="bilinear"),
+    )
+
+
+@problem("padding around", normal((2, 3, 6, 7)), stays=("empty",))
+def around(x: Tensor) -> Tensor:
+    return functional.pad(x.relu(), (2, 1, 1, 3), mode="circular") * 2
+
+
+@problem("slices replaced", normal((6, 9), (6, 3), (2, 9)))
+def slices_replaced(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    return x.exp().slice_scatter(y.sin(), 1, 1, 9, 3), x.slice_scatter(z, 0, -2).abs()
+
+
 @problem("resized", normal((2, 3, 5, 4)))
 def resized(x: Tensor) -> tuple[Tensor, ...]:
     y = x.tanh()

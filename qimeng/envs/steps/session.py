@@ -17,7 +17,7 @@ from qimeng.envs.steps.state import STOP, Attempt, Budget, Ledger, Progress, Sta
 from qimeng.envs.steps.step_record import outcome_of, put_attempt, text_of
 from qimeng.envs.steps.stored_answers import subject_of
 from qimeng.envs.steps.task import Task
-from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, order_actions
+from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, order_actions, within_limit
 from qimeng.errors import CoderError, FamilyFault, IllegalAction, KindFault, PlannerFault, QimengError
 from qimeng.interfaces import Action, Evaluation, Gate, Observation, Patch, Request, Step
 from qimeng.program.program import Program
@@ -92,14 +92,14 @@ class Session:
         return None
 
     def offered(self) -> tuple[tuple[Action, ...], int]:
-        """The legal actions in order, `stop` first, at most 256; and how many were cut."""
+        """The legal actions in order, `stop` first, at most 256 (see `within_limit`); and how many were cut."""
         program, legal = self.state.program, self.task.legal
         key = (program.digest, *(program.schedule(r) for r in program.regions), *kinds())
         if key not in legal:
             legal[key] = legal_actions(program, self.task.context, self.ledger.faults)
         found = [a for a in legal[key] if a not in self.state.masked and a.kind not in self.ledger.told]
         ordered = order_actions(found, program, self.state.evaluation, self.task.context.device)
-        return ordered[:MAX_ACTIONS], max(0, len(ordered) - MAX_ACTIONS)
+        return within_limit(ordered), max(0, len(ordered) - MAX_ACTIONS)
 
     def observe(self, steps_left: int | None = None) -> Observation:
         """What a planner sees now.

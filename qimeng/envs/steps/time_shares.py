@@ -6,7 +6,8 @@ bound. Knows nothing about steps, rewards or kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from qimeng.actions import action_text
@@ -136,3 +137,21 @@ def order_actions(
         return action.kind != "stop", -touched, action_text(action, program)
 
     return tuple(sorted(actions, key=key))
+
+
+def within_limit(ordered: Sequence[Action]) -> tuple[Action, ...]:
+    """At most `MAX_ACTIONS` of `ordered`, in the same order, of each intent (kind and parameter) as many as fit.
+
+    So a program of hundreds of regions does not offer fusions alone. An intent with few actions leaves its room to the
+    others.
+    """
+    if len(ordered) <= MAX_ACTIONS:
+        return tuple(ordered)
+    seen = Counter[tuple[str, str]]()
+    ranked = []
+    for position, action in enumerate(ordered):
+        intent = action.kind, action.param
+        ranked.append((seen[intent], position))
+        seen[intent] += 1
+    kept = sorted(position for _, position in sorted(ranked)[:MAX_ACTIONS])
+    return tuple(ordered[position] for position in kept)

@@ -12,7 +12,15 @@ from qimeng.device import DEVICES
 from qimeng.envs.gym.observation import FEATURES, TEXTS, action_texts, feature_bounds, features, render_text
 from qimeng.envs.gym.words import WIDTH, mean_vector, vector
 from qimeng.envs.steps.session import Session
-from qimeng.envs.steps.time_shares import bound_ms, carried, ceilings, order_actions, region_times
+from qimeng.envs.steps.time_shares import (
+    MAX_ACTIONS,
+    bound_ms,
+    carried,
+    ceilings,
+    order_actions,
+    region_times,
+    within_limit,
+)
 from qimeng.family import register_family, unregister_family, word_of
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
@@ -201,3 +209,15 @@ def test_what_an_action_may_save_at_most(graph: OpGraph) -> None:
     best = max(lowered, key=lambda a: found[a])
     assert f"lowering, bound -{100 * (1 - 1 / found[best]):.0f}%: {best.regions[0]} " in text[best]
     assert text[Action("stop")] == "stop"
+
+
+def test_a_cut_leaves_some_of_every_intent() -> None:
+    many = [Action("fusion", (f"a{n}", f"b{n}")) for n in range(MAX_ACTIONS)]
+    more = [Action("fusion", (f"a{n}", f"b{n}"), "recompute") for n in range(200)]
+    few = [Action("lowering", (f"a{n}",)) for n in range(100)]
+    one = [Action("library", (), "inductor")]
+    kept = within_limit([*many, *more, *few, *one])
+    assert len(kept) == MAX_ACTIONS
+    assert one[0] in kept and sum(a.kind == "lowering" for a in kept) == 85
+    assert list(kept) == [a for a in [*many, *more, *few, *one] if a in set(kept)]
+    assert within_limit(few) == tuple(few)

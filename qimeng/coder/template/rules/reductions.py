@@ -49,16 +49,17 @@ def _max(b: Builder, node: Any, x: Expr, dim: Any = None, keepdim: bool = False)
     if isinstance(dim, Expr):
         return binary({"max": "maximum", "min": "minimum"}[kind], b, x, dim, out_dtype(node))
     best = extreme(b, kind, x, dims_of(dim), keepdim)
-    return best if dim is None else (best, _position(b, f"arg{kind}", x, dims_of(dim), keepdim))
+    return best if dim is None else (best, position(b, f"arg{kind}", x, dims_of(dim), keepdim))
 
 
-def _position(b: Builder, kind: str, x: Expr, dims: list[int] | None, keepdim: bool) -> Expr:
+def position(b: Builder, kind: str, x: Expr, dims: list[int] | None, keepdim: bool) -> Expr:
+    """Where the first smallest or largest value is (``"argmin"``, ``"argmax"``), counted along `dims`."""
     return b.reduce(kind, operand(b, x, "int32") if x.dtype in SMALL else x, dims, keepdim, "int64")
 
 
 @rule("argmax", "argmin")
 def _argmax(b: Builder, node: Any, x: Expr, dim: Any = None, keepdim: bool = False) -> Expr:
-    return _position(b, node.packet.removeprefix("aten."), x, dims_of(dim), keepdim)
+    return position(b, node.packet.removeprefix("aten."), x, dims_of(dim), keepdim)
 
 
 @rule("any", "all")
@@ -84,8 +85,26 @@ def _var(b: Builder, node: Any, x: Expr, dims: Any = None, correction: Any = Non
 def _vector_norm(
     b: Builder, node: Any, x: Expr, ord: Any = 2, dims: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> Expr:
+    return _norm(b, x, ord, dims_of(dims), keepdim, out_dtype(node))
+
+
+@rule("dist")
+def _dist(b: Builder, node: Any, x: Expr, y: Expr, p: Any = 2) -> Expr:
     d = out_dtype(node)
-    x, where = operand(b, x, d), dims_of(dims)
+    return _norm(b, b.pw("sub", operand(b, x, d), operand(b, y, d)), p, None, False, d)
+
+
+@rule("_cdist_forward")
+def _cdist(b: Builder, node: Any, x: Expr, y: Expr, p: Any, compute_mode: Any = None) -> Expr:
+    """The norm of the difference of each row of `x` and each row of `y`."""
+    y = b.own(y)
+    rows = b.redim(x, [*x.dims[:-1], (), x.dims[-1]])
+    columns = b.redim(y, [*y.dims[:-2], (), *y.dims[-2:]])
+    return _norm(b, b.pw("sub", rows, columns), p, [-1], False, out_dtype(node))
+
+
+def _norm(b: Builder, x: Expr, ord: Any, where: list[int] | None, keepdim: bool, d: str) -> Expr:
+    x = operand(b, x, d)
     if ord == 2:
         return b.pw("sqrt", b.reduce("sum", b.pw("mul", x, x, dtype=compute_dtype(d)), where, keepdim), dtype=d)
     size = b.pw("abs", x)

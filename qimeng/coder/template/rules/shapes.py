@@ -33,6 +33,26 @@ def _slice(b: Builder, node: Any, x: Expr, dim: int = 0, start: Any = None, end:
     return at(b, x, d, [axis], _line(b, axis, step, first))
 
 
+@rule("slice_scatter")
+def _slice_scatter(
+    b: Builder, node: Any, x: Expr, source: Expr, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Expr:
+    """`x` with `source` in place of its slice."""
+    d = axis_of(x, dim)
+    size, count = size_of(b, x, d), size_of(b, source, d)
+    first = 0 if start is None else min(max(start + size if start < 0 else start, 0), size)
+    axis = b.axes.new(size)
+    place = index(b, axis)
+    guard = within(b, place, first, first + (count - 1) * step + 1)
+    from_first = integer(b, "sub", place, first)
+    if step > 1:
+        on_step = integer(b, "eq", integer(b, "imod", from_first, step), 0, dtype="bool")
+        guard = integer(b, "and", guard, on_step, dtype="bool")
+        from_first = integer(b, "idiv", from_first, step)
+    inside = at(b, source, d, [axis], from_first, guard)
+    return b.pw("where", guard, inside, at(b, x, d, [axis], place), dtype=x.dtype)
+
+
 @rule("select")
 def _select(b: Builder, node: Any, x: Expr, dim: int, position: int) -> Expr:
     d = dim % len(x.dims)

@@ -16,7 +16,7 @@ from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.rules.base import operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
-from qimeng.coder.template.rules.reductions import extreme
+from qimeng.coder.template.rules.reductions import extreme, position
 from qimeng.coder.template.rules.reindex import at, index, integer, within
 from qimeng.coder.template.rules.shapes import size_of
 
@@ -156,13 +156,42 @@ def _max_pool(
     padding: Any = 0,
     dilation: Any = 1,
     ceil_mode: bool = False,
-) -> tuple[Expr, None]:
-    """The largest of each window; a region that reads their positions as well is left to PyTorch."""
+) -> tuple[Expr, Expr]:
+    """The largest of each window, and its position in the plane, row by row."""
     count = int(node.packet.removeprefix("aten.max_pool")[0])
     sizes = several(kernel, count, ())
     steps, pads = several(stride, count, sizes), several(padding, count, ())
-    windows = Windows(b, x, sizes, steps, pads, several(dilation, count, ()), node.metas[0].shape[-count:])
-    return extreme(b, "max", windows.filled(b, _least(x.dtype)), windows.inside, False), None
+    spread, lengths = several(dilation, count, ()), [size_of(b, x, d) for d in range(len(x.dims) - count, len(x.dims))]
+    windows = Windows(b, x, sizes, steps, pads, spread, node.metas[0].shape[-count:])
+    filled = windows.filled(b, _least(x.dtype))
+    begins = [
+        integer(b, "sub", integer(b, "mul", index(b, axis), step), pad)
+        for axis, step, pad in zip(windows.outer, steps, pads, strict=True)
+    ]
+    inside = _position_inside(b, filled, windows.inside, sizes)
+    places = [
+        b.pw("add", b.pw("mul", here, far), begin) for begin, here, far in zip(begins, inside, spread, strict=True)
+    ]
+    return extreme(b, "max", filled, windows.inside, False), _position_in_plane(b, places, lengths)
+
+
+def _position_inside(b: Builder, x: Expr, inside: Sequence[int], sizes: Sequence[int]) -> list[Expr]:
+    """Where in its window the largest element is, dimension by dimension."""
+    flat = b.cast(position(b, "argmax", x, list(inside), False), "int32")
+    found: list[Expr] = []
+    for size in reversed(sizes):
+        found.insert(0, b.pw("imod", flat, size))
+        flat = b.pw("idiv", flat, size)
+    return found
+
+
+def _position_in_plane(b: Builder, places: Sequence[Expr], lengths: Sequence[int]) -> Expr:
+    """The number of an element of a plane; a window of nothing but least values has its first element."""
+    flat = b.const(0, "int32")
+    for place, length in zip(places, lengths, strict=True):
+        place = b.pw("iminimum", b.pw("imaximum", place, 0), length - 1)
+        flat = b.pw("add", b.pw("mul", flat, length), place)
+    return b.cast(flat, "int64")
 
 
 def _least(dtype: str) -> float | int:
@@ -208,6 +237,37 @@ def _adaptive(b: Builder, x: Expr, counts: Sequence[int]) -> tuple[Expr, list[Ex
         lengths.append(integer(b, "sub", end, begin))
         x = at(b, x, d, [window, inner], place, guard)
     return x, guards, lengths, [lead + 2 * number + 1 for number in range(len(counts))]
+
+
+@rule("upsample_bilinear2d")
+def _bilinear(b: Builder, node: Any, x: Expr, size: Any, corners: bool, scales: Any = None, *more: Any) -> Expr:
+    """Two rows and two columns, weighted by how near they are (UpSample.cuh); positions in the arithmetic's dtype."""
+    dtype, shape = out_dtype(node), node.metas[0].shape
+    each = [scales, *more] if more else list(scales or (None, None))
+    x = operand(b, x, dtype)
+    for d, given in zip((len(shape) - 1, len(shape) - 2), reversed(each), strict=True):
+        axis = b.axes.new(shape[d])
+        place, part = _between(b, axis, size_of(b, x, d), shape[d], corners, given, x.dtype)
+        after = integer(b, "iminimum", integer(b, "add", place, 1), size_of(b, x, d) - 1)
+        part = b.redim(part, [axis, *[()] * (len(shape) - 1 - d)])
+        first, second = at(b, x, d, [axis], place), at(b, x, d, [axis], after)
+        x = b.pw("add", b.pw("mul", b.pw("sub", 1.0, part), first), b.pw("mul", part, second))
+    return b.cast(x, dtype)
+
+
+def _between(
+    b: Builder, axis: Dim, before: int, after: int, corners: bool, given: float | None, dtype: str
+) -> tuple[Expr, Expr]:
+    """The element before a position of the resized dimension, and how far behind it that position lies (0 to 1)."""
+    number = b.cast(index(b, axis), dtype)
+    if corners:
+        exact = b.pw("mul", number, (before - 1) / (after - 1) if after > 1 else 0.0)
+    else:
+        scale = 1.0 / given if given else before / after
+        exact = b.pw("sub", b.pw("mul", b.pw("add", number, 0.5), scale), 0.5)
+        exact = b.pw("maximum", exact, 0.0)
+    floor = b.pw("minimum", b.pw("floor", exact), float(before - 1))
+    return b.cast(floor, "int32"), b.pw("minimum", b.pw("sub", exact, floor), 1.0)
 
 
 @rule("upsample_nearest2d")
