@@ -50,7 +50,7 @@ class HeuristicPlanner(Planner):
         """The first applicable of several kinds.
 
         In order: algebra, fusion, lowering, fusion with what is left to the library, tuning, a CUDA graph and
-        TorchInductor's code of the whole program, stop.
+        TorchInductor's code of the whole program, stop. Fusion ends where the steps left are needed for lowering.
         Tuning begins with the form of a reduction, then fast special functions where a region has such functions (the
         action is offered) and memory is not what binds it.
         """
@@ -92,10 +92,9 @@ class HeuristicPlanner(Planner):
 
     def _fusion(self, o: Observation) -> Action | None:
         """A fusion that keeps data in registers; products that the library is fast at are left to it at first."""
-        tried = _tried(o)
-        for action in o.actions:
-            if action.kind != "fusion" or action.param or action in tried:
-                continue
+        if _hurry(o):
+            return None
+        for action in _fusions(o):
             regions = [o.program.region(r) for r in action.regions]
             products = any(_has_product(r) for r in regions) and _library_first(o, regions)
             if products and not _spares_memory(o, action):
@@ -112,8 +111,7 @@ class HeuristicPlanner(Planner):
         return next(iter(_by_time(o, products or chosen)), None)
 
     def _late_fusion(self, o: Observation) -> Action | None:
-        tried = _tried(o)
-        return next((a for a in o.actions if a.kind == "fusion" and not a.param and a not in tried), None)
+        return None if _hurry(o) else next(iter(_fusions(o)), None)
 
     def _tuning(self, o: Observation) -> Action | None:
         tried = _tried(o)
@@ -157,6 +155,29 @@ class HeuristicPlanner(Planner):
 
 def _tried(o: Observation) -> set[Action]:
     return {s.action for s in o.history}
+
+
+def _fusions(o: Observation) -> list[Action]:
+    """Fusions without recomputing that were not tried; those that compute before a product come last.
+
+    What follows a product is computed once for each element of its result, what comes before it for each tile that
+    reads it.
+    """
+    tried = _tried(o)
+
+    def before_product(action: Action) -> bool:
+        first, second = (o.program.region(r) for r in action.regions)
+        return _has_product(second) and not _has_product(first)
+
+    found = [a for a in o.actions if a.kind == "fusion" and not a.param and a not in tried]
+    return sorted(found, key=before_product)
+
+
+def _hurry(o: Observation) -> bool:
+    """Whether lowering takes all the steps left (0: not known); equal regions are lowered in one step."""
+    tried = _tried(o)
+    waiting = [o.program.region(a.regions[0]) for a in o.actions if a.kind == "lowering" and a not in tried]
+    return 0 < o.steps_left <= len({r.signature for r in waiting})
 
 
 def _has_product(region: Region) -> bool:

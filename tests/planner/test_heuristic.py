@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -145,3 +146,26 @@ def test_many_kernels_are_launched_at_once_and_one_by_one_again_where_that_is_sl
     recorded = CONTEXT.coder.write(Request(program, record, CONTEXT.device)).apply(program)
     assert chosen(recorded, 2.0, 1.0, record) == back
     assert chosen(recorded, 0.5, 0.5, record) == Action("library", (), "inductor")
+
+
+def test_an_epilogue_goes_before_a_prologue():
+    """The activation between two products is computed with the first, although the second takes longer."""
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ x[:, :64]) @ x[:64].repeat(1, 4)
+
+    program = Program.start(capture(lambda: Module(layers), lambda: (torch.empty(512, 512),)))
+    observed = _unmeasured(program)
+    chosen = HeuristicPlanner().choose(replace(observed, actions=observed.actions[::-1]))
+    first, second = (program.region(r).label() for r in chosen.regions)
+    assert chosen.kind == "fusion" and (first, second) == ("mm", "relu")
+
+
+def test_fusion_ends_where_the_steps_are_needed_for_lowering():
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x).softmax(1).cumsum(1).exp()
+
+    program = Program.start(capture(lambda: Module(chain), lambda: (torch.empty(64, 512),)))
+    seen_now = _unmeasured(program)
+    kinds = [HeuristicPlanner().choose(replace(seen_now, steps_left=n)).kind for n in (0, 4, 5)]
+    assert kinds == ["fusion", "lowering", "fusion"]
