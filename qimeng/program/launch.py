@@ -58,10 +58,14 @@ def _copied(source, target):
 class _Launch:
     """Replays a recording of the program.
 
-    It is recorded at the first call, and again when a parameter or buffer is changed or replaced.
+    It is recorded at the first call, and again when a parameter or buffer is changed or replaced. Threads take turns:
+    they share its memory.
     """
 
     def __init__(self):
+        import threading
+
+        self.turn = threading.Lock()
         self.stamp, self.replay, self.stream, self.on = None, None, None, True
         self.inputs, self.outputs, self.made_from = (), (), ()
 
@@ -71,7 +75,7 @@ class _Launch:
     def __call__(self, run, device, state, prepared, inputs):
         if not (self.on and _may_record(device)):
             return run(*inputs)
-        with torch.cuda.device(device):
+        with self.turn, torch.cuda.device(device):
             stream = torch.cuda.current_stream()
             if self.stream is not None and stream != self.stream:  # the memory is shared with calls on that one
                 stream.wait_stream(self.stream)
@@ -81,7 +85,8 @@ class _Launch:
                 self.stamp = self.replay = self.outputs = None  # memory of the last recording is given back first
                 self.inputs = [_copied(x, _like(x)) for x in inputs]
                 self.replay, self.outputs = _record(lambda: run(*self.inputs))
-                self.stamp, self.made_from = stamp, [t.detach() for t in state]  # keeps their addresses from others
+                # what the recording reads by its address stays where it is
+                self.stamp, self.made_from = stamp, [*(t.detach() for t in state), *(p.buffers for p in prepared)]
             for x, mine in zip(inputs, self.inputs):
                 _copied(x, mine)
             self.replay()

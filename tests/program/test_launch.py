@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import time
+import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -134,6 +137,36 @@ def test_a_stream_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> N
         with torch.no_grad():
             model(*inputs())
     assert waited == [streams[0]]
+
+
+def test_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, recorder = recording(by(start(), RECORD), monkeypatch)
+    module, record = Net(), recorder.record
+    model.load_state_dict(module.state_dict())
+
+    def slow(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        replay, found = record(function)
+        return lambda: (time.sleep(0.01), replay())[1], found  # time for the other thread to write its inputs
+
+    monkeypatch.setitem(type(model).forward.__globals__, "_record", slow)
+
+    def agree(number: int) -> bool:
+        given = inputs()
+        with torch.no_grad():
+            return torch.allclose(model(*given)["z"], module(*given)["z"], atol=1e-5)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(agree, range(12)))
+
+
+def test_what_was_prepared_lives_as_long_as_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = recording(by(by(start(), Action("algebra", (), "fold")), RECORD), monkeypatch)
+    with torch.no_grad():
+        model(*inputs())
+    (prepared,) = vars(model)["_qimeng_prepared"]
+    held = weakref.ref(prepared.buffers[0])
+    prepared.buffers = ()  # as a call outside of the recording leaves it, with other parameters
+    assert held() is not None
 
 
 def test_it_runs_kernel_by_kernel_where_nothing_can_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
