@@ -24,6 +24,7 @@ from qimeng.graph.opgraph import Node, OpGraph
 from qimeng.graph.structure import structure_of
 from qimeng.program.program import Program, load_source
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
+from qimeng.spec.patience import LIMIT_S, TooLong, patience
 from qimeng.spec.reduce import RUNNABLE
 from qimeng.spec.returned import opened
 from qimeng.spec.seeding import seed_generators
@@ -36,6 +37,10 @@ NEAR = 4.0
 """Times the module's own error that the graph's may be, as for any program (`qimeng.spec.Tolerances`)."""
 
 
+SHARE = 0.5
+"""Part of the seconds for a user's code (`qimeng.spec.patience.LIMIT_S`) that one capture may take."""
+
+
 def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
     """The graph of `spec`, compared with the module before use, unless `verify` is False.
 
@@ -43,7 +48,8 @@ def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
     specialised.
 
     Raises:
-        CaptureError: the computation does not export, or the graph differs from the module; the message says how.
+        CaptureError: the computation does not export, or not in time, or the graph differs from the module; the
+            message says how.
     """
     graph = _capture(spec)
     if not verify:
@@ -134,12 +140,24 @@ def _in_memory_if_needed(
     def inputs() -> tuple[Any, ...]:
         return spec.inputs(0, "cpu", EXAMPLES)
 
+    def captured(values: bool) -> OpGraph:
+        most = SHARE * LIMIT_S.get()
+        try:
+            with patience("capture", most):
+                return capture(spec.module, inputs, specialise, values, hidden, checks)
+        except TooLong:
+            raise CaptureError(
+                f"capturing its operators did not end within {most:.3g} s, half of the budget; a Python loop over "
+                "positions or steps makes operators for each of them. To have it optimized, give more seconds or "
+                "shorter inputs, or write the loop as an operator (torch.cumsum, torch.nn.LSTM)"
+            ) from None
+
     try:
-        return capture(spec.module, inputs, specialise, hidden=hidden, checks=checks)
+        return captured(values=False)
     except ValuesNeeded:
         if not spec.is_small:
             raise
-        return capture(spec.module, inputs, specialise, values=True, hidden=hidden, checks=checks)
+        return captured(values=True)
 
 
 def _free(graph: OpGraph) -> set[int]:
