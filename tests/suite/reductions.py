@@ -58,6 +58,18 @@ def distances_between_rows(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...
     )
 
 
+@problem("the few largest", lambda: (torch.randn(6, 19), torch.randn(9, 40).to(BF16)))
+def few_largest(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    lost = torch.where(x > 2.5, torch.nan, x)
+    return (
+        *torch.topk(x, 2),
+        torch.topk(y, 3, largest=False)[0],
+        *torch.topk(x.exp(), 1),
+        *torch.topk(x.T, 3, 0),
+        torch.topk(lost, 4)[0],
+    )
+
+
 @problem("norms", normal((4, 9, 31)))
 def norms(x: Tensor) -> tuple[Tensor, ...]:
     return (

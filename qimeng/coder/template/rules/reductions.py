@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from qimeng.coder.template.nest.axes import Dim
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.rules.base import SMALL, axis_of, dims_of, operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.coder.template.rules.pointwise import binary, power, truth
 from qimeng.coder.template.rules.shapes import gathered
+from qimeng.family import Unsupported
 
 
 @rule("sum", "mean")
@@ -60,6 +62,54 @@ def position(b: Builder, kind: str, x: Expr, dims: list[int] | None, keepdim: bo
 @rule("argmax", "argmin")
 def _argmax(b: Builder, node: Any, x: Expr, dim: Any = None, keepdim: bool = False) -> Expr:
     return position(b, node.packet.removeprefix("aten."), x, dims_of(dim), keepdim)
+
+
+MOST_LARGEST = 4
+"""Largest values that are found one after another, each by two more reductions of the row."""
+
+
+@rule("topk")
+def _topk(
+    b: Builder, node: Any, x: Expr, k: int, dim: int = -1, largest: bool = True, in_order: bool = True
+) -> tuple[Expr, Expr]:
+    """The k largest or smallest values and where they are: each is found among what was not taken before it."""
+    if k > MOST_LARGEST or not is_float(x.dtype):
+        raise Unsupported(f"the {k} largest of {x.dtype}; at most {MOST_LARGEST} floating values are found")
+    d = axis_of(x, dim)
+    size = b.axes.extent(b.axes.resolve(b.whole(x.dims[d])))
+    kind, least = ("max", float("-inf")) if largest else ("min", float("inf"))
+    wide = b.cast(x, compute_dtype(x.dtype))
+    place = b.index(x.dims[d])
+    place = b.redim(place, [x.dims[d], *[()] * (len(x.dims) - 1 - d)])
+    nan, free = b.pw("isnan", wide, dtype="bool"), None
+    values, places = [], []
+    for _ in range(k):
+        left = wide if free is None else b.pw("where", free, wide, least, dtype=wide.dtype)
+        best = b.reduce(kind, left, [d], True)
+        same = b.pw(
+            "or",
+            b.pw("eq", wide, best, dtype="bool"),
+            b.pw("and", nan, b.pw("isnan", best, dtype="bool"), dtype="bool"),
+            dtype="bool",
+        )
+        same = same if free is None else b.pw("and", same, free, dtype="bool")
+        where = b.reduce("min", b.pw("where", same, place, size, dtype="int32"), [d], True)
+        other = b.pw("ne", place, where, dtype="bool")
+        free = other if free is None else b.pw("and", free, other, dtype="bool")
+        values.append(best)
+        places.append(where)
+    axis = b.axes.new(k)
+    return b.cast(_along(b, values, d, axis), x.dtype), b.cast(_along(b, places, d, axis), "int64")
+
+
+def _along(b: Builder, parts: Sequence[Expr], d: int, axis: Dim) -> Expr:
+    """Values of one element along dimension `d` as one tensor: the i-th at position i along `axis`."""
+    rank, count = len(parts[0].dims), len(parts)
+    number = b.redim(b.index(axis), [axis, *[()] * (rank - 1 - d)])
+    joined = parts[-1]
+    for i in range(count - 2, -1, -1):
+        joined = b.pw("where", b.pw("le", number, i, dtype="bool"), parts[i], joined, dtype=joined.dtype)
+    return joined
 
 
 @rule("any", "all")
