@@ -5,10 +5,13 @@ Deals in nests and devices. Knows nothing about any one family's schedules.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.nest.rows import RowPlan
 from qimeng.coder.template.triton.special import SPECIAL
 from qimeng.device import Device
+from qimeng.errors import IllegalAction
 
 
 def fast_by_default(nest: Nest, device: Device) -> bool:
@@ -27,4 +30,24 @@ def special_functions(plan: RowPlan) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-__all__ = ["fast_by_default", "special_functions"]
+def check_special(special: Sequence[str], fast: bool, param: str, device: Device) -> None:
+    """Check the action `special`.
+
+    Args:
+        special: special functions that every element takes (`special_functions`).
+        fast: whether they are computed in few instructions now.
+        param: ``"fast"`` or another form.
+        device: where the kernel runs.
+
+    Raises:
+        IllegalAction: there is no such function, the GPU has no units for them, or they are computed so already.
+    """
+    if not special:
+        raise IllegalAction("no element of the region takes a special function (exp, log, tanh, sqrt …) in fp32")
+    if not device.has("approximate"):
+        raise IllegalAction(f"the approximate units are called by NVIDIA's instructions, not {device.name}'s")
+    if fast == (param == "fast"):
+        raise IllegalAction(f"{', '.join(special)} {param} is what the region has")
+
+
+__all__ = ["check_special", "fast_by_default", "special_functions"]

@@ -7,7 +7,7 @@ elsewhere it gives 0 and touches no memory. Knows nothing about operators or ker
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,4 +178,30 @@ def walk(axes: Axes, dim: Dim) -> dict[int, int]:
     return found
 
 
-__all__ = ["Access", "Expr", "Staging", "Sum", "affine", "constant", "guard", "linear", "positions", "sum_of", "walk"]
+def reach(roots: Iterable[Expr], stop: Callable[[Expr], bool] = lambda e: False) -> list[Expr]:
+    """Every expression that `roots` are computed from, operands first, without what lies below one that stops."""
+    seen: dict[int, Expr] = {}
+    stack = list(roots)[::-1]
+    while stack:
+        e = stack[-1]
+        waiting = [] if id(e) in seen or stop(e) else [a for a in e.operands() if id(a) not in seen]
+        stack.extend(waiting[::-1])
+        if not waiting:
+            seen[id(e)] = stack.pop()
+    return list(seen.values())
+
+
+__all__ = [
+    "Access",
+    "Expr",
+    "Staging",
+    "Sum",
+    "affine",
+    "constant",
+    "guard",
+    "linear",
+    "positions",
+    "reach",
+    "sum_of",
+    "walk",
+]

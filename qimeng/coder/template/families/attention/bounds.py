@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from qimeng.coder.template.families.attention.weights import number, reach
+from qimeng.coder.template.families.attention.weights import number
 from qimeng.coder.template.nest.axes import Dim
-from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.nest.expr import Expr, reach
 from qimeng.coder.template.nest.ir import Nest
 
 SHARED = 4

@@ -21,8 +21,7 @@ from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.coder.template.families.attention.split import merge_parts, share, store_part
 from qimeng.coder.template.families.attention.tiles import Tiles, zeros
-from qimeng.coder.template.families.attention.weights import reach
-from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.nest.expr import Expr, reach
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton.emitter import Emitter
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import prod
 
 from qimeng.coder.template.families.attention.bounds import Bounds, bounds_of
-from qimeng.coder.template.families.attention.weights import Weights, reach, weights_of
+from qimeng.coder.template.families.attention.weights import Weights, weights_of
 from qimeng.coder.template.nest.axes import Dim
-from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.nest.expr import Expr, reach
 from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.nest.loads import Loads
 from qimeng.coder.template.nest.regions import region_nest

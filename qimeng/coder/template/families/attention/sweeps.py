@@ -10,8 +10,8 @@ from __future__ import annotations
 from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.coder.template.families.attention.tiles import LEAST, row_blocks
-from qimeng.coder.template.families.attention.weights import reach
 from qimeng.coder.template.families.common import fast_by_default
+from qimeng.coder.template.nest.expr import reach
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 from qimeng.family import Needs

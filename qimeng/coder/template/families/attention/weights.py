@@ -6,7 +6,6 @@ keys is applied to the product instead of to its operand. Deals in expressions. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,20 +129,4 @@ def _plain(e: Expr) -> Expr:
     return e
 
 
-def reach(roots: list[Expr], stop: Callable[[Expr], bool]) -> list[Expr]:
-    """Every expression that `roots` are computed from, operands first, without what lies below one that stops."""
-    seen: dict[int, Expr] = {}
-
-    def visit(e: Expr) -> None:
-        if id(e) not in seen:
-            if not stop(e):
-                for a in e.operands():
-                    visit(a)
-            seen[id(e)] = e
-
-    for root in roots:
-        visit(root)
-    return list(seen.values())
-
-
-__all__ = ["Step", "Weights", "is_zero", "number", "reach", "weights_of"]
+__all__ = ["Step", "Weights", "is_zero", "number", "weights_of"]

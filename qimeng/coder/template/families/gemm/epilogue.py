@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qimeng.coder.template.families.gemm.plan import GemmPlan, reach
+from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
-from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.nest.expr import Expr, reach
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton import ops
 from qimeng.coder.template.triton.accumulate import Accumulator

@@ -10,8 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from qimeng.coder.template.families.gemm.plan import GemmPlan, Side, reach
+from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
+from qimeng.coder.template.nest.expr import reach
 
 
 @dataclass

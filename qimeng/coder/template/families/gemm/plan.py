@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from qimeng.coder.template.nest.expr import Expr, Sum, positions, sum_of
+from qimeng.coder.template.nest.expr import Expr, Sum, positions, reach, sum_of
 from qimeng.coder.template.nest.ir import VECTOR_BYTES, Nest, coalesce
 from qimeng.coder.template.nest.loads import Loads
 from qimeng.coder.template.nest.regions import region_nest
@@ -193,18 +193,6 @@ def used_axes(nest: Nest, roots: list[Expr], stop: Callable[[Expr], bool] = lamb
     return frozenset(a for e in reach(roots, stop) if e.op == "index" for a in e.reduced)
 
 
-def reach(roots: list[Expr], stop: Callable[[Expr], bool] = lambda e: False) -> list[Expr]:
-    """Every expression that `roots` are computed from, without what lies below one that `stop` holds for."""
-    seen: dict[int, Expr] = {}
-    stack = list(roots)
-    while stack:
-        e = stack.pop()
-        if id(e) not in seen:
-            seen[id(e)] = e
-            stack.extend(() if stop(e) else e.operands())
-    return list(seen.values())
-
-
 def plan_gemm(region: Region) -> GemmPlan:
     """The plan for `region`.
 
@@ -377,7 +365,6 @@ __all__ = [
     "Side",
     "Triangle",
     "plan_gemm",
-    "reach",
     "used_axes",
     "walked",
 ]

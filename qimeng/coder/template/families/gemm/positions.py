@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qimeng.coder.template.families.gemm.plan import GemmPlan, Side, reach
+from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
-from qimeng.coder.template.nest.expr import Expr, Sum, guard, positions, sum_of
+from qimeng.coder.template.nest.expr import Expr, Sum, guard, positions, reach, sum_of
 from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.triton.emitter import Emitter, Walk
 from qimeng.coder.template.triton.ops import TRITON_DTYPE

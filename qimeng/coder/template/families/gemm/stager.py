@@ -6,9 +6,9 @@ Deals in kernel text. Knows nothing about the product.
 from __future__ import annotations
 
 from qimeng.coder.template.families.gemm.pack_parts import KERNEL
-from qimeng.coder.template.families.gemm.plan import GemmPlan, reach, used_axes
+from qimeng.coder.template.families.gemm.plan import GemmPlan, used_axes
 from qimeng.coder.template.families.gemm.staging import NAME
-from qimeng.coder.template.nest.expr import Staging
+from qimeng.coder.template.nest.expr import Staging, reach
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton.emitter import Emitter
 from qimeng.coder.template.triton.ops import TRITON_DTYPE

@@ -6,6 +6,7 @@ checked by whoever asks.
 
 from __future__ import annotations
 
+from qimeng.coder.template.families.common import check_special
 from qimeng.coder.template.families.scan.defaults import other_form
 from qimeng.coder.template.families.scan.plan import LONGEST_TILE, ScanPlan
 from qimeng.coder.template.families.scan.schedule import ScanSchedule
@@ -89,12 +90,7 @@ class Special(ScanMove):
 
     def check(self, plan: ScanPlan, schedule: ScanSchedule, param: str, device: Device, mode: str) -> None:
         """Only where every element takes such a function, on a GPU that has the units."""
-        if not plan.special:
-            raise IllegalAction("no element of the region takes a special function (exp, log, tanh, sqrt …) in fp32")
-        if not device.has("approximate"):
-            raise IllegalAction(f"the approximate units are called by NVIDIA's instructions, not {device.name}'s")
-        if schedule.fast == (param == "fast"):
-            raise IllegalAction(f"{', '.join(plan.special)} {param} is what the region has")
+        check_special(plan.special, schedule.fast, param, device)
 
     def schedules(self, plan: ScanPlan, schedule: ScanSchedule, param: str, device: Device) -> Found:
         """The same tiles."""

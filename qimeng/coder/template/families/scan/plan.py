@@ -5,11 +5,12 @@ Deals in axes and extents. Knows nothing about schedules or kernel text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from qimeng.coder.template.families.common import special_functions
-from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.nest.expr import Expr, reach
 from qimeng.coder.template.nest.ir import Nest, by_stride
 from qimeng.coder.template.nest.loads import Loads
 from qimeng.coder.template.nest.regions import region_nest
@@ -59,13 +60,17 @@ class ScanPlan(RowPlan):
             return long if power_of_two(self.column_count) > most else ""
         if len(self.directions) > 1:
             return "scans in both directions need the whole row at once"
-        if any(below(e, "scan") for e in self.nest.reductions()):
+        if self._below(self.nest.reductions()):
             return "a reduction of a scan needs the whole row at once"
         if form == "split" and self.passes:
             return f"{self.passes} passes of reductions come before the scan"
-        if form == "split" and any(below(e, "scan") for e in self.scans):
+        if form == "split" and self._below(self.scans):
             return "a scan of a scan needs more than the totals of what comes before"
         return ""
+
+    def _below(self, exprs: Iterable[Expr]) -> bool:
+        """Whether one of `exprs` is computed from a scan."""
+        return any(a.op == "scan" for a in reach(a for e in exprs for a in e.operands()))
 
     @cached_property
     def parts(self) -> int:
@@ -116,20 +121,4 @@ def _order(nest: Nest) -> tuple[int, ...]:
     return tuple(first)
 
 
-def below(e: Expr, op: str) -> list[Expr]:
-    """The expressions with operator `op` that `e` is computed from, each once, without `e` itself."""
-    found: dict[int, Expr] = {}
-    seen: set[int] = set()
-    stack = list(e.operands())
-    while stack:
-        a = stack.pop()
-        if id(a) in seen:
-            continue
-        seen.add(id(a))
-        if a.op == op:
-            found[id(a)] = a
-        stack.extend(a.operands())
-    return list(found.values())
-
-
-__all__ = ["LONGEST_TILE", "ScanPlan", "below", "cut_nest", "plan_scan"]
+__all__ = ["LONGEST_TILE", "ScanPlan", "cut_nest", "plan_scan"]

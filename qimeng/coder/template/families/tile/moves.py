@@ -6,6 +6,7 @@ checked by whoever asks.
 
 from __future__ import annotations
 
+from qimeng.coder.template.families.common import check_special
 from qimeng.coder.template.families.tile.cuda_moves import (
     ByLanguage,
     CudaPipeline,
@@ -18,7 +19,6 @@ from qimeng.coder.template.families.tile.plan import TilePlan
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
-from qimeng.errors import IllegalAction
 from qimeng.family import Move
 
 TileMove = Move[TilePlan, TileSchedule]
@@ -103,12 +103,7 @@ class Special(TileMove):
 
     def check(self, plan: TilePlan, schedule: TileSchedule, param: str, device: Device, mode: str) -> None:
         """Only where every element takes such a function, on a GPU that has the units."""
-        if not plan.special:
-            raise IllegalAction("no element of the region takes a special function (exp, log, tanh, sqrt …) in fp32")
-        if not device.has("approximate"):
-            raise IllegalAction(f"the approximate units are called by NVIDIA's instructions, not {device.name}'s")
-        if schedule.fast == (param == "fast"):
-            raise IllegalAction(f"{', '.join(plan.special)} {param} is what the region has")
+        check_special(plan.special, schedule.fast, param, device)
 
     def schedules(self, plan: TilePlan, schedule: TileSchedule, param: str, device: Device) -> Found:
         """The same tiles."""
