@@ -27,6 +27,10 @@ LEAST_S = 20.0
 """Minimum limit in seconds, so that a small budget does not refuse a large module whose first call is slow."""
 
 
+AGAIN_S = 2.0
+"""Seconds after which a call is stopped again: Python drops what is raised in callbacks, as of weak references."""
+
+
 class TooLong(SpecError):
     """A call did not return in time."""
 
@@ -70,23 +74,25 @@ def patience(what: str, most: float = math.inf) -> Iterator[None]:
     fired: list[bool] = []
 
     def fire() -> None:
-        with lock:
-            if over:
-                return
-            fired.append(True)
-            if in_main:
-                signal.pthread_kill(thread, signal.SIGALRM)
-            else:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Stop))
+        wait = limit
+        while not ended.wait(wait):
+            with lock:
+                if over:
+                    return
+                fired.append(True)
+                if in_main:
+                    signal.pthread_kill(thread, signal.SIGALRM)
+                else:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Stop))
+            wait = AGAIN_S
 
-    timer = threading.Timer(limit, fire)
-    timer.daemon = True
-    timer.start()
+    ended = threading.Event()
+    threading.Thread(target=fire, daemon=True).start()
     try:
         try:
             yield
         finally:
-            timer.cancel()
+            ended.set()
             with lock:
                 over.append(True)
     except _Stop:
