@@ -45,7 +45,7 @@ def _check(name, tensor, shape, stride, dtype, device):
 
 def _check_context(device):
     """Refuse a call where the module would compute in other dtypes, or operators are recorded that kernels are not."""
-    if torch.is_autocast_enabled(device.type):
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         raise ValueError(
             f"made for calls outside of autocast: call it under torch.autocast({device.type!r}, enabled=False), or "
             "optimize a module that enters autocast in its own forward"

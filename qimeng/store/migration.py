@@ -73,8 +73,14 @@ def renamed(tried: Tried, start: Program) -> Renamed:
         tried: what was tried.
         start: the start program as this version captures it.
     """
+    firsts: list[str | None] = [*_firsts(tried, start)] or [None]
+    found = [_renamed(tried, start, first) for first in firsts]
+    return max(found, key=lambda r: (len(r.edges), len(set(r.subjects.values()))))
+
+
+def _renamed(tried: Tried, start: Program, first: str | None) -> Renamed:
+    """The new names, where `first` is the old one of `start`."""
     programs = dict(tried.programs)
-    first = _first(tried, start)
     if first is not None:
         programs.setdefault(first, start)
     subjects = {old: program.digest for old, program in programs.items()}
@@ -96,13 +102,18 @@ def renamed(tried: Tried, start: Program) -> Renamed:
     return Renamed(subjects, edges)
 
 
-def _first(tried: Tried, start: Program) -> str | None:
-    """The old name of the start program: of those judged, it has the same regions and none of them is generated."""
+def _firsts(tried: Tried, start: Program) -> list[str]:
+    """What may be the old name of the start program: of those judged, it has the same regions, none of them generated.
+
+    A program that a library computes, or that is launched as a CUDA graph, looks alike.
+    """
     regions, parents = {r.id for r in start.regions}, {e.parent for e in tried.edges}
-    for _, subject, evaluation in tried.evaluations:
-        if subject in parents and not evaluation.generated_share and set(evaluation.region_ms) == regions:
-            return subject
-    return None
+    found = [
+        subject
+        for _, subject, evaluation in tried.evaluations
+        if subject in parents and not evaluation.generated_share and set(evaluation.region_ms) == regions
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _applied(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qimeng.errors import IllegalAction
 from qimeng.interfaces import Action, Coder, Patch
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MOST = 256
 """Programs that are added to a tree at most."""
+
+Beside = tuple[frozenset[str], tuple[Any, ...], str]
 
 
 def closed(tree: Tree, start: Program, coder: str | Coder = "template", most: int = MOST) -> Tree:
@@ -101,10 +103,10 @@ class _Goals:
     """
 
     def __init__(self, programs: Iterable[Program], known: Iterable[Program]):
-        self._by_kernels: dict[frozenset[str], list[tuple[int, ...]]] = {}
+        self._by_others: dict[Beside, list[tuple[int, ...]]] = {}
         for program in programs:
-            self._by_kernels.setdefault(_kernels(program), []).append(_masks(program))
-        self._made = {(_kernels(p), frozenset(m)): p for p in known if _apart(m := _masks(p))}
+            self._by_others.setdefault(_beside(program), []).append(_masks(program))
+        self._made = {(_beside(p), frozenset(m)): p for p in known if _apart(m := _masks(p))}
 
     def fusions(self, here: Program, context: Context, new: bool = True) -> Iterator[tuple[Action, Program]]:
         """The legal fusions of regions on PyTorch after which a goal is still to be reached, and what they make.
@@ -116,19 +118,19 @@ class _Goals:
         """
         from qimeng.actions.graph_kinds import Fusion
 
-        own, kernels = _masks(here), _kernels(here)
-        goals = [g for g in self._by_kernels.get(kernels, ()) if g != own and _within(own, g)]
+        own, beside = _masks(here), _beside(here)
+        goals = [g for g in self._by_others.get(beside, ()) if g != own and _within(own, g)]
         if not goals:
             return
         mask, kind = dict(zip((r.id for r in here.regions), own, strict=True)), Fusion()
-        plain = {r.id for r in here.regions if not here.implementation(r).generated}
+        plain = {r.id for r in here.regions if here.implementation(r).language == "torch"}
         for action in kind.proposals(here, context):
             producer, consumer = (mask[r] for r in action.regions)
             again = action.param == "recompute"
             if not set(action.regions) <= plain or not any(_leads(producer, consumer, again, g) for g in goals):
                 continue
             after = frozenset({*own} - {producer, consumer} | {producer | consumer})
-            key = (kernels, after) if _apart(own) and not again else None
+            key = (beside, after) if _apart(own) and not again else None
             made = self._made.get(key) if key else None
             if made is None and not (new or key is None):
                 continue
@@ -143,10 +145,10 @@ class _Goals:
             yield action, made
 
 
-def _kernels(program: Program) -> frozenset[str]:
-    """What is generated in it."""
+def _beside(program: Program) -> Beside:
+    """What makes it another program than its partition on PyTorch: kernels, calls of a library, rewrites, launch."""
     written = (program.implementation(r) for r in program.regions)
-    return frozenset(i.digest for i in written if i.generated)
+    return frozenset(i.digest for i in written if i.language != "torch"), program.rewrites, program.launch
 
 
 def _masks(program: Program) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ def test_the_same_store_gives_the_same_file(store: Store, file: Path, tmp_path: 
 def test_answers_are_those_of_the_store(planner: Planner, least: int, store: Store, file: Path) -> None:
     for tree in read_trees(file):
         task = replace(fake(draw(11, tree.index or 0, LITTLE), Store()), evaluator=tree.evaluator())
-        session = Session(task, Budget(seconds=60.0, evaluations=30, steps=12))
+        session = Session(task, Budget(seconds=60.0, evaluations=30, steps=40))
         GreedySearch(planner).run(session)
         told = {s: e for s, e in session.ledger.known.items() if e.failure != "unknown"}
         assert len(told) >= least  # the start program, and what the heuristic found
