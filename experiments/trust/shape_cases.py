@@ -48,6 +48,9 @@ def _moved() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
     yield "index", "", lambda r: (r + 1)[:, _places(r)] * 2
     yield "index", "negative", lambda r: (r + 1)[_places(r) - 6, _places(r)] * 2
     yield "embedding", "", lambda r: functional.embedding(_places(r), r + 1) * 2
+    yield "slice_scatter", "", lambda r: torch.slice_scatter(r + 1, r[:, :6] * 2, 1, 4, 16, 2) * 2
+    yield "topk", "", lambda r: (r + 1).topk(3)[0] * 2
+    yield "topk", "the least of a column", lambda r: (r + 1).topk(2, 0, False)[0] * 2
     yield "gather", "several of a row", lambda r: torch.gather(r + 1, 1, (r[:, :6] > 0).long() * 3) * 2
 
 
@@ -68,6 +71,9 @@ def _windows() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
     yield "adaptive_max_pool3d", "", lambda r: functional.adaptive_max_pool3d(_image(r), 4)
     yield "upsample_nearest1d", "", lambda r: functional.interpolate(_image(r)[0], scale_factor=1.7)
     yield "upsample_nearest2d", "", lambda r: functional.interpolate(_image(r), scale_factor=2)
+    yield "upsample_bilinear2d", "", lambda r: functional.interpolate(_image(r), scale_factor=2, mode="bilinear")
+    yield "_cdist_forward", "", lambda r: torch.cdist(r[:5, :36] + 1, r[5:12, :36] * 2, 1.0)
+    yield "dist", "", lambda r: torch.dist(r + 1, r * 2)
     yield "upsample_nearest3d", "", lambda r: functional.interpolate(_image(r)[:, :, None], size=(2, 7, 5))
 
 

@@ -205,7 +205,8 @@ def test_actions_are_ordered_by_the_time_they_touch(env: KernelOptimizationEnv) 
 
 
 def test_the_list_is_cut_at_256_and_says_so(graph: OpGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qimeng.envs.steps.session.MAX_ACTIONS", 4)
+    for module in ("session", "time_shares"):
+        monkeypatch.setattr(f"qimeng.envs.steps.{module}.MAX_ACTIONS", 4)
     env = KernelOptimizationEnv(fake_task(graph))
     _, info = env.reset(seed=0)
     assert len(env.actions_text()) == 4 and env.actions_text()[0] == "stop"

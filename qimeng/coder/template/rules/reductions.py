@@ -72,20 +72,21 @@ MOST_LARGEST = 4
 def _topk(
     b: Builder, node: Any, x: Expr, k: int, dim: int = -1, largest: bool = True, in_order: bool = True
 ) -> tuple[Expr, Expr]:
-    """The k largest or smallest values and where they are: each is found among what was not taken before it."""
+    """The k largest values and where they are: each is found among what was not taken before it."""
+    if not largest:
+        raise Unsupported("the smallest values, of which NaN is the last to be taken")
     if k > MOST_LARGEST or not is_float(x.dtype):
         raise Unsupported(f"the {k} largest of {x.dtype}; at most {MOST_LARGEST} floating values are found")
     d = axis_of(x, dim)
     size = b.axes.extent(b.axes.resolve(b.whole(x.dims[d])))
-    kind, least = ("max", float("-inf")) if largest else ("min", float("inf"))
     wide = b.cast(x, compute_dtype(x.dtype))
     place = b.index(x.dims[d])
     place = b.redim(place, [x.dims[d], *[()] * (len(x.dims) - 1 - d)])
     nan, free = b.pw("isnan", wide, dtype="bool"), None
     values, places = [], []
     for _ in range(k):
-        left = wide if free is None else b.pw("where", free, wide, least, dtype=wide.dtype)
-        best = b.reduce(kind, left, [d], True)
+        left = wide if free is None else b.pw("where", free, wide, float("-inf"), dtype=wide.dtype)
+        best = b.reduce("max", left, [d], True)
         same = b.pw(
             "or",
             b.pw("eq", wide, best, dtype="bool"),
