@@ -31,6 +31,6 @@ def test_a_loop_over_many_steps_is_ended_and_the_next_capture_works(monkeypatch:
     began = time.monotonic()
     with within(1.0), pytest.raises(CaptureError, match=r"did not end within 0.5 s.*a Python loop"):
         capture_spec(spec, verify=False)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     graph = capture_spec(KernelSpec.from_module(Loop(), (torch.zeros(3, 2),)), verify=False)
     assert sum(n.packet == "aten.tanh" for n in graph.ops()) == 3
