@@ -24,6 +24,7 @@ class Loop(torch.nn.Module):
         return state
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a stop that came in a callback
 def test_a_loop_over_many_steps_is_ended_and_the_next_capture_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "LEAST_S", 1.0)
     torch.export.export(torch.nn.ReLU(), (torch.ones(2),))  # what is imported once takes its time
