@@ -16,7 +16,7 @@ from qimeng.errors import IllegalAction, ReplayError
 from qimeng.family import schedule_from_data
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.partition_check import partition_fault
-from qimeng.graph.region import Region
+from qimeng.graph.region import Region, region_of
 from qimeng.graph.rewrites import Rewrite, rewritten_graph
 from qimeng.interfaces.steps import Action, Patch
 from qimeng.program.identity import IDENTITY
@@ -44,7 +44,7 @@ class RegionRecord:
         missing = [n for n in self.nodes if n not in graph.nodes]
         if missing:
             raise ReplayError(f"the graph has no node {missing[0]!r} (and {len(missing) - 1} more of this region)")
-        return Region(graph, self.nodes, tuple(Value(node, port) for node, port in self.outputs))
+        return region_of(graph, self.nodes, tuple(Value(node, port) for node, port in self.outputs))
 
 
 @dataclass(frozen=True)

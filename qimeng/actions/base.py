@@ -81,10 +81,14 @@ class Kind(ABC):
     Attributes:
         name: unique name, the first word of the action's text.
         options: the categorical choices (`Action.param`); ``("",)`` where there is nothing to choose.
+        local: whether `check` of an action on one region depends only on what that region computes, its implementation
+            and the context, so that the answer is kept for later steps and for equal regions. Set by the class that
+            defines `check`; a subclass with a `check` of its own says so again.
     """
 
     name: str
     options: tuple[str, ...] = ("",)
+    local: bool = False
 
     @abstractmethod
     def check(self, program: Program, action: Action, context: Context) -> None:
@@ -123,6 +127,7 @@ class ScheduleKind(Kind):
     """
 
     family: str | None = None
+    local = True
 
     def rewrite(self, schedule: Schedule, plan: Any, device: Device, param: str) -> Sequence[Schedule]:
         """The schedules that carry the action out, best guess first; a pure function.

@@ -59,7 +59,7 @@ def gathered(program: Program, context: Context) -> tuple[Region, ...]:
         unions = [frozenset(name for region in group for name in region.nodes) for group in groups]
         inside = {region.id for group in groups for region in group}
         rest = [set(r.nodes) for r in program.regions if r.id not in inside]
-        regions = repartition(program.graph, [*rest, *map(set, unions)], program.regions)
+        regions = repartition(program.graph, [*rest, *map(set, unions)])
         made = {frozenset(r.nodes): r for r in regions}
         fits = [u not in made or context.coder.can_implement(made[u]) is None for u in unions]
         if all(fits):

@@ -45,6 +45,7 @@ class Lowering(Kind):
     """
 
     name = "lowering"
+    local = True
 
     def check(self, program: Program, action: Action, context: Context) -> None:
         """Legal for regions that the coder can implement, on PyTorch or in a kernel that lacks the schedule it has."""
@@ -121,6 +122,7 @@ class Unfuse(Kind):
     """
 
     name = "unfuse"
+    local = True
 
     def check(self, program: Program, action: Action, context: Context) -> None:
         """Legal for regions of two or more operators."""

@@ -33,6 +33,7 @@ class Library(Kind):
 
     name = "library"
     options = ("", *CALLS)
+    local = True
 
     def proposals(self, program: Program, context: Context) -> Iterator[Action]:
         """Each option on each region, and each that is no single operator's on the largest group."""

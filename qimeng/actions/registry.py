@@ -83,6 +83,7 @@ def legal_actions(program: Program, context: Context, faults: dict[str, str] | N
             shows it is offered, so that a step tells it.
     """
     found: dict[Action, None] = {}
+    known = _Known(program, context)
     for kind in kinds().values():
         try:
             proposed = tuple(kind.proposals(program, context))
@@ -92,7 +93,8 @@ def legal_actions(program: Program, context: Context, faults: dict[str, str] | N
             continue
         for action in proposed:
             try:
-                kind.check(program, action, context)
+                if not known.applies(kind, action):
+                    continue
             except KindFault as fault:
                 if faults is not None:
                     faults[kind.name] = str(fault)
@@ -103,12 +105,49 @@ def legal_actions(program: Program, context: Context, faults: dict[str, str] | N
                     faults[fault.family] = str(fault)
                     found[action] = None
                 continue
-            except IllegalAction:
-                continue
             found[action] = None
     if faults is not None:
         faults |= take_faults()
     return tuple(found)
+
+
+class _Known:
+    """Whether actions apply to a program; answers of local kinds (`Kind.local`) are found again at later steps."""
+
+    def __init__(self, program: Program, context: Context):
+        self._program, self._context = program, context
+        made = program.implementations
+        self._keys = {r.id: (r.signature, made.get(r.signature)) for r in program.called}
+        asked = (context, *families().values())
+        self._local = {name: is_local(kind) for name, kind in kinds().items()}
+        self._kept: dict[object, bool] = program.graph.memo.setdefault("legal", {}).setdefault(asked, {})
+
+    def applies(self, kind: Kind, action: Action) -> bool:
+        """Whether `action` applies.
+
+        Raises:
+            KindFault, FamilyFault: the kind or a family fails by itself.
+        """
+        key = None
+        if len(action.regions) == 1 and self._local[kind.name] and action.regions[0] in self._keys:
+            key = kind, action.param, *self._keys[action.regions[0]]
+            if key in self._kept:
+                return self._kept[key]
+        try:
+            kind.check(self._program, action, self._context)
+            found = True
+        except (KindFault, FamilyFault):
+            raise
+        except IllegalAction:
+            found = False
+        if key is not None:
+            self._kept[key] = found
+        return found
+
+
+def is_local(kind: Kind) -> bool:
+    """Whether the class that defines the kind's `check` says that it is local."""
+    return bool(vars(next(c for c in type(kind).__mro__ if "check" in vars(c))).get("local", False))
 
 
 def rewritten(request: Request, coder: Coder) -> GraphRewrite:

@@ -126,6 +126,7 @@ class Language(ScheduleKind):
 
     name = "language"
     options = ("triton", "cuda")
+    local = True
 
     def check(self, program: Program, action: Action, context: Context) -> None:
         """Legal where the coder writes that language, the device runs it, and the region is in another one."""

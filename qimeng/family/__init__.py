@@ -13,6 +13,7 @@ from qimeng.family.registry import (
     refusal,
     register_family,
     take_faults,
+    uncovered,
     unregister_family,
     word_of,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "register_family",
     "schedule_from_data",
     "take_faults",
+    "uncovered",
     "unregister_family",
     "word_of",
 ]

@@ -36,6 +36,10 @@ OTHER = "other"
 _own: dict[str, AnyFamily] = {}
 _built_in: dict[str, AnyFamily] = {}
 _faults: dict[str, str] = {}
+_coverers: dict[tuple[tuple[AnyFamily, ...], str], AnyFamily | Unsupported] = {}
+
+MOST_KEPT = 100_000
+"""Regions whose family is kept: those of a network of thousands of operators, and of the fusions it allows."""
 
 
 def families() -> dict[str, AnyFamily]:
@@ -114,7 +118,7 @@ def plan_of(family: AnyFamily, region: Region) -> Any:
     """
     found = _plan(family, RegionKey(region))
     if isinstance(found, Unsupported):
-        raise found
+        raise found.with_traceback(None)
     return found
 
 
@@ -127,27 +131,53 @@ def covering(region: Region) -> tuple[AnyFamily, Any]:
         Unsupported: none does; the message is that of the first family whose business such regions are.
         FamilyFault: one failed by itself, and no other covers the region.
     """
+    found = _coverer(region)
+    if isinstance(found, Unsupported):
+        raise found.with_traceback(None)
+    return found, plan_of(found, region)
+
+
+def uncovered(region: Region) -> str | None:
+    """None where a family covers `region`, else the reason.
+
+    Raises:
+        FamilyFault: one failed by itself, and no other covers the region.
+    """
+    found = _coverer(region)
+    return str(found) if isinstance(found, Unsupported) else None
+
+
+def _coverer(region: Region) -> AnyFamily | Unsupported:
+    """The first family that covers `region`, or why none does; kept, as steps ask about the same regions again."""
+    asked = tuple(families().values())
+    key = asked, region.signature
+    if key in _coverers:
+        return _coverers[key]
     reasons: list[Unsupported] = []
     failed: FamilyFault | None = None
-    for family in families().values():
+    found: AnyFamily | None = None
+    for family in asked:
         try:
-            return family, plan_of(family, region)
+            plan_of(family, region)
+            found = family
+            break
         except Unsupported as error:
             reasons.append(error)
         except FamilyFault as fault:
             _faults[family.name], failed = str(fault), fault
-    if failed is not None:
-        raise failed
-    raise min(reasons, key=lambda reason: isinstance(reason, NotConcerned))
+    if failed is not None:  # it is told again each time
+        if found is None:
+            raise failed
+        return found
+    if len(_coverers) >= MOST_KEPT:
+        _coverers.clear()
+    _coverers[key] = found or min(reasons, key=lambda reason: isinstance(reason, NotConcerned))
+    return _coverers[key]
 
 
 def is_covered(region: Region) -> bool:
     """Whether a family covers `region`."""
-    try:
-        covering(region)
-    except Unsupported:
-        return False
-    return True
+    return uncovered(region) is None
 
 
 def concerned(region: Region) -> AnyFamily | None:
@@ -189,7 +219,8 @@ def _plan(family: AnyFamily, key: RegionKey) -> Any:
     try:
         return family.plan(key.region)
     except Unsupported as error:
-        return error
+        error.__context__ = error.__cause__ = None  # which hold what the family worked on, as its traceback does
+        return error.with_traceback(None)
 
 
 _installed = Installed(GROUP, "family", lambda found: register_family(found() if isinstance(found, type) else found))
@@ -209,6 +240,7 @@ __all__ = [
     "refusal",
     "register_family",
     "take_faults",
+    "uncovered",
     "unregister_family",
     "word_of",
 ]

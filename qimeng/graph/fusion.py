@@ -13,7 +13,7 @@ import networkx as nx
 
 from qimeng.errors import IllegalAction
 from qimeng.graph.opgraph import Value
-from qimeng.graph.region import Region, merge, merge_recomputing, region_digraph
+from qimeng.graph.region import Region, merge, merge_recomputing, region_digraph, region_of
 
 
 class Fusions:
@@ -48,8 +48,7 @@ class Fusions:
             if between != consumer and self._follows(between, consumer):
                 cycle = " -> ".join([producer, *nx.shortest_path(self.digraph, between, consumer)])
                 raise IllegalAction(f"these regions cannot be one: the program would have a cycle ({cycle})")
-        results = set(a.graph.results())
-        kept = {v for v in (*a.outputs, *b.outputs) if v in results or self._readers[v] - {producer, consumer}}
+        kept = {v for v in (*a.outputs, *b.outputs) if v in self._results or self._readers[v] - {producer, consumer}}
         return _region(a, b, kept)
 
     def merged_recomputing(self, producer: str, consumer: str) -> Region:
@@ -73,6 +72,10 @@ class Fusions:
 
     def _moves_values(self, a: Region, b: Region) -> bool:
         return not self._shared.isdisjoint(a.nodes) or not self._shared.isdisjoint(b.nodes)
+
+    @cached_property
+    def _results(self) -> frozenset[Value]:
+        return frozenset(v for r in self._regions[:1] for v in r.graph.results())
 
     @cached_property
     def _number(self) -> dict[str, int]:
@@ -105,10 +108,9 @@ class Fusions:
 
 
 def _region(a: Region, b: Region, outputs: set[Value]) -> Region:
-    nodes = {*a.nodes, *b.nodes}
-    order = tuple(n for n in a.graph.nodes if n in nodes)
-    rank = {n: i for i, n in enumerate(order)}
-    return Region(a.graph, order, tuple(sorted(outputs, key=lambda v: (rank[v.node], v.port))))
+    position = a.graph.position
+    order = tuple(sorted({*a.nodes, *b.nodes}, key=position.__getitem__))
+    return region_of(a.graph, order, tuple(sorted(outputs, key=lambda v: (position[v.node], v.port))))
 
 
 def _made(regions: tuple[Region, ...], a: Region, b: Region) -> Region:

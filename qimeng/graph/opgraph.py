@@ -132,6 +132,16 @@ class OpGraph:
         count = sum(1 for _ in self.ops())
         return f"<OpGraph: inputs {self.n_inputs}, operators {count}, outputs {len(self.outputs)}>"
 
+    @cached_property
+    def position(self) -> dict[str, int]:
+        """Name of each node to its number in topological order."""
+        return {name: number for number, name in enumerate(self.nodes)}
+
+    @cached_property
+    def memo(self) -> dict[Any, Any]:
+        """What others worked out about this graph and want to find again; kept as long as the graph is."""
+        return {}
+
     def meta(self, value: Value) -> Meta:
         """Shape, stride and dtype of `value`."""
         meta = self.nodes[value.node].metas[value.port]
@@ -145,6 +155,10 @@ class OpGraph:
 
     def results(self) -> tuple[Value, ...]:
         """Every value that leaves the graph: outputs and buffer updates."""
+        return self._results
+
+    @cached_property
+    def _results(self) -> tuple[Value, ...]:
         out = [o for o in self.outputs if isinstance(o, Value)]
         return tuple(dict.fromkeys(out + [v for _, v in self.mutations]))
 

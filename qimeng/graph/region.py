@@ -141,10 +141,19 @@ class RegionKey:
         return isinstance(other, RegionKey) and other.region.signature == self.region.signature
 
 
+def region_of(graph: OpGraph, nodes: tuple[str, ...], outputs: tuple[Value, ...]) -> Region:
+    """The region of `nodes` and `outputs`; asked again, the same object, with all that it has worked out."""
+    known: dict[Any, Region] = graph.memo.setdefault("regions", {})
+    key = nodes, outputs
+    if key not in known:
+        known[key] = Region(graph, nodes, outputs)
+    return known[key]
+
+
 def make_region(graph: OpGraph, names: Iterable[str]) -> Region:
     """The region of `names` with the outputs that the rest of the graph reads from it."""
     chosen = set(names)
-    order = tuple(n for n in graph.nodes if n in chosen)
+    order = tuple(sorted(chosen, key=graph.position.__getitem__))
     results = set(graph.results())
     users = graph.users()
     outputs = [
@@ -153,7 +162,7 @@ def make_region(graph: OpGraph, names: Iterable[str]) -> Region:
         for port in range(len(graph.nodes[name].metas))
         if Value(name, port) in results or any(u not in chosen for u in users.get(Value(name, port), ()))
     ]
-    return Region(graph, order, tuple(outputs))
+    return region_of(graph, order, tuple(outputs))
 
 
 def partition(graph: OpGraph) -> tuple[Region, ...]:
@@ -190,7 +199,7 @@ def merge(regions: tuple[Region, ...], ids: Iterable[str]) -> tuple[Region, ...]
         raise IllegalAction(f"fusion needs two or more regions of this program, got {sorted(wanted)}")
     graph = chosen[0].graph
     sets = [set(r.nodes) for r in regions if r.id not in wanted]
-    return repartition(graph, [*sets, set().union(*(r.nodes for r in chosen))], regions)
+    return repartition(graph, [*sets, set().union(*(r.nodes for r in chosen))])
 
 
 def merge_recomputing(regions: tuple[Region, ...], producer: str, consumer: str) -> tuple[Region, ...]:
@@ -201,7 +210,7 @@ def merge_recomputing(regions: tuple[Region, ...], producer: str, consumer: str)
     """
     by_id = {r.id: r for r in regions}
     both = set(by_id[producer].nodes) | set(by_id[consumer].nodes)
-    return repartition(by_id[producer].graph, [set(r.nodes) for r in regions if r.id != consumer] + [both], regions)
+    return repartition(by_id[producer].graph, [set(r.nodes) for r in regions if r.id != consumer] + [both])
 
 
 def split(regions: tuple[Region, ...], region_id: str) -> tuple[Region, ...]:
@@ -209,7 +218,7 @@ def split(regions: tuple[Region, ...], region_id: str) -> tuple[Region, ...]:
     target = next(r for r in regions if r.id == region_id)
     inside = set(target.nodes)
     singles = [set(r.nodes) for r in partition(target.graph) if set(r.nodes) <= inside]
-    return repartition(target.graph, [set(r.nodes) for r in regions if r.id != region_id] + singles, regions)
+    return repartition(target.graph, [set(r.nodes) for r in regions if r.id != region_id] + singles)
 
 
 def region_digraph(regions: Iterable[Region]) -> nx.DiGraph:
@@ -227,7 +236,7 @@ def region_digraph(regions: Iterable[Region]) -> nx.DiGraph:
     return g
 
 
-def repartition(graph: OpGraph, sets: list[set[str]], known: Iterable[Region] = ()) -> tuple[Region, ...]:
+def repartition(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
     """The regions of `sets` of nodes in topological order, each value yielded by one of them.
 
     A view or recomputed node is in several regions. Only the first one provides it to others. A region that is no
@@ -236,15 +245,13 @@ def repartition(graph: OpGraph, sets: list[set[str]], known: Iterable[Region] = 
     Args:
         graph: what is partitioned.
         sets: names of the nodes of each region.
-        known: regions of this graph that are used again where they are the same, with all that they have worked out.
 
     Raises:
         IllegalAction: the regions would form a cycle.
     """
-    position = {n: i for i, n in enumerate(graph.nodes)}
+    position = graph.position
     sets = sorted({frozenset(s): s for s in sets}.values(), key=lambda s: max(position[n] for n in s))
     results = set(graph.results())
-    before = {r: r for r in known}
     while True:
         needed = {v for s in sets for n in s for v in graph.nodes[n].operands() if v.node not in s}
         made: list[Region] = []
@@ -258,8 +265,7 @@ def repartition(graph: OpGraph, sets: list[set[str]], known: Iterable[Region] = 
                 if v not in given and (v in results or v in needed)
             )
             given.update(outputs)
-            region = Region(graph, order, outputs)
-            made.append(before.get(region, region))
+            made.append(region_of(graph, order, outputs))
         if all(r.outputs for r in made):
             break
         sets = [set(r.nodes) for r in made if r.outputs]
@@ -339,5 +345,5 @@ def literal(item: Any) -> str:
 
 __all__ = [
     "Region", "call_text", "literal", "make_region", "map_values", "merge", "merge_recomputing", "partition",
-    "region_digraph", "repartition", "split",
+    "region_digraph", "region_of", "repartition", "split",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from qimeng.actions import Context, ScheduleKind, kind_named, rewritten
 from qimeng.coder.template.reprint import reprinted
 from qimeng.errors import CoderError, IllegalAction
-from qimeng.family import MAX_ALTERNATIVES, Unsupported, covering, family_of, is_built_in, plan_of, refusal
+from qimeng.family import MAX_ALTERNATIVES, Unsupported, covering, family_of, is_built_in, plan_of, refusal, uncovered
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import Region
 from qimeng.interfaces import Coder, Patch, Reprints, Request
@@ -39,11 +39,7 @@ class TemplateCoder(Coder, Reprints):
 
     def can_implement(self, region: Region) -> str | None:
         """None where a family covers `region`, else the reason."""
-        try:
-            covering(region)
-        except Unsupported as error:
-            return str(error)
-        return None
+        return uncovered(region)
 
     def write(self, request: Request) -> Patch:
         """The patch for `request.action`: a new implementation, or several to choose from.

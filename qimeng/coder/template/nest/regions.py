@@ -26,7 +26,7 @@ def region_nest(region: Region) -> Found:
     """
     found = _region_nest(RegionKey(region))
     if isinstance(found, Unsupported):
-        raise found
+        raise found.with_traceback(None)
     return found
 
 
@@ -40,7 +40,8 @@ def _region_nest(key: RegionKey) -> Found | Unsupported:
             raise Unsupported("a Python number in float64 arithmetic: kernels take numbers as float32")
         return region, nest, loads
     except Unsupported as error:
-        return error
+        error.__context__ = error.__cause__ = None
+        return error.with_traceback(None)
 
 
 def _refuse(region: Region) -> None:
