@@ -70,6 +70,50 @@ def test_the_printed_kernel(name: str, golden: Callable[[str, str], None]) -> No
     golden(f"attention_{name}.py.txt", f"# {schedule}\n{family.print(plan, schedule, 'k').source}")
 
 
+def test_tiles_are_copied_by_warps_of_their_own(golden: Callable[[str, str], None]) -> None:
+    """One loop, tiles through descriptors, and three times the warps to be accounted for."""
+    causal = lambda q, k, v: attend(q, k, v, is_causal=True)  # noqa: E731
+    family, plan = covering(whole(causal, *[(2, 4, 200, 48)] * 3, dtype=torch.bfloat16))
+    schedule = family.default(plan, H200, "default").but(descriptors=True, specialize=True)  # type: ignore[attr-defined]
+    golden("attention_copied_bf16.py.txt", f"# {schedule}\n{family.print(plan, schedule, 'k').source}")
+    assert family.needs(plan, schedule).warps == 12
+    moved = family.moves["pipeline"].schedules(plan, schedule.but(specialize=False), "warps", H200)
+    assert schedule.but(block_n=128) in moved
+    older = family.moves["pipeline"].schedules(plan, schedule.but(specialize=False), "warps", device_named("a100"))
+    assert not any(s.specialize for s in older)  # type: ignore[attr-defined]
+
+
+def test_descriptors_need_aligned_rows_of_halves() -> None:
+    """Rows of 20 bytes, or fp32 operands, are read by pointers."""
+
+    def refused(*shapes: tuple[int, ...], dtype: torch.dtype, device: str = "h200") -> str:
+        family, plan = covering(whole(attend, *shapes, dtype=dtype))
+        schedule = family.default(plan, H200, "default")
+        with pytest.raises(IllegalAction) as raised:
+            family.moves["layout"].check(plan, schedule, "descriptors", device_named(device), "default")
+        copied = schedule.but(descriptors=True, specialize=True)  # type: ignore[attr-defined]
+        assert "TensorDescriptor" not in family.print(plan, copied, "k").source
+        return str(raised.value)
+
+    assert "multiples of 16 bytes" in refused(*[(2, 4, 64, 10)] * 3, dtype=torch.float16)
+    assert "these are float32" in refused(*QKV, dtype=torch.float32)
+    family, plan = covering(whole(attend, *QKV, dtype=torch.float16))
+    with pytest.raises(IllegalAction, match="a100 copies no tiles"):
+        family.moves["layout"].check(
+            plan, family.default(plan, H200, "default"), "descriptors", device_named("a100"), "default"
+        )
+
+
+def test_the_factor_of_the_scores_goes_into_the_exponent() -> None:
+    """Unless a mask is added to the scores, which it would change."""
+    causal = lambda q, k, v: attend(q, k, v, is_causal=True, scale=0.3)  # noqa: E731
+    biased = lambda q, k, v, m: attend(q, k, v, attn_mask=m, scale=0.3)  # noqa: E731
+    for function, shapes, folded in ((causal, QKV, True), (biased, (*QKV, (96, 96)), False)):
+        family, plan = covering(whole(function, *shapes, dtype=torch.bfloat16))
+        source = family.print(plan, family.default(plan, H200, "default"), "k").source
+        assert ("m *= 0.3" in source, "s * 0.3" in source) == (folded, not folded)
+
+
 def test_tunings_fit_the_device_and_say_why_not() -> None:
     start = program(attend, *[(1, 2, 512, 128)] * 3, dtype=torch.bfloat16)
     coder = TemplateCoder()

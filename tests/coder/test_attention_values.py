@@ -129,6 +129,13 @@ def sliding_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attend(q, k, v, attn_mask=(j <= i) & (i - j < 50))
 
 
+@case("causal, heads side by side", normal((2, 70, 3 * 48), dtype=FP16))
+def heads_side_by_side(x: Tensor) -> Tensor:
+    """Queries, keys and values are strided views, and sizes that no block divides."""
+    q, k, v = (part.view(2, 70, 2, 24).transpose(1, 2) for part in x.split(48, dim=2))
+    return attend(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 70, 48)
+
+
 @case("causal, then more", normal((1, 2, 150, 32), (1, 2, 150, 32), (1, 2, 150, 32), (150, 64)))
 def causal_then_more(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
     y = attend(q, k, v, is_causal=True).transpose(1, 2).reshape(1, 150, 64)
@@ -184,8 +191,9 @@ def main(names: list[str]) -> None:
             try:
                 patch = coder.write(Request(program, Action("lowering", (region.id,)), DEVICE))
                 small = patch.alternatives[0].schedule.but(block_m=32, block_n=16)  # type: ignore[union-attr]
-                several = small.but(splits=3)  # type: ignore[call-arg]
-                for made in (patch.alternatives[0], *(coder.print(region, x) for x in (small, several))):
+                several = small.but(splits=3, descriptors=True)  # type: ignore[call-arg]
+                copied = small.but(descriptors=True, specialize=True)  # type: ignore[call-arg]
+                for made in (patch.alternatives[0], *(coder.print(region, x) for x in (small, several, copied))):
                     check(region, made, evaluate(graph, spec))
             except Wrong as error:
                 wrong.append(str(error))
@@ -219,7 +227,7 @@ def test_every_kernel_compiles_for_a_device(tmp_path: Path) -> None:
             patch = coder.write(Request(program, Action("lowering", (region.id,)), DEVICE))
             schedule = patch.alternatives[0].schedule
             assert isinstance(schedule, AttentionSchedule)
-            for s in (schedule, schedule.but(splits=3)):
+            for s in (schedule, schedule.but(splits=3), schedule.but(descriptors=True)):
                 made = replace(patch, alternatives=(coder.print(region, s),))
                 programs[f"{problem.name} {s}"] = made.apply(program, 0)
     server = ForkServer()
@@ -228,7 +236,7 @@ def test_every_kernel_compiles_for_a_device(tmp_path: Path) -> None:
     finally:
         server.close()
     failed = {name: c.error for name, t in zip(programs, found, strict=True) for c in t.values() if c.failure}
-    assert sum(map(len, found)) == 2 * len(CASES) and not failed, json.dumps(failed, indent=1)
+    assert sum(map(len, found)) == 3 * len(CASES) and not failed, json.dumps(failed, indent=1)
     assert not any(k.overlaps for t in found for c in t.values() for k in c.kernels), "a product may read too late"
 
 

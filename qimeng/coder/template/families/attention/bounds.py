@@ -69,7 +69,7 @@ def bounds_of(nest: Nest, expr: Expr, keys: Dim, rows: Dim, scores: frozenset[in
     low: int | None = None
     query: Dim = ()
     masks, conditions = [], []
-    for choice, condition, inner, seen in _choices(expr, softmax):
+    for choice, condition, inner, seen in choices_of(expr, softmax):
         parts = _all_of(condition, seen)
         found = [_compared(nest, c, keys, rows, seen) for c in parts]
         conditions += [(c, seen) for c, f in zip(parts, found, strict=True) if f is None and _is_read(c, keys)]
@@ -95,7 +95,7 @@ def _is_read(condition: Expr, keys: Dim) -> bool:
     return bool(condition.depends & set(keys)) and all(e.op not in ("dot", "reduce", "part") for e in below)
 
 
-def _choices(e: Expr, softmax: bool) -> Iterator[tuple[Expr, Expr, Expr, bool]]:
+def choices_of(e: Expr, softmax: bool) -> Iterator[tuple[Expr, Expr, Expr, bool]]:
     """Choices on the way down whose other branch makes a weight of 0.
 
     Yields:
@@ -199,4 +199,4 @@ def linear(nest: Nest, e: Any) -> Linear | None:
     return None
 
 
-__all__ = ["Bounds", "bounds_of", "linear"]
+__all__ = ["Bounds", "bounds_of", "choices_of", "linear"]

@@ -14,6 +14,7 @@ from qimeng.coder.template.families.attention.kernel import attention_body, merg
 from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.coder.template.families.attention.tiles import Tiles, row_blocks
+from qimeng.coder.template.triton.aligned import ALIGNED
 from qimeng.coder.template.triton.emitter import without_unused
 from qimeng.coder.template.triton.rounding import ROUND
 from qimeng.program.program import Implementation
@@ -45,6 +46,8 @@ def print_attention(plan: AttentionPlan, schedule: AttentionSchedule, prefix: st
         text, launch = _kernel(plan, f"{prefix}_seen", seen_body(tiles), sizes, count, f"num_warps={GUARD_WARPS}")
         kernels.append(text)
         launches += [f"seen = torch.empty(({count},), dtype=torch.int32, device=DEVICE)", launch]
+    made = tiles.descriptors()
+    launches += [f"{name} = {text}" for name, text in made.items()]
     body = attention_body(plan, schedule, prefix)
     count = batch * row_blocks(plan, schedule)
     text, launch = _kernel(plan, f"{prefix}_attention", body, sizes, count * schedule.splits, options)
@@ -57,6 +60,9 @@ def print_attention(plan: AttentionPlan, schedule: AttentionSchedule, prefix: st
         text, launch = _kernel(plan, f"{prefix}_merge", merge_body(plan, schedule, prefix), sizes, count, options)
         kernels.append(text)
     source = "\n\n".join([*kernels, _entry(plan, prefix, [*launches, launch])])
+    if made:
+        head = ["from triton.tools.tensor_descriptor import TensorDescriptor", ALIGNED.format(prefix=prefix).strip()]
+        source = "\n\n\n".join([*head, source])
     if f"{prefix}_round(" in source:
         source = f"{ROUND.format(prefix=prefix).strip()}\n\n\n{source}"
     return Implementation("triton", source, f"{prefix}_run", schedule=schedule)
@@ -75,6 +81,7 @@ def _kernel(
         for s in plan.nest.sources
     }
     passed |= {f"y{i}_ptr": f"y{i}" for i in range(len(plan.nest.outputs))}
+    passed |= {f"{operand}_tile": f"{operand}_tile" for operand in "qkv"}
     passed |= {f"{made}_ptr": made for made in ("flags", "seen", "parts", "stats")}
     used = {p: argument for p, argument in passed.items() if p in words}
     constants = {k: n for k, n in sizes.items() if k in words}

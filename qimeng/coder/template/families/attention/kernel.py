@@ -16,11 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from qimeng.coder.template.families.attention.bounds import choices_of
 from qimeng.coder.template.families.attention.guard import flags_of, seen_batch
 from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.coder.template.families.attention.split import merge_parts, share, store_part
 from qimeng.coder.template.families.attention.tiles import Tiles, zeros
+from qimeng.coder.template.families.attention.weights import number
 from qimeng.coder.template.nest.expr import Expr, reach
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton.emitter import Emitter
@@ -47,6 +49,7 @@ class _Kernel:
         self.query_index = Expr("index", (), (), "int32", reduced=self.bounds.query)
         self.seen_index = Expr("index", (), (), "int32", reduced=seen_batch(self.plan))
         self.power = tiles.schedule.fast and self.weights.pair is not None and _is_moderate(self._tile_exprs())
+        self.scaled, self.factor = _scaled(self.weights.scores) if self.power and not self.weights.sums else (None, 1.0)
 
     def lines(self) -> list[str]:
         """The whole kernel."""
@@ -64,7 +67,10 @@ class _Kernel:
         if splits > 1:
             lines += share(t, bool(self.bounds))
             low, high = "low", "high"
-        return [*lines, *self._walk_keys(low, high), *(store_part(t) if splits > 1 else self._after())]
+        lines += self._walk_keys(low, high)
+        if self.scaled is not None:
+            lines.append(f"m *= {self.factor!r}")
+        return [*lines, *(store_part(t) if splits > 1 else self._after())]
 
     def merge(self) -> list[str]:
         """The kernel after it, where several programs share the keys."""
@@ -159,6 +165,8 @@ class _Kernel:
         """The loop over the keys: without masks as far as none is needed, then with them."""
         whole = str(self.t.keys // self.t.schedule.block_n * self.t.schedule.block_n)
         splits = self.t.schedule.splits > 1
+        if self.t.specialized:  # the compiler shares one loop among its warps
+            return self._loop(low, high, bool(self.bounds) or self.t.overhangs, "v")
         if self.by_position and not splits:
             return [*self._loop("0", "inside", False, "u"), *self._loop("inside", high, True, "v")]
         if self.by_position or (splits and self.t.overhangs and not self.bounds):
@@ -174,7 +182,10 @@ class _Kernel:
     def _loop(self, low: str, high: str, masked: bool, letter: str) -> list[str]:
         body = ["rn = start + tl.arange(0, BN)[None, :]", *self._keys_and_scores(masked)]
         body += self._weights(masked, letter)
-        return [f"for start in range({low}, {high}, BN):", *(f"    {line}" for line in body)]
+        steps = f"range({low}, {high}, BN)"
+        if self.t.specialized:
+            steps = f"tl.range({low}, {high}, BN, warp_specialize=True)"
+        return [f"for start in {steps}:", *(f"    {line}" for line in body)]
 
     def _keys_and_scores(self, masked: bool) -> list[str]:
         lines = [f"n_ok = rn < {self.t.keys}"] if masked and self.t.overhangs else []
@@ -189,6 +200,8 @@ class _Kernel:
         em.names = dict(self.base.names)
         if self.plan.scores is not None:
             em.define(self.plan.scores, "s")
+        if self.scaled is not None:  # by the factor of the exponent
+            em.define(self.scaled, em.value(self.scaled.args[0]))
         if not masked:
             for choice, inner in reversed(self.bounds.masks):
                 em.define(choice, em.value(inner))
@@ -226,7 +239,8 @@ class _Kernel:
         ]
         exponentials = ["p = tl.exp(x - top)", "scale = tl.exp(m - top)"]
         if self.power:
-            exponentials = [f"p = tl.exp2(x * {LOG2E} - top * {LOG2E})", f"scale = tl.exp2((m - top) * {LOG2E})"]
+            by = LOG2E * self.factor
+            exponentials = [f"p = tl.exp2(x * {by} - top * {by})", f"scale = tl.exp2((m - top) * {by})"]
         return [
             *top,
             *exponentials,
@@ -263,6 +277,22 @@ class _Kernel:
         for i in range(len(plan.nest.outputs)):
             em.store(i)
         return [*settle, *zeros(em.lines, "BM", "BV"), *em.lines]
+
+
+def _scaled(scores: Expr | None) -> tuple[Expr | None, float]:
+    """The product by a positive number that the scores of a softmax are, up to what masks hide, and that number.
+
+    The largest score and the exponents can then be taken of what is multiplied: one multiplication less an element.
+    """
+    e = scores
+    while e is not None:
+        choices = list(choices_of(e, softmax=True))
+        e = choices[-1][2] if choices else e
+        if e.op == "mul" and isinstance(e.args[0], Expr) and (factor := number(e.args[1])) and 0 < factor < math.inf:
+            return e, factor
+        if not choices:
+            return None, 1.0
+    return None, 1.0
 
 
 def _is_moderate(exprs: Sequence[Expr]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from qimeng.coder.template.families.attention.boxes import can_specialize, described
 from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.coder.template.families.attention.sweeps import sweep
@@ -43,13 +44,16 @@ class Tiling(AttentionMove):
 
 
 class Pipeline(AttentionMove):
-    """Other depths of the pipeline, other numbers of warps."""
+    """Other depths of the pipeline, other numbers of warps, or warps of their own that copy."""
 
     def schedules(self, plan: AttentionPlan, schedule: AttentionSchedule, param: str, device: Device) -> Found:
-        """Depths of 1 to 4, warps from 2 to 8."""
+        """Depths of 1 to 4, warps from 2 to 8, or 4 beside those that copy."""
         s = schedule
         if param == "warps":
-            return _others(s, [s.but(warps=w) for w in (2, 4, 8)])
+            found = [s.but(warps=w, specialize=False) for w in (2, 4, 8)]
+            if can_specialize(plan, device):
+                found += [s.but(warps=4, descriptors=True, specialize=True, block_n=n) for n in (64, 128)]
+            return _others(s, found)
         return _others(s, [s.but(stages=n) for n in (1, 2, 3, 4)])
 
 
@@ -72,6 +76,31 @@ class Precision(AttentionMove):
         if schedule.precision == param:
             return ()
         return _others(schedule, [schedule.but(precision=param), *sweep(plan, schedule, param, device)])
+
+
+class Layout(AttentionMove):
+    """Operands read through tensor descriptors, or by pointers."""
+
+    def check(self, plan: AttentionPlan, schedule: AttentionSchedule, param: str, device: Device, mode: str) -> None:
+        """Descriptors where the GPU has them and at least one half operand lies so that one can say where."""
+        if param not in ("descriptors", "pointers"):
+            raise IllegalAction(f"an attention packs nothing: {param} is not for it")
+        if param == "descriptors" and not device.has("descriptors"):
+            raise IllegalAction(f"{device.name} copies no tiles by descriptors")
+        if param == "descriptors" and not plan.half:
+            raise IllegalAction(f"descriptors are for half operands, these are {plan.dtype}")
+        if param == "descriptors" and not described(plan):
+            raise IllegalAction(
+                "descriptors need rows of neighbouring elements that begin at multiples of 16 bytes, and no operand is "
+                "such a tensor as it lies in memory"
+            )
+
+    def schedules(self, plan: AttentionPlan, schedule: AttentionSchedule, param: str, device: Device) -> Found:
+        """Set or clear `descriptors`, with other depths of the pipeline."""
+        if param == "pointers":
+            return _others(schedule, [schedule.but(descriptors=False, specialize=False)])
+        s = schedule.but(descriptors=True)
+        return _others(schedule, [s, *(s.but(stages=n) for n in (2, 3, 4))])
 
 
 class Split(AttentionMove):
@@ -105,6 +134,7 @@ def moves() -> dict[str, AttentionMove]:
         "tiling": Tiling(),
         "pipeline": Pipeline(),
         "precision": Precision(),
+        "layout": Layout(),
         "split": Split(),
         "special": Special(),
     }

@@ -25,6 +25,10 @@ class AttentionSchedule(Schedule):
             (Triton's `input_precision`); half operands ignore it.
         fast: special functions in few instructions; the exponentials of a softmax as powers of two, with one
             multiply-add an element.
+        descriptors: half operands are copied as tiles through tensor descriptors (TMA), where they lie in memory so
+            that a descriptor can say where (`boxes`).
+        specialize: warps of their own do these copies, and two groups of four warps share a tile of queries
+            (`tl.range(…, warp_specialize=True)`, which Triton 3.6 does for one loop of a kernel of 4 warps).
     """
 
     family: str = family_field("attention")
@@ -35,6 +39,8 @@ class AttentionSchedule(Schedule):
     stages: int = count(2)
     precision: str = "ieee"
     fast: bool = False
+    descriptors: bool = False
+    specialize: bool = False
 
 
 __all__ = ["AttentionSchedule"]

@@ -1,8 +1,8 @@
 """Which schedules an attention starts from, which ones lowering tries, and what each takes of an SM.
 
-The blocks of half operands are those of Triton's own tutorial of fused attention (06-fused-attention.py, tuned on an
-H100), those of fp32 operands follow from the registers and spills that the compiler reports (Triton 3.6, sm_90; depths
-64 and 96); none was timed here yet. Deals in block sizes and capacities. Knows nothing about kernel text.
+The blocks of half operands are the fastest ones on an H200 (`experiments.attention`: depths 64, 80 and 128, causal and
+not), those of fp32 operands follow from the registers and spills that the compiler reports (Triton 3.6, sm_90; depths
+64 and 96) and were not timed yet. Deals in block sizes and capacities. Knows nothing about kernel text.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from qimeng.graph.opgraph import itemsize
 Blocks = tuple[int, int, int, int]
 """block_m, block_n, warps, stages."""
 
-HALF_SWEEP: tuple[Blocks, ...] = (
-    (128, 64, 4, 3),
+NARROW_SWEEP: tuple[Blocks, ...] = ((128, 64, 4, 3), (128, 64, 8, 4), (64, 128, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2))
+WIDE_SWEEP: tuple[Blocks, ...] = ((128, 64, 4, 2), (128, 32, 4, 4), (128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3))
+WIDE_BOUNDED_SWEEP: tuple[Blocks, ...] = (
+    (64, 64, 4, 3),
     (128, 128, 8, 3),
     (128, 64, 8, 3),
-    (64, 64, 4, 3),
-    (128, 32, 4, 4),
-    (64, 32, 4, 3),
+    (128, 64, 4, 2),
+    (128, 32, 8, 3),
 )
 FULL_SWEEP: tuple[Blocks, ...] = (
     (64, 32, 8, 2),
@@ -36,9 +37,15 @@ FULL_SWEEP: tuple[Blocks, ...] = (
     (128, 32, 8, 2),
     (32, 32, 4, 2),
 )
+NARROW = 64
+"""Elements of a head up to which the first sweep is for it."""
+
 GUESSES = 4
 """Schedules that lowering tries beside the plain one."""
 
+
+QUEUES = 17408
+"""Bytes of shared memory for what warps of their own copy and compute tell each other (seen: Triton 3.6, sm_90)."""
 
 LEAST_STEPS = 4
 """Steps of a program below which sharing the keys further costs more than it gains."""
@@ -46,7 +53,7 @@ LEAST_STEPS = 4
 
 def default_schedule(plan: AttentionPlan, device: Device, mode: str) -> AttentionSchedule:
     """The plain schedule: fp32 operands in fp32 arithmetic, except in mode ``"high"``."""
-    blocks = HALF_SWEEP[0] if plan.half else FULL_SWEEP[0]
+    blocks = _blocks(plan)[0]
     precision = "tf32" if mode == "high" and not plan.half and _has_tf32(device) else "ieee"
     base = AttentionSchedule(precision=precision, fast=fast_by_default(plan.nest, device) or plan.half)
     return shared(plan, fitted(plan, with_blocks(plan, base, blocks), device), device)
@@ -65,10 +72,18 @@ def sweep(
     plan: AttentionPlan, schedule: AttentionSchedule, precision: str, device: Device
 ) -> tuple[AttentionSchedule, ...]:
     """Configurations for `precision` that fit the device, each once, best guess first."""
-    rows = HALF_SWEEP if plan.half else FULL_SWEEP
     base = schedule.but(precision=precision)
-    found = [shared(plan, fitted(plan, with_blocks(plan, base, b), device), device) for b in rows]
+    found = [shared(plan, fitted(plan, with_blocks(plan, base, b), device), device) for b in _blocks(plan)]
     return tuple(dict.fromkeys(s for s in found if s != schedule and needs(plan, s).refusal(device) is None))
+
+
+def _blocks(plan: AttentionPlan) -> tuple[Blocks, ...]:
+    """Blocks for the operands, best guess first; a tile of more than `NARROW` columns leaves room for less else."""
+    if not plan.half:
+        return FULL_SWEEP
+    if max(plan.shape[3:]) <= NARROW:
+        return NARROW_SWEEP
+    return WIDE_BOUNDED_SWEEP if plan.bounds else WIDE_SWEEP
 
 
 def with_blocks(plan: AttentionPlan, schedule: AttentionSchedule, blocks: Blocks) -> AttentionSchedule:
@@ -115,6 +130,8 @@ def needs(plan: AttentionPlan, schedule: AttentionSchedule) -> Needs:
         held += schedule.block_m * schedule.block_n * (2 if schedule.precision == "tf32x3" else 1)
     masks = schedule.stages * schedule.block_m * schedule.block_n * sum(_tile_bytes(plan))
     tile = schedule.block_m * (schedule.block_n + columns)
+    if schedule.specialize:  # two groups of warps hold the tile, and a third one copies
+        return Needs(held * size + masks + QUEUES, schedule.warps * 3, tile, values_per_thread=170)
     return Needs(held * size + masks, schedule.warps, tile, values_per_thread=255)
 
 
@@ -132,7 +149,9 @@ def _has_tf32(device: Device) -> bool:
 __all__ = [
     "FULL_SWEEP",
     "GUESSES",
-    "HALF_SWEEP",
+    "NARROW_SWEEP",
+    "WIDE_BOUNDED_SWEEP",
+    "WIDE_SWEEP",
     "default_schedule",
     "fitted",
     "guesses",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from qimeng.coder.template.families.attention.boxes import described
 from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.coder.template.nest.axes import Dim
@@ -49,11 +50,27 @@ class Tiles:
         self.overhangs = self.keys % self.schedule.block_n != 0
         self.steps = -(-self.keys // self.schedule.block_n)
         self.row_blocks = row_blocks(self.plan, self.schedule)
+        self.boxes = described(self.plan) if self.schedule.descriptors else {}
 
     def _walk(self, atoms: Dim, index: str, side: str, stem: str) -> list[Walk]:
         lines, walks = spread(self.plan.nest, atoms, self.tables, index, side, stem)
         self.head += lines
         return walks
+
+    @property
+    def specialized(self) -> bool:
+        """Whether warps of their own copy the tiles, which takes keys and values that descriptors read."""
+        return self.schedule.specialize and {"k", "v"} <= set(self.boxes)
+
+    def descriptors(self) -> dict[str, str]:
+        """Name of each descriptor to the host's text that makes it."""
+        block = {"q": (self.schedule.block_m, self.block_d), "k": (self.schedule.block_n, self.block_d)}
+        block["v"] = (self.schedule.block_n, self.block_v)
+        names = self.plan.loads.names
+        return {
+            f"{name}_tile": box.made(f"{self.prefix}_aligned({names[box.source]})", *block[name])
+            for name, box in self.boxes.items()
+        }
 
     def emitter(self, *walks: Sequence[Walk], masks: dict[str, str], letter: str) -> Emitter:
         """An emitter over the program's batch element and `walks`."""
@@ -73,6 +90,8 @@ class Tiles:
     def query(self) -> list[str]:
         """Lines that leave the queries in `q`, [BM, BD]."""
         assert self.plan.query is not None
+        if "q" in self.boxes:
+            return [f"q = {self.boxes['q'].load('q_tile', 'row0', 'BM', 'BD')}"]
         lines, walks = spread(self.plan.nest, self.plan.depth, self.tables, "qd", "r", "depth")
         masks = self.row_mask | ({"r": "qd_ok"} if self.depth != self.block_d else {})
         em = self.emitter(self.at_rows, walks, masks=masks, letter="q")
@@ -84,6 +103,8 @@ class Tiles:
     def key(self, masked: bool) -> list[str]:
         """Lines that leave a step's keys in `k`, [BD, BN]; `rn` holds their positions."""
         assert self.plan.key is not None
+        if "k" in self.boxes:
+            return [f"k = {self.boxes['k'].load('k_tile', 'start', 'BN', 'BD')}.T"]
         lines, down = spread(self.plan.nest, self.plan.depth, self.tables, "kd", "p", "key_depth")
         more, across = self.key_walk("rn", "r")
         masks = {"p": "kd_ok"} if self.depth != self.block_d else {}
@@ -96,6 +117,8 @@ class Tiles:
 
     def values(self, masked: bool) -> list[str]:
         """Lines that leave a step's values in `v`, [BN, BV]; `vn` holds their positions."""
+        if "v" in self.boxes:
+            return [f"v = {self.boxes['v'].load('v_tile', 'start', 'BN', 'BV')}"]
         lines, down = self.key_walk("vn", "p")
         masks = {"r": "c_ok"} if self.columns != self.block_v else {}
         masks |= {"p": "vn_ok"} if masked and self.overhangs else {}

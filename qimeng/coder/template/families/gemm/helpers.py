@@ -21,18 +21,10 @@ def {prefix}_bfloat16(x):
     return tl.where(tl.abs(x) > 3.38e38, cut, x).to(tl.bfloat16)
 '''
 
-ALIGNED = '''
-def {prefix}_aligned(x):
-    """`x`, or a copy of it where its memory does not start at a multiple of 16 bytes, which descriptors need."""
-    if x.data_ptr() % 16 == 0:
-        return x
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
-'''
-
 PROGRAMS = '''
 def {prefix}_programs(device):
     """Programs of a persistent launch: one for each SM."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 '''
 
-__all__ = ["ALIGNED", "BFLOAT16", "POWER", "PROGRAMS"]
+__all__ = ["BFLOAT16", "POWER", "PROGRAMS"]

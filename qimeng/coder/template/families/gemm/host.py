@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from qimeng.coder.template.families.gemm import guard
-from qimeng.coder.template.families.gemm.helpers import ALIGNED, BFLOAT16, POWER, PROGRAMS
+from qimeng.coder.template.families.gemm.helpers import BFLOAT16, POWER, PROGRAMS
 from qimeng.coder.template.families.gemm.inline import Inline
 from qimeng.coder.template.families.gemm.kernels import Kernels
 from qimeng.coder.template.families.gemm.loop import indent
@@ -24,6 +24,7 @@ from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import is_prepared, scheme_of
 from qimeng.coder.template.families.gemm.stager import Stager
 from qimeng.coder.template.families.gemm.staging import NAME, under
+from qimeng.coder.template.triton.aligned import ALIGNED
 from qimeng.coder.template.triton.rounding import ROUND
 from qimeng.program.program import Implementation
 
