@@ -81,6 +81,8 @@ SPLIT: list[dict[str, Any]] = [
 PLAIN: list[dict[str, Any]] = [{"precision": "ieee"}]
 BOTH: list[dict[str, Any]] = [*PLAIN, {"precision": "fp16x3", "descriptors": True, "cat": True, "promote": 64}]
 HALF: list[dict[str, Any]] = [{}, {"descriptors": True}]
+FLAT: dict[str, Any] = {"descriptors": True, "persistent": True, "flat": True, "stores": True}
+GROUPS: dict[str, Any] = {"descriptors": True, "persistent": True, "specialized": True, "block_m": 128}
 FP16, BF16 = torch.float16, torch.bfloat16
 
 
@@ -286,6 +288,26 @@ case(
     [{}, {"packed": "a", "descriptors": True}],
     2e-3,
 )
+
+case("half on Hopper", mm, shapes((200, 96), (96, 72), dtype=BF16), [FLAT, dict(GROUPS, stores=True), GROUPS], 1.6e-2)
+case(
+    "half on Hopper, epilogue",
+    lambda s, x, r: (lambda p: (p * r, p.sum(1)))(functional.gelu(functional.linear(x, s.w, s.b))),
+    shapes((150, 96), (150, 1), dtype=FP16),
+    [dict(FLAT, block_n=64, warps=1), dict(GROUPS, stores=True), dict(FLAT, splits=2)],
+    2e-3,
+    w=(72, 96, FP16),
+    b=(72, FP16),
+)
+case(
+    "half on Hopper, batch",
+    lambda s, x, y: (x @ y.mT).relu(),
+    shapes((3, 150, 64), (3, 40, 64), dtype=BF16),
+    [FLAT, dict(GROUPS, stores=True)],
+    1.6e-2,
+)
+case("half on Hopper, odd", mm, shapes((70, 75), (75, 37), dtype=FP16), [dict(FLAT, packed="ab"), FLAT], 2e-3)
+case("stored by descriptors", mm, shapes((40, 100), (100, 44)), [dict(FLAT, flat=False), FLAT])
 
 REFUSED: dict[str, tuple[Callable[..., Any], Make, str]] = {
     "two products": (lambda s, x, y: (x @ y) @ y, shapes((20, 30), (30, 30)), "2 matrix products"),
@@ -506,6 +528,8 @@ QUICK = (
     "wide tiles, odd columns",
     "lower triangle",
     "bfloat16 batch",
+    "half on Hopper, epilogue",
+    "half on Hopper, batch",
 )
 
 

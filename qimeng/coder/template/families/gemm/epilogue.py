@@ -34,6 +34,7 @@ class Epilogue:
         pieces: tiles of this width, side by side, that a kernel hands over together; all but the first may lie beyond
             the last column, however well their width divides the columns.
         fast: special functions in few instructions.
+        tiled: numbers of the outputs that leave through tensor descriptors.
     """
 
     plan: GemmPlan
@@ -41,6 +42,7 @@ class Epilogue:
     bn: int
     pieces: int = 1
     fast: bool = False
+    tiled: tuple[int, ...] = ()
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -81,7 +83,7 @@ class Epilogue:
 
     def results(self) -> list[str]:
         """Kernel parameters for the outputs that tiles go to."""
-        return [f"y{i}_ptr" for i in self.plan.tiles]
+        return [f"y{i}_tiles" if i in self.tiled else f"y{i}_ptr" for i in self.plan.tiles]
 
     # -- the tile
     def positions(self) -> list[str]:
@@ -114,7 +116,10 @@ class Epilogue:
         em = Emitter(nest, walks, masks=self.masks(), fast=nest.finest if self.fast else "")
         em.define(plan.dot, "acc")
         for i in plan.tiles:
-            em.store(i)
+            if i in self.tiled:
+                self._hand_over(em, i)
+            else:
+                em.store(i)
         self._partials(em)
         text = "\n".join(em.lines)
         lines += [
@@ -123,6 +128,16 @@ class Epilogue:
             if f"{s}_zero" in text
         ]
         return lines + em.lines
+
+    def _hand_over(self, em: Emitter, number: int) -> None:
+        """Print the store of an output through its descriptor, which leaves out what overhangs."""
+        expr, _, _, dtype = self.plan.nest.outputs[number]
+        value = em.value(expr)
+        value = value if em.side(expr) == "pr" else f"tl.broadcast_to({value}, [BM, BN])"
+        text, at = f"({value}).to({ops.TRITON_DTYPE[dtype]})", "row0, col0"
+        if self.plan.batch:
+            text, at = f"{text}.reshape(1, BM, BN)", f"z, {at}"
+        em.lines.append(f"y{number}_tiles.store([{at}], {text})")
 
     def _partials(self, em: Emitter) -> None:
         """Print the tile's share of every reduction and its stores into the workspace.

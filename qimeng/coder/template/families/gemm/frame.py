@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from qimeng.coder.template.families.gemm.descriptors import results_of
 from qimeng.coder.template.families.gemm.epilogue import Epilogue
 from qimeng.coder.template.families.gemm.exact import exact_schedules
 from qimeng.coder.template.families.gemm.loop import indent
@@ -39,6 +40,7 @@ class Frame:
     Attributes:
         splits: programs that share the depth of a tile (no more than have something to do).
         epilogue: the epilogue for the tiles that go through it.
+        results: descriptors of the outputs that leave through one, by number.
     """
 
     def __init__(
@@ -53,13 +55,16 @@ class Frame:
         steps = steps_of(plan, schedule)
         per = -(-steps // min(schedule.splits, steps))
         self.splits = -(-steps // per)
-        self.pieces = _pieces(schedule)
+        self.pieces = schedule.pieces
+        self.exact = exact_schedules(plan, schedule)
+        width = schedule.block_n // self.pieces
+        apart = self.splits > 1 or self.exact  # tiles of another size hand over results too, or other kernels do
+        self.results = {} if apart else results_of(plan, schedule, width)
         if self.splits > 1:
             self.epilogue = Epilogue(plan, *_collect_tile(plan), fast=schedule.fast)
         else:
-            width = schedule.block_n // self.pieces
-            self.epilogue = Epilogue(plan, schedule.block_m, width, self.pieces, schedule.fast)
-        self.exact = exact_schedules(plan, schedule)
+            tiled = tuple(self.results)
+            self.epilogue = Epilogue(plan, schedule.block_m, width, self.pieces, schedule.fast, tiled)
         self.exact_operands = [(self._read_by(s, plan.a), self._read_by(s, plan.b)) for s in self.exact]
 
     def _read_by(self, schedule: GemmSchedule, side: Side) -> Operand:
@@ -147,12 +152,6 @@ def _collect_tile(plan: GemmPlan) -> tuple[int, int]:
     while rows * columns > 32 and batch * -(-m // rows) * -(-n // columns) < COLLECTORS:
         rows, columns = (rows // 2, columns) if rows > 1 else (rows, columns // 2)
     return rows, columns
-
-
-def _pieces(schedule: GemmSchedule) -> int:
-    """Pieces in which a tile goes through the epilogue: two where a thread holds 128 or more of its elements."""
-    held = schedule.block_m * schedule.block_n // (32 * schedule.warps)
-    return 2 if held >= 128 and schedule.block_n >= 64 else 1
 
 
 __all__ = ["COLLECT", "Frame", "Kernel", "steps_of"]

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from qimeng.coder.template.families.gemm.descriptors import described
 from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.nest.expr import reach
@@ -25,6 +26,8 @@ class Operand(ABC):
         arguments: what the entry function passes for them.
         host: lines of the entry function before the launch.
         setup: lines of the kernel before the loop.
+        once: lines of the kernel before the loop over tiles, where it is persistent.
+        described: blocks are read through a tensor descriptor.
         prefix: beginning of the file's top-level names.
         names: number of a source to its variable in the entry function.
         sources: numbers of the sources that the main kernel itself reads for it.
@@ -43,6 +46,8 @@ class Operand(ABC):
     arguments: list[str] = field(default_factory=list)
     host: list[str] = field(default_factory=list)
     setup: list[str] = field(default_factory=list)
+    once: list[str] = field(default_factory=list)
+    described: bool = False
     scale: str = ""
     stride: int = 0
     padded: int = 0
@@ -53,6 +58,13 @@ class Operand(ABC):
     @abstractmethod
     def _arrange(self) -> None:
         """Fill in parameters, arguments, host and setup lines."""
+
+    def _describe(self, tensor: str, layout: str) -> None:
+        """Read blocks of the entry function's `tensor` through a descriptor of `layout` (see `described`)."""
+        name = self.side.name
+        found = described(name, f"{name}_ptr", tensor, layout, self.schedule.specialized)
+        self.parameters, self.arguments = [found.parameter], [found.argument]
+        self.host, self.once, self.described = [*found.host], [*found.once], True
 
     @abstractmethod
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
@@ -95,7 +107,7 @@ class Operand(ABC):
     @property
     def uses_positions(self) -> bool:
         """Whether `fetch` reads the vectors of rows or columns, which otherwise wait until after the loop."""
-        return not any("TensorDescriptor" in line for line in self.host)
+        return not self.described
 
     # -- names shared by all kinds
     @property

@@ -23,9 +23,8 @@ class Planes(Operand):
         self.stride = batch * self.high
         if s.descriptors:
             box = (self.rows_of_block, s.block_k) if self.k_major else (s.block_k, self.rows_of_block)
-            self.parameters, self.arguments = [name], [name]
             shape = f"[{scheme.planes * self.stride}, {self.wide}], [{self.wide}, 1], [{box[0]}, {box[1]}]"
-            self.host = [f"{name} = TensorDescriptor({name}_planes, {shape})"]
+            self._describe(f"{name}_planes", shape)
         else:
             self.parameters, self.arguments = [f"{name}_ptr"], [f"{name}_planes"]
             self.big = scheme.planes * self.stride * self.wide >= 1 << 31

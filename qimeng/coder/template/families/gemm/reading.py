@@ -5,10 +5,10 @@ Deals in strides, masks and loads. Knows nothing about planes.
 
 from __future__ import annotations
 
+from qimeng.coder.template.families.gemm.descriptors import Strides, strides_in
 from qimeng.coder.template.families.gemm.operand import Operand, sources_of
 from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
 from qimeng.coder.template.families.gemm.positions import Positions
-from qimeng.coder.template.nest.ir import coalesce
 from qimeng.coder.template.triton.emitter import Emitter
 from qimeng.coder.template.triton.ops import TRITON_DTYPE
 from qimeng.coder.template.triton.walks import spread
@@ -19,7 +19,7 @@ class Tensor(Operand):
     """A tensor read through a descriptor of its own, which fills what overhangs with zeros."""
 
     def _arrange(self) -> None:
-        name, s = self.side.name, self.schedule
+        s = self.schedule
         assert self.side.plain is not None
         number = self.side.plain.param
         strides_found = strides_of_tensor(self.plan, self.side)
@@ -33,10 +33,7 @@ class Tensor(Operand):
             shape, strides, box = [depth, rows], [k, 1], [s.block_k, block]
         if self.plan.batch:
             shape, strides, box = [batch, *shape], [z, *strides], [1, *box]
-        self.parameters, self.arguments = [name], [name]
-        self.host = [
-            f"{name} = TensorDescriptor({self.prefix}_aligned({self.names[number]}), {shape}, {strides}, {box})"
-        ]
+        self._describe(f"{self.prefix}_aligned({self.names[number]})", f"{shape}, {strides}, {box}")
 
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
         """Lines that leave one block in `target`."""
@@ -101,23 +98,13 @@ class Pointers(Operand):
         return lines
 
 
-def strides_of_tensor(plan: GemmPlan, side: Side) -> tuple[int, int, int] | None:
+def strides_of_tensor(plan: GemmPlan, side: Side) -> Strides | None:
     """Strides along batch, rows and depth where each is one walk and a descriptor can take them; else None."""
     nest = plan.nest
     if side.plain is None or side.computed:
         return None
     source, strides = nest.sources[side.plain.param], nest.load_strides(side.plain)
-    found = []
-    for atoms in (plan.batch, side.rows, plan.k):
-        if atoms and len(coalesce(nest, atoms, [strides])) > 1:
-            return None
-        found.append(strides.get(atoms[-1], 0) if atoms else 16)
-    size = itemsize(source.dtype)
-    z, row, k = found
-    steps = [s for s in (z, row, k) if s != 1]
-    if 1 not in (row, k) or len(steps) > 2 or any(s <= 0 or s * size % 16 for s in steps):
-        return None
-    return z, row, k
+    return strides_in(nest, strides, (plan.batch, side.rows, plan.k), itemsize(source.dtype))
 
 
 __all__ = ["Pointers", "Tensor", "strides_of_tensor"]

@@ -250,7 +250,7 @@ def shared_bytes(plan: GemmPlan, schedule: GemmSchedule) -> int:
     Each stage of the pipeline holds one block of every operand, of every plane where the products do not run end to
     end. An operand that the loop computes on first (rounding to TF32, a prologue, fp32 arithmetic) needs a stage less,
     and the right one a block of every plane (two for tf32x3) that the tensor cores read. An epilogue's reductions reuse
-    the stages.
+    the stages, unless a persistent program may fetch the next tile's first blocks meanwhile.
     """
     plan = under(plan, schedule)
     scheme = scheme_of(plan, schedule)
@@ -265,6 +265,11 @@ def shared_bytes(plan: GemmPlan, schedule: GemmSchedule) -> int:
             total += loaded * max(schedule.stages - 1, 1)
             if side.name == right and scheme.dot != "ieee":
                 total += block * (2 if scheme.dot == "tf32x3" else scheme.planes)
+    tile = schedule.block_m * schedule.block_n
+    if schedule.stores and schedule.persistent:
+        total += tile * itemsize(plan.dtype) // schedule.pieces
+    elif schedule.flat or schedule.specialized:
+        total += tile
     return total
 
 
