@@ -32,10 +32,12 @@ def differential(out: Path, dtypes: Sequence[str] = tuple(DTYPES), only: str = "
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, below
     from experiments.trust.differential import rows, unreached
+    from experiments.trust.units import approximate
     from qimeng.envs.estimate.interpreter import mend
 
     if device == "cpu":
         mend()
+        approximate()
     torch.set_num_threads(1)
     journal = Journal(out, environment(target_device()))
     with torch.no_grad():

@@ -81,8 +81,8 @@ class _Units:
     """The approximate units that the templates call by instruction, with the largest error that they may have.
 
     PTX ISA: lg2.approx has an absolute error of 2^-22 in (0.5, 2) and a relative one of 2^-22 elsewhere. The relative
-    error of tanh.approx is 2^-11, of ex2.approx.ftz 2^-22, of rcp.approx.ftz 2^-23. It is up or down by the operand's
-    last bit, which no other computation of the element shares.
+    error of tanh.approx is 2^-11, of ex2.approx.ftz 2^-22, of rsqrt.approx 2^-22.9, of rcp.approx.ftz and sqrt.approx
+    2^-23. It is up or down by the operand's last bit, which no other computation of the element shares.
     """
 
     def __init__(self, handle: Any):
@@ -105,6 +105,10 @@ class _Units:
                 exact = exact + away * 2.0**-22 * np.where(np.isfinite(exact), size, 0.0)
             elif name == "tanh.approx.f32":
                 exact = np.tanh(x.astype(np.float64)) * (1 + away * 2.0**-11)
+            elif name in ("sqrt.approx.f32", "rsqrt.approx.f32"):
+                root = np.sqrt(x.astype(np.float64))
+                exact, share = (root, 2.0**-23) if name.startswith("sqrt") else (1 / root, 2.0**-22.9)
+                exact = exact * (1 + away * share)
             elif name in ("ex2.approx.ftz.f32", "rcp.approx.ftz.f32"):
                 wide = x.astype(np.float64)
                 exact, share = (np.exp2(wide), 2.0**-22) if name.startswith("ex2") else (1 / wide, 2.0**-23)

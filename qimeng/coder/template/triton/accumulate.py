@@ -13,7 +13,7 @@ from __future__ import annotations
 import keyword
 from dataclasses import dataclass
 
-from qimeng.coder.template.triton.special import LOG2E
+from qimeng.coder.template.triton.exponentials import LOG2E
 
 HIGHEST = {"tl.float64": "1.7976931348623157e308"}
 """Largest finite number by dtype; of fp32, in which half types are computed, where there is no entry."""

@@ -1,4 +1,4 @@
-"""Expressions that the fast forms compute as one function, since apart they lose digits.
+"""Expressions that are computed by another function, since theirs would lose digits.
 
 Deals in expressions of a nest. Knows nothing about kernel text.
 """
@@ -15,17 +15,39 @@ SAME = 1e-8
 
 
 def combined(e: Expr, fast: str) -> Expr:
-    """`e`, as ``gelu_gate`` of x where it is 1 + erf(x / sqrt(2)) in fp32.
+    """`e`, or what it is computed as instead.
+
+    In fp32 the fast forms take 1 + erf(x / sqrt(2)) for ``gelu_gate`` of x; the others an exponential of what may be a
+    large number for ``exp_wide`` of it.
 
     Args:
         e: any expression.
-        fast: as in `ops.write`; half types show none of the digits that the sum loses.
+        fast: as in `ops.write`; half types show none of the digits that are lost.
     """
+    if not fast and e.op == "exp" and e.dtype == "float32" and not _is_relative(e.args[0]):
+        return replace(e, op="exp_wide")
     if fast != "float32" or e.op != "add" or e.dtype != "float32":
         return e
     erf = _beside(e, 1.0, 0.0)
     scaled = _beside(erf.args[0], math.sqrt(0.5), SAME) if erf is not None and erf.op == "erf" else None
     return e if scaled is None else replace(e, op="gelu_gate", args=(scaled,))
+
+
+def _is_relative(x: object) -> bool:
+    """Whether a power's exponent is relative to a maximum, as in a softmax, or to a bound: large results are near 1."""
+    if not isinstance(x, Expr):
+        return False
+    x = _without_views(x)
+    if x.op == "minimum":
+        return _number(x.args[1]) is not None
+    return x.op == "sub" and isinstance(x.args[1], Expr) and _is_maximum(x.args[1])
+
+
+def _is_maximum(e: Expr) -> bool:
+    e = _without_views(e)
+    if e.op == "where":  # of infinite ones, 0
+        return any(_is_maximum(a) for a in e.operands())
+    return e.op in ("reduce", "part", "scan", "maximum") and (e.op == "maximum" or e.param == "max")
 
 
 def _beside(e: Expr, number: float, tolerance: float) -> Expr | None:

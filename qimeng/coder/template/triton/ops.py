@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from qimeng.coder.template.triton.exponentials import exp2_lines, exp_lines
 from qimeng.coder.template.triton.special import FAST, TABLES, expm1_lines, polynomial, tanh_series
 
 SIMPLE: dict[str, str] = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
     "div_rn": "tl.div_rn({0}, {1})", "neg": "{0} * -1.0", "ineg": "-{0}",
-    "abs": "tl.abs({0})", "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
-    "sqrt": "tl.sqrt_rn({0})", "rsqrt": "1.0 / tl.sqrt_rn({0})", "sin": "tl.sin({0})", "cos": "tl.cos({0})",
-    "erf": "tl.erf({0})", "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
+    "abs": "tl.abs({0})", "exp": "tl.exp({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
+    "sqrt": "tl.sqrt_rn({0})", "rsqrt": "1.0 / tl.sqrt_rn({0})", "cos": "tl.cos({0})",
+    "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
     "relu": "tl.maximum(0.0, {0}, propagate_nan=tl.PropagateNan.ALL)",
     "reciprocal": "1.0 / {0}",
     "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
@@ -73,7 +74,7 @@ def _tanh(t: str, x: str) -> list[str]:
 
 
 def _expm1(t: str, x: str) -> list[str]:
-    return expm1_lines(t, x, f"tl.exp({x})")
+    return [*exp_lines(f"{t}_e", x), *expm1_lines(t, x, f"{t}_e")]
 
 
 def _log1p(t: str, x: str) -> list[str]:
@@ -111,12 +112,26 @@ def _atan(t: str, x: str) -> list[str]:
 
 
 def _erfc(t: str, x: str) -> list[str]:
+    """The square that e is raised to in two parts: what its rounding drops, w, makes a factor of 1 - w."""
     return [
-        f"{t}_a = tl.abs({x})",
+        f"{t}_a = tl.minimum(tl.abs({x}), 16.0, propagate_nan=tl.PropagateNan.ALL)",
         f"{t}_u = 1.0 / (1.0 + 0.5 * {t}_a)",
-        f"{t}_b = {t}_u * tl.exp(-{t}_a * {t}_a) * {polynomial(ERFC, f'{t}_u')}",
+        f"{t}_s = tl.fma(-{t}_a, {t}_a, 0.0)",
+        f"{t}_w = tl.fma({t}_a, {t}_a, {t}_s)",
+        *exp_lines(f"{t}_e", f"{t}_s"),
+        f"{t}_b = {t}_u * ({t}_e - {t}_e * {t}_w) * {polynomial(ERFC, f'{t}_u')}",
         f"{t} = tl.where({t}_a < 0.5, 1.0 - tl.erf({x}), tl.where({x} < 0, 2.0 - {t}_b, {t}_b))",
     ]
+
+
+def _from_slope(function: str, slope: float) -> Callable[[str, str], list[str]]:
+    """An odd function that is a line near 0, where libdevice's takes numbers below 2^-126 for 0."""
+
+    def lines(t: str, x: str) -> list[str]:
+        line = x if slope == 1 else f"{x} * {slope}"
+        return [f"{t} = tl.where(tl.abs({x}) < 0.0002, {line}, {function}({x}))"]
+
+    return lines
 
 
 def _expm1_double(t: str, x: str) -> list[str]:
@@ -138,7 +153,8 @@ def _tanh_double(t: str, x: str) -> list[str]:
 
 
 LONG: dict[str, Callable[[str, str], list[str]]] = {
-    "tanh": _tanh, "expm1": _expm1, "log1p": _log1p, "atan": _atan, "erfc": _erfc,
+    "tanh": _tanh, "expm1": _expm1, "log1p": _log1p, "atan": _atan, "erfc": _erfc, "exp_wide": exp_lines,
+    "exp2": exp2_lines, "sin": _from_slope("tl.sin", 1), "erf": _from_slope("tl.erf", 1.1283791670955126),
 }  # fmt: skip
 """Operators that take several lines: (result name, operand name) to lines."""
 
@@ -147,8 +163,12 @@ DOUBLE: dict[str, Callable[[str, str], list[str]]] = {
     "rsqrt": lambda t, x: [f"{t} = 1.0 / tl.sqrt({x})"],
     "expm1": _expm1_double,
     "tanh": _tanh_double,
+    "exp2": lambda t, x: [f"{t} = tl.exp2({x})"],
+    "sin": lambda t, x: [f"{t} = tl.sin({x})"],
+    "erf": lambda t, x: [f"{t} = tl.erf({x})"],
 }
-"""What is written otherwise in fp64: there is no `sqrt_rn`, and series of fp32 are too short (Kahan's expm1)."""
+"""What is written otherwise in fp64, which has no `sqrt_rn` and cuts nothing off; series of fp32 are too short (Kahan's
+expm1)."""
 
 
 def write(

@@ -14,7 +14,7 @@ the budget's floor is 16):
 - 1 / x for x > 0 is the square of rsqrt.approx: 2^-21.9, 2 ulp; of infinity 0.
 - ``exp`` is 2^(x log2(e)), as in Triton's own: the product rounds by less than what an ulp of x
   changes.
-- Subnormal results of ex2 are 0; subnormal operands of lg2 are handled.
+- Subnormal results of ex2 are 0; subnormal operands of lg2, of roots and of their inverses are handled.
 - ``erf`` is 1 - 2^P(|x|) with a polynomial P that approximates log2 erfc, as in Abramowitz and Stegun 7.1.26 without
   the quotient; it falls for ever, so that infinity needs no care. Below 0.45 a series; 5 ulp in all.
 - ``1 + erf(x / sqrt 2)``, the gate of gelu, cancels below -2.5. It is erfc(t / sqrt 2) for t = -x > 0 (2 minus that of
@@ -36,10 +36,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from qimeng.coder.template.triton.exponentials import LOG2E, ROUND
+
 Writer = Callable[[str, str], list[str]]
 """(result name, operand name) to lines."""
 
-LOG2E, LN2 = "1.4426950408889634", "0.6931471805599453"
+LN2 = "0.6931471805599453"
 
 
 def tanh_series(t: str, x: str) -> list[str]:
@@ -151,9 +153,6 @@ SINE = (-0.16666659712791443, 0.008333055302500725, -0.00019808781507890671, 2.6
 """(sin(t) / t - 1) / t^2 by powers of t^2 for |t| <= pi / 2, to 6.5e-9."""
 
 PI = ("3.140625", "0.0009675025939941406", "1.5099580252808664e-07")
-ROUND = "12582912.0"
-"""1.5 * 2^23: added to x, it leaves x rounded to an integer in the low bits."""
-
 
 EIGHTHS = "1572864.0"
 """1.5 * 2^20: added to x and subtracted, it leaves x rounded to a multiple of 1/8."""
@@ -231,6 +230,7 @@ def _wave(t: str, x: str, half: str) -> list[str]:
 
 FAST: dict[str, Writer] = {
     "exp": lambda t, x: [f"{t} = tl.exp2({x} * {LOG2E})"],
+    "exp2": lambda t, x: [f"{t} = tl.exp2({x})"],
     "expm1": _expm1,
     "log": _log,
     "log2": lambda t, x: _log(t, x, "", f" * {LOG2E}"),
@@ -238,8 +238,8 @@ FAST: dict[str, Writer] = {
     "tanh": _tanh,
     "sigmoid": _sigmoid,
     "inverse": _inverse,
-    "sqrt": lambda t, x: [f"{t} = tl.sqrt({x})"],
-    "rsqrt": lambda t, x: [f"{t} = tl.rsqrt({x})"],
+    "sqrt": lambda t, x: [f"{t} = {_unit('sqrt.approx.f32', x)}"],
+    "rsqrt": lambda t, x: [f"{t} = {_unit('rsqrt.approx.f32', x)}"],
     "erf": _erf,
     "gelu_gate": _gelu_gate,
     "sin": lambda t, x: _wave(t, x, ""),
