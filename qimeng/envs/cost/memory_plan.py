@@ -99,16 +99,18 @@ _ORDER = (
 """What is tried, the quickest first."""
 
 
-def memory_plan(sizes: Sizes, device_bytes: int, host_bytes: int) -> Plan:
+def memory_plan(sizes: Sizes, device_bytes: int, host_bytes: int, after: Plan | None = None) -> Plan:
     """The quickest way to hold a computation of `sizes` that fits.
 
     Args:
         sizes: bytes of the computation.
         device_bytes: memory of the device.
         host_bytes: memory of the host that may be used.
+        after: a plan under which the memory ran out; only those that take less are tried.
     """
     room = int(SHARE * device_bytes)
-    for plan in _ORDER:
+    tried = [(p.way, p.tidy, p.copies) for p in _ORDER].index((after.way, after.tidy, after.copies)) + 1 if after else 0
+    for plan in _ORDER[tried:]:
         peak = _peak(sizes, plan)
         last = plan is _ORDER[-1]
         if last or (peak <= room and _on_host(sizes, plan, host_bytes)):

@@ -137,6 +137,13 @@ class EagerReference:
         """A new seed of a change to the parameters; None where there are none."""
         return self._parameter_seed(self.draw_seed() % len(SHARES)) if self.has_state else None
 
+    def economize(self) -> bool:
+        """Take the next plan, after the memory ran out; False where there is none."""
+        if self.plan.way == "none":
+            return False
+        self.plan = self._with_plan(memory_plan(self._sizes, self._room, free_host_bytes(), after=self.plan))
+        return True
+
     def tidy(self) -> None:
         """Give memory back that the worker may need."""
         if self.device.type == "cuda":
@@ -226,7 +233,11 @@ class EagerReference:
             flop=self._flop,
         )
         host = free_host_bytes()
-        plan = memory_plan(sizes, device_bytes(self.device) if self.device.type == "cuda" else max(host, 1 << 33), host)
+        self._sizes, self._room = sizes, device_bytes(self.device) if self.device.type == "cuda" else max(host, 1 << 33)
+        return self._with_plan(memory_plan(sizes, self._room, host))
+
+    def _with_plan(self, plan: Plan) -> Plan:
+        """`plan`, with the kind of reference that it leaves."""
         if plan.way == "none" and self.kind == "float64":
             self.kind = "eager-highest"
         return plan

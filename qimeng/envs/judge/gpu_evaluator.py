@@ -186,10 +186,11 @@ class GpuEvaluator(SerialEvaluator):
         if new:
             self._begun.update(new)
             self.compiled.begin(new, options.compile_seconds)
-        if request.asked is Asked.FINAL:
-            return self._final(request)
-        run = self._run(request, Clock(self.clock), self._cache, self._compilers)
-        return self._judged(run, CHECK_GATES if request.asked is Asked.CHECK else SEARCH_GATES)
+        while (found := self._in_memory(request)) is None:
+            if not self.references.economize():
+                text = f"not judged: the memory of {self.torch_device} ran out in the judge's own process; free some"
+                return Evaluation(Gate.PROGRAM, text, "judge")
+        return found
 
     def close(self) -> None:
         """End the processes of this evaluator, remove its folder, give its memory back."""
@@ -197,6 +198,16 @@ class GpuEvaluator(SerialEvaluator):
         self.references.release()
 
     # -- parts
+
+    def _in_memory(self, request: EvaluationRequest) -> Evaluation | None:
+        """The answer; None where the judge's own process ran out of the device's memory."""
+        try:
+            if request.asked is Asked.FINAL:
+                return self._final(request)
+            run = self._run(request, Clock(self.clock), self._cache, self._compilers)
+            return self._judged(run, CHECK_GATES if request.asked is Asked.CHECK else SEARCH_GATES)
+        except torch.OutOfMemoryError:
+            return None
 
     def _final(self, request: EvaluationRequest) -> Evaluation:
         """Judge in a fresh process, compiled anew, on every distribution, in turns with baselines."""

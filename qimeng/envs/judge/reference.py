@@ -128,6 +128,13 @@ class References(ExactReference):
         """Where to look next, after `done` trials nearby."""
         return Near(self.draw_seed(), NEARBY[done % len(NEARBY)])
 
+    def economize(self) -> bool:
+        """Give back what is kept, and take the next plan; False where there is none."""
+        found = super().economize()
+        self.release()
+        self._pool = TrialPool(self.plan.pool_bytes)
+        return found
+
     def release(self) -> None:
         """Give the memory of the pool and of the float64 module back."""
         self._pool.clear()

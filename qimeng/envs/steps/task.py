@@ -5,8 +5,10 @@ Deals in the parts that a step loop needs, put together once. Knows nothing abou
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qimeng.actions import Context
@@ -76,5 +78,11 @@ class Task:
         except QimengError:
             raise
         except Exception as error:  # noqa: BLE001  (another package's engine may raise anything)
-            text = f"the evaluator {self.evaluator.name} raised {type(error).__name__}: {error}"
+            text = f"the evaluator {self.evaluator.name} raised {type(error).__name__}: {error} ({_place(error)})"
             return Evaluation(Gate.PROGRAM, text, "judge")
+
+
+def _place(error: Exception) -> str:
+    """Where an error was raised: file and line."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(last.filename).name}, line {last.lineno}"

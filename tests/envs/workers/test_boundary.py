@@ -370,7 +370,7 @@ def test_an_engine_that_fails_by_itself_is_named_and_the_run_goes_on() -> None:
     graph = sample_graph()
     result = optimize(fake_task(graph, Broken()), GreedySearch(ScriptedPlanner(["lowering", "lowering", "stop"])))
     errors = [step.evaluation.error for step in result.steps if step.evaluation is not None]
-    assert errors[:2] == ["the evaluator Broken raised KeyError: 'lost'"] * 2
+    assert all(e.startswith("the evaluator Broken raised KeyError: 'lost' (") for e in errors[:2])
     assert not any(step.accepted and step.evaluation for step in result.steps) and result.on_pytorch
 
 
