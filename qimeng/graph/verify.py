@@ -17,6 +17,7 @@ from torch.utils import _pytree
 
 from qimeng.graph.capture import CaptureError, ValuesNeeded, capture
 from qimeng.graph.checks import Check, checks_of
+from qimeng.graph.device_strides import seen_on, with_strides
 from qimeng.graph.layout import laid_out, order_of
 from qimeng.graph.leaves import Call, recorded
 from qimeng.graph.mode import mode_matters
@@ -41,11 +42,16 @@ SHARE = 0.5
 """Part of the seconds for a user's code (`qimeng.spec.patience.LIMIT_S`) that one capture may take."""
 
 
-def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
+def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> OpGraph:
     """The graph of `spec`, compared with the module before use, unless `verify` is False.
 
     What is verified also has what `with_call` adds. Where verifying fails with Python numbers left free, they are
     specialised.
+
+    Args:
+        spec: makes the module.
+        verify: whether to compare.
+        device: where it will run: on a GPU, some results lie otherwise in memory (`qimeng.graph.device_strides`).
 
     Raises:
         CaptureError: the computation does not export, or not in time, or the graph differs from the module; the
@@ -53,14 +59,18 @@ def capture_spec(spec: KernelSpec, verify: bool = True) -> OpGraph:
     """
     graph = _capture(spec)
     if not verify:
-        return graph
+        return _laid_out_for(device, graph)
     try:
         graph = _verified(spec, graph)
     except CaptureError:
         if not _free(graph):
             raise
         graph = _verified(spec, _capture(spec, specialise=True))
-    return with_call(spec, graph)
+    return with_call(spec, _laid_out_for(device, graph))
+
+
+def _laid_out_for(device: str, graph: OpGraph) -> OpGraph:
+    return graph if device == "cpu" else with_strides(graph, seen_on(device))
 
 
 def with_call(spec: KernelSpec, graph: OpGraph) -> OpGraph:

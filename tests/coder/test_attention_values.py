@@ -26,6 +26,7 @@ from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.device import device_named
 from qimeng.envs.workers.compile import Compilers
 from qimeng.envs.workers.forkserver import ForkServer
+from qimeng.graph.region import Region
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
@@ -246,13 +247,24 @@ def test_compiled_kernels_give_what_pytorch_gives(name: str) -> None:
     """Every schedule of lowering, on the GPU."""
     problem, coder = CASES[name], TemplateCoder()
     spec = spec_of(problem)
-    graph = capture_spec(spec)
+    graph = capture_spec(spec, device="cuda")
     program = fused(Program.start(graph))
-    values = {v: x.cuda() if isinstance(x, Tensor) else x for v, x in evaluate(graph, spec).items()}
+    with torch.device("cuda"):
+        values = evaluate(graph, spec, "cuda")
     for region in program.regions:
         patch = coder.write(Request(program, Action("lowering", (region.id,)), DEVICE))
-        for made in patch.alternatives:
-            check(region, made, values)
+        first = patch.alternatives[0].schedule
+        assert isinstance(first, AttentionSchedule)
+        copied = first.but(warps=4, block_m=max(first.block_m, 64), descriptors=True)
+        forms = [copied, copied.but(specialize=True)] if has_halves(region) else []
+        with torch.device("cuda"):
+            for made in (*patch.alternatives, *(coder.print(region, s) for s in forms)):
+                check(region, made, values)
+
+
+def has_halves(region: Region) -> bool:
+    """Whether it has half operands, which descriptors are for."""
+    return any(region.graph.meta(v).dtype in ("float16", "bfloat16") for v in region.inputs)
 
 
 if __name__ == "__main__":

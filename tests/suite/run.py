@@ -64,7 +64,7 @@ def run(problem: Problem, steps: int, seed: int, device: str = "cpu") -> dict[st
     spec = spec_of(problem)
     spec.check()
     try:
-        graph = capture_spec(spec)
+        graph = capture_spec(spec, device=device)
     except CaptureError as error:
         return {**row, "whole": str(error), "seconds": round(time.perf_counter() - began, 2)}
     torch.set_default_device(device)

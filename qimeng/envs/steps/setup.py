@@ -121,7 +121,7 @@ def make_task(
     row, reason = make_device(device), ""
     start = whole = opaque_program(spec)
     try:
-        start = Program.start(capture_spec(spec))
+        start = Program.start(capture_spec(spec, device="cuda" if row.measured else "cpu"))
     except CaptureError as error:
         reason = f"left on PyTorch as it is: {error}"
     context = Context(row, make_coder(coder), spec.mode)

@@ -218,15 +218,17 @@ class Tree:
         Raises:
             CaptureError: the spec cannot be captured.
         """
+        from qimeng.graph.device_strides import heads_inside, with_strides
         from qimeng.graph.verify import capture_spec, with_call
         from qimeng.program.program import Program
 
         spec = self.spec()
         if self.identity == IDENTITY:
             graph = capture_spec(spec, verify=False)
-            for quick in (Program.start(with_call(spec, graph)), Program.start(graph)):
-                if quick.digest in self.explored:
-                    return quick
+            for laid_out in dict.fromkeys((graph, with_strides(graph, heads_inside))):  # the tree may be a GPU's
+                for quick in (Program.start(with_call(spec, laid_out)), Program.start(laid_out)):
+                    if quick.digest in self.explored:
+                        return quick
         return Program.start(capture_spec(spec))  # which may specialise the numbers that a module computes with
 
     def today(self, start: Program | None = None) -> Tree:

@@ -17,6 +17,7 @@ from qimeng.envs.steps.state import Budget
 from qimeng.envs.steps.stored_answers import CachingEvaluator
 from qimeng.envs.steps.task import Task
 from qimeng.errors import QimengError
+from qimeng.graph.device_strides import heads_inside, with_strides
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Evaluation, Gate, Planner
 from qimeng.planner.climb import HillClimb
@@ -27,6 +28,7 @@ from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.random import RandomPlanner
 from qimeng.program.identity import IDENTITY
 from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
 from qimeng.store import Conditions, Store, StoredStep, content_hash, evaluation_key
 from qimeng.testing import FakeCoder, FakeEvaluator, fake_task
 
@@ -172,6 +174,35 @@ def test_a_tree_of_another_version_is_named_anew(file: Path) -> None:
         assert old.task(FakeCoder(), start).evaluator.evaluate(start).ok
         with pytest.raises(TreeError, match="does not begin with the program"):
             replace(old, evaluations=()).today(start)
+
+
+ATTENTION = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def get_inputs():
+    return [torch.randn(2, 3, 8, 16) for _ in range(3)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_a_tree_of_a_gpu_begins_with_the_layout_that_attention_has_there(file: Path) -> None:
+    spec = KernelSpec.from_source(ATTENTION, "attention")
+    captured = capture_spec(spec, verify=False)
+    start = Program.start(with_strides(captured, heads_inside))
+    assert start.digest != Program.start(captured).digest
+    tree = next(read_trees(file))
+    edge = replace(tree.edges[0], parent=start.digest)
+    about = replace(tree, name="attention", source=ATTENTION, dtype=spec.dtype, mode=spec.mode, edges=(edge,))
+    assert about.start().digest == start.digest
 
 
 def test_a_store_takes_trees_up_again(file: Path, tmp_path: Path) -> None:
