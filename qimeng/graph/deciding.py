@@ -32,6 +32,8 @@ def deciding_values(graph: OpGraph) -> frozenset[Value]:
 
     And those that they are computed from by pointwise operators: sums and products further up round on their own.
     """
+    if graph.around is not None:
+        return graph.around.decides
     if graph not in _found:
         _found[graph] = _deciding(graph)
     return _found[graph]

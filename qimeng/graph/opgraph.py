@@ -98,6 +98,19 @@ class Node:
         return tuple(values_in((self.args, tuple(v for _, v in self.kwargs))))
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What a graph that a region was cut from says of the region's values: what comes after may depend on an ulp.
+
+    Attributes:
+        decides: values that a later operator decides on (`qimeng.graph.deciding`).
+        shows: values of half types whose rounding shows in a result (`qimeng.graph.rounding`).
+    """
+
+    decides: frozenset[Value] = frozenset()
+    shows: frozenset[Value] = frozenset()
+
+
 @dataclass(frozen=True, eq=False)
 class OpGraph:
     """Operators in topological order with what goes in and out.
@@ -115,6 +128,7 @@ class OpGraph:
         call: names and defaults of the arguments, for calls that use them.
         settles: whether operators that depend on parameters and buffers alone are computed once, and again only when
             one of these changes (`qimeng.graph.state`); True for graphs that a rewrite made.
+        around: what is known of the graph that this one was cut from (`qimeng.graph.cut`); None for a whole one.
     """
 
     nodes: dict[str, Node]
@@ -127,6 +141,7 @@ class OpGraph:
     training: bool | None = None
     call: Call = field(default_factory=Call)
     settles: bool = False
+    around: Surroundings | None = None
 
     def __repr__(self) -> str:
         count = sum(1 for _ in self.ops())

@@ -20,6 +20,8 @@ _found: WeakKeyDictionary[OpGraph, frozenset[Value]] = WeakKeyDictionary()
 
 def shown_halves(graph: OpGraph) -> frozenset[Value]:
     """Values of half types, by the module's own choice, that a finer result is computed from; kept for each graph."""
+    if graph.around is not None:
+        return graph.around.shows
     if graph not in _found:
         _found[graph] = _shown(graph)
     return _found[graph]

@@ -5,7 +5,7 @@ Deals in plain data. Knows nothing about how a kernel is written, checked, timed
 
 from qimeng.interfaces.evaluator import EngineReport, Evaluator, ReferenceFacts, SerialEvaluator, Ticket
 from qimeng.interfaces.requests import Asked, EvaluationRequest, FinalOptions
-from qimeng.interfaces.results import LASTING, Accuracy, Evaluation, Gate, Resources, Timing
+from qimeng.interfaces.results import LASTING, Accuracy, Evaluation, Gate, Resources, Scope, Timing
 from qimeng.interfaces.roles import Coder, Memory, Planner, Reprints
 from qimeng.interfaces.steps import Action, Observation, Patch, Request, Step
 
@@ -29,6 +29,7 @@ __all__ = [
     "Reprints",
     "Request",
     "Resources",
+    "Scope",
     "SerialEvaluator",
     "Step",
     "Ticket",

@@ -30,6 +30,9 @@ class Asked(str, Enum):
     """Is it right? Engines that get a time for nothing may give one."""
     TIMING = "timing"
     """Is it right, and how fast: what a search asks at every step."""
+    REGION = "region"
+    """Is the patch right on its region, and how fast is that: what a search asks at a step in a network. An engine that
+    judges whole programs alone answers as for `TIMING`; `Evaluation.scope` says which it was."""
     FINAL = "final"
     """The same again, as a whole, in a fresh process and on every distribution of inputs."""
 
@@ -82,6 +85,13 @@ class EvaluationRequest:
         if self.patch is None:
             return (self.program,)
         return tuple(self.patch.apply(self.program, i) for i in range(max(1, len(self.patch.alternatives))))
+
+    @property
+    def region_subject(self) -> str:
+        """Content hash of the patch's region, equal ones alike, and of what the patch lets the judge choose from."""
+        assert self.patch is not None and self.patch.target is not None
+        region = self.candidates[0].region(self.patch.target)
+        return digest_of("region", region.signature, [a.digest for a in self.patch.alternatives])
 
     @property
     def digest(self) -> str:

@@ -25,6 +25,17 @@ class Gate(str, Enum):
     PASSED = "passed"
 
 
+class Scope(str, Enum):
+    """What an evaluation's times are of."""
+
+    PROGRAM = "program"
+    """The whole program was run."""
+    REGION = "region"
+    """The patch's region was run, alone; its times, errors and memory are those of the region."""
+    SUM = "sum"
+    """The whole program's, summed from times of regions that were run alone; the next milestone measures them."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """Times of one call in milliseconds.
@@ -135,6 +146,7 @@ class Evaluation:
             (`FinalOptions.compile_modes`).
         unchecked: why the program's results, or those of some kernels, were not compared with the reference; empty if
             all were.
+        scope: what the times are of.
     """
 
     gate: Gate
@@ -157,6 +169,7 @@ class Evaluation:
     sandbox: tuple[str, ...] = ()
     compiled: Mapping[str, Timing] = field(default_factory=dict)
     unchecked: str = ""
+    scope: Scope = Scope.PROGRAM
 
     @property
     def ok(self) -> bool:
@@ -190,14 +203,14 @@ class Evaluation:
     def to_json(self) -> str:
         """One line of JSON; `from_json` gives an equal object back."""
         data = asdict(self)
-        data["gate"] = self.gate.value
+        data["gate"], data["scope"] = self.gate.value, self.scope.value
         return json.dumps(data, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Evaluation:
         """The object that `to_json` wrote."""
         data: dict[str, Any] = json.loads(text)
-        data["gate"] = Gate(data["gate"])
+        data["gate"], data["scope"] = Gate(data["gate"]), Scope(data.get("scope", Scope.PROGRAM))
         data["notes"], data["sandbox"] = tuple(data.get("notes", ())), tuple(data.get("sandbox", ()))
         for key, kind in (("timing", Timing), ("eager", Timing), ("resources", Resources)):
             if data[key] is not None:
@@ -209,4 +222,4 @@ class Evaluation:
         return cls(**data)
 
 
-__all__ = ["Accuracy", "Evaluation", "Gate", "LASTING", "Resources", "Timing"]
+__all__ = ["Accuracy", "Evaluation", "Gate", "LASTING", "Resources", "Scope", "Timing"]

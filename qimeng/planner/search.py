@@ -154,12 +154,12 @@ def trajectory(
     """
     branch, ledger = session.fork(), session.ledger
     branch.begin()
-    best, since = ledger.best, ledger.evaluations
+    best, since = ledger.leader, ledger.evaluations
     yield branch.fork()
     while branch.exhausted() is None and not (patience and ledger.evaluations - since >= patience):
         branch.step(choose(branch.observe()))
-        if ledger.best is not best:
-            best, since = ledger.best, ledger.evaluations
+        if ledger.leader is not best:
+            best, since = ledger.leader, ledger.evaluations
         yield branch.fork()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from qimeng.graph.opgraph import Node, OpGraph, Value, map_values
+from qimeng.graph.opgraph import Node, OpGraph, Surroundings, Value, map_values
 from qimeng.graph.region import Region
 from qimeng.program.content import digest_of
 from qimeng.program.implementation import Implementation, schedule_content, torch_implementation
@@ -99,7 +99,12 @@ def _graph_digest(graph: OpGraph) -> str:
         graph.training,
         graph.call,
         *(["settles"] if graph.settles else []),
+        *([] if graph.around is None else [_around(graph.around, number)]),
     )
+
+
+def _around(around: Surroundings, number: dict[str, int]) -> list[Any]:
+    return [sorted([number[v.node], v.port] for v in values) for values in (around.decides, around.shows)]
 
 
 def _code(text: str) -> str:

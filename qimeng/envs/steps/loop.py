@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -102,6 +103,8 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
     PyTorch alone, the computation is returned as its author wrote it.
     """
     task, ledger = session.task, session.ledger
+    with suppress(KeyboardInterrupt):  # then what was judged as a whole before is the best
+        _settle_leader(session)
     best = ledger.best or session.state
     candidates = established(best)
     notes: list[str] = [*([task.reason] if task.reason else []), *remarks]
@@ -130,6 +133,15 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
     if ledger.attempts and stopped != "opaque":
         notes.append("no generated program was right and faster: returned as it was written")
     return _as_written(session, evaluation, stopped, notes)
+
+
+def _settle_leader(session: Session) -> None:
+    """Judge the most promising program as a whole, whatever branch it is on, where that was not done."""
+    leader = session.ledger.leader
+    if leader is not None and leader.is_sum:
+        branch = session.fork()
+        branch.state = leader
+        branch.settle()
 
 
 def finish_opaque(session: Session) -> Result:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qimeng.envs.steps.state import Attempt
 from qimeng.errors import QimengError
-from qimeng.interfaces import Evaluation, Step
+from qimeng.interfaces import Evaluation, Scope, Step
 from qimeng.program.program import Program, load_source
 from qimeng.recipe import Recipe, action_from_data
 
@@ -224,7 +224,8 @@ def outcome_text(step: Step) -> str:
     if step.evaluation is None:
         return "accepted (graph only)" if step.accepted else "not tried"
     if step.accepted:
-        return "accepted, UNCHECKED" if step.evaluation.unchecked else "accepted"
+        scope = " (time: sum of its regions)" if step.evaluation.scope is Scope.SUM else ""
+        return "accepted, UNCHECKED" if step.evaluation.unchecked else f"accepted{scope}"
     reason = (step.evaluation.error or "").partition("\n")[0]
     return f"refused ({step.evaluation.failure}): {reason[:80]}"
 

@@ -9,20 +9,33 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from qimeng.actions import check_action, kind_named, kinds, legal_actions
 from qimeng.envs.judge.ranking import gain, preferred
+from qimeng.envs.steps.milestones import (
+    CULPRITS,
+    bisected,
+    is_due,
+    is_on_region,
+    note_measured,
+    shared_out,
+    summed,
+    unsettled,
+)
 from qimeng.envs.steps.state import STOP, Attempt, Budget, Ledger, Progress, State
 from qimeng.envs.steps.step_record import outcome_of, put_attempt, text_of
 from qimeng.envs.steps.stored_answers import subject_of
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, order_actions, within_limit
-from qimeng.errors import CoderError, FamilyFault, IllegalAction, KindFault, PlannerFault, QimengError
-from qimeng.interfaces import Action, Evaluation, Gate, Observation, Patch, Request, Step
+from qimeng.errors import CoderError, FamilyFault, IllegalAction, KindFault, PlannerFault, QimengError, ReplayError
+from qimeng.interfaces import Action, Asked, Evaluation, Gate, Observation, Patch, Request, Scope, Step
 from qimeng.program.program import Program
 from qimeng.recipe import RecipeStep
 from qimeng.store import Store
+
+ROLLED_BACK = "the program before this step was refused as a whole, and its last steps were taken back"
 
 
 class Session:
@@ -70,11 +83,12 @@ class Session:
         """Judge the start program, once; steps are taken after that."""
         if self.ledger.start is None:
             self.tell("start", f"{self.task.name}: PyTorch, {len(self.task.start.regions)} regions")
-            evaluation = self._judge(self.task.start, None)
-            self.ledger.longest = 0.0  # the first evaluation also makes the reference and starts the judge
+            evaluation = self._judge(self.task.start)
+            if not self.task.by_region:  # else it says what a milestone may take, and the final verification
+                self.ledger.longest = 0.0  # the first evaluation also makes the reference and starts the judge
             self.ledger.start = evaluation
-            self.state = replace(self.state, evaluation=evaluation, judged=True)
-            self.ledger.best = self.state
+            self._measured(evaluation)
+            self.ledger.best = self.ledger.leader = self.state
         return self.ledger.start
 
     def exhausted(self) -> str | None:
@@ -135,6 +149,7 @@ class Session:
         if not isinstance(action, Action):
             raise PlannerFault(f"it chose {type(action).__name__}, which is not an action")
         if action == STOP:
+            self.settle()
             step = Step(action, None, True)
             self.state = replace(self.state, done=True, history=(*self.state.history, step))
             self.ledger.attempts.append(Attempt(action, None, True, text="stop", before_ms=self.state.ms))
@@ -146,6 +161,8 @@ class Session:
         attempt = Attempt(action, step.evaluation, step.accepted, step.patch_digest, text, before.ms, gained)
         self.ledger.attempts.append(attempt)
         self.tell("done", f"{text}: {outcome_of(step, before, self.state)}")
+        if is_due(self.state):
+            self.settle()
         return step
 
     def return_to(self, state: State) -> None:
@@ -164,10 +181,30 @@ class Session:
             reason: why, in words.
         """
         ledger, step = self.ledger, trial.state.history[-1]
-        ledger.best = best
+        ledger.best = ledger.leader = best
         evaluation = replace(step.evaluation or Evaluation(Gate.PASSED), error=reason)
         ledger.attempts[-1] = replace(ledger.attempts[-1], accepted=False, gain=None, evaluation=evaluation)
         self._roll_back(replace(step, accepted=False, evaluation=evaluation))
+
+    def settle(self) -> None:
+        """Judge the present program as a whole where only its regions were judged; see `qimeng.envs.steps.milestones`.
+
+        Steps that make it wrong are left out, and those after them taken again.
+        """
+        for attempt in range(1 + CULPRITS):
+            way = unsettled(self.state)
+            if not way:
+                return
+            found = self._judge(self.state.program)
+            if found.ok:
+                self._measured(found)
+                return
+            bad, found = (0, found) if attempt == CULPRITS else bisected(way, found, self._judge)
+            self._refuse(way[bad], found)
+            for state in way[bad + 1 :] if attempt < CULPRITS else ():
+                if state.record is not None:
+                    with suppress(IllegalAction, ReplayError, KeyError):  # it builds on what was left out
+                        self._take_again(state.record)
 
     def tell(self, phase: str, text: str) -> None:
         """Report progress to `on_step`."""
@@ -224,9 +261,9 @@ class Session:
                 break
             tried.add(subject)
             step = self._verify(action, patch)
-            open_question = patch.computes_otherwise and not self.ledger.settled(subject)
+            open_question = patch.computes_otherwise and not any(map(self.ledger.settled, self._names(program, patch)))
             self._keep(program, step, patch)
-            if step.accepted or self.exhausted():
+            if step.accepted or self.exhausted() or self.state.program is not program:
                 break
             assert step.evaluation is not None
             request = replace(request, failed=patch, reason=step.evaluation.error, refused=step.evaluation.chosen)
@@ -265,17 +302,27 @@ class Session:
                 return Step(action, Evaluation(Gate.WRITE, "the coder returned an empty patch", "coder"), False)
             program = patch.apply(before.program)
             step = Step(action, None, True, patch.digest())
-            known = carried(before.program, program, before.evaluation, self.task.context.device)
+            known = carried(before.program, program, self._shared_out(before), self.task.context.device)
             self._advance(program, known, step, RecipeStep.of(action, patch, ms=known.ms if known else None), False)
             return step
         note = f"{text_of(action, before.program)}: {patch.note}" if patch.note else text_of(action, before.program)
         self.tell("try", note)
-        evaluation = self._judge(before.program, patch)
+        on_region = self.task.by_region and is_on_region(patch)
+        if not on_region:
+            self.settle()  # what is judged as a whole should fail for its own faults
+            if self.state.program is not before.program:
+                return Step(action, Evaluation(Gate.PROGRAM, ROLLED_BACK, "rolled-back"), False, patch.digest())
+        evaluation = self._judge(before.program, patch, Asked.REGION if on_region else Asked.TIMING)
         if not evaluation.ok:
             return Step(action, evaluation, False, patch.digest())
-        program = patch.apply(before.program, evaluation.chosen)
-        step = Step(action, evaluation, True, patch.digest(evaluation.chosen))
-        self._advance(program, evaluation, step, RecipeStep.of(action, patch, evaluation.chosen, evaluation.ms), True)
+        program, judged = patch.apply(before.program, evaluation.chosen), evaluation.scope is Scope.PROGRAM
+        if judged and self.task.by_region:
+            note_measured(self.ledger.torch_ms, program, evaluation, self.task.context.device)
+        elif not judged:
+            target, device = program.region(patch.target or ""), self.task.context.device
+            evaluation = summed(evaluation, before, program, target, self.ledger.torch_ms, device)
+        step, ms = Step(action, evaluation, True, patch.digest(evaluation.chosen)), evaluation.ms if judged else None
+        self._advance(program, evaluation, step, RecipeStep.of(action, patch, evaluation.chosen, ms), judged)
         return step
 
     def _advance(
@@ -284,9 +331,17 @@ class Session:
         masked = self.ledger.refused.get(program.digest, frozenset()) | self._taken(program, step.action)
         history = (*self.state.history, step)
         self.state = State(program, evaluation, self.state, record, history, masked, judged)
-        best = self.ledger.best
-        if judged and evaluation is not None and preferred(evaluation, best.evaluation if best else None):
-            self.ledger.best = self.state
+        self._rank(judged)
+
+    def _rank(self, judged: bool) -> None:
+        """Note where the present state is the one to prefer: among those judged as a whole, and among all."""
+        ledger, evaluation = self.ledger, self.state.evaluation
+        if evaluation is None or not (judged or self.state.is_sum):
+            return
+        if judged and preferred(evaluation, ledger.best.evaluation if ledger.best else None):
+            ledger.best = self.state
+        if preferred(evaluation, ledger.leader.evaluation if ledger.leader else None):
+            ledger.leader = self.state
 
     def _taken(self, program: Program, last: Action) -> frozenset[Action]:
         """Actions that led on from `program` on the way to it, `last` the last step of that; most ways have none."""
@@ -307,21 +362,101 @@ class Session:
             self.ledger.refused[digest] = self.ledger.refused.get(digest, frozenset()) | action
         self.state = replace(self.state, history=(*self.state.history, step), masked=self.state.masked | action)
 
-    def _judge(self, program: Program, patch: Patch | None) -> Evaluation:
-        ledger, subject = self.ledger, subject_of(program, patch)
-        if ledger.settled(subject):
-            return ledger.known[subject]
+    # ---- judging, and milestones
+    def _judge(self, program: Program, patch: Patch | None = None, asked: Asked = Asked.TIMING) -> Evaluation:
+        """What the judge says of a program, or of a patch on it; what is known is not asked again."""
+        ledger = self.ledger
+        alone, subject = self._names(program, patch)
+        alone = alone if asked is Asked.REGION else subject
+        for known in (alone, subject):
+            if ledger.settled(known):
+                return ledger.known[known]
         began = ledger.clock()
-        evaluation = self.task.judged(program, patch)
+        evaluation = self.task.judged(program, patch, asked)
         ledger.longest = max(ledger.longest, ledger.clock() - began)
         ledger.evaluations += 1
-        ledger.known[subject] = evaluation
+        key = subject if evaluation.scope is Scope.PROGRAM else alone
+        ledger.known[key] = evaluation
         if not evaluation.lasting:
-            ledger.accidents[subject] = ledger.accidents.get(subject, 0) + 1
+            ledger.accidents[key] = ledger.accidents.get(key, 0) + 1
+        if key != subject and evaluation.ok and patch is not None:
+            chosen, _ = self._names(program, patch.only(evaluation.chosen))
+            ledger.known.setdefault(chosen, replace(evaluation, chosen=0))
         return evaluation
+
+    def _names(self, program: Program, patch: Patch | None) -> tuple[str, str]:
+        """What findings about a patch are kept under: for its region alone, and for the whole program."""
+        subject = subject_of(program, patch)
+        if patch is None or not (self.task.by_region and is_on_region(patch)):
+            return subject, subject
+        return self.task.request(program, patch, Asked.REGION).region_subject, subject
+
+    def _shared_out(self, state: State) -> Evaluation | None:
+        """The evaluation of `state`; in a network the times of its regions add up to the program's."""
+        if state.evaluation is None or not self.task.by_region:
+            return state.evaluation
+        times = shared_out(state.program, state.evaluation, self.task.context.device)
+        return replace(state.evaluation, region_ms=times)
+
+    def _measured(self, evaluation: Evaluation) -> None:
+        """The present program was judged as a whole."""
+        record = self.state.record
+        if evaluation.ok:
+            if self.task.by_region:
+                note_measured(self.ledger.torch_ms, self.state.program, evaluation, self.task.context.device)
+            record = None if record is None else replace(record, ms=evaluation.ms)
+        if self.ledger.leader is self.state:  # its sum was a guess
+            self.ledger.leader = self.ledger.best
+        self.state = replace(self.state, evaluation=evaluation, record=record, judged=True)
+        if evaluation.ok:
+            self._rank(True)
+
+    def _refuse(self, culprit: State, evaluation: Evaluation) -> None:
+        """Go back to before `culprit`, the result of a step that passed alone and is refused as part of the whole.
+
+        Args:
+            culprit: on the path of the present state.
+            evaluation: of the whole program with it.
+        """
+        ledger, record, parent = self.ledger, culprit.record, culprit.parent
+        assert record is not None and parent is not None
+        self.tell("done", f"{text_of(record.action, parent.program)}: refused as part of the whole: {evaluation.error}")
+        error = f"right alone, refused in the whole program: {evaluation.error}"
+        failed = replace(evaluation, error=error)
+        patch = record.patch.patch(parent.program.graph)
+        ledger.known[self._names(parent.program, patch)[0]] = failed
+        digest = parent.program.digest
+        ledger.refused[digest] = ledger.refused.get(digest, frozenset()) | {record.action}
+
+        def is_it(step: Step) -> bool:
+            return step.accepted and step.action == record.action and step.patch_digest == record.digest
+
+        ledger.attempts[:] = [
+            replace(a, accepted=False, gain=None, evaluation=failed) if is_it(a) else a for a in ledger.attempts
+        ]
+        history = tuple(replace(s, accepted=False, evaluation=failed) if is_it(s) else s for s in self.state.history)
+        known = ledger.known.get(digest)
+        self.state = replace(parent, history=history, masked=ledger.refused[digest])
+        if known is not None and known.ok and not parent.judged:
+            self._measured(known)
+        ledger.leader = ledger.best
+
+    def _take_again(self, record: RecipeStep) -> None:
+        """Take a step of a recipe on the present program; nothing is written, and what was judged is not judged again.
+
+        Raises:
+            IllegalAction: it does not apply.
+            ReplayError: likewise.
+        """
+        history = self.state.history
+        self._verify(record.action, record.patch.patch(self.state.program.graph))
+        self.state = replace(self.state, history=history)
 
     def _keep(self, parent: Program, step: Step, patch: Patch | None) -> None:
         """Keep the attempt in the store, accepted or not."""
         if self.store is not None:
             child = self.state.program if step.accepted else None
-            put_attempt(self.store, self.task.conditions, parent, step, patch, child)
+            alone = None
+            if step.evaluation is not None and step.evaluation.scope is not Scope.PROGRAM and patch is not None:
+                alone = self.ledger.known[self._names(parent, patch)[0]]
+            put_attempt(self.store, self.task.conditions, parent, step, patch, child, alone)

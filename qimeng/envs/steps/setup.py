@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from qimeng.actions import Context
 from qimeng.device import Device, current_device, device_named, driver_version, target_device
+from qimeng.envs.judge.region_judges import MANY_REGIONS
 from qimeng.envs.steps.stored_answers import CachingEvaluator
 from qimeng.envs.steps.task import Task
 from qimeng.errors import CoderError
@@ -19,6 +20,7 @@ from qimeng.interfaces import Coder, Evaluator
 from qimeng.store import Conditions, Store
 
 if TYPE_CHECKING:
+    from qimeng.envs.judge.region_spec import RegionSpec
     from qimeng.envs.workers.local_pool import LocalPool
     from qimeng.graph.opgraph import OpGraph
     from qimeng.program.program import Program
@@ -88,6 +90,7 @@ def make_task(
     device: str | Device | None = None,
     mode: str | None = None,
     store: Store | None = None,
+    by_region: bool | None = None,
 ) -> Task:
     """Everything a step loop needs to optimize `spec`.
 
@@ -103,6 +106,9 @@ def make_task(
         device: name of a device, or a device.
         mode: precision mode: ``"default"``, ``"highest"`` or ``"high"``; the spec's own by default.
         store: where evaluations are kept and looked up.
+        by_region: whether patches are judged on their region, and the whole program at milestones; by default on a GPU
+            of this machine for programs of `MANY_REGIONS` regions and more. An evaluator that is given has to know
+            `Asked.REGION`, or else it judges whole programs all the same.
 
     Raises:
         SpecError: the computation cannot be optimized as given, or an unknown mode.
@@ -126,6 +132,10 @@ def make_task(
         reason = f"left on PyTorch as it is: {error}"
     context = Context(row, make_coder(coder), spec.mode)
     judge = evaluator or make_evaluator(spec, start, context)
+    if by_region is None:
+        by_region = evaluator is None and row.measured and len(start.called) >= MANY_REGIONS
+    if by_region and evaluator is None:
+        judge = region_judges(judge, spec, context)
     conditions = conditions_of(spec, judge, row)
     if store is not None:
         store.name_anew(spec.digest, start)
@@ -134,7 +144,7 @@ def make_task(
         store.put_spec(spec.digest, spec.name)
         judge = CachingEvaluator(judge, store, conditions)
     reference = partial(spec.module, "cuda" if row.measured else "cpu")
-    return Task(start, context, judge, conditions, spec.name, reason, reference, whole)
+    return Task(start, context, judge, conditions, spec.name, reason, reference, whole, by_region=by_region)
 
 
 def make_evaluator(spec: KernelSpec, start: Program, context: Context) -> Evaluator:
@@ -154,6 +164,22 @@ def make_evaluator(spec: KernelSpec, start: Program, context: Context) -> Evalua
     from qimeng.envs.estimate.estimator import EstimatingEvaluator
 
     return EstimatingEvaluator(spec, context.device, coder=context.coder)
+
+
+def region_judges(whole: Evaluator, spec: KernelSpec, context: Context) -> Evaluator:
+    """`whole`, the judge of `spec` that `make_evaluator` made, with judges of its regions beside it."""
+    from qimeng.envs.judge.region_judges import RegionJudges
+
+    def make(alone: RegionSpec) -> Evaluator:
+        return make_evaluator(alone.spec, alone.program, context)
+
+    if not context.device.measured:
+        return RegionJudges(whole, spec, make, "cpu")
+    import torch
+
+    from qimeng.device_lock import DeviceLock, lock_path
+
+    return RegionJudges(whole, spec, make, "cuda", DeviceLock(lock_path(torch.device("cuda", 0))).beside)
 
 
 def make_pool(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from qimeng.envs.steps.stored_answers import UNKNOWN
-from qimeng.interfaces import Action, Evaluation, Step
+from qimeng.interfaces import Action, Evaluation, Scope, Step
 from qimeng.program.program import Program
 from qimeng.recipe import Recipe, RecipeStep
 
@@ -93,6 +93,11 @@ class State:
         """Device milliseconds, where known."""
         return self.evaluation.ms if self.evaluation else None
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether its regions were judged, some of them alone, and not yet the program as a whole."""
+        return self.evaluation is not None and self.evaluation.scope is Scope.SUM
+
     def path(self) -> tuple[State, ...]:
         """The accepted states from the start to this one."""
         states: list[State] = []
@@ -139,6 +144,9 @@ class Ledger:
         refused: program digest to the actions refused there.
         attempts: every step over all branches, in order.
         best: the judged state to prefer so far (see `qimeng.envs.judge.ranking`).
+        leader: the same, states whose time is a sum of their regions' included (`qimeng.envs.steps.milestones`); `best`
+            where every step is judged on the whole program.
+        torch_ms: milliseconds of each operator on PyTorch, in whole programs that were measured.
         start: evaluation of the start program.
         faults: faults of kinds of action; such a kind is not offered once a step has reported it.
         told: those kinds.
@@ -155,6 +163,8 @@ class Ledger:
     refused: dict[str, frozenset[Action]] = field(default_factory=dict)
     attempts: list[Attempt] = field(default_factory=list)
     best: State | None = None
+    leader: State | None = None
+    torch_ms: dict[str, float] = field(default_factory=dict)
     start: Evaluation | None = None
     faults: dict[str, str] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
@@ -172,6 +182,7 @@ class Ledger:
             accidents=dict(self.accidents),
             refused=dict(self.refused),
             attempts=list(self.attempts),
+            torch_ms=dict(self.torch_ms),
             faults=dict(self.faults),
             told=set(self.told),
         )

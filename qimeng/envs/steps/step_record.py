@@ -8,14 +8,20 @@ from __future__ import annotations
 from qimeng.actions import action_text
 from qimeng.envs.steps.state import State
 from qimeng.envs.steps.time_shares import dropped_kernels
-from qimeng.interfaces import Action, Patch, Step
+from qimeng.interfaces import Action, Asked, Evaluation, EvaluationRequest, Patch, Scope, Step
 from qimeng.program.program import Program
 from qimeng.recipe import PatchRecord, program_to_json
 from qimeng.store import Conditions, Store, StoredStep, subject_of
 
 
 def put_attempt(
-    store: Store, conditions: Conditions, parent: Program, step: Step, patch: Patch | None, child: Program | None
+    store: Store,
+    conditions: Conditions,
+    parent: Program,
+    step: Step,
+    patch: Patch | None,
+    child: Program | None,
+    alone: Evaluation | None = None,
 ) -> None:
     """Keep an attempt: the programs, the patch, what the judge said, and the edge between them.
 
@@ -26,6 +32,7 @@ def put_attempt(
         step: what was tried.
         patch: what the coder wrote; None where it wrote none.
         child: the program after the step; None where it was refused.
+        alone: what the judge of the patch's region found; None where the whole program was judged.
     """
     for program in (parent, child):
         if program is not None:
@@ -33,7 +40,10 @@ def put_attempt(
     digest = evaluation = None
     if patch is not None:
         digest = store.put_patch(PatchRecord.of(patch))
-        if step.evaluation is not None and patch.computes_otherwise:
+        if alone is not None:
+            subject = EvaluationRequest(parent, patch, Asked.REGION).region_subject
+            evaluation = store.put_evaluation(conditions, subject, alone, Asked.REGION.value)
+        elif step.evaluation is not None and patch.computes_otherwise:
             evaluation = store.put_evaluation(conditions, subject_of(parent, patch), step.evaluation)
     edge = StoredStep(parent.digest, step.action, digest, evaluation, step.accepted, child.digest if child else None)
     store.put_step(conditions, edge)
@@ -58,7 +68,8 @@ def outcome_of(step: Step, before: State, after: State) -> str:
     word = "UNCHECKED" if step.evaluation.unchecked else "right"
     if before.ms is None or after.evaluation is None or after.evaluation.timing is None:
         return word
-    return f"{word}, {before.ms:.4g} -> {after.evaluation.timing}"
+    scope = " (sum of its regions)" if after.evaluation.scope is Scope.SUM else ""
+    return f"{word}, {before.ms:.4g} -> {after.evaluation.timing}{scope}"
 
 
 __all__ = ["outcome_of", "put_attempt", "text_of"]

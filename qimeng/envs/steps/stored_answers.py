@@ -21,13 +21,14 @@ from qimeng.interfaces import (
     Gate,
     Patch,
     Request,
+    Scope,
     SerialEvaluator,
     Ticket,
 )
 from qimeng.store import ACCIDENT, Conditions, Store, subject_of
 
 FINAL = "final"
-_PURPOSES = {Asked.TIMING: "step", Asked.CHECK: "check"}
+_PURPOSES = {Asked.TIMING: "step", Asked.CHECK: "check", Asked.REGION: "region"}
 UNKNOWN = "unknown"
 """Class of the failure that stands for an evaluation that is not stored; asking again is of no use."""
 
@@ -50,7 +51,8 @@ class CachingEvaluator(Evaluator):
 
     So a request that is submitted again has the same answer. A failure that may be an accident (out of time, out of
     memory, a process that died) is recorded there, but not taken for an answer: the program is judged again. A final
-    verification answers only for the same modes of torch.compile and the same tools of compute-sanitizer.
+    verification answers only for the same modes of torch.compile and the same tools of compute-sanitizer. A patch that
+    was judged on its region answers for every program with an equal region.
 
     Args:
         evaluator: judges what the store does not know.
@@ -79,8 +81,9 @@ class CachingEvaluator(Evaluator):
 
     def submit(self, request: EvaluationRequest) -> Ticket:
         """Look the request up; pass it on where nothing is stored."""
-        subject, purpose = self._key(request)
-        known = self.store.evaluation(self.conditions, subject, purpose)
+        asked = [request] if request.asked is not Asked.REGION else [request, replace(request, asked=Asked.TIMING)]
+        found = (self.store.evaluation(self.conditions, *self._key(each)) for each in asked)
+        known = next((evaluation for evaluation in found if evaluation is not None), None)
         if known is not None:
             self.hits += 1
             return _Ticket(request, known)
@@ -109,6 +112,8 @@ class CachingEvaluator(Evaluator):
 
     def _key(self, request: EvaluationRequest) -> tuple[str, str]:
         """What is judged, and for what purpose, as the store is asked."""
+        if request.asked is Asked.REGION:
+            return request.region_subject, _PURPOSES[request.asked]
         subject = subject_of(request.program, request.patch)
         if request.asked is not Asked.FINAL:
             return subject, _PURPOSES[request.asked]
@@ -118,6 +123,8 @@ class CachingEvaluator(Evaluator):
         return " ".join((subject, *modes, *tools)), FINAL
 
     def _keep(self, request: EvaluationRequest, evaluation: Evaluation) -> None:
+        if request.asked is Asked.REGION and evaluation.scope is not Scope.REGION:
+            request = replace(request, asked=Asked.TIMING)  # the whole program was judged
         program, patch = request.program, request.patch
         subject, purpose = self._key(request)
         subjects = [subject]
@@ -126,7 +133,7 @@ class CachingEvaluator(Evaluator):
         for name in subjects:
             self.store.put_evaluation(self.conditions, name, evaluation, purpose)
         if patch is not None and len(patch.alternatives) > 1 and evaluation.ok and request.asked is not Asked.FINAL:
-            chosen = patch.apply(program, evaluation.chosen).digest
+            chosen, _ = self._key(replace(request, patch=patch.only(evaluation.chosen)))
             self.store.put_evaluation(self.conditions, chosen, replace(evaluation, chosen=0), purpose)
 
 
@@ -158,6 +165,8 @@ class ReplayEvaluator(SerialEvaluator):
         For a final verification that is not stored, the evaluation of the program stands.
         """
         subject = subject_of(request.program, request.patch)
+        if request.asked is Asked.REGION and request.region_subject in self._known:
+            return self._known[request.region_subject]
         final = self._final.get(subject) if request.asked is Asked.FINAL else None
         return final or self._look_up(self._known, subject)
 

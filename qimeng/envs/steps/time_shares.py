@@ -107,16 +107,19 @@ def carried(before: Program, after: Program, evaluation: Evaluation | None, devi
     by_node: dict[str, float] = {}
     for region in before.regions:
         ms = evaluation.region_ms.get(region.id)
-        weights = {n.name: operator_bound_ms(region.graph, n, device) for n in region.ops if n.packet not in VIEWS}
-        total = sum(weights.values())
-        if ms is None or not total:
-            continue
-        for name, weight in weights.items():
-            by_node[name] = by_node.get(name, 0.0) + ms * weight / total
+        for name, share in by_operator(region, ms or 0.0, device).items():
+            by_node[name] = by_node.get(name, 0.0) + share
     times = {r.id: sum(by_node.get(n, 0.0) for n in r.nodes) for r in after.regions} if by_node else {}
     if dropped_kernels(before, after):
         return replace(evaluation, timing=None, region_ms=times, generated_share=None, library_share=None)
     return replace(evaluation, region_ms=times)
+
+
+def by_operator(region: Region, ms: float, device: Device) -> dict[str, float]:
+    """`ms` of `region` shared out over its operators by their roofline bounds; views take nothing."""
+    weights = {n.name: operator_bound_ms(region.graph, n, device) for n in region.ops if n.packet not in VIEWS}
+    total = sum(weights.values())
+    return {name: ms * weight / total for name, weight in weights.items()} if total else {}
 
 
 def dropped_kernels(before: Program, after: Program) -> tuple[Region, ...]:

@@ -1,0 +1,132 @@
+"""A judge for each region of a network: what a patch changes is checked and timed alone.
+
+Deals in which judge a request goes to. The judges of regions are of the same kind as the one of the whole program, with
+the same gates, distributions and clocks (`qimeng.envs.judge.region_spec`). Knows nothing about searches, or about when
+the whole program is judged.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+from qimeng.envs.judge.region_spec import RegionSpec, region_spec
+from qimeng.errors import IllegalAction, QimengError
+from qimeng.graph.region import Region
+from qimeng.interfaces import (
+    Asked,
+    EngineReport,
+    Evaluation,
+    EvaluationRequest,
+    Evaluator,
+    Patch,
+    Scope,
+    SerialEvaluator,
+)
+from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
+
+MANY_REGIONS = 12
+"""Regions of a start program from which on patches are judged on their region. Below that, a whole program is run,
+checked and timed in about the time of one of its regions."""
+OPEN = 4
+"""Judges of regions that are open at a time, each with processes and memory on the device. The one that was asked least
+recently is closed."""
+
+
+class RegionJudges(SerialEvaluator):
+    """The judge of a network and, opened when asked for, judges of its regions.
+
+    A request with `Asked.REGION` is answered by the judge of the region that its patch is about; equal regions have one
+    judge. All other requests go to the judge of the whole, and so does a patch on a region that cannot be judged alone.
+
+    Args:
+        whole: judges whole programs.
+        spec: of the whole.
+        make: makes the judge of a region.
+        device: PyTorch's name of the device that the eager run of the whole is made on.
+        turn: held during that run, so that it disturbs no measurement.
+    """
+
+    def __init__(
+        self,
+        whole: Evaluator,
+        spec: KernelSpec,
+        make: Callable[[RegionSpec], Evaluator],
+        device: str,
+        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ):
+        self.whole, self.spec, self.make, self.device, self.turn = whole, spec, make, device, turn
+        self.version, self.estimated = whole.version, whole.estimated
+        self._open: OrderedDict[str, tuple[RegionSpec, Evaluator]] = OrderedDict()
+        self._refused: dict[str, str] = {}
+        self._closed: dict[str, float] = {}
+
+    @property
+    def name(self) -> str:
+        """That of the judge of the whole."""
+        return self.whole.name
+
+    @property
+    def report(self) -> EngineReport:
+        """That of the judge of the whole, with the seconds of the judges of regions."""
+        seconds = dict(self.whole.report.seconds)
+        for spent in (self._closed, *(judge.report.seconds for _, judge in self._open.values())):
+            for part, value in spent.items():
+                seconds[part] = seconds.get(part, 0.0) + value
+        return replace(self.whole.report, seconds=seconds)
+
+    def answer(self, request: EvaluationRequest) -> Evaluation:
+        """The answer of the region's judge, or of the whole's."""
+        if request.asked is not Asked.REGION or request.patch is None or request.patch.target is None:
+            return self.whole.ask(request)
+        program = request.candidates[0]
+        region = program.region(request.patch.target)
+        try:
+            alone, judge = self._judge_of(program, region)
+        except IllegalAction as told:
+            found = self.whole.ask(replace(request, asked=Asked.TIMING))
+            return replace(found, notes=(*found.notes, f"judged as a whole program: {told}"))
+        patch = Patch(target=alone.region.id, alternatives=request.patch.alternatives)
+        return replace(judge.ask(EvaluationRequest(alone.program, patch)), scope=Scope.REGION)
+
+    def close(self) -> None:
+        """Close every judge."""
+        while self._open:
+            self._close_oldest()
+        self.whole.close()
+
+    # -- parts
+
+    def _judge_of(self, program: Program, region: Region) -> tuple[RegionSpec, Evaluator]:
+        """The region alone, and its judge.
+
+        Raises:
+            IllegalAction: it cannot be judged alone.
+        """
+        key = region.signature
+        if key in self._refused:
+            raise IllegalAction(self._refused[key])
+        if key not in self._open:
+            while len(self._open) >= OPEN:
+                self._close_oldest()
+            try:
+                with self.turn():
+                    alone = region_spec(self.spec, program, region, self.device)
+                self._open[key] = alone, self.make(alone)
+            except (QimengError, RuntimeError) as error:  # memory that runs out is a RuntimeError too
+                self._refused[key] = str(error)
+                raise IllegalAction(self._refused[key]) from error
+        self._open.move_to_end(key)
+        return self._open[key]
+
+    def _close_oldest(self) -> None:
+        _, (_, judge) = self._open.popitem(last=False)
+        judge.close()
+        for part, value in judge.report.seconds.items():
+            self._closed[part] = self._closed.get(part, 0.0) + value
+
+
+__all__ = ["MANY_REGIONS", "OPEN", "RegionJudges"]

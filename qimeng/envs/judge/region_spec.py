@@ -1,0 +1,225 @@
+"""One region of a program as a specification of its own, so that the same judge judges it.
+
+Deals in a region's PyTorch text, its parameters, and the values that reach it in an eager run of the program. The text
+needs only torch, whatever library the model is from. Knows nothing about evaluators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from qimeng.envs.workers.modes import precision
+from qimeng.envs.workers.regions import inputs_of_region
+from qimeng.errors import IllegalAction
+from qimeng.graph.cut import Cut, cut
+from qimeng.graph.opgraph import Value
+from qimeng.graph.region import Region
+from qimeng.program.program import Program, load_source, torch_implementation
+from qimeng.program.settled import Settled
+from qimeng.spec import EXAMPLES, KernelSpec
+from qimeng.spec.leaf import Leaf, domain_of, infer_domain
+from qimeng.spec.origin import ExampleOrigin
+from qimeng.spec.seeding import seed_generators
+from qimeng.spec.ties import same_as, tied
+
+LARGE = 1 << 22
+"""Elements of a captured value above which only a sample says what domain it is of: order, symmetry and norms of whole
+tensors take seconds to look for."""
+
+
+class RegionModule(torch.nn.Module):
+    """The text of a region as a module: the reference of the region's own specification.
+
+    Its parameters and buffers have the names that they have in the network. What depends on them alone is computed
+    once, and again when one of them changes, as in a program.
+
+    Args:
+        text: Python text, of torch alone.
+        entry: name of the region's function in it.
+        arguments: of that function, in order: ``("input", position)``, ``("state", key)`` or ``("once", position)``.
+        once: arguments of the text's function of what is computed once, likewise; None where there is none.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        entry: str,
+        arguments: Sequence[tuple[str, Any]],
+        once: Sequence[tuple[str, Any]] | None = None,
+    ):
+        super().__init__()
+        self.text, self.entry, self.arguments = text, entry, tuple(arguments)
+        self.once = None if once is None else tuple(once)
+
+    def hold(self, key: str, value: torch.Tensor, parameter: bool, saved: bool = True) -> None:
+        """Take a parameter or buffer under its dotted name.
+
+        Args:
+            key: the name.
+            value: the tensor.
+            parameter: or else a buffer.
+            saved: whether it is part of the state dictionary.
+        """
+        *path, last = key.split(".")
+        home: torch.nn.Module = self
+        for part in path:
+            home = home._modules.setdefault(part, torch.nn.Module())  # type: ignore[assignment]
+        if parameter:
+            home._parameters[last] = torch.nn.Parameter(value, requires_grad=False)
+        else:
+            home.register_buffer(last, value, persistent=saved)
+
+    def forward(self, *inputs: Any) -> Any:
+        """The region's outputs, as a tuple."""
+        space = _namespace(self.text)
+        once: tuple[Any, ...] = ()
+        if self.once is not None:
+            given = [self._held(key) for _, key in self.once]
+            stamp = [(id(t), t._version) for t in given]
+            known = _computed.get(self)
+            if known is None or known[0] != stamp:
+                known = _computed[self] = (stamp, space["_settled"](*given), given)
+            once = known[1]
+        read: dict[str, Callable[[Any], Any]] = {
+            "input": inputs.__getitem__,
+            "state": self._held,
+            "once": once.__getitem__,
+        }
+        return space[self.entry](*[read[kind](where) for kind, where in self.arguments])
+
+    def _held(self, key: str) -> torch.Tensor:
+        path, _, last = key.rpartition(".")
+        held = getattr(self.get_submodule(path), last)
+        assert isinstance(held, torch.Tensor)
+        return held
+
+
+_computed: WeakKeyDictionary[RegionModule, tuple[Any, Any, Any]] = WeakKeyDictionary()
+"""What modules computed once: the parameters' versions, the results, and the parameters, so that ids stay theirs."""
+
+
+@lru_cache(64)
+def _namespace(text: str) -> dict[str, Any]:
+    space: dict[str, Any] = {"torch": torch}
+    exec(compile(text, "<region>", "exec"), space)
+    return space
+
+
+@dataclass(frozen=True)
+class RegionSpec:
+    """A region to be judged alone.
+
+    Attributes:
+        spec: the specification.
+        program: the start program: the region on PyTorch.
+        region: the region in it; signature and id are those in the whole program.
+    """
+
+    spec: KernelSpec
+    program: Program
+    region: Region
+
+
+def region_spec(spec: KernelSpec, program: Program, region: Region, device: str) -> RegionSpec:
+    """`region` of `program` as a specification whose examples are the values that reach it in an eager run.
+
+    Args:
+        spec: of the whole program.
+        program: on any partition that has the region.
+        region: one that every call computes.
+        device: where the eager run is made.
+
+    Raises:
+        IllegalAction: the region cannot be judged alone; the message says why.
+    """
+    found = cut(region)
+    state, values = _captured(spec, program, region, device)
+    by_value = dict(zip(region.inputs, values, strict=True))
+    inputs = tuple(_laid_out(region, v, by_value[v]) for v in found.inputs)
+    module = _module(found, state).train(spec.training)
+    held = KernelSpec(
+        f"{spec.name}: {region.label()}",
+        _origin(module, inputs, spec),
+        spec.dtype,
+        spec.mode,
+        spec.training,
+        tolerances=spec.tolerances,
+    )
+    graph = replace(found.graph, call=held.call(len(inputs)))
+    regions = tuple(replace(r, graph=graph) for r in found.regions)
+    return RegionSpec(held, Program(graph, regions), regions[-1])
+
+
+def _captured(
+    spec: KernelSpec, program: Program, region: Region, device: str
+) -> tuple[dict[str, torch.Tensor], tuple[Any, ...]]:
+    """Parameters and buffers of the whole module, and the region's arguments in a run on the user's own inputs."""
+    plain = Program(program.graph, program.regions, captured=program.captured, rewrites=program.rewrites)
+    entries = [plain.implementation(r).entry for r in plain.called]
+    source = load_source(plain.source)
+    reference = spec.module(device)
+    state = reference.state_dict() | dict(reference.named_buffers())
+    with torch.no_grad(), precision(spec.mode):
+        with torch.device(device):
+            model = source.Model()
+        model.to(device)
+        model.load_state_dict({key: state[key] for key in model.state_dict()})
+        seed_generators(spec.seed)
+        number = [r.id for r in plain.called].index(region.id)
+        return state, inputs_of_region(source, model, spec.inputs(0, device, EXAMPLES), entries, number)
+
+
+def _laid_out(region: Region, value: Value, tensor: Any) -> torch.Tensor:
+    """What was captured for `value`, on the CPU, with the strides that the graph says.
+
+    Raises:
+        IllegalAction: in the run it lies in memory otherwise.
+    """
+    meta = region.graph.meta(value)
+    if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != meta.shape:
+        raise IllegalAction(f"{value} is no tensor of shape {meta.shape} in an eager run")
+    moved = any(n > 1 and s != t for n, s, t in zip(meta.shape, meta.stride, tensor.stride(), strict=True))
+    if moved or str(tensor.dtype) != f"torch.{meta.dtype}":
+        raise IllegalAction(f"{value} has strides {tensor.stride()} and {tensor.dtype} in an eager run, not {meta}")
+    return tensor.as_strided(meta.shape, meta.stride)
+
+
+def _module(found: Cut, state: dict[str, torch.Tensor]) -> RegionModule:
+    graph, region = found.graph, found.region
+    number = {names: i for i, names in enumerate(n.name for n in graph.nodes.values() if n.kind == "input")}
+    parts = [(r, torch_implementation(r)) for r in found.regions]
+    settled = Settled.of(graph, parts) if len(parts) > 1 else None
+    once = {v: i for i, v in enumerate(settled.outputs)} if settled is not None else {}
+
+    def place(v: Value) -> tuple[str, Any]:
+        if v in once:
+            return "once", once[v]
+        node = graph.nodes[v.node]
+        return ("input", number[v.node]) if node.kind == "input" else ("state", node.target)
+
+    text = "\n".join(m.source for _, m in parts) + ("" if settled is None else f"\n{settled.text()}\n")
+    given = None if settled is None else [place(v) for v in settled.inputs]
+    module = RegionModule(text, parts[-1][1].entry, [place(v) for v in region.inputs], given)
+    for node in graph.nodes.values():
+        if node.kind in ("parameter", "buffer"):
+            module.hold(node.target, state[node.target], node.kind == "parameter", node.literal is None)
+    return module
+
+
+def _origin(module: RegionModule, inputs: tuple[torch.Tensor, ...], spec: KernelSpec) -> ExampleOrigin:
+    """The examples as they are, none of them copied twice; a value of many elements is looked at in part."""
+    with torch.no_grad():
+        for t in (*module.parameters(), *module.buffers()):
+            t.data = t.data.cpu()
+    leaves = [Leaf.of(x, infer_domain(x) if x.numel() > LARGE else domain_of(x)) for x in inputs]
+    native = getattr(torch, spec.dtype)
+    return ExampleOrigin(module, tied(leaves), tuple(range(len(leaves))), native, same=same_as(inputs, leaves))
+
+
+__all__ = ["RegionModule", "RegionSpec", "region_spec"]

@@ -1,0 +1,201 @@
+"""A region of a network judged alone: its own specification, the same judge, what reaches it in an eager run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from qimeng.envs.judge import region_judges
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+from qimeng.envs.judge.region_judges import RegionJudges
+from qimeng.envs.judge.region_spec import RegionSpec, region_spec
+from qimeng.envs.judge.verdicts import Verdict
+from qimeng.errors import IllegalAction
+from qimeng.graph.rewrites import find_rewrites
+from qimeng.graph.verify import capture_spec
+from qimeng.interfaces import Asked, Evaluation, EvaluationRequest, Gate, Patch, Scope, SerialEvaluator
+from qimeng.program.program import Implementation, Program
+from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
+
+PATIENCE_S = 60.0
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = torch.nn.Linear(32, 48), torch.nn.BatchNorm1d(48), torch.nn.Linear(48, 32)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = torch.relu(self.norm(self.first(x)))
+        top, at = torch.max(self.second(h), -1)
+        return top * 2 + h.sum(-1), at
+
+
+@pytest.fixture(scope="module")
+def spec() -> KernelSpec:
+    torch.manual_seed(0)
+    return KernelSpec.from_module(Net().eval(), (torch.randn(16, 32),))
+
+
+@pytest.fixture(scope="module")
+def program(spec: KernelSpec) -> Program:
+    return Program.start(capture_spec(spec))
+
+
+def named(program: Program, label: str) -> str:
+    return next(r.id for r in program.regions if r.label() == label)
+
+
+def in_torch(body: str) -> Implementation:
+    return Implementation("torch", f"import torch\n\ndef entry(*a):\n    return {body}\n", "entry")
+
+
+# ---- the specification
+
+
+def test_a_region_computes_what_its_program_does_on_what_reaches_it(spec: KernelSpec, program: Program) -> None:
+    x = spec.inputs(0, "cpu", EXAMPLES)[0]
+    module = spec.module()
+    h = torch.relu(module.norm(module.first(x)))
+    alone = region_spec(spec, program, program.region(named(program, "sum")), "cpu")
+    assert torch.equal(alone.spec.inputs(0, "cpu", EXAMPLES)[0], h)
+    assert torch.equal(alone.spec.module()(h)[0], h.sum(-1))
+    both = region_spec(spec, program, program.region(named(program, "max")), "cpu")
+    assert [y.dtype for y in both.spec.module()(*both.spec.inputs(7))] == [torch.float32, torch.int64]
+    assert both.spec.mode == spec.mode and both.spec.training is spec.training
+
+
+def test_its_program_takes_the_same_parameters_under_the_same_names(spec: KernelSpec, program: Program) -> None:
+    label = "_native_batch_norm_legit_no_training"
+    alone = region_spec(spec, program, program.region(named(program, label)), "cpu")
+    module = alone.spec.module()
+    assert set(module.state_dict()) == {f"norm.{n}" for n in ("weight", "bias", "running_mean", "running_var")}
+    perturb_parameters(module, 3)
+    model = alone.program.load().Model().eval()
+    model.load_state_dict(module.state_dict())
+    inputs = alone.spec.inputs(5)
+    assert torch.equal(model(*inputs)[0], module(*inputs)[0])
+
+
+def test_what_depends_on_parameters_alone_is_computed_once(spec: KernelSpec, program: Program) -> None:
+    rewritten = program.with_rewrites(find_rewrites(program.graph, "fold")[0])
+    once = {v for r in rewritten.regions if rewritten.is_settled(r) for v in r.outputs}
+    region = next(r for r in rewritten.called if once & set(r.inputs))
+    alone = region_spec(spec, rewritten, region, "cpu")
+    module, inputs = alone.spec.module(), alone.spec.inputs(5)
+    with torch.autograd.profiler.profile() as first:
+        before = module(*inputs)[0]
+    with torch.autograd.profiler.profile() as second:
+        assert torch.equal(module(*inputs)[0], before)
+    assert len(second.function_events) < len(first.function_events)
+    perturb_parameters(module, 3)
+    after = module(*inputs)[0]
+    assert not torch.equal(after, before)
+    model = alone.program.load().Model()
+    model.load_state_dict(module.state_dict())
+    assert torch.allclose(model(*inputs)[0], after)
+
+
+def test_it_travels_and_needs_only_torch(spec: KernelSpec, program: Program) -> None:
+    alone = region_spec(spec, program, program.regions[0], "cpu").spec
+    script = (
+        "import sys; from qimeng.spec import KernelSpec; s = KernelSpec.from_bytes(sys.stdin.buffer.read()); "
+        "s.module()(*s.inputs(0, 'cpu', 'examples')); print(s.digest, 'transformers' in sys.modules, __name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], input=alone.to_bytes(), capture_output=True, check=True)
+    assert done.stdout.decode().split() == [alone.digest, "False", "__main__"]
+
+
+# ---- the judges
+
+
+class Fake(SerialEvaluator):
+    def __init__(self, name: str, log: list[str]):
+        self.label, self.log = name, log
+
+    def answer(self, request: EvaluationRequest) -> Evaluation:
+        self.log.append(f"{self.label} {request.asked.value}")
+        return Evaluation(Gate.PASSED)
+
+    def close(self) -> None:
+        self.log.append(f"close {self.label}")
+
+
+def test_requests_go_to_the_region_or_to_the_whole(
+    spec: KernelSpec, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(region_judges, "OPEN", 2)
+    log: list[str] = []
+
+    def make(alone: RegionSpec) -> Fake:
+        return Fake(alone.region.label(), log)
+
+    judges = RegionJudges(Fake("whole", log), spec, make, "cpu")
+
+    def ask(label: str, asked: Asked) -> Evaluation:
+        patch = Patch(target=named(program, label), alternatives=(in_torch("a"),))
+        return judges.ask(EvaluationRequest(program, patch, asked))
+
+    assert ask("relu", Asked.REGION).scope is Scope.REGION
+    assert ask("relu", Asked.TIMING).scope is Scope.PROGRAM
+    for label in ("relu", "mul", "sum", "relu"):
+        ask(label, Asked.REGION)
+    assert log == [
+        "relu timing", "whole timing", "relu timing", "mul timing", "close relu", "sum timing", "close mul",
+        "relu timing",
+    ]  # fmt: skip
+    judges.close()
+    assert log[-1] == "close whole" and {"close sum", "close relu"} <= set(log[8:])
+
+
+def test_a_region_that_cannot_be_judged_alone_is_judged_in_its_program(spec: KernelSpec, program: Program) -> None:
+    log: list[str] = []
+    tries: list[int] = []
+
+    def refuse(alone: RegionSpec) -> Fake:
+        tries.append(1)
+        raise IllegalAction("no such luck")
+
+    judges = RegionJudges(Fake("whole", log), spec, refuse, "cpu")
+    patch = Patch(target=named(program, "relu"), alternatives=(in_torch("a"),))
+    for _ in range(2):
+        found = judges.ask(EvaluationRequest(program, patch, Asked.REGION))
+        assert found.scope is Scope.PROGRAM and "no such luck" in found.notes[0]
+    assert log == ["whole timing"] * 2 and len(tries) == 1
+
+
+@pytest.fixture(scope="module")
+def judges(spec: KernelSpec, program: Program) -> Iterator[RegionJudges]:
+    def cpu(of: KernelSpec, start: Program) -> GpuEvaluator:
+        return GpuEvaluator(of, start.graph, torch_device="cpu", timeout_s=PATIENCE_S, any_text=True)
+
+    made = RegionJudges(cpu(spec, program), spec, lambda alone: cpu(alone.spec, alone.program), "cpu")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "failure"),
+    [
+        ("(a[0].clamp(min=0),)", None),
+        ("(a[0].clamp(min=0.1),)", "wrong"),
+        ("(a[0].clamp_(min=0).clone(),)", "wrong"),
+    ],
+)
+def test_the_same_judge_judges_a_region(
+    judges: RegionJudges, program: Program, body: str, failure: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = Patch(target=named(program, "relu"), alternatives=(in_torch(body),))
+    _, judge = judges._judge_of(program, program.region(named(program, "relu")))
+    assert isinstance(judge, GpuEvaluator)
+    monkeypatch.setattr(judge.outer_clock, "check", lambda *unused: Verdict())
+    found = judges.ask(EvaluationRequest(program, patch, Asked.REGION))
+    assert found.failure == failure, found.error
+    assert found.scope is Scope.REGION
+    if failure is None:
+        assert found.timing is not None and found.eager is not None and found.accuracy is not None
+        assert len(judge.references.distributions) > 3
