@@ -171,7 +171,10 @@ def _powers() -> Iterator[Case]:
             HEAVY,
             lambda x, b=base: _grown(torch.tensor(b), x),
         )
-    yield Case("pow", "tensors", torch.pow, "xy", HEAVY)
+    for y in (70, -101, 0.1):
+        yield Case("pow", f"to {y} of a row", lambda r, y=y: torch.pow(r, y), "r", HEAVY, _with(_grown, y))
+    yield Case("pow", "tensors", torch.pow, "xy", HEAVY, _grown)
+    yield Case("pow", "of a row's", lambda r: torch.pow(r, r[:, 1:2]), "r", HEAVY, lambda r: _grown(r, r[:, 1:2]))
 
 
 def _grown(x: Tensor, y: Any) -> Tensor:

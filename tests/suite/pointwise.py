@@ -52,6 +52,11 @@ def integers(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return x * y + 3, x.clamp(-2, 5), torch.maximum(x, y), x / y, x.abs(), torch.relu(x), x.sign(), -y
 
 
+@problem("powers of tensors", lambda: (torch.rand(9, 31) + 0.1, torch.randn(31), torch.rand(1) + 2))
+def powers_of_tensors(x: Tensor, y: Tensor, p: Tensor) -> tuple[Tensor, ...]:
+    return x**y, x.pow(p).mean(-1).pow(1 / p), (-2.0) ** y.round(), x**70
+
+
 @problem("integer division", lambda: (torch.randint(-99, 99, (31, 5)), torch.randint(1, 7, (5,))))
 def integer_division(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x // y, x % y, torch.div(x, y, rounding_mode="trunc")

@@ -39,12 +39,14 @@ def main(channel: Channel, setup: Setup) -> None:
 def mend() -> None:
     """Round to bf16, multiply bf16 and TF32 operands, and round `fma` once, as a GPU does.
 
-    Autotuners take their first choice.
+    Autotuners take their first choice. A truth that is broadcast stays one; the interpreter would make a number of it.
     """
+    import triton.language as tl
     from triton.runtime.autotuner import Autotuner
-    from triton.runtime.interpreter import InterpreterBuilder
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     multiply, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
+    spread = InterpreterBuilder.create_splat
     tune = Autotuner.run
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
@@ -57,6 +59,11 @@ def mend() -> None:
         if source.dtype.scalar.is_bf16() and target.scalar.is_fp32():
             return _as_seen(source, False)
         return cast(self, source, target)
+
+    def create_splat(self: Any, result: Any, one: Any) -> Any:
+        if one.data.dtype == np.bool_:
+            return TensorHandle(np.full(result.shape, one.data.reshape(-1)[0]), tl.int1)
+        return spread(self, result, one)
 
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
         with np.errstate(all="ignore"):
@@ -72,6 +79,7 @@ def mend() -> None:
 
     InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl
     InterpreterBuilder.create_inline_asm, InterpreterBuilder.create_fma = create_inline_asm, create_fma
+    InterpreterBuilder.create_splat = create_splat
     InterpreterBuilder.rounds_to_bfloat16 = True  # programs ask for it (`qimeng.program.emit`)
     Autotuner.run = first_only
     mend_folds()

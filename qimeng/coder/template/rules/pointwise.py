@@ -214,60 +214,6 @@ def _round(b: Builder, node: Any, x: Expr) -> Expr:
 # -- powers and functions made of others
 
 
-@rule("pow")
-def _pow(b: Builder, node: Any, x: Any, y: Any) -> Expr:
-    d = out_dtype(node)
-    if isinstance(y, Expr):
-        if isinstance(x, Expr) or not is_float(d) or x <= 0:
-            raise Unsupported("a power of a tensor to a tensor")
-        if x == 1:
-            return b.redim(b.const(1.0, d), [b.axes.new(s) for s in node.metas[0].shape])
-        return b.pw("exp2", b.pw("mul", operand(b, y, d), math.log2(x)), dtype=d)
-    return power(b, operand(b, x, d), y, d)
-
-
-MOST_FACTORS = 64
-"""Largest exponent that is multiplied out."""
-
-
-def power(b: Builder, x: Expr, y: float, d: str) -> Expr:
-    """`x ** y` for a number `y`; whole exponents by repeated squaring, which negative `x` needs.
-
-    Others are computed of |x|: of negative numbers the result is NaN, but of -inf as of inf (C99, F.9.4.4).
-    """
-    if math.isnan(y):
-        return b.pw("where", b.pw("eq", x, 1, dtype="bool"), operand(b, 1, d), operand(b, y, d), dtype=d)
-    if float(y).is_integer():
-        if abs(y) > MOST_FACTORS:
-            raise Unsupported(f"a power of {y}")
-        result, square, left = None, x, abs(int(y))
-        while left:
-            if left & 1:
-                result = square if result is None else b.pw("mul", result, square, dtype=d)
-            left >>= 1
-            square = b.pw("mul", square, square, dtype=d) if left else square
-        if result is None:
-            return b.pw("where", b.pw("eq", x, x, dtype="bool"), operand(b, 1, d), operand(b, 1, d), dtype=d)
-        return result if y > 0 else b.pw("reciprocal", result, dtype=d)
-    if abs(y) == 0.5:
-        return b.pw("sqrt" if y > 0 else "rsqrt", x, dtype=d)
-    size = b.pw("abs", x, dtype=d)
-    if math.isinf(y):
-        grows = b.pw("gt" if y > 0 else "lt", size, 1.0, dtype="bool")
-        result = b.pw("where", grows, operand(b, math.inf, d), b.pw("sub", x, x, dtype=d), dtype=d)
-        result = b.pw("where", b.pw("isinf", x, dtype="bool"), math.inf if y > 0 else 0.0, result, dtype=d)
-        return b.pw("where", b.pw("eq", size, 1.0, dtype="bool"), 1.0, result, dtype=d)
-    if not float(2 * y).is_integer():
-        result = b.pw("exp2", b.pw("mul", b.pw("log2", size, dtype=d), float(y)), dtype=d)
-    elif y > 0:
-        result = b.pw("mul", power(b, size, math.floor(y), d), b.pw("sqrt", size, dtype=d), dtype=d)
-    else:  # powers of the root, which is neither too large nor too small
-        result = power(b, b.pw("rsqrt", size, dtype=d), int(-2 * y), d)
-    below = b.pw("lt", x, 0.0, dtype="bool")
-    below = b.pw("and", below, b.pw("ne", x, -math.inf, dtype="bool"), dtype="bool")
-    return b.pw("where", below, operand(b, math.nan, d), result, dtype=d)
-
-
 @rule("square")
 def _square(b: Builder, node: Any, x: Expr) -> Expr:
     return b.pw("mul", x, x, dtype=out_dtype(node))

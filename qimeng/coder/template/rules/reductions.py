@@ -14,7 +14,8 @@ from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.rules.base import SMALL, axis_of, dims_of, operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
-from qimeng.coder.template.rules.pointwise import binary, power, truth
+from qimeng.coder.template.rules.pointwise import binary, truth
+from qimeng.coder.template.rules.powers import power
 from qimeng.coder.template.rules.shapes import gathered
 from qimeng.family import Unsupported
 

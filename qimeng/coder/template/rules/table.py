@@ -9,6 +9,7 @@ from qimeng.coder.template.rules import (
     convolution,
     functions,
     pointwise,
+    powers,
     products,
     reductions,
     scans,
@@ -18,7 +19,20 @@ from qimeng.coder.template.rules import (
 )
 from qimeng.coder.template.rules.base import RULES
 
-FILES = (activations, attention, convolution, functions, pointwise, products, reductions, scans, shapes, views, windows)
+FILES = (
+    activations,
+    attention,
+    convolution,
+    functions,
+    pointwise,
+    powers,
+    products,
+    reductions,
+    scans,
+    shapes,
+    views,
+    windows,
+)
 """Importing each of them enters its rules."""
 
 __all__ = ["FILES", "RULES"]

@@ -1,4 +1,4 @@
-"""Powers of e and 2 that are as exact as CUDA's own wherever they are finite, subnormal results too.
+"""Powers that are as exact as CUDA's own wherever they are finite, subnormal results too.
 
 `tl.exp` is ``ex2.approx(x log2(e))``. That product rounds by half an ulp of itself, which is a relative error of up to
 22 ulp (2.6e-6) of the result, and `tl.exp2` drops results below 2^-126. Here the power of 2 next to the result is
@@ -29,6 +29,27 @@ def exp2_lines(t: str, x: str) -> list[str]:
     return [*_split(t, x), f"{t} = tl.exp2({x} - {t}_j) * {t}_p"]
 
 
+def pow_lines(t: str, x: str, y: str) -> list[str]:
+    """x^y in `t` for x > 0, both finite: 2^(y e) 2^(y log2 m) for x = m 2^e with m between sqrt(1/2) and sqrt(2).
+
+    The product y e, which may be large, is taken in two parts; y log2 m rounds by less than what an ulp of x changes.
+    """
+    tiny = f"{t}_x < 1.1754943508222875e-38"
+    return [
+        f"{t}_w = ({x} == {x}) | ({y} == {y})",  # of the shape of both; one of them may be a number
+        f"{t}_x = tl.where({t}_w, {x}, {x})",
+        f"{t}_y = tl.where({t}_w, {y}, {y})",
+        f"{t}_i = tl.where({tiny}, {t}_x * 16777216.0, {t}_x).to(tl.int32, bitcast=True)",
+        f"{t}_e = ({t}_i - 1060439283) >> 23",
+        f"{t}_f = {t}_y * tl.log2(({t}_i - ({t}_e << 23)).to(tl.float32, bitcast=True))",
+        f"{t}_n = {t}_e.to(tl.float32) - tl.where({tiny}, 24.0, 0.0)",
+        f"{t}_h = {t}_y * {t}_n",
+        f"{t}_l = tl.where(tl.abs({t}_h) < 1.0e30, tl.fma({t}_y, {t}_n, -{t}_h), 0.0)",
+        *_split(t, f"({t}_h + {t}_f)"),
+        f"{t} = tl.exp2({t}_h - {t}_j + {t}_f + {t}_l) * {t}_p",
+    ]
+
+
 def _split(t: str, power: str) -> list[str]:
     """The integer next to `power` as {t}_j, and 2 to it as {t}_p; the nearest of -126 … 127, also of NaN."""
     return [
@@ -38,4 +59,4 @@ def _split(t: str, power: str) -> list[str]:
     ]
 
 
-__all__ = ["LOG2E", "ROUND", "exp2_lines", "exp_lines"]
+__all__ = ["LOG2E", "ROUND", "exp2_lines", "exp_lines", "pow_lines"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qimeng.coder.template.triton.exponentials import exp2_lines, exp_lines
+from qimeng.coder.template.triton.exponentials import exp2_lines, exp_lines, pow_lines
 from qimeng.coder.template.triton.special import FAST, TABLES, expm1_lines, polynomial, tanh_series
 
 SIMPLE: dict[str, str] = {
@@ -191,6 +191,8 @@ def write(
         return DOUBLE[op](target, args[0])
     if fast and dtype != "float64" and op in FAST:
         return TABLES[fast][op](target, args[0])
+    if op == "pow":
+        return pow_lines(target, *args)
     if op in LONG:
         return LONG[op](target, args[0])
     return [f"{target} = {SIMPLE[op].format(*args)}"]
@@ -198,7 +200,7 @@ def write(
 
 def known(op: str) -> bool:
     """True where `write` can print `op`."""
-    return op in SIMPLE or op in LONG or op in BITWISE
+    return op in SIMPLE or op in LONG or op in (*BITWISE, "pow")
 
 
 TRITON_DTYPE = {
