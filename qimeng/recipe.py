@@ -58,6 +58,7 @@ class PatchRecord:
         note: the patch's note; no part of its identity.
         rewrites: of the graph, made before anything else.
         launch: how the program is launched from now on; None where that stays.
+        others: ids of further regions with their new implementations.
     """
 
     regions: tuple[RegionRecord, ...] | None = None
@@ -66,12 +67,13 @@ class PatchRecord:
     note: str = field(default="", compare=False)
     rewrites: tuple[Rewrite, ...] = ()
     launch: str | None = None
+    others: tuple[tuple[str, Implementation], ...] = ()
 
     @classmethod
     def of(cls, patch: Patch) -> PatchRecord:
         """The record of `patch`."""
         regions = None if patch.regions is None else tuple(RegionRecord.of(r) for r in patch.regions)
-        return cls(regions, patch.target, patch.alternatives, patch.note, patch.rewrites, patch.launch)
+        return cls(regions, patch.target, patch.alternatives, patch.note, patch.rewrites, patch.launch, patch.others)
 
     def patch(self, graph: OpGraph) -> Patch:
         """The patch on `graph`.
@@ -82,16 +84,16 @@ class PatchRecord:
         """
         graph = _rewritten(graph, self.rewrites)
         regions = None if self.regions is None else _partition(self.regions, graph)
-        return Patch(regions, self.target, self.alternatives, self.note, self.rewrites, self.launch)
+        return Patch(regions, self.target, self.alternatives, self.note, self.rewrites, self.launch, self.others)
 
     def to_json(self) -> str:
         """One line of JSON."""
         return json.dumps(self.to_data(), sort_keys=True)
 
     def to_data(self) -> dict[str, Any]:
-        """What JSON holds; without rewrites and launch where there are none, so that such patches keep their hash."""
+        """What JSON holds; without what few patches have where there is none, so that the others keep their hash."""
         data = asdict(self)
-        unused = [name for name in ("rewrites", "launch") if not data[name] and data[name] != ""]
+        unused = [name for name in ("rewrites", "launch", "others") if not data[name] and data[name] != ""]
         return {name: value for name, value in data.items() if name not in unused}
 
     @classmethod
@@ -113,7 +115,8 @@ class PatchRecord:
             )
         alternatives = tuple(implementation_from_data(a) for a in data["alternatives"])
         rewrites = tuple(Rewrite(**r) for r in data.get("rewrites", ()))
-        return cls(regions, data["target"], alternatives, data["note"], rewrites, data.get("launch"))
+        others = tuple((region, implementation_from_data(i)) for region, i in data.get("others", ()))
+        return cls(regions, data["target"], alternatives, data["note"], rewrites, data.get("launch"), others)
 
 
 @dataclass(frozen=True)

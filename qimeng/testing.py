@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from qimeng.actions import MAX_ALTERNATIVES, Context, ScheduleKind, kind_named, rewritten
+from qimeng.actions import MAX_ALTERNATIVES, Context, ScheduleKind, each_lowered, kind_named, rewritten
 from qimeng.device import DEVICES, Device
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import operator_bound_ms
@@ -148,6 +148,8 @@ class FakeCoder(Coder):
             attempt = _attempt_of(request.failed) + 1
             if attempt > self.repairs:
                 raise CoderError(f"given up after {self.repairs} repairs: {request.reason}")
+        if rewrite.each:
+            return each_lowered(request, rewrite, self)
         if rewrite.to_write is None:
             return rewrite.patch()
         region, context = rewrite.to_write, Context(request.device, self, request.mode)

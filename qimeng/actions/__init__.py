@@ -3,8 +3,9 @@
 A kind is registered by `register` or by an entry point of the group ``qimeng.actions``.
 """
 
-from qimeng.actions import algebra, gather, graph_kinds, launch, library, schedule_kinds
+from qimeng.actions import algebra, cluster, graph_kinds, launch, library, lower_all, schedule_kinds
 from qimeng.actions.base import Context, GraphRewrite, Kind, ScheduleKind, check_schedule, find_region
+from qimeng.actions.lower_all import each_lowered
 from qimeng.actions.registry import (
     GROUP,
     check_action,
@@ -29,14 +30,16 @@ __all__ = [
     "algebra",
     "check_action",
     "check_schedule",
+    "cluster",
+    "each_lowered",
     "find_region",
-    "gather",
     "graph_kinds",
     "kind_named",
     "kinds",
     "launch",
     "legal_actions",
     "library",
+    "lower_all",
     "register",
     "rewritten",
     "schedule_kinds",

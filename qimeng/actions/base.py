@@ -47,6 +47,7 @@ class GraphRewrite:
         note: one sentence about what was done.
         rewrites: of the graph; the regions follow from them.
         launch: how the program is launched from now on; None where that stays.
+        each: regions that a coder lowers one by one (`qimeng.actions.lower_all.each_lowered`).
     """
 
     regions: tuple[Region, ...] | None = None
@@ -55,6 +56,7 @@ class GraphRewrite:
     note: str = ""
     rewrites: tuple[Rewrite, ...] = ()
     launch: str | None = None
+    each: tuple[Region, ...] = ()
 
     @property
     def to_write(self) -> Region | None:
@@ -81,9 +83,9 @@ class Kind(ABC):
     Attributes:
         name: unique name, the first word of the action's text.
         options: the categorical choices (`Action.param`); ``("",)`` where there is nothing to choose.
-        local: whether `check` of an action on one region depends only on what that region computes, its implementation
-            and the context, so that the answer is kept for later steps and for equal regions. Set by the class that
-            defines `check`; a subclass with a `check` of its own says so again.
+        local: whether `check` of an action on one region depends only on what that region computes, its implementation,
+            the graph and the context, so that the answer is kept for later steps and for equal regions. Set by the
+            class that defines `check`; a subclass with a `check` of its own says so again.
     """
 
     name: str

@@ -16,6 +16,9 @@ from qimeng.graph.region import Region, merge, merge_recomputing, split
 from qimeng.interfaces import Action
 from qimeng.program.program import Program
 
+MANY = 96
+"""Regions from which on a program has too many pairs to look at all that may be fused in two ways."""
+
 
 class Stop(Kind):
     """End the search; the best program so far is the result.
@@ -71,11 +74,11 @@ class Fusion(Kind):
     options = ("", "recompute")
 
     def proposals(self, program: Program, context: Context) -> Iterator[Action]:
-        """Each edge between regions; recompute only where the producer has other readers."""
+        """Each edge between regions; recompute only where the producer has other readers, below `MANY` regions."""
         graph = program.fusions.digraph
         for producer, consumer in graph.edges:
             yield Action(self.name, (producer, consumer))
-            if graph.out_degree(producer) > 1:
+            if graph.out_degree(producer) > 1 and len(graph) < MANY:
                 yield Action(self.name, (producer, consumer), "recompute")
 
     def check(self, program: Program, action: Action, context: Context) -> None:

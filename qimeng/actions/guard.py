@@ -65,8 +65,9 @@ def _unfit(program: Program, found: GraphRewrite) -> str:
     if found.regions is not None and (text := partition_fault(program.graph, found.regions)):
         return f"a partition that {text}"
     after = {r.id for r in (program.regions if found.regions is None else found.regions)}
-    if found.region is not None and found.region.id not in after:
-        return f"a rewrite of the region {found.region.id} ({found.region.label()}), which the partition does not have"
+    alien = next((r for r in (found.region, *found.each) if r is not None and r.id not in after), None)
+    if alien is not None:
+        return f"a rewrite of the region {alien.id} ({alien.label()}), which the partition does not have"
     return ""
 
 

@@ -6,8 +6,10 @@ Deals in options, each a way to call one (`qimeng.library`). Knows nothing about
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from qimeng.actions.base import Context, GraphRewrite, Kind, find_region
+from qimeng.actions.cluster import is_large
 from qimeng.actions.registry import register
 from qimeng.errors import IllegalAction
 from qimeng.graph.ops import VIEWS, category
@@ -24,7 +26,8 @@ class Library(Kind):
     """Have a library compute a region: the vendor's kernels through PyTorch, or torch.compile's.
 
     args: the region; or none, for the largest group of regions on PyTorch that touch, or for all regions where none is
-    left there: the group becomes one region. Without an option one operator goes back to PyTorch's own call.
+    left there: the group becomes one region. Without an option one operator goes back to PyTorch's own call; in a large
+    program (`qimeng.actions.cluster`) a region of several operators goes back to theirs.
     ``inductor`` and ``inductor-tuned`` are torch.compile's code (default mode, and max-autotune), ``channels-last``
     lays convolutions out so, ``cudnn`` lets cuDNN choose its algorithm by measuring, ``fused`` gives an activation to
     cuBLASLt.
@@ -52,7 +55,7 @@ class Library(Kind):
         if not program.implementation(region).generated:
             raise IllegalAction(f"{region.id} is not a generated kernel")
         heavy = [n for n in region.ops if n.packet not in VIEWS]
-        if len(heavy) != 1 or category(heavy[0]) not in HELD:
+        if not is_large(program) and (len(heavy) != 1 or category(heavy[0]) not in HELD):
             raise IllegalAction(f"{region.label()} is not one library operator ({len(heavy)} operators)")
 
     def target(self, program: Program, action: Action) -> Region:
@@ -70,12 +73,10 @@ class Library(Kind):
         """The new partition, None where it stays, and the region that is meant."""
         if action.regions:
             return None, find_region(program, action)
-        group = subject_group(program) if action.param else ()
-        if len(group) < 2:
-            raise IllegalAction(f"the program has {len(group)} region(s) for a library; a group has at least 2")
-        regions = merge(program.regions, (r.id for r in group))
-        inside = {n for r in group for n in r.nodes}
-        return regions, next(r for r in regions if inside.issuperset(r.nodes) and not program.is_settled(r))
+        found = _grouped(program) if action.param else 0
+        if isinstance(found, int):
+            raise IllegalAction(f"the program has {found} region(s) for a library; a group has at least 2")
+        return found
 
     def _check_call(self, program: Program, region: Region, action: Action, context: Context) -> None:
         try:
@@ -91,6 +92,17 @@ def subject_group(program: Program) -> tuple[Region, ...]:
     group = largest_group(program)
     generated = any(program.implementation(r).generated for r in program.called)
     return group if len(group) > 1 or not generated else program.called
+
+
+@lru_cache(16)
+def _grouped(program: Program) -> tuple[tuple[Region, ...], Region] | int:
+    """The partition with the group as one region, and that region; the number of regions where it is no group."""
+    group = subject_group(program)
+    if len(group) < 2:
+        return len(group)
+    regions = merge(program.regions, (r.id for r in group))
+    inside = {n for r in group for n in r.nodes}
+    return regions, next(r for r in regions if inside.issuperset(r.nodes) and not program.is_settled(r))
 
 
 register(Library())

@@ -50,6 +50,7 @@ class Patch:
         note: one sentence about what was done, for people and for the report.
         rewrites: of the graph, made before anything else.
         launch: how the program is launched from now on (`Program.launch`); None where that stays.
+        others: ids of further regions with their new implementations, where one step writes many kernels.
     """
 
     regions: tuple[Region, ...] | None = None
@@ -58,11 +59,12 @@ class Patch:
     note: str = ""
     rewrites: tuple[Rewrite, ...] = ()
     launch: str | None = None
+    others: tuple[tuple[str, Implementation], ...] = ()
 
     @property
     def computes_otherwise(self) -> bool:
         """Whether more than the partition changes, so that the program has to be judged."""
-        return bool(self.alternatives or self.rewrites or self.launch is not None)
+        return bool(self.alternatives or self.others or self.rewrites or self.launch is not None)
 
     def apply(self, program: Program, chosen: int = 0) -> Program:
         """The program with this patch and alternative number `chosen`; asked again, the same object."""
@@ -85,6 +87,7 @@ class Patch:
         written = self.alternatives[chosen].digest if self.alternatives else None
         more: list[Any] = [list(self.rewrites)] if self.rewrites else []
         more += [self.launch] if self.launch is not None else []
+        more += [[[region, i.digest] for region, i in self.others]] if self.others else []
         return digest_of("patch", self.target, regions, written, *more)
 
 
@@ -96,6 +99,8 @@ def _applied(patch: Patch, program: Program, chosen: int) -> Program:
     new = new if patch.regions is None else new.with_regions(patch.regions)
     if patch.target is not None and patch.alternatives:
         new = new.with_implementation(patch.target, patch.alternatives[chosen])
+    for region, implementation in patch.others:
+        new = new.with_implementation(region, implementation)
     return new
 
 

@@ -6,9 +6,11 @@ action is carried out. It is the baseline that a trained planner must beat.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
+from qimeng.actions.cluster import is_large
 from qimeng.errors import IllegalAction, QimengError
 from qimeng.family import Unsupported, concerned, covering, family_of
 from qimeng.graph.ops import is_product, precision_of
@@ -26,6 +28,9 @@ READ_FRACTION, COPY_FRACTION = 0.94, 0.88
 
 SMALL_SHARE = 0.04
 """Regions below this share of the program's time are not tuned."""
+
+SMALL_SHARE_OF_MANY = 0.005
+"""The same in a large program, for all equal regions together."""
 
 HOPELESS, SLOWER = 1.5, 1.05
 """A kernel slower than PyTorch by the first factor is given up without tuning. One slower by the second factor is given
@@ -53,7 +58,17 @@ class HeuristicPlanner(Planner):
         TorchInductor's code of the whole program, stop. Fusion ends where the steps left are needed for lowering.
         Tuning begins with the form of a reduction, then fast special functions where a region has such functions (the
         action is offered) and memory is not what binds it.
+
+        A large program is clustered and lowered in one step each, so that the budget is left for tuning its regions.
         """
+        if is_large(observation.program):
+            return (
+                self._algebra(observation)
+                or self._at_once(observation)
+                or self._by_share(observation)
+                or self._whole(observation)
+                or next(a for a in observation.actions if a.kind == "stop")
+            )
         return (
             self._algebra(observation)
             or self._fusion(observation)
@@ -113,6 +128,44 @@ class HeuristicPlanner(Planner):
     def _late_fusion(self, o: Observation) -> Action | None:
         return None if _hurry(o) else next(iter(_fusions(o)), None)
 
+    def _at_once(self, o: Observation) -> Action | None:
+        """All over a large program: clusters, then kernels for all that a family covers."""
+        once = Action("cluster"), Action("lower_all")
+        return next((a for a in once if a in o.actions and (a.kind == "cluster" or a not in _tried(o))), None)
+
+    def _by_share(self, o: Observation) -> Action | None:
+        """Lower or tune the regions whose share of the time is largest for each attempt so far; equal ones are one.
+
+        So the slowest regions get most attempts, and none gets all (d'Hondt's rule).
+        """
+        tried, offered = _tried(o), set(o.actions)
+        times = o.evaluation.region_ms if o.evaluation else {}
+        shares: dict[str, float] = {}
+        unlike: dict[str, Region] = {}
+        for region in o.program.called:
+            shares[region.signature] = shares.get(region.signature, 0.0) + times.get(region.id, 0.0)
+            unlike.setdefault(region.signature, region)
+        total = sum(shares.values()) or 1.0
+        attempts = Counter(r for s in o.history for r in s.action.regions)
+
+        def weight(region: Region) -> float:
+            return shares[region.signature] / (1 + attempts[region.id])
+
+        for region in sorted(unlike.values(), key=weight, reverse=True):
+            ms, share = times.get(region.id, 0.0), shares[region.signature] / total
+            if times and share < SMALL_SHARE_OF_MANY or _at_roofline(region, ms, o):
+                continue
+            back, on_torch = Action("library", (region.id,)), _torch_ms(region, o)
+            if back in offered and on_torch is not None and ms > HOPELESS * on_torch:
+                return back
+            ways = () if self._stuck(region, o) else (("lowering", ""), *_intents_in_order(region, ms, o))
+            found = (Action(kind, (region.id,), param) for kind, param in ways)
+            if (action := next((a for a in found if a in offered and a not in tried), None)) is not None:
+                return action
+            if back in offered and on_torch is not None and ms > SLOWER * on_torch:
+                return back
+        return None
+
     def _tuning(self, o: Observation) -> Action | None:
         tried = _tried(o)
         offered = set(o.actions)
@@ -123,16 +176,13 @@ class HeuristicPlanner(Planner):
             ms = times.get(region.id, 0.0)
             if times and ms / total < SMALL_SHARE:
                 break
-            if not _has_product(region) and ms and _floor_ms(region, o) / ms > NEAR_ROOFLINE:
+            if _at_roofline(region, ms, o):
                 continue
             back = next((a for kind in ("library", "unfuse") if (a := Action(kind, (region.id,))) in offered), None)
             on_torch = None if _has_product(region) else _torch_ms(region, o)
             if back is not None and on_torch is not None and ms > HOPELESS * on_torch:
                 return back
-            intents = () if self._stuck(region, o) else tuple(_intents(region, o))
-            if intents and not _has_product(region) and ms and _floor_ms(region, o) / ms < FAR_FROM_ROOFLINE:
-                forms = tuple(takewhile(lambda i: i[0] == "split", intents))  # how memory is walked gains more
-                intents = (*forms, ("special", "fast"), *intents[len(forms) :])
+            intents = () if self._stuck(region, o) else _intents_in_order(region, ms, o)
             for kind, param in intents:
                 action = Action(kind, (region.id,), param)
                 if action in offered and action not in tried:
@@ -219,17 +269,33 @@ def _floor_ms(region: Region, o: Observation) -> float:
     return moved / (o.device.bandwidth_gbs * fraction * 1e6)
 
 
+def _at_roofline(region: Region, ms: float, o: Observation) -> bool:
+    return not _has_product(region) and bool(ms) and _floor_ms(region, o) / ms > NEAR_ROOFLINE
+
+
 def _torch_ms(region: Region, o: Observation) -> float | None:
-    """What PyTorch took for a region that was lowered: its kernel's time less what the lowering cost the program."""
-    before = o.eager_ms
+    """What PyTorch took for a region that was lowered: its kernel's time less what the lowering cost the program.
+
+    Equal regions are lowered together, and share the cost.
+    """
+    before, equal = o.eager_ms, sum(r.signature == region.signature for r in o.program.called)
     for step in o.history:
         found = step.evaluation
         if not step.accepted or found is None or found.ms is None:
             continue
         if step.action == Action("lowering", (region.id,)) and before is not None and region.id in found.region_ms:
-            return found.region_ms[region.id] - (found.ms - before)
+            return found.region_ms[region.id] - (found.ms - before) / max(equal, 1)
         before = found.ms
     return None
+
+
+def _intents_in_order(region: Region, ms: float, o: Observation) -> tuple[tuple[str, str], ...]:
+    """The family's, with fast special functions early where memory is not what binds the kernel."""
+    intents = tuple(_intents(region, o))
+    if intents and not _has_product(region) and ms and _floor_ms(region, o) / ms < FAR_FROM_ROOFLINE:
+        forms = tuple(takewhile(lambda i: i[0] == "split", intents))  # how memory is walked gains more
+        intents = (*forms, ("special", "fast"), *intents[len(forms) :])
+    return intents
 
 
 def _intents(region: Region, o: Observation) -> Sequence[tuple[str, str]]:

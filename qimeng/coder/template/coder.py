@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qimeng.actions import Context, ScheduleKind, kind_named, rewritten
+from qimeng.actions import Context, ScheduleKind, each_lowered, kind_named, rewritten
 from qimeng.coder.template.reprint import reprinted
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.family import MAX_ALTERNATIVES, Unsupported, covering, family_of, is_built_in, plan_of, refusal, uncovered
@@ -49,6 +49,8 @@ class TemplateCoder(Coder, Reprints):
             CoderError: on repair, nothing is left to try (a template has no second version of the same schedule).
         """
         rewrite, kind = rewritten(request, self), kind_named(request.action.kind)
+        if rewrite.each:
+            return each_lowered(request, rewrite, self)
         if rewrite.to_write is None:
             return rewrite.patch()
         if isinstance(kind, ScheduleKind):

@@ -13,17 +13,21 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
+from qimeng.actions import check_action
 from qimeng.envs.judge.ranking import beats, refusal
 from qimeng.envs.steps.result import Result
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget, Progress, State
 from qimeng.envs.steps.task import Task
-from qimeng.errors import PlannerFault, QimengError
+from qimeng.errors import IllegalAction, PlannerFault, QimengError
 from qimeng.interfaces import Action, Asked, Evaluation, Gate, Planner
 from qimeng.plugins import where
 from qimeng.store import Store
 
-GATHER = Action("gather")
+CLUSTER = Action("cluster")
+
+MANY = 96
+"""Regions from which on a program has too many for a search to look at each pair: a budget is tens of steps."""
 
 
 class Search(Protocol):
@@ -45,7 +49,7 @@ def optimize(
     """Improve `task.start` step by step and return the best program that passes the final verification.
 
     Ctrl-C ends the search early; the best program so far is still verified and returned. A program of very many regions
-    is made a small one first, whatever search follows (`qimeng.actions.gather`).
+    is made a small one first, whatever search follows (`qimeng.actions.cluster`).
 
     Args:
         task: what is optimized.
@@ -63,8 +67,8 @@ def optimize(
     try:
         if not session.begin().ok:
             return finish_unjudged(session)
-        if GATHER in session.offered()[0]:
-            session.step(GATHER)
+        if len(task.start.regions) >= MANY and _applies(CLUSTER, task):
+            session.step(CLUSTER)
         stopped = search.run(session)
     except KeyboardInterrupt:
         stopped = "interrupted"
@@ -73,6 +77,14 @@ def optimize(
             raise
         stopped, failed = "failed", (f"the search ended early: {_culprit(error, search)} failed: {_words(error)}",)
     return finish(session, stopped, failed)
+
+
+def _applies(action: Action, task: Task) -> bool:
+    try:
+        check_action(task.start, action, task.context)
+    except IllegalAction:
+        return False
+    return True
 
 
 def _is_planners(error: Exception) -> bool:

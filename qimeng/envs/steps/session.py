@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from qimeng.actions import check_action, kind_named, kinds, legal_actions
+from qimeng.actions import check_action, each_lowered, kind_named, kinds, legal_actions
 from qimeng.envs.judge.ranking import gain, preferred
 from qimeng.envs.steps.milestones import (
     CULPRITS,
@@ -24,6 +24,7 @@ from qimeng.envs.steps.milestones import (
     summed,
     unsettled,
 )
+from qimeng.envs.steps.parts import verify_parts
 from qimeng.envs.steps.state import STOP, Attempt, Budget, Ledger, Progress, State
 from qimeng.envs.steps.step_record import outcome_of, put_attempt, text_of
 from qimeng.envs.steps.stored_answers import subject_of
@@ -254,15 +255,18 @@ class Session:
                 open_question = open_question or not refused.lasting
                 if request.failed is None:
                     step = Step(action, refused, False)
-                    self._keep(program, step, None)
+                    self.keep(program, step, None)
                 break
             subject = subject_of(program, patch)
             if subject in tried:  # the coder has nothing new to offer
                 break
             tried.add(subject)
-            step = self._verify(action, patch)
+            if patch.others:
+                step = verify_parts(self, action, patch)
+            else:
+                step = self.verify(action, patch)
+                self.keep(program, step, patch)
             open_question = patch.computes_otherwise and not any(map(self.ledger.settled, self._names(program, patch)))
-            self._keep(program, step, patch)
             if step.accepted or self.exhausted() or self.state.program is not program:
                 break
             assert step.evaluation is not None
@@ -277,7 +281,9 @@ class Session:
         began = ledger.clock()
         try:
             rewrite = kind_named(request.action.kind).apply(request.program, request.action, self.task.context)
-            if rewrite.to_write is None:
+            if rewrite.each:
+                patch = each_lowered(replace(request, seconds_left=ledger.seconds_left), rewrite, coder)
+            elif rewrite.to_write is None:
                 patch = rewrite.patch()
                 if patch == Patch(note=patch.note):
                     raise IllegalAction(f"the kind of action {request.action.kind!r} changed nothing")
@@ -294,7 +300,7 @@ class Session:
         finally:
             ledger.writing = max(ledger.writing, ledger.clock() - began)
 
-    def _verify(self, action: Action, patch: Patch) -> Step:
+    def verify(self, action: Action, patch: Patch) -> Step:
         """Judge `patch` (another partition alone needs no judge) and advance where it is right."""
         before = self.state
         if not patch.computes_otherwise:
@@ -449,10 +455,10 @@ class Session:
             ReplayError: likewise.
         """
         history = self.state.history
-        self._verify(record.action, record.patch.patch(self.state.program.graph))
+        self.verify(record.action, record.patch.patch(self.state.program.graph))
         self.state = replace(self.state, history=history)
 
-    def _keep(self, parent: Program, step: Step, patch: Patch | None) -> None:
+    def keep(self, parent: Program, step: Step, patch: Patch | None) -> None:
         """Keep the attempt in the store, accepted or not."""
         if self.store is not None:
             child = self.state.program if step.accepted else None

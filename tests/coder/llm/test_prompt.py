@@ -249,7 +249,8 @@ def test_every_kind_that_writes_kernels_has_an_example() -> None:
         "stop",
         "unfuse",
         "launch",
-        "gather",
+        "cluster",
+        "lower_all",
         *_without_cuda(),
     }
     assert all("def region(" in text[0] for text in shown.values() if text is not None)

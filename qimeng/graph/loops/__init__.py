@@ -1,1 +1,0 @@
-"""Loops over steps with carried states: what one is (`loop`)."""

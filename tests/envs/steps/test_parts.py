@@ -1,0 +1,107 @@
+"""A step of many kernels keeps those that are right and not slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from qimeng.actions import Context, legal_actions
+from qimeng.device import device_named
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import Budget
+from qimeng.envs.steps.task import Task
+from qimeng.graph.verify import capture_spec
+from qimeng.interfaces import Action, Evaluation, Patch, Timing
+from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
+from qimeng.store import Conditions
+from qimeng.testing import FakeCoder, FakeEvaluator
+
+H200 = device_named("h200")
+ALL = Action("lower_all")
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    """Forty operators, of eight unlike kinds."""
+    for _ in range(5):
+        x = x.sin().cumsum(1).tanh().cumsum(0).exp().softmax(1).sqrt().softmax(0)
+    return x
+
+
+GRAPH = capture_spec(KernelSpec.of(rows, (torch.rand(4, 8),)))
+
+
+class Judge(FakeEvaluator):
+    """A region takes 1 ms on PyTorch and half as long in a kernel, but for those of one label.
+
+    Args:
+        slow: label of the regions whose kernel takes twice as long as PyTorch.
+        wrong: label of the regions whose kernel is wrong.
+        message: what is said about that, with the region's id.
+    """
+
+    def __init__(self, slow: str = "", wrong: str = "", message: str = "wrong result"):
+        def refusal(program: Program) -> str | None:
+            found = (r for r in program.regions if r.label() == wrong and program.implementation(r).generated)
+            return next((message.format(r.id) for r in found), None)
+
+        super().__init__(H200, refusal, estimated=True)
+        self.slow = slow
+
+    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        """The same verdict, with those times."""
+        found, after = super().judge(program, patch), program if patch is None else patch.apply(program)
+        if not found.ok:
+            return found
+        factor = {"triton": 0.5, "torch": 1.0}
+        times = {
+            r.id: 2.0 if r.label() == self.slow and made.generated else factor[made.language]
+            for r, made in ((r, after.implementation(r)) for r in after.regions)
+        }
+        return replace(found, timing=Timing(sum(times.values()), estimated=True), region_ms=times)
+
+
+def session(evaluator: FakeEvaluator, evaluations: int = 40) -> Session:
+    start = Program.start(GRAPH)
+    task = Task(start, Context(H200, FakeCoder()), evaluator, Conditions("x", H200.name, estimated=True))
+    made = Session(task, Budget(seconds=1e9, evaluations=evaluations))
+    made.begin()
+    assert ALL in legal_actions(start, task.context) and len({r.signature for r in start.regions}) == 8
+    return made
+
+
+def lowered(made: Session) -> set[str]:
+    program = made.state.program
+    return {r.label() for r in program.regions if program.implementation(r).generated}
+
+
+@pytest.mark.parametrize(("message", "evaluations"), [("wrong result", 7), ("the kernel of region {} is wrong", 3)])
+def test_a_kernel_that_is_wrong_is_left_out(message: str, evaluations: int) -> None:
+    made = session(Judge(wrong="exp", message=message))
+    everything = {r.label() for r in made.state.program.regions}
+    step = made.step(ALL)
+    assert step.accepted and lowered(made) == everything - {"exp"}
+    assert made.ledger.evaluations == evaluations, "halves, or all but what the message names"
+    assert made.state.recipe().replay(GRAPH).digest == made.state.program.digest
+
+
+def test_the_search_ends_with_the_budget_and_keeps_what_was_right() -> None:
+    made = session(Judge(wrong="exp"), evaluations=4)
+    made.step(ALL)
+    assert made.ledger.evaluations == 4 and lowered(made) and "exp" not in lowered(made)
+
+
+def test_kernels_that_take_longer_are_left_out() -> None:
+    made = session(Judge(slow="exp"))
+    everything = {r.label() for r in made.state.program.regions}
+    assert made.step(ALL).accepted and lowered(made) == everything - {"exp"}
+    assert made.ledger.evaluations == 3 and made.ledger.best is made.state
+
+
+def test_a_step_of_which_nothing_is_right_is_refused() -> None:
+    wrong = FakeEvaluator(H200, wrong=lambda p: None if p.on_pytorch else "wrong", estimated=True)
+    made = session(wrong, evaluations=6)
+    assert not made.step(ALL).accepted
+    assert made.state.program.on_pytorch and ALL in made.state.masked
