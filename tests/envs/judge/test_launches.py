@@ -115,7 +115,7 @@ def timed_run(
         "",
         lambda: [],
         rounds,
-        thorough=compilers is not None,
+        thorough=parts.get("thorough", compilers is not None),
     )
     run.loaded, (candidate,) = worker, run.candidates
     candidate.own, candidate.found = own, Evaluation(Gate.PASSED, timing=Timing(ms), generated_share=0.5)
@@ -179,8 +179,12 @@ def test_kernels_get_names_that_nobody_knew_wherever_they_stand():
     assert renamed.implementation(renamed.regions[0]).source == text.replace("mine", next(iter(own)))
 
 
-def test_in_a_final_verification_a_name_proves_nothing():
-    """The text's kernel is called like a library's, whose own do the work: only those of secret names count."""
+@pytest.mark.parametrize("thorough", [True, False])
+def test_a_name_proves_nothing(thorough):
+    """In a final verification, and in a search where nobody knows how often a kernel is launched.
+
+    The text's kernel is called like a library's, whose own do the work: only those of secret names count.
+    """
     start = Program.start(sample_graph())
     lying = Implementation("triton", TRITON.source.replace("add", GEMM), "entry")
     program = start.with_implementation(start.regions[0].id, lying)
@@ -198,6 +202,7 @@ def test_in_a_final_verification_a_name_proves_nothing():
             {GEMM: None},
             worker=SimpleNamespace(call=lambda name, limit_s, source, digests: loaded.append(source)),
             compilers=SimpleNamespace(programs=lambda programs: [made]),
+            thorough=thorough,
         )
         refusal = OWN_KERNELS.check(run, candidate)
         assert refusal is not None
