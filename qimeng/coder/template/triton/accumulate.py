@@ -11,12 +11,17 @@ largest term, which is 1. Deals in lines of Triton. Knows nothing about loads, l
 from __future__ import annotations
 
 import keyword
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from qimeng.coder.template.triton.exponentials import LOG2E
 
 HIGHEST = {"tl.float64": "1.7976931348623157e308"}
 """Largest finite number by dtype; of fp32, in which half types are computed, where there is no entry."""
+
+
+_OVER_LANES = re.compile(r"tl\.(?:sum|max|min)\((.*?), axis=1\)\[:, None\]|tl\.reduce\((.*?), 1, _product\)\[:, None\]")
+"""A reduction over the lanes of a tile, as text."""
 
 
 def _exp(x: str) -> str:
@@ -35,6 +40,7 @@ class Accumulator:
         floating: whether it is a float (NaN then propagates through max and min).
         single: a program has one row, and results are scalars: Triton would give [1, 1] tensors a layout of their own
             and convert whole tiles to it where they are broadcast.
+        lone: each row has one lane, whose running value is the result.
     """
 
     kind: str
@@ -42,6 +48,7 @@ class Accumulator:
     dtype: str = "tl.float32"
     floating: bool = True
     single: bool = False
+    lone: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -147,11 +154,13 @@ class Accumulator:
 
     def collapse(self) -> list[str]:
         """Lines after the loop: the lanes become [PB, 1] results named `parts`."""
-        return self._shaped(self._collapse())
+        if not self.lone:
+            return self._shaped(self._collapse())
+        return [_OVER_LANES.sub(lambda m: f"({m[1] or m[2]})", line) for line in self._collapse()]
 
     def merge(self, parts: list[str], mask: str) -> list[str]:
         """Lines that combine partial results, [PB, SP] tensors named `parts`, into the names of `self.parts`."""
-        return self._shaped(self._merge(parts, mask))
+        return self._shaped(replace(self, lone=False)._merge(parts, mask))
 
     def whole(self, x: str, masked: str, count: str, index: str) -> list[str]:
         """Lines that reduce a tile at once into `parts`; `count` is how many of its positions are inside, as text."""
@@ -248,7 +257,7 @@ class Accumulator:
         if self.kind == "prod":
             return [f"{n} = tl.reduce({lanes}, 1, _product)[:, None]"]
         fold = f"tl.{self.kind}({lanes}, axis=1)[:, None]"
-        if not self.floating:
+        if not self.floating or self.lone:
             return [f"{n} = {fold}"]
         return [f"{n} = tl.where(tl.max(({lanes} != {lanes}).to(tl.int32), axis=1)[:, None] > 0, float('nan'), {fold})"]
 

@@ -9,6 +9,9 @@ from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.triton.emitter import Emitter
 from qimeng.coder.template.triton.row_pieces import Pieces
 
+UNROLLED = 64
+"""Most steps of one column that are written out, so that their loads do not wait for one another."""
+
 
 def reduce_pass(p: Pieces, em: Emitter, level: int, columns: list[str], low: str, high: str) -> list[str]:
     """One pass over the columns that finishes the reductions of `level`."""
@@ -68,9 +71,12 @@ def _walks_columns(p: Pieces, em: Emitter, e: Expr) -> bool:
 
 
 def loop(p: Pieces, columns: list[str], body: list[str], low: str, high: str) -> list[str]:
-    """`body` for each step from `low` to `high`, pipelined as the schedule says."""
+    """`body` for each step from `low` to `high`, pipelined as the schedule says; a few steps of one column unrolled."""
+    inside = [f"    {line}" for line in [*columns, *body]]
+    if p.RB == 1 and (low, high) == ("0", str(p.steps)) and p.steps <= UNROLLED:
+        return [f"for t in tl.static_range({p.steps}):", *inside]
     stages = f", num_stages={p.schedule.stages}" if p.schedule.stages > 1 else ""
-    return [f"for t in tl.range({low}, {high}{stages}):", *[f"    {line}" for line in [*columns, *body]]]
+    return [f"for t in tl.range({low}, {high}{stages}):", *inside]
 
 
 __all__ = ["hoist", "loop", "output_pass", "reduce_pass", "store_rows"]

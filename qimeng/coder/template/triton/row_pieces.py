@@ -192,8 +192,8 @@ class Pieces:
         for i, e in enumerate(self.nest.reductions(level)):
             dtype = compute_dtype(e.args[0].dtype if e.param not in ("sum", "prod") else e.dtype)
             dtype = "int32" if dtype == "bool" else dtype
-            name, single = f"{letter}{level}_{i}", self.PB == 1
-            found.append((e, Accumulator(e.param, name, ops.TRITON_DTYPE[dtype], is_float(dtype), single)))
+            name, single, lone = f"{letter}{level}_{i}", self.PB == 1, self.PB > 1 == self.RB
+            found.append((e, Accumulator(e.param, name, ops.TRITON_DTYPE[dtype], is_float(dtype), single, lone)))
         return found
 
     def define(self, em: Emitter, e: Expr, acc: Accumulator) -> None:

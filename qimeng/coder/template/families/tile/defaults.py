@@ -15,6 +15,13 @@ RESIDENT_ELEMENTS = 32768
 """Most elements of a row that a program keeps in registers (16 or 32 warps; measured best up to here on H200)."""
 
 
+SHORT = 64
+"""Most columns of a window that one thread walks by itself: a maximum over a window, a convolution of single channels.
+Triton's lanes then lie along the outputs alone, and no two of them have to exchange anything."""
+
+NARROW = 16
+"""The same where the columns lie next to each other in memory, as in windows that do not overlap."""
+
 FORMS = ("wave", "cooperative", "split", "resident")
 """Forms of a reduction that lowering tries beside the plain one (`loop` is that wherever there are rows enough)."""
 
@@ -34,6 +41,8 @@ def default_schedule(plan: TilePlan, device: Device) -> TileSchedule:
         width = min(power_of_two(columns), elements)
         height = max(1, min(elements // width, power_of_two(rows)))
         return TileSchedule("split", block_p=height, block_r=width, warps=4, stages=1)
+    if _is_window(plan):
+        return TileSchedule("loop", block_p=min(power_of_two(rows), 1024), block_r=1, warps=4, stages=1)
     if plan.contiguous == "p":
         height = min(power_of_two(plan.rows[-1][1]), 128)
         if plan.full and power_of_two(columns) * height <= RESIDENT_ELEMENTS // 2:
@@ -65,7 +74,17 @@ def guesses(plan: TilePlan, schedule: TileSchedule, device: Device) -> list[Tile
     """
     if not plan.passes or schedule.form == "resident":
         return []
+    if schedule.block_r == 1:
+        lower, taller = schedule.but(block_p=schedule.block_p // 2), schedule.but(block_p=schedule.block_p * 2, warps=8)
+        whole = [s for form in ("resident", "split") for s in other_form(plan, schedule, form, device)[:1]]
+        return [*([lower] if lower.block_p else []), taller, *whole]
     return [s for form in FORMS for s in other_form(plan, schedule, form, device)[:GUESSES]]
+
+
+def _is_window(plan: TilePlan) -> bool:
+    """Whether each output is reduced from a few elements at computed positions, none of which is kept along them."""
+    moved = any(e.access for e in plan.nest.exprs)
+    return moved and not plan.full and plan.column_count <= (SHORT if plan.contiguous == "p" else NARROW)
 
 
 def _warps(elements: int) -> int:
