@@ -68,6 +68,8 @@ class KernelSpec:
         seed: seed of the weights.
         declared: domain of each flattened input, where the user says so; empty where they are inferred.
         tolerances: how far a result may be off.
+        accepts_any: whether the module is known to accept any values of its inputs' domains, so that none are tried
+            beforehand on the CPU.
     """
 
     name: str
@@ -78,6 +80,7 @@ class KernelSpec:
     seed: int = 42
     declared: tuple[str, ...] = ()
     tolerances: Tolerances = Tolerances()
+    accepts_any: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -332,7 +335,7 @@ class KernelSpec:
         """
         from qimeng.spec.valid import choose_ways
 
-        return choose_ways(self)
+        return (0,) * len(self.leaves) if self.accepts_any else choose_ways(self)
 
     @cached_property
     def never_changed(self) -> tuple[int, ...]:

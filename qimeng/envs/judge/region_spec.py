@@ -14,23 +14,23 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from qimeng.envs.judge.region_values import DrawnLeaf, DrawnOrigin, leaf_of
 from qimeng.envs.workers.modes import precision
 from qimeng.envs.workers.regions import inputs_of_region
 from qimeng.errors import IllegalAction
 from qimeng.graph.cut import Cut, cut
 from qimeng.graph.opgraph import Value
+from qimeng.graph.ops import category
 from qimeng.graph.region import Region
 from qimeng.program.program import Program, load_source, torch_implementation
 from qimeng.program.settled import Settled
 from qimeng.spec import EXAMPLES, KernelSpec
-from qimeng.spec.leaf import Leaf, domain_of, infer_domain
 from qimeng.spec.origin import ExampleOrigin
 from qimeng.spec.seeding import seed_generators
 from qimeng.spec.ties import same_as, tied
 
-LARGE = 1 << 22
-"""Elements of a captured value above which only a sample says what domain it is of: order, symmetry and norms of whole
-tensors take seconds to look for."""
+PLAIN = frozenset({"view", "pointwise", "reduction", "scan", "gemm", "attention", "convolution"})
+"""Categories of operators that accept any numbers (`qimeng.graph.ops.category`)."""
 
 
 class RegionModule(torch.nn.Module):
@@ -142,14 +142,15 @@ def region_spec(spec: KernelSpec, program: Program, region: Region, device: str)
     state, values = _captured(spec, program, region, device)
     by_value = dict(zip(region.inputs, values, strict=True))
     inputs = tuple(_laid_out(region, v, by_value[v]) for v in found.inputs)
-    module = _module(found, state).train(spec.training)
+    module, any_value = _module(found, state).train(spec.training), _accepts_any(region)
     held = KernelSpec(
         f"{spec.name}: {region.label()}",
-        _origin(module, inputs, spec),
+        _origin(module, inputs, spec.dtype, any_value),
         spec.dtype,
         spec.mode,
         spec.training,
         tolerances=spec.tolerances,
+        accepts_any=any_value,
     )
     graph = replace(found.graph, call=held.call(len(inputs)))
     regions = tuple(replace(r, graph=graph) for r in found.regions)
@@ -176,7 +177,7 @@ def _captured(
 
 
 def _laid_out(region: Region, value: Value, tensor: Any) -> torch.Tensor:
-    """What was captured for `value`, on the CPU, with the strides that the graph says.
+    """What was captured for `value`, with the strides that the graph says.
 
     Raises:
         IllegalAction: in the run it lies in memory otherwise.
@@ -212,14 +213,23 @@ def _module(found: Cut, state: dict[str, torch.Tensor]) -> RegionModule:
     return module
 
 
-def _origin(module: RegionModule, inputs: tuple[torch.Tensor, ...], spec: KernelSpec) -> ExampleOrigin:
-    """The examples as they are, none of them copied twice; a value of many elements is looked at in part."""
-    with torch.no_grad():
-        for t in (*module.parameters(), *module.buffers()):
-            t.data = t.data.cpu()
-    leaves = [Leaf.of(x, infer_domain(x) if x.numel() > LARGE else domain_of(x)) for x in inputs]
-    native = getattr(torch, spec.dtype)
-    return ExampleOrigin(module, tied(leaves), tuple(range(len(leaves))), native, same=same_as(inputs, leaves))
+def _origin(module: RegionModule, inputs: tuple[torch.Tensor, ...], native: str, any_value: bool) -> ExampleOrigin:
+    """The values as examples of inputs, and the parameters; of large ones the law alone."""
+    leaves = [leaf_of(x, any_value) for x in inputs]
+    drawn = []
+    for key, tensor in (*module.named_parameters(), *module.named_buffers()):
+        leaf = leaf_of(tensor.detach(), any_value)
+        tensor.data = torch.empty(0, dtype=tensor.dtype) if isinstance(leaf, DrawnLeaf) else leaf.value
+        drawn += [(key, leaf)] if isinstance(leaf, DrawnLeaf) else []
+    order, same = tuple(range(len(leaves))), same_as(inputs, leaves)
+    return DrawnOrigin(module, tied(leaves), order, getattr(torch, native), same=same, drawn=tuple(drawn))
+
+
+def _accepts_any(region: Region) -> bool:
+    """Whether the operators take whatever values their inputs have: floating ones, and no position among them."""
+    kinds = {category(node) for node in region.ops}
+    floating = all("float" in region.graph.meta(v).dtype for v in region.inputs)
+    return floating and kinds <= PLAIN and not any(node.literal for node in region.ops)
 
 
 __all__ = ["RegionModule", "RegionSpec", "region_spec"]

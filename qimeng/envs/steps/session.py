@@ -196,7 +196,10 @@ class Session:
             way = unsettled(self.state)
             if not way:
                 return
+            self.tell("try", f"milestone: the whole program after {len(self.state.path()) - 1} steps")
             found = self._judge(self.state.program)
+            told = f"right, {self.state.ms or 0.0:.4g} -> {found.timing}" if found.ok else f"refused: {found.error}"
+            self.tell("done", f"milestone: {told}")
             if found.ok:
                 self._measured(found)
                 return

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import io
+import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from qimeng.envs.judge import region_judges
+from qimeng.envs.judge import region_judges, region_values
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.region_judges import RegionJudges
 from qimeng.envs.judge.region_spec import RegionSpec, region_spec
@@ -102,12 +103,51 @@ def test_what_depends_on_parameters_alone_is_computed_once(spec: KernelSpec, pro
 
 def test_it_travels_and_needs_only_torch(spec: KernelSpec, program: Program) -> None:
     alone = region_spec(spec, program, program.regions[0], "cpu").spec
-    script = (
-        "import sys; from qimeng.spec import KernelSpec; s = KernelSpec.from_bytes(sys.stdin.buffer.read()); "
-        "s.module()(*s.inputs(0, 'cpu', 'examples')); print(s.digest, 'transformers' in sys.modules, __name__)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], input=alone.to_bytes(), capture_output=True, check=True)
-    assert done.stdout.decode().split() == [alone.digest, "False", "__main__"]
+    text = alone.to_bytes()
+    assert KernelSpec.from_bytes(text).digest == alone.digest
+    homes: set[str] = set()
+
+    class Reader(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            homes.add(module.partition(".")[0])
+            return super().find_class(module, name)
+
+    Reader(io.BytesIO(text)).load()
+    assert {"qimeng", "torch"} <= homes <= {"qimeng", "torch", "builtins", "collections", "copyreg", "_codecs"}
+
+
+def test_large_values_travel_as_a_law_that_every_process_draws_alike(
+    spec: KernelSpec, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(region_values, "LARGE_BYTES", 1 << 10)
+    region = program.region(named(program, "relu"))
+    whole, alone = region_spec(spec, program, region, "cpu").spec, KernelSpec.from_bytes
+    (drawn,), (seen,) = whole.inputs(0, "cpu", EXAMPLES), region_spec(spec, program, region, "cpu").spec.inputs(0)
+    assert not torch.equal(drawn, seen)
+    monkeypatch.setattr(region_values, "LARGE_BYTES", 1 << 20)
+    (captured,) = region_spec(spec, program, region, "cpu").spec.inputs(0, "cpu", EXAMPLES)
+    assert (drawn.shape, drawn.stride(), drawn.dtype) == (captured.shape, captured.stride(), captured.dtype)
+    assert float(drawn.mean()) == pytest.approx(float(captured.mean()), abs=0.2)
+    assert captured.min() <= drawn.min() and drawn.max() <= captured.max()
+    monkeypatch.setattr(region_values, "LARGE_BYTES", 1 << 10)
+    linear = region_spec(spec, program, program.regions[0], "cpu").spec
+    other = alone(linear.to_bytes())
+    assert len(linear.to_bytes()) < 50_000 and other.digest == linear.digest
+    state = linear.module().state_dict()
+    assert state["first.weight"].shape == (48, 32)
+    assert all(torch.equal(state[key], value) for key, value in other.module().state_dict().items())
+    assert torch.equal(other.inputs(0, "cpu", EXAMPLES)[0], linear.inputs(0, "cpu", EXAMPLES)[0])
+
+
+def test_an_index_keeps_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_values, "LARGE_BYTES", 1 << 10)
+    table, at = torch.randn(64, 32), torch.randint(0, 64, (512,))
+    spec = KernelSpec.from_function(lambda table, at: torch.nn.functional.embedding(at, table) * 2, (table, at))
+    program = Program.start(capture_spec(spec))
+    found = region_spec(spec, program, program.regions[0], "cpu").spec
+    assert not found.accepts_any
+    assert sorted(x.numel() for x in found.inputs(0, "cpu", EXAMPLES)) == [512, 2048]
+    assert any(torch.equal(x, table) for x in found.inputs(0, "cpu", EXAMPLES))
 
 
 # ---- the judges
@@ -186,9 +226,18 @@ def judges(spec: KernelSpec, program: Program) -> Iterator[RegionJudges]:
         ("(a[0].clamp_(min=0).clone(),)", "wrong"),
     ],
 )
+@pytest.mark.parametrize("large", [1 << 23, 1 << 10])
 def test_the_same_judge_judges_a_region(
-    judges: RegionJudges, program: Program, body: str, failure: str | None, monkeypatch: pytest.MonkeyPatch
+    judges: RegionJudges,
+    program: Program,
+    body: str,
+    failure: str | None,
+    large: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(region_values, "LARGE_BYTES", large)
+    while judges._open:
+        judges._close_oldest()
     patch = Patch(target=named(program, "relu"), alternatives=(in_torch(body),))
     _, judge = judges._judge_of(program, program.region(named(program, "relu")))
     assert isinstance(judge, GpuEvaluator)

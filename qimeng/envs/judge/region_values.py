@@ -1,0 +1,111 @@
+"""How the values that reach a region travel to the processes of its judge: as they are, or where large as a law.
+
+Deals in captured tensors. A tensor of hundreds of megabytes would take a second to pickle, send and read in each
+process; so every process draws it anew, with the quantiles of what was captured and from the same seed. Scales of
+single rows are lost with that; the milestones, which run the whole program, have them. Knows nothing about regions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from qimeng.spec.law import KNOTS, Law
+from qimeng.spec.leaf import Leaf, domain_of, infer_domain, placed, sample
+from qimeng.spec.origin import ExampleOrigin
+from qimeng.spec.source import Source
+from qimeng.spec.ways import Drawn
+
+LARGE_BYTES = 1 << 23
+"""Bytes of a value above which it travels as a law."""
+LOOKED_AT = 1 << 16
+"""Elements that a law is made from."""
+LAWFUL = ("real", "positive")
+"""Domains whose values a law says all about."""
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnLeaf(Leaf):
+    """A large value, of which shape, strides, dtype and law are kept; `value` has no memory.
+
+    Attributes:
+        seed: of the example.
+    """
+
+    seed: int = 0
+
+    @property
+    def content(self) -> str:
+        """What stands for the example's values: its seed, which is made from its law."""
+        return str(self.seed)
+
+    def example(self, device: str) -> Any:
+        """The example, the same in every process with this kind of device."""
+        return self.draw(Source(self.seed, device))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "seed": self.seed}
+
+
+def leaf_of(x: torch.Tensor, may_draw: bool) -> Leaf:
+    """`x` as an example.
+
+    Args:
+        x: what was captured, on any device.
+        may_draw: whether a large value may travel as a law.
+    """
+    if may_draw and x.nbytes > LARGE_BYTES and x.dtype in (torch.float32, torch.float16, torch.bfloat16):
+        part = sample(x).flatten()
+        part = part[:: max(1, part.numel() // LOOKED_AT)].cpu()
+        domain = infer_domain(part)
+        if domain in LAWFUL and bool(part.isfinite().all()) and bool((part != part[0]).any()):
+            law = _law(part)
+            seed = int.from_bytes(hashlib.blake2b(law.left.numpy().tobytes(), digest_size=6).digest())
+            empty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+            return DrawnLeaf(empty, domain, (Drawn(law),), seed=seed)
+    value = placed(x, "cpu")
+    return Leaf(value, domain_of(value))
+
+
+def _law(part: torch.Tensor) -> Law:
+    """The quantiles of `part`, numbers that occur often included."""
+    ordered = part.double().sort().values
+    ends = ordered[torch.linspace(0, len(ordered) - 1, KNOTS + 1).round().long()]
+    return Law(ends[:-1].clone(), ends.diff())
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnOrigin(ExampleOrigin):
+    """A module some of whose parameters are drawn on the device where it is made; it holds empty ones in their place.
+
+    Attributes:
+        drawn: key of each such parameter or buffer, and how it is drawn.
+    """
+
+    drawn: tuple[tuple[str, Leaf], ...] = ()
+
+    def module(self, seed: int, device: str) -> torch.nn.Module:
+        """A copy of the module, all its parameters there."""
+        module = super().module(seed, device)
+        for key, leaf in self.drawn:
+            path, _, last = key.rpartition(".")
+            home, value = module.get_submodule(path), leaf.example(device)
+            if last in home._parameters:
+                home._parameters[last] = torch.nn.Parameter(value, requires_grad=False)
+            else:
+                home._buffers[last] = value
+        return module
+
+    @property
+    def content(self) -> str:
+        """As of any module, and the layout of what is drawn; the values of weights do not count."""
+        return "\n".join([super().content, *(f"{key} {leaf.layout}" for key, leaf in self.drawn)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "drawn": self.drawn}
+
+
+__all__ = ["DrawnLeaf", "DrawnOrigin", "leaf_of"]
