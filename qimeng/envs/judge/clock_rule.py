@@ -1,12 +1,20 @@
 """Compares a reported time with the judge's clock: confirmed, refuted, or undecided.
 
 Deals in milliseconds of batches. A busy machine delays some batches, a cheat all of them, so the shortest of each kind
-counts. A result that noise could explain is undecided. Knows nothing about how batches are measured.
+counts. A time can be confirmed after any number of batches, but it is refuted only by `ROUNDS` of each kind: before
+that, the candidate's may have been delayed by chance. A result that noise could explain is undecided. Knows nothing
+about how batches are measured.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from statistics import median
+
+ROUNDS = 6
+"""Batches of a candidate, and half as many as of empty calls, that refute a time. If a batch is as likely to be delayed
+as an empty one is, all six take longer than half of the empty ones by chance in one of 64 checks. (A program that is
+refused for its time was timed and checked three times.)"""
 
 SHARE = {"cuda": 0.8, "cpu": 0.7}
 """Minimum share of the judge's time that a reported time must reach. It is lower on a CPU, whose cores run other
@@ -73,52 +81,60 @@ class Ruling:
 def decide(found: Readings, told_ms: float, eager_ms: float, kind: str) -> Ruling:
     """Whether a call of the candidate takes `told_ms`, where one of eager takes `eager_ms`.
 
+    A time that seems refuted may be confirmed by more batches: ask again until there are `ROUNDS`.
+
     Args:
         found: what the clock says.
         told_ms: of the candidate, by its own process.
         eager_ms: of eager, by a process without candidates.
         kind: ``"cuda"`` or ``"cpu"``.
     """
-    idle = sorted(found.nothing)
+    shortest, usual = min(found.nothing), median(found.nothing)
     slack = SLACK_MS[kind] / found.calls + CALL_MS[kind]
-    most = (min(found.candidate) - idle[0]) / found.calls - slack
-    least = (min(found.candidate) - idle[-1]) / found.calls - slack
-    eager = (min(found.eager) - idle[0]) / found.calls
-    host = 0.0
-    if kind == "cuda" and not found.queued:  # the host is part of the batch, as it is of eager's
-        host = max(eager - eager_ms, 0.0)
-    most, least = most - host, least - host
+    eager = (min(found.eager) - shortest) / found.calls
+    # where calls are not queued, the host is part of the batch, as it is of eager's
+    host = max(eager - eager_ms, 0.0) if kind == "cuda" and not found.queued else 0.0
+    most = (min(found.candidate) - shortest) / found.calls - slack - host
+    least = (min(found.candidate) - usual) / found.calls - slack - host
     seen = f"the judge's clock says {most + slack:.4g} ms a call"
-    fit = _unfit(found, idle, told_ms, eager - host, eager_ms, slack, kind)
-    relation = eager_ms / max(eager - host, slack)
+    told = f"the worker reports {told_ms:.4g} ms"
+    share = _share(eager_ms / max(eager - host, slack), kind)
+    if unlike := _eager_unlike(eager - host, told_ms, eager_ms, slack, kind):
+        return Ruling(None, unlike)
+    if told_ms < share * least:
+        return Ruling(False, f"{told} a call, but {seen}")
+    if told_ms < share * most:
+        return Ruling(None, f"{told} a call, {seen}: the difference may be chance")
+    if noise := _noise(found, max(told_ms, eager_ms), slack):
+        return Ruling(None, noise)
+    if most + slack < LEAST * told_ms - slack:
+        return Ruling(None, f"{seen}, {told}: the machine is too busy to decide")
+    return Ruling(True, seen)
+
+
+def _share(relation: float, kind: str) -> float:
+    """Share of the judge's time that a reported time must reach, by the relation of the two for eager."""
     if kind == "cuda":
-        needed = max(SHARE[kind], RATIO * relation) * most
-    else:
-        needed = SHARE[kind] * min(max(relation, WORST_RELATION), 1.0) * most
-    if fit:
-        return Ruling(None, fit)
-    if told_ms >= needed:
-        if most + slack < LEAST * told_ms - slack:
-            return Ruling(None, f"{seen}, the worker reports {told_ms:.4g} ms: the machine is too busy to decide")
-        return Ruling(True, seen)
-    if told_ms < needed * max(least, 0.0) / most:
-        return Ruling(False, f"the worker reports {told_ms:.4g} ms a call, but {seen}")
-    return Ruling(None, f"the worker reports {told_ms:.4g} ms a call, {seen}: the difference may be chance")
+        return max(SHARE[kind], RATIO * relation)
+    return SHARE[kind] * min(max(relation, WORST_RELATION), 1.0)
 
 
-def _unfit(
-    found: Readings, idle: list[float], told_ms: float, eager: float, eager_ms: float, slack: float, kind: str
-) -> str:
-    """Why the clock cannot be used now: its times of empty calls or of eager are not steady."""
-    noise = (idle[1] - idle[0]) / found.calls
-    if noise > NOISE * max(told_ms, eager_ms) + slack:
-        return f"empty calls differ by {noise:.3g} ms: the machine is too busy to decide"
-    if not LEAST * eager_ms - slack <= eager <= eager_ms / SHARE[kind] + slack + NOISE * told_ms:
-        return (
-            f"the judge's clock says {eager:.4g} ms for a call of PyTorch eager, its own process {eager_ms:.4g} ms: "
-            "the machine is too busy to decide"
-        )
-    return ""
+def _noise(found: Readings, ms: float, slack: float) -> str:
+    """Why the clock cannot confirm a time now: its times of empty calls are not steady."""
+    first, second, *_ = sorted(found.nothing)
+    noise = (second - first) / found.calls
+    steady = noise <= NOISE * ms + slack
+    return "" if steady else f"empty calls differ by {noise:.3g} ms: the machine is too busy to decide"
 
 
-__all__ = ["Readings", "Ruling", "decide"]
+def _eager_unlike(eager: float, told_ms: float, eager_ms: float, slack: float, kind: str) -> str:
+    """Why the clock cannot be used now: its time of eager is unlike the one that eager's own process reports."""
+    if LEAST * eager_ms - slack <= eager <= eager_ms / SHARE[kind] + slack + NOISE * told_ms:
+        return ""
+    return (
+        f"the judge's clock says {eager:.4g} ms for a call of PyTorch eager, its own process {eager_ms:.4g} ms: "
+        "the machine is too busy to decide"
+    )
+
+
+__all__ = ["ROUNDS", "Readings", "Ruling", "decide"]

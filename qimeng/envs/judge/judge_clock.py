@@ -23,7 +23,7 @@ from torch.utils import _pytree
 
 from qimeng.envs.errors import accuracy
 from qimeng.envs.judge.baseline import Baseline
-from qimeng.envs.judge.clock_rule import Readings, Ruling, decide
+from qimeng.envs.judge.clock_rule import ROUNDS, Readings, Ruling, decide
 from qimeng.envs.judge.trials import Trial
 from qimeng.envs.judge.verdicts import Judge, Verdict
 from qimeng.envs.workers.channel import Malformed
@@ -48,8 +48,6 @@ QUEUE_S = 2.0
 MEMORY_SHARE = 4
 """One in so many of the sets of inputs or outputs that a worker may hold goes into a batch: three processes have one
 each."""
-ROUNDS = 6
-"""Maximum number of batches of each kind; after these an undecided time stays undecided."""
 OTHERS = 4
 """One in so many timed calls has inputs of another distribution than as given."""
 SLOTS, SMALL_BYTES = 4, 1 << 26
@@ -120,7 +118,7 @@ class OuterClock:
         calls = self._calls(told_ms, eager_ms)
         times = {clock: Readings(calls) for clock in self._clocks}
         ruling = Ruling(None, "nothing was measured")
-        for _ in range(ROUNDS):
+        while len(times[self._clocks[0]].candidate) < ROUNDS:
             batch, layout = self._prepared(calls, parameter_seed)
             try:
                 times, candidate, eager, problem = self._measured(worker, batch, layout, times)
@@ -133,7 +131,7 @@ class OuterClock:
                 return verdict
             if all(found.candidate for found in times.values()):
                 ruling = self._ruling(times, told_ms, eager_ms)
-            if ruling.ok is not None:
+            if ruling.ok:
                 break
         if ruling.ok is None:
             return Verdict(failure=NOT_TIMED, error=f"not timed: {ruling.text}")

@@ -16,6 +16,7 @@ from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Asked, Patch
 from qimeng.program.program import Implementation, Program
 from qimeng.spec import KernelSpec
+from tests.envs.busy_machine import settled
 
 GIB = 1 << 30
 H200, RTX4090 = 150_109_880_320, 24 * GIB
@@ -91,10 +92,10 @@ def test_a_judge_short_of_memory_gives_the_same_verdicts(monkeypatch):
     spec = KernelSpec.from_function(lambda x: torch.relu(x) + 1, (torch.randn(64, 32),))
     graph = capture_spec(spec)
     program = Program.start(graph)
-    judge = GpuEvaluator(spec, graph, torch_device="cpu", timeout_s=5.0)
+    judge = GpuEvaluator(spec, graph, torch_device="cpu", timeout_s=60.0)
     try:
         assert judge.references.plan is tight
-        found = judge.evaluate(program, asked=Asked.FINAL)
+        found = settled(lambda: judge.evaluate(program, asked=Asked.FINAL))
         assert found.ok and any(note.startswith("memory: ") for note in found.notes), found.error
         changing = Implementation(
             "torch", "def entry(x):\n    x.roll(1, 0)\n    x[0, 0] += 1\n    return (x,)\n", "entry"

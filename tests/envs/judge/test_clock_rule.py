@@ -52,9 +52,23 @@ def test_a_short_eager_that_begins_cold_does_not_hide_a_long_candidate():
     assert decide(found, 2.0, 0.06, "cpu").ok is False
 
 
-def test_what_idle_batches_may_be_by_chance_refutes_nothing():
+def test_what_half_of_the_empty_batches_take_refutes_nothing():
     assert ruling(0.05, 4.2) is False
-    assert ruling(0.05, 4.2, idle=(1.0, 1.6, 3.5)) is None
+    assert ruling(0.05, 4.2, idle=(1.0, 1.01, 3.2, 3.4, 3.5)) is None
+
+
+def test_one_slow_empty_batch_does_not_hide_a_long_candidate():
+    """On an H200: a program that is 25 times slower than it says, and one batch of twelve that began late."""
+    idle = (1.2, 12.9, *(1.2 + n / 1000 for n in range(10)))
+    found = Readings(32, idle, (1.2 + 32 * 0.06,) * 6, (1.2 + 32 * 0.41,) * 6)
+    assert decide(found, 0.0153, 0.0153, "cuda").ok is False
+    assert decide(found, 0.39, 0.0153, "cuda").ok is True
+
+
+def test_empty_batches_that_differ_hide_no_candidate_that_is_much_longer():
+    """They confirm no time: what is left of the batch's may then be too short by as much."""
+    assert ruling(0.01, 0.5 + 32 * 0.4, idle=(0.5, 1.1)) is False
+    assert ruling(0.05, 0.5 + 32 * 0.06, idle=(0.5, 3.5), eager=0.12) is None
 
 
 def test_where_calls_cannot_be_queued_the_host_counts_as_it_does_for_eager():

@@ -135,14 +135,14 @@ def test_what_hangs_is_ended_and_what_is_missing_is_said(tool, tmp_path, monkeyp
     assert found.outcome == "missing" and "comes with the CUDA toolkit" in found.text
 
 
-def test_the_final_verification_asks_the_tools(monkeypatch):
+def test_the_final_verification_asks_the_tools(monkeypatch, calm):
     logs = {"memcheck": CLEAN, "racecheck": RACE}
     monkeypatch.setattr(
         "qimeng.envs.judge.sanitized.sanitize", lambda tool, *a, **k: read_report(tool, logs[tool], "", a[-1])
     )
     graph = capture_spec(SPEC)
     program = Program.start(graph)
-    judge = GpuEvaluator(SPEC, graph, torch_device="cpu", timeout_s=5.0)
+    judge = GpuEvaluator(SPEC, graph, torch_device="cpu", timeout_s=60.0)
     try:
         found = judge.evaluate(program, asked=Asked.FINAL, options=FinalOptions(sanitize=("memcheck",)))
         assert found.ok and found.notes == ("compute-sanitizer memcheck: 0 errors",), found
