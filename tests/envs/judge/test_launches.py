@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,11 +18,13 @@ from qimeng.device import DEVICES
 from qimeng.envs.judge.gates.gpu_run import GpuRun
 from qimeng.envs.judge.gates.own_kernels import OWN_KERNELS, UNPROVEN
 from qimeng.envs.judge.gates.pipeline import Candidate, Refusal
+from qimeng.envs.judge.idle_kernels import idle_text, with_idle_kernels
 from qimeng.envs.judge.kernel_renaming import with_secret_names
 from qimeng.envs.judge.time_spent import Clock
 from qimeng.envs.judge.verdicts import Verdict
+from qimeng.envs.workers.forkserver import WorkerFailed
 from qimeng.envs.workers.kernel_launches import base_name, own_kernels, own_share
-from qimeng.interfaces import Evaluation, Gate, Timing
+from qimeng.interfaces import Accuracy, Evaluation, Gate, Timing
 from qimeng.program.program import Implementation, Program
 from qimeng.testing import sample_graph
 
@@ -224,3 +227,83 @@ def test_without_a_gpu_no_kernels_are_listed():
     for fd in answer.files:
         os.close(fd)
     assert answer.data["kernels"] == [] and len(answer.data["tensors"]) == 1
+
+
+IN_C = '''
+SOURCE = r"""
+__device__ float twice(float x) { return 2 * x; }
+extern "C" __global__ void __launch_bounds__(256) mine(float (*x), int n)
+{
+    if (n > 0) { x[0] = twice(x[0]); }
+}
+"""
+def entry(x):
+    load(SOURCE, "mine")(x)
+    return (x,)
+'''
+
+
+def test_an_idle_kernel_returns_at_once_and_the_rest_is_as_it_was():
+    text = (
+        "@triton.jit\ndef mine(x):\n    'adds'\n    tl.store(x, 1)\n\ndef entry(x):\n    mine[(1,)](x)\n    return (x,)"
+    )
+    idle = idle_text(Implementation("triton", text, "entry"))
+    assert idle == ast.unparse(ast.parse(text.replace("    'adds'\n    tl.store(x, 1)", "    return")))
+    names: dict[str, Any] = {}
+    exec(idle_text(Implementation("cuda", IN_C, "entry")) or "", names)
+    given: dict[str, Any] = {}
+    exec(IN_C, given)
+    assert names["SOURCE"] == given["SOURCE"].replace("int n)\n{", "int n)\n{return;")
+    lost = IN_C.replace("mine(float (*x), int n)", 'mine(""" + PARAMETERS + r""")')
+    assert idle_text(Implementation("cuda", lost, "entry")) is None, "its beginning is not found"
+    assert idle_text(Implementation("triton", "def entry(x):\n    return (x,)", "entry")) is None, "it has no kernels"
+
+
+def test_a_templates_kernels_are_not_made_idle():
+    start = Program.start(sample_graph())
+    assert list(with_idle_kernels(start)) == []
+    (idle,) = with_idle_kernels(start.with_implementation(start.regions[0].id, TRITON))
+    assert "return" in idle.implementation(idle.regions[0]).source
+    assert idle.implementation(idle.regions[1]) == start.implementation(start.regions[1])
+
+
+@pytest.mark.parametrize(
+    ("idle", "refused"),
+    [
+        (Verdict(Accuracy(0, 0, 1, 1, None, "float64", 1)), True),
+        (Verdict(Accuracy(0, 0, 1, 1, None, "float64", 0)), False),  # no trial could be made
+        (Verdict(failure="wrong", error="NaN"), False),
+        (WorkerFailed("illegal-access", "an illegal memory access"), False),
+    ],
+)
+def test_a_kernel_that_takes_as_long_as_the_work_of_others_is_refused_if_nothing_needs_it(idle, refused):
+    start = Program.start(sample_graph())
+    program = start.with_implementation(start.regions[0].id, TRITON)
+    loaded: list[str] = []
+
+    def profiled(worker: object, timeout_s: float) -> tuple[list[tuple[str, float, float]], Verdict]:
+        name = next(line for line in loaded[-1].splitlines() if line.startswith("def k"))[4:].partition("(")[0]
+        return [(name, 0.0, 1.5), (GEMM, 1.5, 3.0)], Verdict()
+
+    def check(worker: object, trials: object, runs: int) -> Verdict:
+        if isinstance(idle, Exception):
+            raise idle
+        return idle
+
+    worker = SimpleNamespace(
+        alive=True, kill=lambda: None, call=lambda name, limit_s, source, digests: loaded.append(source)
+    )
+    run, candidate = timed_run(
+        program,
+        profiled,
+        lambda *a, **k: nullcontext(),
+        {"add": 1},
+        worker=worker,
+        compilers=SimpleNamespace(programs=lambda programs: [{}]),
+    )
+    run.worker = worker
+    run.parts.workers = SimpleNamespace(let_go=lambda process: None)
+    run.parts.judge.check, run.parts.judge.references = check, SimpleNamespace(fresh=lambda count: [])
+    refusal = OWN_KERNELS.check(run, candidate)
+    assert (refusal is not None) == refused and len(loaded) == 2
+    assert refusal is None or (refusal.failure == "not-a-kernel" and "do nothing" in refusal.error)

@@ -1,6 +1,7 @@
-"""The gate that asks the profiler whose kernels do the work, and how long they take.
+"""The gate that finds out whose kernels do the work, and how long they take.
 
-Deals in names and times of kernels. Knows nothing about outputs, but those of the profiled call are checked as well.
+Deals in names and times of kernels, as the profiler tells them. Knows nothing about outputs, but those of the profiled
+call are checked as well, and kernels of untrusted texts are made idle to see whether outputs need them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 from qimeng.envs.judge.gates.gpu_run import GpuRun
 from qimeng.envs.judge.gates.pipeline import Candidate, GateCheck, Refusal
+from qimeng.envs.judge.idle_kernels import with_idle_kernels
 from qimeng.envs.judge.kernel_renaming import with_secret_names
 from qimeng.envs.screening.origin import known, printed
 from qimeng.envs.workers.forkserver import Process, WorkerFailed
@@ -21,6 +23,10 @@ from qimeng.program.program import Program, torch_implementation
 PROFILER_S = 60.0
 """Seconds that listing the kernels of a call may take."""
 UNNAMEABLE = "its kernels were given other names, and it failed: name a kernel only where it is defined and launched"
+NEEDLESS = (
+    "the result is as right where the program's own kernels do nothing: PyTorch, a library or another compiler does "
+    "the work"
+)
 UNPROVEN = "the profiler showed no kernels: the generated share comes from the regions' own labels"
 BUSY_SHARE, BUSY_MS = 1.3, 0.005
 """The profiler's kernels of a call may take this many times the events' time, plus this many milliseconds."""
@@ -31,7 +37,9 @@ class OwnKernels(GateCheck[GpuRun]):
 
     Other kernels may do the work of generated regions, or kernels may take longer than the events say. Both are
     measured again alone on the device before they count, since checks of other runs make kernels slower. The profiler
-    takes seconds. It is used in a final verification, and for kernels that no template printed.
+    takes seconds. It is used in a final verification, and for kernels that no template printed. In a final verification
+    the result must also need the kernels of each untrusted text: one that is launched for its name alone may take as
+    long as the work of others.
     """
 
     name, gate = "own kernels", Gate.TIMING
@@ -66,16 +74,18 @@ class OwnKernels(GateCheck[GpuRun]):
         if share is not None and share < LEAST * claimed:
             with turns.turn("time", run.clock, alone=True):
                 share = max(share, own_share(_launches(run, worker), own) or 0.0)
-        if share is None:
-            candidate.found = replace(found, notes=(*found.notes, UNPROVEN))
-            return None
-        if share < LEAST * claimed:
+        if share is not None and share < LEAST * claimed:
             text = (
                 f"generated regions take {claimed:.0%} of the time, but their own kernels only {share:.1%} of all "
                 "kernels' time: PyTorch, a library or another compiler does the work"
             )
             return Refusal(Gate.TIMING, "not-a-kernel", text)
-        candidate.found = replace(found, generated_share=share)
+        if run.thorough and _has_needless_kernels(run, candidate.program):
+            return Refusal(Gate.TIMING, "not-a-kernel", NEEDLESS)
+        if share is None:
+            candidate.found = replace(found, notes=(*found.notes, UNPROVEN))
+        else:
+            candidate.found = replace(found, generated_share=share)
         return None
 
 
@@ -97,19 +107,46 @@ def _named(run: GpuRun, worker: Process, candidate: Candidate) -> Mapping[str, i
     if printed(candidate.program) or (counted and not run.thorough):
         return candidate.own
     program, own = with_secret_names(candidate.program)
-    with run.clock.part("compile"):
-        made = run.compilers.programs([program])[0]
-    failed = next((c.error for c in made.values() if c.error and not c.host), None)
-    if failed is not None:
-        raise _Refused(Refusal(Gate.TIMING, "not-a-kernel", f"{UNNAMEABLE}: {failed}"))
-    digests = [c.digest for c in map(program.implementation, program.regions) if c.generated]
     try:
-        worker.call("load", run.parts.limit_s, source=program.source, digests=digests)
+        failed = _not_loaded(run, worker, program)
     except WorkerFailed as error:
         if error.kind != "error":
             raise
-        raise _Refused(Refusal(Gate.TIMING, "not-a-kernel", f"{UNNAMEABLE}: {error}")) from error
+        failed = str(error)
+    if failed is not None:
+        raise _Refused(Refusal(Gate.TIMING, "not-a-kernel", f"{UNNAMEABLE}: {failed}"))
     return own
+
+
+def _not_loaded(run: GpuRun, worker: Process, program: Program) -> str | None:
+    """Load a changed program into `worker`; the error where it does not compile."""
+    with run.clock.part("compile"):
+        made = run.compilers.programs([program])[0]
+    failed = next((c.error for c in made.values() if c.error and not c.host), None)
+    if failed is None:
+        digests = [c.digest for c in map(program.implementation, program.regions) if c.generated]
+        worker.call("load", run.parts.limit_s, source=program.source, digests=digests)
+    return failed
+
+
+def _has_needless_kernels(run: GpuRun, program: Program) -> bool:
+    """Whether the result is right on new inputs although all kernels of an untrusted text do nothing.
+
+    What fails then needs its kernels: it compiles no more, raises, hangs, or reads where it must not.
+    """
+    judge = run.parts.judge
+    for idle in with_idle_kernels(program):
+        with run.parts.turns.turn("check", run.clock):
+            try:
+                worker = run.running()
+                if _not_loaded(run, worker, idle) is not None:
+                    continue
+                verdict = judge.check(worker, judge.references.fresh(1), runs=1)
+                if verdict.ok and verdict.accuracy is not None and verdict.accuracy.trials:
+                    return True
+            except WorkerFailed:
+                run.lost()  # its device may be unusable
+    return False
 
 
 def _launches(run: GpuRun, worker: Process) -> list[Launch]:
