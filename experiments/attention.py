@@ -14,6 +14,8 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -127,7 +129,9 @@ BOTH = {"descriptors": True, "specialize": True}
 def compile_ahead(work: Sequence[tuple[Region, Implementation]], device: Device) -> None:
     """Fill Triton's cache with the kernels, in processes that stand for the device."""
     jobs = [(made, [region.graph.meta(v) for v in region.inputs], device) for region, made in work]
-    with ProcessPoolExecutor(min(COMPILERS, os.cpu_count() or 1), get_context("spawn")) as pool:
+    count = min(COMPILERS, os.cpu_count() or 1)
+    # a compiler that dies is seen again when its kernel runs
+    with suppress(BrokenProcessPool), ProcessPoolExecutor(count, get_context("spawn")) as pool:
         list(pool.map(_compiled, jobs))
 
 

@@ -193,8 +193,10 @@ def main(names: list[str]) -> None:
                 patch = coder.write(Request(program, Action("lowering", (region.id,)), DEVICE))
                 small = patch.alternatives[0].schedule.but(block_m=32, block_n=16)  # type: ignore[union-attr]
                 several = small.but(splits=3, descriptors=True)  # type: ignore[call-arg]
-                copied = small.but(descriptors=True, specialize=True)  # type: ignore[call-arg]
-                for made in (patch.alternatives[0], *(coder.print(region, x) for x in (small, several, copied))):
+                forms = [small, several]
+                if has_halves(region):
+                    forms.append(small.but(descriptors=True, specialize=True))  # type: ignore[call-arg]
+                for made in (patch.alternatives[0], *(coder.print(region, x) for x in forms)):
                     check(region, made, evaluate(graph, spec))
             except Wrong as error:
                 wrong.append(str(error))
