@@ -23,6 +23,7 @@ GROUP = "qimeng.families"
 """Entry-point group through which other packages add families."""
 
 BUILT_IN = {
+    "recurrent": "qimeng.coder.template.families.recurrent.family:Recurrent",
     "gemm": "qimeng.coder.template.families.gemm.family:Gemm",
     "attention": "qimeng.coder.template.families.attention.family:Attention",
     "scan": "qimeng.coder.template.families.scan.family:Scans",

@@ -22,6 +22,7 @@ from qimeng.graph.leaves import STANDS_FOR, call_named
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
 from qimeng.graph.parts import IGNORED, SYMBOLS, NoPart, Part, parts_of
 from qimeng.graph.structure import Structure, UnknownStructure, structure_of
+from qimeng.spec.layers import STANDS_FOR as LAYERS
 
 
 class CaptureError(SpecError):
@@ -268,7 +269,7 @@ def _operator(fx: Any, rename: dict[str, Value]) -> Node:
     return Node(
         fx.name,
         "op",
-        target,
+        LAYERS.get(target, target),
         args=convert(fx.args),
         kwargs=tuple((k, convert(v)) for k, v in fx.kwargs.items()),
         metas=tuple(_meta(v) if isinstance(v, torch.Tensor) else None for v in values),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qimeng.graph.loops.loop import is_loop
 from qimeng.graph.memory import memory_of
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.ops import category
@@ -105,7 +106,7 @@ def obstacle(graph: OpGraph) -> str:
     for node in graph.ops():
         if category(node) == "random":
             return f"{node.packet.removeprefix('aten.')} draws random numbers, which a replay would repeat"
-        if node.packet in WAITS or node.literal is not None:
+        if node.packet in WAITS or (node.literal is not None and not is_loop(node)):
             return f"{node.packet.removeprefix('aten.')} may wait for the GPU in the middle of a call"
     roots = [memory_of(graph.nodes, v) for v in graph.outputs if isinstance(v, Value)]
     held = [r for r in roots if graph.nodes[r.node].kind != "op"]

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils import _pytree
 
 from qimeng.spec.dispatch import DispatchMode
+from qimeng.spec.layers import whole_layers
 
 MOST_KNOWN = 1 << 24
 """Elements that the tables of a module made by `made_fake` may have together; what is beyond has no values."""
@@ -29,7 +30,7 @@ def fake_tensors() -> Iterator[None]:
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with FakeTensorMode(allow_non_fake_inputs=True), whole_layers():
             yield
     finally:
         log.disabled = before

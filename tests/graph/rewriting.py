@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree
 
 from qimeng.graph.capture import capture
 from qimeng.graph.rewrites import find_rewrites
@@ -68,4 +69,4 @@ class Rewritten:
 
 
 def _tensors(found: Any) -> list[torch.Tensor]:
-    return [found] if isinstance(found, torch.Tensor) else list(found)
+    return list(_pytree.tree_leaves(found))

@@ -1,0 +1,71 @@
+"""The schedule that lowering gives a loop over steps, and others worth measuring beside it.
+
+Deals in shapes and capacities. A step takes the time of its multiply-adds, of the weights that are read again, and of
+waiting for the other programs; the figures for these are guesses that no measurement has corrected yet. Knows nothing
+about kernel text.
+"""
+
+from __future__ import annotations
+
+from qimeng.coder.template.families.recurrent.plan import RecurrentPlan
+from qimeng.coder.template.families.recurrent.printer import HELD
+from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
+from qimeng.coder.template.nest.sizes import power_of_two
+from qimeng.device import Device
+
+TILE = 32
+"""Values of a product's tile that a thread holds."""
+
+GUESSES = 5
+"""Schedules that lowering measures beside the plain one."""
+
+WAIT_CYCLES, WAIT_EACH, AGAIN_BYTES = 2500, 8, 32
+"""Cycles of one exchange, more for each program that takes part, and bytes of weights that an SM reads in a cycle."""
+
+
+def default_schedule(plan: RecurrentPlan, device: Device) -> RecurrentSchedule:
+    """The one with the shortest steps by the figures above."""
+    return candidates(plan, device)[0]
+
+
+def guesses(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
+    """The next best ones."""
+    return candidates(plan, device)[1 : GUESSES + 1]
+
+
+def candidates(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
+    """Every cut whose programs run at the same time, the best guess first."""
+    found = []
+    for p in (1, 2, 4, 8, 16):
+        if p > power_of_two(plan.row_count):
+            break
+        groups = -(-plan.row_count // p)
+        for shift in range(power_of_two(plan.column_count).bit_length()):
+            r = power_of_two(plan.column_count) >> shift
+            shares = -(-plan.column_count // r)
+            if shares == 1 or groups * shares <= device.sms:
+                for warps in (4, 8):
+                    s = RecurrentSchedule(block_p=p, block_r=r, block_k=depth_block(plan, p, r, warps), warps=warps)
+                    found.append((cycles(plan, s, device), s))
+    return [s for _, s in sorted(found, key=lambda pair: pair[0])]
+
+
+def depth_block(plan: RecurrentPlan, block_p: int, block_r: int, warps: int) -> int:
+    """The longest part of a row of states that a product takes at once."""
+    most = max(TILE * 32 * warps // (block_p * block_r), 1)
+    return min(power_of_two(plan.column_count), 1 << (most.bit_length() - 1))
+
+
+def cycles(plan: RecurrentPlan, s: RecurrentSchedule, device: Device) -> float:
+    """A guess at the cycles of a step."""
+    shares, groups = -(-plan.column_count // s.block_r), -(-plan.row_count // s.block_p)
+    waves = max(1.0, groups * shares / device.sms)
+    weights = len(plan.products) * s.block_r * plan.column_count
+    rate = 32 * min(s.warps, 4)
+    held = s.block_k >= plan.column_count and weights / (32 * s.warps) <= HELD
+    again = 0.0 if held else weights * plan.itemsize / AGAIN_BYTES
+    wait = WAIT_CYCLES + WAIT_EACH * shares if shares > 1 else WAIT_CYCLES / 4
+    return waves * (weights * s.block_p / rate + again) + wait
+
+
+__all__ = ["GUESSES", "candidates", "default_schedule", "depth_block", "guesses"]

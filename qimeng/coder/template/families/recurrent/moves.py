@@ -1,0 +1,81 @@
+"""The tunings of the recurrent family.
+
+Deals in schedules: each move is a pure function. Knows nothing about kernel text; whether a schedule fits the device is
+checked by whoever asks.
+"""
+
+from __future__ import annotations
+
+from qimeng.coder.template.families.common import check_special
+from qimeng.coder.template.families.recurrent.defaults import depth_block
+from qimeng.coder.template.families.recurrent.plan import RecurrentPlan
+from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
+from qimeng.coder.template.nest.sizes import power_of_two
+from qimeng.device import Device
+from qimeng.family import Move
+
+RecurrentMove = Move[RecurrentPlan, RecurrentSchedule]
+Found = list[RecurrentSchedule]
+
+
+class Tiling(RecurrentMove):
+    """More or fewer sequences and units a program."""
+
+    table: dict[str, tuple[tuple[float, float], ...]] = {
+        "taller": ((2, 1), (4, 1)),
+        "wider": ((1, 2), (1, 4)),
+        "smaller": ((0.5, 1), (1, 0.5)),
+        "larger": ((2, 2),),
+    }
+    """Factors of sequences and units."""
+
+    def schedules(self, plan: RecurrentPlan, schedule: RecurrentSchedule, param: str, device: Device) -> Found:
+        """Blocks up to the whole, with products in steps that fit."""
+        found = []
+        for p, r in self.table.get(param, ()):
+            rows, units = int(schedule.block_p * p), int(schedule.block_r * r)
+            if 1 <= rows <= power_of_two(plan.row_count) and 1 <= units <= power_of_two(plan.column_count):
+                for warps in (8, 4, 16):
+                    k = depth_block(plan, rows, units, warps)
+                    found.append(schedule.but(block_p=rows, block_r=units, block_k=k, warps=warps))
+        return found
+
+
+class Split(RecurrentMove):
+    """More or fewer programs that share a sequence."""
+
+    def schedules(self, plan: RecurrentPlan, schedule: RecurrentSchedule, param: str, device: Device) -> Found:
+        """Half or twice the units a program, and one step further."""
+        factors = {"more": (0.5, 0.25), "fewer": (2, 4)}.get(param, ())
+        sizes = [int(schedule.block_r * f) for f in factors]
+        sizes = [r for r in sizes if 1 <= r <= power_of_two(plan.column_count)]
+        return [schedule.but(block_r=r, block_k=depth_block(plan, schedule.block_p, r, schedule.warps)) for r in sizes]
+
+
+class Pipeline(RecurrentMove):
+    """Other numbers of warps."""
+
+    def schedules(self, plan: RecurrentPlan, schedule: RecurrentSchedule, param: str, device: Device) -> Found:
+        """From 1 to 16."""
+        others = [w for w in (1, 2, 4, 8, 16) if w != schedule.warps] if param == "warps" else []
+        return [schedule.but(warps=w, block_k=depth_block(plan, schedule.block_p, schedule.block_r, w)) for w in others]
+
+
+class Special(RecurrentMove):
+    """Other code for special functions."""
+
+    def check(self, plan: RecurrentPlan, schedule: RecurrentSchedule, param: str, device: Device, mode: str) -> None:
+        """Only where every element takes such a function, on a GPU that has the units."""
+        check_special(plan.special, schedule.fast, param, device)
+
+    def schedules(self, plan: RecurrentPlan, schedule: RecurrentSchedule, param: str, device: Device) -> Found:
+        """The same blocks."""
+        return [schedule.but(fast=param == "fast")]
+
+
+def moves() -> dict[str, RecurrentMove]:
+    """Kind of action to the move that carries it out."""
+    return {"tiling": Tiling(), "split": Split(), "pipeline": Pipeline(), "special": Special()}
+
+
+__all__ = ["moves"]

@@ -1,0 +1,219 @@
+"""How the recurrent family reads a loop: products of states with weights, and pointwise operators around them.
+
+All values of a step are matrices of sequences (rows) and units (columns). Deals in axes and in what each input of the
+loop is for. Knows nothing about schedules or kernel text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qimeng.coder.template.families.common import special_functions
+from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
+from qimeng.coder.template.nest.expr import constant
+from qimeng.coder.template.nest.ir import Nest, Source
+from qimeng.coder.template.nest.loads import Loads, find_loads
+from qimeng.coder.template.nest.rows import Group, RowPlan
+from qimeng.coder.template.rules.builder import build_nest
+from qimeng.coder.template.rules.table import RULES
+from qimeng.family import NotConcerned, Unsupported
+from qimeng.graph.loops.loop import At, Line, Loop, Name, is_loop, loop_of, step_graph
+from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
+from qimeng.graph.ops import VIEWS
+from qimeng.graph.region import Region, call_text
+
+
+@dataclass(frozen=True)
+class Product:
+    """``state @ weight.T + bias`` in every step; inputs of the loop by number.
+
+    Attributes:
+        source: number of the nest's source that stands for its result.
+        state: number of the state.
+        weight: of shape [units, depth].
+        bias: of shape [units]; None where there is none.
+    """
+
+    source: int
+    state: int
+    weight: int
+    bias: int | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A source of the nest that an input of the loop holds.
+
+    Attributes:
+        source: number of the source.
+        input: number of the input.
+        stride: elements from step to step.
+        place: which part of the input a step reads; None where every step reads all of it.
+    """
+
+    source: int
+    input: int
+    stride: int = 0
+    place: At | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RecurrentPlan(RowPlan):
+    """A loop whose steps are products of its states and pointwise operators.
+
+    Attributes:
+        node: the loop in the region's graph.
+        loop: what it computes.
+        metas: of the loop's inputs.
+        products: of states and weights.
+        parts: what a step reads of the inputs.
+        states: for each state the number of the nest's source that stands for it.
+        results: for each next state, then for each stacked value, the number of the nest's output.
+        after: lines that make views of the loop's results, and the text of each output of the region.
+    """
+
+    node: Node
+    loop: Loop
+    metas: tuple[Meta, ...]
+    products: tuple[Product, ...]
+    parts: tuple[Part, ...]
+    states: tuple[int, ...]
+    results: tuple[int, ...]
+    after: tuple[tuple[str, ...], tuple[str, ...]]
+
+    @property
+    def exchanged(self) -> tuple[int, ...]:
+        """Numbers of the states that products read, whole rows of them."""
+        return tuple(sorted({p.state for p in self.products}))
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        """Special functions that every element takes in fp32."""
+        return special_functions(self)
+
+
+def plan_recurrent(region: Region) -> RecurrentPlan:
+    """The plan for `region`.
+
+    Raises:
+        Unsupported: it is no single loop, or a step has something else than products of states with weights and
+            pointwise operators on matrices of one shape.
+    """
+    loops = [n for n in region.ops if is_loop(n)]
+    if not loops:
+        raise NotConcerned("no loop over steps")
+    others = [n for n in region.ops if not is_loop(n) and n.packet not in VIEWS]
+    if len(loops) > 1 or others:
+        raise Unsupported(f"a loop over steps beside {others[0].packet if others else 'another one'}")
+    node, graph = loops[0], region.graph
+    loop, metas = loop_of(node), tuple(graph.meta(v) for v in node.args)
+    loads, after = find_loads(region), _after(region, node)
+    if any(v not in loads.values for v in node.args):
+        raise Unsupported("an input of the loop that is no view of an input of the region")
+    shape = metas[int(loop.starts[0][1:])].shape if loop.starts else ()
+    if len(shape) != 2 or shape[1] < 2:
+        raise Unsupported(f"states of shape {shape}, not sequences and units")
+    step = step_graph(loop, metas)
+    reading = _Reading(loop, metas, step, shape)
+    nest = build_nest(RULES, Region(step, reading.pointwise, _outputs(step)), reading.sources)
+    rows, columns = _groups(nest, shape)
+    number = {v.node: i for i, v in enumerate(_outputs(step))}
+    kept = [*loop.following, *(name for name, _ in loop.stacked)]
+    dtype = metas[int(loop.starts[0][1:])].dtype
+    return RecurrentPlan(
+        region, nest, loads, rows, columns, 0, len(nest.outputs), len(nest.sources), "r", _size(dtype), node, loop,
+        metas, tuple(reading.products), tuple(reading.parts), reading.states, tuple(number[n] for n in kept), after,
+    )  # fmt: skip
+
+
+class _Reading:
+    """What the lines of a step are: parts of inputs, products, and the pointwise rest."""
+
+    def __init__(self, loop: Loop, metas: tuple[Meta, ...], step: OpGraph, shape: tuple[int, ...]):
+        self._metas, self._step, self._shape = metas, step, shape
+        self.sources: dict[Value, Source] = {}
+        self.products: list[Product] = []
+        self.parts: list[Part] = []
+        starts = [metas[int(s[1:])] for s in loop.starts]
+        if any(m.shape != shape or m.dtype != starts[0].dtype or not is_float(m.dtype) for m in starts):
+            raise Unsupported("states of different shapes or dtypes")
+        states = [Meta(shape, (shape[1], 1), m.dtype) for m in starts]
+        self.states = tuple(self._source(f"s{i}", m) for i, m in enumerate(states))
+        rest = [line for line in loop.body if not self._taken(line)]
+        for name in dict.fromkeys(n for line in rest for n in line.names() if n[0] == "x"):
+            self.parts.append(Part(self._source(name, metas[int(name[1:])]), int(name[1:])))
+        self.pointwise = tuple(line.name for line in rest)
+
+    def _source(self, name: str, meta: Meta) -> int:
+        self.sources[Value(name)] = Source(len(self.sources), meta.stride, meta.shape, meta.dtype)
+        return len(self.sources) - 1
+
+    def _taken(self, line: Line) -> bool:
+        """Whether the line is a part of an input or a product; its result is then a source of the nest."""
+        given = line.args[0] if line.args else None
+        if line.target == "aten.select.int" and isinstance(given, Name) and isinstance(line.args[2], At):
+            if given.text[0] != "x":
+                raise Unsupported("a step that reads a part of a state")
+            number, dim = int(given.text[1:]), line.args[1]
+            source = self._source(line.name, self._step.meta(Value(line.name)))
+            self.parts.append(Part(source, number, self._metas[number].stride[dim], line.args[2]))
+            return True
+        if any(isinstance(a, At) for a in line.args):
+            raise Unsupported(f"{line.target} at a place that changes from step to step")
+        if line.target != "aten.linear.default":
+            return False
+        names = [a.text for a in line.args if isinstance(a, Name)]
+        if names[0][0] != "s" or any(n[0] != "x" for n in names[1:]):
+            raise Unsupported("a product of something else than a state and a weight")
+        if self._step.meta(Value(line.name)).shape != self._shape:
+            raise Unsupported(f"a product of shape {self._step.meta(Value(line.name)).shape}, states of {self._shape}")
+        bias = int(names[2][1:]) if len(names) > 2 else None
+        source = self._source(line.name, self._step.meta(Value(line.name)))
+        self.products.append(Product(source, int(names[0][1:]), int(names[1][1:]), bias))
+        return True
+
+
+def _outputs(step: OpGraph) -> tuple[Value, ...]:
+    return tuple(v for v in step.outputs if isinstance(v, Value))
+
+
+def _groups(nest: Nest, shape: tuple[int, ...]) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
+    """Rows and columns of every value of a step, each one axis; the nest is finished with that."""
+    if any(e.op in ("reduce", "scan", "dot") or (e.op == "load" and e.access) for e in nest.exprs):
+        raise Unsupported("a step with something else than products of states and pointwise operators")
+    if any(s != shape for _, s, *_ in nest.outputs) or any(constant(e) is not None for e, *_ in nest.outputs):
+        raise Unsupported(f"values of a step in other shapes than {shape}")
+    for e, *_ in nest.outputs[1:]:
+        for first, other in zip(nest.outputs[0][0].dims, e.dims, strict=True):
+            nest.axes.unify(first, other)
+    nest.finish()
+    dims = {e.dims for e, *_ in nest.outputs}
+    rows, columns = next(iter(dims))
+    if len(dims) > 1 or len(rows) > 1 or len(columns) != 1 or not nest.kept <= {*rows, *columns}:
+        raise Unsupported("values of a step that do not share their sequences and units")
+    return tuple([(rows, shape[0])] if rows else []), ((columns, shape[1]),)
+
+
+def _after(region: Region, node: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Lines that make views of the loop's results, and the text of each output of the region."""
+    text = {Value(node.name, port): f"found[{port}]" for port in range(len(node.metas))}
+    lines: list[str] = []
+    for view in region.ops:
+        if view is not node and any(v in text for v in view.operands()):
+            text[Value(view.name)] = f"u{len(lines)}"
+            lines.append(f"u{len(lines)} = {call_text(region.graph, view, text)}")
+    if any(v not in text for v in region.outputs):
+        raise Unsupported("a result that the loop does not compute")
+    return tuple(lines), tuple(text[v] for v in region.outputs)
+
+
+def _size(dtype: str) -> int:
+    return {"float64": 8, "float32": 4}.get(dtype, 2)
+
+
+def accumulated(plan: RecurrentPlan) -> str:
+    """The dtype in which products are summed."""
+    return compute_dtype(plan.metas[int(plan.loop.starts[0][1:])].dtype)
+
+
+__all__ = ["Loads", "Part", "Product", "RecurrentPlan", "accumulated", "plan_recurrent"]

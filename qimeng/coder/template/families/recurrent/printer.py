@@ -1,0 +1,244 @@
+"""The recurrent family as Triton source.
+
+One launch walks all steps. A program owns some sequences ([PB, 1]) and some units ([1, RB]) of every state; its states
+stay in registers from step to step. States that products read are exchanged through memory, in two buffers that take
+turns. Where several programs share a sequence they wait for each other after each step; all of them run at the same
+time, which CUDA guarantees (or refuses) for a cooperative launch (Diamos et al., "Persistent RNNs", 2016, keep weights
+in registers the same way). Triton's interpreter runs programs one by one, so there each step is a launch of its own.
+Products are sums of plain multiply-adds, in fp32 for half types. Loops are not pipelined, as no state may be read
+before the others have written it. Deals in kernel text. Knows nothing about which
+schedule is good.
+"""
+
+from __future__ import annotations
+
+import re
+
+from qimeng.coder.template.families.recurrent.plan import Part, Product, RecurrentPlan, accumulated
+from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
+from qimeng.coder.template.triton import ops
+from qimeng.coder.template.triton.emitter import Emitter, without_unused
+from qimeng.coder.template.triton.row_pieces import Pieces
+from qimeng.family import Unsupported
+from qimeng.program.program import Implementation
+
+HELD = 64
+"""Values of weights that a thread holds from step to step, of 255 registers."""
+
+
+def print_recurrent(plan: RecurrentPlan, schedule: RecurrentSchedule, prefix: str) -> Implementation:
+    """The implementation of a region under `schedule`.
+
+    Args:
+        plan: the region as a loop.
+        schedule: block sizes.
+        prefix: beginning of every top-level name.
+    """
+    return Implementation("triton", _Printer(plan, schedule, prefix).source(), f"{prefix}_run", schedule=schedule)
+
+
+class _Printer:
+    def __init__(self, plan: RecurrentPlan, schedule: RecurrentSchedule, prefix: str):
+        self.plan, self.schedule, self.prefix = plan, schedule, prefix
+        self.pieces = Pieces(plan, schedule, prefix)
+        self.shares = self.pieces.steps
+        self.type = ops.TRITON_DTYPE[accumulated(plan)]
+        self.stored = ops.TRITON_DTYPE[plan.metas[int(plan.loop.starts[0][1:])].dtype]
+        self.sequences, self.units = plan.row_count, plan.column_count
+        self.depth = max([plan.metas[p.weight].shape[1] for p in plan.products], default=0)
+        if self.depth and self.depth != self.units:
+            raise Unsupported(f"weights of depth {self.depth} for states of {self.units} units")
+        self.whole = schedule.block_k >= self.depth
+        a_thread = schedule.block_r * schedule.block_k * len(plan.products) // (32 * schedule.warps)
+        self.held = self.whole and a_thread <= HELD
+
+    # -- the kernel
+
+    def _body(self) -> list[str]:
+        p, plan = self.pieces, self.plan
+        rows, row_walks = p.rows(f"pid // {self.shares}")
+        columns, column_walks = p.columns(f"pid % {self.shares}")
+        em = p.emitter(row_walks + column_walks)
+        mask = em.mask("pr")
+        self.guard = f", mask={mask}" if mask else ""
+        self.place = f"({p.row_number()}) * {self.units} + r"
+        lines = ["pid = tl.program_id(0)", *rows, *columns]
+        for i, source in enumerate(plan.states):
+            begin = f"s{i}_ptr + (first % 2) * {self._state_size()} + {self.place}"
+            lines.append(f"h{i} = tl.load({begin}{self._masked(mask)}).to({self.type})")
+            self._define(em, source, f"h{i}")
+        for number, product in enumerate(plan.products):
+            lines += self._before(number, product, em)
+            self._define(em, product.source, f"d{number}")
+        lines += [f"x{part.source}_ptr = a{part.input}_ptr" for part in plan.parts if part.place is None]
+        step = [self._pointer(part) for part in plan.parts if part.place is not None]
+        step += self._products(em) + self._results(em)
+        lines += ["for t in tl.range(first, last, num_stages=1):", *[f"    {line}" for line in step]]
+        for i in range(len(plan.states)):
+            if i not in plan.exchanged:
+                end = f"s{i}_ptr + (last % 2) * {self._state_size()} + {self.place}"
+                lines.append(f"tl.store({end}, h{i}.to({self.stored}){self.guard})")
+        return lines
+
+    def _define(self, em: Emitter, source: int, name: str) -> None:
+        for e in self.plan.nest.exprs:
+            if e.op == "load" and e.param == source:
+                em.define(e, name)
+
+    def _state_size(self) -> int:
+        return self.sequences * self.units
+
+    def _masked(self, mask: str) -> str:
+        return f", mask={mask}, other=0.0" if mask else ""
+
+    def _pointer(self, part: Part) -> str:
+        """The line that makes the pointer to what step `t` reads of an input."""
+        assert part.place is not None
+        number, meta = part.place.text(), self.plan.metas[part.input]
+        far = (max(n for n in meta.shape) * part.stride).bit_length() > 31
+        walked = f"tl.cast({number}, tl.int64)" if far else f"({number})"
+        return f"x{part.source}_ptr = a{part.input}_ptr + {walked} * {part.stride}"
+
+    def _lanes(self, begin: str = "") -> str:
+        return f"{begin}tl.arange(0, KB)[None, None, :]"
+
+    def _weight(self, product: Product) -> str:
+        """The tile [1, RB, KB] of a weight as a load."""
+        unit, along = self.plan.metas[product.weight].stride
+        masks = ["k < " + str(self.depth)] if self.depth % self.schedule.block_k else []
+        masks += ["r_mask[:, :, None]"] if self.units % self.schedule.block_r else []
+        guard = f", mask={' & '.join(f'({m})' for m in masks)}, other=0.0" if masks else ""
+        return f"tl.load(a{product.weight}_ptr + r[:, :, None] * {unit} + k * {along}{guard}).to({self.type})"
+
+    def _before(self, number: int, product: Product, em: Emitter) -> list[str]:
+        """What a product reads once for all steps: its bias, and its weights where they fit."""
+        lines = [f"k = {self._lanes()}"] if number == 0 and self.whole else []
+        if product.bias is not None:
+            (stride,) = self.plan.metas[product.bias].stride
+            guard = self._masked(em.mask("r"))
+            lines.append(f"b{number} = tl.load(a{product.bias}_ptr + r * {stride}{guard}).to({self.type})")
+        return [*lines, f"m{number} = {self._weight(product)}"] if self.held else lines
+
+    def _products(self, em: Emitter) -> list[str]:
+        """The products of a step."""
+        plan, masks = self.plan, []
+        if not plan.products:
+            return []
+        if self.depth % self.schedule.block_k:
+            masks.append(f"k < {self.depth}")
+        if em.mask("p"):
+            masks.append("p_mask[:, :, None]")
+        guard = f", mask={' & '.join(f'({m})' for m in masks)}, other=0.0" if masks else ""
+        row = f"({self.pieces.row_number()})[:, :, None] * {self.units}"
+        inside = []
+        for i in plan.exchanged:
+            place = f"s{i}_ptr + (t % 2) * {self._state_size()} + {row} + k"
+            inside.append(f'g{i} = tl.load({place}{guard}, cache_modifier=".cg").to({self.type})')
+        sign = "=" if self.whole else "+="
+        for n, product in enumerate(plan.products):
+            weight = f"m{n}" if self.held else self._weight(product)
+            inside.append(f"d{n} {sign} tl.sum(g{product.state} * {weight}, axis=2)")
+        if not self.whole:
+            starts = [f"d{n} = tl.zeros((PB, RB), {self.type})" for n in range(len(plan.products))]
+            inside = [f"k = {self._lanes('step + ')}", *inside]
+            inside = [
+                *starts,
+                f"for step in tl.range(0, {self.depth}, KB, num_stages=1):",
+                *[f"    {line}" for line in inside],
+            ]
+        bias = [f"d{n} = d{n} + b{n}" for n, product in enumerate(plan.products) if product.bias is not None]
+        return inside + bias
+
+    def _results(self, em: Emitter) -> list[str]:
+        """Store what a step returns, exchange states, and let them follow."""
+        plan, p = self.plan, self.pieces
+        outputs = [plan.nest.outputs[i][0] for i in plan.results]
+        texts = [em.value(e) for e in outputs]
+        lines, count = p.flush(em), len(plan.states)
+        for i, text in enumerate(texts[:count]):
+            rounded = "" if self.stored == self.type else f".to({self.stored}).to({self.type})"
+            wide = text if em.side(outputs[i]) == "pr" else f"tl.broadcast_to({text}, (PB, RB))"
+            lines.append(f"n{i} = {wide}{rounded}" if wide.isidentifier() else f"n{i} = ({wide}){rounded}")
+        for k, text in enumerate(texts[count:]):
+            _, back = plan.loop.stacked[k]
+            dtype = ops.TRITON_DTYPE[plan.nest.outputs[plan.results[count + k]][3]]
+            far = plan.loop.count * self._state_size() >= 1 << 31
+            number = f"{plan.loop.count - 1} - t" if back else "t"
+            walked = f"tl.cast({number}, tl.int64)" if far else f"({number})"
+            wide = text if em.side(outputs[count + k]) == "pr" else f"tl.broadcast_to({text}, (PB, RB))"
+            place = f"z{k}_ptr + {walked} * {self._state_size()} + {self.place}"
+            lines.append(f"tl.store({place}, ({wide}).to({dtype}){self.guard})")
+        for i in plan.exchanged:
+            place = f"s{i}_ptr + ((t + 1) % 2) * {self._state_size()} + {self.place}"
+            lines.append(f"tl.store({place}, n{i}.to({self.stored}){self.guard})")
+        lines += [f"h{i} = n{i}" for i in range(count)]
+        return lines + self._wait() if plan.exchanged else lines
+
+    def _wait(self) -> list[str]:
+        """Go on when the states of this step are where the next one reads them."""
+        if self.shares == 1:
+            return ["tl.debug_barrier()"]
+        flag = f"flags_ptr + pid // {self.shares}"
+        ask = f'tl.atomic_add({flag}, 0, sem="acquire")'
+        inside = [
+            "tl.debug_barrier()",
+            f'tl.atomic_add({flag}, 1, sem="release")',
+            f"done = {ask}",
+            f"while done < (t + 1 - first) * {self.shares}:",
+            f"    done = {ask}",
+            "tl.debug_barrier()",
+        ]
+        return ["if t + 1 < last:", *[f"    {line}" for line in inside]]
+
+    # -- the source around it
+
+    def source(self) -> str:
+        """The kernel and the entry function."""
+        plan, loop = self.plan, self.plan.loop
+        lines = without_unused(self._body())
+        words = set(re.findall(r"\w+", "\n".join(lines)))
+        texts = [plan.loads.names[plan.loads.values[v].number] for v in plan.node.args]
+        table = {f"a{i}_ptr": text for i, text in enumerate(texts)}
+        table |= {f"s{i}_ptr": f"s{i}" for i in range(len(plan.states))}
+        table |= {f"z{k}_ptr": f"z{k}" for k in range(len(loop.stacked))}
+        table |= {name: name for name in ("flags_ptr", "first", "last")}
+        params = [name for name in table if name in words]
+        kernel = f"@triton.jit\ndef {self.prefix}_steps({', '.join(params)}, "
+        kernel += "PB: tl.constexpr, RB: tl.constexpr, KB: tl.constexpr):\n"
+        kernel += "".join(f"    {line}\n" for line in lines)
+        return "\n".join([*self.pieces.helpers, kernel, self._entry(texts, [table[name] for name in params])])
+
+    def _entry(self, texts: list[str], arguments: list[str]) -> str:
+        """The entry function: views, states, outputs, the launch."""
+        plan, s = self.plan, self.schedule
+        lines = list(plan.loads.prelude)
+        device = f"{texts[0]}.device"
+        for i, start in enumerate(plan.loop.starts):
+            meta = plan.metas[int(start[1:])]
+            lines.append(f"s{i} = torch.empty({(2, *meta.shape)}, dtype=torch.{meta.dtype}, device={device})")
+            lines.append(f"s{i}[0].copy_({texts[int(start[1:])]})")
+        for k in range(len(plan.loop.stacked)):
+            _, shape, _, dtype = plan.nest.outputs[plan.results[len(plan.states) + k]]
+            lines.append(f"z{k} = torch.empty({(plan.loop.count, *shape)}, dtype=torch.{dtype}, device={device})")
+        waits = self.shares > 1 and bool(plan.exchanged)
+        if waits:
+            lines.append(f"flags_ptr = torch.zeros({self.pieces.programs}, dtype=torch.int32, device={device})")
+        count = plan.loop.count
+        together = ", launch_cooperative_grid=True" if waits else ""
+        options = f"PB={s.block_p}, RB={s.block_r}, KB={s.block_k}, num_warps={s.warps}{together}"
+        launch = f"{self.prefix}_steps[({self.pieces.programs * self.shares},)]({', '.join(arguments)}, {options})"
+        lines += [
+            f'span = 1 if {device}.type == "cpu" else {count}',
+            f"for first in range(0, {count}, span):",
+            "    last = first + span",
+            f"    {launch}",
+        ]
+        results = [f"z{k}" for k in range(len(plan.loop.stacked))]
+        results += [f"s{i}[{count % 2}]" for i in range(len(plan.states))]
+        views, outputs = plan.after
+        lines += [f"found = ({''.join(f'{r}, ' for r in results)})", *views]
+        head = f"def {self.prefix}_run({', '.join(f'x{i}' for i in range(len(plan.region.inputs)))}):"
+        return "\n".join([head, *[f"    {line}" for line in lines], f"    return ({', '.join(outputs)},)"]) + "\n"
+
+
+__all__ = ["HELD", "print_recurrent"]

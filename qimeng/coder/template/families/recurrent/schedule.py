@@ -1,0 +1,37 @@
+"""The schedule of the recurrent family.
+
+Deals in block sizes. Knows nothing about which are good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qimeng.program.schedule import Schedule, count, family_field, power_of_two
+
+
+@dataclass(frozen=True)
+class RecurrentSchedule(Schedule):
+    """How the sequences of a batch and the units of a state are shared among programs.
+
+    Attributes:
+        family: ``"recurrent"``.
+        block_p: sequences a program.
+        block_r: units a program; where that is not all of them, programs exchange their states after each step.
+        block_k: units of the state that a product takes at once.
+        warps: warps a program.
+        fast: special functions in few instructions, by the GPU's approximate units where those are accurate enough.
+    """
+
+    family: str = family_field("recurrent")
+    block_p: int = power_of_two(1)
+    block_r: int = power_of_two(16)
+    block_k: int = power_of_two(256)
+    warps: int = power_of_two(8)
+    fast: bool = False
+    form: str = "loop"
+    splits: int = count(1)
+    stages: int = count(1)
+
+
+__all__ = ["RecurrentSchedule"]

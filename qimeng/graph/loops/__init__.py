@@ -1,0 +1,1 @@
+"""Loops over steps with carried states: what one is (`loop`)."""

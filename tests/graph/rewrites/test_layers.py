@@ -1,0 +1,57 @@
+"""Recurrent layers as products over all steps and loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from tests.graph.rewriting import Rewritten
+
+Shapes = tuple[tuple[int, ...], ...]
+X = (4, 3, 5)
+CASES: dict[str, tuple[Callable[[], nn.Module], Shapes, list[str]]] = {
+    "lstm": (lambda: nn.LSTM(5, 8), (X,), ["linear", "torch.recurrence"]),
+    "both ways, two layers, batch first": (
+        lambda: nn.LSTM(5, 8, 2, batch_first=True, bidirectional=True),
+        (X,),
+        ["linear", "linear", "torch.recurrence", "cat"] * 2 + ["cat", "cat"],
+    ),
+    "gru with its first state": (
+        lambda: nn.GRU(5, 8, 2, bias=False),
+        (X, (2, 3, 8)),
+        ["linear", "torch.recurrence", "linear", "torch.recurrence", "cat"],
+    ),
+    "rnn": (lambda: nn.RNN(5, 8, bidirectional=True), (X,), ["linear", "linear", "torch.recurrence", "cat", "cat"]),
+    "rnn with relu": (
+        lambda: nn.RNN(5, 8, nonlinearity="relu", batch_first=True),
+        (X,),
+        ["linear", "torch.recurrence"],
+    ),
+    "dropout of one layer": (lambda: nn.GRU(5, 8), (X,), ["linear", "torch.recurrence"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_layer_is_a_product_and_a_loop(name: str) -> None:
+    make, shapes, labels = CASES[name]
+    found = Rewritten(make, lambda: tuple(torch.empty(s) for s in shapes), "layers")
+    assert found.rules == ["layers"] and [label for label in found.labels if label != "full"] == labels
+    if name != "rnn with relu":  # it overflows with changed parameters
+        assert max(found.errors()) < 2e-5
+    module, program = found.on(*(torch.randn(s) for s in shapes))
+    torch.testing.assert_close(program, module, rtol=1e-5, atol=1e-6)
+
+
+REFUSED = {
+    "projects": lambda: nn.LSTM(5, 8, proj_size=3),
+    "dropout 0.5": lambda: nn.GRU(5, 8, 2, dropout=0.5),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_stays_whole_says_why(reason: str) -> None:
+    found = Rewritten(REFUSED[reason], lambda: (torch.empty(X),), "layers")
+    assert found.rules == [] and reason in "; ".join(found.reasons)

@@ -1,0 +1,48 @@
+"""Shapes of recurrent layers without running their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+from qimeng.graph.capture import capture
+from qimeng.spec.fake import fake_tensors
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: nn.LSTM(5, 8, 2),
+    "projected": lambda: nn.LSTM(5, 8, 2, proj_size=3, bidirectional=True),
+    "gru": lambda: nn.GRU(5, 8, 2, batch_first=True, bidirectional=True),
+    "rnn": lambda: nn.RNN(5, 8, bias=False),
+    "relu": lambda: nn.RNN(5, 8, nonlinearity="relu", batch_first=True),
+}
+
+
+def facts(module: nn.Module, x: torch.Tensor) -> list[object]:
+    with torch.no_grad():
+        return [(t.shape, t.stride(), t.dtype) for t in _pytree.tree_leaves(module(x))]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_shapes_and_strides_are_those_of_the_layer(name: str) -> None:
+    expected = facts(LAYERS[name](), torch.randn(4, 3, 5))
+    with fake_tensors():
+        assert facts(LAYERS[name](), torch.empty(4, 3, 5)) == expected
+    assert facts(LAYERS[name](), torch.randn(4, 3, 5)) == expected
+
+
+def test_a_long_layer_is_captured_at_once() -> None:
+    graph = capture(lambda: nn.LSTM(5, 8, 4), lambda: (torch.empty(100_000, 3, 5),))  # minutes, step by step
+    assert [n.target for n in graph.ops() if n.packet != "aten.full"] == ["aten.lstm.input"]
+
+
+def test_packed_sequences_are_left_alone() -> None:
+    layer, x = nn.GRU(5, 8), torch.randn(6, 5)
+    packed = nn.utils.rnn.PackedSequence(x, torch.tensor([3, 2, 1]))
+    with fake_tensors(), torch.no_grad():
+        pass
+    with torch.no_grad():
+        assert layer(packed)[0].data.shape == (6, 8)
