@@ -72,6 +72,11 @@ def _windows() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
     yield "upsample_nearest1d", "", lambda r: functional.interpolate(_image(r)[0], scale_factor=1.7)
     yield "upsample_nearest2d", "", lambda r: functional.interpolate(_image(r), scale_factor=2)
     yield "upsample_bilinear2d", "", lambda r: functional.interpolate(_image(r), scale_factor=2, mode="bilinear")
+    for padding in ("zeros", "border", "reflection"):
+        yield "grid_sampler_2d", padding, lambda r, p=padding: _sampled(r, _image(r), "bilinear", p, False)
+        yield "grid_sampler_2d", f"corners, {padding}", lambda r, p=padding: _sampled(r, _image(r), "bilinear", p, True)
+    yield "grid_sampler_2d", "nearest", lambda r: _sampled(r, _image(r), "nearest", "zeros", False)
+    yield "grid_sampler_3d", "", lambda r: _sampled(r, _image(r)[:, :, None], "bilinear", "border", True)
     yield "_cdist_forward", "", lambda r: torch.cdist(r[:5, :36] + 1, r[5:12, :36] * 2, 1.0)
     yield "dist", "", lambda r: torch.dist(r + 1, r * 2)
     yield "upsample_nearest3d", "", lambda r: functional.interpolate(_image(r)[:, :, None], size=(2, 7, 5))
@@ -89,6 +94,14 @@ def _convolutions() -> Iterator[tuple[str, Callable[..., Tensor]]]:
 def _dense(r: Tensor) -> Tensor:
     inside = torch.arange(9, device=r.device).reshape(3, 3) % 5 + 1
     return ((r[:12, :12] > 0).long()[:, :, None, None] + inside).to(r.dtype)
+
+
+def _sampled(r: Tensor, image: Tensor, mode: str, padding: str, corners: bool) -> Tensor:
+    """The image at places inside and outside of it, some of them halfway."""
+    rank = image.dim() - 2
+    numbers = torch.arange(2 * 15 * rank, device=r.device)
+    places = ((numbers * 37 % 101) / 32 - 1.5).reshape(2, *[1] * (rank - 2), 3, 5, rank).to(r.dtype)
+    return functional.grid_sample(image, places, mode, padding, corners)
 
 
 def _image(r: Tensor) -> Tensor:

@@ -156,6 +156,15 @@ def resized(x: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+@problem("sampled images", lambda: (torch.randn(2, 3, 5, 7), torch.rand(2, 4, 6, 2) * 2.6 - 1.3))
+def sampled_images(x: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+    return (
+        functional.grid_sample(x.tanh(), places, align_corners=False).relu(),
+        functional.grid_sample(x, places.flip(2), padding_mode="reflection", align_corners=True),
+        functional.grid_sample(x[:1].expand(2, 3, 5, 7), places, "nearest", "border", align_corners=False) + 1,
+    )
+
+
 @problem("shuffled channels", normal((2, 8, 3, 5)))
 def shuffled(x: Tensor) -> tuple[Tensor, Tensor]:
     return functional.pixel_shuffle(x.relu(), 2) * 2, functional.channel_shuffle(x.relu(), 4) + 1

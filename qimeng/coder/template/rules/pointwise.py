@@ -203,6 +203,11 @@ def _round(b: Builder, node: Any, x: Expr) -> Expr:
     if name in ("trunc", "frac"):
         whole = _trunc(b, x, d)
         return whole if name == "trunc" else b.pw("sub", x, whole, dtype=d)
+    return rounded(b, x, d)
+
+
+def rounded(b: Builder, x: Expr, d: str) -> Expr:
+    """The integer next to `x`, of two the even one, as a number of dtype `d`."""
     low = b.pw("floor", x, dtype=d)
     rest = b.pw("sub", x, low, dtype=d)
     odd = b.pw("ne", b.pw("sub", low, b.pw("mul", b.pw("floor", b.pw("mul", low, 0.5)), 2.0)), 0.0, dtype="bool")
@@ -211,7 +216,7 @@ def _round(b: Builder, node: Any, x: Expr) -> Expr:
     return b.pw("copysign", b.pw("where", up, b.pw("add", low, 1.0, dtype=d), low, dtype=d), x, dtype=d)
 
 
-# -- powers and functions made of others
+# -- functions made of others
 
 
 @rule("square")
