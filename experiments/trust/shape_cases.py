@@ -51,7 +51,27 @@ def _moved() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
     yield "slice_scatter", "", lambda r: torch.slice_scatter(r + 1, r[:, :6] * 2, 1, 4, 16, 2) * 2
     yield "topk", "", lambda r: (r + 1).topk(3)[0] * 2
     yield "topk", "the least of a column", lambda r: (r + 1).topk(2, 0, False)[0] * 2
+    for name in ("scatter", "scatter_add"):
+        f = getattr(torch, name)
+        yield name, "", lambda r, f=f: f(r + 1, 1, (r[:, :1] > 0).long() * 3, r[:, 1:2] * 2) * 2
+        yield name, "several of a row", lambda r, f=f: f(r + 1, 1, _three(r), r[:, 4:8] * 2)
+        yield name, "columns", lambda r, f=f: f(r + 1, 0, (r[:2] > 0).long() * 3 + _rising(r[:2]), r[2:5])
+    yield "scatter", "a number", lambda r: torch.scatter(r * 2, 1, _three(r), 1)
+    yield "index_put", "", lambda r: (r + 1).index_put((_rising(r[:3])[:, 0] * 5 - 6,), r[:3] * 2)
+    yield "index_put", "added", lambda r: (r + 1).index_put((_rising(r[:3])[:, 0] * 5,), r[:3] * 2, accumulate=True)
+    yield "index_put", "columns", lambda r: torch.index_copy(r + 1, 1, _rising(r[:3])[:, 0] * 5, r[:, 2:5] * 2)
+    yield "index_put", "a number", lambda r: torch.index_fill(r + 1, 1, _rising(r[:3])[:, 0] * 5, 2)
     yield "gather", "several of a row", lambda r: torch.gather(r + 1, 1, (r[:, :6] > 0).long() * 3) * 2
+
+
+def _three(r: Tensor) -> Tensor:
+    """Four places in each row, no two of them equal."""
+    return (r[:, :4] > 0).long() * 4 + torch.arange(4, device=r.device) + 7
+
+
+def _rising(r: Tensor) -> Tensor:
+    """The number of its row for each element."""
+    return torch.arange(r.shape[0], device=r.device)[:, None].expand(r.shape)
 
 
 def _places(r: Tensor) -> Tensor:

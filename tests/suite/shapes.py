@@ -165,6 +165,13 @@ def sampled_images(x: Tensor, places: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+@problem("routed", lambda: (torch.randn(6, 9), torch.randn(6, 2, 4, 8), torch.tensor([3]), torch.randn(6, 2, 1, 8)))
+def routed(x: Tensor, cache: Tensor, step: Tensor, new: Tensor) -> tuple[Tensor, ...]:
+    weight, expert = x.softmax(1).topk(2)
+    spread = torch.zeros_like(x).scatter(1, expert, weight / weight.sum(1, keepdim=True))
+    return spread, cache.index_copy(2, step, new) * 2, x.index_add(0, step, x[:1]), x.scatter(1, expert[:, :1], 0.0)
+
+
 @problem("shuffled channels", normal((2, 8, 3, 5)))
 def shuffled(x: Tensor) -> tuple[Tensor, Tensor]:
     return functional.pixel_shuffle(x.relu(), 2) * 2, functional.channel_shuffle(x.relu(), 4) + 1
