@@ -6,6 +6,7 @@ Deals in PyTorch calls by operator. Knows nothing about kernels, and nothing abo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,10 +54,10 @@ def _moved() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
     yield "topk", "the least of a column", lambda r: (r + 1).topk(2, 0, False)[0] * 2
     for name in ("scatter", "scatter_add"):
         f = getattr(torch, name)
-        yield name, "", lambda r, f=f: f(r + 1, 1, (r[:, :1] > 0).long() * 3, r[:, 1:2] * 2) * 2
-        yield name, "several of a row", lambda r, f=f: f(r + 1, 1, _three(r), r[:, 4:8] * 2)
-        yield name, "columns", lambda r, f=f: f(r + 1, 0, (r[:2] > 0).long() * 3 + _rising(r[:2]), r[2:5])
-    yield "scatter", "a number", lambda r: torch.scatter(r * 2, 1, _three(r), 1)
+        yield name, "", partial(_scattered, f)
+        yield name, "several of a row", partial(_scattered_widely, f)
+        yield name, "columns", partial(_scattered_along_columns, f)
+    yield "scatter", "a number", lambda r: torch.scatter(r * 2, 1, _apart(r), 1)
     yield "index_put", "", lambda r: (r + 1).index_put((_rising(r[:3])[:, 0] * 5 - 6,), r[:3] * 2)
     yield "index_put", "added", lambda r: (r + 1).index_put((_rising(r[:3])[:, 0] * 5,), r[:3] * 2, accumulate=True)
     yield "index_put", "columns", lambda r: torch.index_copy(r + 1, 1, _rising(r[:3])[:, 0] * 5, r[:, 2:5] * 2)
@@ -64,7 +65,19 @@ def _moved() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
     yield "gather", "several of a row", lambda r: torch.gather(r + 1, 1, (r[:, :6] > 0).long() * 3) * 2
 
 
-def _three(r: Tensor) -> Tensor:
+def _scattered(f: Callable[..., Tensor], r: Tensor) -> Tensor:
+    return f(r + 1, 1, (r[:, :1] > 0).long() * 3, r[:, 1:2] * 2) * 2
+
+
+def _scattered_widely(f: Callable[..., Tensor], r: Tensor) -> Tensor:
+    return f(r + 1, 1, _apart(r), r[:, 4:8] * 2)
+
+
+def _scattered_along_columns(f: Callable[..., Tensor], r: Tensor) -> Tensor:
+    return f(r + 1, 0, (r[:2] > 0).long() * 3 + _rising(r[:2]), r[2:4])
+
+
+def _apart(r: Tensor) -> Tensor:
     """Four places in each row, no two of them equal."""
     return (r[:, :4] > 0).long() * 4 + torch.arange(4, device=r.device) + 7
 
@@ -93,10 +106,10 @@ def _windows() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
     yield "upsample_nearest2d", "", lambda r: functional.interpolate(_image(r), scale_factor=2)
     yield "upsample_bilinear2d", "", lambda r: functional.interpolate(_image(r), scale_factor=2, mode="bilinear")
     for padding in ("zeros", "border", "reflection"):
-        yield "grid_sampler_2d", padding, lambda r, p=padding: _sampled(r, _image(r), "bilinear", p, False)
-        yield "grid_sampler_2d", f"corners, {padding}", lambda r, p=padding: _sampled(r, _image(r), "bilinear", p, True)
-    yield "grid_sampler_2d", "nearest", lambda r: _sampled(r, _image(r), "nearest", "zeros", False)
-    yield "grid_sampler_3d", "", lambda r: _sampled(r, _image(r)[:, :, None], "bilinear", "border", True)
+        yield "grid_sampler_2d", padding, partial(_sampled, padding=padding)
+        yield "grid_sampler_2d", f"corners, {padding}", partial(_sampled, padding=padding, corners=True)
+    yield "grid_sampler_2d", "nearest", partial(_sampled, mode="nearest")
+    yield "grid_sampler_3d", "", partial(_sampled, padding="border", corners=True, volume=True)
     yield "_cdist_forward", "", lambda r: torch.cdist(r[:5, :36] + 1, r[5:12, :36] * 2, 1.0)
     yield "dist", "", lambda r: torch.dist(r + 1, r * 2)
     yield "upsample_nearest3d", "", lambda r: functional.interpolate(_image(r)[:, :, None], size=(2, 7, 5))
@@ -116,8 +129,11 @@ def _dense(r: Tensor) -> Tensor:
     return ((r[:12, :12] > 0).long()[:, :, None, None] + inside).to(r.dtype)
 
 
-def _sampled(r: Tensor, image: Tensor, mode: str, padding: str, corners: bool) -> Tensor:
-    """The image at places inside and outside of it, some of them halfway."""
+def _sampled(
+    r: Tensor, mode: str = "bilinear", padding: str = "zeros", corners: bool = False, volume: bool = False
+) -> Tensor:
+    """An image at places inside and outside of it, some of them halfway."""
+    image = _image(r)[:, :, None] if volume else _image(r)
     rank = image.dim() - 2
     numbers = torch.arange(2 * 15 * rank, device=r.device)
     places = ((numbers * 37 % 101) / 32 - 1.5).reshape(2, *[1] * (rank - 2), 3, 5, rank).to(r.dtype)

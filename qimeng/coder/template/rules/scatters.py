@@ -53,7 +53,7 @@ def _written(b: Builder, node: Any, x: Expr, dim: int, where: Expr, source: Any,
     if count > MOST_POSITIONS:
         raise Unsupported(f"a scatter to more than {MOST_POSITIONS} positions of a row")
     position = b.redim(b.index(x.dims[dim]), [x.dims[dim] if i == dim else () for i in range(len(x.dims))])
-    found = operand(b, x, dtype)
+    found: Expr = operand(b, x, dtype)
     for k in range(count):
         hit = b.pw("eq", position, _one(b, where, dim, k), dtype="bool")
         value = operand(b, _one(b, source, dim, k) if isinstance(source, Expr) else source, dtype)
