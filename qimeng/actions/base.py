@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qimeng.actions.large import is_large, unlike
 from qimeng.device import Device
 from qimeng.errors import IllegalAction
 from qimeng.family import AnyFamily, Unsupported, concerned, family_of, plan_of, refusal
@@ -86,19 +87,22 @@ class Kind(ABC):
         local: whether `check` of an action on one region depends only on what that region computes, its implementation,
             the graph and the context, so that the answer is kept for later steps and for equal regions. Set by the
             class that defines `check`; a subclass with a `check` of its own says so again.
+        shared: whether what it does to a region happens to all equal ones, so that a large program
+            (`qimeng.actions.large`) is offered it for one of them.
     """
 
     name: str
     options: tuple[str, ...] = ("",)
     local: bool = False
+    shared: bool = False
 
     @abstractmethod
     def check(self, program: Program, action: Action, context: Context) -> None:
         """Raise `IllegalAction`, with the numbers, where `action` does not apply."""
 
     def proposals(self, program: Program, context: Context) -> Iterator[Action]:
-        """Actions that may apply: by default each option on each region."""
-        for region in program.regions:
+        """Actions that may apply: by default each option on each region, or each unlike one (`shared`)."""
+        for region in unlike(program) if self.shared and is_large(program) else program.regions:
             for option in self.options:
                 yield Action(self.name, (region.id,), option)
 
@@ -130,6 +134,7 @@ class ScheduleKind(Kind):
 
     family: str | None = None
     local = True
+    shared = True
 
     def rewrite(self, schedule: Schedule, plan: Any, device: Device, param: str) -> Sequence[Schedule]:
         """The schedules that carry the action out, best guess first; a pure function.

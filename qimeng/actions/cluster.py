@@ -11,18 +11,15 @@ from functools import lru_cache
 
 from qimeng.actions.base import Context, GraphRewrite, Kind, find_region
 from qimeng.actions.chains import Group, chains_of, joined
+from qimeng.actions.large import MANY, is_large
 from qimeng.actions.registry import register
 from qimeng.errors import IllegalAction
 from qimeng.family import Unsupported, covering
 from qimeng.graph.clusters import Clusters, Pair
-from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import VIEWS, category, is_product
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action
 from qimeng.program.program import Program
-
-MANY = 32
-"""Operators from which on a program is large: a budget is tens of steps, and a fusion of two takes one."""
 
 MOST_OPERATORS = 200
 """Operators of a cluster: the time to read and to compile a kernel grows faster than its text."""
@@ -85,18 +82,6 @@ class Cluster(Kind):
         return tuple(group for group, made in found.items() if made.signature == found[mine].signature)
 
 
-def is_large(program: Program) -> bool:
-    """Whether a program has so many operators that steps are about many regions at once; stays true as it is fused."""
-    return _operators(program.graph) >= MANY
-
-
-def _operators(graph: OpGraph) -> int:
-    if "operators" not in graph.memo:
-        graph.memo["operators"] = sum(n.packet not in VIEWS for n in graph.ops())
-    found: int = graph.memo["operators"]
-    return found
-
-
 @lru_cache(16)
 def clusters_of(program: Program, context: Context) -> Mapping[Group, Region]:
     """The regions of each cluster of `program`, in topological order, and what they become."""
@@ -140,4 +125,4 @@ def _spares(region: Region) -> bool:
 register(Cluster())
 
 
-__all__ = ["MANY", "Cluster", "clusters_of", "has_product", "is_large"]
+__all__ = ["Cluster", "clusters_of", "has_product"]

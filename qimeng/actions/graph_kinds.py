@@ -49,6 +49,7 @@ class Lowering(Kind):
 
     name = "lowering"
     local = True
+    shared = True
 
     def check(self, program: Program, action: Action, context: Context) -> None:
         """Legal for regions that the coder can implement, on PyTorch or in a kernel that lacks the schedule it has."""

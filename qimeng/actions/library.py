@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from qimeng.actions.base import Context, GraphRewrite, Kind, find_region
-from qimeng.actions.cluster import is_large
+from qimeng.actions.large import is_large
 from qimeng.actions.registry import register
 from qimeng.errors import IllegalAction
 from qimeng.graph.ops import VIEWS, category
@@ -27,7 +27,7 @@ class Library(Kind):
 
     args: the region; or none, for the largest group of regions on PyTorch that touch, or for all regions where none is
     left there: the group becomes one region. Without an option one operator goes back to PyTorch's own call; in a large
-    program (`qimeng.actions.cluster`) a region of several operators goes back to theirs.
+    program (`qimeng.actions.large`) a region of several operators goes back to theirs.
     ``inductor`` and ``inductor-tuned`` are torch.compile's code (default mode, and max-autotune), ``channels-last``
     lays convolutions out so, ``cudnn`` lets cuDNN choose its algorithm by measuring, ``fused`` gives an activation to
     cuBLASLt.
@@ -37,6 +37,7 @@ class Library(Kind):
     name = "library"
     options = ("", *CALLS)
     local = True
+    shared = True
 
     def proposals(self, program: Program, context: Context) -> Iterator[Action]:
         """Each option on each region, and each that is no single operator's on the largest group."""

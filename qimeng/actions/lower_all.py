@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from qimeng.actions.base import Context, GraphRewrite, Kind
-from qimeng.actions.cluster import MANY, is_large
+from qimeng.actions.large import MANY, is_large, unlike
 from qimeng.actions.registry import register
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.family import is_covered
@@ -53,11 +53,8 @@ class LowerAll(Kind):
 
 def waiting_regions(program: Program, context: Context) -> tuple[Region, ...]:
     """One of each unlike region on PyTorch that a family covers and the coder can implement."""
-    unlike: dict[str, Region] = {}
-    for region in program.called:
-        if program.implementation(region).language == "torch":
-            unlike.setdefault(region.signature, region)
-    return tuple(r for r in unlike.values() if is_covered(r) and context.coder.can_implement(r) is None)
+    waiting = (r for r in unlike(program) if program.implementation(r).language == "torch")
+    return tuple(r for r in waiting if is_covered(r) and context.coder.can_implement(r) is None)
 
 
 def each_lowered(request: Request, rewrite: GraphRewrite, coder: Coder) -> Patch:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from qimeng.actions.cluster import is_large
+from qimeng.actions.large import is_large, unlike
 from qimeng.errors import IllegalAction, QimengError
 from qimeng.family import Unsupported, concerned, covering, family_of
 from qimeng.graph.ops import is_product, precision_of
@@ -141,17 +141,15 @@ class HeuristicPlanner(Planner):
         tried, offered = _tried(o), set(o.actions)
         times = o.evaluation.region_ms if o.evaluation else {}
         shares: dict[str, float] = {}
-        unlike: dict[str, Region] = {}
         for region in o.program.called:
             shares[region.signature] = shares.get(region.signature, 0.0) + times.get(region.id, 0.0)
-            unlike.setdefault(region.signature, region)
         total = sum(shares.values()) or 1.0
         attempts = Counter(r for s in o.history for r in s.action.regions)
 
         def weight(region: Region) -> float:
             return shares[region.signature] / (1 + attempts[region.id])
 
-        for region in sorted(unlike.values(), key=weight, reverse=True):
+        for region in sorted(unlike(o.program), key=weight, reverse=True):
             ms, share = times.get(region.id, 0.0), shares[region.signature] / total
             if times and share < SMALL_SHARE_OF_MANY or _at_roofline(region, ms, o):
                 continue

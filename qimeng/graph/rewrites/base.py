@@ -239,20 +239,42 @@ class Edit:
         return meta
 
     def _metas_of(self, target: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Meta | None, ...]:
-        packet, overload = target.removeprefix("aten.").rsplit(".", 1)
-        function = getattr(getattr(torch.ops.aten, packet), overload)
+        given = tuple(map_values(tuple(args), self.meta)), {k: map_values(v, self.meta) for k, v in kwargs.items()}
+        key = f"{target} {given!r}"  # 2 and 2.0 are two keys
+        if key not in _known:
+            if len(_known) >= MOST_KNOWN:
+                _known.clear()
+            _known[key] = _metas_computed(target, *given)
+        return _known[key]
 
-        def fake(value: Value) -> torch.Tensor:
-            meta = self.meta(value)
-            return torch.empty_strided(meta.shape, meta.stride, dtype=getattr(torch, meta.dtype))
 
-        with fake_tensors(), torch.no_grad():
-            try:
-                made = function(*map_values(tuple(args), fake), **{k: map_values(v, fake) for k, v in kwargs.items()})
-            except (RuntimeError, TypeError, ValueError, IndexError) as error:
-                raise NoRewrite(f"{target} does not fit: {str(error).splitlines()[0][:200]}") from error
-        found = made if isinstance(made, (tuple, list)) else (made,)
-        return tuple(_meta(t) if isinstance(t, torch.Tensor) else None for t in found)
+MOST_KNOWN = 10_000
+"""Calls of operators whose shapes are kept: equal layers of a network ask for the same ones."""
+
+_known: dict[str, tuple[Meta | None, ...]] = {}
+
+
+def _metas_computed(target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Meta | None, ...]:
+    """What the operator yields for operands that are given by their `Meta`.
+
+    Raises:
+        NoRewrite: it does not take them.
+    """
+    packet, overload = target.removeprefix("aten.").rsplit(".", 1)
+    function = getattr(getattr(torch.ops.aten, packet), overload)
+
+    def fake(item: Any) -> Any:
+        if isinstance(item, Meta):
+            return torch.empty_strided(item.shape, item.stride, dtype=getattr(torch, item.dtype))
+        return type(item)(fake(i) for i in item) if isinstance(item, (tuple, list)) else item
+
+    with fake_tensors(), torch.no_grad():
+        try:
+            made = function(*fake(args), **{k: fake(v) for k, v in kwargs.items()})
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise NoRewrite(f"{target} does not fit: {str(error).splitlines()[0][:200]}") from error
+    found = made if isinstance(made, (tuple, list)) else (made,)
+    return tuple(_meta(t) if isinstance(t, torch.Tensor) else None for t in found)
 
 
 def _meta(tensor: torch.Tensor) -> Meta:

@@ -1,0 +1,32 @@
+"""Large programs: a budget is tens of steps, so that steps are about many regions at once.
+
+Deals in numbers of operators, and in regions that are equal. Knows nothing about any one kind.
+"""
+
+from __future__ import annotations
+
+from qimeng.graph.ops import VIEWS
+from qimeng.graph.region import Region
+from qimeng.program.program import Program
+
+MANY = 32
+"""Operators from which on a program is large; a fusion of two takes one step."""
+
+
+def is_large(program: Program) -> bool:
+    """Whether a program has `MANY` operators or more, views not counted; stays true as it is fused."""
+    known = program.graph.memo
+    if "operators" not in known:
+        known["operators"] = sum(n.packet not in VIEWS for n in program.graph.ops())
+    return bool(known["operators"] >= MANY)
+
+
+def unlike(program: Program) -> tuple[Region, ...]:
+    """The first of each set of equal regions that every call computes: they share one implementation."""
+    found: dict[str, Region] = {}
+    for region in program.called:
+        found.setdefault(region.signature, region)
+    return tuple(found.values())
+
+
+__all__ = ["MANY", "is_large", "unlike"]
