@@ -23,6 +23,7 @@ from qimeng.graph.checks import Check, hold
 from qimeng.graph.convert import CaptureError, ValuesNeeded, converted
 from qimeng.graph.decompose import decomposed
 from qimeng.graph.leaves import Call, hide, innermost
+from qimeng.graph.loops.roll import rolled
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.structure import Structure, UnknownStructure, structure_of
 from qimeng.spec.fake import fake_tensors, made_fake
@@ -80,10 +81,10 @@ def capture(
                 args, _ = _pytree.tree_unflatten(as_tensors, in_spec)
                 graph = converted(*_export(module, args), structure, leaves, set(floats))
                 if _numbers_in_plain_arithmetic(graph):
-                    return graph
+                    return rolled(graph)
             except CaptureError:
                 pass  # specialised below
-        return converted(*_export(module, inputs), structure, leaves, set())
+        return rolled(converted(*_export(module, inputs), structure, leaves, set()))
 
 
 CONSTANTS = (torch.dtype, torch.memory_format, torch.layout)

@@ -37,6 +37,7 @@ from qimeng.graph.opgraph import Node, OpGraph, Value
 from qimeng.graph.region import Region, make_region
 from qimeng.graph.rewrites import find_rewrites
 from qimeng.program.program import Program, load_source
+from tests.graph.loops.test_roll import LOOPS, Selective
 from tests.interpreted import rows_of
 
 H200 = device_named("h200")
@@ -47,6 +48,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[Shape, ...]]] = {
     "lstm both ways": (lambda: nn.LSTM(5, 20, bidirectional=True), ((4, 3, 5),)),
     "gru": (lambda: nn.GRU(5, 16, bias=False), ((5, 6, 5), (1, 6, 16))),
     "rnn of one sequence": (lambda: nn.RNN(5, 33), ((9, 1, 5),)),
+    "by hand": LOOPS["by hand"][:2],
+    "selective scan": (Selective, ((2, 6, 30, 4), (2, 6, 30, 4), (2, 30, 4))),
     "gru in bf16": (lambda: nn.GRU(8, 24, dtype=torch.bfloat16), ((6, 5, 8),)),
     "lstm in fp64": (lambda: nn.LSTM(8, 24, dtype=torch.float64), ((6, 5, 8),)),
 }
@@ -58,7 +61,7 @@ SCHEDULES = [
 
 
 def rewritten(make: Callable[[], nn.Module], *shapes: Shape) -> Program:
-    dtype = next(make().parameters()).dtype
+    dtype = next((p.dtype for p in make().parameters()), torch.float32)
     graph = capture(make, lambda: tuple(torch.empty(s, dtype=dtype) for s in shapes))
     return Program.start(graph).with_rewrites(find_rewrites(graph, "layers")[0])
 
@@ -117,7 +120,7 @@ def linear(b: LoopBuilder, x: Name, w: Name) -> Name:
     [
         (lambda b, h, x, w: linear(b, b.op("aten.tanh.default", h), w), (3, 8), "something else than a state"),
         (lambda b, h, x, w: b.op("aten.cumsum.default", h, 1), (3, 8), "products of states and pointwise"),
-        (lambda b, h, x, w: b.op("aten.mul.Tensor", h, x), (2, 3, 8), "states of shape (2, 3, 8)"),
+        (lambda b, h, x, w: linear(b, h, w), (2, 3, 8), "products of states of shape (2, 3, 8)"),
     ],
     ids=["inner product", "scan", "rank"],
 )

@@ -14,6 +14,7 @@ from qimeng.graph.rewrites.attention import TakeApart
 from qimeng.graph.rewrites.base import Edit, NoRewrite, Rewrite, Rule, sites
 from qimeng.graph.rewrites.early import EarlyOverFeatures, EarlyOverPlaces, EarlyOverScale
 from qimeng.graph.rewrites.fold import FoldNorm, FoldScale
+from qimeng.graph.rewrites.hoist import Hoist
 from qimeng.graph.rewrites.layers import Layers
 from qimeng.graph.rewrites.structure import Diagonal, Repeat, Single
 from qimeng.graph.rewrites.together import Together
@@ -32,6 +33,7 @@ RULES: dict[str, Rule] = {
         Together(),
         TakeApart(),
         Layers(),
+        Hoist(),
     )
 }
 """Every rule by name, in the order in which they are tried."""

@@ -19,6 +19,9 @@ TILE = 32
 GUESSES = 5
 """Schedules that lowering measures beside the plain one."""
 
+AHEAD = 4
+"""Depth of the pipeline of a loop whose programs do not wait."""
+
 WAIT_CYCLES, WAIT_EACH, AGAIN_BYTES = 2500, 8, 32
 """Cycles of one exchange, more for each program that takes part, and bytes of weights that an SM reads in a cycle."""
 
@@ -35,6 +38,8 @@ def guesses(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
 
 def candidates(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
     """Every cut whose programs run at the same time, the best guess first."""
+    if not plan.exchanged:
+        return apart(plan)
     found = []
     for p in (1, 2, 4, 8, 16):
         if p > power_of_two(plan.row_count):
@@ -48,6 +53,16 @@ def candidates(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
                     s = RecurrentSchedule(block_p=p, block_r=r, block_k=depth_block(plan, p, r, warps), warps=warps)
                     found.append((cycles(plan, s, device), s))
     return [s for _, s in sorted(found, key=lambda pair: pair[0])]
+
+
+def apart(plan: RecurrentPlan) -> list[RecurrentSchedule]:
+    """Cuts of a loop whose elements do not meet: few elements a program, what they read loaded ahead."""
+    found = []
+    for elements, warps in ((128, 4), (64, 2), (256, 4), (32, 1), (512, 4)):
+        r = min(power_of_two(plan.column_count), elements)
+        p = min(power_of_two(plan.row_count), elements // r)
+        found.append(RecurrentSchedule(block_p=p, block_r=r, block_k=1, warps=warps, stages=AHEAD))
+    return list(dict.fromkeys(found))
 
 
 def depth_block(plan: RecurrentPlan, block_p: int, block_r: int, warps: int) -> int:

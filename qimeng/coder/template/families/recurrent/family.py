@@ -76,7 +76,8 @@ class Recurrent(Family[RecurrentPlan, RecurrentSchedule]):
     def needs(self, plan: RecurrentPlan, schedule: RecurrentSchedule) -> Needs:
         """One tile of a product at a time stays in registers; warps exchange its sums through shared memory."""
         shares = -(-plan.column_count // schedule.block_r)
-        programs = shares * -(-plan.row_count // schedule.block_p) if shares > 1 else 0
+        waits = shares > 1 and bool(plan.exchanged)
+        programs = shares * -(-plan.row_count // schedule.block_p) if waits else 0
         tile = schedule.block_p * schedule.block_r
         values = tile * max(schedule.block_k if plan.products else 1, len(plan.products))
         return AtOnce(4 * tile * schedule.warps, schedule.warps, values, 192, programs)

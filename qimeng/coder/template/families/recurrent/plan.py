@@ -13,12 +13,12 @@ from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import constant
 from qimeng.coder.template.nest.ir import Nest, Source
 from qimeng.coder.template.nest.loads import Loads, find_loads
-from qimeng.coder.template.nest.rows import Group, RowPlan
+from qimeng.coder.template.nest.rows import Group, RowPlan, groups_of
 from qimeng.coder.template.rules.builder import build_nest
 from qimeng.coder.template.rules.table import RULES
 from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.loops.loop import At, Line, Loop, Name, is_loop, loop_of, step_graph
-from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
+from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, row_major
 from qimeng.graph.ops import VIEWS
 from qimeng.graph.region import Region, call_text
 
@@ -111,12 +111,12 @@ def plan_recurrent(region: Region) -> RecurrentPlan:
     if any(v not in loads.values for v in node.args):
         raise Unsupported("an input of the loop that is no view of an input of the region")
     shape = metas[int(loop.starts[0][1:])].shape if loop.starts else ()
-    if len(shape) != 2 or shape[1] < 2:
-        raise Unsupported(f"states of shape {shape}, not sequences and units")
+    if not shape:
+        raise Unsupported("states of no dimension")
     step = step_graph(loop, metas)
     reading = _Reading(loop, metas, step, shape)
     nest = build_nest(RULES, Region(step, reading.pointwise, _outputs(step)), reading.sources)
-    rows, columns = _groups(nest, shape)
+    rows, columns = _groups(nest, shape, bool(reading.products))
     number = {v.node: i for i, v in enumerate(_outputs(step))}
     kept = [*loop.following, *(name for name, _ in loop.stacked)]
     dtype = metas[int(loop.starts[0][1:])].dtype
@@ -137,7 +137,7 @@ class _Reading:
         starts = [metas[int(s[1:])] for s in loop.starts]
         if any(m.shape != shape or m.dtype != starts[0].dtype or not is_float(m.dtype) for m in starts):
             raise Unsupported("states of different shapes or dtypes")
-        states = [Meta(shape, (shape[1], 1), m.dtype) for m in starts]
+        states = [Meta(shape, row_major(shape), m.dtype) for m in starts]
         self.states = tuple(self._source(f"s{i}", m) for i, m in enumerate(states))
         rest = [line for line in loop.body if not self._taken(line)]
         for name in dict.fromkeys(n for line in rest for n in line.names() if n[0] == "x"):
@@ -165,6 +165,8 @@ class _Reading:
         names = [a.text for a in line.args if isinstance(a, Name)]
         if names[0][0] != "s" or any(n[0] != "x" for n in names[1:]):
             raise Unsupported("a product of something else than a state and a weight")
+        if len(self._shape) != 2 or self._shape[1] < 2:
+            raise Unsupported(f"products of states of shape {self._shape}, not sequences and units")
         if self._step.meta(Value(line.name)).shape != self._shape:
             raise Unsupported(f"a product of shape {self._step.meta(Value(line.name)).shape}, states of {self._shape}")
         bias = int(names[2][1:]) if len(names) > 2 else None
@@ -177,8 +179,12 @@ def _outputs(step: OpGraph) -> tuple[Value, ...]:
     return tuple(v for v in step.outputs if isinstance(v, Value))
 
 
-def _groups(nest: Nest, shape: tuple[int, ...]) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """Rows and columns of every value of a step, each one axis; the nest is finished with that."""
+def _groups(nest: Nest, shape: tuple[int, ...], products: bool) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
+    """Rows and columns of every value of a step; the nest is finished with that.
+
+    With products these are sequences and units, each one axis; otherwise all elements are columns but those that a part
+    of the input repeats.
+    """
     if any(e.op in ("reduce", "scan", "dot") or (e.op == "load" and e.access) for e in nest.exprs):
         raise Unsupported("a step with something else than products of states and pointwise operators")
     if any(s != shape for _, s, *_ in nest.outputs) or any(constant(e) is not None for e, *_ in nest.outputs):
@@ -188,9 +194,15 @@ def _groups(nest: Nest, shape: tuple[int, ...]) -> tuple[tuple[Group, ...], tupl
             nest.axes.unify(first, other)
     nest.finish()
     dims = {e.dims for e, *_ in nest.outputs}
+    order = tuple(a for d in next(iter(dims)) for a in d)
+    if len(dims) > 1 or not order or not nest.kept <= set(order):
+        raise Unsupported("values of a step that do not share their axes")
+    if not products:
+        groups = groups_of(nest, order)
+        return tuple(groups[:-1]), tuple(groups[-1:])
     rows, columns = next(iter(dims))
-    if len(dims) > 1 or len(rows) > 1 or len(columns) != 1 or not nest.kept <= {*rows, *columns}:
-        raise Unsupported("values of a step that do not share their sequences and units")
+    if len(rows) > 1 or len(columns) != 1:
+        raise Unsupported("sequences or units that are more than one axis")
     return tuple([(rows, shape[0])] if rows else []), ((columns, shape[1]),)
 
 

@@ -5,9 +5,8 @@ stay in registers from step to step. States that products read are exchanged thr
 turns. Where several programs share a sequence they wait for each other after each step; all of them run at the same
 time, which CUDA guarantees (or refuses) for a cooperative launch (Diamos et al., "Persistent RNNs", 2016, keep weights
 in registers the same way). Triton's interpreter runs programs one by one, so there each step is a launch of its own.
-Products are sums of plain multiply-adds, in fp32 for half types. Loops are not pipelined, as no state may be read
-before the others have written it. Deals in kernel text. Knows nothing about which
-schedule is good.
+Products are sums of plain multiply-adds, in fp32 for half types. Where states are exchanged the loop is not pipelined,
+as none may be read before the others have written it. Deals in kernel text. Knows nothing about which schedule is good.
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ import re
 
 from qimeng.coder.template.families.recurrent.plan import Part, Product, RecurrentPlan, accumulated
 from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
+from qimeng.coder.template.nest.axes import strides_of
 from qimeng.coder.template.triton import ops
 from qimeng.coder.template.triton.emitter import Emitter, without_unused
 from qimeng.coder.template.triton.row_pieces import Pieces
 from qimeng.family import Unsupported
+from qimeng.graph.opgraph import row_major
 from qimeng.program.program import Implementation
 
 HELD = 64
@@ -61,7 +62,8 @@ class _Printer:
         em = p.emitter(row_walks + column_walks)
         mask = em.mask("pr")
         self.guard = f", mask={mask}" if mask else ""
-        self.place = f"({p.row_number()}) * {self.units} + r"
+        expr, shape, *_ = plan.nest.outputs[0]
+        self.place = em.offset(strides_of(plan.nest.axes, expr.dims, row_major(shape)), "pr")
         lines = ["pid = tl.program_id(0)", *rows, *columns]
         for i, source in enumerate(plan.states):
             begin = f"s{i}_ptr + (first % 2) * {self._state_size()} + {self.place}"
@@ -73,7 +75,8 @@ class _Printer:
         lines += [f"x{part.source}_ptr = a{part.input}_ptr" for part in plan.parts if part.place is None]
         step = [self._pointer(part) for part in plan.parts if part.place is not None]
         step += self._products(em) + self._results(em)
-        lines += ["for t in tl.range(first, last, num_stages=1):", *[f"    {line}" for line in step]]
+        stages = 1 if plan.exchanged else self.schedule.stages
+        lines += [f"for t in tl.range(first, last, num_stages={stages}):", *[f"    {line}" for line in step]]
         for i in range(len(plan.states)):
             if i not in plan.exchanged:
                 end = f"s{i}_ptr + (last % 2) * {self._state_size()} + {self.place}"

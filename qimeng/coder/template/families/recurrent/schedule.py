@@ -20,6 +20,7 @@ class RecurrentSchedule(Schedule):
         block_r: units a program; where that is not all of them, programs exchange their states after each step.
         block_k: units of the state that a product takes at once.
         warps: warps a program.
+        stages: depth of software pipelining, for loops whose programs do not wait for each other.
         fast: special functions in few instructions, by the GPU's approximate units where those are accurate enough.
     """
 
@@ -28,10 +29,18 @@ class RecurrentSchedule(Schedule):
     block_r: int = power_of_two(16)
     block_k: int = power_of_two(256)
     warps: int = power_of_two(8)
-    fast: bool = False
-    form: str = "loop"
-    splits: int = count(1)
     stages: int = count(1)
+    fast: bool = False
+
+    @property
+    def form(self) -> str:
+        """A program walks the steps."""
+        return "loop"
+
+    @property
+    def splits(self) -> int:
+        """No step is shared but by its units."""
+        return 1
 
 
 __all__ = ["RecurrentSchedule"]

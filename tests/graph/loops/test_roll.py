@@ -1,0 +1,145 @@
+"""Python loops that a capture unrolls, as one operator again; and what is no such loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qimeng.graph.capture import capture
+from qimeng.graph.loops.loop import is_loop, loop_of
+from qimeng.graph.loops.roll import rolled
+from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
+from qimeng.program.program import Program
+
+
+class Cells(nn.Module):
+    """A stack of cells over the steps of its input, one step after the other."""
+
+    def __init__(self, kind: type[nn.Module], layers: int = 1):
+        super().__init__()
+        self.cells = nn.ModuleList([kind(5 if i == 0 else 8, 8) for i in range(layers)])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        states = [torch.zeros(3, 8) for _ in self.cells]
+        memory, out = list(states), []
+        for value in x.unbind(1):
+            for i, cell in enumerate(self.cells):
+                if isinstance(cell, nn.LSTMCell):
+                    states[i], memory[i] = cell(value, (states[i], memory[i]))
+                else:
+                    states[i] = cell(value, states[i])
+                value = states[i]
+            out.append(value)
+        return torch.stack(out, 1), memory[-1] + states[-1]
+
+
+class Selective(nn.Module):
+    """The loop of a selective scan."""
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        state, out = torch.zeros(2, 6, 4), []
+        for t in range(a.shape[2]):
+            state = a[:, :, t, :] * state + b[:, :, t, :]
+            out.append(torch.matmul(state, c[:, t, :].unsqueeze(-1))[:, :, 0])
+        return torch.stack(out, -1)
+
+
+class Simple(nn.Module):
+    """A recurrent network written by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(13, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, state: Tensor) -> Tensor:
+        found = []
+        for step in x:
+            state = torch.tanh(self.into(torch.cat((step, state), 1)))
+            found.append(self.out(state))
+        return torch.stack(found)
+
+
+class Repeated(nn.Module):
+    """The same layer again and again, which no step of an input goes into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(64):
+            x = self.norm(x + torch.relu(self.linear(x)))
+        return x
+
+
+class Uneven(nn.Module):
+    """Steps that read places further and further apart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x[0]
+        for t in range(60):
+            state = torch.tanh(state * x[t * (t + 1) // 2] + 1) - 0.5
+        return state
+
+
+Make = Callable[[], nn.Module]
+LOOPS: dict[str, tuple[Make, tuple[tuple[int, ...], ...], int, int]] = {
+    "lstm": (lambda: Cells(nn.LSTMCell), ((3, 20, 5),), 20, 2),
+    "two layers of gru": (lambda: Cells(nn.GRUCell, 2), ((3, 20, 5),), 20, 2),
+    "selective scan": (Selective, ((2, 6, 40, 4), (2, 6, 40, 4), (2, 40, 4)), 40, 1),
+    "by hand": (Simple, ((40, 3, 5), (3, 8)), 40, 1),
+}
+"""Module, shapes of its inputs, steps, states."""
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_is_one_operator_and_computes_the_same_to_the_bit(name: str) -> None:
+    make, shapes, steps, states = LOOPS[name]
+    graph = capture(make, lambda: tuple(torch.empty(s) for s in shapes))
+    (node,) = [n for n in graph.ops() if is_loop(n)]
+    loop = loop_of(node)
+    assert (loop.count, len(loop.starts)) == (steps, states) and sum(1 for _ in graph.ops()) < 12
+    torch.manual_seed(0)
+    module, inputs = make(), [torch.randn(s) / 2 for s in shapes]
+    program = Program.start(graph).load().Model()
+    program.load_state_dict(module.state_dict())
+    with torch.no_grad():
+        wanted, found = module(*inputs), program(*inputs)
+    pairs = list(zip(wanted, found, strict=True)) if isinstance(wanted, tuple) else [(wanted, found)]
+    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in pairs)
+
+
+@pytest.mark.parametrize(("make", "shape"), [(Repeated, (3, 8)), (Uneven, (1800, 4))])
+def test_what_is_no_loop_over_steps_stays_as_it_is(make: Make, shape: tuple[int, ...]) -> None:
+    graph = capture(make, lambda: (torch.empty(shape),))
+    assert not any(is_loop(n) for n in graph.ops())
+
+
+def chain(count: int, odd: int = -1) -> OpGraph:
+    """``h = x[t] * h + 1`` by hand, `count` times; step `odd` reads another place."""
+    row = Meta((4,), (1,), "float32")
+    nodes = {"x": Node("x", "input", "0", metas=(Meta((count, 4), (4, 1), "float32"),))}
+    nodes["h"] = Node("h", "input", "1", metas=(row,))
+    last = Value("h")
+    for t in range(count):
+        place = t if t != odd else 0
+        nodes[f"s{t}"] = Node(f"s{t}", "op", "aten.select.int", (Value("x"), 0, place), metas=(row,))
+        nodes[f"m{t}"] = Node(f"m{t}", "op", "aten.mul.Tensor", (Value(f"s{t}"), last), metas=(row,))
+        nodes[f"a{t}"] = Node(f"a{t}", "op", "aten.add.Tensor", (Value(f"m{t}"), 1), metas=(row,))
+        last = Value(f"a{t}")
+    return OpGraph(nodes, (last,), n_inputs=2)
+
+
+def test_one_step_that_differs_is_no_step_of_the_loop() -> None:
+    assert sum(1 for _ in rolled(chain(60)).ops()) == 1
+    assert not any(is_loop(n) for n in rolled(chain(60, odd=30)).ops())
+
+
+def test_thousands_of_operators_take_a_second() -> None:
+    graph, began = chain(3000), time.perf_counter()
+    assert sum(1 for _ in rolled(graph).ops()) == 1
+    assert time.perf_counter() - began < 10
