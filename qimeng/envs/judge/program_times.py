@@ -5,6 +5,7 @@ Deals in rounds of timing, and in which inputs the timed calls had. Knows nothin
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from qimeng.envs.judge.torch_compile import TorchCompile, compiled_name
 from qimeng.envs.judge.verdicts import Judge, Verdict
 from qimeng.envs.workers.forkserver import Process, WorkerFailed
 from qimeng.envs.workers.kept_output import call_seed
-from qimeng.envs.workers.stopwatch import Effort, Samples
+from qimeng.envs.workers.stopwatch import Effort, Samples, is_behind
 from qimeng.envs.workers.worker_reports import samples_of
 from qimeng.envs.workers.worker_setup import Draw
 from qimeng.interfaces import Timing
@@ -28,6 +29,9 @@ SEARCH_EAGER = Effort(min_ms=3.0, min_calls=5, limit_s=0.15, warmup=2, error=0.0
 SEARCH_ROUNDS = 2
 """Each round gets other memory from the driver, which is most of the noise where memory binds. Eager is timed once for
 each program: its earlier rounds are as good."""
+BEHIND = 1.5
+"""Times as long as PyTorch, or as the fastest program so far, from which on a program is clearly behind: it gets one
+round of few calls, since it can be neither the best nor returned."""
 FINAL = Effort(min_ms=3.0, min_calls=5, limit_s=0.15, warmup=2)
 """Effort of one round of the final timing; candidate and baselines take turns."""
 FINAL_ROUNDS = 5
@@ -59,6 +63,8 @@ class ProgramTimes:
         self._compiled, self._limit = compiled, limit
         self._eager: deque[Samples] = deque(maxlen=SEARCH_ROUNDS)
         self._calls = _TimedCalls()
+        self._fastest_ms = math.inf
+        self._ends_early = references.device.type == "cuda"  # a CPU's times are too unsteady for it
         self.turns: dict[str, Timing] = {}
 
     def begin(self) -> None:
@@ -78,7 +84,12 @@ class ProgramTimes:
             if number == 0 or len(self._eager) < SEARCH_ROUNDS:
                 with worker.paused():
                     self._eager.append(self._baselines.time(SEARCH_EAGER))
-            _add(found, "candidate", self._time(worker, replace(SEARCH, resets=resets)))
+            behind_ms = BEHIND * min(self._fastest_ms, *(s.timing().device_ms for s in self._eager))
+            effort = replace(SEARCH, resets=resets, behind_ms=behind_ms if self._ends_early else 0.0)
+            samples = self._time(worker, effort)
+            _add(found, "candidate", samples)
+            if is_behind(samples.device_ms, effort):
+                break
         for samples in self._eager:
             _add(found, EAGER, samples)
         return found["candidate"], found[EAGER]
@@ -94,6 +105,10 @@ class ProgramTimes:
             _add(found, "candidate", self._time(worker, FINAL))
         self.turns = {name: samples.timing() for name, samples in found.items()}
         return found["candidate"], found[EAGER]
+
+    def believe(self, timing: Timing) -> None:
+        """Hold later programs against this time as well, which passed every check."""
+        self._fastest_ms = min(self._fastest_ms, timing.device_ms)
 
     def check_timed(self, worker: Process) -> Verdict:
         """Whether the output of a timed call of the program is right; the program is still loaded."""

@@ -11,6 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
+
+import torch
 
 from qimeng.envs.judge.region_spec import RegionSpec, region_spec
 from qimeng.errors import IllegalAction, QimengError
@@ -31,7 +34,7 @@ from qimeng.spec import KernelSpec
 MANY_REGIONS = 12
 """Regions of a start program from which on patches are judged on their region. Below that, a whole program is run,
 checked and timed in about the time of one of its regions."""
-OPEN = 4
+OPEN = 6
 """Judges of regions that are open at a time, each with processes and memory on the device. The one that was asked least
 recently is closed."""
 
@@ -90,15 +93,24 @@ class RegionJudges(SerialEvaluator):
             found = self.whole.ask(replace(request, asked=Asked.TIMING))
             return replace(found, notes=(*found.notes, f"judged as a whole program: {told}"))
         patch = Patch(target=alone.region.id, alternatives=request.patch.alternatives)
-        return replace(judge.ask(EvaluationRequest(alone.program, patch)), scope=Scope.REGION)
+        found = judge.ask(EvaluationRequest(alone.program, patch))
+        if found.failure == "judge":  # it could not go on, which says nothing about the patch
+            return self.whole.ask(replace(request, asked=Asked.TIMING))
+        return replace(found, scope=Scope.REGION)
 
     def close(self) -> None:
         """Close every judge."""
         while self._open:
             self._close_oldest()
+        vars(self).pop("_reference", None)
         self.whole.close()
 
     # -- parts
+
+    @cached_property
+    def _reference(self) -> torch.nn.Module:
+        """The whole module, for eager runs."""
+        return self.spec.module(self.device)
 
     def _judge_of(self, program: Program, region: Region) -> tuple[RegionSpec, Evaluator]:
         """The region alone, and its judge.
@@ -114,7 +126,9 @@ class RegionJudges(SerialEvaluator):
                 self._close_oldest()
             try:
                 with self.turn():
-                    alone = region_spec(self.spec, program, region, self.device)
+                    alone = region_spec(self.spec, program, region, self.device, self._reference)
+                if self.device == "cuda":
+                    torch.cuda.empty_cache()
                 self._open[key] = alone, self.make(alone)
             except (QimengError, RuntimeError) as error:  # memory that runs out is a RuntimeError too
                 self._refused[key] = str(error)

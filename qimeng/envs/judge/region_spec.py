@@ -71,9 +71,9 @@ class RegionModule(torch.nn.Module):
         for part in path:
             home = home._modules.setdefault(part, torch.nn.Module())  # type: ignore[assignment]
         if parameter:
-            home._parameters[last] = torch.nn.Parameter(value, requires_grad=False)
+            home._parameters[last] = torch.nn.Parameter(value.detach(), requires_grad=False)
         else:
-            home.register_buffer(last, value, persistent=saved)
+            home.register_buffer(last, value.detach(), persistent=saved)
 
     def forward(self, *inputs: Any) -> Any:
         """The region's outputs, as a tuple."""
@@ -126,7 +126,9 @@ class RegionSpec:
     region: Region
 
 
-def region_spec(spec: KernelSpec, program: Program, region: Region, device: str) -> RegionSpec:
+def region_spec(
+    spec: KernelSpec, program: Program, region: Region, device: str, reference: torch.nn.Module | None = None
+) -> RegionSpec:
     """`region` of `program` as a specification whose examples are the values that reach it in an eager run.
 
     Args:
@@ -134,12 +136,15 @@ def region_spec(spec: KernelSpec, program: Program, region: Region, device: str)
         program: on any partition that has the region.
         region: one that every call computes.
         device: where the eager run is made.
+        reference: the module of `spec` on that device; made anew by default.
 
     Raises:
         IllegalAction: the region cannot be judged alone; the message says why.
     """
     found = cut(region)
-    state, values = _captured(spec, program, region, device)
+    reference = reference or spec.module(device)
+    state = reference.state_dict() | dict(reference.named_buffers())
+    values = _captured(spec, program, region, state, device)
     by_value = dict(zip(region.inputs, values, strict=True))
     inputs = tuple(_laid_out(region, v, by_value[v]) for v in found.inputs)
     module, any_value = _module(found, state).train(spec.training), _accepts_any(region)
@@ -158,14 +163,12 @@ def region_spec(spec: KernelSpec, program: Program, region: Region, device: str)
 
 
 def _captured(
-    spec: KernelSpec, program: Program, region: Region, device: str
-) -> tuple[dict[str, torch.Tensor], tuple[Any, ...]]:
-    """Parameters and buffers of the whole module, and the region's arguments in a run on the user's own inputs."""
+    spec: KernelSpec, program: Program, region: Region, state: dict[str, torch.Tensor], device: str
+) -> tuple[Any, ...]:
+    """The region's arguments in a run of the whole on PyTorch, with these parameters and the user's own inputs."""
     plain = Program(program.graph, program.regions, captured=program.captured, rewrites=program.rewrites)
     entries = [plain.implementation(r).entry for r in plain.called]
     source = load_source(plain.source)
-    reference = spec.module(device)
-    state = reference.state_dict() | dict(reference.named_buffers())
     with torch.no_grad(), precision(spec.mode):
         with torch.device(device):
             model = source.Model()
@@ -173,7 +176,7 @@ def _captured(
         model.load_state_dict({key: state[key] for key in model.state_dict()})
         seed_generators(spec.seed)
         number = [r.id for r in plain.called].index(region.id)
-        return state, inputs_of_region(source, model, spec.inputs(0, device, EXAMPLES), entries, number)
+        return inputs_of_region(source, model, spec.inputs(0, device, EXAMPLES), entries, number)
 
 
 def _laid_out(region: Region, value: Value, tensor: Any) -> torch.Tensor:

@@ -46,6 +46,8 @@ LATE_SHARE = 0.01
 MOST_LATE, HOPELESS = 60, 8
 """Calls that may be repeated in one measurement, and as long as none was launched within the longest lead: the host's
 way to the device may be long by nature (many kernels), and then what is beyond the lead is part of the time."""
+FEW = 4
+"""Calls that say of a slow program how slow it is."""
 ENOUGH = 8
 """Minimum number of calls for a spread."""
 HIDDEN_MS = 0.05
@@ -67,6 +69,8 @@ class Effort:
             calls were measured; 0 for never.
         resets: whether lines that a kernel asked the L2 cache to keep are given up before each call. The driver does
             that, all processes of a machine in turns; it is needless where no kernel asks for it.
+        behind_ms: a call that takes longer is clearly behind what it is measured against: after `FEW` calls, all of
+            them longer, measuring ends. 0 for never.
     """
 
     min_ms: float = 5.0
@@ -76,6 +80,7 @@ class Effort:
     max_calls: int = 30
     error: float = 0.0
     resets: bool = True
+    behind_ms: float = 0.0
 
     @property
     def most_calls(self) -> int:
@@ -235,6 +240,7 @@ class Stopwatch:
                 and len(wall_ms) < effort.max_calls
                 and _now() - began < effort.limit_s
                 and not _is_known(device_ms, effort)
+                and not is_behind(device_ms, effort)
             ):
                 if number:
                     inputs = ()  # where there is no room for two sets, the old one goes first
@@ -274,6 +280,11 @@ class Stopwatch:
 def _is_known(device_ms: Sequence[float], effort: Effort) -> bool:
     """Whether the median is as certain as `effort` asks for."""
     return effort.error > 0 and len(device_ms) >= ENOUGH and median_error(device_ms) <= effort.error
+
+
+def is_behind(device_ms: Sequence[float], effort: Effort) -> bool:
+    """Whether these calls are clearly behind what `effort` measures against, and enough to say so."""
+    return effort.behind_ms > 0 and len(device_ms) >= FEW and min(device_ms) > effort.behind_ms
 
 
 def _next_inputs(
@@ -328,4 +339,4 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-__all__ = ["Effort", "Reading", "Samples", "Stopwatch", "median_error", "spread"]
+__all__ = ["Effort", "Reading", "Samples", "Stopwatch", "is_behind", "median_error", "spread"]

@@ -14,7 +14,17 @@ from qimeng.envs.cost.time_bounds import least_ms
 from qimeng.envs.workers.channel import Malformed
 from qimeng.envs.workers.kept_output import Witness, call_seed
 from qimeng.envs.workers.outputs import describe, difference, facts_from_json, facts_to_json
-from qimeng.envs.workers.stopwatch import ENOUGH, HOPELESS, LEAD_MS, MOST_LATE, MOST_LEAD_MS, Effort, Reading, Stopwatch
+from qimeng.envs.workers.stopwatch import (
+    ENOUGH,
+    FEW,
+    HOPELESS,
+    LEAD_MS,
+    MOST_LATE,
+    MOST_LEAD_MS,
+    Effort,
+    Reading,
+    Stopwatch,
+)
 from qimeng.envs.workers.tensor_transfer import hand_over, take
 from qimeng.graph.verify import capture_spec
 from qimeng.spec import KernelSpec
@@ -140,6 +150,17 @@ def test_measuring_ends_once_the_median_is_certain_enough(monkeypatch):
     assert len(watch.measure(lambda x: None, filled, 7, asked).device_ms) == ENOUGH
     times = iter([1.0 + 0.1 * (n % 2) for n in range(80)])
     assert len(watch.measure(lambda x: None, filled, 7, asked).device_ms) == asked.max_calls
+
+
+def test_measuring_ends_early_where_every_call_is_clearly_behind(monkeypatch):
+    def calls(*pattern: float) -> int:
+        watch, times = Stopwatch(torch.device("cpu")), iter(pattern * 40)
+        monkeypatch.setattr(watch, "once", lambda *a, **k: (lambda t: (Reading(t, t), None))(next(times)))
+        asked = Effort(min_ms=1e6, limit_s=60.0, warmup=2, behind_ms=1.5)
+        return len(watch.measure(lambda x: None, filled, 7, asked).device_ms)
+
+    assert calls(1.6) == calls(1.6, 9.0) == FEW
+    assert calls(1.4) == calls(1.4, 9.0) == Effort().max_calls
 
 
 FOUR = Effort(min_ms=0.0, min_calls=4, limit_s=60.0, warmup=1)

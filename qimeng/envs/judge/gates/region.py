@@ -13,6 +13,7 @@ from typing import Any
 from qimeng.envs.judge.gates.first_call import first_call_s
 from qimeng.envs.judge.gates.gpu_run import GpuRun
 from qimeng.envs.judge.gates.pipeline import Candidate, Contest, Refusal
+from qimeng.envs.judge.program_times import BEHIND
 from qimeng.envs.judge.region_reference import RegionReference
 from qimeng.envs.screening.static_pass import gravity
 from qimeng.envs.workers.forkserver import Process, WorkerFailed
@@ -57,7 +58,8 @@ class RegionContest(Contest[GpuRun]):
             with parts.turns.turn("time", run.clock, alone=True):
                 for candidate in left:
                     run.turn_to(candidate)
-                    candidate.ms = self._time(run, reference, candidate)
+                    fastest_ms = min((c.ms for c in left if c.ms is not None), default=0.0)
+                    candidate.ms = self._time(run, reference, candidate, fastest_ms)
             left = sorted((c for c in left if c.ms is not None), key=lambda c: c.ms or 0.0)
         right: list[Candidate] = []
         with parts.turns.turn("check", run.clock):
@@ -105,8 +107,9 @@ class RegionContest(Contest[GpuRun]):
         run.parts.turns.step_aside(run.clock)
         return self._run(run, "warm_alternative", reference, candidate) is not None
 
-    def _time(self, run: GpuRun, reference: RegionReference, candidate: Candidate) -> float | None:
-        effort = replace(SWEEP, resets=run.resets)
+    def _time(self, run: GpuRun, reference: RegionReference, candidate: Candidate, fastest_ms: float) -> float | None:
+        behind_ms = BEHIND * fastest_ms if run.parts.torch_device.type == "cuda" else 0.0
+        effort = replace(SWEEP, resets=run.resets, behind_ms=behind_ms)
         answer = self._run(run, "time_alternative", reference, candidate, effort=effort)
         return None if answer is None else median(samples_of(answer[0]).device_ms)
 
