@@ -7,7 +7,7 @@ need little extra memory. Knows nothing about the source of the tensors or the u
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -349,14 +349,19 @@ def _quick_errors(actual: torch.Tensor, expected: torch.Tensor, least: float) ->
 def _least(r: torch.Tensor) -> float:
     """What errors are divided by at least: the smallest normal number of the dtype, or what `OF_ALL` says."""
     r = torch.view_as_real(r) if r.is_complex() else r
-    kind, squares = torch.finfo(r.dtype), torch.zeros((), dtype=torch.float64, device=r.device)
-    for where in blocks(r.shape):
-        for part in torch.atleast_1d(block(r, where)).split(BLOCK, -1):
-            norm = torch.linalg.vector_norm(part, dtype=torch.float64)
-            if not math.isfinite(float(norm)):
-                norm = torch.linalg.vector_norm(part.nan_to_num(0.0, 0.0, 0.0), dtype=torch.float64)
-            squares += norm.square()
-    return max(kind.tiny, OF_ALL * kind.eps * math.sqrt(float(squares) / max(r.numel(), 1)))
+    kind = torch.finfo(r.dtype)
+    parts = [part for where in blocks(r.shape) for part in torch.atleast_1d(block(r, where)).split(BLOCK, -1)]
+    if not parts:
+        return kind.tiny
+    total = _norm(parts)
+    if not math.isfinite(total):
+        total = _norm(part.nan_to_num(0.0, 0.0, 0.0) for part in parts)
+    return max(kind.tiny, OF_ALL * kind.eps * total / math.sqrt(max(r.numel(), 1)))
+
+
+def _norm(parts: Iterable[torch.Tensor]) -> float:
+    """The Euclidean norm of all parts together; the device is waited for once."""
+    return float(torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]).norm())
 
 
 def _row_rms(r: torch.Tensor) -> torch.Tensor:
