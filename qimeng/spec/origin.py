@@ -60,6 +60,11 @@ class Origin(ABC):
 
     @property
     @abstractmethod
+    def packages(self) -> frozenset[str]:
+        """Top-level packages that its code is from, or imports."""
+
+    @property
+    @abstractmethod
     def content(self) -> str:
         """Text that is equal for origins that compute the same thing on inputs of the same shapes."""
 
@@ -172,6 +177,14 @@ class SourceOrigin(Origin):
         """What `get_inputs()` returns under the spec's own seed, as KernelBench runs it."""
         return self.inputs(seed, device)
 
+    @property
+    def packages(self) -> frozenset[str]:
+        """Those that the file imports."""
+        nodes = list(ast.walk(ast.parse(self.text)))
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+        return frozenset(name.partition(".")[0] for name in names)
+
     @cached_property
     def content(self) -> str:
         """The file without comments, layout and docstrings."""
@@ -243,6 +256,11 @@ class ExampleOrigin(Origin):
         """The example inputs, bit for bit and with their strides."""
         made = [leaf.example(device) for leaf in self.leaves]
         return tuple(_pytree.tree_map(lambda i: made[i], self.tree))
+
+    @property
+    def packages(self) -> frozenset[str]:
+        """Those that define the classes of the module and its submodules."""
+        return frozenset(type(m).__module__.partition(".")[0] for m in self.held.modules())
 
     @cached_property
     def content(self) -> str:

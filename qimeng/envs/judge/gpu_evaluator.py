@@ -38,6 +38,7 @@ from qimeng.envs.screening.static_pass import advised
 from qimeng.envs.workers.compile import Compilers
 from qimeng.envs.workers.foreign_folders import remove_folder
 from qimeng.envs.workers.forkserver import ForkServer, WorkerFailed
+from qimeng.envs.workers.model_libraries import library_modules
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.envs.workers.worker_setup import Setup
 from qimeng.graph.opgraph import OpGraph
@@ -106,6 +107,7 @@ class GpuEvaluator(SerialEvaluator):
         self.device = device or target_device()
         self.compile_threads = compile_threads or torch.get_num_threads()
         self.server = server or shared_server()
+        self.server.prepare(library_modules(spec))
         self.sandbox, self.any_text = sandbox, any_text
         self._begun: set[str] = set()
         unwatched = ""

@@ -121,6 +121,9 @@ def run_server(fd: int, preload: Sequence[str]) -> None:
             for pid in [p for p, child in children.items() if child.token == message[1]]:
                 _kill_tree(pid)
             continue
+        if message[0] == "import":
+            _import(message[1])
+            continue
         if message[0] in _PAUSE:
             for pid in [p for p, child in children.items() if child.token == message[1]]:
                 _signal_tree(pid, _PAUSE[message[0]])
@@ -128,6 +131,15 @@ def run_server(fd: int, preload: Sequence[str]) -> None:
                 _signal_tree(pid, _PAUSE[message[0]])
             continue
         _fork(control, (wake_read, wake_write), children, message, files)
+
+
+def _import(names: Sequence[str]) -> None:
+    """Import what can be imported; for the rest, whoever needs it is told why it cannot."""
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 def _fork(control: Channel, wake: tuple[int, int], children: dict[int, Child], message: Any, files: list[int]) -> None:

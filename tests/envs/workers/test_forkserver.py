@@ -39,6 +39,7 @@ def echo(channel, greeting):
             "left": leave,
             "environment": lambda: dict(os.environ),
             "folder": os.getcwd,
+            "imported": lambda name: name in sys.modules,
         },
     )
 
@@ -106,6 +107,17 @@ def running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_modules_imported_in_the_server_are_there_in_later_processes_and_bad_names_do_no_harm(server):
+    names = ("colorsys", "no_such_module_at_all", "tabnanny")
+    before = start(server)
+    assert not any(before.call("imported", timeout_s=60, name=name)[0] for name in names)
+    before.kill()
+    server.prepare(names)
+    after = start(server)
+    assert [after.call("imported", timeout_s=60, name=name)[0] for name in names] == [True, False, True]
+    after.kill()
 
 
 def test_what_a_process_leaves_behind_dies_with_it(server):
