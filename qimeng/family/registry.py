@@ -23,11 +23,11 @@ GROUP = "qimeng.families"
 """Entry-point group through which other packages add families."""
 
 BUILT_IN = {
-    "recurrent": "qimeng.coder.template.families.recurrent.family:Recurrent",
     "gemm": "qimeng.coder.template.families.gemm.family:Gemm",
     "attention": "qimeng.coder.template.families.attention.family:Attention",
     "scan": "qimeng.coder.template.families.scan.family:Scans",
     "tile": "qimeng.coder.template.families.tile.family:Tile",
+    "recurrent": "qimeng.coder.template.families.recurrent.family:Recurrent",
 }
 """Name to where the class is, in the order in which they are asked."""
 
