@@ -63,7 +63,7 @@ def explore_one(drawn: Drawn, plan: Plan, store: Path, end: float = math.inf) ->
     with Store(store) as opened:
         put_drawn(opened, drawn)
         try:
-            task = make_task(spec, device=plan.device or None, store=opened)
+            task = make_task(spec, device=plan.device or None, store=opened, by_region=False)
         except QimengError as error:
             return _row(drawn, plan, row.device, f"{type(error).__name__}: {error}")
         try:

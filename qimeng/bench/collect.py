@@ -104,7 +104,7 @@ def explore_one(
     with Store(store) as opened:
         put_drawn(opened, drawn)
         try:
-            task = make_task(drawn.spec, coder=coder, device=device or None, store=opened)
+            task = make_task(drawn.spec, coder=coder, device=device or None, store=opened, by_region=False)
         except QimengError as error:
             return replace(row, error=f"{type(error).__name__}: {error}"[:500])
         try:

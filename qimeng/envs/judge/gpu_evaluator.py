@@ -70,6 +70,7 @@ class GpuEvaluator(SerialEvaluator):
             test the other checks.
         throttle: reads why the GPU is throttled (see `qimeng.envs.judge.throttle`); by default NVML, if available.
         clock: wall seconds, for `Evaluation.seconds`.
+        beside: judges like this one that are open at a time; they share the memory that is for trials.
 
     Attributes:
         version: part of the key under which evaluations are stored.
@@ -100,6 +101,7 @@ class GpuEvaluator(SerialEvaluator):
         any_text: bool = False,
         throttle: Reader | None = None,
         clock: Callable[[], float] = now_seconds,
+        beside: int = 1,
     ):
         self.spec = spec
         self.graph, self.clock, self.timeout_s, self.trials = graph, clock, timeout_s, trials
@@ -135,6 +137,8 @@ class GpuEvaluator(SerialEvaluator):
         except BaseException:
             self._end()
             raise
+        plan = self.references.plan
+        self.references.plan = replace(plan, pool_bytes=plan.pool_bytes // beside)
         self.spent = dict(opening.seconds)
         self.judge = Judge(self.references, lambda: self.limit_s)
         captured = graph is not None and bool(graph.nodes)

@@ -85,8 +85,8 @@ class Session:
         if self.ledger.start is None:
             self.tell("start", f"{self.task.name}: PyTorch, {len(self.task.start.regions)} regions")
             evaluation = self._judge(self.task.start)
-            if not self.task.by_region:  # else it says what a milestone may take, and the final verification
-                self.ledger.longest = 0.0  # the first evaluation also makes the reference and starts the judge
+            spent = evaluation.seconds if self.task.by_region else {}  # milestones and the final verification take it
+            self.ledger.longest = sum(spent.get(part, 0.0) for part in ("check", "time"))
             self.ledger.start = evaluation
             self._measured(evaluation)
             self.ledger.best = self.ledger.leader = self.state

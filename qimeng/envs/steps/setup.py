@@ -108,7 +108,8 @@ def make_task(
         store: where evaluations are kept and looked up.
         by_region: whether patches are judged on their region, and the whole program at milestones; by default on a GPU
             of this machine for programs of `MANY_REGIONS` regions and more. An evaluator that is given has to know
-            `Asked.REGION`, or else it judges whole programs all the same.
+            `Asked.REGION`, or else it judges whole programs all the same. Data to train planners on is collected
+            without, so that every time in it is of one kind.
 
     Raises:
         SpecError: the computation cannot be optimized as given, or an unknown mode.
@@ -147,8 +148,14 @@ def make_task(
     return Task(start, context, judge, conditions, spec.name, reason, reference, whole, by_region=by_region)
 
 
-def make_evaluator(spec: KernelSpec, start: Program, context: Context) -> Evaluator:
+def make_evaluator(spec: KernelSpec, start: Program, context: Context, beside: int = 1) -> Evaluator:
     """The GPU of this machine as judge where `context.device` is that one, else the analytic model.
+
+    Args:
+        spec: what is computed.
+        start: the program that a search begins with.
+        context: device, coder and precision mode.
+        beside: judges that are open at a time, each with its part of the memory.
 
     Raises:
         CoderError: the coder has a free hand (a language model), and nothing here keeps what it writes from files.
@@ -160,7 +167,7 @@ def make_evaluator(spec: KernelSpec, start: Program, context: Context) -> Evalua
     if context.device.measured:
         from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 
-        return GpuEvaluator(spec, start.graph, device=context.device)
+        return GpuEvaluator(spec, start.graph, device=context.device, beside=beside)
     from qimeng.envs.estimate.estimator import EstimatingEvaluator
 
     return EstimatingEvaluator(spec, context.device, coder=context.coder)
@@ -168,10 +175,10 @@ def make_evaluator(spec: KernelSpec, start: Program, context: Context) -> Evalua
 
 def region_judges(whole: Evaluator, spec: KernelSpec, context: Context) -> Evaluator:
     """`whole`, the judge of `spec` that `make_evaluator` made, with judges of its regions beside it."""
-    from qimeng.envs.judge.region_judges import RegionJudges
+    from qimeng.envs.judge.region_judges import OPEN, RegionJudges
 
     def make(alone: RegionSpec) -> Evaluator:
-        return make_evaluator(alone.spec, alone.program, context)
+        return make_evaluator(alone.spec, alone.program, context, beside=OPEN)
 
     if not context.device.measured:
         return RegionJudges(whole, spec, make, "cpu")

@@ -248,3 +248,12 @@ def test_the_same_judge_judges_a_region(
     if failure is None:
         assert found.timing is not None and found.eager is not None and found.accuracy is not None
         assert len(judge.references.distributions) > 3
+
+
+def test_judges_beside_each_other_share_the_memory_for_trials(spec: KernelSpec, program: Program) -> None:
+    rooms = []
+    for beside in (1, 4):
+        judge = GpuEvaluator(spec, program.graph, torch_device="cpu", beside=beside)
+        rooms.append(judge.references.plan.pool_bytes)
+        judge.close()
+    assert rooms[0] / 4 == pytest.approx(rooms[1], rel=0.05)

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
+from qimeng.envs.judge.region_judges import RegionJudges
 from qimeng.envs.steps import milestones
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.result import outcome_text
 from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.setup import make_task
 from qimeng.envs.steps.state import Progress
 from qimeng.envs.steps.stored_answers import CachingEvaluator, ReplayEvaluator
 from qimeng.graph.opgraph import OpGraph
@@ -217,3 +220,18 @@ def test_what_was_judged_on_its_region_is_answered_from_the_store(graph: OpGraph
 def test_the_scope_travels_with_an_evaluation() -> None:
     found = Evaluation(Gate.PASSED, timing=Timing(1.0), scope=Scope.SUM)
     assert Evaluation.from_json(found.to_json()) == found
+
+
+def test_a_task_is_judged_by_region_where_that_is_asked_for() -> None:
+    inputs = (torch.ones(8, 8),)
+    plain = make_task(torch.nn.GELU(), inputs, device="h200")
+    asked = make_task(torch.nn.GELU(), inputs, device="h200", by_region=True)
+    assert not plain.by_region and not isinstance(plain.evaluator, RegionJudges)
+    assert asked.by_region and isinstance(asked.evaluator, RegionJudges)
+    session = Session(asked)
+    step = session.step(lowerings(session)[0])
+    assert step.accepted and step.evaluation is not None and step.evaluation.scope is Scope.SUM
+    assert step.evaluation.timing is not None and step.evaluation.timing.estimated
+    session.settle()
+    assert session.state.judged
+    asked.evaluator.close()

@@ -47,7 +47,7 @@ class RegionContest(Contest[GpuRun]):
             return left
         target = left[0].program.region(patch.target)
         plain = torch_implementation(target).source
-        if len(left) == 1 and (patch.alternatives[left[0].number].source == plain or len(left[0].program.regions) == 1):
+        if len(left) == 1 and (patch.alternatives[left[0].number].source == plain or len(left[0].program.called) == 1):
             return left
         parts = run.parts
         with parts.turns.turn("check", run.clock):
