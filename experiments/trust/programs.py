@@ -62,7 +62,7 @@ def make_subject(
         QimengError: the spec cannot be captured.
     """
     drawn = draw(seed, number, sizes, families)
-    graph = capture_spec(drawn.spec)
+    graph = capture_spec(drawn.spec, device="cuda" if device.measured else "cpu")
     walk = _Walk(Program.start(graph), drawn.spec.mode, device, random.Random(f"{seed}/{number}/program {variant}"))
     walk.take(frozenset({"fusion"}), MOST_STEPS, param="")
     walk.take(frozenset({"lowering"}), MOST_STEPS)

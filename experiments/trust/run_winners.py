@@ -37,7 +37,7 @@ def judge(suite: str, task: tuple[str, Row]) -> dict[str, Any]:
     (problem,) = problems_of(suite_named(suite), row.id)
     began = time.monotonic()
     spec = problem.spec(row.settings.dtype, row.settings.mode)
-    graph = capture_spec(spec)
+    graph = capture_spec(spec, device="cuda")
     recipe = replace(Recipe.from_json(row.recipe), program="")  # what is around kernels may be printed anew
     evaluator = GpuEvaluator(spec, graph, trials=len(DISTRIBUTIONS) + 1)
     try:

@@ -194,8 +194,8 @@ class Bench:
         if self._made is None or self._made[0] != key:
             self.close()
             spec = spec_of(key, self.gpu)
-            graph = capture_spec(spec)
             device = "cuda" if self.gpu else "cpu"
+            graph = capture_spec(spec, device=device)
             made = GpuEvaluator(
                 spec, graph, torch_device=device, timeout_s=TIMEOUT_S, trials=TRIALS, sandbox=self.sandbox
             )

@@ -107,7 +107,7 @@ def repeat(
     if not left or journal.seconds_left <= 0:
         return
     spec = case.spec(*(ONE_CORE if torch_device == "cpu" else (device.bandwidth_gbs, FP32_TFLOPS)))
-    graph = capture_spec(spec)
+    graph = capture_spec(spec, device=torch_device)
     program = Program.start(graph) if torch_device == "cpu" else lowered(Program.start(graph), device)
     evaluator = GpuEvaluator(spec, graph, torch_device=torch_device, sandbox=sandbox)
     try:

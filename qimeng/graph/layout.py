@@ -48,6 +48,8 @@ def laid_out(graph: OpGraph, orders: Mapping[int, tuple[int, ...]]) -> OpGraph:
         )
         for step, (target, args, kwargs, made) in enumerate(steps):
             name = f"layout_{number}_{step}"
+            while name in nodes:
+                name += "_"
             nodes[name] = Node(name, "op", target, (value, *args), kwargs, (made,))
             value = Value(name)
         outputs[number] = value

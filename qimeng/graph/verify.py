@@ -21,6 +21,7 @@ from qimeng.graph.device_strides import seen_on, with_strides
 from qimeng.graph.layout import laid_out, order_of
 from qimeng.graph.leaves import Call, recorded
 from qimeng.graph.mode import mode_matters
+from qimeng.graph.on_device import for_device
 from qimeng.graph.opgraph import Node, OpGraph
 from qimeng.graph.structure import structure_of
 from qimeng.program.program import Program, load_source
@@ -59,18 +60,14 @@ def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> 
     """
     graph = _capture(spec)
     if not verify:
-        return _laid_out_for(device, graph)
+        return for_device(spec, device, graph)
     try:
         graph = _verified(spec, graph)
     except CaptureError:
         if not _free(graph):
             raise
         graph = _verified(spec, _capture(spec, specialise=True))
-    return with_call(spec, _laid_out_for(device, graph))
-
-
-def _laid_out_for(device: str, graph: OpGraph) -> OpGraph:
-    return graph if device == "cpu" else with_strides(graph, seen_on(device))
+    return with_call(spec, for_device(spec, device, graph))
 
 
 def with_call(spec: KernelSpec, graph: OpGraph) -> OpGraph:
@@ -202,6 +199,7 @@ def verify_graph(spec: KernelSpec, graph: OpGraph, orders: Mapping[int, tuple[in
                 "checked against the module without a GPU"
             )
         device = "cuda"
+        reduced = with_strides(reduced, seen_on(device))
     reduced = laid_out(reduced, orders or {})
     module = small.module(device)
     with tempfile.TemporaryDirectory(prefix="qimeng_verify_") as folder:

@@ -22,6 +22,7 @@ from qimeng.program.launch import RUNTIME as LAUNCH
 from qimeng.program.launch import launch_call
 from qimeng.program.runtime import BFLOAT16, CARRY, DEVICE, HEADER, RUNTIME, STATE_CHANGES
 from qimeng.program.settled import Settled, is_settled, settled_section
+from qimeng.program.strides import STRIDES, runs_anywhere, uncertain, with_strides
 
 LAZY_VIEWS = ("aten._neg_view", "aten._conj", "aten.conj", "aten.imag")
 """Operators on PyTorch that may yield a view of memory with another sign, or of conjugates."""
@@ -38,7 +39,7 @@ def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]],
     used = [backend_named(language) for language in dict.fromkeys(i.language for _, i in parts if i.generated)]
     sections: dict[str, str] = {}
     for region, impl in parts:
-        sections.setdefault(impl.entry, f"# ---- {region.label()}\n{impl.source.strip()}\n")
+        sections.setdefault(impl.entry, f"# ---- {region.label()}\n{runs_anywhere(impl).strip()}\n")
     header = HEADER.format(imports=_imports(used), needs="".join(b.program_needs for b in used))
     carry = CARRY if any(n.kind == "buffer" and n.literal is not None for n in graph.nodes.values()) else ""
     bfloat16 = _uses_bfloat16(graph, parts)
@@ -48,6 +49,7 @@ def emit_program(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]],
         + "\n"
         + RUNTIME
         + face_runtime(graph)
+        + (STRIDES if uncertain(parts) else "")
         + (DEVICE if _has_kernels(parts) else "")
         + "".join(b.program_guard for b in used)
         + (BFLOAT16 if bfloat16 else "")
@@ -119,8 +121,9 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], launc
     lines += ["        _check_bfloat16(device)"] if _uses_bfloat16(graph, parts) else []
     compute = ['        prepared = vars(self)["_qimeng_prepared"]'] if functions else []
     held = [names[Value(node.name)] for node in state]
-    compute += _settled_call(settled, names, f"prepared[{len(prepared)}]") if settled else []
-    compute += _calls(graph, parts, names, by_region)
+    unsure = uncertain(parts)
+    compute += _settled_call(graph, settled, names, f"prepared[{len(prepared)}]", unsure) if settled else []
+    compute += _calls(graph, parts, names, by_region, unsure)
     compute += _mutations(graph, names)
     results = [o for o in graph.outputs if isinstance(o, Value)]
     if launch:
@@ -136,16 +139,23 @@ def _model(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], launc
     return "\n".join(lines + run) + "\n"
 
 
-def _settled_call(settled: Settled, names: dict[Value, str], function: str) -> list[str]:
-    """The line that gets what is computed once; its results are entered into `names`."""
+def _settled_call(
+    graph: OpGraph, settled: Settled, names: dict[Value, str], function: str, unsure: set[Value]
+) -> list[str]:
+    """The lines that get what is computed once; its results are entered into `names`."""
     given = ", ".join(names[v] for v in settled.inputs)
     for v in settled.outputs:
         names[v] = f"t{len(names)}"
-    return [f"        {', '.join(names[v] for v in settled.outputs)}, = {function}({given})"]
+    call = f"        {', '.join(names[v] for v in settled.outputs)}, = {function}({given})"
+    return [call, *(f"        {with_strides(graph, v, names[v])}" for v in settled.outputs if v in unsure)]
 
 
 def _calls(
-    graph: OpGraph, parts: Sequence[tuple[Region, Implementation]], names: dict[Value, str], by_region: dict[int, str]
+    graph: OpGraph,
+    parts: Sequence[tuple[Region, Implementation]],
+    names: dict[Value, str],
+    by_region: dict[int, str],
+    unsure: set[Value],
 ) -> list[str]:
     """The lines that compute the regions one after the other; their results are entered into `names`."""
     lines: list[str] = []
@@ -168,6 +178,7 @@ def _calls(
             lines += ["        with device:", f"            {call}"]
         else:
             lines.append(f"        {call}")
+        lines += [f"        {with_strides(graph, v, names[v])}" for v in region.outputs if v in unsure]
         dead = [names[v] for v in last_use.get(k, ())]
         if dead:
             lines.append(f"        del {', '.join(dead)}")

@@ -262,6 +262,8 @@ class _Rows:
 
     def _start(self, conditions: Conditions) -> Program | None:
         """The start program, where the store holds the text of its spec and that can still be captured."""
+        import torch
+
         from qimeng.graph.verify import capture_spec
         from qimeng.spec import KernelSpec
 
@@ -271,7 +273,8 @@ class _Rows:
             if not about or not about.get("source"):
                 return None
             spec = KernelSpec.from_source(about["source"], row[0], dtype=about["dtype"], mode=about["mode"])
-            return Program.start(capture_spec(spec)) if spec.digest == conditions.spec else None
+            device = "cpu" if conditions.estimated or not torch.cuda.is_available() else "cuda"
+            return Program.start(capture_spec(spec, device=device)) if spec.digest == conditions.spec else None
         except (QimengError, ValueError, KeyError, TypeError, AttributeError):  # another text than `put_drawn` writes
             return None
 
