@@ -29,8 +29,8 @@ class Cluster(Kind):
     """Fuse connected regions on PyTorch, as many as one kernel can compute, without an evaluation for each pair.
 
     Pairs are fused one after the other, as long as the coder can implement the result: what follows a product first,
-    then where most bytes pass. What comes before a product is left alone, as it would be computed again for each tile,
-    but where a large value is then spared from memory (attention).
+    then where most bytes pass. What comes before a product is left alone, as it would be computed again for each tile.
+    Two products become one only where a large value is then spared from memory (attention).
 
     args: none, for all over the program; or a region, for the cluster that it is in; with ``everywhere`` at all equal
     places.
@@ -87,12 +87,10 @@ def clusters_of(program: Program, context: Context) -> Mapping[Group, Region]:
     """The regions of each cluster of `program`, in topological order, and what they become."""
 
     def fits(pair: Pair, both: Region) -> bool:
-        if (
-            sum(n.packet not in VIEWS for n in both.ops) > MOST_OPERATORS
-            or context.coder.can_implement(both) is not None
-        ):
+        first, second = map(has_product, pair)
+        if second and not first or sum(n.packet not in VIEWS for n in both.ops) > MOST_OPERATORS:
             return False
-        return not has_product(pair[1]) or _spares(both)
+        return context.coder.can_implement(both) is None and (not second or _spares(both))
 
     def rank(first: Region, second: Region, passed: int) -> tuple[float, ...]:
         return not has_product(first), -passed

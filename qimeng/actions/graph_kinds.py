@@ -17,7 +17,7 @@ from qimeng.interfaces import Action
 from qimeng.program.program import Program
 
 MANY = 96
-"""Regions from which on a program has too many pairs to look at all that may be fused in two ways."""
+"""Regions from which on a program has too many pairs to look at each: there `cluster` fuses many at a time."""
 
 
 class Stop(Kind):
@@ -75,11 +75,11 @@ class Fusion(Kind):
     options = ("", "recompute")
 
     def proposals(self, program: Program, context: Context) -> Iterator[Action]:
-        """Each edge between regions; recompute only where the producer has other readers, below `MANY` regions."""
+        """Each edge between fewer than `MANY` regions; recompute only where the producer has other readers."""
         graph = program.fusions.digraph
-        for producer, consumer in graph.edges:
+        for producer, consumer in graph.edges if len(graph) < MANY else ():
             yield Action(self.name, (producer, consumer))
-            if graph.out_degree(producer) > 1 and len(graph) < MANY:
+            if graph.out_degree(producer) > 1:
                 yield Action(self.name, (producer, consumer), "recompute")
 
     def check(self, program: Program, action: Action, context: Context) -> None:

@@ -32,6 +32,9 @@ SMALL_SHARE = 0.04
 SMALL_SHARE_OF_MANY = 0.005
 """The same in a large program, for all equal regions together."""
 
+LEAST_MS = 0.003
+"""Milliseconds that hardly any kernel takes less than (2 to 3 us on an H200), so that tuning gains nothing."""
+
 HOPELESS, SLOWER = 1.5, 1.05
 """A kernel slower than PyTorch by the first factor is given up without tuning. One slower by the second factor is given
 up after tuning."""
@@ -151,7 +154,7 @@ class HeuristicPlanner(Planner):
 
         for region in sorted(unlike(o.program), key=weight, reverse=True):
             ms, share = times.get(region.id, 0.0), shares[region.signature] / total
-            if times and share < SMALL_SHARE_OF_MANY or _at_roofline(region, ms, o):
+            if times and (share < SMALL_SHARE_OF_MANY or ms < LEAST_MS) or _at_roofline(region, ms, o):
                 continue
             back, on_torch = Action("library", (region.id,)), _torch_ms(region, o)
             if back in offered and on_torch is not None and ms > HOPELESS * on_torch:

@@ -134,6 +134,16 @@ def test_one_cluster_may_be_made_alone_or_at_all_equal_places() -> None:
     assert sum(r.signature == made.signature for r in all_equal.regions) == len(places)
 
 
+def test_pairs_are_not_offered_among_very_many_regions() -> None:
+    program = start(with_sums, X)
+    assert len(program.regions) >= 96
+    kinds = {a.kind for a in legal_actions(program, CONTEXT)}
+    assert "cluster" in kinds and "fusion" not in kinds
+    pair = Action("fusion", (program.regions[0].id, program.regions[1].id))
+    check_action(program, pair, CONTEXT)
+    assert "fusion" in {a.kind for a in legal_actions(start(lambda x: (x + 1).sin() * 2, X), CONTEXT)}
+
+
 def test_small_programs_are_not_offered_them() -> None:
     program = start(lambda x: (x.sin() * 2 + 1).exp(), X)
     assert not [a for a in legal_actions(program, CONTEXT) if a.kind in ("cluster", "lower_all")]

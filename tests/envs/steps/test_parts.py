@@ -100,6 +100,21 @@ def test_kernels_that_take_longer_are_left_out() -> None:
     assert made.ledger.evaluations == 3 and made.ledger.best is made.state
 
 
+def test_compiling_many_kernels_is_not_expected_of_the_next_step() -> None:
+    now = [0.0]
+
+    class Compiling(Judge):
+        def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+            now[0] += 21.0 if patch is not None else 0.5
+            return replace(super().judge(program, patch), seconds={"compile": 20.0 if patch is not None else 0.0})
+
+    start = Program.start(GRAPH)
+    task = Task(start, Context(H200, FakeCoder()), Compiling(), Conditions("x", H200.name, estimated=True))
+    made = Session(task, Budget(seconds=60.0), clock=lambda: now[0])
+    made.begin()
+    assert made.step(ALL).accepted and made.ledger.longest == 1.0 and made.exhausted() is None
+
+
 def test_a_step_of_which_nothing_is_right_is_refused() -> None:
     wrong = FakeEvaluator(H200, wrong=lambda p: None if p.on_pytorch else "wrong", estimated=True)
     made = session(wrong, evaluations=6)
