@@ -308,6 +308,10 @@ def _stats(r: Tensor) -> tuple[Tensor, Tensor]:
     return r[17:20, 0] * 1, r[17:20, 1].abs() + 1
 
 
+def _bounds(x: Tensor) -> Tensor:
+    return torch.arange(5, device=x.device).to(x.dtype) * 2 + 1
+
+
 def _views() -> Iterator[Case]:
     """Views between two operators, where a kernel follows them itself."""
     n = COLUMNS
@@ -392,7 +396,13 @@ def _compositions() -> Iterator[Case]:
         "isclose": (lambda x, y: torch.isclose(x, y, equal_nan=True), "xy"),
         "sgn": (torch.sgn, "x"),
         "deg2rad": (torch.deg2rad, "x"),
+        "fractions scaled": (lambda x, s: torch.ldexp(x, s), "xs"),
+        "buckets": (lambda x: torch.bucketize(x, _bounds(x)), "x"),
+        "buckets from the right": (lambda x: torch.bucketize(x, _bounds(x), right=True, out_int32=True), "x"),
+        "search": (lambda x: torch.searchsorted(_bounds(x), x, side="right"), "x"),
+        "hinge": (lambda x, m: functional.hinge_embedding_loss(x, m.to(x.dtype) * 2 - 1, reduction="none"), "xm"),
         "round to decimals": (lambda x: torch.round(x, decimals=2), "x"),
+        "round to hundreds": (lambda x: torch.round(x, decimals=-2), "x"),
         "amax of negated": (lambda r: 1 / (-r[:, :1]).amax(-1), "r"),
         "logsumexp of a column of -inf": (lambda r: torch.logsumexp(r - float("inf"), -1), "r"),
         "softmax with a mask": (lambda r: torch.softmax(r.masked_fill(r < 0, float("-inf")), -1), "r"),

@@ -62,6 +62,18 @@ def integer_division(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x // y, x % y, torch.div(x, y, rounding_mode="trunc")
 
 
+@problem("floating remainders", lambda: (torch.randn(9, 31) * 8, torch.randn(31), torch.randn(9, 1) * 1e9))
+def floating_remainders(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    return x % 0.3, x // 0.3, torch.fmod(x, y), torch.remainder(z, y), (x / y.clamp(0.1)) // z.tanh()
+
+
+@problem("buckets", lambda: (torch.randn(9, 31), torch.randn(31), torch.linspace(-2, 2, 7), torch.randn(7, 4)))
+def buckets(x: Tensor, y: Tensor, bounds: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+    code = torch.bucketize(x, bounds, right=True)
+    z = torch.fmax(x, y) - torch.fmin(x, y)
+    return values[code - 1], torch.searchsorted(bounds, z), z.round(decimals=1), torch.ldexp(z, code)
+
+
 @problem("bytes", lambda: (torch.randint(0, 255, (9, 13), dtype=UINT8), torch.randint(-99, 99, (13,), dtype=INT8)))
 def bytes_of_images(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return x.float() / 255 - 0.5, x + 100, y * 3, x > 7, x - y, x // x.clamp(3)

@@ -20,7 +20,7 @@ C_TYPE = {
 _CALLS = {
     "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin",
     "cos": "cos", "erf": "erf", "erfc": "erfc", "floor": "floor", "ceil": "ceil", "tanh": "tanh", "expm1": "expm1",
-    "log1p": "log1p", "atan": "atan", "abs": "fabs", "copysign": "copysign", "pow": "pow",
+    "log1p": "log1p", "atan": "atan", "abs": "fabs", "copysign": "copysign", "pow": "pow", "fmod": "fmod",
 }  # fmt: skip
 """Operators that are one function of CUDA's, called with an ``f`` at the end for fp32."""
 

@@ -12,7 +12,7 @@ import torch
 
 from qimeng.coder.template.nest.dtypes import is_float
 from qimeng.coder.template.nest.expr import Expr
-from qimeng.coder.template.rules.base import RULES, Rule, operand, out_dtype, rule
+from qimeng.coder.template.rules.base import RULES, Rule, common_dtype, operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.family import Unsupported
 
@@ -76,6 +76,29 @@ def _hypot(b: Builder, node: Any, x: Expr, y: Expr) -> Expr:
     found = b.pw("mul", long, b.pw("sqrt", b.pw("add", b.pw("mul", share, share), 1.0)), dtype=d)
     endless = b.pw("or", b.pw("isinf", x, dtype="bool"), b.pw("isinf", y, dtype="bool"), dtype="bool")
     return b.pw("where", endless, math.inf, found, dtype=d)
+
+
+@rule("ldexp")
+def _ldexp(b: Builder, node: Any, x: Expr, y: Expr) -> Expr:
+    d = out_dtype(node)
+    return b.pw("mul", operand(b, x, d), b.pw("exp2", operand(b, y, d)), dtype=d)
+
+
+@rule("bucketize", "searchsorted")
+def _bucketize(b: Builder, node: Any, first: Expr, second: Expr, *, out_int32: bool = False, right: bool = False,
+               side: Any = None, sorter: Any = None) -> Expr:  # fmt: skip
+    """How many of the sorted boundaries are less than an element, or, `right`, at most it; NaN is above all of them."""
+    x, bounds = (first, second) if node.packet == "aten.bucketize" else (second, first)
+    if sorter is not None or side not in (None, "left", "right") or len(bounds.dims) != 1:
+        raise Unsupported("a search in rows of boundaries, or in unsorted ones")
+    d = common_dtype(x, bounds)
+    below = "le" if right or side == "right" else "lt"
+    x = operand(b, b.redim(x, [*x.dims, ()]), d)
+    bounds = operand(b, b.redim(bounds, [*[()] * (len(x.dims) - 1), bounds.dims[0]]), d)
+    passed = b.pw(below, bounds, x, dtype="bool")
+    if is_float(d):
+        passed = b.pw("or", passed, b.pw("isnan", x, dtype="bool"), dtype="bool")
+    return b.cast(b.reduce("sum", b.cast(passed, "int32"), [-1]), out_dtype(node))
 
 
 def _odd(b: Builder, x: Expr, size: Expr, d: str) -> Expr:

@@ -83,6 +83,18 @@ for _name in ("and", "or", "xor"):
     RULES[f"aten.bitwise_{_name}"], RULES[f"aten.logical_{_name}"] = _bitwise(_name), _logical(_name)
 
 
+@rule("fmax", "fmin")
+def _extreme_number(b: Builder, node: Any, x: Expr, y: Expr) -> Expr:
+    """The larger or smaller of two, where one is NaN the other one."""
+    d = out_dtype(node)
+    op = "maximum" if node.packet == "aten.fmax" else "minimum"
+    found, x, y = binary(op, b, x, y, d), operand(b, x, d), operand(b, y, d)
+    if not is_float(d):
+        return found
+    found = b.pw("where", b.pw("isnan", y, dtype="bool"), x, found, dtype=d)
+    return b.pw("where", b.pw("isnan", x, dtype="bool"), y, found, dtype=d)
+
+
 @rule("neg")
 def _neg(b: Builder, node: Any, x: Expr) -> Expr:
     d = out_dtype(node)
@@ -153,24 +165,58 @@ def _div(b: Builder, node: Any, x: Any, y: Any, rounding_mode: Any = None) -> Ex
     if not is_float(d):
         quotient = b.pw("idiv", x, y, dtype=d)
         return b.pw("sub", quotient, _crosses(b, x, y, d), dtype=d) if rounding_mode == "floor" else quotient
-    quotient = b.pw("div", x, y, dtype=d)
-    if rounding_mode == "trunc":
-        return _trunc(b, quotient, d)
     if rounding_mode == "floor":
-        raise Unsupported("a floor division of floating numbers")
-    return quotient
+        return _floor_quotient(b, x, y, d)
+    quotient = b.pw("div", x, y, dtype=d)
+    return _trunc(b, quotient, d) if rounding_mode == "trunc" else quotient
 
 
 @rule("remainder", "fmod")
 def _remainder(b: Builder, node: Any, x: Any, y: Any) -> Expr:
     d = out_dtype(node)
-    if is_float(d):
-        raise Unsupported("a remainder of floating numbers")
     x, y = operand(b, x, d), operand(b, y, d)
+    if is_float(d):
+        rest = _rest(b, x, y, d)
+        return rest if node.packet == "aten.fmod" else _downwards(b, rest, y, b.pw("add", rest, y, dtype=d), rest, d)
     rest = b.pw("imod", x, y, dtype=d)
     if node.packet == "aten.fmod":
         return rest
     return b.pw("add", rest, b.pw("mul", _crosses(b, x, y, d), y, dtype=d), dtype=d)
+
+
+def _rest(b: Builder, x: Any, y: Any, d: str) -> Expr:
+    """The rest of a floating division that rounds towards 0, with the sign of `x`.
+
+    Raises:
+        Unsupported: of float64, for which the steps of the long division are too few.
+    """
+    if d == "float64":
+        raise Unsupported("a remainder of float64")
+    rest = b.pw("fmod", x, y, dtype=d)
+    return b.pw("copysign", rest, x, dtype=d) if isinstance(x, Expr) else rest
+
+
+def _downwards(b: Builder, rest: Expr, y: Any, below: Expr, above: Expr, d: str) -> Expr:
+    """`below` where rounding down differs from rounding towards 0: a rest that has not the sign of `y`."""
+    apart = b.pw("ne", b.pw("lt", rest, 0.0, dtype="bool"), _negative(b, y), dtype="bool")
+    moves = b.pw("and", b.pw("ne", rest, 0.0, dtype="bool"), apart, dtype="bool")
+    return b.pw("where", moves, below, above, dtype=d)
+
+
+def _floor_quotient(b: Builder, x: Any, y: Any, d: str) -> Expr:
+    """PyTorch's floor division (c10, div_floor_floating), as Python's: by the rest, so that it fits the remainder."""
+    plain = b.pw("div", x, y, dtype=d)
+    rest = _rest(b, x, y, d)
+    quotient = b.pw("div", b.pw("sub", x, rest, dtype=d), y, dtype=d)
+    quotient = _downwards(b, rest, y, b.pw("sub", quotient, 1.0, dtype=d), quotient, d)
+    low = b.pw("floor", quotient, dtype=d)
+    up = b.pw("gt", b.pw("sub", quotient, low, dtype=d), 0.5, dtype="bool")
+    whole = b.pw("where", up, b.pw("add", low, 1.0, dtype=d), low, dtype=d)
+    none = b.pw("where", b.pw("signbit", plain, dtype="bool"), -0.0, 0.0, dtype=d)
+    whole = b.pw("where", b.pw("eq", quotient, 0.0, dtype="bool"), none, whole, dtype=d)
+    if not isinstance(y, Expr):
+        return whole if y else plain
+    return b.pw("where", b.pw("eq", y, 0.0, dtype="bool"), plain, whole, dtype=d)
 
 
 def _crosses(b: Builder, x: Any, y: Any, d: str) -> Expr:
@@ -194,16 +240,28 @@ def _trunc(b: Builder, x: Expr, d: str) -> Expr:
 
 
 @rule("floor", "ceil", "trunc", "round", "frac")
-def _round(b: Builder, node: Any, x: Expr) -> Expr:
+def _round(b: Builder, node: Any, x: Expr, decimals: int = 0) -> Expr:
     d, name = out_dtype(node), node.packet.removeprefix("aten.")
     if not is_float(x.dtype):
         return b.redim(x, x.dims)
+    if decimals:
+        return _to_decimals(b, x, decimals, d)
     if name in ("floor", "ceil"):
         return b.pw(name, x, dtype=d)
     if name in ("trunc", "frac"):
         whole = _trunc(b, x, d)
         return whole if name == "trunc" else b.pw("sub", x, whole, dtype=d)
     return rounded(b, x, d)
+
+
+def _to_decimals(b: Builder, x: Expr, decimals: int, d: str) -> Expr:
+    """PyTorch's: to an integer between a product with a power of ten and a quotient by it, or the other way round."""
+    if d in ("float16", "bfloat16"):
+        raise Unsupported("decimals of half types, which PyTorch rounds in between")
+    divide = "div" if d == "float64" else "div_rn"
+    there, back = ("mul", divide) if decimals > 0 else (divide, "mul")
+    ten = 10.0 ** abs(decimals)
+    return b.pw(back, rounded(b, b.pw(there, x, ten, dtype=d), d), ten, dtype=d)
 
 
 def rounded(b: Builder, x: Expr, d: str) -> Expr:

@@ -40,6 +40,12 @@ def _full(b: Builder, node: Any, *args: Any, **unused: Any) -> Expr:
     return b.redim(b.const(value, out_dtype(node)), [b.axes.new(s) for s in node.metas[0].shape])
 
 
+@rule("empty_permuted")
+def _empty(b: Builder, node: Any, *unused: Any, **more: Any) -> Expr:
+    """What nobody has written yet, which may be anything: zeros."""
+    return b.redim(b.const(0, out_dtype(node)), [b.axes.new(s) for s in node.metas[0].shape])
+
+
 @rule("arange")
 def _arange(b: Builder, node: Any, *args: Any, **unused: Any) -> Expr:
     start, _, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]

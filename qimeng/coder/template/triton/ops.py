@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qimeng.coder.template.triton.exponentials import exp2_lines, exp_lines, pow_lines
+from qimeng.coder.template.triton.remainders import fmod_lines
 from qimeng.coder.template.triton.special import FAST, TABLES, expm1_lines, polynomial, tanh_series
 
 SIMPLE: dict[str, str] = {
@@ -158,6 +159,9 @@ LONG: dict[str, Callable[[str, str], list[str]]] = {
 }  # fmt: skip
 """Operators that take several lines: (result name, operand name) to lines."""
 
+OF_TWO: dict[str, Callable[[str, str, str], list[str]]] = {"pow": pow_lines, "fmod": fmod_lines}
+"""Operators of two operands that take several lines: (result name, operand names) to lines."""
+
 DOUBLE: dict[str, Callable[[str, str], list[str]]] = {
     "sqrt": lambda t, x: [f"{t} = tl.sqrt({x})"],
     "rsqrt": lambda t, x: [f"{t} = 1.0 / tl.sqrt({x})"],
@@ -191,8 +195,8 @@ def write(
         return DOUBLE[op](target, args[0])
     if fast and dtype != "float64" and op in FAST:
         return TABLES[fast][op](target, args[0])
-    if op == "pow":
-        return pow_lines(target, *args)
+    if op in OF_TWO:
+        return OF_TWO[op](target, *args)
     if op in LONG:
         return LONG[op](target, args[0])
     return [f"{target} = {SIMPLE[op].format(*args)}"]
@@ -200,7 +204,7 @@ def write(
 
 def known(op: str) -> bool:
     """True where `write` can print `op`."""
-    return op in SIMPLE or op in LONG or op in (*BITWISE, "pow")
+    return op in SIMPLE or op in LONG or op in OF_TWO or op in BITWISE
 
 
 TRITON_DTYPE = {
