@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import operator
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +39,8 @@ MOST = 1 << 21
 a parameter. Larger ones are too slow on a CPU."""
 RUNNABLE = 1 << 27
 """Elements of all tensors together up to which a run on the CPU takes seconds at most."""
+SEARCH_S = 4.0
+"""Seconds after which no further size is tried: a run of a network without memory takes one or more."""
 LIMITS = (256, 128, 64, 32, 16, 8)
 """Largest sizes tried, one after the other."""
 SMALL = 64
@@ -92,7 +95,10 @@ def reduce_origin(origin: Origin, training: bool) -> Origin:
 
 def _smaller(origin: Origin, training: bool, whole: _Size | None) -> Origin:
     smaller: list[tuple[int, Origin]] = []
+    end = time.monotonic() + SEARCH_S
     for candidate in _candidates(origin):
+        if time.monotonic() > end:
+            break
         size = _size(candidate, training, fake=True)
         if size is None or (whole is not None and size.total >= whole.total):
             continue

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 import torch
 from torch.utils import _pytree
 
-from qimeng.spec import KernelSpec
+from qimeng.spec import KernelSpec, reduce
 from qimeng.spec.reduce import ENOUGH, shrink
 
 
@@ -92,3 +95,19 @@ def test_modules_by_their_batch() -> None:
     assert shapes(heavy)[0][0] < 4096, "large weights stay, the batch does not"
     fixed = KernelSpec.of(torch.nn.Flatten(0), (torch.rand(8, 4),))
     assert fixed.reduced() is fixed
+
+
+def test_the_search_for_a_smaller_size_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[bool] = []
+    measured = reduce._size
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        tried.append(True)
+        time.sleep(0.2)
+        return measured(*arguments, **options)
+
+    spec = KernelSpec.from_module(torch.nn.Conv2d(3, 7, 3), (torch.randn(2, 3, 257, 263),))
+    monkeypatch.setattr(reduce, "_size", slow)
+    monkeypatch.setattr(reduce, "SEARCH_S", 0.1)
+    assert reduce.reduce_origin(spec.origin, spec.training) is spec.origin
+    assert len(tried) == 2  # its own size, and one smaller one
