@@ -90,6 +90,7 @@ class Cost:
         again_bytes: bytes of each such reading.
         held_bytes: bytes that each resident block reads again, so that the L2 cache must hold them; 0 where what is
             read again is always there.
+        waiting_ms: milliseconds of steps that come one after the other, whatever they move.
     """
 
     tile: tuple[int, int] = (128, 128)
@@ -101,6 +102,7 @@ class Cost:
     again_reads: int = 0
     again_bytes: int = 0
     held_bytes: int = 0
+    waiting_ms: float = 0.0
 
 
 class Move(ABC, Generic[P, S]):

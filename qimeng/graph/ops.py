@@ -90,6 +90,9 @@ ATTENTIONS = frozenset(
     "aten._scaled_dot_product_flash_attention_for_cpu".split()
 )
 
+LAYERS = frozenset("aten.lstm aten.gru aten.rnn_tanh aten.rnn_relu".split())
+"""Recurrent layers: a step of a sequence needs the one before."""
+
 CONVOLUTIONS = frozenset("aten.convolution aten.conv1d aten.conv2d aten.conv3d".split())
 
 

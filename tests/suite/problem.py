@@ -73,7 +73,17 @@ class Table:
 
 def problems() -> list[Problem]:
     """Every problem of the suite."""
-    from tests.suite import attention, convolutions, pointwise, products, reductions, scans, shapes, structure
+    from tests.suite import (
+        attention,
+        convolutions,
+        pointwise,
+        products,
+        recurrent,
+        reductions,
+        scans,
+        shapes,
+        structure,
+    )
 
-    modules = (pointwise, reductions, products, attention, scans, structure, shapes, convolutions)
+    modules = (pointwise, reductions, products, attention, scans, recurrent, structure, shapes, convolutions)
     return [p for module in modules for p in module.problem.problems]

@@ -88,6 +88,8 @@ def run(problem: Problem, steps: int, seed: int, device: str = "cpu") -> dict[st
         kind = "fusion" if "fusion" in every and choose.random() < 0.5 else choose.choice(every)
         action = choose.choice([a for a in legal if a.kind == kind])
         program = step(program, action, coder, values, row, choose)
+        if program.graph is not graph:  # rewritten, with values of its own
+            graph, values = program.graph, evaluate(program.graph, spec, device)
         row["actions"] += 1
     return {**row, "seconds": round(time.perf_counter() - began, 2)}
 

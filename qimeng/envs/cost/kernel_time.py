@@ -98,7 +98,7 @@ def region_ms(
     launched = [k for k in kernels if not k.prepares]
     work = sum(product_flops(region.graph, node) for node in region.ops)
     main = _product_kernel(launched) if work else None
-    total = 0.0
+    total = cost.waiting_ms
     for number, kernel in enumerate(launched):
         hot = _hot_bytes(region, device) if number == 0 else _left_in_cache(launched[:number], kernel, device)
         if kernel is main:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 
 from qimeng.device import Device
+from qimeng.graph.loops.loop import is_loop, loop_of
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, itemsize
-from qimeng.graph.ops import SCANS, VIEWS, category, flops, precision_of
+from qimeng.graph.ops import LAYERS, SCANS, VIEWS, category, flops, precision_of
 
 COPY_SHARE = 4.3 / 4.8
 """Share of the datasheet's bandwidth that a copy reaches: 4.3 of 4.8 TB/s on an H200 (measured)."""
@@ -42,6 +43,12 @@ L2_USABLE = 0.5
 
 LAUNCH_MS = 0.003
 """What a kernel in a stream of kernels takes beside its work."""
+
+LAYER_STEP_MS = 0.014
+"""What a step of one direction of a recurrent layer takes on PyTorch, whatever its sizes are.
+
+Six layers of 512 steps take 41 ms (LSTM) and 57 ms (GRU), with batches of 10 and states of 256 on an H200.
+"""
 
 _READS = {
     "aten._softmax": 3,
@@ -123,7 +130,19 @@ def node_ms(graph: OpGraph, node: Node, device: Device, mode: str = "default") -
     if node.packet in _BLOCK_SHARES and operands:
         rows = graph.meta(operands[0]).numel / max(_row(graph, node), 1)
         share = min(share, rows * _BLOCK_SHARES[node.packet])
-    return LAUNCH_MS + memory / share
+    return _steps_ms(graph, node) + LAUNCH_MS + memory / share
+
+
+def _steps_ms(graph: OpGraph, node: Node) -> float:
+    """Milliseconds of the steps of a loop or of a recurrent layer, one after the other."""
+    if is_loop(node):
+        loop = loop_of(node)
+        return loop.count * LAUNCH_MS * sum(category(Node("", "op", line.target)) != "view" for line in loop.body)
+    if node.packet not in LAYERS or len(node.args) != 9:
+        return 0.0
+    count, both, batch_first = node.args[4], node.args[7], node.args[8]
+    steps = graph.meta(node.args[0]).shape[1 if batch_first else 0]
+    return float(steps * count * (2 if both else 1) * LAYER_STEP_MS)
 
 
 def floor_ms(graph: OpGraph, device: Device, mode: str = "default") -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from qimeng.graph.loops.loop import At, Line, Loop, Name
-from qimeng.graph.loops.unstack import stacked_again
+from qimeng.graph.loops.unstack import apart, stacked_again
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, map_values
 from qimeng.graph.ops import VIEWS, category
 
@@ -252,6 +252,7 @@ class _Rolling:
         }
         instead: dict[Value, Value] = {}
         parts: list[Node] = []
+        last: dict[str, Value] = {}
         for value in self._read_outside():
             step, number = self._place[value.node]
             if number not in self._kept:  # of the last step alone
@@ -261,6 +262,8 @@ class _Rolling:
             part = Node(f"{value.node}__step", "op", "aten.select.int", (whole, 0, step), metas=(_part(node, whole),))
             parts.append(part)
             instead[value] = Value(part.name)
+            if step == self.copies - 1 and number in states:
+                last[part.name] = Value(name, states[number])
 
         def current(value: Value) -> Value:
             return instead.get(value, value)
@@ -283,7 +286,7 @@ class _Rolling:
         outputs = tuple(current(o) if isinstance(o, Value) else o for o in self.graph.outputs)
         mutations = tuple((key, current(v)) for key, v in self.graph.mutations)
         made = replace(self.graph, nodes=nodes, outputs=outputs, mutations=mutations)
-        return stacked_again(made, name)
+        return apart(stacked_again(made, name), [n.name for n in parts], last)
 
     def _needed(self, names: Sequence[str]) -> set[str]:
         """Operators that `names` are computed from, and these."""

@@ -1,15 +1,17 @@
 """Takes stacks of the steps of a loop for what the loop has stacked already.
 
-Deals in one operator that puts every step of one result together again. Knows nothing about how loops are found.
+Deals in operators that read the steps of a loop, and in their memory. Knows nothing about how loops are found.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, row_major
+from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, map_values, row_major
+from qimeng.graph.ops import VIEWS
 
 
 def stacked_again(graph: OpGraph, loop: str) -> OpGraph:
@@ -29,6 +31,35 @@ def stacked_again(graph: OpGraph, loop: str) -> OpGraph:
             read.update(v.node for v in node.operands())
     kept = {name: n for name, n in nodes.items() if n.kind != "op" or name in read}
     return replace(graph, nodes=kept)
+
+
+def apart(graph: OpGraph, steps: Sequence[str], last: Mapping[str, Value]) -> OpGraph:
+    """`graph`, where no result shares the memory of stacked steps.
+
+    Args:
+        graph: with a loop.
+        steps: operators that take one step of a stacked result.
+        last: those of them that take the last step of a state, to the loop's own result for that.
+    """
+    users, results = graph.users(), set(graph.results())
+    instead, nodes = dict[Value, Value](), dict[str, Node]()
+    for node in graph.nodes.values():
+        value = Value(node.name)
+        if node.name not in steps:
+            kwargs = tuple((k, map_values(v, lambda v: instead.get(v, v))) for k, v in node.kwargs)
+            args = map_values(node.args, lambda v: instead.get(v, v))
+            nodes[node.name] = replace(node, args=args, kwargs=kwargs) if node.kind == "op" else node
+        elif node.name in last:
+            instead[value] = last[node.name]
+        elif value in results or any(graph.nodes[u].packet in VIEWS for u in users.get(value, ())):
+            instead[value] = Value(f"{node.name}__copied")
+            copy = Node(instead[value].node, "op", "aten.clone.default", (value,), metas=node.metas)
+            nodes |= {node.name: node, copy.name: copy}
+        else:
+            nodes[node.name] = node
+    outputs = tuple(instead.get(o, o) if isinstance(o, Value) else o for o in graph.outputs)
+    mutations = tuple((key, instead.get(v, v)) for key, v in graph.mutations)
+    return replace(graph, nodes=nodes, outputs=outputs, mutations=mutations)
 
 
 def _whole(nodes: dict[str, Node], node: Node, loop: str) -> list[Node] | None:
@@ -60,4 +91,4 @@ def _whole(nodes: dict[str, Node], node: Node, loop: str) -> list[Node] | None:
     return [*found, Node(node.name, "op", "aten.view.default", (whole, meta.shape), metas=(meta,))]
 
 
-__all__ = ["stacked_again"]
+__all__ = ["apart", "stacked_again"]

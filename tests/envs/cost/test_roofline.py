@@ -10,13 +10,17 @@ import pytest
 import torch
 
 from qimeng.backend.facts import KernelFacts
+from qimeng.coder.template.coder import TemplateCoder
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.device import DEVICES
 from qimeng.envs.cost.kernel_time import program_ms, region_ms, resident_blocks, tile_share
 from qimeng.envs.cost.roofline import LAUNCH_MS, eager_ms, floor_ms, product_flops
 from qimeng.graph.capture import capture
+from qimeng.graph.loops.loop import is_loop
 from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.rewrites import find_rewrites
+from qimeng.interfaces import Action, Request
 from qimeng.program.program import Implementation, Program
 from qimeng.spec.origin import FunctionModule
 
@@ -154,3 +158,17 @@ def test_tiles_and_occupancy() -> None:
     assert resident_blocks(kernel(registers=255), H200) == 2
     assert resident_blocks(kernel(shared_bytes=100_000), H200) == 2
     assert resident_blocks(kernel(shared_bytes=10**6), H200) == 1
+
+
+def test_steps_come_one_after_the_other() -> None:
+    def layer(steps: int) -> OpGraph:
+        return capture(lambda: torch.nn.GRU(8, 16, 2, bidirectional=True), lambda: (torch.empty(steps, 3, 8),))
+
+    found = [eager_ms(layer(steps), H200) for steps in (100, 200)]
+    assert found[0] > 100 * 4 * 0.01 and found[1] > 1.9 * found[0]
+    rewritten = Program.start(layer(200)).with_rewrites(find_rewrites(layer(200), "layers")[0])
+    loops = [r for r in rewritten.regions if any(is_loop(n) for n in r.ops)]
+    on_torch = program_ms(rewritten, {}, H200)
+    assert all(on_torch[r.id] > 200 * 10 * LAUNCH_MS for r in loops)
+    lowered = TemplateCoder().write(Request(rewritten, Action("lowering", (loops[0].id,)), H200)).alternatives[0]
+    assert 0.05 < region_ms(loops[0], lowered, (), H200) < on_torch[loops[0].id] / 10

@@ -113,6 +113,26 @@ def test_a_loop_is_one_operator_and_computes_the_same_to_the_bit(name: str) -> N
     assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in pairs)
 
 
+class Some(nn.Module):
+    """Returns some steps beside all of them."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        state, found = x[0], []
+        for t in range(60):
+            state = torch.tanh(state * x[t]) - 0.5
+            found.append(state)
+        return torch.stack(found), state, found[7], found[9].unsqueeze(0), found[11] * 2
+
+
+def test_results_have_memory_of_their_own() -> None:
+    graph = capture(Some, lambda: (torch.empty(60, 4),))
+    assert sum(is_loop(n) for n in graph.ops()) == 1
+    x = torch.randn(60, 4)
+    wanted, found = Some()(x), Program.start(graph).load().Model()(x)
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+    assert len({t.untyped_storage().data_ptr() for t in found}) == 5
+
+
 @pytest.mark.parametrize(("make", "shape"), [(Repeated, (3, 8)), (Uneven, (1800, 4))])
 def test_what_is_no_loop_over_steps_stays_as_it_is(make: Make, shape: tuple[int, ...]) -> None:
     graph = capture(make, lambda: (torch.empty(shape),))

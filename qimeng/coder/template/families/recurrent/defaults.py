@@ -19,6 +19,9 @@ TILE = 32
 GUESSES = 5
 """Schedules that lowering measures beside the plain one."""
 
+CYCLES_A_MS = 1.7e6
+"""Cycles of a multiprocessor in a millisecond."""
+
 AHEAD = 4
 """Depth of the pipeline of a loop whose programs do not wait."""
 
@@ -51,7 +54,7 @@ def candidates(plan: RecurrentPlan, device: Device) -> list[RecurrentSchedule]:
             if shares == 1 or groups * shares <= device.sms:
                 for warps in (4, 8):
                     s = RecurrentSchedule(block_p=p, block_r=r, block_k=depth_block(plan, p, r, warps), warps=warps)
-                    found.append((cycles(plan, s, device), s))
+                    found.append((cycles(plan, s, device.sms), s))
     return [s for _, s in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -71,16 +74,16 @@ def depth_block(plan: RecurrentPlan, block_p: int, block_r: int, warps: int) -> 
     return min(power_of_two(plan.column_count), 1 << (most.bit_length() - 1))
 
 
-def cycles(plan: RecurrentPlan, s: RecurrentSchedule, device: Device) -> float:
-    """A guess at the cycles of a step."""
+def cycles(plan: RecurrentPlan, s: RecurrentSchedule, sms: int = 132) -> float:
+    """A guess at the cycles of a step on a GPU of `sms` multiprocessors."""
     shares, groups = -(-plan.column_count // s.block_r), -(-plan.row_count // s.block_p)
-    waves = max(1.0, groups * shares / device.sms)
+    waves = max(1.0, groups * shares / sms) if plan.exchanged else 1.0
     weights = len(plan.products) * s.block_r * plan.column_count
     rate = 32 * min(s.warps, 4)
     held = s.block_k >= plan.column_count and weights / (32 * s.warps) <= HELD
     again = 0.0 if held else weights * plan.itemsize / AGAIN_BYTES
-    wait = WAIT_CYCLES + WAIT_EACH * shares if shares > 1 else WAIT_CYCLES / 4
+    wait = WAIT_CYCLES + WAIT_EACH * shares if shares > 1 and plan.exchanged else WAIT_CYCLES / 4
     return waves * (weights * s.block_p / rate + again) + wait
 
 
-__all__ = ["GUESSES", "candidates", "default_schedule", "depth_block", "guesses"]
+__all__ = ["GUESSES", "CYCLES_A_MS", "candidates", "cycles", "default_schedule", "depth_block", "guesses"]

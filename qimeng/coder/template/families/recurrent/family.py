@@ -8,7 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qimeng.coder.template.families.common import fast_by_default
-from qimeng.coder.template.families.recurrent.defaults import default_schedule, depth_block, guesses
+from qimeng.coder.template.families.recurrent.defaults import (
+    CYCLES_A_MS,
+    cycles,
+    default_schedule,
+    depth_block,
+    guesses,
+)
 from qimeng.coder.template.families.recurrent.moves import moves
 from qimeng.coder.template.families.recurrent.plan import RecurrentPlan, plan_recurrent
 from qimeng.coder.template.families.recurrent.printer import print_recurrent
@@ -16,7 +22,7 @@ from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
 from qimeng.coder.template.families.recurrent.words import INTENTS
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
-from qimeng.family import Family, Needs
+from qimeng.family import Cost, Family, Needs
 from qimeng.graph.loops.loop import is_loop
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
@@ -85,6 +91,10 @@ class Recurrent(Family[RecurrentPlan, RecurrentSchedule]):
     def print(self, plan: RecurrentPlan, schedule: RecurrentSchedule, prefix: str) -> Implementation:
         """One kernel for all steps."""
         return print_recurrent(plan, schedule, prefix)
+
+    def cost(self, plan: RecurrentPlan, schedule: RecurrentSchedule) -> Cost:
+        """Steps come one after the other; what they move is little."""
+        return Cost(waiting_ms=plan.loop.count * cycles(plan, schedule) / CYCLES_A_MS)
 
     def intents(
         self, region: Region, schedule: RecurrentSchedule | None, device: Device, mode: str
