@@ -97,17 +97,17 @@ def test_modules_by_their_batch() -> None:
     assert fixed.reduced() is fixed
 
 
-def test_the_search_for_a_smaller_size_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seconds", [0.01, 60.0])
+def test_the_search_for_a_smaller_size_ends_in_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     tried: list[bool] = []
-    measured = reduce._size
 
-    def slow(*arguments: Any, **options: Any) -> Any:
+    def slow(*arguments: Any, **options: Any) -> None:
+        """No size runs."""
         tried.append(True)
-        time.sleep(0.2)
-        return measured(*arguments, **options)
+        time.sleep(0.02)
 
     spec = KernelSpec.from_module(torch.nn.Conv2d(3, 7, 3), (torch.randn(2, 3, 257, 263),))
     monkeypatch.setattr(reduce, "_size", slow)
-    monkeypatch.setattr(reduce, "SEARCH_S", 0.1)
+    monkeypatch.setattr(reduce, "SEARCH_S", seconds)
     assert reduce.reduce_origin(spec.origin, spec.training) is spec.origin
-    assert len(tried) == 2  # its own size, and one smaller one
+    assert len(tried) == 2 if seconds < 1 else len(tried) > 2  # its own size, and one smaller one
