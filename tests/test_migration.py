@@ -22,6 +22,7 @@ from qimeng.envs.steps.setup import make_task
 from qimeng.envs.steps.state import Budget
 from qimeng.envs.steps.stored_answers import CachingEvaluator, ReplayCoder, ReplayEvaluator
 from qimeng.errors import ReplayError
+from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import FinalOptions
 from qimeng.planner.data.tree import Tree, read_trees, trees_of, write_trees
@@ -32,6 +33,7 @@ from qimeng.program.program import Program
 from qimeng.recipe import Recipe, program_from_json
 from qimeng.spec import KernelSpec
 from qimeng.store import SCHEMA_VERSION, Store
+from qimeng.store.migration import planned
 from qimeng.testing import FakeCoder, FakeEvaluator, ScriptedPlanner, fake_task, sample_graph
 
 OLD = Path(__file__).parent / "program" / "old"
@@ -176,6 +178,26 @@ def test_a_store_of_trees_has_no_programs_and_is_migrated_by_its_patches(old: Pa
     with pytest.warns(UserWarning, match=REMARK):
         store = Store(old)
     assert {start.digest} < {e.parent for e in store.steps()}
+
+
+@pytest.mark.parametrize("estimated", [False, True])
+def test_what_was_measured_on_a_gpu_begins_with_the_layouts_of_the_gpu(
+    old: Path, estimated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def captured(spec: KernelSpec, device: str) -> OpGraph:
+        asked.append(device)
+        return capture_spec(spec)
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("qimeng.graph.verify.capture_spec", captured)
+    db = sqlite3.connect(old)
+    if estimated:
+        db.execute("UPDATE conditions SET body = replace(body, 'false', 'true')")
+    planned(db)
+    db.close()
+    assert set(asked) == {"cpu" if estimated else "cuda"}
 
 
 # ---- files of trees

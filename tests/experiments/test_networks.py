@@ -10,6 +10,10 @@ from qimeng.bench.suite import problems_of
 from qimeng.bench.suites import suite_named
 from qimeng.errors import SpecError
 from qimeng.graph.capture import capture
+from qimeng.graph.on_device import for_device
+from qimeng.graph.verify import capture_spec
+from qimeng.program.program import Program
+from tests.graph.other_layouts import OtherLayouts
 
 
 def test_the_suite_lists_networks_and_blocks_without_loading_them() -> None:
@@ -36,3 +40,22 @@ def test_the_rotary_embedding_runs() -> None:
     with torch.no_grad():
         q, k = small.module()(*small.inputs(0))
     assert q.shape[1] > k.shape[1] and bool(q.isfinite().all())
+
+
+@pytest.mark.slow
+def test_a_network_runs_where_attentions_and_convolutions_are_laid_out_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Captured there and captured here."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    monkeypatch.setattr(networks, "_VIT", {**sizes, "image_size": 32, "patch_size": 8})
+    monkeypatch.setattr(networks, "IMAGES", ("BATCH = 2", "torch.randn(BATCH, 3, 32, 32)"))
+    spec = networks.vit()
+    captured, module, inputs = capture_spec(spec, verify=False), spec.module(), spec.inputs(0)
+    with OtherLayouts(), torch.no_grad():
+        moved = for_device(spec, "cpu:0", captured)
+        assert moved is not captured
+        for graph in (captured, moved):
+            model = Program.start(graph).load("network").Model()
+            model.load_state_dict(module.state_dict())
+            torch.testing.assert_close(model(*inputs), module(*inputs))
