@@ -31,6 +31,8 @@ from qimeng.spec.ties import same_as, tied
 
 PLAIN = frozenset({"view", "pointwise", "reduction", "scan", "gemm", "attention", "convolution"})
 """Categories of operators that accept any numbers (`qimeng.graph.ops.category`)."""
+MOVES = frozenset("aten.cat aten.stack aten.max_pool2d_with_indices aten.max_pool3d_with_indices".split())
+"""Operators of other categories that do so too."""
 
 
 class RegionModule(torch.nn.Module):
@@ -229,10 +231,10 @@ def _origin(module: RegionModule, inputs: tuple[torch.Tensor, ...], native: str,
 
 
 def _accepts_any(region: Region) -> bool:
-    """Whether the operators take whatever values their inputs have: floating ones, and no position among them."""
-    kinds = {category(node) for node in region.ops}
-    floating = all("float" in region.graph.meta(v).dtype for v in region.inputs)
-    return floating and kinds <= PLAIN and not any(node.literal for node in region.ops)
+    """Whether the operators take whatever values their inputs have: no whole numbers, and no position among them."""
+    plain = all(category(node) in PLAIN or node.packet in MOVES for node in region.ops)
+    dtypes = {region.graph.meta(v).dtype for v in region.inputs}
+    return plain and all("float" in d or d == "bool" for d in dtypes) and not any(node.literal for node in region.ops)
 
 
 __all__ = ["RegionModule", "RegionSpec", "region_spec"]

@@ -25,9 +25,11 @@ CULPRITS = 3
 """Steps at fault that one milestone looks for; after that, all steps since the last milestone are left out."""
 
 
-def is_on_region(patch: Patch) -> bool:
-    """Whether `patch` gives one region another implementation and leaves graph and launch as they are."""
-    return patch.target is not None and bool(patch.alternatives) and not patch.rewrites and patch.launch is None
+def is_on_region(program: Program, patch: Patch) -> bool:
+    """Whether `patch` gives one region of several another implementation and leaves graph and launch as they are."""
+    if patch.target is None or not patch.alternatives or patch.rewrites or patch.launch is not None:
+        return False
+    return len(patch.apply(program).called) > 1
 
 
 def shared_out(program: Program, evaluation: Evaluation, device: Device) -> dict[str, float]:

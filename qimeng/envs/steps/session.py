@@ -316,7 +316,7 @@ class Session:
             return step
         note = f"{text_of(action, before.program)}: {patch.note}" if patch.note else text_of(action, before.program)
         self.tell("try", note)
-        on_region = self.task.by_region and is_on_region(patch)
+        on_region = self.task.by_region and is_on_region(before.program, patch)
         if not on_region:
             self.settle()  # what is judged as a whole should fail for its own faults
             if self.state.program is not before.program:
@@ -399,7 +399,7 @@ class Session:
     def _names(self, program: Program, patch: Patch | None) -> tuple[str, str]:
         """What findings about a patch are kept under: for its region alone, and for the whole program."""
         subject = subject_of(program, patch)
-        if patch is None or not (self.task.by_region and is_on_region(patch)):
+        if patch is None or not (self.task.by_region and is_on_region(program, patch)):
             return subject, subject
         return self.task.request(program, patch, Asked.REGION).region_subject, subject
 

@@ -192,6 +192,16 @@ def test_a_program_is_settled_before_a_step_that_is_about_the_whole(graph: OpGra
     assert session.state.judged
 
 
+def test_a_step_on_all_of_the_program_is_judged_as_a_whole(graph: OpGraph) -> None:
+    judge = ByRegion()
+    session = started(graph, judge)
+    for _ in range(4):
+        session.step(next(a for a in session.observe().actions if a.kind == "fusion"))
+    (one,) = session.state.program.regions
+    step = session.step(Action("lowering", (one.id,)))
+    assert step.accepted and judge.asked == [Asked.TIMING, Asked.TIMING] and session.state.judged
+
+
 def test_an_engine_that_knows_whole_programs_alone_judges_those(graph: OpGraph) -> None:
     judge = ByRegion()
     session = started(graph, judge)
@@ -222,16 +232,25 @@ def test_the_scope_travels_with_an_evaluation() -> None:
     assert Evaluation.from_json(found.to_json()) == found
 
 
+TWO = torch.nn.Sequential(torch.nn.GELU(), torch.nn.Tanh())
+
+
 def test_a_task_is_judged_by_region_where_that_is_asked_for() -> None:
-    inputs = (torch.ones(8, 8),)
-    plain = make_task(torch.nn.GELU(), inputs, device="h200")
-    asked = make_task(torch.nn.GELU(), inputs, device="h200", by_region=True)
-    assert not plain.by_region and not isinstance(plain.evaluator, RegionJudges)
-    assert asked.by_region and isinstance(asked.evaluator, RegionJudges)
-    session = Session(asked)
+    for by_region in (None, True):
+        task = make_task(TWO, (torch.rand(8, 8),), device="h200", by_region=by_region)
+        assert task.by_region is bool(by_region)
+        assert isinstance(task.evaluator, RegionJudges) is bool(by_region)
+        task.evaluator.close()
+
+
+@pytest.mark.slow
+def test_estimates_by_region_are_sums_of_estimates() -> None:
+    task = make_task(TWO, (torch.rand(8, 8),), device="h200", by_region=True)
+    session = Session(task)
+    session.begin()
     step = session.step(lowerings(session)[0])
     assert step.accepted and step.evaluation is not None and step.evaluation.scope is Scope.SUM
     assert step.evaluation.timing is not None and step.evaluation.timing.estimated
     session.settle()
-    assert session.state.judged
-    asked.evaluator.close()
+    assert session.state.judged and session.state.ms == pytest.approx(step.evaluation.ms)
+    task.evaluator.close()
