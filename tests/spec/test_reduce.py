@@ -106,7 +106,7 @@ def test_the_search_for_a_smaller_size_ends_in_time(monkeypatch: pytest.MonkeyPa
         tried.append(True)
         time.sleep(0.02)
 
-    spec = KernelSpec.from_module(torch.nn.Conv2d(3, 7, 3), (torch.randn(2, 3, 257, 263),))
+    spec = source("N, K = 2048, 4096", "pass", "x[0] + 1", "[torch.rand(N, K)]")
     monkeypatch.setattr(reduce, "_size", slow)
     monkeypatch.setattr(reduce, "SEARCH_S", seconds)
     assert reduce.reduce_origin(spec.origin, spec.training) is spec.origin
