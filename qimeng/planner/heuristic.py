@@ -7,24 +7,21 @@ action is carried out. It is the baseline that a trained planner must beat.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import takewhile
 
 from qimeng.actions.large import is_large, unlike
-from qimeng.errors import IllegalAction, QimengError
-from qimeng.family import Unsupported, concerned, covering, family_of
-from qimeng.graph.ops import is_product, precision_of
+from qimeng.errors import QimengError
+from qimeng.family import Unsupported, covering
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Observation, Planner
-
-NEAR_ROOFLINE = 0.98
-"""A region whose least memory traffic, at the rates below, takes this share of its time is left alone."""
-
-FAR_FROM_ROOFLINE = 0.85
-"""Below this share a kernel is not bound by memory, but for example by special functions."""
-
-READ_FRACTION, COPY_FRACTION = 0.94, 0.88
-"""Share of the datasheet's bandwidth that reading reaches, and reading and writing (H200: 4.5 and 4.2 of 4.8 TB/s)."""
+from qimeng.planner.heuristic_facts import (
+    at_roofline,
+    by_time,
+    has_product,
+    intents_in_order,
+    library_first,
+    torch_ms,
+    tried_before,
+)
 
 SMALL_SHARE = 0.04
 """Regions below this share of the program's time are not tuned."""
@@ -88,7 +85,7 @@ class HeuristicPlanner(Planner):
 
         Layers become one product where it is left to the library; a generated one fuses what follows each of them.
         """
-        tried, library = _tried(o), _library_first(o, o.program.called)
+        tried, library = tried_before(o), library_first(o, o.program.called)
         found = [a for a in o.actions if a.kind == "algebra" and a not in tried]
         return next((a for a in found if library or a.param != "together"), None)
 
@@ -100,7 +97,7 @@ class HeuristicPlanner(Planner):
         ms = o.evaluation.ms if o.evaluation else None
         if ms is None or o.evaluation is None or o.evaluation.timing is None or o.evaluation.timing.estimated:
             return None
-        tried, called = _tried(o), o.program.called
+        tried, called = tried_before(o), o.program.called
         record, back = Action("launch", (), "cuda-graph"), Action("launch", (), "one-by-one")
         whole = Action("library", (called[0].id,) if len(called) == 1 else (), "inductor")
         slower = o.best_ms is not None and ms > o.best_ms
@@ -114,7 +111,7 @@ class HeuristicPlanner(Planner):
             return None
         for action in _fusions(o):
             regions = [o.program.region(r) for r in action.regions]
-            products = any(_has_product(r) for r in regions) and _library_first(o, regions)
+            products = any(has_product(r) for r in regions) and library_first(o, regions)
             if products and not _spares_memory(o, action):
                 continue
             return action
@@ -122,11 +119,11 @@ class HeuristicPlanner(Planner):
 
     def _lowering(self, o: Observation, library: bool) -> Action | None:
         """Products first, then by time; those that the library is fast at only where `library` says so."""
-        tried = _tried(o)
+        tried = tried_before(o)
         waiting = {a: o.program.region(a.regions[0]) for a in o.actions if a.kind == "lowering" and a not in tried}
-        chosen = [a for a, r in waiting.items() if library or not (_has_product(r) and _library_first(o, [r]))]
-        products = [a for a in chosen if _has_product(waiting[a])]
-        return next(iter(_by_time(o, products or chosen)), None)
+        chosen = [a for a, r in waiting.items() if library or not (has_product(r) and library_first(o, [r]))]
+        products = [a for a in chosen if has_product(waiting[a])]
+        return next(iter(by_time(o, products or chosen)), None)
 
     def _late_fusion(self, o: Observation) -> Action | None:
         return None if _hurry(o) else next(iter(_fusions(o)), None)
@@ -134,14 +131,14 @@ class HeuristicPlanner(Planner):
     def _at_once(self, o: Observation) -> Action | None:
         """All over a large program: clusters, then kernels for all that a family covers."""
         once = Action("cluster"), Action("lower_all")
-        return next((a for a in once if a in o.actions and (a.kind == "cluster" or a not in _tried(o))), None)
+        return next((a for a in once if a in o.actions and (a.kind == "cluster" or a not in tried_before(o))), None)
 
     def _by_share(self, o: Observation) -> Action | None:
         """Lower or tune the regions whose share of the time is largest for each attempt so far; equal ones are one.
 
         So the slowest regions get most attempts, and none gets all (d'Hondt's rule).
         """
-        tried, offered = _tried(o), set(o.actions)
+        tried, offered = tried_before(o), set(o.actions)
         times = o.evaluation.region_ms if o.evaluation else {}
         shares: dict[str, float] = {}
         for region in o.program.called:
@@ -154,12 +151,12 @@ class HeuristicPlanner(Planner):
 
         for region in sorted(unlike(o.program), key=weight, reverse=True):
             ms, share = times.get(region.id, 0.0), shares[region.signature] / total
-            if times and (share < SMALL_SHARE_OF_MANY or ms < LEAST_MS) or _at_roofline(region, ms, o):
+            if times and (share < SMALL_SHARE_OF_MANY or ms < LEAST_MS) or at_roofline(region, ms, o):
                 continue
-            back, on_torch = Action("library", (region.id,)), _torch_ms(region, o)
+            back, on_torch = Action("library", (region.id,)), torch_ms(region, o)
             if back in offered and on_torch is not None and ms > HOPELESS * on_torch:
                 return back
-            ways = () if self._stuck(region, o) else (("lowering", ""), *_intents_in_order(region, ms, o))
+            ways = () if self._stuck(region, o) else (("lowering", ""), *intents_in_order(region, ms, o))
             found = (Action(kind, (region.id,), param) for kind, param in ways)
             if (action := next((a for a in found if a in offered and a not in tried), None)) is not None:
                 return action
@@ -168,7 +165,7 @@ class HeuristicPlanner(Planner):
         return None
 
     def _tuning(self, o: Observation) -> Action | None:
-        tried = _tried(o)
+        tried = tried_before(o)
         offered = set(o.actions)
         times = o.evaluation.region_ms if o.evaluation else {}
         total = sum(times.values()) or 1.0
@@ -177,13 +174,13 @@ class HeuristicPlanner(Planner):
             ms = times.get(region.id, 0.0)
             if times and ms / total < SMALL_SHARE:
                 break
-            if _at_roofline(region, ms, o):
+            if at_roofline(region, ms, o):
                 continue
             back = next((a for kind in ("library", "unfuse") if (a := Action(kind, (region.id,))) in offered), None)
-            on_torch = None if _has_product(region) else _torch_ms(region, o)
+            on_torch = None if has_product(region) else torch_ms(region, o)
             if back is not None and on_torch is not None and ms > HOPELESS * on_torch:
                 return back
-            intents = () if self._stuck(region, o) else _intents_in_order(region, ms, o)
+            intents = () if self._stuck(region, o) else intents_in_order(region, ms, o)
             for kind, param in intents:
                 action = Action(kind, (region.id,), param)
                 if action in offered and action not in tried:
@@ -204,21 +201,17 @@ class HeuristicPlanner(Planner):
         return idle >= self.patience
 
 
-def _tried(o: Observation) -> set[Action]:
-    return {s.action for s in o.history}
-
-
 def _fusions(o: Observation) -> list[Action]:
     """Fusions without recomputing that were not tried; those that compute before a product come last.
 
     What follows a product is computed once for each element of its result, what comes before it for each tile that
     reads it.
     """
-    tried = _tried(o)
+    tried = tried_before(o)
 
     def before_product(action: Action) -> bool:
         first, second = (o.program.region(r) for r in action.regions)
-        return _has_product(second) and not _has_product(first)
+        return has_product(second) and not has_product(first)
 
     found = [a for a in o.actions if a.kind == "fusion" and not a.param and a not in tried]
     return sorted(found, key=before_product)
@@ -226,23 +219,9 @@ def _fusions(o: Observation) -> list[Action]:
 
 def _hurry(o: Observation) -> bool:
     """Whether lowering takes all the steps left (0: not known); equal regions are lowered in one step."""
-    tried = _tried(o)
+    tried = tried_before(o)
     waiting = [o.program.region(a.regions[0]) for a in o.actions if a.kind == "lowering" and a not in tried]
     return 0 < o.steps_left <= len({r.signature for r in waiting})
-
-
-def _has_product(region: Region) -> bool:
-    return any(is_product(region.graph, n) for n in region.ops)
-
-
-def _half(region: Region) -> bool:
-    return any(region.graph.meta(v).dtype in ("float16", "bfloat16") for v in region.inputs)
-
-
-def _library_first(o: Observation, regions: Iterable[Region]) -> bool:
-    """Whether the library's product runs on the tensor cores, so that a generated one may not be faster."""
-    products = [n.packet for r in regions for n in r.ops if is_product(r.graph, n)]
-    return precision_of(products, o.mode) == "high" or any(_half(r) for r in regions)
 
 
 def _spares_memory(o: Observation, action: Action) -> bool:
@@ -251,59 +230,3 @@ def _spares_memory(o: Observation, action: Action) -> bool:
         return covering(o.program.fusions.merged(*action.regions))[0].spares
     except (Unsupported, QimengError):
         return False
-
-
-def _by_time(o: Observation, actions: list[Action]) -> list[Action]:
-    times = o.evaluation.region_ms if o.evaluation else {}
-
-    def weight(a: Action) -> float:
-        region = o.program.region(a.regions[0])
-        return times.get(region.id, 0.0) or region.bytes_moved() * 1e-12
-
-    return sorted(actions, key=lambda a: -weight(a))
-
-
-def _floor_ms(region: Region, o: Observation) -> float:
-    """Milliseconds that moving the region's bytes once takes at the rate that such traffic reaches."""
-    moved, written = region.bytes_moved(), sum(region.graph.meta(v).bytes for v in region.outputs)
-    fraction = COPY_FRACTION if written > moved / 4 else READ_FRACTION
-    return moved / (o.device.bandwidth_gbs * fraction * 1e6)
-
-
-def _at_roofline(region: Region, ms: float, o: Observation) -> bool:
-    return not _has_product(region) and bool(ms) and _floor_ms(region, o) / ms > NEAR_ROOFLINE
-
-
-def _torch_ms(region: Region, o: Observation) -> float | None:
-    """What PyTorch took for a region that was lowered: its kernel's time less what the lowering cost the program.
-
-    Equal regions are lowered together, and share the cost.
-    """
-    before, equal = o.eager_ms, sum(r.signature == region.signature for r in o.program.called)
-    for step in o.history:
-        found = step.evaluation
-        if not step.accepted or found is None or found.ms is None:
-            continue
-        if step.action == Action("lowering", (region.id,)) and before is not None and region.id in found.region_ms:
-            return found.region_ms[region.id] - (found.ms - before) / max(equal, 1)
-        before = found.ms
-    return None
-
-
-def _intents_in_order(region: Region, ms: float, o: Observation) -> tuple[tuple[str, str], ...]:
-    """The family's, with fast special functions early where memory is not what binds the kernel."""
-    intents = tuple(_intents(region, o))
-    if intents and not _has_product(region) and ms and _floor_ms(region, o) / ms < FAR_FROM_ROOFLINE:
-        forms = tuple(takewhile(lambda i: i[0] == "split", intents))  # how memory is walked gains more
-        intents = (*forms, ("special", "fast"), *intents[len(forms) :])
-    return intents
-
-
-def _intents(region: Region, o: Observation) -> Sequence[tuple[str, str]]:
-    """What the region's family says is worth trying; a kernel without a schedule is like others of its kind."""
-    schedule = o.program.schedule(region)
-    try:
-        family = family_of(schedule) if schedule is not None else concerned(region)
-        return () if family is None else family.intents(region, schedule, o.device, o.mode)
-    except IllegalAction:  # another package's, which fails or is not installed; a step with it says so
-        return ()

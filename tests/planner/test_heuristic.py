@@ -13,7 +13,8 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.graph.capture import capture
 from qimeng.interfaces import Action, Evaluation, Gate, Observation, Request, Step, Timing
-from qimeng.planner.heuristic import HeuristicPlanner, _floor_ms
+from qimeng.planner.heuristic import HeuristicPlanner
+from qimeng.planner.heuristic_facts import floor_ms
 from qimeng.program.program import Program
 
 
@@ -40,7 +41,7 @@ def seen(program: Program, share: float, *tried: Action) -> Observation:
     region = program.regions[0]
     history = tuple(Step(a, Evaluation(Gate.REGION, "slower", "wrong"), False) for a in tried)
     blank = Observation(program, (), None, None, 1.0, history, CONTEXT.device)
-    ms = _floor_ms(region, blank) / share
+    ms = floor_ms(region, blank) / share
     found = Evaluation(Gate.PASSED, timing=Timing(ms), eager=Timing(1.0), region_ms={region.id: ms})
     return Observation(program, legal_actions(program, CONTEXT), found, ms, 1.0, history, CONTEXT.device)
 
