@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from qimeng.spec.law import KNOTS, Law
-from qimeng.spec.leaf import Leaf, domain_of, infer_domain, placed, sample
+from qimeng.spec.leaf import Leaf, domain_of, infer_domain, is_plain, placed, sample, unexpanded
 from qimeng.spec.origin import ExampleOrigin
 from qimeng.spec.source import Source
 from qimeng.spec.ways import Drawn
@@ -57,7 +57,8 @@ def leaf_of(x: torch.Tensor, may_draw: bool) -> Leaf:
         x: what was captured, on any device.
         may_draw: whether a large value may travel as a law.
     """
-    if may_draw and x.nbytes > LARGE_BYTES and x.dtype in (torch.float32, torch.float16, torch.bfloat16):
+    small = x.nbytes <= LARGE_BYTES or x.dtype not in (torch.float32, torch.float16, torch.bfloat16)
+    if may_draw and not small and is_plain(unexpanded(x)):
         part = sample(x).flatten()
         part = part[:: max(1, part.numel() // LOOKED_AT)].cpu()
         domain = infer_domain(part)
