@@ -26,10 +26,41 @@ from qimeng.graph.capture import capture
 from qimeng.graph.rewrites import find_rewrites
 from qimeng.program.program import Program
 
+
+class ByHand(nn.Module):
+    """A recurrent network as a Python loop over its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(1024 + 256, 256), nn.Linear(256, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs of all steps, steps first."""
+        state, found = torch.zeros_like(x[0, :, :256]), []
+        for step in x:
+            state = torch.tanh(self.into(torch.cat((step, state), 1)))
+            found.append(self.out(state))
+        return torch.stack(found)
+
+
+class Selective(nn.Module):
+    """A selective scan as a Python loop over positions, as `transformers` has it where no kernel is installed."""
+
+    def forward(self, decay: Tensor, given: Tensor, read: Tensor) -> Tensor:
+        """Decays and what is added, [batch, channels, positions, states]; what is read, [batch, positions, states]."""
+        state, found = torch.zeros_like(given[:, :, 0]), []
+        for t in range(given.shape[2]):
+            state = decay[:, :, t, :] * state + given[:, :, t, :]
+            found.append(torch.matmul(state, read[:, t, :].unsqueeze(-1))[:, :, 0])
+        return torch.stack(found, -1)
+
+
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] = {
     "lstm": (lambda: nn.LSTM(128, 256, 6, batch_first=True), ((10, 512, 128),)),
     "gru both ways": (lambda: nn.GRU(128, 256, 6, bidirectional=True), ((512, 10, 128),)),
     "rnn": (lambda: nn.RNN(1024, 256), ((256, 8, 1024),)),
+    "by hand": (ByHand, ((256, 8, 1024),)),
+    "selective scan": (Selective, ((1, 1536, 128, 16), (1, 1536, 128, 16), (1, 128, 16))),
     "large lstm": (lambda: nn.LSTM(512, 1024), ((128, 64, 512),)),
 }
 """Layers and the shapes of their inputs."""
@@ -49,7 +80,7 @@ def rows(names: list[str]) -> Iterator[dict[str, Any]]:
     for name in names or LAYERS:
         make, shapes = LAYERS[name]
         torch.manual_seed(0)
-        layer, inputs = make().cuda(), tuple(torch.randn(s, device="cuda") for s in shapes)
+        layer, inputs = make().cuda(), tuple(torch.rand(s, device="cuda") for s in shapes)
         exact = _tensors(make_double(make, layer)(*(x.double() for x in inputs)))
         own = _error(layer(*inputs), exact)
         graph = capture(make, lambda shapes=shapes: tuple(torch.empty(s) for s in shapes))  # type: ignore[misc]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
 from typing import Any
 
 import torch
@@ -48,20 +49,26 @@ for _name in NAMES:
     _LIBRARY.impl(_name, getattr(torch.ops.aten, _name).input, "CompositeExplicitAutograd")
 
 
+_inside, _lock = [0], Lock()
+
+
 @contextlib.contextmanager
 def whole_layers() -> Iterator[None]:
-    """Recurrent layers that need no gradient, on sequences of one length, are one operator each inside."""
-    before = {name: vars(_VF).get(name) for name in NAMES}
-    for name in NAMES:
-        setattr(_VF, name, _whole(name, getattr(_VF, name)))
+    """Recurrent layers that need no gradient, on sequences of one length, are one operator each inside.
+
+    That holds for all threads until the last of them leaves.
+    """
+    with _lock:
+        _inside[0] += 1
+        for name in NAMES if _inside[0] == 1 else ():
+            setattr(_VF, name, _whole(name, getattr(_VF, name)))
     try:
         yield
     finally:
-        for name, function in before.items():
-            if function is None:
-                delattr(_VF, name)
-            else:
-                setattr(_VF, name, function)
+        with _lock:
+            _inside[0] -= 1
+            for name in NAMES if not _inside[0] else ():
+                delattr(_VF, name)  # what PyTorch has is found again
 
 
 def _whole(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from torch.utils import _pytree
 
 from qimeng.graph.capture import capture
 from qimeng.spec.fake import fake_tensors
+from qimeng.spec.layers import whole_layers
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "lstm": lambda: nn.LSTM(5, 8, 2),
@@ -42,7 +43,15 @@ def test_a_long_layer_is_captured_at_once() -> None:
 def test_packed_sequences_are_left_alone() -> None:
     layer, x = nn.GRU(5, 8), torch.randn(6, 5)
     packed = nn.utils.rnn.PackedSequence(x, torch.tensor([3, 2, 1]))
-    with fake_tensors(), torch.no_grad():
-        pass
-    with torch.no_grad():
+    with whole_layers(), torch.no_grad():
         assert layer(packed)[0].data.shape == (6, 8)
+        assert layer(x[None])[0].shape == (1, 6, 8)
+
+
+def test_layers_are_as_they_were_afterwards() -> None:
+    before = torch._VF.lstm
+    with whole_layers():
+        with fake_tensors():
+            assert torch._VF.lstm is not before
+        assert torch._VF.lstm is not before
+    assert torch._VF.lstm is before or torch._VF.lstm == before

@@ -7,7 +7,8 @@ import torch
 
 from qimeng.graph.loops.build import LoopBuilder
 from qimeng.graph.loops.loop import At, Loop, is_loop, loop_of, parsed, step_graph
-from qimeng.graph.opgraph import Meta, Value
+from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
+from qimeng.program.launch import obstacle
 
 
 def decayed(count: int = 4, reverse: bool = False) -> tuple[Loop, list[Value]]:
@@ -56,3 +57,10 @@ def test_a_step_is_a_graph_of_its_own() -> None:
 def test_a_place_is_read_back() -> None:
     for place in (At(1, 0), At(1, 5), At(-1, 7), At(3, 2), At(2, -1)):
         assert [eval(place.text(), {"t": t}) for t in range(3)] == [place.at(t) for t in range(3)]
+
+
+def test_a_loop_may_be_recorded_as_a_cuda_graph() -> None:
+    loop, values = decayed()
+    nodes = {v.node: Node(v.node, "input", str(i), metas=(METAS[i],)) for i, v in enumerate(values)}
+    graph = OpGraph(nodes | {"loop": loop.node("loop", values, METAS)}, (Value("loop"),), n_inputs=3)
+    assert obstacle(graph) == ""
