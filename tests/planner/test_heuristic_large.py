@@ -87,6 +87,15 @@ def test_attempts_go_to_regions_by_their_share_of_the_time() -> None:
     assert chosen[0] == labels[0] and 1 <= chosen.count(labels[1]) < chosen.count(labels[0]), chosen
 
 
+def test_kernels_that_take_no_longer_than_a_launch_are_left_alone() -> None:
+    choose, program = HeuristicPlanner().choose, start(mixed)
+    for action in (Action("cluster"), Action("lower_all")):
+        program = CONTEXT.coder.write(Request(program, action, H200)).apply(program)
+    labels = {r.label() for r in program.regions}
+    assert choose(observed(program, dict.fromkeys(labels, 0.0035), Action("lower_all"))) == Action("stop")
+    assert choose(observed(program, dict.fromkeys(labels, 0.1), Action("lower_all"))) != Action("stop")
+
+
 def test_a_kernel_much_slower_than_pytorch_is_given_back_with_all_equal_ones() -> None:
     choose, program = HeuristicPlanner().choose, start(mixed)
     program = CONTEXT.coder.write(Request(program, Action("cluster"), H200)).apply(program)
