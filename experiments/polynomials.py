@@ -70,6 +70,10 @@ def main() -> None:
     t = points(0.0, 13.4)
     u, values = 1 / (1 + 0.3 * t), of(lambda x: math.erfc(x / math.sqrt(2)) * math.exp(x * x / 2), t)
     gate = minimax([u**k for k in range(1, 9)], values, 1 / values)
+    t = points(1.5, 2.5)
+    values = of(math.lgamma, t) / ((t - 1) * (t - 2))
+    fit = minimax([(t - 2) ** k for k in range(9)], values, 1 / values)
+    show("lgamma(t) / ((t - 1) (t - 2)) in t - 2", fit)
     show("erfc(t / sqrt 2) e^(t^2 / 2) / u in u = 1 / (1 + 0.3 t)", gate)
 
 

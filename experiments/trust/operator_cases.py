@@ -62,9 +62,23 @@ def _unary() -> Iterator[Case]:
     yield Case("log1p", "", torch.log1p, scale=torch.zeros_like)  # PyTorch's for the CPU has no subnormal results
     grown = lambda x: x.sigmoid() * (1 + x.abs().nan_to_num(posinf=0.0) / 32)  # noqa: E731 - x log2(e) rounds
     yield Case("sigmoid", "", torch.sigmoid, scale=grown)
+    for name in ("lgamma", "digamma"):
+        f = getattr(torch, name)
+        yield Case(name, "", f, ulps=HEAVY, scale=_with_zeros(f))
+        yield Case(name, "of a row", lambda r, f=f: f(r * 4), "r", HEAVY, lambda r, f=f: _with_zeros(f)(r * 4))
     for name in COPIES:
         yield Case(name, "", _doubled(_aten(name)))
     yield Case("copy", "", lambda x, y: torch.ops.aten.copy.default(x, y) * 1, "xy")
+
+
+def _with_zeros(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The size of a function and, of negative numbers, also how fast it changes between its zeros and poles."""
+
+    def size(x: Tensor) -> Tensor:
+        found, near = f(x).abs(), torch.where(x < 0, 8 + x.abs(), 1.0)
+        return found + near * (1 + (x - x.round()).abs().reciprocal().clamp(max=1e6) ** 2) * (x < 3)
+
+    return size
 
 
 def _activations() -> Iterator[Case]:

@@ -49,7 +49,7 @@ def _replace(name: str, exact: Exact, error: float, flushes: bool = False) -> No
         x = np.asarray(handle.data, np.float32)
         with np.errstate(all="ignore"):
             y = exact(_flushed(x) if flushes else x if name == "exp" else x.astype(np.float64))
-            y = _off(y, x, error).astype(np.float32)
+            y = np.where(np.frexp(y)[0] == 0.5, y, _off(y, x, error)).astype(np.float32)  # powers of 2 are met
             return TensorHandle(_flushed(y).astype(np.float32) if flushes else y, handle.dtype.scalar)
 
     setattr(InterpreterBuilder, f"create_{name}", create)
@@ -73,7 +73,7 @@ def _divide() -> None:
 
 
 def _off(exact: Any, x: Any, error: float) -> Any:
-    """`exact` up or down by a relative `error`, as the last bit of `x` says; 0 and 1 are met by every unit."""
+    """`exact` up or down by a relative `error`, as the last bit of `x` says; 1 is met by every unit."""
     bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32).reshape(np.shape(x))
     return np.where(np.abs(exact) == 1, exact, exact * (1 + np.where(bits & 1, error, -error)))
 

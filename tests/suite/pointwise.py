@@ -74,6 +74,12 @@ def buckets(x: Tensor, y: Tensor, bounds: Tensor, values: Tensor) -> tuple[Tenso
     return values[code - 1], torch.searchsorted(bounds, z), z.round(decimals=1), torch.ldexp(z, code)
 
 
+@problem("gammas", lambda: (torch.rand(9, 31) * 12 + 0.01, torch.rand(31) * 3, torch.randn(9, 31) * 4))
+def gammas(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    beta = torch.lgamma(x) + torch.lgamma(y) - torch.lgamma(x + y)
+    return beta, torch.digamma(x) - torch.digamma(y + 1), functional.poisson_nll_loss(z, x, full=True)
+
+
 @problem("bytes", lambda: (torch.randint(0, 255, (9, 13), dtype=UINT8), torch.randint(-99, 99, (13,), dtype=INT8)))
 def bytes_of_images(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return x.float() / 255 - 0.5, x + 100, y * 3, x > 7, x - y, x // x.clamp(3)

@@ -19,6 +19,7 @@ from qimeng.coder.template.rules.builder import Builder
 from qimeng.coder.template.rules.reductions import extreme, position
 from qimeng.coder.template.rules.reindex import at, index, integer, within
 from qimeng.coder.template.rules.shapes import size_of
+from qimeng.family import Unsupported
 
 
 def is_load(x: Expr) -> bool:
@@ -125,6 +126,8 @@ def _avg_pool(
     divisor_override: Any = None,
 ) -> Expr:
     count, dtype = int(node.packet[-2]), out_dtype(node)
+    if not is_float(dtype):
+        raise Unsupported("an average of integers, which PyTorch has on the CPU alone")
     sizes = several(kernel, count, ())
     steps, pads = several(stride, count, sizes), several(padding, count, ())
     lengths = [size_of(b, x, d) for d in range(len(x.dims) - count, len(x.dims))]
