@@ -15,6 +15,7 @@ from typing import Protocol
 
 from qimeng.actions import check_action
 from qimeng.envs.judge.ranking import beats, refusal
+from qimeng.envs.steps.compiled_whole import compiled_whole
 from qimeng.envs.steps.result import Result
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget, Progress, State
@@ -111,8 +112,9 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
 
     The candidates are the start program and those of the best one's path that beat the candidate before by twice the
     uncertainty (`qimeng.envs.judge.ranking`), so that noise adds no step. The last is verified; where it fails, or is
-    timed slower than the candidate before it, that one is next. Where nothing else passes, or what passes runs on
-    PyTorch alone, the computation is returned as its author wrote it.
+    timed slower than the candidate before it, that one is next. Where torch.compile, timed beside it, is faster, its
+    code is taken (`qimeng.envs.steps.compiled_whole`). Where nothing else passes, or what passes runs on PyTorch alone,
+    the computation is returned as its author wrote it.
     """
     task, ledger = session.task, session.ledger
     with suppress(KeyboardInterrupt):  # then what was judged as a whole before is the best
@@ -140,6 +142,9 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
         evaluation = task.judged(task.start, asked=Asked.FINAL)
     if not evaluation.ok:
         notes.append(f"the program of {len(winner.recipe())} steps failed its own verification: {evaluation.error}")
+    if stopped != "interrupted" and not evaluation.unchecked:
+        with suppress(KeyboardInterrupt):
+            winner, evaluation = compiled_whole(session, evaluation) or (winner, evaluation)
     if not winner.program.on_pytorch:
         return _result(session, winner, evaluation, stopped, notes)
     if ledger.attempts and stopped != "opaque":

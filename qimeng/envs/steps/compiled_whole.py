@@ -1,0 +1,58 @@
+"""TorchInductor's code of a whole computation, where torch.compile turned out faster than what a search found.
+
+Deals in one more step from the start program and one more final verification. Knows nothing about how TorchInductor is
+called (`qimeng.library.inductor`).
+"""
+
+from __future__ import annotations
+
+from qimeng.envs.judge.ranking import beats, refusal
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import State
+from qimeng.interfaces import Action, Asked, Evaluation
+
+BEHIND = 1.02
+"""Times torch.compile's time from which on a program counts as behind it."""
+
+OPTIONS = {"default": "inductor", "max-autotune-no-cudagraphs": "inductor-tuned"}
+"""Mode of torch.compile to the option of the action `library` that gives the same code."""
+
+
+def compiled_whole(session: Session, found: Evaluation) -> tuple[State, Evaluation] | None:
+    """The state and final verification of TorchInductor's code, where that is right and faster than what was found.
+
+    Takes an evaluation and a final verification beyond the budget, and only where torch.compile, timed beside the
+    program that was found, was clearly faster.
+
+    Args:
+        session: the optimization, at its end.
+        found: the final verification of the program that would be returned.
+    """
+    option = _faster(found)
+    if option is None:
+        return None
+    branch = session.fork()
+    branch.state = (session.ledger.best or session.state).path()[0]
+    called = branch.state.program.called
+    whole = Action("library", (called[0].id,) if len(called) == 1 else (), option)
+    if not branch.step(whole).accepted:
+        return None
+    session.tell("final", "verify torch.compile's code, which is faster, in a fresh process")
+    evaluation = session.task.judged(branch.state.program, asked=Asked.FINAL)
+    if refusal(evaluation, None) is not None or not beats(evaluation, found):
+        return None
+    return branch.state, evaluation
+
+
+def _faster(found: Evaluation) -> str | None:
+    """The option whose mode was fastest beside the program and left it behind; None where none did."""
+    if not found.ok or found.timing is None or found.timing.estimated:
+        return None
+    times = {OPTIONS[mode]: timing.device_ms for mode, timing in found.compiled.items() if mode in OPTIONS}
+    if not times:
+        return None
+    option, ms = min(times.items(), key=lambda pair: pair[1])
+    return option if found.timing.device_ms > BEHIND * ms else None
+
+
+__all__ = ["compiled_whole"]
