@@ -20,33 +20,46 @@ MAX_SPILLS = 2048
 
 
 def refusal(kernels: Iterable[KernelFacts], device: Device) -> str | None:
-    """Why a kernel cannot run on `device`, with the numbers, or None."""
+    """Why a kernel cannot run on `device`, with the numbers, and which others cannot; or None."""
+    return _together({k.name: _refusal(k, device) for k in kernels})
+
+
+def _refusal(k: KernelFacts, device: Device) -> str | None:
     label = device.target
-    for k in kernels:
-        if k.shared_bytes > device.shared_per_block:
-            return (
-                f"kernel {k.name} needs {k.shared_bytes} B of shared memory, {label} allows "
-                f"{device.shared_per_block} B a block; smaller blocks or fewer stages need less"
-            )
-        if k.threads > MAX_THREADS:
-            return f"kernel {k.name} has {k.threads} threads a block ({k.warps} warps), {label} allows {MAX_THREADS}"
-        if k.registers is not None and k.registers * k.threads > device.registers_per_sm:
-            return (
-                f"kernel {k.name} needs {k.registers} registers a thread x {k.threads} threads, {label} has "
-                f"{device.registers_per_sm} an SM; fewer warps need less"
-            )
+    if k.shared_bytes > device.shared_per_block:
+        return (
+            f"kernel {k.name} needs {k.shared_bytes} B of shared memory, {label} allows "
+            f"{device.shared_per_block} B a block; smaller blocks or fewer stages need less"
+        )
+    if k.threads > MAX_THREADS:
+        return f"kernel {k.name} has {k.threads} threads a block ({k.warps} warps), {label} allows {MAX_THREADS}"
+    if k.registers is not None and k.registers * k.threads > device.registers_per_sm:
+        return (
+            f"kernel {k.name} needs {k.registers} registers a thread x {k.threads} threads, {label} has "
+            f"{device.registers_per_sm} an SM; fewer warps need less"
+        )
     return None
 
 
 def too_many_spills(kernels: Iterable[KernelFacts]) -> str | None:
-    """Which kernel spills more registers than the analytic model can make a time of, with the numbers, or None."""
-    for k in kernels:
-        if k.spills is not None and k.spills > MAX_SPILLS:
-            return (
-                f"kernel {k.name} spills {k.spills} B of registers a thread (at most {MAX_SPILLS} B are worth timing); "
-                "smaller blocks or more warps spill less"
-            )
-    return None
+    """Which kernels spill more registers than the analytic model can make a time of, with the numbers; or None."""
+    return _together(
+        {
+            k.name: f"kernel {k.name} spills {k.spills} B of registers a thread (at most {MAX_SPILLS} B are worth "
+            "timing); smaller blocks or more warps spill less"
+            for k in kernels
+            if k.spills is not None and k.spills > MAX_SPILLS
+        }
+    )
+
+
+def _together(reasons: dict[str, str | None]) -> str | None:
+    """The first kernel's reason, and the names of the others that have one."""
+    found = {name: reason for name, reason in reasons.items() if reason is not None}
+    if not found:
+        return None
+    first, *others = found
+    return str(found[first]) + (f" (likewise {', '.join(others)})" if others else "")
 
 
 def largest(kernels: Iterable[KernelFacts]) -> Resources:

@@ -199,6 +199,8 @@ def test_spills_do_not_keep_a_kernel_from_running_but_from_being_modelled() -> N
     spilling = replace(KERNEL, spills=4000)
     assert refusal([spilling], H200) is None and too_many_spills([KERNEL]) is None
     assert "spills 4000 B of registers a thread" in (too_many_spills([KERNEL, spilling]) or "")
+    told = too_many_spills([spilling, KERNEL, replace(spilling, name="another")]) or ""
+    assert told.endswith("(likewise another)"), "a step of many kernels leaves all of them out at once"
 
 
 def test_largest() -> None:
