@@ -21,7 +21,7 @@ MAX_SPILLS = 2048
 
 def refusal(kernels: Iterable[KernelFacts], device: Device) -> str | None:
     """Why a kernel cannot run on `device`, with the numbers, and which others cannot; or None."""
-    return _together({k.name: _refusal(k, device) for k in kernels})
+    return _together((k.name, _refusal(k, device)) for k in kernels)
 
 
 def _refusal(k: KernelFacts, device: Device) -> str | None:
@@ -43,23 +43,27 @@ def _refusal(k: KernelFacts, device: Device) -> str | None:
 
 def too_many_spills(kernels: Iterable[KernelFacts]) -> str | None:
     """Which kernels spill more registers than the analytic model can make a time of, with the numbers; or None."""
+    spilling = (k for k in kernels if k.spills is not None and k.spills > MAX_SPILLS)
     return _together(
-        {
-            k.name: f"kernel {k.name} spills {k.spills} B of registers a thread (at most {MAX_SPILLS} B are worth "
-            "timing); smaller blocks or more warps spill less"
-            for k in kernels
-            if k.spills is not None and k.spills > MAX_SPILLS
-        }
+        (
+            k.name,
+            f"kernel {k.name} spills {k.spills} B of registers a thread (at most {MAX_SPILLS} B are worth timing); "
+            "smaller blocks or more warps spill less",
+        )
+        for k in spilling
     )
 
 
-def _together(reasons: dict[str, str | None]) -> str | None:
+def _together(reasons: Iterable[tuple[str, str | None]]) -> str | None:
     """The first kernel's reason, and the names of the others that have one."""
-    found = {name: reason for name, reason in reasons.items() if reason is not None}
+    found: dict[str, str] = {}
+    for name, reason in reasons:
+        if reason is not None:
+            found.setdefault(name, reason)
     if not found:
         return None
-    first, *others = found
-    return str(found[first]) + (f" (likewise {', '.join(others)})" if others else "")
+    (_, first), *others = found.items()
+    return first + (f" (likewise {', '.join(name for name, _ in others)})" if others else "")
 
 
 def largest(kernels: Iterable[KernelFacts]) -> Resources:
