@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from experiments.beside import BESIDE, read_beside
 from experiments.planners.bound import BOUNDS, read_bounds
 from experiments.planners.replay import read_replays
 from experiments.planners.summary import REPLAYS
@@ -25,6 +26,7 @@ KINDS: Kinds = (
     (REPLAYS, read_replays),
     (BOUNDS, read_bounds),
     (WRITERS, read_judged),
+    (BESIDE, read_beside),
 )
 """What a marker may ask for, and how the rows are read that it is made of."""
 
