@@ -76,7 +76,8 @@ def plan_and_code(
         mode: precision mode, for the result and the PyTorch it is compared with: ``"default"`` (as PyTorch ships),
             ``"highest"`` (no TF32) or ``"high"`` (TF32 or better); the spec's own by default.
         compile_modes: modes of torch.compile to time beside the result, on a GPU; none for an empty sequence. They are
-            compiled in the background, in at most half of `seconds` each; the report says what could not be.
+            compiled in the background, in at most half of `seconds` each; the report says what could not be. Where one
+            is faster than the result, torch.compile's code is verified and returned, beyond the budget.
         sanitize: tools of NVIDIA's compute-sanitizer that the final verification runs on the winner, on a GPU:
             ``"memcheck"``, ``"racecheck"``, ``"initcheck"``, ``"synccheck"``; none by default, since each takes up to
             minutes. What it finds in a generated kernel refuses the program; all else stands in the notes.
