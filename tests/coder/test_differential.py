@@ -30,7 +30,7 @@ TAKEN_APART = {
 WHOLE = ("float32", "int32")
 """Dtypes in which every case is tried."""
 SHARE = 0.2
-"""Share of the cases in the others, and of those in other forms; `benchmarks/differential.py` tries all of them."""
+"""Share of the cases in the others, and of those in other forms (`python -m benchmarks.judge differential`: all)."""
 
 
 def run(*arguments: str) -> list[dict[str, Any]]:
