@@ -6,6 +6,7 @@ the built-in ones are loaded by name when one is first asked for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -23,11 +24,11 @@ GROUP = "qimeng.families"
 """Entry-point group through which other packages add families."""
 
 BUILT_IN = {
+    "recurrent": "qimeng.coder.template.families.recurrent.family:Recurrent",
     "gemm": "qimeng.coder.template.families.gemm.family:Gemm",
     "attention": "qimeng.coder.template.families.attention.family:Attention",
     "scan": "qimeng.coder.template.families.scan.family:Scans",
     "tile": "qimeng.coder.template.families.tile.family:Tile",
-    "recurrent": "qimeng.coder.template.families.recurrent.family:Recurrent",
 }
 """Name to where the class is, in the order in which they are asked."""
 
@@ -154,7 +155,7 @@ def _coverer(region: Region) -> AnyFamily | Unsupported:
     key = asked, region.signature
     if key in _coverers:
         return _coverers[key]
-    reasons: list[Unsupported] = []
+    reasons: dict[str, Unsupported] = {}
     failed: FamilyFault | None = None
     found: AnyFamily | None = None
     for family in asked:
@@ -163,7 +164,7 @@ def _coverer(region: Region) -> AnyFamily | Unsupported:
             found = family
             break
         except Unsupported as error:
-            reasons.append(error)
+            reasons[family.name] = error
         except FamilyFault as fault:
             _faults[family.name], failed = str(fault), fault
     if failed is not None:  # it is told again each time
@@ -172,8 +173,15 @@ def _coverer(region: Region) -> AnyFamily | Unsupported:
         return found
     if len(_coverers) >= MOST_KEPT:
         _coverers.clear()
-    _coverers[key] = found or min(reasons, key=lambda reason: isinstance(reason, NotConcerned))
+    _coverers[key] = found or _telling(region, reasons)
     return _coverers[key]
+
+
+def _telling(region: Region, reasons: Mapping[str, Unsupported]) -> Unsupported:
+    """The reason to tell: of a family that looked at the region closely, else of the one whose business it is."""
+    mine = concerned(region)
+    found = [*([reasons[mine.name]] if mine is not None else []), *reasons.values()]
+    return min(found, key=lambda reason: isinstance(reason, NotConcerned))
 
 
 def is_covered(region: Region) -> bool:

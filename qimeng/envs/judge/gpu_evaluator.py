@@ -137,8 +137,9 @@ class GpuEvaluator(SerialEvaluator):
         except BaseException:
             self._end()
             raise
-        plan = self.references.plan
-        self.references.plan = replace(plan, pool_bytes=plan.pool_bytes // beside)
+        if beside > 1:
+            plan = self.references.plan
+            self.references.plan = replace(plan, pool_bytes=plan.pool_bytes // beside)
         self.spent = dict(opening.seconds)
         self.judge = Judge(self.references, lambda: self.limit_s)
         captured = graph is not None and bool(graph.nodes)

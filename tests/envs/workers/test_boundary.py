@@ -378,7 +378,12 @@ def test_programs_are_judged_at_one_place() -> None:
     root = Path(qimeng.__file__).parent
     asking = re.compile(r"evaluator\.(ask|submit|gather|evaluate)\(|(judge|stored|engine)\.(ask|evaluate)\(")
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if asking.search(path.read_text())}
-    engines = {"envs/steps/stored_answers.py", "envs/workers/local_pool.py", "planner/lm/live.py"}
+    engines = {
+        "envs/judge/region_judges.py",
+        "envs/steps/stored_answers.py",
+        "envs/workers/local_pool.py",
+        "planner/lm/live.py",
+    }
     assert found - engines == {"envs/steps/task.py", "exploits/suite.py"}, "ask through the task (`Task.judged`)"
 
 

@@ -136,7 +136,7 @@ class Hanging(Inline):
 
 
 def test_candidates_are_explored_once_and_their_order_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(spec: Any, device: object, store: Store) -> Any:
+    def fake(spec: Any, device: object, store: Store, by_region: bool = False) -> Any:
         task = fake_task(capture_spec(spec, verify=False), FakeEvaluator(estimated=True))
         return replace(task, conditions=Conditions(spec.digest, "h200", estimated=True))
 
