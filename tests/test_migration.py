@@ -188,7 +188,9 @@ def test_what_was_measured_on_a_gpu_begins_with_the_layouts_of_the_gpu(
 
     def captured(spec: KernelSpec, device: str) -> OpGraph:
         asked.append(device)
-        return capture_spec(spec)
+        with pytest.MonkeyPatch.context() as here:  # PyTorch's own tracing must not look for a GPU
+            here.setattr("torch.cuda.is_available", lambda: False)
+            return capture_spec(spec)
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("qimeng.graph.verify.capture_spec", captured)
