@@ -80,6 +80,8 @@ def seen_on(device: str) -> Rule:
             try:
                 with torch.no_grad():
                     known[key] = _strides(_call(graph, node, device))
+            except torch.AcceleratorError:  # the GPU can no longer be used, which must not be hidden
+                raise
             except Exception:  # noqa: BLE001 - out of memory, or not for these values: the judge will say so
                 known[key] = None
         strides = known[key]
