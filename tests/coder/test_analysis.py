@@ -67,6 +67,9 @@ def test_other_reductions_stay_apart(
         (lambda x, y: x / y + torch.floor(x / 7), {"div", "div_rn"}),
         (lambda x, y: (y * torch.reciprocal(x)).to(torch.int32), {"div_rn"}),
         (lambda x, y: (x / y).argmax(1), {"div_rn"}),
+        (lambda x, y: (x / y[:, :1]) % 1.0, {"div_rn"}),
+        (lambda x, y: torch.fmod(x / 3, 0.25), {"div_rn"}),
+        (lambda x, y: torch.floor_divide(x / y[:, :1], 2.0), {"div_rn"}),
     ],
 )
 def test_divisions_are_exact_where_they_decide_and_shared_divisors_inverted_once(

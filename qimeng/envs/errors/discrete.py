@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from qimeng.envs.errors import accuracy
 from qimeng.envs.errors.accuracy import Error, Expected
@@ -26,6 +25,7 @@ from qimeng.envs.errors.float64 import move
 from qimeng.envs.workers import tensor_bits
 from qimeng.graph.opgraph import Meta, Node, OpGraph
 from qimeng.graph.ops import CONVOLUTIONS, EXACT, GEMMS, JUMPS, RANDOM
+from qimeng.spec.dispatch import DispatchMode
 
 RUNS, LOOK_EVERY, FEW = 96, 8, 16
 """Maximum number of newly rounded runs; runs between two checks; number of elements that may use all runs. An element
@@ -74,7 +74,7 @@ _IEEE = _SUMS | _TIMES | frozenset(("aten.div", "aten.sqrt", "aten.reciprocal"))
 """Operators whose result IEEE arithmetic fixes to the last bit; a product that is added at once may keep its digits."""
 
 
-class Rounding(TorchDispatchMode):
+class Rounding(DispatchMode):
     """In the block, a float64 run rounds where programs may: each operator's operands and results move by a few units.
 
     Operators that copy or compare operands do not round. IEEE operators round in one way only, so their operands stay.
@@ -95,7 +95,8 @@ class Rounding(TorchDispatchMode):
         self._result = 1.5 * torch.finfo(dtype).eps / 2
         self._multiplied: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator (see the class)."""
         name = f"aten.{func.overloadpacket.__name__.removesuffix('_')}"
         kwargs = kwargs or {}
         writes = func._schema.is_mutable
@@ -139,10 +140,11 @@ def _is_view(func: Any) -> bool:
     return any(r.alias_info is not None for r in func._schema.returns)
 
 
-class Dividing(TorchDispatchMode):
+class Dividing(DispatchMode):
     """In the block, a tensor divided by a number really is divided; PyTorch on a GPU multiplies by the inverse."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator (see the class)."""
         if func is torch.ops.aten.div.Tensor and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
             x, y = args
             if not isinstance(y, torch.Tensor) or (y.dim() == 0 and y.device != x.device):

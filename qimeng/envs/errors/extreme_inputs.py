@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from qimeng.envs.errors import accuracy
 from qimeng.envs.errors.accuracy import Expected
+from qimeng.spec.dispatch import DispatchMode
 
 LOST = 2.0**-6
 """Error from which eager's own result is useless."""
@@ -49,12 +49,12 @@ def overflowing(distribution: str, run: Callable[[], Any]) -> tuple[Any, float]:
         return run(), float(watch.seen)
 
 
-class _Overflows(TorchDispatchMode):
+class _Overflows(DispatchMode):
     """Detects operators that turn finite numbers into non-finite ones."""
 
     seen = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         fresh = "empty" in func.overloadpacket.__name__  # memory that nothing was written to
         if not self.seen and not fresh and not _all_finite(found):
@@ -65,7 +65,7 @@ class _Overflows(TorchDispatchMode):
 
 def _all_finite(tree: Any) -> bool:
     tensors = [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor) and accuracy.is_float(x)]
-    return all(bool(x.isfinite().all()) for x in tensors)
+    return all(bool((x if x.dtype.itemsize > 1 else x.float()).isfinite().all()) for x in tensors)  # float8 has no test
 
 
 def _is_lost(expected: Expected) -> bool:

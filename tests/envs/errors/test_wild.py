@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from qimeng.envs.errors.accuracy import Error, Expected
+from qimeng.envs.errors.discrete import Dividing, Rounding
 from qimeng.envs.errors.extreme_inputs import LOST, overflowing, says_nothing
 from qimeng.envs.judge.reference import References
 from qimeng.spec import KernelSpec
@@ -27,6 +28,19 @@ def test_an_overflow_in_between_is_seen_and_a_mask_is_none():
     masked, share = overflowing("huge", lambda: torch.softmax(big.masked_fill(big.tril() == 0, -torch.inf), -1))
     assert share == 0.0 and masked.shape == (4, 4)
     assert overflowing("given", lambda: big * 2)[1] == 0.0
+
+
+def test_operators_of_operators_and_float8_in_between_are_watched():
+    x = torch.full((4, 4), 0.5)
+    branches = (lambda t: t.sin(), lambda t: t.cos(), (x,))
+    modes = Rounding(torch.float32, "default", 1), Dividing()
+    for mode in modes:
+        with mode:
+            assert torch.allclose(torch.cond(x.sum() > 0, *branches), x.sin())
+    assert overflowing("huge", lambda: torch.cond(x.sum() > 0, *branches))[1] == 0.0
+    assert overflowing("huge", lambda: x.to(torch.float8_e4m3fn).float())[1] == 0.0
+    assert overflowing("huge", lambda: (x * 1e4).to(torch.float8_e5m2).float())[1] == 0.0
+    assert overflowing("huge", lambda: (x * 1e6).to(torch.float8_e5m2).view(torch.int8) > 0)[1] == 1.0
 
 
 def test_a_masked_column_is_tried_and_sums_that_overflow_are_not():

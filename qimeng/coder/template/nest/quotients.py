@@ -16,7 +16,7 @@ from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.nest.ir import Nest
 
-STEPS = {"floor", "ceil", "idiv", "imod", "eq", "ne", "lt", "le", "gt", "ge", "argmax", "argmin"}
+STEPS = {"floor", "ceil", "idiv", "imod", "fmod", "eq", "ne", "lt", "le", "gt", "ge", "argmax", "argmin"}
 """Operators and reductions whose result may jump when an operand changes by an ulp."""
 
 HALVES = ("float16", "bfloat16")
