@@ -66,7 +66,6 @@ SHAPES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], tupl
 """What is computed, shapes of the inputs, and batch, M, N and K."""
 
 FLAT = {"persistent": True, "flat": True, "stores": True}
-GROUPS = {"persistent": True, "specialized": True, "warps": 4}
 FORMS: list[dict[str, Any]] = [
     {"block_n": 256, "stages": 4, "stores": True},
     {"block_n": 256, "stages": 4, "persistent": True},
@@ -80,13 +79,6 @@ FORMS: list[dict[str, Any]] = [
     {**FLAT, "stages": 4},
     {**FLAT, "stages": 4, "warps": 4},
     {"stages": 3, "warps": 4, "stores": True},
-    {**GROUPS, "block_n": 256, "stages": 3, "stores": True},
-    {**GROUPS, "block_n": 256, "stages": 4},
-    {**GROUPS, "block_n": 256, "stages": 3},
-    {**GROUPS, "block_n": 256, "stages": 2, "block_k": 128},
-    {**GROUPS, "block_m": 256, "stages": 3, "stores": True},
-    {**GROUPS, "stages": 4, "stores": True},
-    {**GROUPS, "stages": 6},
 ]
 """Forms beside those of lowering: changes to 128 x 128 tiles of 8 warps read through descriptors."""
 

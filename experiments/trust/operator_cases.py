@@ -308,7 +308,7 @@ def _statistics() -> Iterator[Case]:
     yield Case("native_layer_norm", "", lambda r: functional.layer_norm(r, (COLUMNS,)), "r", HEAVY, size)
     groups = lambda r: functional.group_norm(r.reshape(-1, COLUMNS, 1), 1)  # noqa: E731
     yield Case("native_group_norm", "", groups, "r", HEAVY, lambda r: size(r)[:, :, None])
-    large = lambda r: torch.full((1, 1, 1), 1e3)  # noqa: E731
+    large = lambda r: torch.full((1, 1, 1), 1e3, device=r.device)  # noqa: E731
     one = lambda r: r[17:20].T[:, :, None].contiguous()  # noqa: E731
     norm = lambda r, training: functional.batch_norm(one(r), *_stats(r), training=training)  # noqa: E731
     yield Case("_native_batch_norm_legit_functional", "", lambda r: norm(r, True), "r", HEAVY, large)

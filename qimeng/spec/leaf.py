@@ -48,7 +48,8 @@ class Leaf:
         if not isinstance(example, torch.Tensor):
             return cls(example, "scalar")
         value = placed(example, "cpu")
-        return cls(value, domain or domain_of(value))
+        with value.device:
+            return cls(value, domain or domain_of(value))
 
     @cached_property
     def ways(self) -> tuple[Way, ...]:
@@ -56,7 +57,8 @@ class Leaf:
         if self.limited is not None or not self.is_tensor:
             return self.limited or ()
         seen = readable(unexpanded(self.value))
-        return ways_of(seen, self.domain) if is_plain(seen) else ()
+        with seen.device:  # whatever the user's default device is
+            return ways_of(seen, self.domain) if is_plain(seen) else ()
 
     @property
     def is_tensor(self) -> bool:

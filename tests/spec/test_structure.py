@@ -260,3 +260,11 @@ def test_wide_unsigned_numbers_are_drawn_like_others(dtype: torch.dtype) -> None
     assert spec.never_changed == () and spec.inputs(1)[1].dtype is dtype
     drawn = {tuple(spec.inputs(seed)[1].long().tolist()) for seed in range(8)}
     assert len(drawn) > 1 and all(0 <= n <= 65535 for row in drawn for n in row)
+
+
+def test_the_default_device_changes_nothing() -> None:
+    example = torch.randn(64, 32) * torch.logspace(-2, 2, 32)
+    expected = Leaf.of(example).ways
+    with torch.device("meta"):
+        found = Leaf.of(example).ways
+    assert str(found) == str(expected)

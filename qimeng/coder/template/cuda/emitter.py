@@ -136,6 +136,8 @@ class Emitter:
             have, want = compute_dtype(e.args[0].dtype), compute_dtype(e.dtype)
             if have == want:
                 return inner
+            if want == "uint8" and is_float(have):  # a negative number wraps, as in PyTorch
+                inner = f"static_cast<long long>({inner})"
             text = f"{inner} != 0" if want == "bool" else f"static_cast<{C_TYPE[want]}>({inner})"
         elif e.op == "round":
             text = f"static_cast<float>(static_cast<{C_TYPE[e.dtype]}>({self.value(e.args[0])}))"

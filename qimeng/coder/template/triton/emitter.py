@@ -204,6 +204,8 @@ class Emitter:
             return inner
         if constant(e.args[0]) is not None and "tl." not in inner:  # a number has no dtype that it could change
             inner = f"tl.full([1, 1], {inner}, {ops.TRITON_DTYPE[have]})"
+        if want == "uint8" and is_float(have):  # a negative number wraps, as in PyTorch; the GPU's conversion gives 0
+            inner = f"({inner}).to(tl.int64)"
         target = self.fresh()
         text = f"({inner} != 0)" if want == "bool" else f"({inner}).to({ops.TRITON_DTYPE[want]})"
         self.lines.append(f"{target} = {text}")

@@ -18,7 +18,7 @@ SIMPLE: dict[str, str] = {
     "div_rn": "tl.div_rn({0}, {1})", "neg": "{0} * -1.0", "ineg": "-{0}",
     "abs": "tl.abs({0})", "exp": "tl.exp({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
     "sqrt": "tl.sqrt_rn({0})", "rsqrt": "1.0 / tl.sqrt_rn({0})", "cos": "tl.cos({0})",
-    "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
+    "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
     "relu": "tl.maximum(0.0, {0}, propagate_nan=tl.PropagateNan.ALL)",
     "reciprocal": "1.0 / {0}",
     "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
@@ -88,6 +88,16 @@ def _log1p(t: str, x: str) -> list[str]:
     ]
 
 
+def _floor(t: str, x: str) -> list[str]:
+    """Triton's own takes a number below 2^-126 for 0 (``cvt.rmi.ftz``), so that of a negative one would be 0."""
+    return [f"{t}_f = tl.floor({x})", f"{t} = tl.where({x} < 0, tl.minimum({t}_f, -1.0), {t}_f)"]
+
+
+def _ceil(t: str, x: str) -> list[str]:
+    """As `_floor`, of a positive number."""
+    return [f"{t}_c = tl.ceil({x})", f"{t} = tl.where({x} > 0, tl.maximum({t}_c, 1.0), {t}_c)"]
+
+
 ATAN = (1.0, -0.333327978849411, 0.19974437355995178, -0.13851723074913025, 0.07985523343086243)
 """atan(t) / t in t^2 up to tan(pi / 8), the lowest power first; minimax, a relative error of 1.8e-8."""
 
@@ -155,7 +165,8 @@ def _tanh_double(t: str, x: str) -> list[str]:
 
 LONG: dict[str, Callable[[str, str], list[str]]] = {
     "tanh": _tanh, "expm1": _expm1, "log1p": _log1p, "atan": _atan, "erfc": _erfc, "exp_wide": exp_lines,
-    "exp2": exp2_lines, "sin": _from_slope("tl.sin", 1), "erf": _from_slope("tl.erf", 1.1283791670955126),
+    "exp2": exp2_lines, "floor": _floor, "ceil": _ceil,
+    "sin": _from_slope("tl.sin", 1), "erf": _from_slope("tl.erf", 1.1283791670955126),
 }  # fmt: skip
 """Operators that take several lines: (result name, operand name) to lines."""
 
@@ -168,6 +179,8 @@ DOUBLE: dict[str, Callable[[str, str], list[str]]] = {
     "expm1": _expm1_double,
     "tanh": _tanh_double,
     "exp2": lambda t, x: [f"{t} = tl.exp2({x})"],
+    "floor": lambda t, x: [f"{t} = tl.floor({x})"],
+    "ceil": lambda t, x: [f"{t} = tl.ceil({x})"],
     "sin": lambda t, x: [f"{t} = tl.sin({x})"],
     "erf": lambda t, x: [f"{t} = tl.erf({x})"],
 }

@@ -1,8 +1,6 @@
-"""Tensor descriptors: how the copy engine (TMA) is told of a tensor, by the entry function or by the kernel itself.
+"""Tensor descriptors: how the entry function tells the copy engine (TMA) of a tensor.
 
-A kernel whose warps are specialized makes its descriptors itself: Triton halves a tile between the two groups that
-multiply, and only a descriptor made in the kernel is halved with it (one from the host still copies whole tiles;
-github.com/triton-lang/triton/issues/11587). Deals in strides and in text. Knows nothing about operands or loops.
+Deals in strides and in text. Knows nothing about operands or loops.
 """
 
 from __future__ import annotations
@@ -31,28 +29,22 @@ class Described:
         parameter: the kernel's parameter.
         argument: what the entry function passes for it.
         host: lines of the entry function that make it.
-        once: lines of the kernel that make it, before any loop.
     """
 
     parameter: str
     argument: str
-    host: tuple[str, ...] = ()
-    once: tuple[str, ...] = ()
+    host: tuple[str, ...]
 
 
-def described(name: str, pointer: str, tensor: str, layout: str, in_kernel: bool) -> Described:
+def described(name: str, tensor: str, layout: str) -> Described:
     """The descriptor `name`.
 
     Args:
         name: its variable in the kernel.
-        pointer: the kernel's parameter for the tensor where the kernel makes the descriptor.
         tensor: the entry function's expression for the tensor.
         layout: shape, strides and block as text.
-        in_kernel: the kernel makes it.
     """
-    if in_kernel:
-        return Described(pointer, tensor, once=(f"{name} = tl.make_tensor_descriptor({pointer}, {layout})",))
-    return Described(name, name, host=(f"{name} = TensorDescriptor({tensor}, {layout})",))
+    return Described(name, name, (f"{name} = TensorDescriptor({tensor}, {layout})",))
 
 
 def strides_in(
@@ -81,16 +73,15 @@ def strides_in(
 def results_of(plan: GemmPlan, schedule: GemmSchedule, width: int) -> dict[int, Described]:
     """Number to descriptor of the outputs that leave their tiles through one, as far as `schedule` asks for it.
 
-    Those are floating point, cover every row and column, and lie row by row. Triton 3.6 does not halve a tile of a
-    batch between groups of warps.
+    Those are floating point, cover every row and column, and lie row by row.
 
     Args:
         plan: the plan.
-        schedule: whether there are any, and who makes them.
+        schedule: whether there are any.
         width: columns that leave at a time.
     """
     found: dict[int, Described] = {}
-    for i in plan.tiles if schedule.stores and not (plan.batch and schedule.specialized) else ():
+    for i in plan.tiles if schedule.stores else ():
         expr, _, _, dtype = plan.nest.outputs[i]
         held = {a for d in expr.dims for a in d}
         whole = set(plan.batch + plan.m + plan.n) <= held and not any(set(d) & held for d, _ in plan.nest.limits)
@@ -102,7 +93,7 @@ def results_of(plan: GemmPlan, schedule: GemmSchedule, width: int) -> dict[int, 
         layout = f"[{m}, {n}], [{row}, 1], [{schedule.block_m}, {width}]"
         if plan.batch:
             layout = f"[{batch}, {m}, {n}], [{z}, {row}, 1], [1, {schedule.block_m}, {width}]"
-        found[i] = described(f"y{i}_tiles", f"y{i}_ptr", f"y{i}", layout, schedule.specialized)
+        found[i] = described(f"y{i}_tiles", f"y{i}", layout)
     return found
 
 

@@ -54,10 +54,8 @@ class Gemm(Family[GemmPlan, GemmSchedule]):
 
     def needs(self, plan: GemmPlan, schedule: GemmSchedule) -> Needs:
         """The stages of both operands in shared memory; the accumulator is held in registers as a whole."""
-        tile, warps = schedule.block_m * schedule.block_n, schedule.warps
-        if schedule.specialized:  # two groups hold the tile, and a third, which holds nothing, copies
-            tile, warps = tile * 3 // 2, 3 * warps
-        return Needs(shared_bytes(plan, schedule), warps, tile, values_per_thread=255)
+        tile = schedule.block_m * schedule.block_n
+        return Needs(shared_bytes(plan, schedule), schedule.warps, tile, values_per_thread=255)
 
     def print(self, plan: GemmPlan, schedule: GemmSchedule, prefix: str) -> Implementation:
         """The product's kernel, and those before and after it."""

@@ -27,10 +27,4 @@ def {prefix}_programs(device):
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 '''
 
-SCRATCH = '''
-def {prefix}_scratch(device):
-    """Give kernels memory for the descriptors that they make."""
-    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=device))
-'''
-
-__all__ = ["BFLOAT16", "POWER", "PROGRAMS", "SCRATCH"]
+__all__ = ["BFLOAT16", "POWER", "PROGRAMS"]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from qimeng.coder.template.families.gemm import guard
-from qimeng.coder.template.families.gemm.helpers import BFLOAT16, POWER, PROGRAMS, SCRATCH
+from qimeng.coder.template.families.gemm.helpers import BFLOAT16, POWER, PROGRAMS
 from qimeng.coder.template.families.gemm.inline import Inline
 from qimeng.coder.template.families.gemm.kernels import Kernels
 from qimeng.coder.template.families.gemm.loop import indent
@@ -77,7 +77,6 @@ class _Host:
         body = "\n\n\n".join(p.strip("\n") for p in parts) + "\n"
         named = {
             "power": POWER, "round": ROUND, "bfloat16": BFLOAT16, "aligned": ALIGNED, "programs": PROGRAMS,
-            "scratch": SCRATCH,
         }  # fmt: skip
         helpers = {name: text.format(prefix=self.prefix) for name, text in named.items()}
         helpers |= guard.helpers(self.prefix, scheme_of(self.plan, self.schedule), self.plan.shape[3])
@@ -146,7 +145,6 @@ class _Host:
             if o.made and o not in self.prepared:
                 lines.append(f"{', '.join(o.made)}, = {self._pack(o)}")
         lines += [line for o in self.operands for line in o.host]
-        lines += [f"{self.prefix}_scratch(device)"] if self.schedule.specialized else []
         lines += [*self.kernels.buffers(), *launches]
         lines.append(f"return ({', '.join(f'y{i}' for i in range(len(self.nest.outputs)))},)")
         head = f"def {self.prefix}_run({', '.join([*inputs, *given])}):"

@@ -15,7 +15,6 @@ from qimeng.coder.template.families.gemm.epilogue import Epilogue
 from qimeng.coder.template.families.gemm.frame import Frame, Kernel, steps_of
 from qimeng.coder.template.families.gemm.loop import indent, main_loop
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
-from qimeng.family import Unsupported
 
 
 class Kernels(Frame):
@@ -51,8 +50,6 @@ class Kernels(Frame):
 
     def _product(self) -> Kernel:
         s, plan = self.schedule, self.plan
-        if s.specialized:
-            self._check_specialized()
         scaled = [o for o in self.operands if o.scale]
         tiles = Epilogue(plan, *_blocks(s))
         early = any(o.uses_positions for o in self.operands)
@@ -67,28 +64,14 @@ class Kernels(Frame):
         grid = str(self._tiles)
         if s.persistent:
             grid = f"min({grid}, {self.prefix}_programs(device))"
-            how = ", warp_specialize=True" if s.specialized else ", flatten=True" if s.flat else ""
+            how = ", flatten=True" if s.flat else ""
             body = [f"for t in tl.range(tl.program_id(0), {self._tiles}, tl.num_programs(0){how}):", *indent(body)]
         else:
             body.insert(0, "t = tl.program_id(0)")
-        made = [line for o in self.operands for line in o.once]
-        body[:0] = [*made, *(line for d in self.results.values() for line in d.once)]
         doc = f"{plan.dtype if plan.half else s.precision}."
         parameters = [p for o in self.operands for p in o.parameters] + ["levels_ptr"] * bool(self.exact)
         sources = [i for o in self.operands for i in o.sources]
         return self._of_tiles("product", doc, s, parameters, sources, body, grid)
-
-    def _check_specialized(self) -> None:
-        """Raise `Unsupported` where the compiler would not share the loop among groups of warps, or not rightly."""
-        s = self.schedule
-        if not s.persistent or s.flat or s.warps != 4 or s.block_m < 128 or self.splits > 1:
-            wanted = "a persistent loop of its own, 4 warps a group, 128 rows a tile and the whole depth"
-            raise Unsupported(f"warp specialization needs {wanted}; this is {s}")
-        for o in self.operands:
-            if not o.described:
-                raise Unsupported(
-                    f"warp specialization copies both operands by tensor descriptors; {o.side.name} is not"
-                )
 
     def _level(self) -> list[str]:
         """Lines that find the tile's level, for the main loop and for the kernel of the exact forms."""

@@ -26,7 +26,6 @@ class Operand(ABC):
         arguments: what the entry function passes for them.
         host: lines of the entry function before the launch.
         setup: lines of the kernel before the loop.
-        once: lines of the kernel before the loop over tiles, where it is persistent.
         described: blocks are read through a tensor descriptor.
         prefix: beginning of the file's top-level names.
         names: number of a source to its variable in the entry function.
@@ -46,7 +45,6 @@ class Operand(ABC):
     arguments: list[str] = field(default_factory=list)
     host: list[str] = field(default_factory=list)
     setup: list[str] = field(default_factory=list)
-    once: list[str] = field(default_factory=list)
     described: bool = False
     scale: str = ""
     stride: int = 0
@@ -62,9 +60,9 @@ class Operand(ABC):
     def _describe(self, tensor: str, layout: str) -> None:
         """Read blocks of the entry function's `tensor` through a descriptor of `layout` (see `described`)."""
         name = self.side.name
-        found = described(name, f"{name}_ptr", tensor, layout, self.schedule.specialized)
+        found = described(name, tensor, layout)
         self.parameters, self.arguments = [found.parameter], [found.argument]
-        self.host, self.once, self.described = [*found.host], [*found.once], True
+        self.host, self.described = [*found.host], True
 
     @abstractmethod
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:

@@ -38,8 +38,6 @@ class GemmSchedule(Schedule):
         descriptors: operands read through tensor descriptors (TMA).
         flat: the loop of a persistent program over its tiles and the one over the depth run as one, so that the next
             tile's first blocks are fetched while this one is finished.
-        specialized: in a persistent program one warp group copies blocks while two others multiply them, each half of
-            the tile's rows (warp specialization); `warps` is 4, of one group.
         stores: results leave through tensor descriptors (TMA) where their strides allow it.
         staged: a convolution reads a copy of its input that a kernel makes before: channels last, with its padding.
         fast: special functions in few instructions, by the GPU's approximate units where those are accurate enough.
@@ -61,19 +59,13 @@ class GemmSchedule(Schedule):
     persistent: bool = False
     descriptors: bool = False
     flat: bool = False
-    specialized: bool = False
     stores: bool = False
     staged: bool = False
     fast: bool = False
 
     @property
     def pieces(self) -> int:
-        """Pieces in which a tile goes through the epilogue: two where a thread holds 128 or more of its elements.
-
-        Triton 3.6 does not split a tile that is halved between two groups of warps.
-        """
-        if self.specialized:
-            return 1
+        """Pieces in which a tile goes through the epilogue: two where a thread holds 128 or more of its elements."""
         held = self.block_m * self.block_n // (32 * self.warps)
         return 2 if held >= 128 and self.block_n >= 64 else 1
 

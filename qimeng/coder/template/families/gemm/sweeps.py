@@ -268,7 +268,7 @@ def shared_bytes(plan: GemmPlan, schedule: GemmSchedule) -> int:
     tile = schedule.block_m * schedule.block_n
     if schedule.stores and schedule.persistent:
         total += tile * itemsize(plan.dtype) // schedule.pieces
-    elif schedule.flat or schedule.specialized:
+    elif schedule.flat:
         total += tile
     return total
 

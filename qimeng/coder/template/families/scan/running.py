@@ -126,13 +126,13 @@ class Running:
     def source(self) -> str:
         """The operator's function."""
         floating = is_float(self.dtypes()[0])
-        nan = ", propagate_nan=tl.PropagateNan.ALL" if floating else ""
-        best = _BEST.format(nan="(b != b) | " if floating else "")
+        nan = "(b != b) | " if floating else ""
+        best = _BEST.format(nan=nan)
         bodies = {
             "sum": ("a, b", "    return a + b\n"),
             "prod": ("a, b", "    return a * b\n"),
-            "max": ("a, b", f"    return tl.maximum(a, b{nan})\n"),
-            "min": ("a, b", f"    return tl.minimum(a, b{nan})\n"),
+            "max": ("a, b", f"    return tl.where({nan}(b >= a), b, a)\n"),  # of two zeros the later one
+            "min": ("a, b", f"    return tl.where({nan}(b <= a), b, a)\n"),
             "argmax": ("a, i, b, j", best),
             "argmin": ("a, i, b, j", best.replace("b >= a", "b <= a")),
             "sumexp": ("a, s, b, t", _SUMEXP),
