@@ -22,10 +22,14 @@ from torch.utils import _pytree
 
 from qimeng.graph.leaves import call_of
 from qimeng.spec import EXAMPLES, KernelSpec
+from qimeng.spec.patience import BRIEF_S, TooLong, patience
 from qimeng.spec.returned import opened
 
 Site = tuple[str, int, int]
 """File, line and instruction."""
+
+Answer = Callable[[Site, torch.Tensor], bool | None]
+"""Whether the tensor asked for there counts as true; None for its own value."""
 
 MOST = 32
 """Most places that are tried; each takes a run of the module."""
@@ -51,7 +55,7 @@ class Check:
 class _Truths(TorchFunctionMode):
     """In the block, `answer` says whether a tensor of one truth value is true; None leaves it to PyTorch."""
 
-    def __init__(self, answer: Callable[[Site, torch.Tensor], bool | None]):
+    def __init__(self, answer: Answer):
         super().__init__()
         self.answer = answer
 
@@ -82,8 +86,8 @@ def _is_torch(frame: FrameType) -> bool:
 def checks_of(spec: KernelSpec) -> dict[Site, Check]:
     """The places in the code of `spec`'s module at which it raises an error for some values, and for the examples not.
 
-    Each place is tried: the module runs on the examples, as if the tensor there had the other truth value. It is a
-    check if that ends in a statement that raises.
+    Each place is tried: the module runs on the examples, as if the tensor there had the other truth value, the first
+    time that it is asked for (a loop would never end otherwise). It is a check if that ends in a statement that raises.
     """
     seen: dict[Site, bool | None] = {}
 
@@ -96,7 +100,7 @@ def checks_of(spec: KernelSpec) -> dict[Site, Check]:
     found = {}
     for site, value in list(seen.items())[:MOST]:
         if value is not None and site[0]:
-            error = _run(spec, lambda here, _, site=site, value=value: not value if here == site else None)  # type: ignore[misc]
+            error = _run(spec, _once(site, not value))
             if error is not None and _is_raised(error):
                 known = type(error).__name__ if vars(builtins).get(type(error).__name__) is type(error) else ""
                 text = str(error) if known else f"{type(error).__name__}: {error}"
@@ -104,12 +108,27 @@ def checks_of(spec: KernelSpec) -> dict[Site, Check]:
     return found
 
 
-def _run(spec: KernelSpec, answer: Callable[[Site, torch.Tensor], bool | None]) -> Exception | None:
-    """What the module raises on the examples."""
+def _once(site: Site, value: bool) -> Answer:
+    """The answer `value` at `site`, to the first question."""
+    asked: list[Site] = []
+
+    def answer(here: Site, tensor: torch.Tensor) -> bool | None:
+        if here != site or asked:
+            return None
+        asked.append(here)
+        return value
+
+    return answer
+
+
+def _run(spec: KernelSpec, answer: Answer) -> Exception | None:
+    """What the module raises on the examples; None also where it does not end."""
     module, inputs = spec.module(), spec.inputs(0, "cpu", EXAMPLES)
     try:
-        with torch.no_grad(), _Truths(answer):
+        with torch.no_grad(), _Truths(answer), patience("forward", BRIEF_S):
             module(*inputs)
+    except TooLong:
+        return None
     except Exception as error:  # noqa: BLE001  the user's module may raise anything
         return error
     return None

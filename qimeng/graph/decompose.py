@@ -20,6 +20,10 @@ KEPT = (
 ).split()
 """Operators kept whole although PyTorch's default table takes them apart: templates and libraries have them whole."""
 
+MADE = "linspace logspace hann_window hamming_window blackman_window bartlett_window kaiser_window".split()
+"""Operators that make a tensor from numbers. PyTorch takes them apart into float32 arithmetic, and computes them in the
+tensor's own dtype: a half type's step is rounded, an integer's ends are."""
+
 Table = Mapping[Any, Callable[..., Any]]
 
 
@@ -57,7 +61,21 @@ def _table(namespaces: tuple[str, ...]) -> Table:
     def is_kept(op: Any) -> bool:
         return isinstance(op, torch._ops.OpOverload) and op.name().split("::")[1].split(".")[0] in KEPT
 
-    return {op: made for op, made in torch.export.default_decompositions().items() if not is_kept(op)}
+    every = torch.export.default_decompositions().items()
+    return {op: _unless_rounded(op, made) for op, made in every if not is_kept(op)}
+
+
+def _unless_rounded(op: Any, made: Callable[..., Any]) -> Callable[..., Any]:
+    """`made`, which leaves one of `MADE` whole in the dtypes where taking it apart gives other numbers."""
+    if not isinstance(op, torch._ops.OpOverload) or op.name().split("::")[1].split(".")[0] not in MADE:
+        return made
+
+    def taken_apart(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        if (dtype or torch.get_default_dtype()) not in (torch.float32, torch.float64):
+            return NotImplemented
+        return made(*args, dtype=dtype, **kwargs)
+
+    return taken_apart
 
 
 @lru_cache(1)

@@ -127,3 +127,19 @@ def test_a_place_that_is_passed_with_both_values_is_no_check() -> None:
 def test_what_cannot_be_a_graph_is_said_with_what_to_do(function: Any, words: str) -> None:
     with pytest.raises(CaptureError, match=words):
         capture_spec(KernelSpec.of(function, (X,)))
+
+
+class Halved(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        while x.abs().max() > 1:
+            x = x * 0.5
+        return x
+
+
+@pytest.mark.timeout(60)
+def test_a_loop_that_is_not_entered_on_the_examples_is_no_check_and_its_trial_ends() -> None:
+    module = torch.nn.Sequential(torch.nn.Softmax(-1), Halved(), torch.nn.GELU())
+    spec = KernelSpec.of(module, (X,))
+    assert not checks_of(spec)
+    model = Program.start(capture_spec(spec)).load().Model()
+    assert torch.equal(model(X), module(X))

@@ -9,6 +9,9 @@ import torch
 from torch.nn import functional
 
 from qimeng.graph import capture, decompose
+from qimeng.graph.verify import capture_spec
+from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
 
 
 class Kept(torch.nn.Module):
@@ -67,3 +70,16 @@ def test_the_graph_is_that_of_the_public_way(
 
     monkeypatch.setattr(decompose, "_parts", unknown)
     assert graph_of(module, shapes) == found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64])
+def test_tensors_made_from_numbers_have_the_values_of_their_dtype(dtype: torch.dtype) -> None:
+    class Made(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            window = torch.hann_window(8, dtype=dtype if dtype.is_floating_point else None)
+            return x * torch.linspace(-3, 9.7, 8, dtype=dtype), torch.linspace(0, 1.9, 8, dtype=dtype), x + window
+
+    module, x = Made(), torch.rand(8)
+    model = Program.start(capture_spec(KernelSpec.of(module, (x,)))).load().Model()
+    for found, expected in zip(model(x), module(x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0 if dtype is not torch.float32 else 1e-6)
