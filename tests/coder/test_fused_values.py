@@ -32,6 +32,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "half in the middle": (lambda x: (x.half() * 3).float() + x, (ROWS,)),
     "half chain": (lambda x: ((x.half() * 3 + 0.1) * 0.7).float(), (ROWS,)),
     "half constant": (lambda x: x + torch.arange(8, dtype=torch.float16) / 3, (ROWS,)),
+    "signs of numbers": (
+        lambda x: torch.copysign(x, torch.full_like(x, -2.0)) + torch.round(torch.full_like(x, 0.3)),
+        (ROWS,),
+    ),
+    "rest of a quotient": (
+        lambda x, w: (x * w / w) % 1.0,
+        (torch.round(ROWS * 100), torch.arange(3.0, 31.0, 7)[:, None]),
+    ),
     "bfloat16 sum in the middle": (lambda x: (x.bfloat16() * 0.1).exp().float().sum(-1), (ROWS,)),
 }
 """Function and inputs."""

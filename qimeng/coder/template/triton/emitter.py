@@ -143,11 +143,13 @@ class Emitter:
         if e.op in ("reduce", "part", "dot", "scan"):
             raise AssertionError(f"{e.op} must be defined by the template before it is used")
         args = [self.value(a) if isinstance(a, Expr) else literal(a, self._partner(e)) for a in e.args]
-        if all(
-            not isinstance(a, Expr) or constant(a) is not None for a in e.args
-        ):  # functions take tensors, not numbers
+        numbers = [not isinstance(a, Expr) or constant(a) is not None for a in e.args]
+        if all(numbers) or e.op in ops.BITWISE:  # functions take tensors, not numbers
             dtype = ops.TRITON_DTYPE[compute_dtype(self._partner(e))]
-            args = [a if "tl." in a else f"tl.full([1, 1], {a}, {dtype})" for a in args]
+            args = [
+                f"tl.full([1, 1], {a}, {dtype})" if number and "tl." not in a else a
+                for a, number in zip(args, numbers, strict=True)
+            ]
         elif self._partner(e) == "float64" and e.op in ("maximum", "minimum", "where"):  # Triton takes them for fp32
             args = [
                 t if isinstance(a, Expr) else f"tl.full([1, 1], {t}, tl.float64)"
