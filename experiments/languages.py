@@ -25,7 +25,7 @@ from qimeng.envs.steps.setup import make_task
 from qimeng.envs.steps.task import Task
 from qimeng.errors import IllegalAction, QimengError
 from qimeng.graph.region import merge
-from qimeng.interfaces import Action, Asked, Evaluation, Patch, Request
+from qimeng.interfaces import LASTING, Action, Asked, Evaluation, Patch, Request
 from qimeng.program.program import Program
 
 LANGUAGES = ("triton", "cuda")
@@ -41,7 +41,7 @@ class LanguageRow:
         problem: its id.
         name: its label.
         language: ``"triton"`` or ``"cuda"``.
-        right: whether it passed every gate; None where no kernel could be written, or nothing could check it.
+        right: whether it passed every gate; None where no kernel could be written, or nothing could judge it.
         error: why it did not, or why there is no kernel.
         failure: class of that; see `Evaluation.failure`.
         unchecked: why nothing held its results against the reference; empty where they were.
@@ -167,7 +167,8 @@ def _judged(task: Task, program: Program, patch: Patch) -> tuple[Program, Evalua
 
 
 def _row(problem: Problem, language: str, found: Evaluation, schedule: str) -> LanguageRow:
-    right = None if found.ok and found.unchecked else found.ok
+    unknown = found.unchecked if found.ok else found.failure not in LASTING
+    right = None if unknown else found.ok
     row = LanguageRow(problem.id, problem.name, language, right, found.error, found.failure, found.unchecked)
     row = replace(row, schedule=schedule, notes=found.notes)
     if found.timing is not None:

@@ -41,6 +41,7 @@ from qimeng.envs.workers.forkserver import ForkServer, WorkerFailed
 from qimeng.envs.workers.model_libraries import library_modules
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.envs.workers.worker_setup import Setup
+from qimeng.errors import DeviceError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Asked, EngineReport, Evaluation, EvaluationRequest, Gate, ReferenceFacts, SerialEvaluator
 from qimeng.spec import KernelSpec
@@ -71,6 +72,9 @@ class GpuEvaluator(SerialEvaluator):
         throttle: reads why the GPU is throttled (see `qimeng.envs.judge.throttle`); by default NVML, if available.
         clock: wall seconds, for `Evaluation.seconds`.
         beside: judges like this one that are open at a time; they share the memory that is for trials.
+
+    Raises:
+        DeviceError: PyTorch's own run of the specification needs more memory than is free on the device.
 
     Attributes:
         version: part of the key under which evaluations are stored.
@@ -134,6 +138,9 @@ class GpuEvaluator(SerialEvaluator):
                 self.references = References(
                     spec, graph, self.torch_device, self.draw_seed, between=lambda: self.turns.step_aside(opening)
                 )
+        except torch.OutOfMemoryError as error:
+            self._end()
+            raise DeviceError(f"{spec.name} does not fit the free memory of {self.torch_device}: {error}") from None
         except BaseException:
             self._end()
             raise
