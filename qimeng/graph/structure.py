@@ -5,10 +5,11 @@ Deals in the containers around the tensors, and in Python text that rebuilds the
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import math
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -18,6 +19,9 @@ import torch
 from torch.utils import _pytree
 
 from qimeng.spec.returned import HOLDERS, state_of
+
+_KEYS = (str, int, bool, bytes, type(None))
+"""Types of the keys of a dict, and of the parts of a tuple that is one."""
 
 
 class UnknownStructure(ValueError):
@@ -29,12 +33,12 @@ class Structure:
     """A leaf, or a container with its parts.
 
     Attributes:
-        kind: ``"leaf"``, ``"none"``, ``"tuple"``, ``"list"``, ``"dict"``, ``"ordered"`` (OrderedDict), ``"size"``
-            (torch.Size), ``"struct"`` (a result class of PyTorch's own, such as ``torch.return_types.topk``),
-            ``"named"`` (a named tuple), ``"record"`` (a dataclass) or ``"object"`` (a plain object with tensors among
-            its attributes).
+        kind: ``"leaf"``, ``"none"``, ``"tuple"``, ``"list"``, ``"dict"``, ``"ordered"`` (OrderedDict), ``"default"``
+            (defaultdict), ``"size"`` (torch.Size), ``"struct"`` (a result class of PyTorch's own, such as
+            ``torch.return_types.topk``), ``"named"`` (a named tuple), ``"record"`` (a dataclass) or ``"object"`` (a
+            plain object with tensors among its attributes).
         home: Python module of the class of a named tuple, record or object.
-        name: qualified name of that class.
+        name: qualified name of that class; of a defaultdict, what makes its new values.
         keys: of a dict; the fields of a named tuple or record; the attributes of an object with tensors in them.
         parts: what is inside, in order.
         rest: text of an object's other attributes.
@@ -61,6 +65,8 @@ class Structure:
             return f"{{{pairs}}}"
         if self.kind == "ordered":
             return f"__import__('collections').OrderedDict({{{pairs}}})"
+        if self.kind == "default":
+            return f"__import__('collections').defaultdict({self.name}, {{{pairs}}})"
         whole = "".join(f"{i}, " for i in inner)
         if self.kind in ("tuple", "size"):
             return f"torch.Size(({whole}))" if self.kind == "size" else f"({whole})"
@@ -106,12 +112,8 @@ def _described(item: Any) -> Structure:
         return Structure("none")
     if kind in (tuple, list):
         return Structure(kind.__name__, parts=tuple(map(_described, item)))
-    if kind in (dict, OrderedDict):
-        for key in item:
-            if type(key) not in (str, int):
-                raise UnknownStructure(f"dict with a key of type {type(key).__name__}")
-        name = "dict" if kind is dict else "ordered"
-        return Structure(name, keys=tuple(item), parts=tuple(map(_described, item.values())))
+    if kind in (dict, OrderedDict, defaultdict):
+        return _mapping(item)
     if _pytree.is_structseq(item):
         return Structure("struct", name=f"torch.return_types.{kind.__name__}", parts=tuple(map(_described, item)))
     if _pytree.is_namedtuple(item):
@@ -129,6 +131,20 @@ def _described(item: Any) -> Structure:
         whole = tuple(map(_described, parts.values()))
         return Structure("object", kind.__module__, kind.__qualname__, tuple(parts), whole, others)
     raise UnknownStructure(kind.__name__)
+
+
+def _mapping(item: Any) -> Structure:
+    """Of a dict, whose keys have to be what Python text can say."""
+    for key in item:
+        if not all(type(part) in _KEYS for part in (key if type(key) is tuple else (key,))):
+            raise UnknownStructure(f"dict with a key of type {type(key).__name__}")
+    made, makes = {dict: "dict", OrderedDict: "ordered", defaultdict: "default"}[type(item)], ""
+    if made == "default":
+        factory = item.default_factory
+        if factory is not None and vars(builtins).get(getattr(factory, "__name__", "")) is not factory:
+            raise UnknownStructure("defaultdict whose values a function makes")
+        makes = "None" if factory is None else factory.__name__
+    return Structure(made, name=makes, keys=tuple(item), parts=tuple(map(_described, item.values())))
 
 
 def _written(kind: type, key: str, value: Any) -> str:

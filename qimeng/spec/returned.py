@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -68,9 +69,9 @@ def _taken_apart(item: Any) -> tuple[list[Any], Any]:
     return list(parts.values()), (tuple(parts), rest)
 
 
-def _put_together(kind: type, values: Any, context: Any) -> Any:
+def _put_together(kind: Any, values: Any, context: Any) -> Any:
     names, rest = context
-    made: Any = object.__new__(kind)
+    made: Any = kind.__new__(kind)
     values = list(values)
     made.__dict__.update({**rest, **dict(zip(names, values, strict=True))})
     if not all(isinstance(x, torch.Tensor) for x in _pytree.tree_leaves(values)):
@@ -87,7 +88,7 @@ def _is_holder(item: Any) -> bool:
     """An object whose attributes hold tensors, and which is nothing but its attributes."""
     if isinstance(item, (torch.Tensor, *_PLAIN)) or callable(item) or not hasattr(item, "__dict__"):
         return False
-    made_plainly = getattr(type(item), "__new__", None) is object.__new__
+    made_plainly = type(item) is SimpleNamespace or getattr(type(item), "__new__", None) is object.__new__
     return made_plainly and bool(state_of(item)[0])
 
 

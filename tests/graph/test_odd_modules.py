@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque, namedtuple
+from collections import defaultdict, deque, namedtuple
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -110,10 +111,20 @@ class Held(torch.nn.Module):
         return self.hidden[0](self.more(y * self.queue[0])), x.shape
 
 
+class Containers(torch.nn.Module):
+    """Returns containers of Python's own beyond tuples, lists and dicts with texts as keys."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        found: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
+        found["a"] += [x.exp(), x.tanh()]
+        space = SimpleNamespace(y=x.softmax(-1), z=(x * 2,), name="two", n=3)
+        return found, {(1, "b"): x.relu(), None: x.sum(0), True: x.mean()}, space
+
+
 @pytest.mark.parametrize(
     "module",
-    [Shared(), Shared(False), Views(), Mixed(), Named(), Held()],
-    ids=["shared", "local", "views", "mixed", "named", "held"],
+    [Shared(), Shared(False), Views(), Mixed(), Named(), Held(), Containers()],
+    ids=["shared", "local", "views", "mixed", "named", "held", "containers"],
 )
 def test_captured_and_equal(module: torch.nn.Module) -> None:
     program = Program.start(capture_spec(KernelSpec.of(module, (X,))))
