@@ -25,8 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from qimeng.backend.load import implementation_source
-from qimeng.backend.triton_compile import compile_here
+from qimeng.backend.registry import backend_named, implementation_source
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device, current_device
 from qimeng.family import covering, refusal
@@ -136,7 +135,7 @@ def compile_ahead(work: Sequence[tuple[Region, Implementation]], device: Device)
 
 
 def _compiled(job: Any) -> None:
-    compile_here(*job)
+    backend_named("triton").compile(*job)
 
 
 def rows(name: str, found: Iterable[Implementation]) -> Iterator[dict[str, Any]]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from qimeng.backend.compiled import Compiled
-from qimeng.backend.load import implementation_source
+from qimeng.backend.registry import implementation_source
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device, current_device, device_named
 from qimeng.envs.workers.compile import Compilers, job_of

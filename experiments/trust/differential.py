@@ -24,7 +24,7 @@ from torch.utils import _pytree
 from experiments.trust.journal import Data
 from experiments.trust.operator_cases import Case, cases
 from experiments.trust.special_values import DTYPES, operands
-from qimeng.backend.load import implementation_source
+from qimeng.backend.registry import implementation_source
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.coder.template.families.tile.plan import TilePlan
 from qimeng.coder.template.families.tile.schedule import TileSchedule

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from qimeng.backend.compiled import Compiled
+from qimeng.backend.load import load_kernels
 from qimeng.device import Device
 
 if TYPE_CHECKING:
@@ -76,8 +77,6 @@ class Backend(ABC):
 
     def load(self, source: str, folder: str | None = None) -> ModuleType:
         """`source`, text with its header, as a module."""
-        from qimeng.backend.load import load_kernels
-
         return load_kernels(source, folder)
 
     @abstractmethod

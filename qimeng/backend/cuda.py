@@ -54,7 +54,7 @@ def _check_cuda(device):
 
         if told := self.missing():
             return Compiled(error=told, failure="setup")
-        return compile_here(implementation, inputs, device, folder)
+        return compile_here(implementation, self.header, inputs, device, folder)
 
     def kernel_names(self, source: str) -> list[str]:
         """Names of the ``__global__`` functions."""

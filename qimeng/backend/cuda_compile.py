@@ -19,7 +19,7 @@ from qimeng.backend import cuda_runtime
 from qimeng.backend.compiled import Compiled
 from qimeng.backend.dry_run import CompileFailure, Recorder, dry_run
 from qimeng.backend.facts import KernelFacts, Usage, dot_types, instructions_of, tensor_bytes, usage_of
-from qimeng.backend.load import implementation_source, load_kernels
+from qimeng.backend.load import load_kernels
 from qimeng.device import Device
 from qimeng.graph.opgraph import Meta
 from qimeng.program.implementation import Implementation
@@ -33,20 +33,23 @@ counts them with a kernel's own (seen with CUDA 13; `Device.shared_per_block` do
 
 
 def compile_here(
-    implementation: Implementation, inputs: Sequence[Meta | None], device: Device, folder: str | None = None
+    implementation: Implementation,
+    header: str,
+    inputs: Sequence[Meta | None],
+    device: Device,
+    folder: str | None = None,
 ) -> Compiled:
     """Compile all kernels that `implementation` launches; kernels compile for `device` from then on in this process.
 
     Args:
         implementation: whose kernels.
+        header: text that its own text needs above it.
         inputs: shape, strides and dtype of each input; None for a Python number.
         device: what to compile for.
         folder: where to write the text; a new temporary folder by default.
     """
     recorder = _Recorder(device)
-    return dry_run(
-        implementation, inputs, recorder, lambda: load_kernels(implementation_source(implementation), folder)
-    )
+    return dry_run(implementation, inputs, recorder, lambda: load_kernels(header + implementation.source, folder))
 
 
 class _Recorder(Recorder):

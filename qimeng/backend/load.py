@@ -6,13 +6,9 @@ Deals in modules made from text. Knows nothing about what the text computes.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from qimeng.backend.registry import backend_named
 from qimeng.program.load import load_source
-
-if TYPE_CHECKING:
-    from qimeng.program.implementation import Implementation
 
 HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
 """What the text of a Triton kernel, and PyTorch's text of a region, finds above it."""
@@ -34,12 +30,6 @@ def load_kernels(source: str, folder: str | None = None) -> ModuleType:
     return module
 
 
-def implementation_source(implementation: Implementation) -> str:
-    """The text of one implementation as a file of its own."""
-    header = backend_named(implementation.language).header if implementation.generated else HEADER
-    return header + implementation.source
-
-
 def _first_line(item: Any) -> None:
     """Autotuners and heuristics wrap a kernel as `fn`."""
     for _ in range(8):
@@ -49,4 +39,4 @@ def _first_line(item: Any) -> None:
         item = getattr(item, "fn", None)
 
 
-__all__ = ["HEADER", "implementation_source", "load_kernels"]
+__all__ = ["HEADER", "load_kernels"]

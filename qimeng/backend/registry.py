@@ -10,8 +10,10 @@ from typing import Any
 
 from qimeng.backend.base import Backend, Capabilities
 from qimeng.backend.compiled import Compiled
+from qimeng.backend.load import HEADER
 from qimeng.errors import BackendError
 from qimeng.plugins import Installed, Problem, anything, guard, returns, where
+from qimeng.program.implementation import Implementation
 
 GROUP = "qimeng.backends"
 """Entry points of this group name a `Backend`, a class of one, or a function without arguments that makes one."""
@@ -104,6 +106,12 @@ def backend_named(language: str) -> Backend:
     return found
 
 
+def implementation_source(implementation: Implementation) -> str:
+    """The text of one implementation as a file of its own, below the header of its language."""
+    header = backend_named(implementation.language).header if implementation.generated else HEADER
+    return header + implementation.source
+
+
 def _take(found: Any) -> None:
     register_backend(found if isinstance(found, Backend) else found())
 
@@ -111,4 +119,11 @@ def _take(found: Any) -> None:
 _installed = Installed(GROUP, "backend", _take)
 
 
-__all__ = ["GROUP", "backend_named", "backends", "register_backend", "unregister_backend"]
+__all__ = [
+    "GROUP",
+    "backend_named",
+    "backends",
+    "implementation_source",
+    "register_backend",
+    "unregister_backend",
+]

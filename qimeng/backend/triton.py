@@ -33,7 +33,7 @@ class Triton(Backend):
         """Compile every kernel by Triton's own launcher under a driver that stands for `device`."""
         from qimeng.backend.triton_compile import compile_here
 
-        return compile_here(implementation, inputs, device, folder)
+        return compile_here(implementation, self.header, inputs, device, folder)
 
     def kernel_names(self, source: str) -> list[str]:
         """Names of the functions under ``@triton.jit``."""

@@ -16,7 +16,7 @@ from typing import Any
 from qimeng.backend.compiled import Compiled
 from qimeng.backend.dry_run import CompileFailure, Recorder, dry_run, short
 from qimeng.backend.facts import KernelFacts, facts_of, registers_of
-from qimeng.backend.load import implementation_source, load_kernels
+from qimeng.backend.load import load_kernels
 from qimeng.backend.triton_cache import NO_LINK
 from qimeng.backend.triton_driver import NoDriver
 from qimeng.device import Device
@@ -25,20 +25,23 @@ from qimeng.program.implementation import Implementation
 
 
 def compile_here(
-    implementation: Implementation, inputs: Sequence[Meta | None], device: Device, folder: str | None = None
+    implementation: Implementation,
+    header: str,
+    inputs: Sequence[Meta | None],
+    device: Device,
+    folder: str | None = None,
 ) -> Compiled:
     """Compile all kernels that `implementation` launches; this process stands for `device` from then on.
 
     Args:
         implementation: whose kernels.
+        header: text that its own text needs above it.
         inputs: shape, strides and dtype of each input; None for a Python number.
         device: what to compile for.
         folder: where to write the text; a new temporary folder by default.
     """
     recorder = _Recorder(device)
-    return dry_run(
-        implementation, inputs, recorder, lambda: load_kernels(implementation_source(implementation), folder)
-    )
+    return dry_run(implementation, inputs, recorder, lambda: load_kernels(header + implementation.source, folder))
 
 
 class _Recorder(Recorder):

@@ -171,7 +171,8 @@ def cuda_on_cpu(folder: Path):
 
 def call(implementation, *inputs: torch.Tensor):
     """The outputs of an implementation in CUDA C++."""
-    from qimeng.backend.load import implementation_source, load_kernels
+    from qimeng.backend.load import load_kernels
+    from qimeng.backend.registry import implementation_source
 
     module = load_kernels(implementation_source(implementation))
     return getattr(module, implementation.entry)(*inputs)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from qimeng.actions import Context, legal_actions
-from qimeng.backend.load import implementation_source
+from qimeng.backend.registry import implementation_source
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.coder.template.families.recurrent.defaults import candidates
 from qimeng.coder.template.families.recurrent.family import AtOnce, Recurrent

@@ -23,7 +23,7 @@ import torch
 from torch.utils import _pytree
 
 from qimeng.actions import Context, legal_actions
-from qimeng.backend.load import implementation_source
+from qimeng.backend.registry import implementation_source
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.envs.errors import accuracy

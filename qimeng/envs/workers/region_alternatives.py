@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from qimeng.backend.load import implementation_source, load_kernels
+from qimeng.backend.load import load_kernels
+from qimeng.backend.registry import implementation_source
 from qimeng.envs.workers.outputs import Facts, describe
 from qimeng.envs.workers.service import Refused
 from qimeng.envs.workers.tensor_bits import checksum

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qimeng.backend.triton_compile import compile_here
+from qimeng.backend import backend_named
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
 from qimeng.envs.estimate.estimator import EstimatingEvaluator
@@ -113,7 +113,7 @@ def compiles(channel, inputs):
         from qimeng.envs.workers.compiled_cache import read_compiled
 
         read_compiled(folders)
-        error = compile_here(implementation, inputs, DEVICES["h200"], os.getcwd()).error
+        error = backend_named("triton").compile(implementation, inputs, DEVICES["h200"], os.getcwd()).error
         return [error, len(list(Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin")))]
 
     serve(channel, {"compile": compile})

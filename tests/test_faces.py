@@ -1,0 +1,95 @@
+"""What each module offers: `__all__` says it, seen from inside the module and from those that import it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "qimeng"
+USERS = (PACKAGE, ROOT / "experiments", ROOT / "benchmarks", ROOT / "examples")
+
+LAZY = {"qimeng"}
+"""Packages whose names are looked up when they are asked for; tests of their own hold them."""
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+TREES = {name_of(p): ast.parse(p.read_text()) for folder in USERS for p in sorted(folder.rglob("*.py"))}
+MODULES = sorted(name for name in TREES if name.split(".")[0] == "qimeng" and name not in LAZY)
+
+
+def stated(tree: ast.Module) -> list[str] | None:
+    """`__all__` as it is written; None where there is none."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == ["__all__"]:
+            found: list[str] = ast.literal_eval(node.value)
+            return found
+    return None
+
+
+def defined(tree: ast.Module) -> dict[str, bool]:
+    """The public names of a module, and whether each is a function or a class of its own."""
+    found: dict[str, bool] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found[node.name] = True
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            found |= {(alias.asname or alias.name).split(".")[0]: False for alias in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+            found |= dict.fromkeys(names, False)
+    return {name: own for name, own in found.items() if not name.startswith("_")}
+
+
+def taken() -> dict[str, dict[str, str]]:
+    """For each module the names that others import from it, and who does."""
+    found: dict[str, dict[str, str]] = {}
+    for user, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module in TREES:
+                modules = {alias.name for alias in node.names if f"{node.module}.{alias.name}" in TREES}
+                names = {alias.name: user for alias in node.names if alias.name not in modules}
+                found.setdefault(str(node.module), {}).update(names)
+    return found
+
+
+TAKEN = taken()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_states_what_it_offers(name: str) -> None:
+    tree, names = TREES[name], defined(TREES[name])
+    own = {n for n, is_own in names.items() if is_own}
+    offered = stated(tree)
+    if offered is None:
+        assert not own, f"{name} needs __all__, for {sorted(own)}"
+        return
+    assert len(offered) == len(set(offered)), f"__all__ of {name} has a name twice"
+    assert set(offered) <= names.keys(), f"__all__ of {name} has what is not there: {set(offered) - names.keys()}"
+    assert own <= set(offered), f"add to __all__ of {name}, or begin with an underscore: {sorted(own - set(offered))}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_others_take_only_what_is_offered(name: str) -> None:
+    offered, used = stated(TREES[name]), TAKEN.get(name, {})
+    wrong = {n: user for n, user in used.items() if n.startswith("_") or offered is not None and n not in offered}
+    assert not wrong, f"not offered by {name}, and imported: {wrong}"
+
+
+PACKAGES = sorted(name_of(p) for p in PACKAGE.rglob("__init__.py") if name_of(p) not in LAZY)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_hands_on_what_it_imports(name: str) -> None:
+    tree = TREES[name]
+    imports = [n for n in tree.body if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("qimeng.")]
+    if not any(isinstance(n, ast.FunctionDef | ast.ClassDef) for n in tree.body) and imports:
+        handed = {alias.asname or alias.name for node in imports for alias in node.names}
+        assert handed == set(stated(tree) or ()), f"{name} imports and offers different names"
