@@ -146,3 +146,6 @@ def run_task(
     check_modes(modes)
     task = replace(task, options=FinalOptions(tuple(modes), compile_seconds, check_tools(sanitize)))
     return optimize(task, search, budget, store, on_step, clock, began)
+
+
+__all__ = ["plan_and_code", "run_task"]

@@ -297,3 +297,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+__all__ = ["actions", "describe", "devices", "doctor", "main", "optimize", "print_markdown", "show"]

@@ -299,3 +299,6 @@ def print_summary(summary: Summary, screen: Console) -> None:
     for what, which in exceptions_of(summary).items():
         for text in which if what == "not right" else [", ".join(which)]:
             screen.print(f"{what}: {text}", markup=False)
+
+
+__all__ = ["app", "families", "print_summary", "row_line", "run", "summary", "tables"]

@@ -156,3 +156,6 @@ def row_line(row: Explored) -> str:
         f"{head} {row.evaluations} evaluations, {row.right} right, {row.programs} programs, {gain}{estimated}, "
         f"{row.seconds:.0f} s, {row.stopped}"
     )
+
+
+__all__ = ["app", "collect", "export", "merge", "overlaps", "row_line"]

@@ -17,3 +17,6 @@ def console(stderr: bool = False) -> Console:
     """A console on standard output, or on standard error."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(file=stream, highlight=False, width=None if stream.isatty() else LOG_WIDTH)
+
+
+__all__ = ["console"]

@@ -165,3 +165,6 @@ def _kernel_in(folder: str, name: str, call: str, sandbox: str, text: str, varia
         return Check(name, False, "no answer in 120 s")
     lines = done.stderr.strip().splitlines()
     return Check(name, done.returncode == 0, "" if done.returncode == 0 else (lines[-1] if lines else "no message"))
+
+
+__all__ = ["Check", "checks"]

@@ -64,3 +64,6 @@ def check_names(
         for name in given:
             if name not in known:
                 raise QimengError(f"unknown {what} {name!r}; known: {', '.join(known)}")
+
+
+__all__ = ["check_names", "listed", "split"]

@@ -76,3 +76,6 @@ class ProgressDisplay:
         parts.append(f"{progress.evaluations} evaluations")
         parts.append(f"{max(0.0, progress.seconds_left):.0f} s left")
         return "; ".join(parts)
+
+
+__all__ = ["ProgressDisplay"]

@@ -162,3 +162,6 @@ def progress_line(phase: str, row: Mapping[str, float]) -> str:
     if row.get("coverage", 1.0) < 1:
         told.append(f"coverage {row['coverage']:.0%}")
     return f"{head}: {', '.join(told)}"
+
+
+__all__ = ["TrainDisplay", "adapt", "print_shares", "progress_line", "train"]

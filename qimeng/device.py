@@ -214,3 +214,6 @@ def driver_version() -> str:
         return "none"
     query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
     return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip().split("\n")[0] or "none"
+
+
+__all__ = ["DEVICES", "Device", "capabilities_of", "current_device", "device_named", "driver_version", "target_device"]

@@ -112,3 +112,21 @@ def in_words(error: BaseException, limit: int = 1500) -> str:
         last = own[-1]
         text += f" (line {last.lineno}, in {last.name}: {(last.line or '').strip()[:200]})"
     return text if len(text) <= limit else text[: limit // 2] + " … " + text[-limit // 2 :]
+
+
+__all__ = [
+    "BackendError",
+    "CoderError",
+    "DeviceError",
+    "FamilyFault",
+    "IllegalAction",
+    "KindFault",
+    "PlannerFault",
+    "QimengError",
+    "ReplayError",
+    "RequestError",
+    "SpecError",
+    "StoreError",
+    "WeightsError",
+    "in_words",
+]

@@ -143,3 +143,6 @@ class Unfuse(Kind):
 
 for _kind in (Stop(), Lowering(), Fusion(), Unfuse()):
     register(_kind)
+
+
+__all__ = ["Fusion", "Lowering", "Stop", "Unfuse", "fused_region"]

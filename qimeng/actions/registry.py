@@ -171,6 +171,7 @@ _installed = Installed(GROUP, "kind of action", lambda found: register(found() i
 __all__ = [
     "GROUP",
     "check_action",
+    "is_local",
     "kind_named",
     "kinds",
     "legal_actions",

@@ -151,3 +151,6 @@ for _kind in (
     Language(),
 ):
     register(_kind)
+
+
+__all__ = ["Language", "Layout", "Pipeline", "Precision", "Reordering", "Special", "Split", "Tiling", "Vectorization"]

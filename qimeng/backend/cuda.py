@@ -87,10 +87,10 @@ def _runtime() -> str:
 
 @lru_cache(1)
 def _nvrtc_missing() -> str | None:
-    from qimeng.backend.cuda_runtime import CudaError, _nvrtc
+    from qimeng.backend.cuda_runtime import CudaError, find_nvrtc
 
     try:
-        _nvrtc()
+        find_nvrtc()
     except CudaError as error:
         return str(error)
     return None

@@ -12,6 +12,18 @@ import re
 
 import torch
 
+__all__ = ["CudaError", "CudaKernel", "cuda_aligned", "cuda_compile", "cuda_kernel", "find_nvrtc"]
+
+
+def find_nvrtc() -> None:
+    """Load NVRTC and the headers it needs, once.
+
+    Raises:
+        CudaError: they are not there.
+    """
+    _nvrtc()
+
+
 # ---- CUDA C++: compiled by NVRTC at the first launch, launched through the driver on the current stream
 
 _SCALARS = {

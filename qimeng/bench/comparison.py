@@ -75,3 +75,6 @@ def _compared(run: str, group: str, rows: Sequence[Row], timed: Sequence[Row]) -
         median_evaluations=float(median(r.evaluations for r in rows)),
         median_seconds=median(seconds) if seconds else None,
     )
+
+
+__all__ = ["Compared", "compare"]

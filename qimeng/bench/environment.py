@@ -63,3 +63,6 @@ def _installed(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "unknown"
+
+
+__all__ = ["commit", "driver_version", "environment"]

@@ -194,3 +194,6 @@ def _reduced_axes(node: Node, rank: int) -> Iterator[int]:
         return iter(range(rank))
     listed = axes if isinstance(axes, (tuple, list)) else (axes,)
     return (int(a) % rank for a in listed)
+
+
+__all__ = ["FAMILIES", "Classification", "classify"]

@@ -50,3 +50,6 @@ def gpu_places(gpus: int, jobs: int, visible: Sequence[str], cores: int | None =
     if not used:
         return (Place("cpu", jobs, shared),)
     return tuple(Place(f"gpu {name}", jobs, {**shared, "CUDA_VISIBLE_DEVICES": name}) for name in used)
+
+
+__all__ = ["GpuError", "gpu_places", "visible_gpus"]

@@ -121,3 +121,6 @@ def pending(problems: Sequence[Problem], options: RunOptions, out: Path) -> list
     stored = read_rows(out) if out.exists() else ()
     done = {row.key for row in stored if row.error is None or not options.retry}
     return [p for p in problems if row_key(p.id, p.digest, options.settings) not in done]
+
+
+__all__ = ["RunOptions", "pending", "run_suite"]

@@ -73,3 +73,6 @@ def format_ids(ids: Iterable[str]) -> str:
         prefix + (format_numbers(map(int, last)) if all(n.isdecimal() for n in last) else ",".join(last))
         for prefix, last in sorted(parts.items())
     )
+
+
+__all__ = ["SuiteError", "format_ids", "format_numbers", "natural", "parse_numbers"]

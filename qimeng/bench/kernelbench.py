@@ -92,3 +92,6 @@ def _numbers_by_level(levels: Sequence[int], selection: str) -> Mapping[int, lis
             asked = ",".join(map(str, levels))
             raise SuiteError(f"the selection {part!r} is of a level that is not asked for ({asked})")
     return {level: own.get(level, []) for level in sorted(own) or levels}
+
+
+__all__ = ["KernelBench", "load_levels"]

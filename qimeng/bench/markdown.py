@@ -23,3 +23,6 @@ def number(value: float | None, digits: int = 2) -> str:
 def percent(value: float | None, digits: int = 0) -> str:
     """A share in per cent, or a dash where it is not known."""
     return "–" if value is None else f"{100 * value:.{digits}f} %"
+
+
+__all__ = ["markdown", "number", "percent"]

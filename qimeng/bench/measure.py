@@ -222,3 +222,6 @@ def split(wall: float, capture: float, judged: Mapping[str, float]) -> dict[str,
 
 def _timed(row: Row, began: float) -> Row:
     return replace(row, seconds={**row.seconds, "total": round(time.monotonic() - began, 3)})
+
+
+__all__ = ["evaluations_of", "measure", "prepare", "seconds_of", "split", "step_rows"]

@@ -214,3 +214,6 @@ def _collect(worker: _Worker, ready: bool, now: float, limit_s: float, stop_at: 
     if now >= worker.deadline:
         return Outcome(worker.task, failure=f"took longer than {limit_s:.0f} s")
     return None
+
+
+__all__ = ["Outcome", "Place", "Pool"]

@@ -351,3 +351,18 @@ def _ratio(numerator: Timing | None, denominator: Timing | None) -> float | None
     if numerator.estimated != denominator.estimated:
         return None
     return numerator.device_ms / denominator.device_ms
+
+
+__all__ = [
+    "Environment",
+    "Row",
+    "RowError",
+    "Settings",
+    "StepRow",
+    "append_line",
+    "append_row",
+    "blank_row",
+    "read_rows",
+    "row_key",
+    "whole_lines",
+]

@@ -141,3 +141,6 @@ def suite_named(text: str) -> Suite:
             "qimeng.bench.suite.Suite"
         )
     return found
+
+
+__all__ = ["FolderSuite", "ModuleSuite", "suite_named"]

@@ -338,3 +338,6 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def _share(rows: Sequence[Row], holds: Callable[[Row], bool]) -> float | None:
     return sum(holds(r) for r in rows) / len(rows) if rows else None
+
+
+__all__ = ["GroupSummary", "KindSummary", "Summary", "geometric_mean", "group_of", "runs", "summarize"]

@@ -108,3 +108,6 @@ def fitting(memory_bytes: int, known: Mapping[Problem, Facts]) -> Callable[[Prob
         return not running or (sum(planned) <= SHARE * memory_bytes and max(planned) <= ALONE * memory_bytes)
 
     return may_start
+
+
+__all__ = ["ALONE", "Facts", "fitting", "survey"]

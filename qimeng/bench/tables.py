@@ -221,3 +221,19 @@ def _note(row: Row) -> str:
         (bool(row.library_share), f"{percent(row.library_share)} of the time in a library's code"),
     ]
     return "; ".join(text for holds, text in notes if holds)
+
+
+__all__ = [
+    "VIEWS",
+    "Kinds",
+    "comparison",
+    "exceptions",
+    "exceptions_of",
+    "figures",
+    "kinds",
+    "problems",
+    "render",
+    "render_documents",
+    "selection",
+    "speed",
+]

@@ -129,4 +129,4 @@ class Clusters:
         return tuple(r for n, r in enumerate(self._start) if mask >> n & 1)
 
 
-__all__ = ["Clusters"]
+__all__ = ["Clusters", "Pair"]

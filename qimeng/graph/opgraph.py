@@ -236,3 +236,17 @@ def itemsize(dtype: str) -> int:
         return 1
     digits = "".join(c for c in dtype.split("_")[0].split("e")[0] if c.isdigit())
     return _ITEMSIZE.get(digits, 1)
+
+
+__all__ = [
+    "REINTERPRETS",
+    "Meta",
+    "Node",
+    "OpGraph",
+    "Surroundings",
+    "Value",
+    "itemsize",
+    "map_values",
+    "row_major",
+    "values_in",
+]

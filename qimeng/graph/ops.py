@@ -203,3 +203,24 @@ def longest_reduction(graph: OpGraph) -> int:
                 longest = max(longest, *largest.shape)
             longest = max(longest, largest.numel // max(rows, 1))
     return longest
+
+
+__all__ = [
+    "CONVOLUTIONS",
+    "EXACT",
+    "GEMMS",
+    "JUMPS",
+    "LAYERS",
+    "POINTWISE",
+    "RANDOM",
+    "RESHAPES",
+    "SCANS",
+    "TF32",
+    "VIEWS",
+    "category",
+    "flops",
+    "is_product",
+    "is_transposed",
+    "longest_reduction",
+    "precision_of",
+]

@@ -277,4 +277,4 @@ def _text(item: Any, names: dict[Any, str], device: str) -> str:
     return literal(item)
 
 
-__all__ = ["IGNORED", "SYMBOLS", "NoPart", "Part", "parts_of"]
+__all__ = ["IGNORED", "SYMBOLS", "NoPart", "Part", "name_of", "parts_of"]

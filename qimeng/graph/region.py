@@ -344,6 +344,17 @@ def literal(item: Any) -> str:
 
 
 __all__ = [
-    "Region", "call_text", "literal", "make_region", "map_values", "merge", "merge_recomputing", "partition",
-    "region_digraph", "region_of", "repartition", "split",
-]  # fmt: skip
+    "Region",
+    "RegionKey",
+    "call_text",
+    "literal",
+    "make_region",
+    "map_values",
+    "merge",
+    "merge_recomputing",
+    "partition",
+    "region_digraph",
+    "region_of",
+    "repartition",
+    "split",
+]

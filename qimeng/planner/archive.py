@@ -180,3 +180,6 @@ def _gain(branch: Session) -> float:
         if found is not None:
             return math.log(found)
     return 0.0
+
+
+__all__ = ["ArchiveSearch", "Island", "cell_of"]

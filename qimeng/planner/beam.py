@@ -57,3 +57,6 @@ class BeamSearch(Search):
 
 def _best_on_path(session: Session) -> float:
     return min((s.ms for s in session.state.path() if s.ms is not None), default=float("inf"))
+
+
+__all__ = ["BeamSearch"]

@@ -48,3 +48,6 @@ def _retuned(before: State, after: State) -> bool:
     old = [before.program.implementation(r) for r in before.program.regions]
     new = [after.program.implementation(r) for r in after.program.regions]
     return all(a.generated for a, b in zip(old, new, strict=True) if a != b)
+
+
+__all__ = ["HillClimb"]

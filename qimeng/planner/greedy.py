@@ -26,3 +26,6 @@ class GreedySearch(Search):
         while (reason := session.exhausted()) is None:
             session.step(self.planner.choose(session.observe()))
         return reason
+
+
+__all__ = ["GreedySearch"]

@@ -230,3 +230,6 @@ def _spares_memory(o: Observation, action: Action) -> bool:
         return covering(o.program.fusions.merged(*action.regions))[0].spares
     except (Unsupported, QimengError):
         return False
+
+
+__all__ = ["HeuristicPlanner"]

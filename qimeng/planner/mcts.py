@@ -187,3 +187,6 @@ class _Tree:
         if self.high > self.low:
             q = (1 - self.search.value) * q + self.search.value * (hopes - self.low) / (self.high - self.low)
         return q + self.search.c * node.moves[action] * math.sqrt(node.visits) / (1 + visits)
+
+
+__all__ = ["Node", "TreeSearch"]

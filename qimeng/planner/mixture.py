@@ -32,3 +32,6 @@ class MixturePlanner(Planner):
         """A random action or the planner's. The random action is never `stop` if anything else is legal."""
         chance = self._random.random() < self.epsilon
         return (self._other if chance else self.planner).choose(observation)
+
+
+__all__ = ["MixturePlanner"]

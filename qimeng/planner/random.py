@@ -27,3 +27,6 @@ class RandomPlanner(Planner):
         """One of `observation.actions`."""
         others = [a for a in observation.actions if a.kind != "stop"]
         return self._random.choice(others) if others else Action("stop")
+
+
+__all__ = ["RandomPlanner"]

@@ -175,3 +175,21 @@ def out_of_budget(session: Session) -> str | None:
     """``"evaluations"`` or ``"seconds"`` where a search has used them up, whatever branch it stands on."""
     reason = session.exhausted()
     return reason if reason in ("evaluations", "seconds") else None
+
+
+__all__ = [
+    "FLOOR",
+    "PATIENCE",
+    "ScoringPlanner",
+    "Search",
+    "ValuingPlanner",
+    "best_action",
+    "fitting",
+    "out_of_budget",
+    "own_trajectory",
+    "policy",
+    "prior",
+    "softmax",
+    "top_actions",
+    "trajectory",
+]

@@ -40,3 +40,6 @@ def _of_regions(o: Observation, actions: list[Action]) -> Iterator[Action]:
     """`actions` by their region, in the order of the program."""
     for region in o.program.regions:
         yield from (a for a in actions if a.regions[0] == region.id)
+
+
+__all__ = ["LowerOnlyPlanner", "SweepPlanner"]

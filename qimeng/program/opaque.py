@@ -127,3 +127,6 @@ def _from_object(spec: KernelSpec) -> str:
         "    def forward(self, *inputs, **named):\n"
         f"        return {reached}(*inputs, **named)\n"
     )
+
+
+__all__ = ["opaque_program"]

@@ -129,3 +129,6 @@ def _called(thing: Any) -> Any:
         return thing.forward
     is_class = isinstance(thing, type) and issubclass(thing, torch.nn.Module)
     return functools.partial(thing.forward, None) if is_class else thing
+
+
+__all__ = ["Call", "arranged", "with_keywords"]

@@ -6,21 +6,19 @@ Deals in clear refusals. Knows nothing about capture.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree
 
 from qimeng.errors import SpecError
+from qimeng.spec.computation import Computation
 from qimeng.spec.distributions import EXAMPLES
 from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.origin import refuse_float8
 from qimeng.spec.patience import TooLong, patience
 from qimeng.spec.reduce import NEEDS_VALUES
 from qimeng.spec.returned import opened
-
-if TYPE_CHECKING:
-    from qimeng.spec.spec import KernelSpec
 
 
 def shapes(inputs: Any) -> str:
@@ -38,7 +36,7 @@ def shapes(inputs: Any) -> str:
     return ", ".join(parts) or "no inputs"
 
 
-def check(spec: KernelSpec) -> None:
+def check(spec: Computation) -> None:
     """Refuse what `KernelSpec.check` says."""
     _refuse_surroundings(spec)
     small = spec.reduced()
@@ -48,7 +46,7 @@ def check(spec: KernelSpec) -> None:
     _ = spec.domains  # refuses domains that do not fit the inputs
 
 
-def _refuse_surroundings(spec: KernelSpec) -> None:
+def _refuse_surroundings(spec: Computation) -> None:
     """Refuse settings of this process that decide what is computed and that the judge's processes do not have."""
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
@@ -63,7 +61,7 @@ def _refuse_surroundings(spec: KernelSpec) -> None:
         )
 
 
-def _check_run(spec: KernelSpec, values: bool) -> None:
+def _check_run(spec: Computation, values: bool) -> None:
     """Run `spec` once as it is, with values or as shapes only."""
     with contextlib.nullcontext() if values else fake_tensors(), torch.no_grad():
         module = spec.module() if values else made_fake(spec.module)
@@ -95,3 +93,6 @@ def _check_run(spec: KernelSpec, values: bool) -> None:
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+__all__ = ["check", "shapes"]

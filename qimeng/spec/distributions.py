@@ -182,3 +182,6 @@ def _size(x: torch.Tensor) -> float:
 
 def _factor(size: float) -> float:
     return next((f for f in (30.0, 16.0, 8.0, 4.0, 2.0) if size * f <= WIDEST), 1.0)  # not a number: 1
+
+
+__all__ = ["DISTRIBUTIONS", "EXAMPLES", "SECRET_SIZE", "WILD", "applies", "distributions_of", "redistribute"]

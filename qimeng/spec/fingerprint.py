@@ -131,3 +131,6 @@ def _empty(cell: Any) -> bool:
 
 def _codes(code: CodeType) -> list[CodeType]:
     return [code, *(c for k in code.co_consts if isinstance(k, CodeType) for c in _codes(k))]
+
+
+__all__ = ["fingerprint"]

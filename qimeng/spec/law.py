@@ -244,4 +244,4 @@ def _quantiles(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return knots[:-1], width.where(~hole, 0.0)
 
 
-__all__ = ["KNOTS", "Axis", "Law", "special_values"]
+__all__ = ["KNOTS", "Axis", "Law", "special_values", "thin"]

@@ -214,3 +214,6 @@ def infer_domain(x: Any) -> str:
             return "probability"
     clear = max(0.02, 20 / seen.numel()) * float(high)  # n uniform draws have their minimum near maximum / n
     return "positive" if clear < float(low) < float(high) else "real"
+
+
+__all__ = ["DOMAINS", "Leaf", "domain_of", "infer_domain", "is_plain", "placed", "readable", "sample", "unexpanded"]

@@ -447,3 +447,20 @@ def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
     with contextlib.suppress(Exception), unset_fake_temporarily(), torch.no_grad():
         copy.deepcopy(module, memo)  # which keeps in `memo` what it copied; that it fails is for the caller to say
     return [*known, *(t for t in memo.get(id(memo), ()) if isinstance(t, torch.Tensor))]
+
+
+__all__ = [
+    "ExampleOrigin",
+    "FunctionModule",
+    "Origin",
+    "SourceOrigin",
+    "cast",
+    "examples",
+    "in_mode",
+    "init_arguments",
+    "refuse_float8",
+    "refuse_lazy",
+    "refuse_meta",
+    "refuse_torchscript",
+    "seeded",
+]

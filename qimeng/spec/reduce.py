@@ -306,3 +306,6 @@ def _size(origin: Origin, training: bool, fake: bool, own: bool = False) -> _Siz
     except Exception:  # noqa: BLE001  a size that the user's code refuses, in whatever way, is no candidate
         return None
     return size
+
+
+__all__ = ["NEEDS_VALUES", "RUNNABLE", "cut", "elements", "reduce_origin", "shrink"]

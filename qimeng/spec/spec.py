@@ -426,4 +426,8 @@ class KernelSpec:
         """The spec that `to_bytes` wrote."""
         from qimeng.spec.travel import unpack
 
-        return unpack(data)
+        spec: KernelSpec = unpack(data)
+        return spec
+
+
+__all__ = ["DTYPES", "MODES", "KernelSpec", "Tolerances"]

@@ -10,19 +10,17 @@ import inspect
 import io
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from qimeng.errors import SpecError
+from qimeng.spec.computation import Computation
 from qimeng.spec.origin import ExampleOrigin, FunctionModule
 
-if TYPE_CHECKING:
-    from qimeng.spec.spec import KernelSpec
 
-
-def pack(spec: KernelSpec) -> bytes:
+def pack(spec: Computation) -> bytes:
     """`spec` as bytes.
 
     Raises:
@@ -67,19 +65,18 @@ def _as_dtype(codes: torch.Tensor, dtype: torch.dtype, parameter: bool) -> torch
     return torch.nn.Parameter(tensor, requires_grad=False) if parameter else tensor
 
 
-def _held_modules(spec: KernelSpec) -> list[torch.nn.Module]:
+def _held_modules(spec: Computation) -> list[torch.nn.Module]:
     return list(spec.origin.held.modules()) if isinstance(spec.origin, ExampleOrigin) else []
 
 
-def unpack(data: bytes) -> KernelSpec:
+def unpack(data: bytes) -> Any:
     """The spec that `pack` wrote. The bytes must be trusted, as with any pickle."""
     import cloudpickle
 
-    spec: KernelSpec = cloudpickle.loads(data)
-    return spec
+    return cloudpickle.loads(data)
 
 
-def _own_modules(spec: KernelSpec) -> list[ModuleType]:
+def _own_modules(spec: Computation) -> list[ModuleType]:
     """Python modules of the user's that define the spec's classes and functions."""
     held = _held_modules(spec)
     classes = [c for m in held for c in type(m).__mro__]
@@ -126,3 +123,6 @@ def pack_module(module: torch.nn.Module, beside: Any) -> bytes:
     finally:
         for m in own:
             cloudpickle.unregister_pickle_by_value(m)
+
+
+__all__ = ["pack", "pack_module", "unpack"]

@@ -8,20 +8,18 @@ more cautiously. If no way works, it stays as given.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree
 
+from qimeng.spec.computation import Computation
 from qimeng.spec.distributions import DISTRIBUTIONS, EXAMPLES, applies
 from qimeng.spec.leaf import Leaf, readable
 from qimeng.spec.origin import ExampleOrigin
 from qimeng.spec.patience import BRIEF_S, patience
 from qimeng.spec.seeding import seed_generators
 from qimeng.spec.source import Source
-
-if TYPE_CHECKING:
-    from qimeng.spec.spec import KernelSpec
 
 SEEDS = (1, 2, 3)
 """Seeds of the input sets that each choice is tried on."""
@@ -32,7 +30,7 @@ Looks = tuple[str, float]
 """Structure of outputs as text, and the share of their values that are not finite."""
 
 
-def choose_ways(spec: KernelSpec) -> tuple[int, ...]:
+def choose_ways(spec: Computation) -> tuple[int, ...]:
     """For each flattened input, the index of the way of `Leaf.ways` to use; one past the last if it stays as given."""
     origin = spec.origin
     if not isinstance(origin, ExampleOrigin):
@@ -71,7 +69,7 @@ def _is_like(found: Looks | None, own: Looks) -> bool:
     return found is not None and found[0] == own[0] and found[1] <= own[1] * 1.25
 
 
-def _looks(spec: KernelSpec, ways: tuple[int, ...] | None, seed: int) -> Looks | None:
+def _looks(spec: Computation, ways: tuple[int, ...] | None, seed: int) -> Looks | None:
     """What the module makes of inputs drawn in these ways, of its own where there are none; None where it raises."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -94,7 +92,7 @@ def _described(outputs: list[Any]) -> Looks:
     return text, wrong / max(total, 1)
 
 
-def never_changed(spec: KernelSpec) -> tuple[int, ...]:
+def never_changed(spec: Computation) -> tuple[int, ...]:
     """Numbers of the flattened inputs that are the same in every trial though no constants.
 
     Those that no other distribution changes either; what is no tensor, empty or of one value says nothing.

@@ -284,4 +284,17 @@ class Distinct(Way):
         out.copy_(draw.argsort(-1)[..., : out.shape[-1]] + self.low)
 
 
-__all__ = ["Distinct", "Drawn", "Ordered", "Prefix", "Scaled", "Shuffled", "Signs", "Spread", "Steps", "Way", "Within"]
+__all__ = [
+    "Distinct",
+    "Drawn",
+    "Ordered",
+    "Prefix",
+    "Scaled",
+    "Shuffled",
+    "Signs",
+    "Spread",
+    "Steps",
+    "Way",
+    "Within",
+    "ruled",
+]

@@ -248,6 +248,11 @@ def operand_dtype(graph: OpGraph, node: Node) -> str:
 
 
 __all__ = [
+    "COPY_SHARE",
+    "L2_SPEEDUP",
+    "L2_USABLE",
+    "LAUNCH_MS",
+    "PRODUCT_WRITE_SHARE",
     "best_tflops",
     "eager_ms",
     "floor_ms",

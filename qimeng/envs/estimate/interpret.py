@@ -313,4 +313,4 @@ def _generated(program: Program) -> int:
     return sum(program.implementation(r).generated for r in program.regions)
 
 
-__all__ = ["Checked", "Interpreter", "gpu_arithmetic", "round_to_tf32"]
+__all__ = ["PRELOAD", "Checked", "Interpreter", "gpu_arithmetic", "largest_tensor", "round_to_tf32"]

@@ -273,3 +273,6 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
 
 
 register_environment()
+
+
+__all__ = ["KernelOptimizationEnv"]

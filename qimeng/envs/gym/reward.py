@@ -275,3 +275,16 @@ def make_reward(name: str, coverage: float = 0.0) -> Reward:
         raise ValueError(f"unknown reward {name!r}; known: {', '.join(sorted(REWARDS))}")
     made = REWARDS[name]()
     return CoverageReward(made, coverage) if coverage else made
+
+
+__all__ = [
+    "REWARDS",
+    "AnytimeReward",
+    "CoverageReward",
+    "LogSpeedupReward",
+    "MilestoneReward",
+    "PaperReward",
+    "Reward",
+    "Transition",
+    "make_reward",
+]

@@ -131,3 +131,6 @@ class TokenizeObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any],
 
     def _encode(self, text: str, length: int) -> Any:
         return self.tokenizer(text, max_length=length, truncation=True, padding="max_length")
+
+
+__all__ = ["HashTokenizer", "TokenizeObservation", "Tokenizer"]

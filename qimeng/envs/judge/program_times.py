@@ -165,4 +165,4 @@ def _add(table: dict[str, Samples], name: str, samples: Samples) -> None:
     table[name] = table[name] + samples if name in table else samples
 
 
-__all__ = ["FINAL", "FINAL_ROUNDS", "SEARCH", "SEARCH_ROUNDS", "ProgramTimes"]
+__all__ = ["BEHIND", "FINAL", "FINAL_ROUNDS", "SEARCH", "SEARCH_ROUNDS", "ProgramTimes"]

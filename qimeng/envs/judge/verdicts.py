@@ -394,4 +394,4 @@ def _close(files: Iterable[int]) -> None:
         os.close(fd)
 
 
-__all__ = ["Comparison", "Judge", "Tally", "Verdict"]
+__all__ = ["RUNS", "RUNS_OVERLAPPING", "Comparison", "Judge", "Tally", "Verdict"]

@@ -67,4 +67,4 @@ def machine() -> str:
     return name
 
 
-__all__ = ["LIBC", "Unavailable", "checked", "machine", "prctl", "syscall"]
+__all__ = ["LIBC", "Unavailable", "checked", "end_with_parent", "machine", "prctl", "syscall"]

@@ -82,4 +82,4 @@ def _holds_home(path: Path) -> bool:
     return path == home or path in home.parents
 
 
-__all__ = ["SHARED_MEMORY", "devices", "readable", "shared_memory"]
+__all__ = ["SHARED_MEMORY", "devices", "has_gpu", "readable", "shared_memory"]

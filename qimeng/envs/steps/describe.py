@@ -281,4 +281,4 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
     return tuple(tuple(map(int, t.shape)) for t in tensors)
 
 
-__all__ = ["Seen", "chat_of", "look", "screen", "slug", "spec_from_text", "try_text"]
+__all__ = ["Seen", "chat_of", "look", "main", "screen", "slug", "spec_from_text", "try_text"]

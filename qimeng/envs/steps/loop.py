@@ -224,3 +224,6 @@ def established(best: State) -> tuple[State, ...]:
         if state is not kept[0] and beats(state.evaluation, kept[-1].evaluation):
             kept.append(state)
     return tuple(kept)
+
+
+__all__ = ["Search", "established", "finish", "finish_opaque", "finish_unjudged", "optimize"]

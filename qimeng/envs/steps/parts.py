@@ -105,4 +105,4 @@ def _only(patch: Patch, regions: list[str]) -> Patch:
     return replace(patch, others=others, note=f"{len(others)} kernels")
 
 
-__all__ = ["slower", "verify_parts"]
+__all__ = ["Judged", "slower", "verify_parts"]

@@ -271,3 +271,6 @@ def _step(row: dict[str, Any]) -> Attempt:
     evaluation = None if row["evaluation"] is None else _evaluation(row["evaluation"])
     action = action_from_data(row["action"])
     return Attempt(action, evaluation, row["accepted"], row["patch"], row["text"], row["before_ms"], row["gain"])
+
+
+__all__ = ["Result", "outcome_text"]

@@ -472,3 +472,6 @@ class Session:
             if step.evaluation is not None and step.evaluation.scope is not Scope.PROGRAM and patch is not None:
                 alone = self.ledger.known[self._names(parent, patch)[0]]
             put_attempt(self.store, self.task.conditions, parent, step, patch, child, alone)
+
+
+__all__ = ["Session"]

@@ -258,5 +258,6 @@ __all__ = [
     "make_evaluator",
     "make_pool",
     "make_task",
+    "region_judges",
     "versions_of",
 ]

@@ -208,3 +208,6 @@ class ReplayCoder(Coder):
     def can_implement(self, region: Region) -> str | None:
         """What the inner coder says."""
         return self.coder.can_implement(region)
+
+
+__all__ = ["FINAL", "UNKNOWN", "CachingEvaluator", "ReplayCoder", "ReplayEvaluator", "subject_of"]

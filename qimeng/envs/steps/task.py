@@ -88,3 +88,6 @@ def _place(error: Exception) -> str:
     """Where an error was raised: file and line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(last.filename).name}, line {last.lineno}"
+
+
+__all__ = ["Task"]

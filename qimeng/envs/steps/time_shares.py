@@ -158,3 +158,17 @@ def within_limit(ordered: Sequence[Action]) -> tuple[Action, ...]:
         seen[intent] += 1
     kept = sorted(position for _, position in sorted(ranked)[:MAX_ACTIONS])
     return tuple(ordered[position] for position in kept)
+
+
+__all__ = [
+    "MAX_ACTIONS",
+    "bound_ms",
+    "by_operator",
+    "carried",
+    "ceilings",
+    "dropped_kernels",
+    "operator_bound_ms",
+    "order_actions",
+    "region_times",
+    "within_limit",
+]

@@ -204,4 +204,16 @@ def _checked(item: Any, levels: int) -> Any:
     return {plain_text(key): _checked(value, levels - 1) for key, value in item.items()}
 
 
-__all__ = ["Channel", "Closed", "Late", "Malformed", "pack", "pack_reply", "unpack", "unpack_reply"]
+__all__ = [
+    "MAX_FILES",
+    "MAX_REPLY",
+    "SEND_S",
+    "Channel",
+    "Closed",
+    "Late",
+    "Malformed",
+    "pack",
+    "pack_reply",
+    "unpack",
+    "unpack_reply",
+]

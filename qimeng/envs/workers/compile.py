@@ -188,4 +188,4 @@ def main(channel: Channel, device: Device) -> None:
     serve(channel, {"build": build})
 
 
-__all__ = ["COMPILE_SECONDS", "Compilers", "Job", "job_of", "launches_nothing"]
+__all__ = ["COMPILE_SECONDS", "Compilers", "Job", "job_of", "launches_nothing", "main"]

@@ -311,4 +311,4 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-__all__ = ["PROCESSES", "SHARED", "STATUS", "enter_sandbox", "run_server"]
+__all__ = ["PROCESSES", "SHARED", "STATUS", "Child", "enter_sandbox", "run_server"]

@@ -390,4 +390,13 @@ def _root() -> Path:
     return Path(qimeng.__file__).resolve().parent.parent
 
 
-__all__ = ["FEW_QUEUES", "START_S", "ForkServer", "Process", "WorkerFailed", "plain_environment", "readable_within"]
+__all__ = [
+    "FEW_QUEUES",
+    "PRELOAD",
+    "START_S",
+    "ForkServer",
+    "Process",
+    "WorkerFailed",
+    "plain_environment",
+    "readable_within",
+]

@@ -339,4 +339,4 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-__all__ = ["Effort", "Reading", "Samples", "Stopwatch", "is_behind", "median_error", "spread"]
+__all__ = ["FRESH_SHARE", "SETS", "Effort", "Reading", "Samples", "Stopwatch", "is_behind", "median_error", "spread"]

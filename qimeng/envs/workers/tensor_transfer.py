@@ -174,4 +174,4 @@ def _read(fd: int, start: int, form: Form, dtype: torch.dtype) -> torch.Tensor:
     return buffer.view(dtype).reshape(form.shape)
 
 
-__all__ = ["hand_over", "take", "tensor_in"]
+__all__ = ["Form", "hand_over", "take", "tensor_in"]

@@ -261,4 +261,4 @@ def _reaches_map(edit: Edit, value: Value) -> bool:
     return is_map(edit, value)
 
 
-__all__ = ["EarlyOverFeatures", "EarlyOverPlaces", "EarlyOverScale"]
+__all__ = ["EarlyOverFeatures", "EarlyOverPlaces", "EarlyOverScale", "Reduction", "reduction"]

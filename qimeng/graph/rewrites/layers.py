@@ -158,4 +158,4 @@ def _gates(edit: Edit, value: Value, dim: int, gates: int) -> list[Value]:
     return [edit.op("aten.slice.Tensor", value, dim, g * size, (g + 1) * size) for g in range(gates)]
 
 
-__all__ = ["KINDS", "Layers"]
+__all__ = ["KINDS", "Kind", "Layers", "Weights"]

@@ -112,3 +112,6 @@ def elements(shape: Shape, sizes: Mapping[str, int]) -> int:
     """
     factors = [f for s in shape for f in s.split(" * ")]
     return math.prod(int(f) if f.isdigit() else sizes[f] for f in factors)
+
+
+__all__ = ["Draft", "Shape", "Tensor", "elements"]

@@ -132,3 +132,6 @@ def draw_many(
         if drawn.spec.digest not in seen:
             seen.add(drawn.spec.digest)
             yield drawn
+
+
+__all__ = ["FAMILIES", "Bytes", "Drawn", "GenerateError", "draw", "draw_many"]

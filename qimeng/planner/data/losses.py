@@ -58,3 +58,6 @@ def loss(draft: Draft) -> tuple[Tensor, ...]:
     if way == "rows" and len(value.shape) == len(shape):
         return (draft.let(f"torch.mean({value}, dim=-1)", shape[:-1]),)
     return (some(draft, draft.let(f"{value} * {number(draft)}", value.shape), 2),)
+
+
+__all__ = ["loss"]

@@ -104,3 +104,6 @@ def reserve(found: Iterable[Signatures]) -> None:
     """Write `reserved.json` anew from these signatures."""
     RESERVED.write_text(json.dumps(sorted({s.structure for s in found}), indent=0) + "\n")
     reserved.cache_clear()
+
+
+__all__ = ["Overlaps", "Signatures", "overlaps", "problem_signatures", "reserve", "reserved", "signatures_of"]

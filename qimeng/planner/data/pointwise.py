@@ -95,3 +95,6 @@ def pointwise(draft: Draft) -> tuple[Tensor, ...]:
 
 def _fixed(draft: Draft, size: str) -> bool:
     return bool(draft.pools.get(size))
+
+
+__all__ = ["any_shape", "binary", "chain", "number", "partner", "pointwise", "some", "unary"]

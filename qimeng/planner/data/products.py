@@ -134,3 +134,6 @@ def block(draft: Draft) -> tuple[Tensor, ...]:
     if rng.random() < 0.25:
         return (reduced(draft, unary(draft, y), -1, keep=False),)
     return (y,)
+
+
+__all__ = ["attention", "block", "gated", "linear", "product", "wide"]

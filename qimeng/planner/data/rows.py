@@ -146,3 +146,6 @@ def softmax(draft: Draft) -> tuple[Tensor, ...]:
     if way == "top":
         return (draft.let(f"torch.amax({y}, dim=-1) - torch.mean({y}, dim=-1)", x.shape[:-1]),)
     return (some(draft, binary(draft, y, x)),)
+
+
+__all__ = ["normalization", "normalized", "reduced", "reduction", "softmax", "softmaxed", "table"]

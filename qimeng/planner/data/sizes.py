@@ -83,3 +83,6 @@ def _rounded(value: int, rng: random.Random) -> int:
     if way == "eight" and value >= 8:
         return value // 8 * 8
     return value - 1 if value > 1 and value % 2 == 0 else value
+
+
+__all__ = ["choose_sizes"]

@@ -191,3 +191,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be written")
+
+
+__all__ = ["FILE", "load_checkpoint", "put_weights", "read_state", "save_checkpoint", "trained_weights"]

@@ -36,3 +36,6 @@ def corpus(tasks: Sequence[Task], episodes: int = 4, steps: int = 16, seed: int 
                 state, actions = state_and_actions(seen)
                 yield state
                 yield from actions
+
+
+__all__ = ["corpus", "random_walk"]

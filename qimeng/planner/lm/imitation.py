@@ -269,3 +269,6 @@ class _Passes:
             raise WeightsError(f"{path} does not fit: {reason}; remove it to begin anew") from error
         found: list[dict[str, float]] = rest["found"]
         return found
+
+
+__all__ = ["Example", "Imitation", "imitate"]

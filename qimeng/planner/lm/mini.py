@@ -94,3 +94,6 @@ def make_mini(vocabulary: int, size: MiniSize | None = None, seed: int = 0) -> A
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)
+
+
+__all__ = ["END", "MiniSize", "make_mini", "train_tokenizer"]

@@ -168,3 +168,6 @@ def _going_on(observation: Observation, scores: Sequence[float]) -> list[float]:
     top = max(moves)
     total = top + math.log(sum(math.exp(score - top) for score in moves))
     return [-math.inf if a == STOP else s - total for s, a in zip(scores, observation.actions, strict=True)]
+
+
+__all__ = ["SHIPPED", "LanguageModelPlanner", "fruitless"]

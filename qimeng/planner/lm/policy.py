@@ -143,3 +143,6 @@ class LanguageModelPolicy(MaskableActorCriticPolicy):
             "optimizer_class": self.optimizer_class,
             "optimizer_kwargs": self.optimizer_kwargs,
         }
+
+
+__all__ = ["LanguageModelPolicy"]

@@ -251,3 +251,16 @@ class ReadObservation(gymnasium.Wrapper[dict[str, Any], Any, dict[str, Any], Any
         base = self.env.unwrapped
         assert isinstance(base, KernelOptimizationEnv)
         return base
+
+
+__all__ = [
+    "PAD",
+    "Beginning",
+    "Offering",
+    "ReadObservation",
+    "Reader",
+    "Text",
+    "short_names",
+    "short_times",
+    "state_and_actions",
+]

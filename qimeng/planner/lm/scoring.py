@@ -186,3 +186,6 @@ class ActionScorer(nn.Module):
 
 def _beside(hidden: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor:
     return hidden if features is None else torch.cat((hidden, features.to(hidden.dtype)), -1)
+
+
+__all__ = ["ActionScorer", "Packed", "Scale", "pack"]

@@ -303,3 +303,6 @@ def train(
     if looks.weights is not None:
         put_weights(learner.policy, looks.weights)
     return looks.rows
+
+
+__all__ = ["HorizonEnds", "Ppo", "Progress", "Validation", "frozen", "make_environment", "make_learner", "train"]

@@ -107,3 +107,6 @@ def likely(model: PlannerModel, seen: dict[str, np.ndarray]) -> np.ndarray:
         logits, _ = model.scorer(given["state_ids"].long(), actions[:, :count], given["features"])
     found: np.ndarray = logits[0].double().softmax(-1).cpu().numpy()
     return np.asarray(found / found.sum())
+
+
+__all__ = ["ValueStart", "likely", "play", "pretrain_value"]

@@ -295,3 +295,6 @@ def _card_text(model: PlannerModel, card: Card) -> str:
         '\n```python\nfrom qimeng import plan_and_code\n\nplan_and_code(spec, planner="lm:THIS_FOLDER")\n```\n',
     ]
     return "\n".join(lines)
+
+
+__all__ = ["Card", "PlannerModel", "add_lora", "fingerprint", "from_hub", "is_planner", "load", "new_mini", "save"]

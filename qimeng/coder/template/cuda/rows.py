@@ -497,4 +497,4 @@ def _state_bytes(e: Expr) -> int:
     return 16 if e.param in ("argmax", "argmin") else size * members[e.param]
 
 
-__all__ = ["print_rows_cuda"]
+__all__ = ["ACCESS_BYTES", "MOST_HELD", "UNROLLED", "print_rows_cuda"]

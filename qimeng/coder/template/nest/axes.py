@@ -135,3 +135,6 @@ def strides_of(axes: Axes, dims: Sequence[Dim], stride: Sequence[int]) -> dict[i
                 table[atom] = table.get(atom, 0) + step
             step *= axes.size(atom)
     return table
+
+
+__all__ = ["Axes", "Dim", "strides_of"]

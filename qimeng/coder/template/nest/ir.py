@@ -264,3 +264,6 @@ def by_stride(nest: Nest, atoms: frozenset[int]) -> list[int]:
         main = accesses[0][0]
         order = [a for a in order if a not in main] + [a for a in order if a in main]
     return order
+
+
+__all__ = ["VECTOR_BYTES", "Nest", "Source", "by_stride", "coalesce", "is_wide"]

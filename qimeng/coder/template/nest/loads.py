@@ -99,3 +99,6 @@ def _reachable(region: Region, loads: Loads) -> set[Value]:
         if node.packet in VIEWS and node.operands() and node.operands()[0] in at_edge:
             at_edge.add(Value(node.name))
     return at_edge
+
+
+__all__ = ["Loads", "find_loads", "nest_of"]

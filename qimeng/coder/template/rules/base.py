@@ -82,3 +82,6 @@ def dims_of(dims: Any) -> list[int] | None:
     if dims is None:
         return None
     return [dims] if isinstance(dims, int) else list(dims)
+
+
+__all__ = ["RULES", "SMALL", "Rule", "axis_of", "common_dtype", "dims_of", "operand", "out_dtype", "rule"]

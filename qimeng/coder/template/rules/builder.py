@@ -301,3 +301,6 @@ def _add_output(b: Builder, e: Expr, meta: Any) -> None:
         lead = [()] * (len(meta.shape) - len(e.dims))
         e = b.redim(e, [d or b.axes.new(s) for d, s in zip([*lead, *e.dims], meta.shape, strict=True)])
     b.nest.outputs.append((e, meta.shape, meta.stride, meta.dtype))
+
+
+__all__ = ["Builder", "build_nest", "converted"]

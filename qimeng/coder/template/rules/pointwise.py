@@ -317,3 +317,6 @@ def _addc(b: Builder, node: Any, x: Expr, y: Expr, z: Expr, value: Any = 1) -> E
     y, z = operand(b, y, d), operand(b, z, d)
     inner = b.pw("mul" if node.packet == "aten.addcmul" else "div", y, z, dtype=d)
     return binary("add", b, x, inner if value == 1 else b.pw("mul", inner, operand(b, value, d)), d)
+
+
+__all__ = ["binary", "rounded", "truth"]

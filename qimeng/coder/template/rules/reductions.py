@@ -280,3 +280,6 @@ def _gather(b: Builder, node: Any, x: Expr, dim: int, index: Expr, sparse_grad: 
     bits = "int64" if x.dtype == "float64" else "int32"  # a sum with zeros would lose the sign of -0
     picked = b.pw("where", hit, b.pw("bits", x, dtype=bits), 0, dtype=bits)
     return b.pw("from_bits", b.reduce("sum", picked, [at], True), dtype=x.dtype)
+
+
+__all__ = ["extreme", "position"]

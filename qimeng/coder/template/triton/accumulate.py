@@ -273,3 +273,6 @@ class Accumulator:
                 f"{n}_hit = tl.where({n}_any, {n}_odd, {n}_hit)",
             ]
         return [*lines, f"{n}_at = tl.min(tl.where({n}_hit, {positions}, 9223372036854775807), axis=1)[:, None]"]
+
+
+__all__ = ["Accumulator"]

@@ -283,3 +283,6 @@ def literal(value: object, dtype: str) -> str:
             return f"(tl.full([1, 1], 0.0, tl.{'float64' if dtype == 'float64' else 'float32'}) * -1.0)"
         return repr(number)
     return repr(value)
+
+
+__all__ = ["Emitter", "Walk", "literal", "without_unused"]

@@ -226,3 +226,6 @@ TRITON_DTYPE = {
     "bool": "tl.int1",
 }  # fmt: skip
 """PyTorch dtype name to Triton's."""
+
+
+__all__ = ["TRITON_DTYPE", "known", "signed", "write"]

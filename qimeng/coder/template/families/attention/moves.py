@@ -140,4 +140,4 @@ def moves() -> dict[str, AttentionMove]:
     }
 
 
-__all__ = ["PRECISIONS", "moves"]
+__all__ = ["PRECISIONS", "Layout", "Pipeline", "Precision", "Special", "Split", "Tiling", "moves"]

@@ -161,6 +161,7 @@ __all__ = [
     "fitted",
     "guesses",
     "needs",
+    "shared",
     "sweep",
     "with_blocks",
 ]

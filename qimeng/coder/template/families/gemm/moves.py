@@ -145,4 +145,4 @@ def moves() -> dict[str, GemmMove]:
     }
 
 
-__all__ = ["moves"]
+__all__ = ["Layout", "Pipeline", "Precision", "Reordering", "Split", "Tiling", "moves"]

@@ -195,4 +195,4 @@ class Parts:
         return "".join(text for text, _ in steps) + "\n\n" + "\n".join(head) + "\n"
 
 
-__all__ = ["Parts", "Tile"]
+__all__ = ["KERNEL", "Parts", "Tile"]

@@ -225,4 +225,4 @@ def _sum(terms: Sequence[str]) -> str:
     return " + ".join(terms).replace("+ -", "- ") or "0"
 
 
-__all__ = ["Positions", "shortened"]
+__all__ = ["Bound", "Positions", "shortened"]

@@ -115,4 +115,4 @@ def _arithmetic_s(plan: GemmPlan, device: Device, products: int) -> float:
     return 2 * batch * m * n * k * products / (device.half_tflops * 1e12)
 
 
-__all__ = ["inline_sides", "is_small", "never_copied", "operand_bytes", "packed_sides"]
+__all__ = ["SMALL_SHARE", "inline_sides", "is_small", "moved_bytes", "never_copied", "operand_bytes", "packed_sides"]

@@ -86,4 +86,4 @@ def cycles(plan: RecurrentPlan, s: RecurrentSchedule, sms: int = 132) -> float:
     return waves * (weights * s.block_p / rate + again) + wait
 
 
-__all__ = ["GUESSES", "CYCLES_A_MS", "candidates", "cycles", "default_schedule", "depth_block", "guesses"]
+__all__ = ["CYCLES_A_MS", "GUESSES", "apart", "candidates", "cycles", "default_schedule", "depth_block", "guesses"]

@@ -81,4 +81,4 @@ def moves() -> dict[str, RecurrentMove]:
     return {"tiling": Tiling(), "split": Split(), "pipeline": Pipeline(), "special": Special()}
 
 
-__all__ = ["moves"]
+__all__ = ["Pipeline", "Special", "Split", "Tiling", "moves"]

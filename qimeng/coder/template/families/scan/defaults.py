@@ -98,4 +98,4 @@ def shared(plan: ScanPlan, schedule: ScanSchedule, device: Device, waves: int = 
     return schedule.but(form="split", splits=splits)
 
 
-__all__ = ["GUESSES", "SHORT", "default_schedule", "guesses", "other_form", "resident", "shared"]
+__all__ = ["GUESSES", "SHORT", "column_shapes", "default_schedule", "guesses", "other_form", "resident", "shared"]

@@ -112,4 +112,4 @@ def moves() -> dict[str, ScanMove]:
     }
 
 
-__all__ = ["moves"]
+__all__ = ["Pipeline", "Special", "Split", "Tiling", "Vectorization", "moves"]

@@ -122,4 +122,4 @@ def moves() -> dict[str, TileMove]:
     }
 
 
-__all__ = ["WIDEST", "moves"]
+__all__ = ["WIDEST", "Pipeline", "Special", "Split", "Tiling", "Vectorization", "moves"]
