@@ -130,7 +130,7 @@ def _errors(module: Product, operands: Any, ready: Callable[..., Any]) -> dict[s
     floor = accuracy.floor(
         torch.float32, math.sqrt(inputs[0].shape[-1]), accuracy.measure(shifted.float(), reference, eager)
     )
-    budget = accuracy.Error(4 * own.max, 2 * own.rms).worst(floor)
+    budget = accuracy.Expected(reference, own, floor).budget
     error = accuracy.measure(got, reference, eager)
     size = _first(module.double()(*[x.double().abs() for x in inputs])) if module.weight is None else None
     if size is None:
