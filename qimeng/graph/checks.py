@@ -13,6 +13,7 @@ import dis
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -26,7 +27,7 @@ from qimeng.spec.patience import BRIEF_S, TooLong, patience
 from qimeng.spec.returned import opened
 
 Site = tuple[str, int, int]
-"""File, line and instruction."""
+"""File, line and column. (Python executes a call by other instructions once it is warm.)"""
 
 Answer = Callable[[Site, torch.Tensor], bool | None]
 """Whether the tensor asked for there counts as true; None for its own value."""
@@ -76,7 +77,10 @@ def _site(frame: FrameType | None) -> Site:
     """The nearest place in code that is not PyTorch's."""
     while frame is not None and (_is_torch(frame) or frame.f_code.co_filename == __file__):
         frame = frame.f_back
-    return ("", 0, 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_lasti)
+    if frame is None:
+        return ("", 0, 0)
+    _, _, column, _ = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    return frame.f_code.co_filename, frame.f_lineno, column or 0
 
 
 def _is_torch(frame: FrameType) -> bool:
