@@ -26,8 +26,9 @@ from qimeng.spec import EXAMPLES, KernelSpec
 from qimeng.spec.patience import BRIEF_S, TooLong, patience
 from qimeng.spec.returned import opened
 
-Site = tuple[str, int, int]
-"""File, line and column. (Python executes a call by other instructions once it is warm.)"""
+Site = tuple[tuple[str, int, int], ...]
+"""File, line and column of a place, then of where its function was called: a helper that checks serves many places.
+(No instruction: Python executes a call by others once it is warm.)"""
 
 Answer = Callable[[Site, torch.Tensor], bool | None]
 """Whether the tensor asked for there counts as true; None for its own value."""
@@ -74,13 +75,22 @@ class _Truths(TorchFunctionMode):
 
 
 def _site(frame: FrameType | None) -> Site:
-    """The nearest place in code that is not PyTorch's."""
-    while frame is not None and (_is_torch(frame) or frame.f_code.co_filename == __file__):
+    """The nearest place in code that is not PyTorch's, and the one that called its function, if that is not either."""
+    while frame is not None and not _is_others(frame):
         frame = frame.f_back
     if frame is None:
-        return ("", 0, 0)
-    _, _, column, _ = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-    return frame.f_code.co_filename, frame.f_lineno, column or 0
+        return ()
+    caller = frame.f_back
+    return (_place(frame),) if caller is None or not _is_others(caller) else (_place(frame), _place(caller))
+
+
+def _place(frame: FrameType) -> tuple[str, int, int]:
+    line, _, column, _ = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    return frame.f_code.co_filename, line or 0, column or 0
+
+
+def _is_others(frame: FrameType) -> bool:
+    return not _is_torch(frame) and frame.f_code.co_filename != __file__
 
 
 def _is_torch(frame: FrameType) -> bool:
@@ -103,7 +113,7 @@ def checks_of(spec: KernelSpec) -> dict[Site, Check]:
         return {}
     found = {}
     for site, value in list(seen.items())[:MOST]:
-        if value is not None and site[0]:
+        if value is not None and site:
             error = _run(spec, _once(site, not value))
             if error is not None and _is_raised(error):
                 known = type(error).__name__ if vars(builtins).get(type(error).__name__) is type(error) else ""

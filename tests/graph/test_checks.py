@@ -145,19 +145,24 @@ def test_a_loop_that_is_not_entered_on_the_examples_is_no_check_and_its_trial_en
     assert torch.equal(model(X), module(X))
 
 
+def require(holds: torch.Tensor, words: str) -> None:
+    if not bool(holds):
+        raise ValueError(words)
+
+
 def in_range(x: torch.Tensor) -> torch.Tensor:
-    if not bool((x >= 0).all()) or not bool((x <= 1).all()):
-        raise ValueError("out of range")
+    require((x >= 0).all(), "negative")
+    require((x <= 1).all(), "above one")
     return x.sqrt() * 2
 
 
-def test_code_that_has_run_often_is_captured_around_its_checks_too() -> None:
+def test_code_that_has_run_often_is_captured_around_its_checks_and_each_keeps_its_words() -> None:
     for _ in range(64):
         in_range(X)  # Python now executes the calls by other instructions
     spec = KernelSpec.of(in_range, (X,))
     assert len(checks_of(spec)) == 2
     model = Program.start(capture_spec(spec)).load().Model()
     assert torch.equal(model(X), in_range(X))
-    for wrong in (X - 2, X + 2):
-        with pytest.raises(ValueError, match="out of range"):
+    for wrong, words in ((X - 2, "negative"), (X + 2, "above one")):
+        with pytest.raises(ValueError, match=words):
             model(wrong)
