@@ -131,7 +131,7 @@ def run_task(
         compiled: modes of torch.compile to time beside the result, and the most seconds that each may take to compile.
         sanitize: tools that the final verification runs (see `plan_and_code`).
         store: where every attempt is recorded.
-        on_step: told what is going on.
+        on_step: called with what is going on.
         clock: seconds, monotonic.
 
     Raises:

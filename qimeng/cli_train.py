@@ -156,12 +156,12 @@ def progress_line(phase: str, row: Mapping[str, float]) -> str:
     """
     number = row.get("steps", row.get("epoch"))
     head = phase if number is None else f"{phase} {f'{number:.2f}'.rstrip('0').rstrip('.')}"
-    told = [f"{name} {row[name]:.3g}" for name in SHOWN if name in row]
+    shown = [f"{name} {row[name]:.3g}" for name in SHOWN if name in row]
     if row.get("evaluations"):
-        told.append(f"{row['evaluations']:.0f} evaluations")
+        shown.append(f"{row['evaluations']:.0f} evaluations")
     if row.get("coverage", 1.0) < 1:
-        told.append(f"coverage {row['coverage']:.0%}")
-    return f"{head}: {', '.join(told)}"
+        shown.append(f"coverage {row['coverage']:.0%}")
+    return f"{head}: {', '.join(shown)}"
 
 
 __all__ = ["TrainDisplay", "adapt", "print_shares", "progress_line", "train"]

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from qimeng.envs.steps.caching import CachingEvaluator, ReplayCoder, ReplayEvaluator
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.setup import make_task
 from qimeng.envs.steps.state import Budget
-from qimeng.envs.steps.stored_answers import CachingEvaluator, ReplayCoder, ReplayEvaluator
 from qimeng.errors import ReplayError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.verify import capture_spec

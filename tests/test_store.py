@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from qimeng.envs.steps.caching import CachingEvaluator, ReplayCoder, ReplayEvaluator, subject_of
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.result import Result
 from qimeng.envs.steps.state import Budget
-from qimeng.envs.steps.stored_answers import CachingEvaluator, ReplayCoder, ReplayEvaluator, subject_of
 from qimeng.errors import CoderError, StoreError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import (

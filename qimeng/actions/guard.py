@@ -1,4 +1,4 @@
-"""What a kind of another package may do wrong, told in one line that names the kind.
+"""What a kind of another package may do wrong, reported in one line that names the kind.
 
 Deals in the calls of a registered kind and in what they return. Knows nothing about any one kind.
 """

@@ -52,8 +52,8 @@ def _check_cuda(device):
         """Compile every kernel that is launched by NVRTC; nothing is launched."""
         from qimeng.backend.cuda_compile import compile_here
 
-        if told := self.missing():
-            return Compiled(error=told, failure="setup")
+        if missing := self.missing():
+            return Compiled(error=missing, failure="setup")
         return compile_here(implementation, self.header, inputs, device, folder)
 
     def kernel_names(self, source: str) -> list[str]:

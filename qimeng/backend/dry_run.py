@@ -91,9 +91,9 @@ def dry_run(
                 recorder.prepares = False
             entry(*arguments, *buffers)
     except Exception as error:  # noqa: BLE001  so may the code around the kernels
-        told = recorder.refused(error)
-        if told is not None:
-            found = Compiled(error=told.message, failure=told.failure, kernel=told.kernel, line=told.line)
+        refusal = recorder.refused(error)
+        if refusal is not None:
+            found = Compiled(error=refusal.message, failure=refusal.failure, kernel=refusal.kernel, line=refusal.line)
         else:
             found = Compiled(error=short(error), failure="meta" if _needs_values(error) else "error")
     return replace(found, kernels=recorder.facts(), seconds=time.perf_counter() - began)

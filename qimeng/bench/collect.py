@@ -202,7 +202,7 @@ def merge(
         into: folder of a collection.
         sources: folders of collections, and files of exported trees, which have no log.
         texts: digest of each spec whose text was left out of its tree to that text.
-        on_refused: told of a tree of an older version that cannot be renamed; the others are added.
+        on_refused: called with a tree of an older version that cannot be renamed; the others are added.
 
     Returns:
         Rows of each table of the store that were added, and of the log.

@@ -1,4 +1,4 @@
-"""What a family of another package may do wrong, told in one line that names the family.
+"""What a family of another package may do wrong, reported in one line that names the family.
 
 Deals in the calls of a registered family and in what they return. Knows nothing about any one family.
 """

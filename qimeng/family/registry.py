@@ -167,7 +167,7 @@ def _coverer(region: Region) -> AnyFamily | Unsupported:
             reasons[family.name] = error
         except FamilyFault as fault:
             _faults[family.name], failed = str(fault), fault
-    if failed is not None:  # it is told again each time
+    if failed is not None:  # it is reported again each time
         if found is None:
             raise failed
         return found

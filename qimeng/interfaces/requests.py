@@ -158,8 +158,8 @@ class EvaluationRequest:
                 program = program_from_json(json.dumps(data["body"]), graph)
             if program.digest != data["program"]:
                 raise RequestError(f"the request is for program {data['program']}, here it comes out {program.digest}")
-            told = data["options"]
-            modes, tools = (_texts(told[name]) for name in ("compile_modes", "sanitize"))
+            options = data["options"]
+            modes, tools = (_texts(options[name]) for name in ("compile_modes", "sanitize"))
             spec, device, mode = _texts([data["spec"], data["device"], data["mode"]])
             request = cls(
                 program,
@@ -168,7 +168,7 @@ class EvaluationRequest:
                 spec,
                 device,
                 mode,
-                FinalOptions(modes, _seconds(told["compile_seconds"]), tools),
+                FinalOptions(modes, _seconds(options["compile_seconds"]), tools),
                 None if data["seconds"] is None else _seconds(data["seconds"]),
             )
             _ = request.digest  # raises where the patch does not fit the program

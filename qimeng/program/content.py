@@ -44,9 +44,9 @@ def plain(item: Any) -> Any:
     if isinstance(item, Mapping):
         return {"map": sorted(([plain(k), plain(v)] for k, v in item.items()), key=json.dumps)}
     if is_dataclass(item) and not isinstance(item, type):
-        told = {f.name: getattr(item, f.name) for f in fields(item)}
-        unusual = [f.name for f in fields(item) if not _usual(f, told[f.name])]
-        return {type(item).__name__: [[name, plain(told[name])] for name in unusual]}
+        values = {f.name: getattr(item, f.name) for f in fields(item)}
+        unusual = [f.name for f in fields(item) if not _usual(f, values[f.name])]
+        return {type(item).__name__: [[name, plain(values[name])] for name in unusual]}
     if " at 0x" in repr(item):  # dtypes, layouts and devices have a text of their own
         raise TypeError(f"no hash of a {type(item).__qualname__}: only plain data has one, got {item!r}")
     return {type(item).__name__: repr(item)}

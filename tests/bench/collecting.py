@@ -14,7 +14,7 @@ from qimeng.bench import collect as collecting
 from qimeng.bench.collect import STORE, Assignment, Plan, collect, put_drawn
 from qimeng.bench.explore import Explored, explore
 from qimeng.bench.pool import Place
-from qimeng.envs.steps.stored_answers import CachingEvaluator
+from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Evaluation, Patch
 from qimeng.planner.data.generate import Bytes

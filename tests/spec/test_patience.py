@@ -101,9 +101,9 @@ class EndsOnOwn(torch.nn.Module):
 
 
 def test_what_does_not_end_on_other_inputs_is_done_without(monkeypatch: pytest.MonkeyPatch):
-    from qimeng.envs.judge.accepted_values import refused_distributions
+    from qimeng.envs.judge.input_validity import refused_distributions
 
-    for home in ("qimeng.envs.judge.accepted_values", "qimeng.spec.valid"):
+    for home in ("qimeng.envs.judge.input_validity", "qimeng.spec.valid"):
         monkeypatch.setattr(f"{home}.BRIEF_S", 0.5)
     spec = KernelSpec.from_module(EndsOnOwn(), (torch.randn(8),))
     spec.check()

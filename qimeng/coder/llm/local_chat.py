@@ -222,8 +222,8 @@ def seed_of(messages: Sequence[Message], number: int) -> int:
 
 def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
     """Tokens that end an answer."""
-    told = model.generation_config.eos_token_id
-    ids = told if isinstance(told, list) else [told]
+    ends = model.generation_config.eos_token_id
+    ids = ends if isinstance(ends, list) else [ends]
     return frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
 
 

@@ -32,7 +32,7 @@ TRIMS = ("similar", "example", "tried", "device", "advice")
 """Sections that may be left out, the first to go first; similar patches go one by one."""
 
 STEPS = 8
-"""Most refused steps that are told."""
+"""Most refused steps that are shown."""
 
 
 def four_characters(text: str) -> int:

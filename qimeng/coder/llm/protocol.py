@@ -51,31 +51,33 @@ def failure_of(status: int, headers: Mapping[str, str], text: str, sent: Collect
         status: of HTTP.
         headers: of the answer.
         text: of the answer.
-        sent: options that some servers refuse to be told.
+        sent: options that some servers refuse.
     """
     if status < 300:
         return None
     code, said = _error(text)
-    told = f"the server answered {status}: {said}" if said else f"the server answered {status}"
+    message = f"the server answered {status}: {said}" if said else f"the server answered {status}"
     about = f"{code} {said}"
     wait_s = wait_of(headers)
     if status == 429:
         if code == "insufficient_quota":
-            return Failure("budget", told)
-        return Failure("rate-limit", told, True, wait_s)
+            return Failure("budget", message)
+        return Failure("rate-limit", message, True, wait_s)
     if status in (401, 403):
-        return Failure("authentication", f"{told}; is there a key for this server in the environment or the keyring?")
+        return Failure(
+            "authentication", f"{message}; is there a key for this server in the environment or the keyring?"
+        )
     if status == 404:
-        return Failure("setup", f"{told}; is the model's name, or the base URL, wrong?")
+        return Failure("setup", f"{message}; is the model's name, or the base URL, wrong?")
     if status == 413 or (status in (400, 422) and _TOO_LONG.search(about)):
-        return Failure("too-long", told)
+        return Failure("too-long", message)
     if status in (400, 422):
         option = next((o for o in sent if o in said), "") if _UNKNOWN.search(about) else ""
-        return Failure("refusal" if _FILTERED.search(about) else "server", told, option=option)
+        return Failure("refusal" if _FILTERED.search(about) else "server", message, option=option)
     if status == 408:
-        return Failure("timeout", told, True, wait_s)
+        return Failure("timeout", message, True, wait_s)
     passing = status in (409, 425) or (status >= 500 and status not in (501, 505))
-    return Failure("server", told, passing, wait_s)
+    return Failure("server", message, passing, wait_s)
 
 
 def reply_of(text: str, seconds: float) -> Reply | Failure:
@@ -104,15 +106,15 @@ def reply_of(text: str, seconds: float) -> Reply | Failure:
 
 def wait_of(headers: Mapping[str, str]) -> float | None:
     """Seconds that ``Retry-After`` (in seconds, or as a date) asks for; None where it says nothing sensible."""
-    told = {name.lower(): value for name, value in headers.items()}
+    given = {name.lower(): value for name, value in headers.items()}
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
-            seconds = float(told[name]) * unit
+            seconds = float(given[name]) * unit
         except (KeyError, ValueError):
             continue
         return seconds if 0 <= seconds < float("inf") else None
     try:
-        return max(0.0, parsedate_to_datetime(told["retry-after"]).timestamp() - time.time())
+        return max(0.0, parsedate_to_datetime(given["retry-after"]).timestamp() - time.time())
     except (KeyError, ValueError, OverflowError):
         return None
 

@@ -27,7 +27,7 @@ SHARE = 0.75
 digits with any order or formula. No output consists mostly of these."""
 
 OF_MEDIAN = 2.0**-13
-"""Share of an ulp of the median magnitude below which a number is not told from zero (`accuracy.OF_ALL`)."""
+"""Share of an ulp of the median magnitude below which a number counts as zero (`accuracy.OF_ALL`)."""
 
 UNDERFLOW = 2.0**-19
 """What losing a number below the smallest normal one may be, relative to the smallest that errors are divided by:

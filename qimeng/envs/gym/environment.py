@@ -106,7 +106,7 @@ class KernelOptimizationEnv(gymnasium.Env[dict[str, Any], Any]):
     patch is repaired; `store`: where every attempt is recorded; `render_mode`: ``"ansi"`` or None.
 
     Each episode judges anew what no store knows: give `make_task` a store, so that a program is judged once. With a
-    replaying evaluator (`qimeng.envs.steps.stored_answers`) it is deterministic. `fork()` gives an equal, independent
+    replaying evaluator (`qimeng.envs.steps.caching`) it is deterministic. `fork()` gives an equal, independent
     copy; `state` is one line of JSON that holds the recipe of the present program.
 
     ## References

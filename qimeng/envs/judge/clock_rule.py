@@ -97,18 +97,18 @@ def decide(found: Readings, told_ms: float, eager_ms: float, kind: str) -> Rulin
     most = (min(found.candidate) - shortest) / found.calls - slack - host
     least = (min(found.candidate) - usual) / found.calls - slack - host
     seen = f"the judge's clock says {most + slack:.4g} ms a call"
-    told = f"the worker reports {told_ms:.4g} ms"
+    claim = f"the worker reports {told_ms:.4g} ms"
     share = _share(eager_ms / max(eager - host, slack), kind)
     if unlike := _eager_unlike(eager - host, told_ms, eager_ms, slack, kind):
         return Ruling(None, unlike)
     if told_ms < share * least:
-        return Ruling(False, f"{told} a call, but {seen}")
+        return Ruling(False, f"{claim} a call, but {seen}")
     if told_ms < share * most:
-        return Ruling(None, f"{told} a call, {seen}: the difference may be chance")
+        return Ruling(None, f"{claim} a call, {seen}: the difference may be chance")
     if noise := _noise(found, max(told_ms, eager_ms), slack):
         return Ruling(None, noise)
     if most + slack < LEAST * told_ms - slack:
-        return Ruling(None, f"{seen}, {told}: the machine is too busy to decide")
+        return Ruling(None, f"{seen}, {claim}: the machine is too busy to decide")
     return Ruling(True, seen)
 
 

@@ -20,7 +20,7 @@ from qimeng.envs.cost.roofline import product_flops
 from qimeng.envs.errors import accuracy, discrete
 from qimeng.envs.errors.degenerate import degenerate
 from qimeng.envs.errors.float64 import Near, nearby, tensors_in
-from qimeng.envs.judge.accepted_values import refused_distributions, takes_other_buffers
+from qimeng.envs.judge.input_validity import refused_distributions, takes_other_buffers
 from qimeng.envs.judge.random_operators import can_repeat, random_operators
 from qimeng.envs.judge.spec_notes import remarks_on
 from qimeng.envs.workers import tensor_bits

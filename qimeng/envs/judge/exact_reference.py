@@ -61,7 +61,7 @@ class ExactReference(EagerReference):
             moved: change of that when the inputs move by one ulp.
             distribution: of the inputs.
             jumps: whether an element may jump (`qimeng.envs.errors.discrete`), which is no measure of the others.
-            at: what the result is on the inputs that these are near to; eager's error is told relative to it. Where
+            at: what the result is on the inputs that these are near to; eager's error is relative to it. Where
                 terms nearly cancel, errors are large beside what is left, and on inputs nearby more is left.
         """
         value = exact.to(eager.dtype)

@@ -111,7 +111,7 @@ class OuterClock:
             eager_ms: eager's time, measured alike in a process of its own.
 
         Returns:
-            A verdict whose failure is ``"clock"`` where the time is refuted, `NOT_TIMED` where it cannot be told,
+            A verdict whose failure is ``"clock"`` where the time is refuted, `NOT_TIMED` where it is uncertain,
             ``"wrong"`` where a call of the batch was.
         """
         parameter_seed, self._queues = self.references.parameter_seed(), self._can_queue

@@ -16,7 +16,7 @@ from qimeng.envs.judge.time_spent import Clock
 from qimeng.envs.judge.torch_compile import TorchCompile, compiled_name
 from qimeng.envs.judge.verdicts import Judge, Verdict
 from qimeng.envs.workers.forkserver import Process, WorkerFailed
-from qimeng.envs.workers.kept_output import call_seed
+from qimeng.envs.workers.sampled_output import call_seed
 from qimeng.envs.workers.stopwatch import Effort, Samples, is_behind
 from qimeng.envs.workers.worker_reports import samples_of
 from qimeng.envs.workers.worker_setup import Draw

@@ -89,9 +89,9 @@ class RegionJudges(SerialEvaluator):
         region = program.region(request.patch.target)
         try:
             alone, judge = self._judge_of(program, region)
-        except IllegalAction as told:
+        except IllegalAction as reason:
             found = self.whole.ask(replace(request, asked=Asked.TIMING))
-            return replace(found, notes=(*found.notes, f"judged as a whole program: {told}"))
+            return replace(found, notes=(*found.notes, f"judged as a whole program: {reason}"))
         patch = Patch(target=alone.region.id, alternatives=request.patch.alternatives)
         found = judge.ask(EvaluationRequest(alone.program, patch))
         if found.failure == "judge":  # it could not go on, which says nothing about the patch

@@ -26,8 +26,8 @@ def sanitized(program: Program, found: Evaluation, tools: Sequence[str], run: Gp
         spec: the specification's bytes.
     """
     parts, own = run.parts, run.candidates[found.chosen].own.keys()
-    if tools and (told := unwatched(program)):
-        found = replace(found, notes=(*found.notes, told))
+    if tools and (note := unwatched(program)):
+        found = replace(found, notes=(*found.notes, note))
     for tool in tools:
         with parts.turns.turn("sanitize", run.clock):
             report = sanitize(

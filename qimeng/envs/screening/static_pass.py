@@ -164,8 +164,8 @@ def judged_text(program: Program, sandbox: str, any_text: bool = False) -> tuple
         return None
     if sandbox == "full" and (missing := needs_landlock()):
         return "unsupported", missing
-    told = None if any_text else forbidden(program)
-    return ("forbidden", told) if told else None
+    reason = None if any_text else forbidden(program)
+    return ("forbidden", reason) if reason else None
 
 
 def gravity(program: Program) -> int:

@@ -107,7 +107,7 @@ def spec_from_text(
         dtype: floating dtype; by default what the words say, else float32.
         mode: precision mode of the spec.
         repairs: times that the model may correct its file.
-        show: told what was written and seen.
+        show: called with what was written and seen.
         prompts: folder of the user's own prompts (see `qimeng.coder.llm.words.Words`).
 
     Raises:
@@ -136,8 +136,8 @@ def spec_from_text(
             problem = str(error)
         if not problem or not left:
             break
-        told = asked.fill("describe-repair", problem=fenced(clipped(problem, 2000), "what is wrong", "text"))
-        messages = [*messages[:2], Message("assistant", clipped(reply.text, 20_000)), Message("user", told)]
+        question = asked.fill("describe-repair", problem=fenced(clipped(problem, 2000), "what is wrong", "text"))
+        messages = [*messages[:2], Message("assistant", clipped(reply.text, 20_000)), Message("user", question)]
     if not text:
         raise SpecError(f"no file came of it: {problem}")
     path.parent.mkdir(parents=True, exist_ok=True)

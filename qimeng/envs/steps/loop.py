@@ -57,7 +57,7 @@ def optimize(
         search: decides which steps are taken.
         budget: what may be used.
         store: where every attempt is recorded.
-        on_step: told what is going on.
+        on_step: called with what is going on.
         clock: seconds, monotonic.
         began: the clock's time when the budget's seconds began; now by default.
     """

@@ -92,8 +92,8 @@ def _smaller(patch: Patch, step: Step, before: State) -> list[Patch]:
     """What is tried of a refused patch: all but the kernels that the message names, else one half and the other."""
     message = (step.evaluation.error if step.evaluation is not None else None) or ""
     names = [region for region, _ in patch.others]
-    told = {r.signature for r in before.program.regions if r.id in message or r.signature[:8] in message}
-    named = {region for region in names if before.program.region(region).signature in told}
+    signatures = {r.signature for r in before.program.regions if r.id in message or r.signature[:8] in message}
+    named = {region for region in names if before.program.region(region).signature in signatures}
     if 0 < len(named) < len(patch.others):
         return [_only(patch, [region for region in names if region not in named])]
     middle = len(names) // 2

@@ -143,8 +143,8 @@ class Result:
         """The result in Markdown: figures, what was tried, notes."""
         word = "estimated" if self.estimated else "measured"
         final, lines = self.evaluation, [f"# {self.name}", ""]
-        told = "not judged" if self.stopped == "unjudged" else word
-        lines.append(f"**{self.headline}** ({told}), device {self.device}, mode {self.mode}.")
+        kind = "not judged" if self.stopped == "unjudged" else word
+        lines.append(f"**{self.headline}** ({kind}), device {self.device}, mode {self.mode}.")
         lines += ["", f"| figure | {word} |", "|---|---|"]
         lines += [f"| {label} | {text} |" for label, text in _figures(final, self.start)]
         lines.append(f"| verification | {self.verification} |")

@@ -27,14 +27,13 @@ from qimeng.envs.steps.milestones import (
 from qimeng.envs.steps.parts import verify_parts
 from qimeng.envs.steps.state import STOP, Attempt, Budget, Ledger, Progress, State
 from qimeng.envs.steps.step_record import outcome_of, put_attempt, text_of
-from qimeng.envs.steps.stored_answers import subject_of
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, order_actions, within_limit
 from qimeng.errors import CoderError, FamilyFault, IllegalAction, KindFault, PlannerFault, QimengError, ReplayError
 from qimeng.interfaces import Action, Asked, Evaluation, Gate, Observation, Patch, Request, Scope, Step
 from qimeng.program.program import Program
 from qimeng.recipe import RecipeStep
-from qimeng.store import Store
+from qimeng.store import Store, subject_of
 
 ROLLED_BACK = "the program before this step was refused as a whole, and its last steps were taken back"
 
@@ -46,7 +45,7 @@ class Session:
         task: what is optimized.
         budget: what may be used.
         store: where every attempt is recorded; None records nothing.
-        on_step: told what is going on.
+        on_step: called with what is going on.
         clock: seconds, monotonic.
         began: the clock's time when the budget's seconds began; now by default.
 
@@ -112,7 +111,7 @@ class Session:
         key = (program.digest, *(program.schedule(r) for r in program.regions), *kinds())
         if key not in legal:
             legal[key] = legal_actions(program, self.task.context, self.ledger.faults)
-        found = [a for a in legal[key] if a not in self.state.masked and a.kind not in self.ledger.told]
+        found = [a for a in legal[key] if a not in self.state.masked and a.kind not in self.ledger.reported]
         ordered = order_actions(found, program, self.state.evaluation, self.task.context.device)
         return within_limit(ordered), max(0, len(ordered) - MAX_ACTIONS)
 
@@ -198,8 +197,8 @@ class Session:
                 return
             self.tell("try", f"milestone: the whole program after {len(self.state.path()) - 1} steps")
             found = self._judge(self.state.program)
-            told = f"right, {self.state.ms or 0.0:.4g} -> {found.timing}" if found.ok else f"refused: {found.error}"
-            self.tell("done", f"milestone: {told}")
+            outcome = f"right, {self.state.ms or 0.0:.4g} -> {found.timing}" if found.ok else f"refused: {found.error}"
+            self.tell("done", f"milestone: {outcome}")
             if found.ok:
                 self._measured(found)
                 return
@@ -250,7 +249,7 @@ class Session:
             except (IllegalAction, CoderError) as error:
                 if isinstance(error, KindFault):
                     self.ledger.faults[error.kind] = str(error)
-                    self.ledger.told.add(error.kind)
+                    self.ledger.reported.add(error.kind)
                 elif isinstance(error, FamilyFault):
                     self.ledger.faults[error.family] = str(error)
                 failure = "illegal" if isinstance(error, IllegalAction) else error.failure

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from qimeng.actions import Context
 from qimeng.device import Device, current_device, device_named, driver_version, target_device
 from qimeng.envs.judge.region_judges import MANY_REGIONS
-from qimeng.envs.steps.stored_answers import CachingEvaluator
+from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.task import Task
 from qimeng.errors import CoderError
 from qimeng.interfaces import Coder, Evaluator

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from qimeng.envs.steps.stored_answers import UNKNOWN
+from qimeng.envs.steps.caching import UNKNOWN
 from qimeng.interfaces import Action, Evaluation, Scope, Step
 from qimeng.program.program import Program
 from qimeng.recipe import Recipe, RecipeStep
@@ -149,7 +149,7 @@ class Ledger:
         torch_ms: milliseconds of each operator on PyTorch, in whole programs that were measured.
         start: evaluation of the start program.
         faults: faults of kinds of action; such a kind is not offered once a step has reported it.
-        told: those kinds.
+        reported: those kinds that a step has reported.
     """
 
     budget: Budget
@@ -167,7 +167,7 @@ class Ledger:
     torch_ms: dict[str, float] = field(default_factory=dict)
     start: Evaluation | None = None
     faults: dict[str, str] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
     @property
     def seconds_left(self) -> float:
@@ -184,7 +184,7 @@ class Ledger:
             attempts=list(self.attempts),
             torch_ms=dict(self.torch_ms),
             faults=dict(self.faults),
-            told=set(self.told),
+            reported=set(self.reported),
         )
 
     def settled(self, subject: str) -> bool:

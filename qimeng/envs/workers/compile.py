@@ -181,8 +181,8 @@ def main(channel: Channel, device: Device) -> None:
 
     def build(job: Job) -> dict[str, Any]:
         backend = backend_named(job.implementation.language)
-        if told := backend.refusal(device):
-            return asdict(Compiled(error=told, failure="unsupported"))
+        if reason := backend.refusal(device):
+            return asdict(Compiled(error=reason, failure="unsupported"))
         return asdict(backend.compile(job.implementation, job.inputs, device, os.getcwd()))
 
     serve(channel, {"build": build})

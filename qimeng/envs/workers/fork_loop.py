@@ -134,7 +134,7 @@ def run_server(fd: int, preload: Sequence[str]) -> None:
 
 
 def _import(names: Sequence[str]) -> None:
-    """Import what can be imported; for the rest, whoever needs it is told why it cannot."""
+    """Import what can be imported; for the rest, whoever needs it gets the reason why it cannot."""
     for name in names:
         with contextlib.suppress(Exception):  # a package's own code runs, and may raise anything
             importlib.import_module(name)

@@ -43,7 +43,7 @@ START_S = 120.0
 """Seconds that a process may take until it is ready; the first waits for the server's imports as well."""
 
 
-TOLD = frozenset({"error", "exit", "memory", "illegal-access", "tampered", "mutated", "wrong"})
+OWN_FAILURES = frozenset({"error", "exit", "memory", "illegal-access", "tampered", "mutated", "wrong"})
 """Classes of failure that a process may report itself (`qimeng.envs.workers.service`); how it ended is the judge's."""
 
 
@@ -127,7 +127,7 @@ class Process:
             kind, text = str(reply["failed"])[:40], str(reply.get("error", ""))[:4000]
             if kind != "error":
                 self.kill()
-            raise WorkerFailed(kind if kind in TOLD else "protocol", text)
+            raise WorkerFailed(kind if kind in OWN_FAILURES else "protocol", text)
         return reply.get("ok"), files
 
     def await_ready(self) -> Any:

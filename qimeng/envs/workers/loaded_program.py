@@ -14,9 +14,9 @@ import torch
 
 from qimeng.backend.load import load_kernels
 from qimeng.envs.workers.call_batch import Batch
-from qimeng.envs.workers.kept_output import Witness
 from qimeng.envs.workers.poison import fenced
 from qimeng.envs.workers.region_alternatives import RegionAlternatives
+from qimeng.envs.workers.sampled_output import OutputSampler
 from qimeng.envs.workers.service import Refused
 from qimeng.envs.workers.stopwatch import Stopwatch
 from qimeng.envs.workers.tamper_check import Seal, shadowed, unlike
@@ -44,7 +44,7 @@ class LoadedProgram:
         self.module: ModuleType | None = None
         self.model: torch.nn.Module = self.parameters.module
         self.kept: dict[int, list[torch.Tensor]] = {}
-        self.witness = Witness()
+        self.sampler = OutputSampler()
         self.batch: Batch | None = None
         self.region = RegionAlternatives()
 
@@ -57,7 +57,7 @@ class LoadedProgram:
         """
         self._find_compiled(digests)
         self.kept.clear()
-        self.witness = Witness()
+        self.sampler = OutputSampler()
         self.module, self.model = None, torch.nn.Module()
         state = self.parameters.set(None)
         if not source:
@@ -99,7 +99,7 @@ class LoadedProgram:
 
     def _check_seal(self) -> None:
         broken = self.seal.broken() + [
-            name for it in (self, self.stopwatch, self.parameters, self.witness, self.region) for name in shadowed(it)
+            name for it in (self, self.stopwatch, self.parameters, self.sampler, self.region) for name in shadowed(it)
         ]
         broken += unlike(self.stopwatch, self._stopwatch_before)
         if broken:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from qimeng.envs.workers.kept_output import Witness, call_seed
+from qimeng.envs.workers.sampled_output import OutputSampler, call_seed
 from qimeng.interfaces import Timing
 
 _now = time.perf_counter  # foreign code that replaces a name in `time` or `torch` does not reach what is bound here
@@ -206,7 +206,7 @@ class Stopwatch:
         make_inputs: Callable[[int], Sequence[Any]],
         seed: int,
         effort: Effort = Effort(),
-        witness: Witness | None = None,
+        sampler: OutputSampler | None = None,
     ) -> Samples:
         """Times of calls, each on inputs of its own.
 
@@ -221,10 +221,10 @@ class Stopwatch:
             make_inputs: seed to arguments.
             seed: of all inputs.
             effort: how much to measure.
-            witness: is shown the output of every call that counts.
+            sampler: is shown the output of every call that counts.
         """
-        if witness is not None:
-            witness.begin()
+        if sampler is not None:
+            sampler.begin()
         inputs = make_inputs(call_seed(seed, 0))
         sets = [inputs]
         room = max(min(self._memory // FRESH_SHARE // max(_bytes(inputs), 1), SETS), 1)
@@ -255,8 +255,8 @@ class Stopwatch:
                 elif is_late and repeated < (MOST_LATE if fastest_ms <= MOST_LEAD_MS else HOPELESS):
                     repeated += 1
                 else:
-                    if witness is not None:
-                        witness.show(number, output)
+                    if sampler is not None:
+                        sampler.show(number, output)
                     device_ms += (found.device,)
                     wall_ms += (found.wall,)
                     total += found.device

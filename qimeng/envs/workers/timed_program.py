@@ -82,7 +82,7 @@ class TimedProgram(LoadedProgram):
             return inputs
 
         try:
-            samples = self.stopwatch.measure(self.model, fresh, seed, effort, self.witness)
+            samples = self.stopwatch.measure(self.model, fresh, seed, effort, self.sampler)
         finally:
             self._check_seal()
         if self.device.type == "cuda":
@@ -91,7 +91,7 @@ class TimedProgram(LoadedProgram):
 
     def timed(self) -> Answer:
         """Hand over the output of a timed call since `load`, and say which it is."""
-        kept = self.witness.kept
+        kept = self.sampler.sample
         handed, files = hand_over(kept.tensors)
         return Answer({"tensors": handed, "round": kept.round, "call": kept.call}, tuple(files))
 

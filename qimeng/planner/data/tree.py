@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qimeng.envs.steps.stored_answers import FINAL, ReplayCoder, ReplayEvaluator
+from qimeng.envs.steps.caching import FINAL, ReplayCoder, ReplayEvaluator
 from qimeng.errors import QimengError, ReplayError
 from qimeng.interfaces import Action, Coder, Evaluation, Gate, Timing
 from qimeng.program.identity import IDENTITY

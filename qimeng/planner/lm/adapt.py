@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qimeng.planner.lm.config import TrainConfig, TrainingError, load_config
-from qimeng.planner.lm.run import Run, Told, prepare
+from qimeng.planner.lm.run import OnProgress, Run, prepare
 from qimeng.planner.lm.sources import gather
 from qimeng.planner.lm.weights import is_planner
 
@@ -73,7 +73,7 @@ def adaptation_config(path: Path | None, overrides: Sequence[str]) -> TrainConfi
 
 
 def run_adaptation(
-    config: TrainConfig, out: Path, evaluations: int, told: Told = lambda phase, row: None
+    config: TrainConfig, out: Path, evaluations: int, on_progress: OnProgress = lambda phase, row: None
 ) -> Adaptation:
     """Adapt the planner that `config.start` names, into `out`.
 
@@ -88,7 +88,7 @@ def run_adaptation(
     prepare(out, config)
     sources = gather(config, out, evaluations)
     try:
-        run = Run(config, out, sources, told)
+        run = Run(config, out, sources, on_progress)
         report = run()
     finally:
         sources.close()

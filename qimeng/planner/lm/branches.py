@@ -3,7 +3,7 @@
 A tree knows little about most of its states. Most of the tried actions lead to the same gain, and nothing is known
 about the others. There a rule-based planner, the guide, chooses among all legal actions. Where the tree knows better,
 it decides. Deals in pairs of an observation and the probability of each action. Knows nothing about models, nor about
-how the worth of an action is found (`qimeng.planner.lm.outlook`).
+how the worth of an action is found (`qimeng.planner.lm.action_values`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import STOP
 from qimeng.interfaces import Action, Observation
 from qimeng.planner import make_planner
-from qimeng.planner.lm.outlook import Outlook
+from qimeng.planner.lm.action_values import ActionValues
 from qimeng.planner.lm.stored import StoredTask
 
 WALK = 16
@@ -38,7 +38,7 @@ Pair = tuple[Observation, Choice]
 
 @dataclass(frozen=True)
 class Teacher:
-    """What is best in a state, by what the trees know (`Outlook.worth`).
+    """What is best in a state, by what the trees know (`ActionValues.worth`).
 
     Attributes:
         discount: of a gain, for each evaluation before it; between 0, for what is gained at once, and 1, for the best
@@ -66,9 +66,9 @@ class Teacher:
         if self.guide:
             make_planner(self.guide)
 
-    def choice(self, outlook: Outlook, seen: Observation) -> Choice:
+    def choice(self, action_values: ActionValues, seen: Observation) -> Choice:
         """How likely each action is to be chosen; `stop` where the tree knows nothing better than the best so far."""
-        worth = outlook.worth(seen, self.discount)
+        worth = action_values.worth(seen, self.discount)
         if not worth:
             return {STOP: 1.0}
         best = max(worth, key=lambda a: worth[a])
@@ -78,7 +78,7 @@ class Teacher:
         total = sum(kept.values())
         return {a: w / total for a, w in kept.items()}
 
-    def advice(self, outlook: Outlook, seen: Observation, choice: Choice) -> Choice:
+    def advice(self, action_values: ActionValues, seen: Observation, choice: Choice) -> Choice:
         """`choice` of what the tree knows about, and the guide's of all that `seen` offers, as one.
 
         The guide's choice is `trust` times as likely as in the tree, or as likely as all of `choice` if the tree has no
@@ -88,7 +88,7 @@ class Teacher:
         if not self.guide:
             return choice
         chosen = make_planner(self.guide).choose(seen)
-        known = chosen == STOP or outlook.tried(seen, chosen)
+        known = chosen == STOP or action_values.tried(seen, chosen)
         if STOP in choice:
             return choice if known else {chosen: 1.0}
         weights = dict(choice)
@@ -104,11 +104,11 @@ def likeliest(choice: Choice) -> Action:
 
 def best_branch_pairs(stored: StoredTask, steps: int, teacher: Teacher | None = None) -> Iterator[Pair]:
     """Along the best branch from the start to the end; at most `steps` pairs, none of which says to stop."""
-    session, outlook, teacher = stored.begin(steps), Outlook(stored.tree), teacher or Teacher()
+    session, action_values, teacher = stored.begin(steps), ActionValues(stored.tree), teacher or Teacher()
     while session.exhausted() is None:
         seen, known = _seen(stored, session)
-        choice = teacher.choice(outlook, known)
-        pair = _pair(teacher, outlook, seen, known, choice)
+        choice = teacher.choice(action_values, known)
+        pair = _pair(teacher, action_values, seen, known, choice)
         if STOP not in pair[1]:
             yield pair
         session.step(likeliest(choice))
@@ -121,10 +121,10 @@ def walk_pairs(stored: StoredTask, steps: int, seed: int, teacher: Teacher | Non
     no reason to stop, and a policy that imitates it would stop too soon.
     """
     draw, session = random.Random(f"{seed} {stored.tree.conditions.spec}"), stored.begin(steps)
-    outlook, teacher = Outlook(stored.tree), teacher or Teacher()
+    action_values, teacher = ActionValues(stored.tree), teacher or Teacher()
     while session.exhausted() is None:
         seen, known = _seen(stored, session)
-        pair = _pair(teacher, outlook, seen, known, teacher.choice(outlook, known))
+        pair = _pair(teacher, action_values, seen, known, teacher.choice(action_values, known))
         if STOP not in pair[1]:
             yield pair
         choice = {a: w for a, w in pair[1].items() if a in known.actions}
@@ -140,8 +140,8 @@ def _seen(stored: StoredTask, session: Session) -> tuple[Observation, Observatio
     return seen, replace(seen, actions=stored.offered(seen))
 
 
-def _pair(teacher: Teacher, outlook: Outlook, seen: Observation, known: Observation, choice: Choice) -> Pair:
-    return (seen, teacher.advice(outlook, seen, choice)) if teacher.guide else (known, choice)
+def _pair(teacher: Teacher, action_values: ActionValues, seen: Observation, known: Observation, choice: Choice) -> Pair:
+    return (seen, teacher.advice(action_values, seen, choice)) if teacher.guide else (known, choice)
 
 
 def imitation_pairs(

@@ -142,7 +142,7 @@ def load_checkpoint(learner: MaskablePPO, folder: str | Path) -> tuple[Any, dict
     learner.ep_success_buffer = deque(maxlen=learner._stats_window_size)
     monitor: Any = learner.env
     monitor.reset()
-    rows = [_bring_back(env, told) for env, told in zip(_environments(learner), rest["episodes"], strict=True)]
+    rows = [_bring_back(env, episode) for env, episode in zip(_environments(learner), rest["episodes"], strict=True)]
     learner._last_obs = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     learner._last_episode_starts = np.asarray(rest["starts"], dtype=bool)
     monitor.episode_returns = np.asarray(rest["returns"], dtype=np.float32)
@@ -170,12 +170,12 @@ def _episode(env: ReadObservation) -> dict[str, Any]:
     return {"seed": env.began.seed, "generator": env.began.generator, "taken": env.taken}
 
 
-def _bring_back(env: ReadObservation, told: dict[str, Any]) -> dict[str, np.ndarray]:
+def _bring_back(env: ReadObservation, episode: dict[str, Any]) -> dict[str, np.ndarray]:
     """Take the steps of the episode again; what is seen after them."""
-    if told["seed"] is None:
-        env.unwrapped.np_random.bit_generator.state = told["generator"]
-    seen, _ = env.reset(seed=told["seed"])
-    for index, action in told["taken"]:
+    if episode["seed"] is None:
+        env.unwrapped.np_random.bit_generator.state = episode["generator"]
+    seen, _ = env.reset(seed=episode["seed"])
+    for index, action in episode["taken"]:
         if env.named(index) != action:
             warnings.warn(
                 f"the checkpoint's episode took {action!r} as action {index}, which is now {env.named(index)!r}: the "

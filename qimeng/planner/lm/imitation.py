@@ -29,7 +29,7 @@ from qimeng.planner.lm.weights import PlannerModel
 RISE = 0.05
 """Share of the steps over which the learning rate rises."""
 
-TOLD_S = 30.0
+REPORT_S = 30.0
 """Seconds between two progress reports in an epoch, which may take most of an hour on a CPU."""
 
 ALIKE = 8
@@ -99,7 +99,7 @@ def imitate(
         model: what is trained.
         examples: what is chosen where.
         settings: how.
-        progress: told the figures of each epoch, and now and then of what there is of one so far (``epoch`` 0.4, say).
+        progress: called with the figures of each epoch, and now and then with those of a part of one (``epoch`` 0.4).
         checkpoint: file that is written after each epoch. Where it is there already, training goes on from it, exactly
             as if it had not been interrupted (on a CPU).
 
@@ -124,7 +124,7 @@ def imitate(
     schedule = LambdaLR(optimizer, lambda step: min((step + 1) / math.ceil(RISE * steps), 1 - step / steps))
     about = {"settings": asdict(s), "examples": len(rows), "version of the texts": TEXTS}
     progressed = _Passes(scorer, optimizer, schedule, draw, about)
-    found, device, told = progressed.load(checkpoint), trained[0].device, time.monotonic()
+    found, device, reported = progressed.load(checkpoint), trained[0].device, time.monotonic()
     for epoch in range(len(found), s.epochs):
         sums, count = torch.zeros(2, device=device), 0
         for chosen in _batches(sizes, s.batch, draw):
@@ -142,7 +142,7 @@ def imitate(
             sums += torch.stack((loss.detach() * len(chosen), right.sum()))
             count += len(chosen)
             over = count == len(rows)
-            if over or time.monotonic() - told > TOLD_S:
+            if over or time.monotonic() - reported > REPORT_S:
                 loss_sum, right_sum = sums.tolist()
                 means = {"loss": loss_sum / count, "accuracy": right_sum / count}
                 figures = {"epoch": round(epoch + count / len(rows), 3), **means}
@@ -151,7 +151,7 @@ def imitate(
                     progressed.save(checkpoint, found)
                 if progress is not None:
                     progress(figures)
-                told = time.monotonic()
+                reported = time.monotonic()
     return found
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from qimeng.device import Device
+from qimeng.envs.steps.caching import UNKNOWN, CachingEvaluator, subject_of
 from qimeng.envs.steps.setup import conditions_of, evaluator_kind, make_coder, make_evaluator, make_task
-from qimeng.envs.steps.stored_answers import UNKNOWN, CachingEvaluator, subject_of
 from qimeng.envs.steps.task import Task
 from qimeng.errors import QimengError
 from qimeng.interfaces import Coder, Evaluation, EvaluationRequest, Evaluator, SerialEvaluator, Ticket

@@ -17,7 +17,7 @@ from qimeng.planner.lm.stored import ENDLESS, StoredTask
 from qimeng.planner.search import ScoringPlanner, best_action
 
 AT = (5, 10, 20, 40)
-"""Evaluations after which the share is told."""
+"""Evaluations after which the share is reported."""
 
 STEPS = 32
 """Longest trajectory."""

@@ -10,7 +10,7 @@ train.
 | imitation.pt | where imitation stands, while it goes on |
 | imitated/ | the planner after imitation alone |
 | checkpoint.pt | where PPO stands; a run that was killed goes on from it |
-| progress.jsonl | every row of progress, as it was told |
+| progress.jsonl | every row of progress, as it was reported |
 | report.json | what came of it |
 """
 
@@ -49,7 +49,7 @@ READ = 1500
 PASSES = "imitation.pt"
 """File of a run's folder that says where imitation stands."""
 
-Told = Callable[[str, Mapping[str, float]], None]
+OnProgress = Callable[[str, Mapping[str, float]], None]
 """Called with the name of the phase and its figures."""
 
 
@@ -96,8 +96,8 @@ class Report:
         """For the model card."""
         found = {"mean coverage": f"{self.coverage:.0%} of the legal actions had a stored answer"} if self.curve else {}
         for name, shares in self.shares.items():
-            told = ", ".join(f"{key} {value:.0%}" for key, value in shares.items())
-            found[f"{name}, {self.held_out} held-out trees"] = f"{told} (of the best-known log-gain, {self.times})"
+            shown = ", ".join(f"{key} {value:.0%}" for key, value in shares.items())
+            found[f"{name}, {self.held_out} held-out trees"] = f"{shown} (of the best-known log-gain, {self.times})"
         if self.start:
             found["began with"] = self.start
         steps = [row["steps"] for row in self.curve]
@@ -111,7 +111,7 @@ class Run:
         config: the settings.
         out: its folder; a run that was interrupted there goes on.
         sources: what is trained on (`gather`).
-        told: called as the run goes on.
+        on_progress: called as the run goes on.
         seconds: PPO ends once this process has trained for so long, and the run is finished as it stands.
 
     Raises:
@@ -123,10 +123,10 @@ class Run:
         config: TrainConfig,
         out: Path,
         sources: Sources,
-        told: Told = lambda phase, row: None,
+        on_progress: OnProgress = lambda phase, row: None,
         seconds: float = math.inf,
     ):
-        self.config, self.out, self.sources, self.told, self.seconds = config, out, sources, told, seconds
+        self.config, self.out, self.sources, self.on_progress, self.seconds = config, out, sources, on_progress, seconds
         self.began = time.monotonic()
         start = "" if config.start == "mini" else config.start
         self.report = Report(sources.data, sources.times, reward_words(config), start, held_out=len(sources.held_out))
@@ -141,7 +141,7 @@ class Run:
             self.sources.tasks,
             replace(config.ppo, seed=config.seed + config.ppo.seed),
             self._reward,
-            lambda row: self._tell("validation" if "score" in row else "ppo", row),
+            lambda row: self._log("validation" if "score" in row else "ppo", row),
             str(self.out / "tensorboard") if config.tensorboard else None,
             self.out,
             self.sources.offer,
@@ -174,7 +174,7 @@ class Run:
         model = start_model(config, s)
         if s.held_out:
             self.report.shares["chance"] = mean_shares(Chance(), s.held_out, FINAL_EVALUATIONS, FINAL_SEEDS)
-            self._tell("chance", self.report.shares["chance"])
+            self._log("chance", self.report.shares["chance"])
             self.report.shares["untrained"] = self._final("untrained", model)
         if examples and config.imitation.epochs:
             self._imitate(model, examples)
@@ -184,7 +184,7 @@ class Run:
             offer = Offer(s.offer.stored)
             env = make_environment(model, s.tasks, config.ppo.max_steps, self._reward(), offer)
             settings_of_value = replace(config.value, seed=config.seed + config.value.seed)
-            self._tell("value", pretrain_value(model, env, settings_of_value, config.ppo.gamma))
+            self._log("value", pretrain_value(model, env, settings_of_value, config.ppo.gamma))
         self.report.pairs = len(examples)
         note = Card(self.report.data, self.report.times, "imitation of the best branches alone", self.report.figures())
         save(model, folder, note)
@@ -197,12 +197,12 @@ class Run:
         settings = replace(self.config.imitation, seed=self.config.seed + self.config.imitation.seed)
         may_lose = bool(self.sources.validation) and is_planner(self.config.start)
         before, weights = (self._shares(model), trained_weights(model.scorer)) if may_lose else ({}, {})
-        imitate(model, examples, settings, lambda row: self._tell("imitation", row), self.out / PASSES)
+        imitate(model, examples, settings, lambda row: self._log("imitation", row), self.out / PASSES)
         if before:
             after = self._shares(model)
             if (after["area"], after["greedy"]) <= (before["area"], before["greedy"]):
                 put_weights(model.scorer, weights)
-                self._tell("imitation undone", after)
+                self._log("imitation undone", after)
 
     def _shares(self, model: PlannerModel) -> dict[str, float]:
         """How good the policy is on the trees for validation."""
@@ -220,19 +220,19 @@ class Run:
 
     def _final(self, name: str, model: PlannerModel) -> dict[str, float]:
         found = mean_shares(LanguageModelPlanner(model), self.sources.held_out, FINAL_EVALUATIONS, FINAL_SEEDS)
-        self._tell(name, found)
+        self._log(name, found)
         return found
 
     def _reward(self) -> Reward:
         return make_reward(self.config.reward, self.config.coverage)
 
-    def _tell(self, phase: str, row: Mapping[str, float]) -> None:
+    def _log(self, phase: str, row: Mapping[str, float]) -> None:
         offer = self.sources.offer
-        told = {**row, "evaluations": self.sources.evaluations, "coverage": offer.coverage if offer else 1.0}
+        figures = {**row, "evaluations": self.sources.evaluations, "coverage": offer.coverage if offer else 1.0}
         with open(self.out / "progress.jsonl", "a") as log:
             since = round(time.monotonic() - self.began, 1)
-            log.write(json.dumps({"phase": phase, **told, "since": since}) + "\n")
-        self.told(phase, told)
+            log.write(json.dumps({"phase": phase, **figures, "since": since}) + "\n")
+        self.on_progress(phase, figures)
 
 
 def prepare(out: Path, config: TrainConfig) -> None:
@@ -295,4 +295,4 @@ def _ready(model: PlannerModel, config: TrainConfig) -> PlannerModel:
     return model
 
 
-__all__ = ["FINAL_EVALUATIONS", "FINAL_SEEDS", "Report", "Run", "Told", "prepare", "reward_words", "start_model"]
+__all__ = ["OnProgress", "FINAL_EVALUATIONS", "FINAL_SEEDS", "Report", "Run", "prepare", "reward_words", "start_model"]

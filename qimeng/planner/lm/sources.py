@@ -113,8 +113,12 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
     wanted = partial(
         _examples, walks=config.walks, steps=config.ppo.max_steps, seed=config.seed, teacher=config.teacher
     )
-    told = config.imitation.epochs or config.start == "mini"  # a new tokenizer is learnt from examples as well
-    found = list(looked_through(kept, config.coder, wanted if told and not (out / IMITATED).is_file() else None))
+    needs_examples = (
+        config.imitation.epochs or config.start == "mini"
+    )  # a new tokenizer is learnt from examples as well
+    found = list(
+        looked_through(kept, config.coder, wanted if needs_examples and not (out / IMITATED).is_file() else None)
+    )
     stored, examples = tuple(s for s, _ in found), tuple(example for _, some in found for example in some)
     apart = tuple(worth_replaying(list(stored_tasks(held, config.coder))))
     if not stored:

@@ -25,7 +25,7 @@ from qimeng.errors import QimengError
 from qimeng.interfaces import Action, Coder, Observation
 from qimeng.planner.data.closure import closed
 from qimeng.planner.data.tree import Tree
-from qimeng.planner.lm.kept import kept
+from qimeng.planner.lm.disk_cache import cached
 from qimeng.program.program import Program
 from qimeng.store import Conditions, StoredStep
 
@@ -136,7 +136,7 @@ def _begun(
         return closed(tree.today(start), start, coder), start
 
     try:
-        now, start = kept(f"{tree.digest} {coder}", walked) if isinstance(coder, str) else walked()
+        now, start = cached(f"{tree.digest} {coder}", walked) if isinstance(coder, str) else walked()
     except QimengError:
         return None
     one = _task(now, start, coder) if look is not None else None

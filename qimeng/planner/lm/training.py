@@ -256,7 +256,7 @@ def train(
     Returns:
         The rows that `progress` was given, those of a run that was taken up again included. For each rollout:
         ``steps`` so far, ``reward``: mean return of the last 100 episodes, ``length``: their mean number of steps,
-        ``seconds`` since this process began to train. For each validation: ``steps``, ``score`` and what else it told.
+        ``seconds`` since this process began to train. For each validation: ``steps``, ``score`` and its other figures.
     """
     from stable_baselines3.common.callbacks import BaseCallback
 

@@ -20,10 +20,10 @@ from qimeng.coder.llm.account import Allowance, Prices
 from qimeng.coder.llm.coder import LLMCoder
 from qimeng.coder.llm.openai_chat import OpenAIChat
 from qimeng.coder.named import coder_named
+from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.setup import make_task
 from qimeng.envs.steps.state import Budget, Progress
-from qimeng.envs.steps.stored_answers import CachingEvaluator
 from qimeng.interfaces import LASTING, Action
 from qimeng.spec import KernelSpec
 from qimeng.store import Store

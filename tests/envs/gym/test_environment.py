@@ -22,8 +22,8 @@ from qimeng.envs import ENVIRONMENT, register_environment
 from qimeng.envs.gym.environment import TEXT_LENGTH, KernelOptimizationEnv
 from qimeng.envs.gym.observation import FEATURES, REGION_SLOTS, TEXTS, feature_bounds
 from qimeng.envs.gym.wrappers import HashTokenizer, TokenizeObservation
+from qimeng.envs.steps.caching import ReplayEvaluator
 from qimeng.envs.steps.state import STOP
-from qimeng.envs.steps.stored_answers import ReplayEvaluator
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.graph.opgraph import OpGraph

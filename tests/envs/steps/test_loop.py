@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from qimeng.envs.steps.caching import UNKNOWN, subject_of
 from qimeng.envs.steps.loop import established, optimize
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import ACCIDENTS, Budget, Progress
-from qimeng.envs.steps.stored_answers import UNKNOWN, subject_of
 from qimeng.errors import CoderError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Evaluation, Gate, Patch, Timing

@@ -10,12 +10,12 @@ import torch
 
 from qimeng.envs.judge.region_judges import RegionJudges
 from qimeng.envs.steps import milestones
+from qimeng.envs.steps.caching import CachingEvaluator, ReplayEvaluator
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.result import outcome_text
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.setup import make_task
 from qimeng.envs.steps.state import Progress
-from qimeng.envs.steps.stored_answers import CachingEvaluator, ReplayEvaluator
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Asked, Evaluation, EvaluationRequest, Gate, Patch, Scope, Timing
 from qimeng.program.program import Program

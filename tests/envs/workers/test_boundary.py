@@ -18,9 +18,9 @@ from qimeng import KernelSpec, plan_and_code
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
 from qimeng.envs.estimate.estimator import EstimatingEvaluator
+from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.setup import make_pool, make_task
-from qimeng.envs.steps.stored_answers import CachingEvaluator
 from qimeng.envs.workers.local_pool import LocalPool
 from qimeng.errors import RequestError
 from qimeng.graph.capture import capture
@@ -380,7 +380,7 @@ def test_programs_are_judged_at_one_place() -> None:
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if asking.search(path.read_text())}
     engines = {
         "envs/judge/region_judges.py",
-        "envs/steps/stored_answers.py",
+        "envs/steps/caching.py",
         "envs/workers/local_pool.py",
         "planner/lm/live.py",
     }

@@ -12,8 +12,8 @@ import torch
 from qimeng.device import DEVICES
 from qimeng.envs.cost.time_bounds import least_ms
 from qimeng.envs.workers.channel import Malformed
-from qimeng.envs.workers.kept_output import Witness, call_seed
 from qimeng.envs.workers.outputs import describe, difference, facts_from_json, facts_to_json
+from qimeng.envs.workers.sampled_output import OutputSampler, call_seed
 from qimeng.envs.workers.stopwatch import (
     ENOUGH,
     FEW,
@@ -198,13 +198,13 @@ def test_a_witness_is_any_call_that_counts_and_copied_at_once():
     output = torch.zeros(2)
     chosen = set()
     for _ in range(60):
-        witness = Witness()
+        sampler = OutputSampler()
         for _ in range(2):
-            witness.begin()
+            sampler.begin()
             for call in (3, 4):
-                witness.show(call, (output.fill_(call),))
-        assert witness.kept.tensors[0].tolist() == [witness.kept.call] * 2
-        chosen.add((witness.kept.round, witness.kept.call))
+                sampler.show(call, (output.fill_(call),))
+        assert sampler.sample.tensors[0].tolist() == [sampler.sample.call] * 2
+        chosen.add((sampler.sample.round, sampler.sample.call))
     assert chosen == {(0, 3), (0, 4), (1, 3), (1, 4)}
 
 

@@ -25,9 +25,9 @@ from experiments.planners.replay import (
 from experiments.planners.summary import advantages, planners, summarize
 from qimeng.bench.explore import Explored, explore
 from qimeng.bench.row import Environment, RowError
+from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
-from qimeng.envs.steps.stored_answers import CachingEvaluator
 from qimeng.envs.steps.task import Task
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Evaluation, Gate

@@ -27,8 +27,8 @@ from qimeng.coder.llm.shown import target_region
 from qimeng.coder.llm.similar import similarity
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
+from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.session import Session
-from qimeng.envs.steps.stored_answers import CachingEvaluator
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Evaluation, Patch
 from qimeng.planner.data.generate import Bytes, draw

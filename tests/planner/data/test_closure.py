@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
-from qimeng.envs.steps.stored_answers import CachingEvaluator
 from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action
 from qimeng.planner.data.closure import closed

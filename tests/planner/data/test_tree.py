@@ -12,9 +12,9 @@ import pytest
 
 from qimeng.bench.collect import STORE, merge, put_drawn, read_texts
 from qimeng.bench.explore import Explored, explore
+from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
-from qimeng.envs.steps.stored_answers import CachingEvaluator
 from qimeng.envs.steps.task import Task
 from qimeng.errors import QimengError
 from qimeng.graph.device_strides import heads_inside, with_strides

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from qimeng.bench.explore import Explored, explore
-from qimeng.envs.steps.stored_answers import CachingEvaluator
+from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.task import Task
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.verify import capture_spec

@@ -10,7 +10,7 @@ import pytest
 
 from qimeng.device import DEVICES
 from qimeng.envs.estimate.estimator import EstimatingEvaluator
-from qimeng.envs.steps.stored_answers import ReplayEvaluator
+from qimeng.envs.steps.caching import ReplayEvaluator
 from qimeng.envs.steps.task import Task
 from qimeng.interfaces import Evaluation, EvaluationRequest, Evaluator
 from qimeng.planner.data.generate import Bytes, draw_many

@@ -15,9 +15,9 @@ from qimeng.envs.steps.time_shares import MAX_ACTIONS
 from qimeng.interfaces import Action, Evaluation, Gate, Observation, Planner, Timing
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.lm import branches
+from qimeng.planner.lm.action_values import STEPS, WORTH, ActionValues
 from qimeng.planner.lm.branches import Teacher, best_branch_pairs, imitation_pairs, likeliest, walk_pairs
 from qimeng.planner.lm.config import TrainingError
-from qimeng.planner.lm.outlook import STEPS, WORTH, Outlook
 from qimeng.planner.lm.reading import PAD, Reader, ReadObservation
 from qimeng.planner.lm.replay import Chance, mean_shares, replay, worth_replaying
 from qimeng.planner.lm.sources import split, within
@@ -86,8 +86,8 @@ def test_walks_are_labelled_by_what_would_be_best(stored: Stored) -> None:
 
 def test_of_two_ways_the_one_with_fewer_evaluations_is_worth_more(stored: Stored) -> None:
     for one in stored:
-        seen, outlook = one.begin().observe(), Outlook(one.tree)
-        late, soon = outlook.worth(seen, 0.999), outlook.worth(seen, 0.5)
+        seen, action_values = one.begin().observe(), ActionValues(one.tree)
+        late, soon = action_values.worth(seen, 0.999), action_values.worth(seen, 0.5)
         assert STOP not in soon and set(soon) <= set(one.offered(seen))
         assert max(soon.values()) < max(late.values(), default=0) or not late
         for action, worth in soon.items():
@@ -97,7 +97,7 @@ def test_of_two_ways_the_one_with_fewer_evaluations_is_worth_more(stored: Stored
             judged = session.state.history[-1].evaluation is not None
             assert then.best_ms is not None
             gained = math.log(one.start_ms / then.best_ms) if judged else 0.0
-            to_come = max(outlook.worth(then, 0.5).values(), default=0.0)
+            to_come = max(action_values.worth(then, 0.5).values(), default=0.0)
             assert worth == pytest.approx(0.5 ** (judged + 1 / STEPS) * (gained + to_come), abs=0.02)
 
 
@@ -109,11 +109,11 @@ def test_the_larger_gain_comes_first(stored: Stored) -> None:
     ways = (("start", a, "a"), ("start", b, "b"), ("a", b, "ab"), ("b", a, "ab"))
     edges = tuple(StoredStep(p, action, None, f"{p}{c}", True, c) for p, action, c in ways)
     judged = tuple(("step", d, Evaluation(Gate.PASSED, timing=Timing(t))) for d, t in ms.items())
-    outlook = Outlook(replace(one.tree, edges=edges, evaluations=judged))
+    action_values = ActionValues(replace(one.tree, edges=edges, evaluations=judged))
     seen = one.begin().observe()
     program = replace(seen.program, fallback="start")
     object.__setattr__(program, "digest", "start")
-    worth = outlook.worth(replace(seen, program=program, actions=(STOP, a, b), best_ms=10.0), 0.9)
+    worth = action_values.worth(replace(seen, program=program, actions=(STOP, a, b), best_ms=10.0), 0.9)
     one_step = 0.9 ** (1 + 1 / STEPS)
     assert worth[a] == pytest.approx(one_step * (math.log(10 / 4) + one_step * math.log(4 / 3.2)))
     assert worth[b] == pytest.approx(one_step * (math.log(10 / 8) + one_step * math.log(8 / 3.2)))
@@ -129,9 +129,12 @@ def test_nothing_leads_away_from_what_is_to_be_gained(stored: Stored) -> None:
 
 def test_what_is_about_as_good_is_about_as_likely(stored: Stored) -> None:
     for one in stored:
-        seen, outlook = one.begin().observe(), Outlook(one.tree)
-        worth = outlook.worth(seen, 0.9)
-        alone, some = Teacher(tolerance=0).choice(outlook, seen), Teacher(tolerance=0.5).choice(outlook, seen)
+        seen, action_values = one.begin().observe(), ActionValues(one.tree)
+        worth = action_values.worth(seen, 0.9)
+        alone, some = (
+            Teacher(tolerance=0).choice(action_values, seen),
+            Teacher(tolerance=0.5).choice(action_values, seen),
+        )
         assert list(alone.values()) == [1.0] and set(alone) <= set(some)
         by_worth = sorted(some, key=lambda a: worth[a])
         assert [some[a] for a in by_worth] == sorted(some.values())
@@ -140,25 +143,27 @@ def test_what_is_about_as_good_is_about_as_likely(stored: Stored) -> None:
 def test_the_guide_decides_where_the_tree_does_not(stored: Stored) -> None:
     teacher, guide = Teacher(), HeuristicPlanner()
     for one in stored:
-        session, outlook = one.begin(), Outlook(one.tree)
+        session, action_values = one.begin(), ActionValues(one.tree)
         seen = session.observe()
-        choice, chosen = teacher.choice(outlook, replace(seen, actions=one.offered(seen))), guide.choose(seen)
+        choice, chosen = teacher.choice(action_values, replace(seen, actions=one.offered(seen))), guide.choose(seen)
         other = next(a for a in seen.actions if a not in (STOP, chosen))
-        known = next(a for a in seen.actions if a != STOP and outlook.tried(seen, a))
+        known = next(a for a in seen.actions if a != STOP and action_values.tried(seen, a))
         unknown = Action("tiling", ("elsewhere",))
         # equally good for the tree: the guide's is likelier by its trust, and what is not the guide's stays possible
-        advised = teacher.advice(outlook, seen, {chosen: 0.5, other: 0.5}) if outlook.tried(seen, chosen) else {}
+        advised = (
+            teacher.advice(action_values, seen, {chosen: 0.5, other: 0.5}) if action_values.tried(seen, chosen) else {}
+        )
         assert not advised or advised[chosen] == pytest.approx(teacher.trust * advised[other])
         for action, expected in ((known, {STOP: 1.0}), (unknown, {unknown: 1.0})):  # nothing better is known
-            assert _advised_by(action, teacher, outlook, seen, {STOP: 1.0}) == expected
+            assert _advised_by(action, teacher, action_values, seen, {STOP: 1.0}) == expected
         # what the tree knows to be worse does not become better, what it does not know may be as good
-        assert _advised_by(known, teacher, outlook, seen, {other: 1.0}).get(known, 0.0) == float(known == other)
-        assert _advised_by(unknown, teacher, outlook, seen, {known: 1.0}) == {known: 0.5, unknown: 0.5}
-        assert Teacher(guide="").advice(outlook, seen, choice) is choice
+        assert _advised_by(known, teacher, action_values, seen, {other: 1.0}).get(known, 0.0) == float(known == other)
+        assert _advised_by(unknown, teacher, action_values, seen, {known: 1.0}) == {known: 0.5, unknown: 0.5}
+        assert Teacher(guide="").advice(action_values, seen, choice) is choice
 
 
 def _advised_by(
-    action: Action, teacher: Teacher, outlook: Outlook, seen: Observation, choice: Mapping[Action, float]
+    action: Action, teacher: Teacher, action_values: ActionValues, seen: Observation, choice: Mapping[Action, float]
 ) -> Mapping[Action, float]:
     """The advice of `teacher` with a guide that chooses `action`."""
 
@@ -168,7 +173,7 @@ def _advised_by(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(branches, "make_planner", lambda name: Guide())
-        return teacher.advice(outlook, seen, choice)
+        return teacher.advice(action_values, seen, choice)
 
 
 def test_guided_pairs_offer_all_that_is_legal(stored: Stored) -> None:

@@ -14,7 +14,7 @@ import torch
 from qimeng.actions import Context, ScheduleKind, register, unregister
 from qimeng.envs.gym.environment import KernelOptimizationEnv
 from qimeng.envs.gym.reward import LogSpeedupReward
-from qimeng.envs.steps.stored_answers import ReplayEvaluator
+from qimeng.envs.steps.caching import ReplayEvaluator
 from qimeng.envs.steps.task import Task
 from qimeng.errors import WeightsError
 from qimeng.graph.opgraph import OpGraph
@@ -73,7 +73,7 @@ def test_imitation_learns_what_the_heuristic_does(model: PlannerModel, task: Tas
 
 
 def test_a_long_epoch_is_told_about(model: PlannerModel, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imitation, "TOLD_S", -1.0)
+    monkeypatch.setattr(imitation, "REPORT_S", -1.0)
     given, seen = examples(task, 2), list[dict[str, float]]()
     found = imitate(model, given, Imitation(epochs=2, batch=4), seen.append)
     epochs = [row["epoch"] for row in seen]

@@ -58,15 +58,15 @@ class OwnKernels(GateCheck[GpuRun]):
     def _refused(self, run: GpuRun, candidate: Candidate, worker: Process) -> Refusal | None:
         found = candidate.found
         assert found is not None
-        claimed, told, turns = found.generated_share, found.ms, run.parts.turns
+        claimed, event_ms, turns = found.generated_share, found.ms, run.parts.turns
         own = _named(run, worker, candidate) if claimed else {}
         with turns.turn("check", run.clock):
             launches = _launches(run, worker)
-        if told is not None and _is_longer(launches, told):
+        if event_ms is not None and _is_longer(launches, event_ms):
             with turns.turn("time", run.clock, alone=True):
                 launches = _launches(run, worker)
-        if told is not None and _is_longer(launches, told):
-            text = f"events say {told:.3f} ms a call, the profiler's kernels take {busy_ms(launches):.3f} ms"
+        if event_ms is not None and _is_longer(launches, event_ms):
+            text = f"events say {event_ms:.3f} ms a call, the profiler's kernels take {busy_ms(launches):.3f} ms"
             return Refusal(Gate.TIMING, "clock", text)
         if not claimed:
             return None
@@ -166,7 +166,7 @@ class _Refused(Exception):
 
 
 def _is_longer(launches: Sequence[Launch], told_ms: float) -> bool:
-    """Whether the profiler's kernels take longer than the events have told."""
+    """Whether the profiler's kernels take longer than the events say."""
     return busy_ms(launches) > BUSY_SHARE * told_ms + BUSY_MS
 
 

@@ -22,8 +22,8 @@ class AllowedText(GateCheck[Run]):
 
     def check(self, run: Run, candidate: Candidate) -> Refusal | None:
         """Refuse a text that is not even compiled; see `judged_text`."""
-        told = judged_text(candidate.program, run.sandbox, run.any_text)
-        return None if told is None else Refusal(Gate.COMPILE, *told)
+        refused = judged_text(candidate.program, run.sandbox, run.any_text)
+        return None if refused is None else Refusal(Gate.COMPILE, *refused)
 
 
 class Compiles(GateCheck[Run]):

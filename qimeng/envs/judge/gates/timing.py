@@ -148,8 +148,8 @@ def _profiled(run: GpuRun, worker: Process, program: Program, found: Evaluation)
     seed = parts.references.draw_seed()
     data, _ = worker.call("profile", parts.limit_s, seed=seed, entries=entries, repeats=PROFILE_ROUNDS)
     found = replace(found, prepare_ms=amount_of(entry_of(data, "prepare_ms")))
-    told = entry_of(data, "regions")
-    rounds = [times_of(r) for r in told] if isinstance(told, list) else []
+    measured = entry_of(data, "regions")
+    rounds = [times_of(r) for r in measured] if isinstance(measured, list) else []
     if not rounds or any(len(r) != len(entries) for r in rounds):
         return found
     times = [median(r[k] for r in rounds) for k in range(len(entries))]

@@ -1,4 +1,4 @@
-"""What planners by rule and prompts are told about the recurrent family.
+"""What rule-based planners and prompts say about the recurrent family.
 
 Deals in names of actions. Knows nothing about kernels.
 """

@@ -1,4 +1,4 @@
-"""What planners by rule and prompts are told about the scan family.
+"""What rule-based planners and prompts say about the scan family.
 
 Deals in names of actions and in tiny modules that are no one's problem. Knows nothing about kernels.
 """

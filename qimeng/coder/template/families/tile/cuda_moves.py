@@ -61,8 +61,8 @@ class Language(TileMove):
     def check(self, plan: TilePlan, schedule: TileSchedule, param: str, device: Device, mode: str) -> None:
         """Only for devices that the language compiles for, where its compiler is installed and it has the operators."""
         backend = backend_named(param)
-        if told := backend.refusal(device):
-            raise IllegalAction(told)
+        if reason := backend.refusal(device):
+            raise IllegalAction(reason)
         if missing := backend.missing():
             raise IllegalAction(missing)
         if param == "cuda":

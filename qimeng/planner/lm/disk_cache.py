@@ -28,7 +28,7 @@ def cache_folder() -> Path:
     return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qimeng"
 
 
-def kept(name: str, make: Callable[[], T]) -> T:
+def cached(name: str, make: Callable[[], T]) -> T:
     """The result of `make`, from the cache if this version of qimeng stored it there.
 
     Args:
@@ -67,4 +67,4 @@ def _write(file: Path, data: bytes) -> None:
     part.replace(file)
 
 
-__all__ = ["cache_folder", "kept", "version"]
+__all__ = ["cache_folder", "cached", "version"]

@@ -29,7 +29,7 @@ _random = random.SystemRandom().random
 
 
 @dataclass(frozen=True)
-class Kept:
+class SampledOutput:
     """The output of one call.
 
     Attributes:
@@ -43,7 +43,7 @@ class Kept:
     tensors: tuple[torch.Tensor, ...] = ()
 
 
-class Witness:
+class OutputSampler:
     """Keeps a copy of the output of one of the calls that it is shown, each as likely as any other.
 
     Used for template programs. For others, the judge sees timed calls itself (`qimeng.envs.judge.judge_clock`).
@@ -51,7 +51,7 @@ class Witness:
 
     def __init__(self) -> None:
         self._rounds, self._seen = 0, 0
-        self.kept = Kept()
+        self.sample = SampledOutput()
 
     def begin(self) -> None:
         """A measurement begins."""
@@ -61,13 +61,13 @@ class Witness:
         """Keep `output` in place of what was kept, with the probability of one in the number of calls shown."""
         self._seen += 1
         if self._draw() * self._seen < 1.0:
-            self.kept = Kept()  # its memory is what the copies need
+            self.sample = SampledOutput()  # its memory is what the copies need
             tensors = [x for x in _pytree.tree_leaves(output) if isinstance(x, torch.Tensor)]
-            self.kept = Kept(self._rounds - 1, call, tuple(x.clone() for x in tensors))
+            self.sample = SampledOutput(self._rounds - 1, call, tuple(x.clone() for x in tensors))
 
     def _draw(self) -> float:
         """Uniform in [0, 1). It is a method, so that the seal detects a replacement by untrusted code."""
         return _random()
 
 
-__all__ = ["Kept", "Witness", "call_seed"]
+__all__ = ["SampledOutput", "OutputSampler", "call_seed"]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from qimeng.planner.data.tree import read_trees
-from qimeng.planner.lm import kept as module
-from qimeng.planner.lm.kept import cache_folder, kept
+from qimeng.planner.lm import disk_cache as module
+from qimeng.planner.lm.disk_cache import cache_folder, cached
 from qimeng.planner.lm.stored import stored_tasks
 
 TREES = Path(__file__).parent / "unseen_h200.xz"
@@ -23,36 +23,36 @@ def _files() -> list[Path]:
 
 def test_it_is_made_once() -> None:
     made: list[int] = []
-    results = [kept("a", lambda: made.append(1) or [1, 2]) for _ in range(2)]
+    results = [cached("a", lambda: made.append(1) or [1, 2]) for _ in range(2)]
     assert results == [[1, 2], [1, 2]] and made == [1]
-    assert kept("b", lambda: 3) == 3
+    assert cached("b", lambda: 3) == 3
 
 
 def test_a_failure_is_not_kept() -> None:
     with pytest.raises(KeyError):
-        kept("a", lambda: {}["x"])
-    assert kept("a", lambda: 1) == 1
+        cached("a", lambda: {}["x"])
+    assert cached("a", lambda: 1) == 1
 
 
 def test_a_damaged_file_is_made_anew() -> None:
-    kept("a", lambda: 1)
+    cached("a", lambda: 1)
     (file,) = _files()
     file.write_bytes(file.read_bytes()[:-4])
-    assert kept("a", lambda: 2) == 2
-    assert kept("a", lambda: 3) == 2
+    assert cached("a", lambda: 2) == 2
+    assert cached("a", lambda: 3) == 2
 
 
 def test_another_version_makes_it_anew_and_takes_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept("a", lambda: 1)
+    cached("a", lambda: 1)
     monkeypatch.setattr(module, "version", lambda: "other")
-    assert kept("a", lambda: 2) == 2
+    assert cached("a", lambda: 2) == 2
     assert [p.parent.name for p in _files()] == ["other"]
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("QIMENG_CACHE", str(tmp_path / "file"))
-    assert kept("a", lambda: 1) == 1
+    assert cached("a", lambda: 1) == 1
 
 
 def test_trees_from_the_cache_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ WORTH = 0.99
 EPSILON = 1e-9
 
 
-class Outlook:
+class ActionValues:
     """The worth of actions in a tree: the best discounted return that follows from them.
 
     A gain is the logarithm of the best time so far over a better one, paid when it is found. With the cost of a step
@@ -100,4 +100,4 @@ def _cost(edge: StoredStep) -> float:
     return (edge.evaluation is not None) + 1 / STEPS
 
 
-__all__ = ["STEPS", "WORTH", "Outlook"]
+__all__ = ["STEPS", "WORTH", "ActionValues"]
