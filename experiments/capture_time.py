@@ -18,8 +18,8 @@ from qimeng.bench.row import append_line
 from qimeng.device import target_device
 from qimeng.errors import QimengError
 from qimeng.graph import decompose
-from qimeng.graph.verify import capture_spec
 from qimeng.planner.data.generate import draw_many
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 

@@ -43,6 +43,10 @@ LAYERS = (
 OUTSIDE = ("experiments", "benchmarks")
 """Folders that use the package and are not installed with it."""
 
+TOGETHER = [{"backend", "program"}]
+"""Parts that import each other, though no file does: a program prints itself through backends, which compile parts of
+programs. This list only gets shorter."""
+
 THROUGH_THE_FACE = {"qimeng.spec.spec", "qimeng.envs.workers.forkserver"}
 """Modules that import `qimeng` itself, which may import anything; this list only gets shorter as well."""
 
@@ -254,6 +258,14 @@ def test_there_are_no_circles() -> None:
     graph.remove_node("qimeng")
     found = circles(graph)
     assert not found, f"a circle of imports: {[nx.find_cycle(graph.subgraph(c)) for c in found]}"
+
+
+def test_parts_do_not_import_each_other() -> None:
+    graph = graph_of(ROOT / "qimeng")
+    graph.remove_node("qimeng")
+    parts = nx.DiGraph((a.split(".")[1], b.split(".")[1]) for a, b in graph.edges)
+    parts.remove_edges_from(list(nx.selfloop_edges(parts)))
+    assert circles(parts) == TOGETHER, f"parts that import each other: {circles(parts)}"
 
 
 @pytest.mark.parametrize(

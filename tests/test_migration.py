@@ -23,14 +23,15 @@ from qimeng.envs.steps.setup import make_task
 from qimeng.envs.steps.state import Budget
 from qimeng.errors import ReplayError
 from qimeng.graph.opgraph import OpGraph
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import FinalOptions
+from qimeng.interfaces.records import program_from_json
 from qimeng.planner.data.tree import Tree, read_trees, trees_of, write_trees
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.random import RandomPlanner
 from qimeng.program.identity import IDENTITY
 from qimeng.program.program import Program
-from qimeng.recipe import Recipe, program_from_json
+from qimeng.program.verify import capture_spec
+from qimeng.recipe import Recipe
 from qimeng.spec import KernelSpec
 from qimeng.store import SCHEMA_VERSION, Store
 from qimeng.store.migration import planned
@@ -193,7 +194,7 @@ def test_what_was_measured_on_a_gpu_begins_with_the_layouts_of_the_gpu(
             return capture_spec(spec)
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("qimeng.graph.verify.capture_spec", captured)
+    monkeypatch.setattr("qimeng.program.verify.capture_spec", captured)
     db = sqlite3.connect(old)
     if estimated:
         db.execute("UPDATE conditions SET body = replace(body, 'false', 'true')")

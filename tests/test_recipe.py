@@ -13,9 +13,10 @@ from qimeng.envs.steps.state import Budget
 from qimeng.errors import ReplayError
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
+from qimeng.interfaces.records import program_from_json, program_to_json
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.random import RandomPlanner
-from qimeng.recipe import Recipe, program_from_json, program_to_json
+from qimeng.recipe import Recipe
 from qimeng.testing import FakeCoder, ScriptedPlanner, fake_task, sample_graph
 
 

@@ -31,11 +31,11 @@ from qimeng.interfaces import (
     Request,
     Timing,
 )
+from qimeng.interfaces.records import program_from_json
 from qimeng.planner.beam import BeamSearch
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.random import RandomPlanner
 from qimeng.program.program import Program
-from qimeng.recipe import program_from_json
 from qimeng.store import Conditions, Store, StoredStep
 from qimeng.testing import FakeCoder, FakeEvaluator, fake_task, sample_graph
 

@@ -29,11 +29,11 @@ from qimeng.bench.survey import ALONE, survey
 from qimeng.device import DEVICES
 from qimeng.envs.steps.state import Budget
 from qimeng.errors import QimengError
-from qimeng.graph.verify import capture_spec
 from qimeng.planner.data.generate import FAMILIES, Bytes, Drawn, draw_many
 from qimeng.planner.data.overlap import reserved
 from qimeng.planner.data.signature import structure
 from qimeng.planner.data.tree import Tree
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 UNSEEN = ("attention", "gated", "loss")

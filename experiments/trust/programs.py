@@ -14,10 +14,10 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.graph.opgraph import OpGraph
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Request
 from qimeng.planner.data.generate import Bytes, draw
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 SCHEDULES = frozenset("tiling pipeline layout split persistence vectorization".split())

@@ -23,7 +23,7 @@ from qimeng.bench.suites import suite_named
 from qimeng.device import current_device, target_device
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.errors import QimengError
-from qimeng.graph.verify import capture_spec
+from qimeng.program.verify import capture_spec
 from qimeng.recipe import Recipe
 from qimeng.spec import DISTRIBUTIONS
 

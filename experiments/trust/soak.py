@@ -21,9 +21,9 @@ from qimeng.exploits import EXPLOITS, HONEST_CASES, Case, program_of, spec_of
 from qimeng.exploits.cases import MARK
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import merge
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Gate
 from qimeng.program.program import Program, torch_implementation
+from qimeng.program.verify import capture_spec
 from qimeng.spec import DISTRIBUTIONS
 
 SHARE = 5

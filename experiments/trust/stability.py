@@ -15,9 +15,9 @@ from qimeng.actions import Context, legal_actions
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Request
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 TIMES_US = (10, 30, 100, 300, 1000)

@@ -35,12 +35,12 @@ from qimeng.envs.judge.ranking import beats
 from qimeng.envs.sandbox.layer import end_with_parent
 from qimeng.errors import CoderError, IllegalAction, ReplayError
 from qimeng.graph.capture import CaptureError
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Evaluation, Request
+from qimeng.interfaces.records import action_from_data, program_from_json, program_to_json
 from qimeng.planner.data.generate import Bytes, Drawn, draw
 from qimeng.planner.data.tree import Tree, TreeError, read_trees, trees_of
 from qimeng.program.program import Implementation, Program
-from qimeng.recipe import action_from_data, program_from_json, program_to_json
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from qimeng.store import Store, evaluation_key
 
@@ -61,7 +61,7 @@ class Example:
         source: text of the spec.
         dtype: of the spec.
         mode: of the spec.
-        program: the program before the step (`qimeng.recipe.program_to_json`).
+        program: the program before the step (`qimeng.interfaces.records.program_to_json`).
         action: the step.
         device: name of the device.
         traits: operators, outputs and action.

@@ -22,7 +22,7 @@ from qimeng.bench.row import Environment, append_line, whole_lines
 from qimeng.envs.steps.setup import make_task
 from qimeng.errors import CoderError, IllegalAction, QimengError
 from qimeng.interfaces import Coder, Evaluator, Request
-from qimeng.recipe import program_from_json
+from qimeng.interfaces.records import program_from_json
 from qimeng.spec import KernelSpec
 
 REPAIRS = 2

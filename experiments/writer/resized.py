@@ -17,9 +17,9 @@ from qimeng.actions import Context, check_action
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device
 from qimeng.errors import CoderError, IllegalAction, QimengError
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Patch, Request
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 USUAL = (

@@ -1,7 +1,7 @@
 """What the compiler says about a kernel, and how it is launched.
 
 Deals in compiled kernels' metadata, assembly text and binaries. Knows nothing about how they came to be compiled, or
-whether they fit a device (`qimeng.backend.resources`) or how long they take (`qimeng.envs.cost.kernel_time`).
+whether they fit a device (`qimeng.envs.screening.resources`) or how long they take (`qimeng.envs.cost.kernel_time`).
 """
 
 from __future__ import annotations

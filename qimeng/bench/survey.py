@@ -22,7 +22,7 @@ from qimeng.errors import SpecError
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.ops import category
-from qimeng.graph.verify import capture_spec
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 STATE_COPIES = 6

@@ -1,7 +1,7 @@
 """From a module and fake inputs to an `OpGraph`, by torch.export.
 
 Deals in export, decomposition and naming. Allocates nothing for inputs or weights. Knows nothing about the use of the
-graph. `qimeng.graph.verify` checks that it is right.
+graph. `qimeng.program.verify` checks that it is right.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class EvaluationRequest:
 
     def to_json(self) -> str:
         """One line of JSON: the program's identity and texts, without its graph; `from_json` reads it."""
-        from qimeng.recipe import PatchRecord, program_to_json
+        from qimeng.interfaces.records import PatchRecord, program_to_json
 
         data = {
             "format": FORMAT,
@@ -144,8 +144,8 @@ class EvaluationRequest:
                 does not fit the program.
         """
         from qimeng.graph.opgraph import OpGraph
+        from qimeng.interfaces.records import PatchRecord, program_from_json
         from qimeng.program.program import Program
-        from qimeng.recipe import PatchRecord, program_from_json
 
         try:
             data: dict[str, Any] = json.loads(text)

@@ -6,7 +6,7 @@ Deals in abstract classes of one or two methods. Knows nothing about who plays a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qimeng.interfaces.steps import Action, Observation, Patch, Request
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from qimeng.graph.opgraph import OpGraph
     from qimeng.graph.region import Region
     from qimeng.program.program import Program
-    from qimeng.store import Store
 
 
 class Planner(ABC):
@@ -29,11 +28,11 @@ class Memory(ABC):
     """What a coder keeps from one request to the next; it stands beside the coder (`Coder.memory`)."""
 
     @abstractmethod
-    def use_store(self, store: Store, spec: str) -> None:
+    def use_store(self, store: Any, spec: str) -> None:
         """Keep in `store` what writing cost time or money, and answer from it; called once, before the first `write`.
 
         Args:
-            store: the project's.
+            store: the project's `qimeng.store.Store`.
             spec: digest of the specification that is optimized.
         """
 

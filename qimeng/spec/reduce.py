@@ -1,6 +1,6 @@
 """The same computation on smaller inputs.
 
-Deals in finding sizes that the computation still accepts. Knows nothing about capture: `qimeng.graph.verify` makes
+Deals in finding sizes that the computation still accepts. Knows nothing about capture: `qimeng.program.verify` makes
 sure that the smaller one does the same.
 """
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qimeng.errors import QimengError, ReplayError
+from qimeng.interfaces.records import PatchRecord, action_from_data, program_from_json
 from qimeng.interfaces.results import Evaluation
 from qimeng.program.program import Program
-from qimeng.recipe import PatchRecord, action_from_data, program_from_json
 from qimeng.store.rows import (
     Conditions,
     StoredStep,
@@ -264,7 +264,7 @@ class _Rows:
         """The start program, where the store holds the text of its spec and that can still be captured."""
         import torch
 
-        from qimeng.graph.verify import capture_spec
+        from qimeng.program.verify import capture_spec
         from qimeng.spec import KernelSpec
 
         row = self.db.execute("SELECT name, body FROM specs WHERE digest = ?", (conditions.spec,)).fetchone()

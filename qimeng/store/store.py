@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from qimeng.errors import StoreError
+from qimeng.interfaces.records import PatchRecord, action_from_data
 from qimeng.interfaces.results import Evaluation
 from qimeng.program.program import Program
-from qimeng.recipe import PatchRecord, action_from_data
 from qimeng.store.database import TABLES, open_database
 from qimeng.store.migration import planned
 from qimeng.store.rows import (
@@ -92,7 +92,7 @@ class Store:
         self._insert("specs", (digest, name, body))
 
     def put_program(self, digest: str, body: str, source: str) -> None:
-        """Keep a program: `qimeng.recipe.program_to_json` and its source."""
+        """Keep a program: `qimeng.interfaces.records.program_to_json` and its source."""
         self._insert("programs", (digest, body, source))
 
     def put_patch(self, patch: PatchRecord) -> str:
@@ -229,7 +229,7 @@ class Store:
         return None if row is None else PatchRecord.from_json(row[0])
 
     def program(self, digest: str) -> tuple[str, str] | None:
-        """(JSON for `qimeng.recipe.program_from_json`, source) of a program."""
+        """(JSON for `qimeng.interfaces.records.program_from_json`, source) of a program."""
         row = self._db.execute("SELECT body, source FROM programs WHERE digest = ?", (digest,)).fetchone()
         return None if row is None else (row[0], row[1])
 

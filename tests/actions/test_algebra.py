@@ -16,9 +16,10 @@ from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.rewrites import Rewrite
 from qimeng.interfaces import Action, Request
+from qimeng.interfaces.records import PatchRecord, program_from_json, program_to_json
 from qimeng.planner.greedy import GreedySearch
 from qimeng.program.program import Program
-from qimeng.recipe import PatchRecord, Recipe, program_from_json, program_to_json
+from qimeng.recipe import Recipe
 from qimeng.testing import FakeEvaluator, ScriptedPlanner, fake_task, sample_graph
 
 FOLD = Action("algebra", (), "fold")

@@ -20,10 +20,10 @@ from qimeng.envs.steps.state import Budget
 from qimeng.errors import IllegalAction
 from qimeng.graph.groups import pointwise_groups
 from qimeng.graph.region import Region
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Request
 from qimeng.planner.greedy import GreedySearch
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.recipe import Recipe, RecipeStep
 from qimeng.spec import KernelSpec
 from qimeng.testing import ScriptedPlanner

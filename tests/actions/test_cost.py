@@ -12,9 +12,9 @@ from qimeng.actions import Context, Kind, kind_named, legal_actions, register, u
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.family import Unsupported, families, plan_of, uncovered
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 

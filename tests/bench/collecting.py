@@ -15,10 +15,10 @@ from qimeng.bench.collect import STORE, Assignment, Plan, collect, put_drawn
 from qimeng.bench.explore import Explored, explore
 from qimeng.bench.pool import Place
 from qimeng.envs.steps.caching import CachingEvaluator
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Evaluation, Patch
 from qimeng.planner.data.generate import Bytes
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.store import Conditions, Store
 from qimeng.testing import FakeEvaluator, fake_task
 from tests.bench.inline import Inline

@@ -27,9 +27,9 @@ from qimeng.device import device_named
 from qimeng.envs.workers.compile import Compilers
 from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.graph.region import Region
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from tests.suite.problem import BF16, FP16, Table, normal
 from tests.suite.run import Wrong, check, evaluate, spec_of
 

@@ -95,7 +95,7 @@ def _rows() -> Iterator[dict[str, Any]]:
     from qimeng.envs.errors.float64 import tensors_in
     from qimeng.envs.estimate.interpreter import mend
     from qimeng.envs.judge.reference import References
-    from qimeng.graph.verify import capture_spec
+    from qimeng.program.verify import capture_spec
 
     mend()
     torch.set_num_threads(1)
@@ -129,7 +129,7 @@ def _rows() -> Iterator[dict[str, Any]]:
 
 def _sweep() -> dict[str, Any]:
     """The error of gelu far below zero, in ulp of fp32 (2^-23), and what it makes of numbers that are none."""
-    from qimeng.graph.verify import capture_spec
+    from qimeng.program.verify import capture_spec
     from qimeng.spec import KernelSpec
 
     wild = torch.tensor([-math.inf, -1e30, math.nan, math.inf, -0.0, 0.0, 20.0, 1e30])

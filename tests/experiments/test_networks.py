@@ -11,8 +11,8 @@ from qimeng.bench.suites import suite_named
 from qimeng.errors import SpecError
 from qimeng.graph.capture import capture
 from qimeng.graph.on_device import for_device
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from tests.graph.other_layouts import OtherLayouts
 
 

@@ -10,7 +10,7 @@ from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.errors import ReplayError
 from qimeng.family import Schedule, schedule_from_data
-from qimeng.recipe import implementation_from_data
+from qimeng.interfaces.records import implementation_from_data
 
 FLAT = {
     "form": "resident", "block_p": 1, "block_r": 1024, "splits": 1, "lag": 1, "per_sm": 1, "block_m": 128,

@@ -14,9 +14,9 @@ import torch
 
 from qimeng.graph.capture import CaptureError, capture
 from qimeng.graph.opgraph import OpGraph, Value
-from qimeng.graph.verify import capture_spec, verify_graph
 from qimeng.program.opaque import opaque_program
 from qimeng.program.program import Program, load_source
+from qimeng.program.verify import capture_spec, verify_graph
 from qimeng.spec import KernelSpec
 
 X = torch.rand(8, 6)
@@ -302,7 +302,7 @@ def test_verification_finds_shared_memory_and_free_numbers() -> None:
 def test_16_gib_are_captured_quickly_and_in_little_memory() -> None:
     code = """if True:
         import re, time, torch
-        from qimeng.graph.verify import capture_spec
+        from qimeng.program.verify import capture_spec
         from qimeng.spec import KernelSpec
         text = '''
         import torch

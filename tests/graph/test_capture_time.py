@@ -9,7 +9,7 @@ import torch
 
 from qimeng import KernelSpec
 from qimeng.graph.capture import CaptureError
-from qimeng.graph.verify import capture_spec
+from qimeng.program.verify import capture_spec
 from qimeng.spec import patience
 from qimeng.spec.patience import within
 

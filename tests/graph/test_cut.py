@@ -8,8 +8,8 @@ import torch
 from qimeng.errors import IllegalAction
 from qimeng.graph.cut import cut
 from qimeng.graph.rewrites import find_rewrites
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from qimeng.graph import capture, decompose
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 

@@ -18,9 +18,9 @@ from qimeng.graph.device_strides import heads_inside, seen_on, with_strides
 from qimeng.graph.on_device import for_device
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.region import make_region
-from qimeng.graph.verify import capture_spec
 from qimeng.program.implementation import Implementation
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from tests.graph.other_layouts import OtherLayouts
 from tests.suite.run import function_of
 

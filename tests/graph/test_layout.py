@@ -7,8 +7,8 @@ import torch
 
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.layout import laid_out, order_of
-from qimeng.graph.verify import capture_spec, verify_graph
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec, verify_graph
 from qimeng.spec import KernelSpec
 
 X = torch.rand(4, 3, 5)

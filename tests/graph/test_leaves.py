@@ -12,9 +12,9 @@ from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.setup import make_task
 from qimeng.envs.steps.state import Budget
 from qimeng.graph.capture import CaptureError
-from qimeng.graph.verify import capture_spec
 from qimeng.planner.greedy import GreedySearch
 from qimeng.program.program import Program, load_source
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from qimeng.testing import ScriptedPlanner
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from qimeng.graph.capture import CaptureError
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 X = torch.rand(8, 6)

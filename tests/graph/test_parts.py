@@ -13,8 +13,8 @@ from torch._higher_order_ops.while_loop import while_loop
 
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import OpGraph
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 X = torch.rand(8, 6)

@@ -14,7 +14,7 @@ from torch.nn import functional
 from qimeng import KernelSpec
 from qimeng.graph.on_device import for_device
 from qimeng.graph.opgraph import OpGraph, Value
-from qimeng.graph.verify import capture_spec
+from qimeng.program.verify import capture_spec
 from tests.graph.other_layouts import OtherLayouts
 from tests.suite.run import evaluate
 

@@ -11,8 +11,8 @@ import torch
 
 from qimeng.envs.workers.outputs import describe, difference
 from qimeng.graph.capture import CaptureError
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program, load_source
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 X = torch.rand(8, 6)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from qimeng.envs.workers.outputs import describe, difference
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 HIDDEN, LENGTH = 32, 7

@@ -17,9 +17,9 @@ from qimeng.envs.screening.origin import known, printed
 from qimeng.errors import IllegalAction
 from qimeng.graph.capture import capture
 from qimeng.interfaces import Action, Patch, Request
+from qimeng.interfaces.records import program_from_json, program_to_json
 from qimeng.library import CALLS, LANGUAGE, compiles, is_library, largest_group, written
 from qimeng.program.program import Implementation, Program, torch_implementation
-from qimeng.recipe import program_from_json, program_to_json
 from qimeng.testing import FakeEvaluator, sample_graph
 
 CODER, H200 = TemplateCoder(), DEVICES["h200"]

@@ -12,11 +12,11 @@ from qimeng.device import device_named
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.state import Budget
 from qimeng.envs.steps.task import Task
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Evaluation, Gate, Observation, Request, Step, Timing
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from qimeng.store import Conditions
 from qimeng.testing import FakeEvaluator

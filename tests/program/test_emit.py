@@ -8,8 +8,8 @@ import warnings
 import pytest
 import torch
 
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Implementation, Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 nn = torch.nn

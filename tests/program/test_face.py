@@ -9,8 +9,8 @@ import torch
 from torch.autograd import forward_ad
 
 from qimeng import KernelSpec, SpecError, plan_and_code
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program, load_source
+from qimeng.program.verify import capture_spec
 from qimeng.spec.call import Call
 from qimeng.testing import FakeCoder, FakeEvaluator
 

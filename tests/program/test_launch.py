@@ -24,9 +24,10 @@ from qimeng.envs.workers.regions import one_by_one
 from qimeng.errors import IllegalAction
 from qimeng.graph.capture import capture
 from qimeng.interfaces import Action, EvaluationRequest, Request
+from qimeng.interfaces.records import PatchRecord, program_from_json, program_to_json
 from qimeng.planner.greedy import GreedySearch
 from qimeng.program.program import Program
-from qimeng.recipe import PatchRecord, Recipe, program_from_json, program_to_json
+from qimeng.recipe import Recipe
 from qimeng.testing import FakeCoder, ScriptedPlanner, fake_task
 
 CODER, H200 = TemplateCoder(), DEVICES["h200"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from qimeng.errors import SpecError
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 X = torch.randn(6, 8)

@@ -33,9 +33,9 @@ from qimeng.envs.workers import tensor_bits
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.region import Region, make_region
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Implementation, Program, load_source
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from tests.suite.problem import Problem, problems
 

@@ -22,9 +22,9 @@ from qimeng.family import Unsupported, covering
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import Value
 from qimeng.graph.region import Region
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Request
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from tests.coder.cuda_on_cpu import cuda_on_cpu
 from tests.suite.problem import Problem, problems
 from tests.suite.run import DEVICE, check, evaluate, spec_of

@@ -17,9 +17,9 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.envs.workers.compile import Compilers
 from qimeng.envs.workers.forkserver import ForkServer
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from tests.interpreted import rows_of
 from tests.suite.problem import Problem, problems

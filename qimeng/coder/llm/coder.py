@@ -24,8 +24,8 @@ from qimeng.coder.llm.words import Words
 from qimeng.graph.ops import VIEWS, category
 from qimeng.graph.region import Region
 from qimeng.interfaces import Coder, Memory, Patch, Request
+from qimeng.interfaces.records import PatchRecord
 from qimeng.program.program import Implementation
-from qimeng.recipe import PatchRecord
 from qimeng.store import Store, StoredAttempt
 
 QUOTED = 20_000

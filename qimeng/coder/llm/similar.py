@@ -18,8 +18,8 @@ from itertools import islice
 
 from qimeng.coder.llm.shown import shown_source, target_region
 from qimeng.interfaces import Action, Request
+from qimeng.interfaces.records import PatchRecord, implementation_from_data
 from qimeng.program.program import Implementation
-from qimeng.recipe import PatchRecord, implementation_from_data
 from qimeng.store import Store, StoredStep
 
 LEAST = 0.5

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from qimeng.backend.facts import KernelFacts
 from qimeng.backend.registry import backend_named
-from qimeng.backend.resources import largest
 from qimeng.envs.cost.kernel_time import program_ms
 from qimeng.envs.cost.roofline import eager_ms
 from qimeng.envs.cost.time_bounds import above_peak
@@ -19,6 +18,7 @@ from qimeng.envs.judge.gates.pipeline import Candidate, Contest, GateCheck, Pipe
 from qimeng.envs.judge.gates.screening import ALLOWED_TEXT, LAUNCHES_KERNELS, Compiles, FitsDevice
 from qimeng.envs.judge.verdicts import Verdict
 from qimeng.envs.screening.origin import foreign
+from qimeng.envs.screening.resources import largest
 from qimeng.interfaces import Evaluation, Gate, Timing
 from qimeng.library import LANGUAGE
 from qimeng.program.program import Program

@@ -32,9 +32,9 @@ from qimeng.errors import CoderError
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import TF32
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Coder, Reprints
 from qimeng.program.program import Program, torch_implementation
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from qimeng.spec.dispatch import DispatchMode
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from qimeng.envs.steps.state import Attempt
 from qimeng.errors import QimengError
 from qimeng.interfaces import Evaluation, Scope, Step
+from qimeng.interfaces.records import action_from_data
 from qimeng.program.program import Program, load_source
-from qimeng.recipe import Recipe, action_from_data
+from qimeng.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch

@@ -118,9 +118,9 @@ def make_task(
         CoderError: the coder cannot be used here.
     """
     from qimeng.graph.capture import CaptureError
-    from qimeng.graph.verify import capture_spec
     from qimeng.program.opaque import opaque_program
     from qimeng.program.program import Program
+    from qimeng.program.verify import capture_spec
     from qimeng.spec import KernelSpec
 
     spec = KernelSpec.of(spec, inputs, mode=mode, kwargs=kwargs)

@@ -9,8 +9,8 @@ from qimeng.actions import action_text
 from qimeng.envs.steps.state import State
 from qimeng.envs.steps.time_shares import dropped_kernels
 from qimeng.interfaces import Action, Asked, Evaluation, EvaluationRequest, Patch, Scope, Step
+from qimeng.interfaces.records import PatchRecord, program_to_json
 from qimeng.program.program import Program
-from qimeng.recipe import PatchRecord, program_to_json
 from qimeng.store import Conditions, Store, StoredStep, subject_of
 
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from qimeng.errors import IllegalAction
 from qimeng.interfaces import Action, Coder, Patch
+from qimeng.interfaces.records import PatchRecord
 from qimeng.planner.data.programs import programs_of
-from qimeng.recipe import PatchRecord
 from qimeng.store import StoredStep, content_hash
 
 if TYPE_CHECKING:

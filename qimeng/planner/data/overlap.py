@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from qimeng.errors import QimengError, SpecError
-from qimeng.graph.verify import capture_spec
 from qimeng.planner.data.signature import signature, structure
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 RESERVED = Path(__file__).with_name("reserved.json")

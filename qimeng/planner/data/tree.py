@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from qimeng.envs.steps.caching import FINAL, ReplayCoder, ReplayEvaluator
 from qimeng.errors import QimengError, ReplayError
 from qimeng.interfaces import Action, Coder, Evaluation, Gate, Timing
+from qimeng.interfaces.records import PatchRecord, action_from_data
 from qimeng.program.identity import IDENTITY
-from qimeng.recipe import PatchRecord, action_from_data
 from qimeng.store import ACCIDENT, Conditions, Store, StoredStep, content_hash, evaluation_key
 from qimeng.store.migration import Tried, renamed
 
@@ -219,8 +219,8 @@ class Tree:
             CaptureError: the spec cannot be captured.
         """
         from qimeng.graph.device_strides import heads_inside, with_strides
-        from qimeng.graph.verify import capture_spec, with_call
         from qimeng.program.program import Program
+        from qimeng.program.verify import capture_spec, with_call
 
         spec = self.spec()
         if self.identity == IDENTITY:

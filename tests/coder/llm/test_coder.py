@@ -23,9 +23,9 @@ from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Evaluation, Gate, Patch
+from qimeng.interfaces.records import program_from_json
 from qimeng.planner.greedy import GreedySearch
 from qimeng.program.program import Program, torch_implementation
-from qimeng.recipe import program_from_json
 from qimeng.store import Store
 from qimeng.testing import FakeClock, FakeEvaluator, ScriptedPlanner, fake_task, sample_graph
 from tests.coder.llm.scripted import ScriptedChat, kernel

@@ -12,9 +12,9 @@ from qimeng.envs.cost.memory_plan import CONTEXTS, Sizes, memory_plan
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.reference import References
 from qimeng.envs.workers.tensor_bits import weighted_sum
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Asked, Patch
 from qimeng.program.program import Implementation, Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from tests.envs.busy_machine import settled
 

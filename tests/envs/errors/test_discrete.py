@@ -13,8 +13,8 @@ from qimeng.envs.estimate.interpret import gpu_arithmetic
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.region_reference import RegionReference
 from qimeng.envs.workers.modes import precision
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 PRODUCT = (torch.randn(128, 200), torch.randn(200, 128))

@@ -11,7 +11,7 @@ import torch
 from qimeng.envs.errors import accuracy
 from qimeng.envs.errors.float64 import move
 from qimeng.envs.judge.reference import References
-from qimeng.graph.verify import capture_spec
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -20,8 +20,8 @@ from qimeng.envs.judge.verdicts import Judge, Tally
 from qimeng.envs.workers.outputs import describe, facts_to_json
 from qimeng.envs.workers.tensor_transfer import hand_over
 from qimeng.graph.region import merge
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import DISTRIBUTIONS, KernelSpec
 from qimeng.spec.distributions import SECRET_SIZE
 

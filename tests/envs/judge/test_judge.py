@@ -24,10 +24,10 @@ from qimeng.envs.workers.outputs import Leaf
 from qimeng.envs.workers.shared_buffers import ALIGNED, Layout
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.envs.workers.stopwatch import Effort, Samples
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Asked, Evaluation, Gate, Patch
 from qimeng.program.program import Implementation, Program, torch_implementation
 from qimeng.program.schedule import Schedule
+from qimeng.program.verify import capture_spec
 from qimeng.spec import DISTRIBUTIONS, KernelSpec
 from qimeng.spec.distributions import SECRET_SIZE
 from tests.envs.busy_machine import settled

@@ -12,8 +12,8 @@ from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.judge_clock import NOT_TIMED
 from qimeng.envs.workers.forkserver import Process
 from qimeng.envs.workers.stopwatch import Effort
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Implementation, Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from tests.envs.busy_machine import settled
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Asked
 from qimeng.program.program import Implementation, Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import EXAMPLES, KernelSpec
 
 FILE = textwrap.dedent(

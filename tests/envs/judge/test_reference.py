@@ -14,8 +14,8 @@ from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.region_reference import RegionReference
 from qimeng.graph.ops import longest_reduction
 from qimeng.graph.region import merge
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import DISTRIBUTIONS, KernelSpec
 from qimeng.spec.distributions import SECRET_SIZE
 from qimeng.spec.perturb import SHARES, share_of

@@ -17,9 +17,9 @@ from qimeng.envs.judge.region_spec import RegionSpec, region_spec
 from qimeng.envs.judge.verdicts import Verdict
 from qimeng.errors import IllegalAction
 from qimeng.graph.rewrites import find_rewrites
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Asked, Evaluation, EvaluationRequest, Gate, Patch, Scope, SerialEvaluator
 from qimeng.program.program import Implementation, Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
 
 PATIENCE_S = 60.0

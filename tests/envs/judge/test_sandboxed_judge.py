@@ -20,9 +20,9 @@ from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.envs.workers.service import serve
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.graph.opgraph import Meta
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Asked, Evaluation, Gate, Patch, Request
 from qimeng.program.program import Implementation, Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from tests.envs.busy_machine import settled
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Implementation, Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 

@@ -13,8 +13,8 @@ from qimeng.envs.judge import throttle
 from qimeng.envs.judge.gates import timing
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.throttle import POWER_CAP, Watch, reader_for
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from qimeng.envs.estimate.interpret import Interpreter
 from qimeng.envs.judge.reference import References
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 

@@ -28,11 +28,12 @@ from qimeng.errors import CoderError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Patch, Request
+from qimeng.interfaces.records import implementation_from_data, program_from_json, program_to_json
 from qimeng.program import origin
 from qimeng.program.opaque import opaque_program
 from qimeng.program.program import Implementation, Program, torch_implementation
 from qimeng.program.schedule import Schedule
-from qimeng.recipe import Recipe, RecipeStep, implementation_from_data, program_from_json, program_to_json
+from qimeng.recipe import Recipe, RecipeStep
 from qimeng.spec import KernelSpec
 from qimeng.store import Store
 from qimeng.testing import sample_graph
@@ -226,7 +227,7 @@ def test_a_recipe_that_was_read_is_printed_again(template: Implementation, monke
 
 
 def test_a_patch_of_a_store_is_printed_again(template: Implementation, monkeypatch: pytest.MonkeyPatch) -> None:
-    from qimeng.recipe import PatchRecord
+    from qimeng.interfaces.records import PatchRecord
 
     store, region = Store(), relu(start())
     lie = replace(template, source=EVIL + template.source)

@@ -22,9 +22,9 @@ from qimeng.envs.sandbox import Sandbox
 from qimeng.envs.screening import sanitizer
 from qimeng.envs.screening.sanitizer import read_report, sanitize
 from qimeng.errors import QimengError
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Asked, Evaluation, FinalOptions, Gate
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 OUT_OF_BOUNDS = """========= COMPUTE-SANITIZER

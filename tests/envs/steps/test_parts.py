@@ -12,9 +12,9 @@ from qimeng.device import device_named
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
 from qimeng.envs.steps.task import Task
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Evaluation, Patch, Timing
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from qimeng.store import Conditions
 from qimeng.testing import FakeCoder, FakeEvaluator

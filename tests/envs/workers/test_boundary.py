@@ -25,7 +25,6 @@ from qimeng.envs.workers.local_pool import LocalPool
 from qimeng.errors import RequestError
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import OpGraph
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import (
     Action,
     Asked,
@@ -42,6 +41,7 @@ from qimeng.interfaces import (
 )
 from qimeng.planner.greedy import GreedySearch
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.store import Conditions, Store
 from qimeng.testing import FakeCoder, FakeEvaluator, ScriptedPlanner, fake_kernel, fake_task, sample_graph
 

@@ -14,8 +14,8 @@ import pytest
 
 from qimeng.backend.facts import KernelFacts, dot_types
 from qimeng.backend.load import HEADER
-from qimeng.backend.resources import largest, refusal, too_many_spills
 from qimeng.device import DEVICES
+from qimeng.envs.screening.resources import largest, refusal, too_many_spills
 from qimeng.envs.workers.compile import Compilers, Job
 from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.graph.opgraph import Meta

@@ -11,7 +11,7 @@ from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.workers import model_libraries
 from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.envs.workers.model_libraries import library_modules
-from qimeng.graph.verify import capture_spec
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 FILE = """

@@ -26,7 +26,7 @@ from qimeng.envs.workers.stopwatch import (
     Stopwatch,
 )
 from qimeng.envs.workers.tensor_transfer import hand_over, take
-from qimeng.graph.verify import capture_spec
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 

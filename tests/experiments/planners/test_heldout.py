@@ -26,11 +26,11 @@ from experiments.planners.replay import Method
 from qimeng.bench.collect import LOG, STORE, read_log
 from qimeng.bench.pool import Outcome
 from qimeng.errors import QimengError, SpecError
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Evaluation, Gate, Timing
 from qimeng.planner.data.generate import FAMILIES, Bytes, Drawn, draw
 from qimeng.planner.data.overlap import reserved, signatures_of
 from qimeng.planner.data.tree import Tree, trees_of
+from qimeng.program.verify import capture_spec
 from qimeng.store import Conditions, Store, StoredStep
 from qimeng.testing import FakeEvaluator, fake_task
 from tests.bench.inline import Inline

@@ -20,8 +20,8 @@ from experiments.trust.stability import TIMES_US, cases, lowered
 from qimeng.bench.row import Environment
 from qimeng.device import DEVICES
 from qimeng.exploits.cases import own_mark
-from qimeng.graph.verify import capture_spec
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 
 HERE = Environment(device="a machine", commit="0123456789abcdef")
 

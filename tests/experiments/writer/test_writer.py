@@ -29,12 +29,12 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.session import Session
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Evaluation, Patch
 from qimeng.planner.data.generate import Bytes, draw
 from qimeng.planner.data.tree import put_drawn, trees_of
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from qimeng.store import Conditions, Store
 from qimeng.testing import FakeEvaluator, fake_task

@@ -9,13 +9,13 @@ import pytest
 from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action
 from qimeng.planner.data.closure import closed
 from qimeng.planner.data.generate import Bytes, Drawn, draw
 from qimeng.planner.data.tree import Tree, put_drawn, trees_of
 from qimeng.planner.lm.stored import stored_tasks
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.store import Conditions, Store
 from qimeng.testing import FakeCoder, FakeEvaluator, fake_task
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from qimeng.graph.verify import capture_spec
 from qimeng.planner.data.generate import FAMILIES, Bytes, GenerateError, draw, draw_many
 from qimeng.planner.data.overlap import reserved, signatures_of
+from qimeng.program.verify import capture_spec
 
 LITTLE = Bytes(1 << 12, 1 << 16)
 

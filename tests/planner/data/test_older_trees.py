@@ -37,5 +37,5 @@ def test_they_are_estimates_and_say_so() -> None:
 def test_the_measured_trees_are_used_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """They name programs as this version does, and none is verified again."""
     (tree,) = islice(read_trees(MEASURED), 1)
-    monkeypatch.setattr("qimeng.graph.verify.verify_graph", None)
+    monkeypatch.setattr("qimeng.program.verify.verify_graph", None)
     assert tree.identity == IDENTITY and tree.today() is tree and len(tree.edges) > 10

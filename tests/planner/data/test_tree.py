@@ -18,7 +18,6 @@ from qimeng.envs.steps.state import Budget
 from qimeng.envs.steps.task import Task
 from qimeng.errors import QimengError
 from qimeng.graph.device_strides import heads_inside, with_strides
-from qimeng.graph.verify import capture_spec
 from qimeng.interfaces import Action, Evaluation, Gate, Planner
 from qimeng.planner.climb import HillClimb
 from qimeng.planner.data.generate import Bytes, Drawn, draw
@@ -28,6 +27,7 @@ from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.random import RandomPlanner
 from qimeng.program.identity import IDENTITY
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from qimeng.store import Conditions, Store, StoredStep, content_hash, evaluation_key
 from qimeng.testing import FakeCoder, FakeEvaluator, fake_task

@@ -9,13 +9,13 @@ from qimeng.bench.explore import Explored, explore
 from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.task import Task
 from qimeng.graph.opgraph import OpGraph
-from qimeng.graph.verify import capture_spec
 from qimeng.planner.data.generate import Bytes, draw
 from qimeng.planner.data.tree import put_drawn, read_trees, write_trees
 from qimeng.planner.lm.corpus import corpus
 from qimeng.planner.lm.mini import MiniSize, train_tokenizer
 from qimeng.planner.lm.reading import Reader
 from qimeng.planner.lm.stored import StoredTask, stored_tasks
+from qimeng.program.verify import capture_spec
 from qimeng.store import Conditions, Store
 from qimeng.testing import FakeCoder, FakeEvaluator, fake_task
 

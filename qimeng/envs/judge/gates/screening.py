@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qimeng.backend.resources import largest, refusal, too_many_spills
 from qimeng.envs.judge.gates.pipeline import Candidate, GateCheck, Refusal, Run
+from qimeng.envs.screening.resources import largest, refusal, too_many_spills
 from qimeng.envs.screening.static_pass import judged_text
 from qimeng.envs.workers.compile import launches_nothing
 from qimeng.envs.workers.kernel_launches import own_kernels
