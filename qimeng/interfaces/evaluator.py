@@ -73,10 +73,12 @@ class Evaluator(ABC):
         version: of the rules that it judges by.
         estimated: whether its times are a model's; None where that follows from the device (measured on the GPU of this
             machine, estimated for any other).
+        at_once: requests that it works on at a time; a search submits several ahead where that is more than one.
     """
 
     version: int = 1
     estimated: bool | None = None
+    at_once: int = 1
 
     @property
     def name(self) -> str:
@@ -105,13 +107,17 @@ class Evaluator(ABC):
             timeout: seconds after which no more answers are waited for; the rest can be gathered later.
         """
 
-    def ask(self, request: EvaluationRequest) -> Evaluation:
+    def ask(self, request: EvaluationRequest, ticket: Ticket | None = None) -> Evaluation:
         """Submit one request and wait for its answer.
+
+        Args:
+            request: what is asked.
+            ticket: where it was submitted before.
 
         Raises:
             RequestError: the engine gave no answer, or something else than an evaluation.
         """
-        found = next((answer for _, answer in self.gather([self.submit(request)])), None)
+        found = next((answer for _, answer in self.gather([ticket or self.submit(request)])), None)
         if not isinstance(found, Evaluation):
             raise RequestError(f"the evaluator {self.name} answered with {type(found).__name__}, not an Evaluation")
         return found

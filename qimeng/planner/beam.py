@@ -5,6 +5,7 @@ Deals in several trajectories at once, of which the fastest go on. Knows nothing
 
 from __future__ import annotations
 
+from qimeng.envs.steps.ahead import submit_ahead
 from qimeng.envs.steps.session import Session
 from qimeng.interfaces import Planner
 from qimeng.planner.search import Search, own_trajectory, top_actions
@@ -36,14 +37,15 @@ class BeamSearch(Search):
         beam, reason = [session], "stop"
         while beam:
             children: list[Session] = []
-            for parent in beam:
-                for action in top_actions(self.planner, parent.observe(), self.branch):
-                    reason = parent.exhausted() or reason
-                    if reason in ("evaluations", "seconds"):
-                        return reason
-                    child = parent.fork()
-                    if child.step(action).accepted:
-                        children.append(child)
+            found = [(p, a) for p in beam for a in top_actions(self.planner, p.observe(), self.branch)]
+            submit_ahead(found)
+            for parent, action in found:
+                reason = parent.exhausted() or reason
+                if reason in ("evaluations", "seconds"):
+                    return reason
+                child = parent.fork()
+                if child.step(action).accepted:
+                    children.append(child)
             unfinished = [c for c in children if c.exhausted() is None]
             beam = self._fastest(unfinished)
         return reason

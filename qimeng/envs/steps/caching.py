@@ -66,6 +66,7 @@ class CachingEvaluator(Evaluator):
     def __init__(self, evaluator: Evaluator, store: Store, conditions: Conditions):
         self.evaluator, self.store, self.conditions = evaluator, store, conditions
         self.version, self.estimated = evaluator.version, evaluator.estimated
+        self.at_once = evaluator.at_once
         self.hits = 0
 
     @property

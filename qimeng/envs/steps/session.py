@@ -231,21 +231,14 @@ class Session:
     # ---- one attempt and its repairs
     def _attempt(self, action: Action, instruction: str) -> Step:
         context, program = self.task.context, self.state.program
-        request = Request(
-            program,
-            action,
-            context.device,
-            context.mode,
-            history=self.state.history,
-            evaluation=self.state.evaluation,
-            instruction=instruction,
-        )
+        request = self.request(action, instruction)
         tried: set[str] = set()
         step, open_question = Step(action, None, False), False
         for _ in range(1 + self.ledger.budget.repairs):
             try:
                 check_action(program, action, context)
-                patch = self._written(request)
+                ahead = self.ledger.written.pop((program.digest, action), None) if request.failed is None else None
+                patch = ahead or self.written(request)
             except (IllegalAction, CoderError) as error:
                 if isinstance(error, KindFault):
                     self.ledger.faults[error.kind] = str(error)
@@ -268,7 +261,7 @@ class Session:
             else:
                 step = self.verify(action, patch)
                 self.keep(program, step, patch)
-            open_question = patch.computes_otherwise and not any(map(self.ledger.settled, self._names(program, patch)))
+            open_question = patch.computes_otherwise and not self.is_known(program, patch)
             if step.accepted or self.exhausted() or self.state.program is not program:
                 break
             assert step.evaluation is not None
@@ -277,7 +270,20 @@ class Session:
             self._roll_back(step, open_question)
         return step
 
-    def _written(self, request: Request) -> Patch:
+    def request(self, action: Action, instruction: str = "") -> Request:
+        """What the coder is asked for `action`, with what the user tells it."""
+        context, state = self.task.context, self.state
+        return Request(
+            state.program,
+            action,
+            context.device,
+            context.mode,
+            history=state.history,
+            evaluation=state.evaluation,
+            instruction=instruction,
+        )
+
+    def written(self, request: Request) -> Patch:
         """The coder's patch. Anything else that the coder does becomes a `CoderError`."""
         ledger, coder = self.ledger, self.task.context.coder
         began = ledger.clock()
@@ -380,7 +386,7 @@ class Session:
             if ledger.settled(known):
                 return ledger.known[known]
         began = ledger.clock()
-        evaluation = self.task.judged(program, patch, asked)
+        evaluation = self.task.judged(program, patch, asked, ledger.submitted)
         took = ledger.clock() - began
         if patch is not None and patch.others:  # later programs have most of these kernels
             took -= min(took, evaluation.seconds.get("compile", 0.0))
@@ -394,6 +400,10 @@ class Session:
             chosen, _ = self._names(program, patch.only(evaluation.chosen))
             ledger.known.setdefault(chosen, replace(evaluation, chosen=0))
         return evaluation
+
+    def is_known(self, program: Program, patch: Patch) -> bool:
+        """Whether the judge's answer about a patch is known already."""
+        return any(map(self.ledger.settled, self._names(program, patch)))
 
     def _names(self, program: Program, patch: Patch | None) -> tuple[str, str]:
         """What findings about a patch are kept under: for its region alone, and for the whole program."""

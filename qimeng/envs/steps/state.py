@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from qimeng.envs.steps.caching import UNKNOWN
-from qimeng.interfaces import Action, Evaluation, Scope, Step
+from qimeng.interfaces import Action, Evaluation, Patch, Scope, Step, Ticket
 from qimeng.program.program import Program
 from qimeng.recipe import Recipe, RecipeStep
 
@@ -150,6 +150,8 @@ class Ledger:
         start: evaluation of the start program.
         faults: faults of kinds of action; such a kind is not offered once a step has reported it.
         reported: those kinds that a step has reported.
+        written: patches that were written ahead of their steps (`qimeng.envs.steps.ahead`), by program and action.
+        submitted: tickets of requests that were submitted ahead, by the digest of the request.
     """
 
     budget: Budget
@@ -168,6 +170,8 @@ class Ledger:
     start: Evaluation | None = None
     faults: dict[str, str] = field(default_factory=dict)
     reported: set[str] = field(default_factory=set)
+    written: dict[tuple[str, Action], Patch] = field(default_factory=dict)
+    submitted: dict[str, Ticket] = field(default_factory=dict)
 
     @property
     def seconds_left(self) -> float:
@@ -185,6 +189,8 @@ class Ledger:
             torch_ms=dict(self.torch_ms),
             faults=dict(self.faults),
             reported=set(self.reported),
+            written=dict(self.written),
+            submitted={},  # a ticket is answered once
         )
 
     def settled(self, subject: str) -> bool:

@@ -6,14 +6,24 @@ Deals in the parts that a step loop needs, put together once. Knows nothing abou
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qimeng.actions import Context
 from qimeng.errors import BackendError, QimengError
-from qimeng.interfaces import Action, Asked, Evaluation, EvaluationRequest, Evaluator, FinalOptions, Gate, Patch
+from qimeng.interfaces import (
+    Action,
+    Asked,
+    Evaluation,
+    EvaluationRequest,
+    Evaluator,
+    FinalOptions,
+    Gate,
+    Patch,
+    Ticket,
+)
 from qimeng.program.program import Program
 from qimeng.store import Conditions
 
@@ -66,15 +76,28 @@ class Task:
             program, patch, asked, conditions.spec, context.device.name, context.mode, self.options
         )
 
-    def judged(self, program: Program, patch: Patch | None = None, asked: Asked = Asked.TIMING) -> Evaluation:
+    def judged(
+        self,
+        program: Program,
+        patch: Patch | None = None,
+        asked: Asked = Asked.TIMING,
+        submitted: MutableMapping[str, Ticket] | None = None,
+    ) -> Evaluation:
         """The judge's answer about a program, or a patch on it.
+
+        Args:
+            program: the program.
+            patch: on it.
+            asked: what is asked.
+            submitted: tickets by the digest of their request; one for this request is taken out and gathered.
 
         Raises:
             QimengError: the judge refuses the request. Whatever else an engine raises becomes an answer that names it,
                 which is no verdict on the program; so does a backend's fault.
         """
         try:
-            return self.evaluator.ask(self.request(program, patch, asked))
+            request = self.request(program, patch, asked)
+            return self.evaluator.ask(request, submitted.pop(request.digest, None) if submitted else None)
         except BackendError as fault:  # of a language that the program's kernels are written in
             return Evaluation(Gate.WRITE, str(fault), "coder")
         except QimengError:

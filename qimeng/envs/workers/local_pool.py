@@ -60,6 +60,7 @@ class LocalPool(Evaluator):
             raise RequestError("a pool needs at least one process")
         self._work = partial(_answer, make)
         self._name, self.version, self.estimated = kind.__name__, kind.version, kind.estimated
+        self.at_once = len(environments)
         self._free: list[tuple[Mapping[str, str], TaskProcess | None]] = [(e, None) for e in environments]
         self._places: dict[TaskProcess, Mapping[str, str]] = {}
         self._waiting: deque[_Job] = deque()
