@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from qimeng.envs.estimate.interpreted_folds import mend_folds
+from qimeng.envs.estimate.interpreter_speed import quicken
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.worker import main as work
 from qimeng.envs.workers.worker_setup import Setup
@@ -83,6 +84,7 @@ def mend() -> None:
     InterpreterBuilder.rounds_to_bfloat16 = True  # programs ask for it (`qimeng.program.emit`)
     Autotuner.run = first_only
     mend_folds()
+    quicken()
 
 
 class _Units:

@@ -1,0 +1,107 @@
+"""Triton's interpreter without work that it does again at every operation.
+
+An operation on a small tile costs the interpreter far more in types, shapes and patches of its language than in numpy.
+Here the language is patched once, equal types and shapes are made once, and no check is computed that says nothing.
+Results and errors stay as they are. Knows nothing about what is computed.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+
+def quicken() -> None:
+    """Patch the language for as long as this process lives, and keep types, shapes and dtypes that were made."""
+    _keep_types()
+    _check_no_sums_in_vain()
+    _patch_once()
+
+
+def _patch_once() -> None:
+    """The interpreter looks through the whole language at every launch and at every call of a device function."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    interpreter._patch_attr = _call_with_semantic
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter._patch_lang = lambda function: interpreter._LangPatchScope()
+
+
+def _call_with_semantic(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    from triton.runtime import interpreter
+
+    semantic = interpreter.interpreter_semantic
+
+    def call(*args: Any, **options: Any) -> Any:
+        options["_semantic"] = semantic
+        return member(*args, **options)
+
+    scope.set_attr(owner, name, call)
+
+
+def _keep_types() -> None:
+    """Equal types have equal attributes; so have tensors of one type, but for their handle."""
+    import triton.language as tl
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
+    of_blocks: dict[Any, dict[str, Any]] = {}
+    of_tensors: dict[Any, dict[str, Any]] = {}
+    of_numpy: dict[Any, Any] = {}
+    make_block, make_tensor = tl.block_type.__init__, tl.tensor.__init__
+    numpy_dtype, broadcast = interpreter._get_np_dtype, TritonSemantic.broadcast_impl_value
+
+    def block(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple([s.value if isinstance(s, tl.constexpr) else s for s in shape])
+        key = element_ty.name, _space(element_ty), sizes
+        if key not in of_blocks:
+            make_block(self, element_ty, shape)
+            of_blocks[key] = dict(vars(self))
+        vars(self).update(of_blocks[key])
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        key = type.name, _space(type.scalar)
+        if key not in of_tensors:
+            make_tensor(self, handle, type)
+            of_tensors[key] = dict(vars(self))
+        vars(self).update(of_tensors[key])
+        self.handle = handle
+
+    def numpy_of(type: Any) -> Any:
+        name = type.scalar.name
+        if name not in of_numpy:
+            of_numpy[name] = numpy_dtype(type)
+        return of_numpy[name]
+
+    def spread(self: Any, left: Any, right: Any) -> Any:
+        blocks = left.type.is_block() and right.type.is_block()
+        return (
+            (left, right)
+            if blocks and left.type.shape.values == right.type.shape.values
+            else broadcast(self, left, right)
+        )
+
+    tl.block_type.__init__, tl.tensor.__init__ = block, tensor
+    interpreter._get_np_dtype, TritonSemantic.broadcast_impl_value = numpy_of, spread
+
+
+def _space(element: Any) -> int:
+    """The address space of a pointer, which its name does not have."""
+    return getattr(element, "address_space", 0)
+
+
+def _check_no_sums_in_vain() -> None:
+    """The interpreter computes sums of whole numbers twice to see that they fit, and says so under debug only."""
+    from triton.language.semantic import TritonSemantic
+
+    check = TritonSemantic.binary_op_sanitize_overflow_impl
+
+    def checked(self: Any, left: Any, right: Any, operation: Any) -> None:
+        if self.builder.options.debug:
+            check(self, left, right, operation)
+
+    TritonSemantic.binary_op_sanitize_overflow_impl = checked
+
+
+__all__ = ["quicken"]
