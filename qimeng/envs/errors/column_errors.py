@@ -103,7 +103,8 @@ def _rms(r: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def _quantile(error: torch.Tensor, share: float) -> torch.Tensor:
-    return error.reshape(-1).sort().values[int(share * (error.numel() - 1))]
+    flat, place = error.reshape(-1), int(share * (error.numel() - 1))
+    return flat.sort().values[place] if flat.is_cuda else flat.kthvalue(place + 1).values  # a CPU need not sort all
 
 
 def _sampled(x: torch.Tensor) -> torch.Tensor:
