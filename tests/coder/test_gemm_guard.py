@@ -7,18 +7,16 @@ script) that prints one JSON row a case.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from experiments.trust.hard_products import BENIGN, HARD, WEIGHTED, Product, Shape
+from tests.interpreted import rows_of
 
 FLAT, DEEP = (24, 96, 40), (20, 1100, 36)
 BASE: dict[str, Any] = {"block_m": 32, "block_n": 32, "block_k": 32, "warps": 4, "stages": 2, "promote": 64}
@@ -43,6 +41,8 @@ VARIANTS: dict[str, tuple[str, tuple[int, int, int], dict[str, Any]]] = {
 
 ALL = "weight, end to end"
 """The variant that sees all classes."""
+
+OTHERS = [variant for variant in VARIANTS if variant != ALL]
 
 SOME = ("units 1e-6 to 1e6, weights inverse", "a mask of finfo.min, weight 0", "one infinity", "one NaN")
 """Classes that the others see."""
@@ -129,19 +129,20 @@ def _first(x: Any) -> torch.Tensor:
     return x[0] if isinstance(x, tuple) else x
 
 
-@cache
-def rows(*variants: str) -> list[dict[str, Any]]:
-    """What this file prints when it runs as a script."""
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-W", "ignore", __file__, *variants]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+@pytest.fixture(scope="module")
+def rows(once: Callable[..., Any]) -> list[dict[str, Any]]:
+    return list(once("gemm_guard", lambda: rows_of(__file__, ALL)))
 
 
-def check(variant: str) -> None:
+@pytest.fixture(scope="module")
+def others(once: Callable[..., Any]) -> list[dict[str, Any]]:
+    """Those of the other variants."""
+    return list(once("gemm_guard_others", lambda: rows_of(__file__, *OTHERS)))
+
+
+def check(rows: list[dict[str, Any]], variant: str) -> None:
     """Every class is within fp32's error (or the mode's), and not finite exactly where eager is not."""
-    found, limit = rows(variant), LOOSE.get(variant, LIMIT)
+    found, limit = [row for row in rows if row["variant"] == variant], LOOSE.get(variant, LIMIT)
     assert [r["class"] for r in found] == list(classes(variant))
     for row in found:
         assert row["wrong"] == 0, row
@@ -149,11 +150,11 @@ def check(variant: str) -> None:
         assert row["componentwise"] <= limit, row
 
 
-def test_every_class_is_right() -> None:
-    check(ALL)
+def test_every_class_is_right(rows: list[dict[str, Any]]) -> None:
+    check(rows, ALL)
 
 
-def test_planes_compute_what_nets_have_and_exact_forms_what_planes_lose() -> None:
+def test_planes_compute_what_nets_have_and_exact_forms_what_planes_lose(rows: list[dict[str, Any]]) -> None:
     lost = (
         "units 1e-6 to 1e6, weights inverse",
         "a mask of finfo.min, weight 0",
@@ -163,15 +164,15 @@ def test_planes_compute_what_nets_have_and_exact_forms_what_planes_lose() -> Non
         "1e-19 by 1e-19",
         "one infinity",
     )
-    for row in rows(ALL):
+    for row in rows:
         if row["class"] in BENIGN or row["class"] in lost:
             assert row["planes_alone"] is (row["class"] in BENIGN), row
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v != ALL])
-def test_other_variants_are_right(variant: str) -> None:
-    check(variant)
+@pytest.mark.parametrize("variant", OTHERS)
+def test_other_variants_are_right(others: list[dict[str, Any]], variant: str) -> None:
+    check(others, variant)
 
 
 if __name__ == "__main__":

@@ -202,8 +202,8 @@ def limit(case: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
-    return list(rows_of(__file__, timeout=300))
+def rows(once: Callable[..., Any]) -> list[dict[str, Any]]:
+    return list(once("recurrent", lambda: rows_of(__file__, timeout=300)))
 
 
 @pytest.mark.parametrize("case", LAYERS)

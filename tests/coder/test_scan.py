@@ -7,9 +7,6 @@ of their own (this file as a script), which prints a JSON row a case. `tests/sui
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +37,7 @@ from qimeng.graph.capture import capture
 from qimeng.graph.region import Region, make_region
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program, load_source
+from tests.interpreted import rows_of
 
 H200 = device_named("h200")
 Shape = tuple[int, ...]
@@ -359,12 +357,8 @@ def test_every_form_is_right_on_a_gpu() -> None:
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
-    root = str(Path(__file__).parents[2])
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": root}
-    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+def rows(once: Callable[..., Any]) -> list[dict[str, Any]]:
+    return list(once("scan", lambda: rows_of(__file__, timeout=300)))
 
 
 @pytest.mark.parametrize("case", [*CASES, "recurrence"])

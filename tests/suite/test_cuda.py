@@ -16,11 +16,17 @@ SOME = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all, since g++ takes seconds for the header."""
+    return tmp_path_factory.mktemp("cuda")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(GXX is None, reason="needs g++, which runs CUDA text on the CPU")
 @pytest.mark.parametrize("name", SOME)
-def test_its_kernels_are_right(name: str, tmp_path: Path) -> None:
+def test_its_kernels_are_right(name: str, folder: Path) -> None:
     (problem,) = (p for p in problems() if p.name == name)
-    with cuda_on_cpu(tmp_path):
+    with cuda_on_cpu(folder):
         row = run(problem, fusions=1)
     assert row["right"] and not row["wrong"], "\n".join(row["wrong"])
