@@ -49,10 +49,10 @@ def submit_ahead(steps: Sequence[tuple[Session, Action]]) -> None:
             continue  # judged in parts, not at all, or after the program before it was settled
         asked = task.request(program, patch, Asked.REGION if on_region else Asked.TIMING)
         if asked.digest not in ledger.submitted and not session.is_known(program, patch):
-            try:
-                ledger.submitted[asked.digest] = task.evaluator.submit(asked)
-            except Exception:  # noqa: BLE001  (another package's engine may raise anything; the step asks again and tells)
+            ticket = task.submit(asked)
+            if ticket is None:
                 return
+            ledger.submitted[asked.digest] = ticket
 
 
 __all__ = ["submit_ahead"]

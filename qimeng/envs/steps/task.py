@@ -76,6 +76,16 @@ class Task:
             program, patch, asked, conditions.spec, context.device.name, context.mode, self.options
         )
 
+    def submit(self, request: EvaluationRequest) -> Ticket | None:
+        """The ticket of a request whose answer `judged` gathers later; None where the engine takes none now.
+
+        Whatever an engine raises is left to `judged`, which asks again and says it.
+        """
+        try:
+            return self.evaluator.submit(request)
+        except Exception:  # noqa: BLE001  (another package's engine may raise anything)
+            return None
+
     def judged(
         self,
         program: Program,
