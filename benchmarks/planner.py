@@ -120,7 +120,8 @@ def replay(
     from qimeng.bench.collect import STORE
     from qimeng.bench.environment import environment
     from qimeng.envs.steps.setup import make_device
-    from qimeng.planner.data.tree import read_trees, trees_of
+    from qimeng.planner.data.tree_file import read_trees
+    from qimeng.planner.data.tree_store import trees_of
     from qimeng.store import Store
 
     order = read_order(out)
@@ -162,7 +163,7 @@ def bound(
     from qimeng.bench.collect import STORE
     from qimeng.bench.environment import environment
     from qimeng.envs.steps.setup import make_device
-    from qimeng.planner.data.tree import trees_of
+    from qimeng.planner.data.tree_store import trees_of
     from qimeng.store import Store
 
     shared = {(row.spec, row.device) for row in read_replays(rows)}
@@ -191,7 +192,7 @@ def live(
     from qimeng.bench.environment import environment
     from qimeng.bench.gpus import gpu_places, visible_gpus
     from qimeng.envs.steps.setup import make_device
-    from qimeng.planner.data.tree import trees_of
+    from qimeng.planner.data.tree_store import trees_of
     from qimeng.store import Store
 
     replays, target = read_replays(rows), make_device(device or None)

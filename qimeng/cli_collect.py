@@ -111,7 +111,7 @@ def export(
 ) -> None:
     """Write the trees of a collection to one small file, for training and CI."""
     from qimeng.bench.collect import STORE
-    from qimeng.planner.data.tree import write_trees
+    from qimeng.planner.data.tree_file import write_trees
     from qimeng.store import Store
 
     if not (folder / STORE).is_file():

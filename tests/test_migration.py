@@ -25,7 +25,9 @@ from qimeng.errors import ReplayError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import FinalOptions
 from qimeng.interfaces.records import program_from_json
-from qimeng.planner.data.tree import Tree, read_trees, trees_of, write_trees
+from qimeng.planner.data.tree import Tree
+from qimeng.planner.data.tree_file import read_trees, write_trees
+from qimeng.planner.data.tree_store import trees_of
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.random import RandomPlanner
 from qimeng.program.identity import IDENTITY
@@ -220,7 +222,7 @@ def test_an_old_file_of_trees_is_the_store_it_came_from(old: Path, tmp_path: Pat
 
     assert parts(now) == parts(known) and now.identity == IDENTITY and now.today() is now
     store = Store()
-    from qimeng.planner.data.tree import put_tree
+    from qimeng.planner.data.tree_store import put_tree
 
     put_tree(store, tree)  # brings it up to date
     write_trees(store, tmp_path / "new.xz")

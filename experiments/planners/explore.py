@@ -21,7 +21,7 @@ from qimeng.bench.explore import Explored, explore
 from qimeng.bench.pool import Place, Pool
 from qimeng.errors import QimengError
 from qimeng.planner.data.generate import Drawn
-from qimeng.planner.data.tree import put_drawn
+from qimeng.planner.data.tree_store import put_drawn
 from qimeng.store import Store
 
 LEAST_S = 60.0

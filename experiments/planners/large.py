@@ -18,7 +18,7 @@ import torch
 
 from qimeng.bench.environment import environment
 from qimeng.device import target_device
-from qimeng.planner.data.tree import read_trees
+from qimeng.planner.data.tree_file import read_trees
 from qimeng.planner.lm.branches import imitation_pairs
 from qimeng.planner.lm.imitation import Example, Imitation, imitate
 from qimeng.planner.lm.mini import train_tokenizer

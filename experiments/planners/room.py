@@ -20,7 +20,7 @@ from qimeng.bench.environment import environment
 from qimeng.bench.row import append_line
 from qimeng.envs.gym.reward import REWARDS, make_reward
 from qimeng.envs.steps.setup import make_device
-from qimeng.planner.data.tree import read_trees
+from qimeng.planner.data.tree_file import read_trees
 from qimeng.planner.lm.stored import Offer, looked_through
 from qimeng.planner.lm.training import make_environment
 from qimeng.planner.lm.value import likely, play

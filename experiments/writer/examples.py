@@ -38,7 +38,9 @@ from qimeng.graph.capture import CaptureError
 from qimeng.interfaces import Action, Evaluation, Request
 from qimeng.interfaces.records import action_from_data, program_from_json, program_to_json
 from qimeng.planner.data.generate import Bytes, Drawn, draw
-from qimeng.planner.data.tree import Tree, TreeError, read_trees, trees_of
+from qimeng.planner.data.tree import Tree, TreeError
+from qimeng.planner.data.tree_file import read_trees
+from qimeng.planner.data.tree_store import trees_of
 from qimeng.program.program import Implementation, Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec

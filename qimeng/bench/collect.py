@@ -19,7 +19,9 @@ from qimeng.bench.explore import Explored, explore
 from qimeng.bench.pool import Place, Pool
 from qimeng.errors import QimengError, SpecError
 from qimeng.planner.data.generate import Bytes, Drawn, draw, draw_many
-from qimeng.planner.data.tree import Tree, TreeError, put_drawn, put_tree, read_trees
+from qimeng.planner.data.tree import Tree, TreeError
+from qimeng.planner.data.tree_file import read_trees
+from qimeng.planner.data.tree_store import put_drawn, put_tree
 from qimeng.store import Store
 
 STORE, LOG = "store.sqlite", "explored.jsonl"

@@ -1,49 +1,36 @@
-"""Explored trees as one small file, which training and CI read without the store.
+"""Explored trees: what was tried on one spec under one set of conditions, to be walked again without a judge.
 
-Deals in lines of JSON, compressed by xz: a head, then one line for each spec under its conditions, with what is needed
-to make the spec again, every evaluation, every patch and every edge. Times are rounded to 5 digits; errors of the
-numerics, resources and the judge's own seconds are left out. Knows nothing about how a tree was explored.
+Deals in evaluations, patches and edges. Knows nothing about files (`tree_file`), stores (`tree_store`), or how
+a tree was explored.
 """
 
 from __future__ import annotations
 
 import json
-import lzma
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qimeng.envs.steps.caching import FINAL, ReplayCoder, ReplayEvaluator
 from qimeng.errors import QimengError, ReplayError
-from qimeng.interfaces import Action, Coder, Evaluation, Gate, Timing
+from qimeng.interfaces import Action, Coder, Evaluation
 from qimeng.interfaces.records import PatchRecord, action_from_data
+from qimeng.planner.data.evaluation_data import dense, sparse
 from qimeng.program.identity import IDENTITY
 from qimeng.store import ACCIDENT, Conditions, Store, StoredStep, content_hash, evaluation_key
 from qimeng.store.migration import Tried, renamed
 
 if TYPE_CHECKING:
     from qimeng.envs.steps.task import Task
-    from qimeng.planner.data.generate import Drawn
     from qimeng.program.program import Program
     from qimeng.spec import KernelSpec
 
-FORMAT, VERSION = "qimeng trees", 2
-
-READ = (1, VERSION)
-"""Versions of the file that are read; since version 2 a tree says by which rule its programs are named."""
 
 ABOUT = ("name", "source", "dtype", "mode", "family", "seed", "index")
 """Fields of a tree that a file has as they are."""
-
-DIGITS = 5
-"""Significant digits of a time."""
-
-ERROR = 240
-"""Characters kept of the message of a failure."""
 
 
 class TreeError(QimengError):
@@ -110,7 +97,7 @@ class Tree:
     @property
     def digest(self) -> str:
         """Hash of the tree's content."""
-        return content_hash(_json(_to_data(self)))
+        return content_hash(json.dumps(self.to_data(), separators=(",", ":")))
 
     @property
     def programs(self) -> int:
@@ -282,306 +269,59 @@ class Tree:
         reference = partial(spec.module, "cpu")
         return Task(start, context, tree.evaluator(), self.conditions, spec.name, reference=reference)
 
+    def to_data(self) -> dict[str, Any]:
+        """Plain data for JSON; hashes that stand in several places are written once."""
+        digests = list(dict.fromkeys(d for e in self.edges for d in (e.parent, e.child) if d is not None))
+        digests += [s for s in dict.fromkeys(s for _, s, _ in self.evaluations) if s not in set(digests)]
+        number = {d: i for i, d in enumerate(digests)}
+        patch = {d: i for i, d in enumerate(self.patches)}
+        keys = {evaluation_key(self.conditions, s, p): i for i, (p, s, _) in enumerate(self.evaluations)}
+        about = {k: getattr(self, k) for k in (*ABOUT, "identity")}
+        return {
+            **about,
+            "conditions": asdict(self.conditions),
+            "digests": digests,
+            "evaluations": [[p, number[s], sparse(e)] for p, s, e in self.evaluations],
+            "patches": [json.loads(r.to_json()) for r in self.patches.values()],
+            "edges": [
+                [
+                    number[e.parent],
+                    [e.action.kind, list(e.action.regions), e.action.param],
+                    None if e.patch is None else patch.get(e.patch),
+                    None if e.evaluation is None else keys.get(e.evaluation),
+                    int(e.accepted),
+                    None if e.child is None else number[e.child],
+                ]
+                for e in self.edges
+            ],
+        }
 
-@dataclass(frozen=True)
-class Written:
-    """What a file of trees holds.
-
-    Attributes:
-        specs: different specs.
-        trees: trees; a spec explored on two devices has two.
-        programs: programs, over all trees.
-        evaluations: programs judged, failures included.
-        edges: steps.
-        size: bytes of the file.
-    """
-
-    specs: int
-    trees: int
-    programs: int
-    evaluations: int
-    edges: int
-    size: int
-
-
-def write_trees(
-    store: Store,
-    path: Path | str,
-    keep: Callable[[Tree], bool] = lambda tree: True,
-    without_source: Collection[str] = (),
-) -> Written:
-    """Write every tree of `store` that `keep` wants to `path`, in an order that depends on the trees alone.
-
-    Trees whose spec has no source in the store (those of modules and functions) are left out.
-
-    Args:
-        store: where the trees are.
-        path: file to write.
-        keep: whether a tree is wanted.
-        without_source: families of specs whose text is left out: that of a benchmark's problems, say, which is not
-            ours to pass on. `Tree.with_source` puts it back.
-
-    Raises:
-        TreeError: nothing is left to write.
-    """
-    chosen = [replace(t, source="") if t.family in without_source else t for t in trees_of(store) if keep(t)]
-    if not chosen:
-        raise TreeError(f"{store.path} holds no tree of a drawn spec that is wanted")
-    chosen.sort(key=lambda t: (t.seed or 0, t.index or 0, t.name, t.conditions.digest))
-    counts = Written(
-        specs=len({t.conditions.spec for t in chosen}),
-        trees=len(chosen),
-        programs=sum(t.programs for t in chosen),
-        evaluations=sum(len(t.evaluations) for t in chosen),
-        edges=sum(len(t.edges) for t in chosen),
-        size=0,
-    )
-    head = {"format": FORMAT, "version": VERSION, **asdict(counts)}
-    lines = [_json(head), *(_json(_to_data(tree)) for tree in chosen)]
-    data = lzma.compress(("\n".join(lines) + "\n").encode(), preset=9)
-    Path(path).write_bytes(data)
-    return replace(counts, size=len(data))
-
-
-def read_trees(path: Path | str) -> Iterator[Tree]:
-    """The trees of a file, one after another.
-
-    Raises:
-        TreeError: the file is not there, holds something else, or was written by another version.
-    """
-    lines = _lines(path)
-    _head(next(lines, ""), path)
-    for line in lines:
-        yield _from_data(json.loads(line))
-
-
-def describe(path: Path | str) -> Written:
-    """What a file holds, from its head.
-
-    Raises:
-        TreeError: as for `read_trees`.
-    """
-    head = _head(next(_lines(path), ""), path)
-    counts = {k: int(v) for k, v in head.items() if k not in ("format", "version")}
-    return Written(**{**counts, "size": Path(path).stat().st_size})
-
-
-def put_drawn(store: Store, drawn: Drawn) -> None:
-    """Keep a drawn spec in the store, with all that is needed to make it again."""
-    s, where = drawn.spec, {"family": drawn.family, "seed": drawn.seed, "index": drawn.index}
-    body = {"source": s.source, "dtype": s.dtype, "mode": s.mode, **where}
-    store.put_spec(s.digest, s.name, json.dumps(body, sort_keys=True))
-
-
-def put_tree(store: Store, tree: Tree) -> None:
-    """Add a tree to the store. Its evaluations are then known and not repeated.
-
-    Raises:
-        TreeError: it has programs under old names, and nothing of it can be applied any more (`Tree.today`).
-    """
-    tree = tree if tree.identity == IDENTITY else tree.today()
-    body = {k: getattr(tree, k) for k in ABOUT if k != "name"}
-    store.put_spec(tree.conditions.spec, tree.name, json.dumps(body, sort_keys=True))
-    store.merge(tree.store())
-
-
-def trees_of(store: Store) -> Iterator[Tree]:
-    """The trees of a store whose specs can be made again from it."""
-    evaluations: dict[Conditions, list[tuple[str, str, Evaluation]]] = {}
-    for conditions, purpose, subject, evaluation in store.evaluations():
-        evaluations.setdefault(conditions, []).append((purpose, subject, compact(evaluation)))
-    for conditions, judged in evaluations.items():
-        body = store.spec(conditions.spec)
-        if body is None or not body[1]:
-            continue
-        edges = store.steps(conditions)
-        records = {d: _patch(store, d) for d in dict.fromkeys(e.patch for e in edges if e.patch is not None)}
-        about = json.loads(body[1])
-        yield Tree(
-            name=body[0],
-            source=about["source"],
-            dtype=about["dtype"],
-            mode=about["mode"],
-            family=about.get("family", ""),
-            seed=about.get("seed"),
-            index=about.get("index"),
-            conditions=conditions,
-            evaluations=tuple(judged),
-            patches={d: r for d, r in records.items() if r is not None},
-            edges=tuple(e for e in edges if e.patch is None or records[e.patch] is not None),
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Tree:
+        """The tree that `to_data` gave."""
+        digests, given = data["digests"], data["conditions"]
+        conditions = Conditions(**{**given, "versions": tuple((n, v) for n, v in given["versions"])})
+        evaluations = tuple((p, digests[s], dense(e)) for p, s, e in data["evaluations"])
+        keys = [evaluation_key(conditions, s, p) for p, s, _ in evaluations]
+        names = [content_hash(json.dumps(r, sort_keys=True)) for r in data["patches"]]  # as `Store.put_patch` has it
+        patches = dict[str, PatchRecord]()
+        for name, record in zip(names, data["patches"], strict=True):
+            with suppress(ReplayError):  # another version wrote it, and this one cannot read it
+                patches[name] = PatchRecord.from_data(record)
+        edges = tuple(
+            StoredStep(
+                digests[parent],
+                action_from_data({"kind": kind, "regions": regions, "param": param}),
+                None if patch is None else names[patch],
+                None if evaluation is None else keys[evaluation],
+                bool(accepted),
+                None if child is None else digests[child],
+            )
+            for parent, (kind, regions, param), patch, evaluation, accepted, child in data["edges"]
+            if patch is None or names[patch] in patches
         )
+        about = {**{k: data[k] for k in ABOUT}, "identity": data.get("identity", 1)}
+        return cls(**about, conditions=conditions, evaluations=evaluations, patches=patches, edges=edges)
 
 
-def _patch(store: Store, digest: str) -> PatchRecord | None:
-    """The patch; None where there is none, or another version wrote it and this one cannot read it."""
-    try:
-        return store.patch(digest)
-    except ReplayError:
-        return None
-
-
-def compact(evaluation: Evaluation) -> Evaluation:
-    """`evaluation` with what a planner learns from: outcome, times, the regions' times, what was chosen."""
-    e = evaluation
-    return Evaluation(
-        gate=e.gate,
-        error=None if e.error is None else e.error[:ERROR],
-        failure=e.failure,
-        timing=_rounded(e.timing),
-        eager=_rounded(e.eager),
-        chosen=e.chosen,
-        region_ms={region: _round(ms) for region, ms in e.region_ms.items()},
-        generated_share=None if e.generated_share is None else _round(e.generated_share),
-        configurations=e.configurations,
-    )
-
-
-# ---- one tree as data: hashes that stand in several places are written once
-
-
-def _to_data(tree: Tree) -> dict[str, Any]:
-    digests = list(dict.fromkeys(d for e in tree.edges for d in (e.parent, e.child) if d is not None))
-    digests += [s for s in dict.fromkeys(s for _, s, _ in tree.evaluations) if s not in set(digests)]
-    number = {d: i for i, d in enumerate(digests)}
-    patch = {d: i for i, d in enumerate(tree.patches)}
-    keys = {evaluation_key(tree.conditions, s, p): i for i, (p, s, _) in enumerate(tree.evaluations)}
-    about = {k: getattr(tree, k) for k in (*ABOUT, "identity")}
-    return {
-        **about,
-        "conditions": asdict(tree.conditions),
-        "digests": digests,
-        "evaluations": [[p, number[s], _sparse(e)] for p, s, e in tree.evaluations],
-        "patches": [json.loads(r.to_json()) for r in tree.patches.values()],
-        "edges": [
-            [
-                number[e.parent],
-                [e.action.kind, list(e.action.regions), e.action.param],
-                None if e.patch is None else patch.get(e.patch),
-                None if e.evaluation is None else keys.get(e.evaluation),
-                int(e.accepted),
-                None if e.child is None else number[e.child],
-            ]
-            for e in tree.edges
-        ],
-    }
-
-
-def _from_data(data: dict[str, Any]) -> Tree:
-    digests, given = data["digests"], data["conditions"]
-    conditions = Conditions(**{**given, "versions": tuple((n, v) for n, v in given["versions"])})
-    evaluations = tuple((p, digests[s], _dense(e)) for p, s, e in data["evaluations"])
-    keys = [evaluation_key(conditions, s, p) for p, s, _ in evaluations]
-    names = [content_hash(json.dumps(r, sort_keys=True)) for r in data["patches"]]  # as `Store.put_patch` has it
-    patches = dict[str, PatchRecord]()
-    for name, record in zip(names, data["patches"], strict=True):
-        with suppress(ReplayError):  # another version wrote it, and this one cannot read it
-            patches[name] = PatchRecord.from_data(record)
-    edges = tuple(
-        StoredStep(
-            digests[parent],
-            action_from_data({"kind": kind, "regions": regions, "param": param}),
-            None if patch is None else names[patch],
-            None if evaluation is None else keys[evaluation],
-            bool(accepted),
-            None if child is None else digests[child],
-        )
-        for parent, (kind, regions, param), patch, evaluation, accepted, child in data["edges"]
-        if patch is None or names[patch] in patches
-    )
-    about = {**{k: data[k] for k in ABOUT}, "identity": data.get("identity", 1)}
-    return Tree(**about, conditions=conditions, evaluations=evaluations, patches=patches, edges=edges)
-
-
-def _sparse(e: Evaluation) -> dict[str, Any]:
-    """The fields that `compact` keeps, those with their usual value left out."""
-    data = {
-        "gate": "" if e.ok else e.gate.value,
-        "error": e.error,
-        "failure": e.failure,
-        "timing": _timing_data(e.timing),
-        "eager": _timing_data(e.eager),
-        "chosen": e.chosen,
-        "region_ms": dict(e.region_ms),
-        "generated_share": e.generated_share,
-        "configurations": e.configurations - 1,
-    }
-    return {key: value for key, value in data.items() if value or key == "generated_share" and value is not None}
-
-
-def _dense(data: dict[str, Any]) -> Evaluation:
-    return Evaluation(
-        gate=Gate(data.get("gate", Gate.PASSED.value)),
-        error=data.get("error"),
-        failure=data.get("failure"),
-        timing=_timing(data.get("timing")),
-        eager=_timing(data.get("eager")),
-        chosen=data.get("chosen", 0),
-        region_ms=data.get("region_ms", {}),
-        generated_share=data.get("generated_share"),
-        configurations=data.get("configurations", 0) + 1,
-    )
-
-
-def _timing_data(t: Timing | None) -> list[Any] | None:
-    return None if t is None else [t.device_ms, t.spread, t.wall_ms, t.calls, int(t.estimated)]
-
-
-def _timing(data: list[Any] | None) -> Timing | None:
-    if data is None:
-        return None
-    device_ms, spread, wall_ms, calls, estimated = data
-    return Timing(device_ms, spread, wall_ms, calls, bool(estimated))
-
-
-def _rounded(t: Timing | None) -> Timing | None:
-    if t is None:
-        return None
-    wall = None if t.wall_ms is None else _round(t.wall_ms)
-    return replace(t, device_ms=_round(t.device_ms), spread=_round(t.spread), wall_ms=wall)
-
-
-def _round(x: float) -> float:
-    """`x` with `DIGITS` significant digits.
-
-    >>> _round(0.0123456789)
-    0.012346
-    """
-    return float(f"{x:.{DIGITS}g}")
-
-
-def _json(data: dict[str, Any]) -> str:
-    return json.dumps(data, separators=(",", ":"))
-
-
-def _lines(path: Path | str) -> Iterator[str]:
-    try:
-        with lzma.open(path, "rt") as text:
-            yield from text
-    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise TreeError(f"{path} cannot be read as trees: {error}") from None
-
-
-def _head(line: str, path: Path | str) -> dict[str, Any]:
-    try:
-        head = json.loads(line)
-    except ValueError:
-        head = None
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise TreeError(f"{path} holds no trees")
-    if head["version"] not in READ:
-        raise TreeError(f"{path} has version {head['version']} of trees, this library reads up to version {VERSION}")
-    return head
-
-
-__all__ = [
-    "Tree",
-    "TreeError",
-    "Written",
-    "compact",
-    "describe",
-    "put_drawn",
-    "put_tree",
-    "read_trees",
-    "trees_of",
-    "write_trees",
-]
+__all__ = ["ABOUT", "Tree", "TreeError"]

@@ -16,7 +16,9 @@ from qimeng.device import Device
 from qimeng.envs.steps.setup import make_device
 from qimeng.envs.steps.task import Task
 from qimeng.planner.data.generate import draw_many
-from qimeng.planner.data.tree import Tree, put_drawn, read_trees
+from qimeng.planner.data.tree import Tree
+from qimeng.planner.data.tree_file import read_trees
+from qimeng.planner.data.tree_store import put_drawn
 from qimeng.planner.lm.branches import Teacher, pairs_of
 from qimeng.planner.lm.config import TrainConfig, TrainingError, processor_of
 from qimeng.planner.lm.imitation import Example

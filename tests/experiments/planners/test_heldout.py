@@ -29,7 +29,8 @@ from qimeng.errors import QimengError, SpecError
 from qimeng.interfaces import Action, Evaluation, Gate, Timing
 from qimeng.planner.data.generate import FAMILIES, Bytes, Drawn, draw
 from qimeng.planner.data.overlap import reserved, signatures_of
-from qimeng.planner.data.tree import Tree, trees_of
+from qimeng.planner.data.tree import Tree
+from qimeng.planner.data.tree_store import trees_of
 from qimeng.program.verify import capture_spec
 from qimeng.store import Conditions, Store, StoredStep
 from qimeng.testing import FakeEvaluator, fake_task

@@ -10,7 +10,7 @@ import pytest
 from experiments.planners.jobs import replay_at_once
 from experiments.planners.replay import Method, replay
 from qimeng.bench.row import Environment
-from qimeng.planner.data.tree import read_trees
+from qimeng.planner.data.tree_file import read_trees
 from tests.bench.inline import Inline
 
 KEPT = Path(__file__).parents[2] / "planner" / "data" / "h200_estimated.jsonl.xz"

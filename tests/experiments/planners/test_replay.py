@@ -31,7 +31,8 @@ from qimeng.envs.steps.state import Budget
 from qimeng.envs.steps.task import Task
 from qimeng.interfaces import Evaluation, Gate
 from qimeng.planner.data.generate import Bytes, Drawn, draw
-from qimeng.planner.data.tree import Tree, put_drawn, trees_of
+from qimeng.planner.data.tree import Tree
+from qimeng.planner.data.tree_store import put_drawn, trees_of
 from qimeng.program.verify import capture_spec
 from qimeng.store import Conditions, Store
 from qimeng.testing import FakeCoder, FakeEvaluator, fake_task

@@ -31,7 +31,7 @@ from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.session import Session
 from qimeng.interfaces import Evaluation, Patch
 from qimeng.planner.data.generate import Bytes, draw
-from qimeng.planner.data.tree import put_drawn, trees_of
+from qimeng.planner.data.tree_store import put_drawn, trees_of
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec

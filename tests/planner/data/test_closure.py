@@ -12,7 +12,8 @@ from qimeng.envs.steps.state import Budget
 from qimeng.interfaces import Action
 from qimeng.planner.data.closure import closed
 from qimeng.planner.data.generate import Bytes, Drawn, draw
-from qimeng.planner.data.tree import Tree, put_drawn, trees_of
+from qimeng.planner.data.tree import Tree
+from qimeng.planner.data.tree_store import put_drawn, trees_of
 from qimeng.planner.lm.stored import stored_tasks
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qimeng.planner.data.tree import describe, read_trees
+from qimeng.planner.data.tree_file import describe, read_trees
 from qimeng.planner.lm.branches import Teacher, best_branch_pairs, likeliest
 from qimeng.planner.lm.stored import stored_tasks
 from qimeng.program.identity import IDENTITY

@@ -21,7 +21,9 @@ from qimeng.graph.device_strides import heads_inside, with_strides
 from qimeng.interfaces import Action, Evaluation, Gate, Planner
 from qimeng.planner.climb import HillClimb
 from qimeng.planner.data.generate import Bytes, Drawn, draw
-from qimeng.planner.data.tree import Tree, TreeError, _to_data, compact, describe, read_trees, trees_of, write_trees
+from qimeng.planner.data.tree import Tree, TreeError
+from qimeng.planner.data.tree_file import describe, read_trees, write_trees
+from qimeng.planner.data.tree_store import compact, trees_of
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.planner.random import RandomPlanner
@@ -216,7 +218,7 @@ def test_a_store_takes_trees_up_again(file: Path, tmp_path: Path) -> None:
 def written(trees: Sequence[Tree], path: Path) -> Path:
     """A file as an older version wrote it."""
     head = {"format": "qimeng trees", "version": 1}
-    path.write_bytes(lzma.compress("\n".join(json.dumps(d) for d in (head, *map(_to_data, trees))).encode()))
+    path.write_bytes(lzma.compress("\n".join(json.dumps(d) for d in (head, *(t.to_data() for t in trees))).encode()))
     return path
 
 

@@ -10,7 +10,8 @@ from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.task import Task
 from qimeng.graph.opgraph import OpGraph
 from qimeng.planner.data.generate import Bytes, draw
-from qimeng.planner.data.tree import put_drawn, read_trees, write_trees
+from qimeng.planner.data.tree_file import read_trees, write_trees
+from qimeng.planner.data.tree_store import put_drawn
 from qimeng.planner.lm.corpus import corpus
 from qimeng.planner.lm.mini import MiniSize, train_tokenizer
 from qimeng.planner.lm.reading import Reader

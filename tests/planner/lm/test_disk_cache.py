@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qimeng.planner.data.tree import read_trees
+from qimeng.planner.data.tree_file import read_trees
 from qimeng.planner.lm import disk_cache as module
 from qimeng.planner.lm.disk_cache import cache_folder, cached
 from qimeng.planner.lm.stored import stored_tasks

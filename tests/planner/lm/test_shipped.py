@@ -10,7 +10,7 @@ import pytest
 
 from experiments.planners.replay import Method, Stage
 from qimeng.bench.row import Environment
-from qimeng.planner.data.tree import read_trees
+from qimeng.planner.data.tree_file import read_trees
 from qimeng.planner.lm.planner import SHIPPED, LanguageModelPlanner
 from qimeng.planner.lm.weights import Card, new_mini, save
 
