@@ -32,11 +32,12 @@ _NAME = re.compile(r"(?:void\s+)?(?:[\w]+::)*([A-Za-z_]\w*)\s*(?:<.*)?(?:\(.*)?$
 def launches_of(call: Callable[[], object]) -> list[Launch]:
     """Every kernel that runs on the GPU during `call`; empty where the profiler does not work here."""
     try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        # not `torch.profiler.profile`, which imports the whole of Inductor before it starts
+        with torch.autograd.profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True) as profiler:
             call()
             torch.cuda.synchronize()
-        events = profiler.events() or []
-    except RuntimeError:  # no access to the GPU's counters
+        events = profiler.function_events or []
+    except (RuntimeError, AssertionError):  # no CUDA activity is known, or no access to the GPU's counters
         return []
     on_gpu = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
     return [(str(e.name), float(e.time_range.start) / 1e3, float(e.time_range.end) / 1e3) for e in on_gpu]

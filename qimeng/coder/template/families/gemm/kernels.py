@@ -15,6 +15,11 @@ from qimeng.coder.template.families.gemm.epilogue import Epilogue
 from qimeng.coder.template.families.gemm.frame import Frame, Kernel, steps_of
 from qimeng.coder.template.families.gemm.loop import indent, main_loop
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
+from qimeng.coder.template.nest.sizes import power_of_two
+
+EXACT_PROGRAMS = 256
+"""Programs of the exact form at most: about two for each SM of a large GPU. Not the number of SMs of the GPU at hand:
+that is known only where the kernel is launched, and would compile it a second time."""
 
 
 class Kernels(Frame):
@@ -121,10 +126,10 @@ class Kernels(Frame):
         doc = f"{' or '.join(s.precision for s in self.exact)}, of the tiles that the planes do not hold."
         both = [o for operands in self.exact_operands for o in operands]
         parameters = ["levels_ptr", *(p for o in both for p in o.parameters)]
-        programs = f"min({self._tiles}, {self.prefix}_programs(device))"
-        sizes = {"PER": f"triton.next_power_of_2(triton.cdiv({self._tiles}, {programs}))"}
+        programs = min(self._tiles, EXACT_PROGRAMS)
+        sizes = {"PER": power_of_two(-(-self._tiles // programs))}
         sources = [i for o in both for i in o.sources]
-        return self._of_tiles("exact", doc, first, parameters, sources, body, programs, sizes)
+        return self._of_tiles("exact", doc, first, parameters, sources, body, str(programs), sizes)
 
     def _deliver(self, tiles: Epilogue, pieces: int) -> list[str]:
         """Lines that hand `acc` to the epilogue, or to memory where other programs have the rest of its depth."""
@@ -143,7 +148,7 @@ class Kernels(Frame):
         sources: list[int],
         body: list[str],
         grid: str,
-        more: Mapping[str, str] | None = None,
+        more: Mapping[str, int] | None = None,
     ) -> Kernel:
         """A kernel over the tiles of the product."""
         batch, m, n, k = self.plan.shape
