@@ -380,6 +380,7 @@ def test_programs_are_judged_at_one_place() -> None:
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if asking.search(path.read_text())}
     engines = {
         "envs/judge/region_judges.py",
+        "envs/steps/ahead.py",
         "envs/steps/caching.py",
         "envs/workers/local_pool.py",
         "planner/lm/live.py",
