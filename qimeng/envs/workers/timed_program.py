@@ -18,6 +18,7 @@ from qimeng.envs.workers.regions import one_by_one, time_regions
 from qimeng.envs.workers.service import Answer
 from qimeng.envs.workers.shared_buffers import Layout
 from qimeng.envs.workers.stopwatch import Effort, Samples
+from qimeng.envs.workers.tensor_bits import same
 from qimeng.envs.workers.tensor_transfer import hand_over
 from qimeng.envs.workers.worker_setup import Draw
 from qimeng.spec.seeding import seed_generators
@@ -138,8 +139,11 @@ class TimedProgram(LoadedProgram):
         """
         self._set_parameters(draw.parameter_seed)
         inputs = self._inputs(draw)
+        before = [(b, b.clone()) for b in self.model.buffers()]
         self.model(*inputs)
-        self._set_parameters(draw.parameter_seed)  # buffers that a call updates, as they were
+        for buffer, value in before:  # only those that the call updated: what was prepared from others stays
+            if not same(buffer, value):
+                buffer.copy_(value)
         made: list[Any] = []
         seed_generators(draw.seed)
         if self.device.type == "cuda":

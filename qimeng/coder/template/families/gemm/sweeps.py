@@ -78,8 +78,8 @@ another multiplies; planes, their scales and a second accumulator take more."""
 INLINE_FIRST = 2
 """So many of those come before packed planes, the others after them."""
 
-LONG, VERY_LONG = 16384, 65536
-"""Depths from which PyTorch's own sums are taken in parts, and from which a budget allows for more than their bias."""
+SHORT, VERY_LONG = 711, 65536
+"""Depths up to which, and from which, the judge allows a sum another bias (`promotion`)."""
 
 GUESSES = 2
 """Schedules of each precision that lowering tries; twice as many of the likeliest."""
@@ -225,12 +225,11 @@ def _deepened(plan: GemmPlan, s: GemmSchedule, device: Device) -> GemmSchedule:
 def promotion(plan: GemmPlan, schedule: GemmSchedule) -> int:
     """Depth between promotions of the accumulator, so that its truncation stays within the error budget.
 
-    Measured: the bias of a truncated accumulator is 2.7e-6 after 1024 elements of the depth (512 where the small
-    products are interleaved). Short depths need half of that, and so do long ones, of which PyTorch adds up parts
-    apart: the judge's floor is all they are allowed. Of 4 million results of a depth of 32768, promoted every 512, the
-    worst was 1.9e-5 off in one evaluation of five, where 1.3e-5 is allowed; every 256 takes 3.7 % longer. The sums of
-    `VERY_LONG` depths have a budget that allows more, at most half of it for the bias. TF32 and one plane of fp16 allow
-    1e-5, which they reach at a depth of 8192; half dtypes never do.
+    Measured: the bias of a truncated accumulator is 2.7e-6 of a sum of positive numbers after 512 elements of the depth
+    (256 where the small products are interleaved). The judge allows such sums its floor, 3.5e-6 at a depth of 711
+    (`alone` in `qimeng.envs.errors.accuracy`); shorter ones need half of that. Every 256 instead of every 512 takes
+    3.7 % longer at a depth of 32768. The sums of `VERY_LONG` depths have a budget that allows more, at most half of it
+    for the bias. TF32 and one plane of fp16 allow 1e-5, which they reach at a depth of 8192; half dtypes never do.
     """
     scheme, k = scheme_of(plan, schedule), plan.shape[3]
     if plan.half or scheme.dot == "ieee" or k <= 64:
@@ -238,10 +237,10 @@ def promotion(plan: GemmPlan, schedule: GemmSchedule) -> int:
     wider = 1 << int(math.log2(max(budget(plan) / 5.4e-6, 1)))
     if len(scheme.products) == 1 and scheme.dot != "tf32x3":
         return 1024 * wider if k >= 8192 and scheme.scaled else 0
-    span = 1024 if schedule.cat else 512
-    if k < 711 or LONG <= k < VERY_LONG:
-        return span // 2
-    return span * wider if k >= VERY_LONG else span
+    span = 512 if schedule.cat else 256
+    if k >= VERY_LONG:
+        return 2 * span * wider
+    return span // 2 if k < SHORT else span
 
 
 def shared_bytes(plan: GemmPlan, schedule: GemmSchedule) -> int:
