@@ -19,21 +19,20 @@ def products(rows: Rows) -> str:
     Errors are shares of the product of the absolute values.
     """
     found = [r for r in rows if r["what"] == "product"]
-    commits = list(dict.fromkeys(r["environment"]["commit"] for r in found))
     head = ["mode", "inputs", "eager's error"]
-    for commit in commits:
-        head += [f"error at {commit}", "outside the budget", "infinities or NaN wrong"]
     table = [head]
     for mode, name in dict.fromkeys((r["mode"], r["class"]) for r in found):
         mine = [r for r in found if (r["mode"], r["class"]) == (mode, name)]
         line = [mode, name, _short(max(r["componentwise_eager"] for r in mine))]
-        for commit in commits:
+        for commit in dict.fromkeys(r["environment"]["commit"] for r in mine):
             part = [r for r in mine if r["environment"]["commit"] == commit]
-            line.append(_short(max(r["componentwise"] for r in part)))
+            line.append(f"{_short(max(r['componentwise'] for r in part))} ({commit[:7]})")
             line.append(f"{sum(not r['within'] for r in part)} of {len(part)}")
             line.append(str(sum(r["not_finite_wrong"] > 0 for r in part)))
         table.append(line)
-    return f"{_device(found)}\n\n{markdown(table)}"
+    most = max(map(len, table))
+    head += ["error (commit)", "outside the budget", "infinities or NaN wrong"] * ((most - len(head)) // 3)
+    return f"{_device(found)}\n\n{markdown([[*line, *[''] * (most - len(line))] for line in table])}"
 
 
 def product_times(rows: Rows) -> str:
