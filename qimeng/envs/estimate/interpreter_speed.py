@@ -12,7 +12,17 @@ from typing import Any
 
 
 def quicken() -> None:
-    """Patch the language for as long as this process lives, and keep types, shapes and dtypes that were made."""
+    """Patch the language for as long as this process lives, and keep types, shapes and dtypes that were made.
+
+    A version of Triton whose interpreter has other parts is left as it is.
+    """
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
+    parts = "_patch_attr", "_patch_lang", "_LangPatchScope", "interpreter_semantic", "_get_np_dtype"
+    checks = "broadcast_impl_value", "binary_op_sanitize_overflow_impl"
+    if not all(hasattr(interpreter, p) for p in parts) or not all(hasattr(TritonSemantic, c) for c in checks):
+        return
     _keep_types()
     _check_no_sums_in_vain()
     _patch_once()
