@@ -79,7 +79,7 @@ INLINE_FIRST = 2
 """So many of those come before packed planes, the others after them."""
 
 SHORT, VERY_LONG = 711, 65536
-"""Depths up to which, and from which, the judge allows a sum another bias (`promotion`)."""
+"""Depths below which sums are promoted twice as often, and from which their budget allows more bias (`promotion`)."""
 
 GUESSES = 2
 """Schedules of each precision that lowering tries; twice as many of the likeliest."""
