@@ -184,9 +184,16 @@ def step_rows(steps: Iterable[Step]) -> tuple[StepRow, ...]:
                 gate=found.gate.value if found else "",
                 gain=step.gain if isinstance(step, Attempt) else None,
                 configurations=found.configurations if found else 0,
+                refused=_refused(found),
             )
         )
     return tuple(rows)
+
+
+def _refused(found: Evaluation | None) -> tuple[str, ...]:
+    if found is None:
+        return ()
+    return (*found.refused, found.error) if found.error else found.refused
 
 
 def evaluations_of(result: Result) -> list[Evaluation]:

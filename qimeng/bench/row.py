@@ -89,6 +89,7 @@ class StepRow:
         gate: the gate that the evaluation reached; empty for a step that needed none.
         gain: time before over time after, in the same unit; None where either was not timed.
         configurations: number of configurations that the step tried.
+        refused: why some of them were refused, a line each; of a refused step its own reason.
     """
 
     kind: str
@@ -97,6 +98,12 @@ class StepRow:
     gate: str = ""
     gain: float | None = None
     configurations: int = 0
+    refused: tuple[str, ...] = ()
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> StepRow:
+        """The row of a step from its decoded JSON."""
+        return cls(**{**data, "refused": tuple(data.get("refused", ()))})
 
 
 @dataclass(frozen=True)
@@ -276,7 +283,7 @@ class Row:
             data["settings"] = Settings(**{**settings, "compile_modes": tuple(settings["compile_modes"])})
             data["environment"] = Environment(**data["environment"])
             data["notes"] = tuple(data["notes"])
-            data["steps"] = tuple(StepRow(**step) for step in data["steps"])
+            data["steps"] = tuple(StepRow.from_data(step) for step in data["steps"])
             for name in ("candidate", "eager", "compiled", "compiled_best"):
                 if data[name] is not None:
                     data[name] = Timing(**data[name])

@@ -147,6 +147,7 @@ class Evaluation:
         unchecked: why the program's results, or those of some kernels, were not compared with the reference; empty if
             all were.
         scope: what the times are of.
+        refused: why other alternatives of the patch were refused, a line each.
     """
 
     gate: Gate
@@ -170,6 +171,7 @@ class Evaluation:
     compiled: Mapping[str, Timing] = field(default_factory=dict)
     unchecked: str = ""
     scope: Scope = Scope.PROGRAM
+    refused: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -211,7 +213,8 @@ class Evaluation:
         """The object that `to_json` wrote."""
         data: dict[str, Any] = json.loads(text)
         data["gate"], data["scope"] = Gate(data["gate"]), Scope(data.get("scope", Scope.PROGRAM))
-        data["notes"], data["sandbox"] = tuple(data.get("notes", ())), tuple(data.get("sandbox", ()))
+        for key in ("notes", "sandbox", "refused"):
+            data[key] = tuple(data.get(key, ()))
         for key, kind in (("timing", Timing), ("eager", Timing), ("resources", Resources)):
             if data[key] is not None:
                 data[key] = kind(**data[key])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, TypeVar
 
@@ -137,6 +137,12 @@ class Run:
     def lost(self) -> None:
         """Called when the process that ran a candidate has failed."""
 
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Why candidates were refused, a line each."""
+        refusals = [(c.number, c.refusal) for c in self.candidates if c.refusal is not None]
+        return tuple(f"alternative {number}, gate {r.gate.value}: {r.error}" for number, r in refusals)
+
     def refusal(self) -> Evaluation:
         """The evaluation where nothing passed: the refusal of what came farthest.
 
@@ -244,7 +250,7 @@ class Pipeline(Generic[R]):
             if candidate.refusal is None:
                 found = candidate.evaluation()
                 best = found if best is None or preferred(found, best) else best
-        return best or run.refusal()
+        return run.refusal() if best is None else replace(best, refused=run.refused)
 
     def _refused(self, run: R, candidate: Candidate) -> Refusal | None:
         """Why `candidate` does not pass the gates for whole programs; None where it does."""
