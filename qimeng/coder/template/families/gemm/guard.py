@@ -1,7 +1,8 @@
 """Which tiles of a product the scaled planes are exact enough for: found on the device from the values at hand.
 
-A plane of fp16 keeps eleven bits of an element down to 2^-29 of its row's largest. A smaller one may be all that counts
-where the other operand is zero wherever this row is large, so a kernel that packs a row also notes its *loss*:
+Two planes of fp16 keep 22 bits of an element down to 2^-28 of its row's largest (one keeps 11). A smaller one may be
+all that counts where the other operand is zero wherever this row is large, so a kernel that packs a row also notes its
+*loss*:
 
 - whether an element that is not zero is *tiny* (it keeps fewer bits than the scheme's others), and
 - how many elements are *missed*: under 2^-10 of the row's largest, zeros among them.
@@ -29,15 +30,9 @@ EXTREME = (1 << 29) + 1
 MISSED = 16.0
 """Scaled magnitude (the largest of a row is in [2^14, 2^15)) below which an element counts as missed."""
 
-
-def tiny(scheme: Scheme) -> float:
-    """Scaled magnitude below which an element loses more than others.
-
-    The last plane is good to half of 2^-24, before its own scale. Two planes keep 22 bits of what is above, one keeps
-    11 as TF32 does.
-    """
-    return 2.0**-15 if scheme.planes > 1 else 2.0**-14
-
+TINY = 2.0**-14
+"""Scaled magnitude below which an element loses more than others: a plane is good to half of 2^-24, before its own
+scale. Two planes keep 22 bits of what is above, one keeps 11 as TF32 does."""
 
 REMOTE = 2.0**-110
 """Magnitude below which three planes of bf16 lack bits of an element."""
@@ -74,7 +69,7 @@ def helpers(prefix: str, scheme: Scheme, depth: int) -> dict[str, str]:
     """Name to the text of each helper that kernels may call; `depth` is K."""
     numbers = {
         "prefix": prefix,
-        "tiny": repr(tiny(scheme)),
+        "tiny": repr(TINY),
         "depth": depth,
         "most": depth - -(-depth // (64 if scheme.planes > 1 else 16)),
     }
@@ -83,4 +78,4 @@ def helpers(prefix: str, scheme: Scheme, depth: int) -> dict[str, str]:
     return {name: text.format(**numbers) for name, text in named.items()}
 
 
-__all__ = ["EXTREME", "MISSED", "REMOTE", "helpers", "tiny"]
+__all__ = ["EXTREME", "MISSED", "REMOTE", "TINY", "helpers"]

@@ -21,10 +21,17 @@ def {prefix}_bfloat16(x):
     return tl.where(tl.abs(x) > 3.38e38, cut, x).to(tl.bfloat16)
 '''
 
+SHORT = '''
+@triton.jit
+def {prefix}_short(x):
+    """fp32 rounded to {bits} significant bits; neither infinite nor no number."""
+    return ((x.to(tl.int32, bitcast=True) + {half}) & {mask}).to(tl.float32, bitcast=True)
+'''
+
 PROGRAMS = '''
 def {prefix}_programs(device):
     """Programs of a persistent launch: one for each SM."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 '''
 
-__all__ = ["BFLOAT16", "POWER", "PROGRAMS"]
+__all__ = ["BFLOAT16", "POWER", "PROGRAMS", "SHORT"]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from qimeng.coder.template.families.gemm import guard
-from qimeng.coder.template.families.gemm.helpers import BFLOAT16, POWER, PROGRAMS
+from qimeng.coder.template.families.gemm.helpers import BFLOAT16, POWER, PROGRAMS, SHORT
 from qimeng.coder.template.families.gemm.inline import Inline
 from qimeng.coder.template.families.gemm.kernels import Kernels
 from qimeng.coder.template.families.gemm.loop import indent
@@ -77,9 +77,13 @@ class _Host:
         body = "\n\n\n".join(p.strip("\n") for p in parts) + "\n"
         named = {
             "power": POWER, "round": ROUND, "bfloat16": BFLOAT16, "aligned": ALIGNED, "programs": PROGRAMS,
+            "short": SHORT,
         }  # fmt: skip
-        helpers = {name: text.format(prefix=self.prefix) for name, text in named.items()}
-        helpers |= guard.helpers(self.prefix, scheme_of(self.plan, self.schedule), self.plan.shape[3])
+        scheme = scheme_of(self.plan, self.schedule)
+        dropped = 24 - scheme.bits
+        numbers = {"prefix": self.prefix, "bits": scheme.bits, "half": 1 << (dropped - 1), "mask": -(1 << dropped)}
+        helpers = {name: text.format(**numbers) for name, text in named.items()}
+        helpers |= guard.helpers(self.prefix, scheme, self.plan.shape[3])
         head: list[str] = []
         for name, text in reversed(helpers.items()):  # the last ones may call those before
             if f"{self.prefix}_{name}(" in "\n".join([*head, body]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qimeng.coder.template.families.gemm.guard import EXTREME, MISSED, REMOTE, tiny
+from qimeng.coder.template.families.gemm.guard import EXTREME, MISSED, REMOTE, TINY
 from qimeng.coder.template.families.gemm.inline import Inline
 from qimeng.coder.template.families.gemm.operand import sources_of
 from qimeng.coder.template.families.gemm.planes import Planes, plane_of
@@ -142,7 +142,7 @@ class Parts:
         """Lines that leave in `missed` and `lost` what the planes lose of `x` (see `guard`)."""
         axis = f"axis={self._axis}, keep_dims=True"
         inside = f"(p < {self.real_p}) & (r < {self.real_r})"
-        lost = f"tl.where(tl.abs(x) < {REMOTE!r}, {EXTREME}, (size < {tiny(self.scheme)!r}).to(tl.int32))"
+        lost = f"tl.where(tl.abs(x) < {REMOTE!r}, {EXTREME}, (size < {TINY!r}).to(tl.int32))"
         return [
             "size = tl.abs(x * scale)",
             f"missed = tl.sum(((size < {MISSED!r}) & {inside}).to(tl.int32), {axis})",
