@@ -23,6 +23,7 @@ import torch
 from experiments.trust.hard_products import BENIGN, FORMS, HARD, Product, Shape
 from experiments.trust.journal import Journal
 from qimeng.bench.environment import environment
+from qimeng.coder.template.families.gemm.exact import exact_schedules
 from qimeng.coder.template.families.gemm.host import print_gemm
 from qimeng.coder.template.families.gemm.plan import GemmPlan, plan_gemm
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
@@ -189,6 +190,7 @@ def times() -> Iterator[dict[str, Any]]:
                 calls["plain"] = made.load(start)(*inputs)
                 packed = schedule_for_precision(made.plan, start, EXACT[mode], device)
                 calls["exact, packed"] = made.load(packed[0])(*inputs)
+                calls["exact, in the loop"] = made.load(exact_schedules(made.plan, schedules[0])[0])(*inputs)
                 for i, s in enumerate(schedules):
                     calls[f"guarded {i}"] = made.load(s)(*inputs)
                     if kind == "normal":
@@ -208,7 +210,7 @@ def in_turns(calls: dict[str, Callable[[], Any]], rounds: int = 15, budget_s: fl
     for _ in range(rounds):
         for name, call in calls.items():
             flush.zero_()
-            torch.cuda._sleep(200_000)
+            torch.cuda._sleep(2_000_000)  # until all launches of a call are queued
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             call()
