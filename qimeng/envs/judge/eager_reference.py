@@ -58,6 +58,7 @@ class EagerReference:
     Attributes:
         kind: ``"float64"``, or ``"eager-highest"`` where float64 does not run or its random operators cannot be
             given eager's draws.
+        no_double: why float64 does not run; empty where it does, or where nobody tried.
         facts: structure of eager's output.
         mutated: parameters and buffers that a call updates.
         dropped: distributions that are not used, since over 1 % of the values are not finite or the module raises.
@@ -84,6 +85,7 @@ class EagerReference:
         self.spec, self.device, self.draw_seed, self.arithmetic = spec, device, draw_seed, arithmetic
         self._between = between
         self.kind = "float64"
+        self.no_double = ""
         self.facts = Facts("", ())
         self.mutated: tuple[str, ...] = ()
         self.eager_agrees: bool | None = None
@@ -93,6 +95,7 @@ class EagerReference:
         self.mode_matters = False
         self.longest_reduction = longest_reduction(graph) if graph is not None and graph.nodes else 0
         self._terms = self.longest_reduction
+        self._sums = self.longest_reduction > 1
         self.parameters = Parameters(spec, device)
         self.input_sets = 1
         self._jumps: bool | None = None  # unknown
@@ -126,6 +129,8 @@ class EagerReference:
     def remarks(self) -> tuple[str, ...]:
         """What is to be said of the specification beside every result, in sentences."""
         found = remarks_on(self.spec, self.degenerate, self.random, self.kind == "float64", self.mode_matters)
+        if self.no_double:
+            found = (*found, f"held against PyTorch's own results: float64 failed ({self.no_double})")
         return found if self.plan.way == "device" else (*found, f"memory: {self.plan}")
 
     def inputs(self, draw: Draw, near: Near | None = None) -> tuple[Any, ...]:

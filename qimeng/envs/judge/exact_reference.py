@@ -80,6 +80,8 @@ class ExactReference(EagerReference):
         if at is not None and not eager.is_complex():
             there = discrete.error(at.double() + (eager.double() - value.double()), at.double(), jumps)
             error = there if math.isfinite(there.max) else error
+        if self.kind != "float64" and self._sums:
+            error = error.worst(floor)  # the value is eager's own, so its error does not show: the usual one is taken
         return Expected(value, error, floor, None, tolerances, self._signed), share
 
     def accepts_selection(self, trial: Trial, number: int, actual: torch.Tensor) -> bool:
@@ -120,8 +122,10 @@ class ExactReference(EagerReference):
                     raise refused from error
                 if not isinstance(error, (RuntimeError, TypeError, ValueError, NotImplementedError)):
                     raise
-                # float64 is refused by the spec or by PyTorch, or does not fit the memory
-                self.kind = "eager-highest"
+                if isinstance(error, torch.OutOfMemoryError) and self.plan.way != "none":
+                    raise  # another plan may have the room (`economize`)
+                self.kind = "eager-highest"  # float64 is refused by the spec or by PyTorch
+                self.no_double = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 self.exact = None
                 self.tidy()
         self.parameters.set(draw.parameter_seed)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from qimeng.envs.errors import accuracy
+from qimeng.envs.errors.accuracy import Error
 from qimeng.envs.errors.float64 import NamedAsDouble
 from qimeng.envs.estimate.interpret import gpu_arithmetic
 from qimeng.envs.judge.reference import References
@@ -107,8 +108,37 @@ def test_changed_buffers_are_expected_too():
 
 def test_where_float64_does_not_run_eager_is_the_reference():
     refs = of_function(lambda x: torch.cat([x, torch.ones(4, dtype=torch.float32)]).float(), torch.randn(4))
-    list(refs.trials(1))
+    (trial,) = refs.trials(1)
+    assert refs.kind == "eager-highest" and "float64 failed (TypeError" in " ".join(refs.remarks)
+    assert trial.outputs[0].error.max == 0
+
+
+def test_eager_as_the_reference_is_granted_the_usual_error_of_its_sums(monkeypatch: pytest.MonkeyPatch):
+    spec = KernelSpec.from_module(torch.nn.Linear(4096, 8), (torch.randn(4, 4096),))
+    refs = References(spec, capture_spec(spec), CPU)
+
+    def refuse(*arguments: object) -> None:
+        raise RuntimeError("not in float64")
+
+    monkeypatch.setattr(refs, "_in_double", refuse)
+    (trial,) = refs.trials(1)
+    expected = trial.outputs[0]
     assert refs.kind == "eager-highest"
+    assert expected.budget.max > 3 * accuracy.floor(torch.float32, accuracy.roundings(4096), Error()).max
+
+
+def test_where_the_memory_runs_out_in_float64_another_plan_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+    refs = references(torch.nn.Linear(64, 8), torch.randn(4, 64))
+
+    def too_large(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("8 GiB")
+
+    monkeypatch.setattr(refs, "_in_double", too_large)
+    with pytest.raises(torch.OutOfMemoryError):
+        list(refs.trials(1))
+    while refs.economize():
+        pass
+    assert len(list(refs.trials(1))) == 1 and refs.kind == "eager-highest"
 
 
 def test_what_jumps_after_a_cast_to_half_types_is_what_eager_gives():
