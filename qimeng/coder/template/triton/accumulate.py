@@ -187,6 +187,7 @@ class Accumulator:
                 f"{n}_h = {n}_q - {n}_s * {n}_s * {n}_i + {n}_n * {n}_g * {n}_g",
                 f"{n}_o = ({n}_q == float('inf')) & (tl.abs({n}_s) < float('inf'))",  # squares of finite numbers
                 f"{n}_m2 = tl.sum(tl.where({n}_o, {n}_q, {n}_h), axis=1)[:, None]",
+                *corrected(n, f"tl.sum({n}_n * {n}_g, axis=1)[:, None]"),
             ]
         if self.kind == "sumexp":
             return [
@@ -206,6 +207,7 @@ class Accumulator:
                 f"{n}_mean = tl.sum({mean} * {count}, axis=1)[:, None] / {n}_count",
                 f"{n}_g = {mean} - {n}_mean",
                 f"{n}_m2 = tl.sum({m2} + {count} * {n}_g * {n}_g, axis=1)[:, None]",
+                *corrected(n, f"tl.sum({count} * {n}_g, axis=1)[:, None]"),
             ]
         if self.kind == "sumexp":
             top, total = parts
@@ -228,6 +230,7 @@ class Accumulator:
                 f"{n}_mean = tl.sum({inside}, axis=1)[:, None] / tl.maximum({n}_count, 1.0)",
                 f"{n}_d = {n}_x - {n}_mean" if not masked else f"{n}_d = tl.where({masked}, {n}_x - {n}_mean, 0.0)",
                 f"{n}_m2 = tl.sum({n}_d * {n}_d, axis=1)[:, None]",
+                *corrected(n, f"tl.sum({n}_d, axis=1)[:, None]"),
             ]
         fill = f"tl.where({masked}, {n}_x, {self.neutral})" if masked else f"{n}_x"
         lines = [f"{n}_x = {self._tile(x)}", f"{n}_x = {fill}"]
@@ -275,4 +278,24 @@ class Accumulator:
         return [*lines, f"{n}_at = tl.min(tl.where({n}_hit, {positions}, 9223372036854775807), axis=1)[:, None]"]
 
 
-__all__ = ["Accumulator"]
+def corrected(n: str, total: str) -> list[str]:
+    """Lines that make `<n>_mean` and `<n>_m2` more exact.
+
+    A sum of nearly equal numbers is rounded in the same direction again and again, which shows where they hardly
+    differ. Deviations from the mean are small, and their sum says how far it is off (T. F. Chan, G. H. Golub,
+    R. J. LeVeque, Algorithms for computing the sample variance, The American Statistician 37(3), 1983).
+
+    Args:
+        n: beginning of the names.
+        total: text of the sum of all deviations from `<n>_mean`.
+    """
+    return [
+        f"{n}_e = {total} / tl.maximum({n}_count, 1.0)",
+        f"{n}_e = tl.where(tl.abs({n}_e) < float('inf'), {n}_e, 0.0)",
+        f"{n}_mean = {n}_mean + {n}_e",
+        f"{n}_e = {n}_count * {n}_e * {n}_e",
+        f"{n}_m2 = tl.where({n}_m2 <= {n}_e, 0.0, {n}_m2 - {n}_e)",
+    ]
+
+
+__all__ = ["Accumulator", "corrected"]

@@ -14,7 +14,7 @@ from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr, reach
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton import ops
-from qimeng.coder.template.triton.accumulate import Accumulator
+from qimeng.coder.template.triton.accumulate import Accumulator, corrected
 from qimeng.coder.template.triton.emitter import Emitter
 from qimeng.coder.template.triton.walks import spread
 from qimeng.family import Unsupported
@@ -241,6 +241,7 @@ def _partial(e: Expr, name: str, reduced: str, mask: str, shape: tuple[int, int]
             f"{n}_mean = {fold('sum', x)} / {n}_count",
             f"{n}_d = {f'tl.where({mask}, {inside}, 0.0)' if mask else inside}",
             f"{n}_m2 = {fold('sum', f'{n}_d * {n}_d')}",
+            *corrected(n, fold("sum", f"{n}_d")),
             f"{n}_count = {n}_count + tl.zeros_like({n}_mean)",
         ]
     if e.param == "sumexp":
