@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from contextlib import suppress
+from importlib import import_module
 
 import torch
 
@@ -19,7 +21,8 @@ NO_LINK = (AssertionError, OSError, ImportError, RuntimeError, subprocess.Called
 def warm_up(folder: str) -> None:
     """Hash Triton's own files, ask ptxas for its version, build the C module; for a server, before it forks.
 
-    An operator on a tensor without data makes PyTorch import sympy, which takes longer than compiling a kernel.
+    An operator on a tensor without data makes PyTorch import sympy, which takes longer than compiling a kernel. The
+    first launch makes Triton import Gluon, for the types of its arguments.
 
     Args:
         folder: becomes Triton's cache folder of the server: its C module is in it, and no kernel.
@@ -29,6 +32,8 @@ def warm_up(folder: str) -> None:
     from triton.runtime.cache import triton_key
 
     torch.empty_like(torch.empty(1, device="meta"))
+    with suppress(ImportError):  # where a version of Triton keeps it elsewhere, each process finds it
+        import_module("triton.experimental.gluon.nvidia.hopper")
     triton_key()
     make_backend(GPUTarget("cuda", 90, 32)).hash()
     before = os.environ.get("TRITON_CACHE_DIR")
