@@ -21,13 +21,11 @@ from qimeng.backend import backend_named, cuda_runtime
 GXX = shutil.which("g++")
 
 SHIM = r"""
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <ucontext.h>
-#include <vector>
 #define __global__
 #define __device__
 #define __host__
@@ -38,7 +36,9 @@ SHIM = r"""
 #define __align__(n) __attribute__((aligned(n)))
 struct dim3 { unsigned x, y, z; };
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
-using std::min; using std::max; using std::exp; using std::fabs;
+using std::exp; using std::fabs;
+template <class T> static T min(T a, T b) { return b < a ? b : a; }
+template <class T> static T max(T a, T b) { return a < b ? b : a; }
 typedef _Float16 __half;
 struct __nv_bfloat16 {
     uint16_t bits;
@@ -57,50 +57,58 @@ static long long __double_as_longlong(double x) { return same_bits<long long>(x)
 static float rsqrtf(float x) { return 1 / sqrtf(x); }
 static double rsqrt(double x) { return 1 / sqrt(x); }
 
+enum { STACK = 1 << 15 };
+struct Fiber { ucontext_t context; char* stack; dim3 at; bool done; unsigned slot; };
+typedef void (*Kernel)(void**);
 static ucontext_t scheduler;
-struct Fiber { ucontext_t context; std::vector<char> stack; dim3 at; bool done; unsigned slot; };
-static std::vector<Fiber> fibers;
-static size_t running;
-static std::function<void()> work;
+static Fiber* fibers;
+static unsigned count, running;
+static Kernel work;
+static void** given;
 static void wait_for_others() { swapcontext(&fibers[running].context, &scheduler); }
 static void __syncthreads() { wait_for_others(); }
-static void fiber_main() { work(); fibers[running].done = true; swapcontext(&fibers[running].context, &scheduler); }
+static void fiber_main() {
+    work(given);
+    fibers[running].done = true;
+    swapcontext(&fibers[running].context, &scheduler);
+}
 static unsigned __shfl_down_sync(unsigned, unsigned value, int by) {
-    size_t own = running, lane = own % 32, from = lane + by < 32 && own + by < fibers.size() ? own + by : own;
+    unsigned own = running, lane = own % 32, from = lane + by < 32 && own + by < count ? own + by : own;
     fibers[own].slot = value;
     wait_for_others();
     unsigned got = fibers[from].slot;
     wait_for_others();
     return got;
 }
-static void launch(const unsigned* shape, std::function<void()> kernel) {
+static void launch(const unsigned* shape, Kernel kernel, void** arguments) {
     gridDim = {shape[0], shape[1], shape[2]}; blockDim = {shape[3], shape[4], shape[5]};
-    work = kernel;
-    fibers.resize(blockDim.x * blockDim.y * blockDim.z);
+    work = kernel; given = arguments;
+    count = blockDim.x * blockDim.y * blockDim.z;
+    fibers = (Fiber*)calloc(count, sizeof(Fiber));
+    for (unsigned i = 0; i < count; i++) fibers[i].stack = (char*)malloc(STACK);
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++)
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {
-        for (size_t i = 0; i < fibers.size(); i++) {
+        for (unsigned i = 0; i < count; i++) {
             Fiber& f = fibers[i];
-            f.stack.resize(1 << 15); f.done = false;
-            unsigned n = i;
-            f.at = {n % blockDim.x, n / blockDim.x % blockDim.y, n / blockDim.x / blockDim.y};
+            f.done = false;
+            f.at = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
             getcontext(&f.context);
-            f.context.uc_stack.ss_sp = f.stack.data(); f.context.uc_stack.ss_size = f.stack.size();
+            f.context.uc_stack.ss_sp = f.stack; f.context.uc_stack.ss_size = STACK;
             f.context.uc_link = 0;
             makecontext(&f.context, fiber_main, 0);
         }
         for (bool left = true; left;) {
             left = false;
-            for (running = 0; running < fibers.size(); running++) {
+            for (running = 0; running < count; running++) {
                 if (fibers[running].done) continue;
                 left = true; threadIdx = fibers[running].at;
                 swapcontext(&scheduler, &fibers[running].context);
             }
         }
     }
-    fibers.clear();
-    fibers.shrink_to_fit();
+    for (unsigned i = 0; i < count; i++) free(fibers[i].stack);
+    free(fibers);
 }
 """
 
@@ -148,7 +156,7 @@ def _entry(source, name):
     """A function that launches the kernel `name`, from addresses of its arguments."""
     kinds = [f"{kind}{'*' if pointer else ''}" for kind, pointer, _ in cuda_runtime._parameters(source, name)]
     passed = ", ".join(f"*({kind}*)a[{i}]" for i, kind in enumerate(kinds))
-    body = f"launch(shape, [&] {{ {name}({passed}); }});"
+    body = f"launch(shape, [](void** a) {{ {name}({passed}); }}, a);"
     return f'\nextern "C" void cpu_{name}(void** a, const unsigned* shape) {{ {body} }}\n'
 
 
