@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import networkx as nx
@@ -82,7 +82,7 @@ class Node:
     metas: tuple[Meta | None, ...] = ()
     literal: Any = None
 
-    @property
+    @cached_property
     def packet(self) -> str:
         """The operator without its overload (``"aten.add"``), but where that is another operator of the same name."""
         if self.target == REINTERPRETS:
@@ -230,6 +230,7 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 _ITEMSIZE = {"64": 8, "32": 4, "16": 2, "8": 1, "128": 16}
 
 
+@cache
 def itemsize(dtype: str) -> int:
     """Bytes of one element of the dtype called `dtype`."""
     if dtype == "bool":

@@ -114,6 +114,10 @@ class Region:
 
     def bytes_moved(self) -> int:
         """Bytes of all inputs and outputs, each once: the least the region must move (a lower bound)."""
+        return self._bytes_moved
+
+    @cached_property
+    def _bytes_moved(self) -> int:
         return sum(self.graph.meta(v).bytes for v in (*self.inputs, *self.outputs))
 
     def label(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from qimeng.actions import action_text
 from qimeng.device import Device
@@ -30,8 +31,7 @@ def bound_ms(region: Region, device: Device, mode: str = "default") -> float:
     (`qimeng.envs.cost.roofline.best_tflops`: fp32 as three products of half-precision planes, for one), all else at the
     fp32 rate; datasheet peaks.
     """
-    moved = region.bytes_moved() / (device.bandwidth_gbs * 1e6)
-    return max(moved, sum(_least_work_ms(region.graph, node, device, mode) for node in region.ops))
+    return max(region.bytes_moved() / (device.bandwidth_gbs * 1e6), _least_work_ms(region, device, mode))
 
 
 def ceilings(
@@ -44,19 +44,17 @@ def ceilings(
     CACM 2009).
     """
     times = region_times(program, evaluation, device)
-    total, work = sum(times.values()), dict[str, float]()
+    total = sum(times.values())
 
     def ceiling(action: Action) -> float:
         regions = [program.region(r) for r in action.regions]
-        for r in regions:
-            if r.id not in work:
-                work[r.id] = sum(_least_work_ms(r.graph, node, device, mode) for node in r.ops)
         read = [v for r in regions for v in r.inputs]
         handed = {v for r in regions for v in r.outputs}.intersection(read)
         kept = sum(r.bytes_moved() for r in regions) - sum(
             (1 + read.count(v)) * program.graph.meta(v).bytes for v in handed
         )
-        bound = max(kept / (device.bandwidth_gbs * 1e6), sum(work[r.id] for r in regions))
+        work = sum(_least_work_ms(r, device, mode) for r in regions)
+        bound = max(kept / (device.bandwidth_gbs * 1e6), work)
         present = sum(times[r.id] for r in regions)
         left = total - present + min(bound, present)
         return total / left if left > 0 else 1.0
@@ -64,7 +62,16 @@ def ceilings(
     return tuple(ceiling(action) for action in actions)
 
 
-def _least_work_ms(graph: OpGraph, node: Node, device: Device, mode: str) -> float:
+def _least_work_ms(region: Region, device: Device, mode: str) -> float:
+    """The arithmetic of a region at the best rates; kept, since every state asks for it again."""
+    known: dict[Any, float] = region.graph.memo.setdefault("least work", {})
+    key = region.nodes, device, mode
+    if key not in known:
+        known[key] = sum(_least_work_of(region.graph, node, device, mode) for node in region.ops)
+    return known[key]
+
+
+def _least_work_of(graph: OpGraph, node: Node, device: Device, mode: str) -> float:
     work = product_flops(graph, node)
     if work:
         rate = best_tflops(operand_dtype(graph, node), device, precision_of([node.packet], mode))
