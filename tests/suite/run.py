@@ -67,7 +67,7 @@ def run(problem: Problem, steps: int, seed: int, device: str = "cpu") -> dict[st
         graph = capture_spec(spec, device=device)
     except CaptureError as error:
         return {**row, "whole": str(error), "seconds": round(time.perf_counter() - began, 2)}
-    torch.set_default_device(device)
+    torch.set_default_device(device if device != "cpu" else None)
     values = evaluate(graph, spec, device)
     program, coder = Program.start(graph), TemplateCoder()
     for region in program.regions:
@@ -218,7 +218,7 @@ def row_of(name: str, steps: int, seed: int, device: str) -> dict[str, Any]:
     """The row of the problem `name`, whatever happens."""
     problem = next(p for p in problems() if p.name == name)
     torch.set_num_threads(1)
-    torch.set_default_device("cpu")
+    torch.set_default_device(None)
     try:
         with torch.no_grad():
             return run(problem, steps, seed, device)
