@@ -19,6 +19,7 @@ from qimeng.envs.workers.compile import Compilers, job_of
 from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
+from tests.coder.test_shared_rows import Function as Called
 
 H200 = DEVICES["h200"]
 FP32, BF16 = torch.float32, torch.bfloat16
@@ -143,3 +144,12 @@ def test_kernels_that_read_once_hold_all_in_registers(compilers: Compilers) -> N
             assert 2 * main.registers * main.threads <= H200.registers_per_sm, schedule
             assert 2 * (main.shared_bytes + 1024) <= H200.shared_per_sm, schedule
         assert main.shared_bytes == pytest.approx(shared_bytes(of, schedule), rel=0.01)
+
+
+@pytest.mark.parametrize(("channels", "tried"), [(8, {"ieee", "tf32", "bf16x6"}), (128, {"ieee", "tf32"})])
+def test_convolutions_of_few_channels_are_tried_in_full_precision_too(channels: int, tried: set[str]) -> None:
+    shapes = ((8, channels, 128, 128), (64, channels, 3, 3))
+    graph = capture(lambda: Called(torch.nn.functional.conv2d), lambda: tuple(torch.empty(s) for s in shapes))
+    plan = plan_gemm(make_region(graph, [n.name for n in graph.ops()]))
+    start = default_schedule(plan, H200, "default")
+    assert {s.precision for s in (start, *guesses(plan, start, H200, "default"))} == tried

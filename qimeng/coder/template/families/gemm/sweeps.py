@@ -17,6 +17,7 @@ from qimeng.coder.template.families.gemm.staging import stageable, under
 from qimeng.coder.template.families.gemm.traffic import (
     SMALL_SHARE,
     inline_sides,
+    memory_binds,
     never_copied,
     operand_bytes,
     packed_sides,
@@ -177,11 +178,13 @@ def precisions(plan: GemmPlan, device: Device, mode: str) -> tuple[str, ...]:
 
     Scaled fp16 planes at the mode's precision; where memory binds the product also what reads operands but once: TF32
     in mode ``"high"``, else bf16 planes, where the budget of errors of so deep a product admits them. Windows are read
-    in TF32 where that is admitted: planes of them would have to be scaled window by window.
+    in TF32 where that is admitted: planes of them would have to be scaled window by window. cuDNN computes
+    convolutions of few channels in fp32 even then, and its error is the budget; where memory binds them, fp32's
+    precision costs little.
     """
     if plan.mode(mode) == "high":
         if never_copied(plan):
-            return ("tf32",)
+            return ("tf32", "bf16x6") if memory_binds(plan, device, "bf16x6") else ("tf32",)
         return ("fp16", "tf32") if inline_sides(plan, device, "tf32") else ("fp16",)
     once = inline_sides(plan, device, "bf16x3") and SCHEMES["bf16x3"].error <= budget(plan)
     return ("fp16x3", "bf16x3") if once else ("fp16x3",)

@@ -104,6 +104,12 @@ def inline_sides(plan: GemmPlan, device: Device, precision: str) -> str:
     return "".join(s.name for s in plan.sides if s.name in never or (s in sides and pays))
 
 
+def memory_binds(plan: GemmPlan, device: Device, precision: str) -> bool:
+    """True where the product waits for memory longer than for its arithmetic under `precision`, at peak rates."""
+    moved_s = moved_bytes(plan) / (device.bandwidth_gbs * 1e9)
+    return moved_s >= _arithmetic_s(plan, device, len(SCHEMES[precision].products))
+
+
 def never_copied(plan: GemmPlan) -> str:
     """Operands of overlapping windows, which the main loop reads where they lie, of ``""``, ``"a"``, ``"b"`` …."""
     return "".join(s.name for s in plan.sides if s.repeats >= OVERLAPPING and not s.held)
@@ -115,4 +121,7 @@ def _arithmetic_s(plan: GemmPlan, device: Device, products: int) -> float:
     return 2 * batch * m * n * k * products / (device.half_tflops * 1e12)
 
 
-__all__ = ["SMALL_SHARE", "inline_sides", "is_small", "moved_bytes", "never_copied", "operand_bytes", "packed_sides"]
+__all__ = [
+    "SMALL_SHARE", "inline_sides", "is_small", "memory_binds", "moved_bytes", "never_copied", "operand_bytes",
+    "packed_sides",
+]  # fmt: skip
