@@ -25,8 +25,9 @@ that more than two a thread spread each load over more of memory. Measured on an
 0.85 with 1024 rows and 4 warps, means of 27 in 0.66 instead of 1.63; a convolution of 7 x 7 single channels in bf16 in
 0.12 ms instead of 0.19 with 256 rows, since a thread's rows share a weight."""
 
-NARROW = 16
-"""The same where the columns lie next to each other in memory, as in windows that do not overlap."""
+NARROW, APART = 16, 4
+"""The same where windows begin further than `APART` elements from each other, as those do that do not overlap: then
+lanes along the outputs read from as many places."""
 
 FORMS = ("wave", "cooperative", "split", "resident")
 """Forms of a reduction that lowering tries beside the plain one (`loop` is that wherever there are rows enough)."""
@@ -91,8 +92,10 @@ def guesses(plan: TilePlan, schedule: TileSchedule, device: Device) -> list[Tile
 
 def _is_window(plan: TilePlan) -> bool:
     """Whether each output is reduced from a few elements at computed positions, none of which is kept along them."""
-    moved = any(e.access for e in plan.nest.exprs)
-    return moved and not plan.full and plan.column_count <= (SHORT if plan.contiguous == "p" else NARROW)
+    moved = [e for e in plan.nest.exprs if e.op == "load" and e.access]
+    steps = [plan.nest.walked_strides(e).get(plan.rows[-1][0][-1], 0) for e in moved] if plan.rows else []
+    near = plan.contiguous == "p" or any(0 < step <= APART for step in steps)
+    return bool(moved) and not plan.full and plan.column_count <= (SHORT if near else NARROW)
 
 
 def _has_weights(plan: TilePlan) -> bool:
