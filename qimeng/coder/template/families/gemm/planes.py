@@ -62,7 +62,7 @@ class Planes(Operand):
 def plane_of(scheme: Scheme, prefix: str, rest: str, name: str, plane: int, last: bool) -> list[str]:
     """Lines that round `rest` to a plane and, where more planes follow, leave in it what that plane lacks."""
     may_overflow = scheme.dtype == "bfloat16" and plane == 0
-    kept = f"{prefix}_short({rest})" if scheme.bits and not last else rest
+    kept = f"{prefix}_short({rest})" if scheme.bits and plane < scheme.planes - 1 else rest
     rounded = f"{prefix}_bfloat16({rest})" if may_overflow else f"{kept}.to({TRITON_DTYPE[scheme.dtype]})"
     lines = [f"{name} = {rounded}"]
     if not last:
