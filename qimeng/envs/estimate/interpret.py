@@ -38,8 +38,8 @@ from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 from qimeng.spec.dispatch import DispatchMode
 
-PRELOAD = ("torch", "qimeng.envs.workers.worker")
-"""What the fork server imports: not Triton, which reads the environment when it is imported."""
+PRELOAD = ("torch", "qimeng.envs.workers.worker", "qimeng.envs.estimate.interpreter:ready")
+"""What the fork server imports. Its Triton is one that interprets, so that it serves no other process."""
 
 CALL_SECONDS = 30.0
 """Seconds after which a call counts as hung."""

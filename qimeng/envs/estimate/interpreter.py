@@ -29,6 +29,12 @@ _TF32_BITS = np.uint32(0xFFFFE000)
 """What a tensor core sees of an fp32 operand: the hardware drops the low 13 bits."""
 
 
+def ready() -> None:
+    """Import Triton as an interpreter, once, in a server of interpreting processes; before it forks."""
+    os.environ.update(ENVIRONMENT)
+    import triton.language  # noqa: F401
+
+
 def main(channel: Channel, setup: Setup) -> None:
     """Patch the interpreter, then answer the judge like any worker."""
     if os.environ.get("TRITON_INTERPRET") != "1":
@@ -154,4 +160,4 @@ def _rounded(handle: Any) -> Any:
     return TensorHandle(rounded.astype(np.uint16), tl.bfloat16)
 
 
-__all__ = ["ENVIRONMENT", "LACKS", "main", "mend"]
+__all__ = ["ENVIRONMENT", "LACKS", "main", "mend", "ready"]
