@@ -7,12 +7,9 @@ script), as those of `test_gemm` do.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +22,10 @@ from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.staging import stageable
 from qimeng.device import device_named
 from qimeng.errors import IllegalAction
+from qimeng.program.program import load_source
 from tests.coder import test_gemm as harness
 from tests.coder.test_gemm import BF16, CASES, FP16, Call, Case, case, planned, shapes
+from tests.interpreted import rows_of
 
 conv = functional.conv2d
 PRECISIONS = [{"precision": p} for p in ("ieee", "tf32x3")]
@@ -308,14 +307,7 @@ def _add() -> None:
 
 def rows(how: str, *names: str) -> list[dict[str, Any]]:
     """What this file prints when it runs as a script in a process of its own."""
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    env.pop("TRITON_INTERPRET", None)
-    if how == "interpret":
-        env["TRITON_INTERPRET"] = "1"
-    command = [sys.executable, __file__, how, *names]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return rows_of(__file__, how, *names, timeout=900, interpret=how == "interpret")
 
 
 def check(found: list[dict[str, Any]]) -> None:
@@ -357,31 +349,26 @@ def test_case_on_the_gpu(name: str) -> None:
         assert measured["error"] <= limit, (changes, measured)
 
 
-INFINITE = """
-import torch
-from tests.coder import test_gemm as harness
-from tests.coder.test_convolution import cases
-from qimeng.program.program import load_source
-
-case = cases()["copied, transposed, odd"]
-for number, changes in enumerate(case.schedules):
-    _, _, _, printed = harness._printed(case, number, changes)
-    module, (x,) = case.module(), case.inputs()
-    x[:, :, 1, 1] = float("inf")
-    y = module(x)
-    loaded = load_source(harness.HEADER + printed.source, f"infinite_{number}")
-    given = [x, module.w]
-    made = loaded.__dict__[printed.prepare](*[given[i] for i in printed.prepare_inputs]) if printed.prepare else ()
-    (found,) = loaded.__dict__[printed.entry](*given, *made)
-    print(bool(torch.equal(found.isfinite(), y.isfinite())), int((~y.isfinite()).sum()), int((~found.isfinite()).sum()))
-"""
+def infinite() -> None:
+    """Print where results are finite, of an input with an infinity."""
+    case = cases()["copied, transposed, odd"]
+    for number, changes in enumerate(case.schedules):
+        _, _, _, printed = harness._printed(case, number, changes)
+        module, (x,) = case.module(), case.inputs()
+        x[:, :, 1, 1] = float("inf")
+        y = module(x)
+        loaded = load_source(harness.HEADER + printed.source, f"infinite_{number}")
+        given = [x, module.w]
+        made = loaded.__dict__[printed.prepare](*[given[i] for i in printed.prepare_inputs]) if printed.prepare else ()
+        (found,) = loaded.__dict__[printed.entry](*given, *made)
+        same = torch.equal(found.isfinite(), y.isfinite())
+        print(json.dumps({"same": same, "infinite": int((~y.isfinite()).sum())}), flush=True)
 
 
 def test_an_infinity_meets_only_its_own_weights() -> None:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", INFINITE], capture_output=True, text=True, env=env, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["True"] * 3, done.stdout
+    found = rows_of(__file__, "infinite")
+    assert [row["same"] for row in found] == [True] * 3, found
+    assert all(row["infinite"] for row in found)
 
 
 @pytest.mark.parametrize(
@@ -458,8 +445,11 @@ def test_other_cases_cross_compile() -> None:
 
 
 def main() -> None:
-    """As a script: the cases named, or all, in the interpreter or through the compiler."""
+    """As a script: the cases named, or all, in the interpreter or through the compiler; or an infinity among inputs."""
     how, *names = sys.argv[1:]
+    if how == "infinite":
+        infinite()
+        return
     found = cases()
     CASES.clear()
     CASES.update(found)

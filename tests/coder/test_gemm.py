@@ -7,19 +7,18 @@ two processes of their own (this file as a script) that print one JSON row a cas
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
+
+from tests.interpreted import rows_of
 
 Make = Callable[[], tuple[Any, ...]]
 
@@ -495,15 +494,7 @@ def compare_shared(names: list[str]) -> None:
 
 def rows(how: str, *names: str) -> list[dict[str, Any]]:
     """What this file prints when it runs as a script in a process of its own."""
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    env.pop("TRITON_INTERPRET", None)
-    if how == "interpret":
-        env["TRITON_INTERPRET"] = "1"
-    done = subprocess.run(
-        [sys.executable, __file__, how, *names], capture_output=True, text=True, env=env, timeout=900, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return rows_of(__file__, how, *names, timeout=900, interpret=how == "interpret")
 
 
 def check(found: list[dict[str, Any]]) -> None:
