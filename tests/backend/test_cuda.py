@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from qimeng.backend.cuda_runtime import CudaError, cuda_compile, cuda_kernel
 from qimeng.device import DEVICES
 from qimeng.envs.workers.compile import Compilers, Job
 from qimeng.envs.workers.forkserver import ForkServer
+from qimeng.envs.workers.shared_server import shared_server
 from qimeng.graph.opgraph import Meta, row_major
 from qimeng.program.program import Implementation
 
@@ -53,10 +53,8 @@ def meta(*shape: int, dtype: str = "float32") -> Meta:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    server = ForkServer()
-    yield server
-    server.close()
+def server() -> ForkServer:
+    return shared_server()
 
 
 def compiled(server: ForkServer, folder: Path, *texts: str, device: str = "h200"):

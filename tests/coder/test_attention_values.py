@@ -24,7 +24,7 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.device import device_named
 from qimeng.envs.workers.compile import Compilers
-from qimeng.envs.workers.forkserver import ForkServer
+from qimeng.envs.workers.shared_server import shared_server
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
@@ -230,11 +230,7 @@ def test_every_kernel_compiles_for_a_device(tmp_path: Path) -> None:
             for s in (schedule, schedule.but(splits=3), schedule.but(descriptors=True)):
                 made = replace(patch, alternatives=(coder.print(region, s),))
                 programs[f"{problem.name} {s}"] = made.apply(program, 0)
-    server = ForkServer()
-    try:
-        found = Compilers(server, DEVICE, str(tmp_path)).programs(list(programs.values()))
-    finally:
-        server.close()
+    found = Compilers(shared_server(), DEVICE, str(tmp_path)).programs(list(programs.values()))
     failed = {name: c.error for name, t in zip(programs, found, strict=True) for c in t.values() if c.failure}
     assert sum(map(len, found)) == 3 * len(CASES) and not failed, json.dumps(failed, indent=1)
     assert not any(k.overlaps for t in found for c in t.values() for k in c.kernels), "a product may read too late"

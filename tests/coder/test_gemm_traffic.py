@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,7 +16,7 @@ from qimeng.coder.template.families.gemm.sweeps import default_schedule, guesses
 from qimeng.coder.template.families.gemm.traffic import inline_sides, packed_sides
 from qimeng.device import DEVICES
 from qimeng.envs.workers.compile import Compilers, job_of
-from qimeng.envs.workers.forkserver import ForkServer
+from qimeng.envs.workers.shared_server import shared_server
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
 from tests.coder.test_shared_rows import Function as Called
@@ -121,10 +121,8 @@ def test_small_operands_are_packed_for_tf32() -> None:
 
 
 @pytest.fixture(scope="module")
-def compilers() -> Iterator[Compilers]:
-    server = ForkServer()
-    yield Compilers(server, H200)
-    server.close()
+def compilers() -> Compilers:
+    return Compilers(shared_server(), H200)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.coder.template.families.tile.schedule import TileSchedule
 from qimeng.device import device_named
 from qimeng.envs.workers.compile import Compilers, job_of
-from qimeng.envs.workers.forkserver import ForkServer
+from qimeng.envs.workers.shared_server import shared_server
 from qimeng.family import covering
 from qimeng.graph.capture import capture
 from qimeng.graph.region import make_region
@@ -32,12 +32,8 @@ def test_what_programs_share_is_broadcast_without_a_copy_of_the_row_in_every_thr
     graph = capture(lambda: norm, lambda: (torch.empty(512, 65536),))
     region = make_region(graph, [n.name for n in graph.ops()])
     assert covering(region)[1].passes == 1
-    server = ForkServer()
-    try:
-        job = job_of(region, TemplateCoder().print(region, schedule))
-        (found,) = Compilers(server, device_named("h200"), str(tmp_path)).compile([job])
-    finally:
-        server.close()
+    job = job_of(region, TemplateCoder().print(region, schedule))
+    (found,) = Compilers(shared_server(), device_named("h200"), str(tmp_path)).compile([job])
     assert found.error is None
     texts = [path.read_text() for path in tmp_path.rglob("*.ttgir")]
     assert texts

@@ -28,7 +28,7 @@ from qimeng.coder.template.families.recurrent.printer import print_recurrent
 from qimeng.coder.template.families.recurrent.schedule import RecurrentSchedule
 from qimeng.device import device_named
 from qimeng.envs.workers.compile import Compilers
-from qimeng.envs.workers.forkserver import ForkServer
+from qimeng.envs.workers.shared_server import shared_server
 from qimeng.family import Unsupported, covering, word_of
 from qimeng.graph.capture import capture
 from qimeng.graph.loops.build import LoopBuilder
@@ -229,11 +229,7 @@ def test_every_cut_compiles_for_a_device(tmp_path: Path) -> None:
         for schedule in SCHEDULES:
             printed = print_recurrent(plan, schedule, f"k{len(programs)}")
             programs[f"{name} {schedule}"] = Program(program.graph, (region,)).with_implementation(region.id, printed)
-    server = ForkServer()
-    try:
-        found = Compilers(server, H200, str(tmp_path)).programs(list(programs.values()))
-    finally:
-        server.close()
+    found = Compilers(shared_server(), H200, str(tmp_path)).programs(list(programs.values()))
     failed = {name: c.error for name, t in zip(programs, found, strict=True) for c in t.values() if c.failure}
     assert all(found) and not failed, failed
 

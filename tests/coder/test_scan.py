@@ -30,7 +30,7 @@ from qimeng.coder.template.nest.scans import PARTS, Scan, neutral
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.device import device_named
 from qimeng.envs.workers.compile import Compilers
-from qimeng.envs.workers.forkserver import ForkServer
+from qimeng.envs.workers.shared_server import shared_server
 from qimeng.errors import IllegalAction
 from qimeng.family import Unsupported, covering, word_of
 from qimeng.graph.capture import capture
@@ -341,11 +341,7 @@ def test_every_form_compiles_for_a_device(tmp_path: Path) -> None:
         for schedule in schedules(plan_scan(region)):
             printed = print_scan(plan_scan(region), schedule, f"k{len(programs)}")
             programs[f"{name} {schedule}"] = Program(region.graph, (region,)).with_implementation(region.id, printed)
-    server = ForkServer()
-    try:
-        found = Compilers(server, H200, str(tmp_path)).programs(list(programs.values()))
-    finally:
-        server.close()
+    found = Compilers(shared_server(), H200, str(tmp_path)).programs(list(programs.values()))
     failed = {name: c.error for name, t in zip(programs, found, strict=True) for c in t.values() if c.failure}
     assert len(programs) > 80 and all(found) and not failed, failed
 

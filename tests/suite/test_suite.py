@@ -16,7 +16,7 @@ import pytest
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.envs.workers.compile import Compilers
-from qimeng.envs.workers.forkserver import ForkServer
+from qimeng.envs.workers.shared_server import shared_server
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
@@ -59,11 +59,7 @@ def test_captured_lowered_and_right(lowered: dict[str, Row], problem: Problem) -
 def test_every_kernel_compiles_for_a_device(tmp_path: Path) -> None:
     """Every eighth problem, for time's sake."""
     programs = {p.name: lowered_program(p) for p in problems()[::8] if not p.whole}
-    server = ForkServer()
-    try:
-        found = Compilers(server, device_named("h200"), str(tmp_path)).programs(list(programs.values()))
-    finally:
-        server.close()
+    found = Compilers(shared_server(), device_named("h200"), str(tmp_path)).programs(list(programs.values()))
     failed = {name: c.error for name, t in zip(programs, found, strict=True) for c in t.values() if c.failure}
     assert sum(map(len, found)) > 40 and not failed, json.dumps(failed, indent=1)
 

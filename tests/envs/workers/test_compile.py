@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -11,6 +9,7 @@ from qimeng.backend.compiled import Compiled
 from qimeng.device import DEVICES
 from qimeng.envs.workers.compile import Compilers, Job
 from qimeng.envs.workers.forkserver import ForkServer
+from qimeng.envs.workers.shared_server import shared_server
 from qimeng.graph.capture import capture
 from qimeng.graph.opgraph import Meta
 from qimeng.program.program import Implementation, Program
@@ -37,10 +36,8 @@ def job(name: str = "double", body: str = "v = tl.load(x + i, i < n) * 2", block
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    made = ForkServer()
-    yield made
-    made.close()
+def server() -> ForkServer:
+    return shared_server()
 
 
 def build(server: ForkServer, tmp_path, *jobs: Job, sandbox: str = "full") -> list[Compiled]:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from qimeng.device import DEVICES
 from qimeng.envs.screening.resources import largest, refusal, too_many_spills
 from qimeng.envs.workers.compile import Compilers, Job
 from qimeng.envs.workers.forkserver import ForkServer
+from qimeng.envs.workers.shared_server import shared_server
 from qimeng.graph.opgraph import Meta
 from qimeng.program.program import Implementation
 
@@ -78,10 +78,8 @@ def meta(*shape: int, dtype: str = "float32") -> Meta:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    server = ForkServer()
-    yield server
-    server.close()
+def server() -> ForkServer:
+    return shared_server()
 
 
 def compilers(
