@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -38,6 +39,9 @@ from qimeng.spec.perturb import SHARES, seed_of
 from qimeng.spec.seeding import seed_generators
 from qimeng.spec.together import tied
 
+WEIGHING = re.compile("softmax|scaled_dot_product")
+"""Operators whose masks give weights of exactly zero."""
+
 
 class InputsRefused(Exception):
     """The module raises an error of its own on inputs that were drawn for it; the message is that error."""
@@ -58,6 +62,7 @@ class EagerReference:
     Attributes:
         kind: ``"float64"``, or ``"eager-highest"`` where float64 does not run or its random operators cannot be
             given eager's draws.
+        weighs: whether it computes weights by a softmax, which masks may make zero.
         no_double: why float64 does not run; empty where it does, or where nobody tried.
         facts: structure of eager's output.
         mutated: parameters and buffers that a call updates.
@@ -95,6 +100,7 @@ class EagerReference:
         self.mode_matters = False
         self.longest_reduction = longest_reduction(graph) if graph is not None and graph.nodes else 0
         self._terms = self.longest_reduction
+        self.weighs = graph is not None and any(WEIGHING.search(n.packet) for n in graph.ops())
         self._sums = self.longest_reduction > 1
         self.parameters = Parameters(spec, device)
         self.input_sets = 1

@@ -8,15 +8,18 @@ Knows nothing about candidates.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from qimeng.envs.errors import accuracy
 from qimeng.envs.errors.accuracy import Error, Expected
 from qimeng.envs.errors.extreme_inputs import ATTEMPTS, overflowing, says_nothing
-from qimeng.envs.errors.float64 import NEARBY, Near, tensors_in
+from qimeng.envs.errors.float64 import NEARBY, Near, tensors_in, to_double
 from qimeng.envs.errors.nearby_inputs import most_nearby, second_look
 from qimeng.envs.judge.eager_reference import InputsRefused
 from qimeng.envs.judge.exact_reference import ExactReference
@@ -110,15 +113,44 @@ class References(ExactReference):
             wider = second_look(error, lambda: trial.expected[number], lambda: self._look_nearby(trial))
             if wider is not None:
                 return wider
-            if trial.draw.distribution == "infinite" and accuracy.same_but_for_few(
-                actual, expected, any_kind=number >= len(trial.outputs)
-            ):
-                return expected.excused(Error())
+            if trial.draw.distribution == "infinite":
+                any_kind = number >= len(trial.outputs)
+                if accuracy.same_but_for_few(actual, expected, any_kind):
+                    return expected.excused(Error())
+                hidden = None if any_kind else self._without_what_masks_hide(trial, number)
+                if hidden is not None and accuracy.check(actual, hidden)[1] is None:
+                    return hidden
         elif number < len(trial.outputs) and self.accepts_selection(trial, number, actual):
             return expected
         if number < len(trial.outputs) and self._has_jumped(trial, number, actual):
             return expected.excused(error)
         return None
+
+    def _without_what_masks_hide(self, trial: Trial, number: int) -> Expected | None:
+        """What is expected where the weights of infinite inputs are exact zeros; None where nothing has such weights.
+
+        A mask gives a weight of exactly zero, and zero times infinity is no number. Kernels for attention differ in
+        which blocks of masked elements they skip, eager's among them, so that both values are right there.
+        """
+        if not self.weighs or self.kind != "float64":
+            return None
+        expected = trial.expected[number]
+        module = self._exact_module(self.parameters.set(trial.draw.parameter_seed))
+        with torch.no_grad():
+            first, second = (tensors_in(module(*to_double(x, self._place)))[number] for x in self._finite(trial.draw))
+        hidden = (first == second).to(self.device)
+        return replace(expected, value=torch.where(hidden, first.to(expected.value), expected.value))
+
+    def _finite(self, draw: Draw) -> Iterator[tuple[Any, ...]]:
+        """Twice the inputs of an infinite `draw`, with other finite numbers in place of what is not finite there."""
+        for number in (1.0, -2.0):
+
+            def without(x: Any, given: Any, number: float = number) -> Any:
+                if not isinstance(x, torch.Tensor) or not accuracy.is_float(x):
+                    return x
+                return torch.where(x.isfinite() | ~given.isfinite(), x, number)
+
+            yield pytree.tree_map(without, self.inputs(draw), self.inputs(replace(draw, distribution="given")))
 
     def may_look_nearby(self, done: int, elements: int) -> bool:
         """Whether one more trial nearby is to be made, after `done` with so many elements of inputs and outputs."""
