@@ -18,8 +18,10 @@ OPTIONS = {"default": "inductor", "max-autotune-no-cudagraphs": "inductor-tuned"
 """Mode of torch.compile to the option of the action `library` that gives the same code."""
 
 
-def compiled_whole(session: Session, found: Evaluation) -> tuple[State, Evaluation] | None:
+def compiled_whole(session: Session, found: Evaluation) -> tuple[State, Evaluation] | str:
     """The state and final verification of TorchInductor's code, where that is right and faster than what was found.
+
+    Otherwise why torch.compile's code is not returned although it was faster; empty where it was not.
 
     Takes an evaluation and a final verification beyond the budget, and only where torch.compile, timed beside the
     program that was found, was clearly faster.
@@ -30,17 +32,22 @@ def compiled_whole(session: Session, found: Evaluation) -> tuple[State, Evaluati
     """
     option = _faster(found)
     if option is None:
-        return None
+        return ""
     branch = session.fork()
     branch.state = (session.ledger.best or session.state).path()[0]
     called = branch.state.program.called
     whole = Action("library", (called[0].id,) if len(called) == 1 else (), option)
-    if not branch.step(whole).accepted:
-        return None
+    step = branch.step(whole)
+    if not step.accepted:
+        reason = step.evaluation.error if step.evaluation else "it cannot be written as a program of its own"
+        return f"torch.compile's code is faster, but is not returned: {reason}"
     session.tell("final", "verify torch.compile's code, which is faster, in a fresh process")
     evaluation = session.task.judged(branch.state.program, asked=Asked.FINAL)
-    if refusal(evaluation, None) is not None or not beats(evaluation, found):
-        return None
+    problem = refusal(evaluation, None)
+    if problem is not None:
+        return f"torch.compile's code is faster, but is not returned: {problem}"
+    if not beats(evaluation, found):
+        return ""
     return branch.state, evaluation
 
 

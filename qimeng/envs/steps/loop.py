@@ -144,7 +144,11 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
         notes.append(f"the program of {len(winner.recipe())} steps failed its own verification: {evaluation.error}")
     if stopped != "interrupted" and not evaluation.unchecked:
         with suppress(KeyboardInterrupt):
-            winner, evaluation = compiled_whole(session, evaluation) or (winner, evaluation)
+            faster = compiled_whole(session, evaluation)
+            if not isinstance(faster, str):
+                winner, evaluation = faster
+            elif faster:
+                notes.append(faster)
     if not winner.program.on_pytorch:
         return _result(session, winner, evaluation, stopped, notes)
     if ledger.attempts and stopped != "opaque":

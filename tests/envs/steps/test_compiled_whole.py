@@ -70,4 +70,6 @@ def test_it_is_returned_where_it_is_faster(graph: OpGraph, mode: str) -> None:
 def test_else_what_was_found_is(graph: OpGraph, evaluator: Beside) -> None:
     result = run(graph, evaluator)
     assert result.evaluation.ms == FOUND
+    said = [note for note in result.notes if "torch.compile's code is faster" in note]
+    assert [evaluator.wrong_in in note for note in said] == ([True] if evaluator.wrong_in else [])
     assert [step.action.kind for step in result.recipe.steps] == ["lowering"]
