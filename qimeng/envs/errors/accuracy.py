@@ -176,11 +176,12 @@ def measure(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | 
         top, total = _fused(actual, expected, least)
     else:
         top, total = _summary(_quick_errors(actual, expected, least), actual.device)
-    if math.isfinite(top):  # every value is finite, so that eager has no say
+    finite = math.isfinite(top)
+    if finite:  # every value is, so that eager has no say
         eager = None
     else:
         top, total = _summary(_errors(actual, expected, eager, least), actual.device)
-    return Error(top, math.sqrt(total / actual.numel()), *look(actual, expected, eager, least))
+    return Error(top, math.sqrt(total / actual.numel()), *look(actual, expected, eager, least, finite=finite))
 
 
 def measure_most(actual: torch.Tensor, expected: torch.Tensor) -> Error:

@@ -13,6 +13,7 @@ import math
 import random
 from functools import cache
 
+import numpy as np
 import torch
 
 SAMPLE = 1 << 18
@@ -54,8 +55,18 @@ def either(
     return torch.where(odd, torch.minimum(error, relative(y, e, scale, least)), error)
 
 
+def relative_of_finite(y: torch.Tensor, r: torch.Tensor, scale: torch.Tensor | float, least: float) -> torch.Tensor:
+    """`relative` where all values are finite, in a third of the time."""
+    return (y - r).abs_().div_(r.abs().add_(scale).clamp_(min=least))
+
+
 def look(
-    actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None, least: float, most: bool = False
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    eager: torch.Tensor | None,
+    least: float,
+    most: bool = False,
+    finite: bool = False,
 ) -> tuple[float, float]:
     """The error beside columns, and the error of an element by itself.
 
@@ -68,7 +79,12 @@ def look(
         eager: eager's, where some value is not finite.
         least: what errors beside columns are divided by at least.
         most: whether the worst hundredth is left out beside columns, and four times the rest's error taken.
+        finite: whether every value is known to be finite.
     """
+
+    def errors(scale: torch.Tensor | float, least: float) -> torch.Tensor:
+        return relative_of_finite(y, r, scale, least) if finite else either(y, r, e, scale, least)
+
     y, r = _sampled(actual).double(), _sampled(expected).double()
     e = None if eager is None else _sampled(eager).double()
     if not r.numel():
@@ -77,34 +93,42 @@ def look(
     axes = [d for d, n in enumerate(r.shape) if n > 1][:-1]
     for axis in axes:
         if r.shape[axis] >= FEWEST:
-            error = either(y, r, e, _rms(r, axis), least)
+            error = errors(_rms(r, axis, finite), least)
             across.append(4 * _quantile(error, 0.99) if most else error.amax())
     alone = torch.zeros_like(across[0])
     if r.numel() >= FEWEST:
-        alone = _quantile(either(y, r, e, 0.0, _least_alone(r, expected.dtype)), SHARE)
+        alone = _quantile(errors(0.0, _least_alone(r, expected.dtype, finite)), SHARE)
     found = torch.stack([torch.stack(across).amax(), alone]).tolist()
     return found[0], found[1]
 
 
-def _least_alone(r: torch.Tensor, dtype: torch.dtype) -> float:
+def _least_alone(r: torch.Tensor, dtype: torch.dtype, all_finite: bool) -> float:
     """What an element's own error is divided by at least."""
     kind, single = torch.finfo(dtype), torch.finfo(torch.float32)
-    sizes = r.abs()
-    sizes = sizes[(sizes > 0) & sizes.isfinite()]
-    usual = float(sizes.median()) if sizes.numel() else 0.0
+    sizes = r.abs().reshape(-1)
+    counted = int((sizes > 0 if all_finite else (sizes > 0) & sizes.isfinite()).sum())
+    usual = float(_nth(sizes, int((sizes == 0).sum()) + (counted - 1) // 2)) if counted else 0.0  # their median
     lost = 0.0 if kind.tiny < single.tiny else single.tiny / UNDERFLOW
     return max(kind.tiny, lost, OF_MEDIAN * kind.eps * usual)
 
 
-def _rms(r: torch.Tensor, axis: int) -> torch.Tensor:
+def _rms(r: torch.Tensor, axis: int, all_finite: bool) -> torch.Tensor:
+    if all_finite:
+        return (r.square().sum(axis, keepdim=True) / r.shape[axis]).sqrt()
     finite = r.isfinite()
     total = torch.where(finite, r, 0.0).square().sum(axis, keepdim=True)
     return (total / finite.sum(axis, keepdim=True).clamp(min=1)).sqrt()
 
 
 def _quantile(error: torch.Tensor, share: float) -> torch.Tensor:
-    flat, place = error.reshape(-1), int(share * (error.numel() - 1))
-    return flat.sort().values[place] if flat.is_cuda else flat.kthvalue(place + 1).values  # a CPU need not sort all
+    return _nth(error.reshape(-1), int(share * (error.numel() - 1)))
+
+
+def _nth(flat: torch.Tensor, place: int) -> torch.Tensor:
+    """What would be at `place` if `flat` were sorted, NaN at its end."""
+    if flat.is_cuda:
+        return flat.sort().values[place]
+    return torch.from_numpy(np.partition(flat.numpy(), place))[place]  # in a fifth of the time of torch.kthvalue
 
 
 def _sampled(x: torch.Tensor) -> torch.Tensor:
