@@ -22,9 +22,13 @@ CONTEXTS = 4 << 29
 HOST_FLOP = 4e12
 """Floating-point operations of products above which float64 on the host would take minutes."""
 
-WAYS = ("device", "steps", "host", "none")
-"""Where float64 results are made: on the device, two at a time; there one at a time (the first is rounded to the
-output's dtype before the second is made); on the host; nowhere: eager in mode ``"highest"`` is the reference."""
+SLICE_BYTES = 1 << 31
+"""Bytes that the float64 run of a slice may take, where one row does not take more."""
+
+WAYS = ("device", "slices", "steps", "host", "none")
+"""Where float64 results are made: on the device, two at a time; there of some rows at a time; there one at a time (the
+first is rounded to the output's dtype before the second is made); on the host; nowhere: eager in mode ``"highest"`` is
+the reference."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Sizes:
         temporaries: what eager holds at its peak beyond these.
         itemsize: bytes of an element: 4, or 2 for half types.
         flop: floating-point operations of its products; None where not known.
+        rows: along the leading axis, where these may be computed apart; 1 where they may not.
     """
 
     inputs: int
@@ -46,6 +51,7 @@ class Sizes:
     temporaries: int = 0
     itemsize: int = 4
     flop: float | None = None
+    rows: int = 1
 
     def double(self, results: int) -> int:
         """Bytes of runs in float64 at their peak, with `results` results held; the inputs are raised one by one."""
@@ -77,6 +83,7 @@ class Plan:
     def __str__(self) -> str:
         where = {
             "device": "float64 results are made on the device",
+            "slices": "float64 results are made on the device of some rows at a time",
             "steps": "float64 results are made on the device one after the other",
             "host": "float64 results are made on the host",
             "none": "float64 does not fit: eager in mode highest is the reference",
@@ -91,6 +98,8 @@ class Plan:
 _ORDER = (
     Plan("device", tidy=False, copies=True),
     Plan("device", tidy=True, copies=True),
+    Plan("slices", tidy=True, copies=True),
+    Plan("slices", tidy=True, copies=False),
     Plan("steps", tidy=True, copies=True),
     Plan("steps", tidy=True, copies=False),
     Plan("host", tidy=True, copies=False),
@@ -113,10 +122,16 @@ def memory_plan(sizes: Sizes, device_bytes: int, host_bytes: int, after: Plan | 
     for plan in _ORDER[tried:]:
         peak = _peak(sizes, plan)
         last = plan is _ORDER[-1]
-        if last or (peak <= room and _on_host(sizes, plan, host_bytes)):
+        possible = _on_host(sizes, plan, host_bytes) and (plan.way != "slices" or sizes.rows > 1)
+        if last or (peak <= room and possible):
             pool = 0 if plan.tidy else min(int(POOL_SHARE * device_bytes), room - peak)
             return replace(plan, pool_bytes=pool, peak_bytes=peak, fits=peak <= room)
     raise AssertionError("the last plan is always taken")
+
+
+def slice_rows(sizes: Sizes) -> int:
+    """Rows whose float64 results are made at a time."""
+    return max(1, min(sizes.rows, sizes.rows * SLICE_BYTES // max(sizes.double(2), 1)))
 
 
 def device_bytes(device: torch.device) -> int:
@@ -146,6 +161,7 @@ def _peak(s: Sizes, plan: Plan) -> int:
     eager = s.inputs + s.outputs + s.temporaries
     making = {
         "device": s.double(2),
+        "slices": eager + s.outputs + s.double(2) * slice_rows(s) // s.rows + (8 // s.itemsize) * s.state,
         "steps": s.double(1) + s.outputs,
         "host": eager + s.outputs,
         "none": eager + s.outputs,
@@ -160,4 +176,4 @@ def _on_host(s: Sizes, plan: Plan, host_bytes: int) -> bool:
     return s.double(1) + s.inputs + s.outputs <= host_bytes and s.flop is not None and s.flop <= HOST_FLOP
 
 
-__all__ = ["POOL_SHARE", "Plan", "Sizes", "WAYS", "device_bytes", "free_host_bytes", "memory_plan"]
+__all__ = ["POOL_SHARE", "Plan", "Sizes", "WAYS", "device_bytes", "free_host_bytes", "memory_plan", "slice_rows"]

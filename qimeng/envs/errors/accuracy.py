@@ -170,18 +170,30 @@ def measure(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | 
     if actual.is_complex():
         actual, expected = _parts_of(actual), _parts_of(expected)
         eager = None if eager is None else _parts_of(eager)
-    least = _least(expected)
-    fused = actual.is_cuda and expected.dim() > 0 and actual.numel() >= FUSED_ELEMENTS
-    if fused:
+    least = least_of(expected)
+    top, total, finite = summary(actual, expected, eager, least)
+    figures = look(actual, expected, None if finite else eager, least, finite=finite)
+    return Error(top, math.sqrt(total / actual.numel()), *figures)
+
+
+def summary(
+    actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None, least: float
+) -> tuple[float, float, bool]:
+    """Largest error, sum of the squared errors, and whether every value is finite, so that eager has no say.
+
+    Args:
+        actual: real, without dimensions of one element at its end.
+        expected: what it should be.
+        eager: eager's.
+        least: what errors are divided by at least.
+    """
+    if actual.is_cuda and expected.dim() > 0 and actual.numel() >= FUSED_ELEMENTS:
         top, total = _fused(actual, expected, least)
     else:
         top, total = _summary(_quick_errors(actual, expected, least), actual.device)
-    finite = math.isfinite(top)
-    if finite:  # every value is, so that eager has no say
-        eager = None
-    else:
-        top, total = _summary(_errors(actual, expected, eager, least), actual.device)
-    return Error(top, math.sqrt(total / actual.numel()), *look(actual, expected, eager, least, finite=finite))
+    if math.isfinite(top):
+        return top, total, True
+    return *_summary(_errors(actual, expected, eager, least), actual.device), False
 
 
 def measure_most(actual: torch.Tensor, expected: torch.Tensor) -> Error:
@@ -191,7 +203,7 @@ def measure_most(actual: torch.Tensor, expected: torch.Tensor) -> Error:
     actual, expected = _rows(actual), _rows(expected)
     if actual.is_complex():
         actual, expected = _parts_of(actual), _parts_of(expected)
-    least = _least(expected)
+    least = least_of(expected)
     step = actual.numel() // SAMPLE + 1
     parts = torch.cat([part.reshape(-1)[::step] for part in _errors(actual, expected, None, least)])
     most = 4 * float(parts.sort().values[int(0.99 * (parts.numel() - 1))])
@@ -266,7 +278,7 @@ def same_but_for_few(actual: torch.Tensor, expected: Expected, any_kind: bool = 
 def allowance(expected: Expected) -> torch.Tensor:
     """By how much each element of a real output, all finite, may be off: the maximum of the budget, absolute."""
     value = _rows(expected.value)
-    scale = (value.abs() + _row_rms(value)).clamp(min=_least(value))
+    scale = (value.abs() + _row_rms(value)).clamp(min=least_of(value))
     return (expected.budget.max * scale).reshape(expected.value.shape)
 
 
@@ -347,10 +359,10 @@ def _quick_errors(actual: torch.Tensor, expected: torch.Tensor, least: float) ->
             yield error.div_(r[cut].abs().to(dtype).add_(scale).clamp_(min=least))
 
 
-def _least(r: torch.Tensor) -> float:
+def least_of(r: torch.Tensor, dtype: torch.dtype | None = None) -> float:
     """What errors are divided by at least: the smallest normal number of the dtype, or what `OF_ALL` says."""
     r = torch.view_as_real(r) if r.is_complex() else r
-    kind = torch.finfo(r.dtype)
+    kind = torch.finfo(dtype or r.dtype)
     parts = [part for where in blocks(r.shape) for part in torch.atleast_1d(block(r, where)).split(BLOCK, -1)]
     if not parts:
         return kind.tiny
@@ -404,7 +416,7 @@ def _describe(actual: torch.Tensor, expected: Expected, error: Error) -> str:
     y, r = _rows(actual), _rows(expected.value)
     if actual.is_complex():
         y, r, eager = _parts_of(y), _parts_of(r), None if eager is None else _parts_of(eager)
-    for part in _errors(y, r, eager, _least(r)):
+    for part in _errors(y, r, eager, least_of(r)):
         flat = part.reshape(-1)
         top = flat.max(0)
         if float(top.values) > worst:
@@ -446,9 +458,11 @@ __all__ = [
     "floor",
     "is_float",
     "kernelbench_close",
+    "least_of",
     "measure",
     "measure_most",
     "not_finite_share",
     "roundings",
     "same_but_for_few",
+    "summary",
 ]

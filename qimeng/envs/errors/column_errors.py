@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left
 from functools import cache
 
 import numpy as np
@@ -81,12 +82,19 @@ def look(
         most: whether the worst hundredth is left out beside columns, and four times the rest's error taken.
         finite: whether every value is known to be finite.
     """
+    return look_at(sampled(actual), sampled(expected), None if eager is None else sampled(eager), least, most, finite)
+
+
+def look_at(
+    y: torch.Tensor, r: torch.Tensor, e: torch.Tensor | None, least: float, most: bool = False, finite: bool = False
+) -> tuple[float, float]:
+    """`look` at what was `sampled` already."""
 
     def errors(scale: torch.Tensor | float, least: float) -> torch.Tensor:
         return relative_of_finite(y, r, scale, least) if finite else either(y, r, e, scale, least)
 
-    y, r = _sampled(actual).double(), _sampled(expected).double()
-    e = None if eager is None else _sampled(eager).double()
+    dtype = r.dtype
+    y, r, e = y.double(), r.double(), None if e is None else e.double()
     if not r.numel():
         return 0.0, 0.0
     across = [torch.zeros((), dtype=torch.float64, device=r.device)]
@@ -97,7 +105,7 @@ def look(
             across.append(4 * _quantile(error, 0.99) if most else error.amax())
     alone = torch.zeros_like(across[0])
     if r.numel() >= FEWEST:
-        alone = _quantile(errors(0.0, _least_alone(r, expected.dtype, finite)), SHARE)
+        alone = _quantile(errors(0.0, _least_alone(r, dtype, finite)), SHARE)
     found = torch.stack([torch.stack(across).amax(), alone]).tolist()
     return found[0], found[1]
 
@@ -131,11 +139,20 @@ def _nth(flat: torch.Tensor, place: int) -> torch.Tensor:
     return torch.from_numpy(np.partition(flat.numpy(), place))[place]  # in a fifth of the time of torch.kthvalue
 
 
-def _sampled(x: torch.Tensor) -> torch.Tensor:
-    """Some rows and columns of `x`, the same for every tensor of this shape in this process."""
-    for axis, kept in enumerate(_kept(tuple(x.shape))):
+def sampled(x: torch.Tensor, whole: tuple[int, ...] = (), start: int = 0) -> torch.Tensor:
+    """Some rows and columns of `x`, the same for every tensor of this shape in this process.
+
+    Args:
+        x: a tensor, or a part of it along its leading axis.
+        whole: shape of the tensor that `x` is a part of.
+        start: index in it where the part begins.
+    """
+    for axis, kept in enumerate(_kept(whole or tuple(x.shape))):
         if kept is not None:
-            x = x.index_select(axis, torch.tensor(kept, device=x.device))
+            if whole and axis == 0:
+                kept = kept[bisect_left(kept, start) : bisect_left(kept, start + x.shape[0])]
+                kept = tuple(i - start for i in kept)
+            x = x.index_select(axis, torch.tensor(kept, dtype=torch.int64, device=x.device))
     return x
 
 
@@ -152,4 +169,4 @@ def _kept(shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, ...]:
     )
 
 
-__all__ = ["either", "look", "relative"]
+__all__ = ["either", "look", "look_at", "relative", "sampled"]

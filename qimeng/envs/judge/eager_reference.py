@@ -181,6 +181,7 @@ class EagerReference:
         self._between()
         second = tensors_in(self._eager(inputs, draw.seed))
         self.eager_agrees = all(accuracy.kernelbench_close(a, b) for a, b in zip(second, tensors, strict=True))
+        del second  # outputs may be most of what fits
         self.parameters.set(None)
         self._between()
         output, names = random_operators(partial(self._eager, inputs, draw.seed + 1))
@@ -191,7 +192,7 @@ class EagerReference:
         if any(accuracy.is_float(a) and accuracy.measure(b, a).max > 1e-3 for a, b in zip(tensors, other, strict=True)):
             self.random = names or ("unknown",)
             self.kind = self.kind if can_repeat(self.random) else "eager-highest"
-        del second, other, output
+        del other, output
         self._between()
         if not self.random:
             self.mode_matters = self._in_other_mode_differs(inputs, draw.seed, tensors)
@@ -242,10 +243,17 @@ class EagerReference:
             temporaries=max(peak - outputs, 0),
             itemsize=min(getattr(torch, self.spec.dtype).itemsize, 8),
             flop=self._flop,
+            rows=self._rows_of(inputs),
         )
         host = free_host_bytes()
         self._sizes, self._room = sizes, device_bytes(self.device) if self.device.type == "cuda" else max(host, 1 << 33)
         return self._with_plan(memory_plan(sizes, self._room, host))
+
+    def _rows_of(self, inputs: Sequence[Any]) -> int:
+        """Rows that the computation may keep apart: of its first input; 1 where it certainly mixes them."""
+        first = next(iter(tensors_in(inputs)), None)
+        mixed = self._jumps is not False or self.random or self.mutated
+        return 1 if first is None or mixed or not first.dim() else first.shape[0]
 
     def _with_plan(self, plan: Plan) -> Plan:
         """`plan`, with the kind of reference that it leaves."""

@@ -200,11 +200,14 @@ class GpuEvaluator(SerialEvaluator):
         if new:
             self._begun.update(new)
             self.compiled.begin(new, options.compile_seconds)
-        while (found := self._in_memory(request)) is None:
-            if not self.references.economize():
-                text = f"not judged: the memory of {self.torch_device} ran out in the judge's own process; free some"
-                return Evaluation(Gate.PROGRAM, text, "judge")
-        return found
+        clock = Clock(self.clock)
+        try:
+            with clock.part("judge"):
+                found = self._with_some_plan(request, clock)
+        finally:
+            for part, seconds in clock.seconds.items():
+                self.spent[part] = self.spent.get(part, 0.0) + seconds
+        return replace(found, seconds=dict(clock.seconds))
 
     def close(self) -> None:
         """End the processes of this evaluator, remove its folder, give its memory back."""
@@ -213,22 +216,30 @@ class GpuEvaluator(SerialEvaluator):
 
     # -- parts
 
-    def _in_memory(self, request: EvaluationRequest) -> Evaluation | None:
+    def _with_some_plan(self, request: EvaluationRequest, clock: Clock) -> Evaluation:
+        """The answer, with as little memory as it takes."""
+        while (found := self._in_memory(request, clock)) is None:
+            if not self.references.economize():
+                text = f"not judged: the memory of {self.torch_device} ran out in the judge's own process; free some"
+                return Evaluation(Gate.PROGRAM, text, "judge")
+        return found
+
+    def _in_memory(self, request: EvaluationRequest, clock: Clock) -> Evaluation | None:
         """The answer; None where the judge's own process ran out of the device's memory."""
         try:
             if request.asked is Asked.FINAL:
-                return self._final(request)
-            run = self._run(request, Clock(self.clock), self._cache, self._compilers)
+                return self._final(request, clock)
+            run = self._run(request, clock, self._cache, self._compilers)
             return self._judged(run, CHECK_GATES if request.asked is Asked.CHECK else SEARCH_GATES)
         except torch.OutOfMemoryError:
             return None
 
-    def _final(self, request: EvaluationRequest) -> Evaluation:
+    def _final(self, request: EvaluationRequest, clock: Clock) -> Evaluation:
         """Judge in a fresh process, compiled anew, on every distribution, in turns with baselines.
 
         What PyTorch computes as it was written is the reference itself: a trial shows that it runs.
         """
-        tools, clock, cache = check_tools(request.options.sanitize), Clock(self.clock), self._new_cache()
+        tools, cache = check_tools(request.options.sanitize), self._new_cache()
         with clock.part("baselines"):
             self.compiled.wait()
         run = self._run(request, clock, cache, self._compile_into(cache))
@@ -279,11 +290,8 @@ class GpuEvaluator(SerialEvaluator):
             self.references.tidy()
 
     def _told(self, run: GpuRun, found: Evaluation) -> Evaluation:
-        seconds = dict(run.clock.seconds)
-        for part, spent in seconds.items():
-            self.spent[part] = self.spent.get(part, 0.0) + spent
         found = advised(found, run.candidates[found.chosen].program)
-        return replace(found, configurations=len(run.candidates), seconds=seconds, sandbox=self.workers.layers)
+        return replace(found, configurations=len(run.candidates), sandbox=self.workers.layers)
 
     def _end(self) -> None:
         self.workers.stop()

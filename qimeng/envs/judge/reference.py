@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,11 +18,11 @@ from torch.utils import _pytree as pytree
 
 from qimeng.envs.errors import accuracy
 from qimeng.envs.errors.accuracy import Error, Expected
-from qimeng.envs.errors.extreme_inputs import ATTEMPTS, overflowing, says_nothing
+from qimeng.envs.errors.extreme_inputs import ATTEMPTS, says_nothing
 from qimeng.envs.errors.float64 import NEARBY, Near, tensors_in, to_double
 from qimeng.envs.errors.nearby_inputs import most_nearby, second_look
 from qimeng.envs.judge.eager_reference import InputsRefused
-from qimeng.envs.judge.exact_reference import ExactReference
+from qimeng.envs.judge.sliced_reference import SlicedReference
 from qimeng.envs.judge.trials import Trial, TrialPool
 from qimeng.envs.workers.worker_setup import Draw
 from qimeng.spec.distributions import EXAMPLES, SECRET_SIZE, WILD
@@ -33,7 +33,7 @@ NOT_FINITE_LIMIT = 0.01
 (`qimeng.envs.errors.extreme_inputs`)."""
 
 
-class References(ExactReference):
+class References(SlicedReference):
     """Trials of one specification; arguments as `EagerReference`."""
 
     @cached_property
@@ -209,22 +209,20 @@ class References(ExactReference):
 
     def _make(self, draw: Draw, near: Near | None = None, to: Trial | None = None) -> Trial | None:
         """The trial of `draw`, or of inputs near its own, held against the values of `to`."""
-        exact, exact_buffers, moved = self._exact(draw, near)
-        state = self.parameters.set(draw.parameter_seed)
-        output, overflow = overflowing(draw.distribution, partial(self._eager, self.inputs(draw, near), draw.seed))
-        tensors = tensors_in(output)
-        outputs, buffers, shares = [], {}, [overflow]
+        runs = self.runs(draw, near)
+        tensors, exact = runs.eager, runs.exact
+        outputs, buffers, shares = [], {}, [runs.overflow]
         jumps = bool(self._jumps)
         for number, tensor in enumerate(tensors):
             at = to.outputs[number].value if to else None
-            expected, share = self.expect(tensor, exact[number], moved[number], draw.distribution, jumps, at)
+            expected, share = self.expect(tensor, exact[number], runs.moved[number], draw.distribution, jumps, at)
             exact[number] = torch.empty(0)  # as large as eager's output or twice that: gone as soon as it can be
             outputs.append(expected)
             shares.append(share)
         for key in self.mutated:
             at = to.buffers[key].value if to else None
             buffers[key], share = self.expect(
-                state[key].clone(), exact_buffers[key], Error(), draw.distribution, jumps, at
+                runs.state[key].clone(), runs.buffers[key], Error(), draw.distribution, jumps, at
             )
             shares.append(share)
         if draw.distribution in WILD:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qimeng.envs.cost import memory_plan as module
-from qimeng.envs.cost.memory_plan import CONTEXTS, Sizes, memory_plan
+from qimeng.envs.cost.memory_plan import CONTEXTS, Sizes, memory_plan, slice_rows
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.reference import References
 from qimeng.envs.workers.tensor_bits import weighted_sum
@@ -57,6 +57,19 @@ def test_inputs_of_16_gib_that_are_reduced():
     assert memory_plan(replace(sizes, flop=None), RTX4090, 100 * GIB).way == "none"
 
 
+def test_rows_that_are_kept_apart_are_computed_in_slices():
+    sizes = Sizes(4 * GIB, 0, 8 * GIB, flop=0.0, rows=16)  # a convolution of 16 images
+    plan = memory_plan(sizes, 80 * GIB, 100 * GIB)
+    assert (plan.way, plan.tidy) == ("device", True)
+    tight = memory_plan(sizes, 60 * GIB, 100 * GIB)
+    assert slice_rows(sizes) == 1 and (tight.way, tight.copies) == ("slices", True)
+    making, running = 4 + 2 * 8 + sizes.double(2) / 16 / GIB + 8, 2 * 4 + 3 * 8
+    assert making < running and tight.peak_bytes == (2 + 8 + running) * GIB
+    assert memory_plan(replace(sizes, rows=1), 60 * GIB, 100 * GIB).way == "steps"
+    assert memory_plan(sizes, 60 * GIB, 100 * GIB, after=tight).way == "slices"  # without copies
+    assert slice_rows(replace(sizes, rows=16 << 20)) == 2 * (16 << 20) // 40
+
+
 def test_half_types_take_four_times_their_bytes():
     assert Sizes(16 * GIB, 0, GIB, itemsize=2).double(1) == 80 * GIB
 
@@ -87,7 +100,7 @@ def test_every_way_gives_the_same_reference(way):
 
 
 def test_a_judge_short_of_memory_gives_the_same_verdicts(monkeypatch):
-    tight = module._ORDER[3]
+    tight = next(p for p in module._ORDER if p.way == "steps" and not p.copies)
     monkeypatch.setattr("qimeng.envs.judge.eager_reference.memory_plan", lambda *a: tight)
     spec = KernelSpec.from_function(lambda x: torch.relu(x) + 1, (torch.randn(64, 32),))
     graph = capture_spec(spec)

@@ -196,12 +196,12 @@ def test_a_figure_out_of_bounds_is_named():
 
 def test_what_an_output_is_divided_by_is_found_block_by_block(monkeypatch):
     r = torch.randn(7, 5, 300)
-    whole = accuracy._least(r)
+    whole = accuracy.least_of(r)
     assert whole == pytest.approx(accuracy.OF_ALL * 2**-23 * float(r.square().mean().sqrt()), rel=1e-5)
     monkeypatch.setattr(accuracy, "BLOCK", 100)
     for shape in ((7, 5, 300), (10500,), (7, 1500)):
-        assert accuracy._least(r.reshape(shape)) == pytest.approx(whole, rel=1e-9)
-    assert accuracy._least(torch.tensor(0.0)) == torch.finfo(torch.float32).tiny
+        assert accuracy.least_of(r.reshape(shape)) == pytest.approx(whole, rel=1e-9)
+    assert accuracy.least_of(torch.tensor(0.0)) == torch.finfo(torch.float32).tiny
 
 
 def test_few_infinities_may_have_the_other_sign_and_no_row_may_be_no_number():

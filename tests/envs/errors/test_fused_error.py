@@ -38,7 +38,7 @@ def pair(name: str, device: str = "cpu", zeros: bool = False) -> tuple[torch.Ten
 
 
 def plain(y: torch.Tensor, r: torch.Tensor) -> tuple[float, float]:
-    return accuracy._summary(accuracy._quick_errors(y, r, accuracy._least(r)), y.device)
+    return accuracy._summary(accuracy._quick_errors(y, r, accuracy.least_of(r)), y.device)
 
 
 def all_cases(device: str) -> dict[str, tuple[tuple[float, float], tuple[float, float]]]:
@@ -48,13 +48,13 @@ def all_cases(device: str) -> dict[str, tuple[tuple[float, float], tuple[float, 
     for name in CASES:
         for zeros in (False, True):
             y, r = pair(name, device, zeros)
-            found[f"{name}, zeros {zeros}"] = (fused_summary(y, r, accuracy._least(r)), plain(y, r))
+            found[f"{name}, zeros {zeros}"] = (fused_summary(y, r, accuracy.least_of(r)), plain(y, r))
     for value in (math.nan, math.inf):
         y, r = pair("long rows, odd", device)
         y[1, 2, 777] = value
-        found[f"actual {value}"] = (fused_summary(y, r, accuracy._least(r)), (math.inf, math.inf))
+        found[f"actual {value}"] = (fused_summary(y, r, accuracy.least_of(r)), (math.inf, math.inf))
         y[1, 2, 777], r[0, 0, 0] = 1.0, value
-        found[f"expected {value}"] = (fused_summary(y, r, accuracy._least(r)), (math.inf, math.inf))
+        found[f"expected {value}"] = (fused_summary(y, r, accuracy.least_of(r)), (math.inf, math.inf))
     return found
 
 

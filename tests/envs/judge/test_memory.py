@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from qimeng.envs.cost import memory_plan
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.interfaces import Asked, EvaluationRequest
 from qimeng.program.program import Program
@@ -47,7 +49,25 @@ def test_a_plan_of_less_memory_is_taken_as_often_as_needed(
     assert evaluator.answer(checked(evaluator)).ok
     before, after = plans[0], plans[-1]
     assert (before.way, before.tidy, after.tidy, after.pool_bytes) == ("device", False, True, 0)
-    assert after.way == ("device" if times == 1 else "steps")
+    assert after.way == ("device" if times == 1 else "slices")
+
+
+def test_what_a_plan_took_that_was_too_large_counts_as_time_of_the_judge(
+    evaluator: GpuEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = dict(evaluator.report.seconds)
+
+    def slow(draw: object) -> object:
+        time.sleep(0.25)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(evaluator.references, "make", slow)
+    began = time.perf_counter()
+    found = evaluator.answer(checked(evaluator))
+    wall, after = time.perf_counter() - began, evaluator.report.seconds
+    assert found.failure == "judge" and found.seconds["check"] >= 0.25 * len(memory_plan.WAYS)
+    assert wall - 0.1 < sum(found.seconds.values()) <= wall
+    assert after["check"] - before.get("check", 0.0) == pytest.approx(found.seconds["check"])
 
 
 def test_where_no_plan_is_left_the_program_is_not_judged_and_the_message_says_so(
