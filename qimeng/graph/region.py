@@ -240,6 +240,18 @@ def region_digraph(regions: Iterable[Region]) -> nx.DiGraph:
     return g
 
 
+class Cycle(IllegalAction):
+    """Regions that need each other's results.
+
+    Attributes:
+        regions: some of them.
+    """
+
+    def __init__(self, regions: list[Region], cycle: list[str]):
+        super().__init__(f"these regions cannot be one: the program would have a cycle ({' -> '.join(cycle)})")
+        self.regions = tuple(regions)
+
+
 def repartition(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
     """The regions of `sets` of nodes in topological order, each value yielded by one of them.
 
@@ -251,7 +263,7 @@ def repartition(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
         sets: names of the nodes of each region.
 
     Raises:
-        IllegalAction: the regions would form a cycle.
+        Cycle: some regions would need each other's results.
     """
     position = graph.position
     sets = sorted({frozenset(s): s for s in sets}.values(), key=lambda s: max(position[n] for n in s))
@@ -275,8 +287,8 @@ def repartition(graph: OpGraph, sets: list[set[str]]) -> tuple[Region, ...]:
         sets = [set(r.nodes) for r in made if r.outputs]
     g = region_digraph(made)
     if not nx.is_directed_acyclic_graph(g):
-        cycle = " -> ".join(a for a, _ in nx.find_cycle(g))
-        raise IllegalAction(f"these regions cannot be one: the program would have a cycle ({cycle})")
+        cycle = [a for a, _ in nx.find_cycle(g)]
+        raise Cycle([r for r in made if r.id in cycle], cycle)
     by_id = {r.id: r for r in made}
     rank = {r.id: i for i, r in enumerate(made)}
     return tuple(by_id[i] for i in nx.lexicographical_topological_sort(g, key=lambda i: rank[i]))
@@ -348,6 +360,7 @@ def literal(item: Any) -> str:
 
 
 __all__ = [
+    "Cycle",
     "Region",
     "RegionKey",
     "call_text",

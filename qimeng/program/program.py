@@ -6,7 +6,7 @@ checking, timing or choosing. `program.source` is the standalone file that a use
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import ModuleType
@@ -15,7 +15,7 @@ from qimeng.errors import IllegalAction
 from qimeng.graph.fusion import Fusions
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import VIEWS
-from qimeng.graph.region import Region, partition, repartition
+from qimeng.graph.region import Cycle, Region, partition, repartition
 from qimeng.graph.rewrites import Rewrite, rewritten_graph
 from qimeng.graph.state import settled_nodes
 from qimeng.program.emit import emit_program
@@ -185,7 +185,7 @@ class Program:
 def _kept(regions: tuple[Region, ...], graph: OpGraph) -> tuple[Region, ...]:
     """The partition of a rewritten graph: regions that lost no operator, and each other operator by itself.
 
-    What is computed once is one region.
+    What is computed once is one region. A region that would now need its own result is taken apart.
     """
     settled = settled_nodes(graph)
     sets = [set(r.nodes) for r in regions if all(n in graph.nodes for n in r.nodes)]
@@ -197,8 +197,22 @@ def _kept(regions: tuple[Region, ...], graph: OpGraph) -> tuple[Region, ...]:
             if inside & single:
                 inside |= {n for n in views if graph.nodes[n].packet in VIEWS}
     sets += [s for s in singles if not any(s <= inside for inside in sets)]
-    once = [s for s in sets if s <= settled]
-    return repartition(graph, [*(s for s in sets if not s <= settled), *([set[str]().union(*once)] if once else [])])
+    while True:
+        once = [s for s in sets if s <= settled]
+        together = [set[str]().union(*once)] if once else []
+        try:
+            return repartition(graph, [*(s for s in sets if not s <= settled), *together])
+        except Cycle as found:  # a rewrite made operators of one region need each other by way of another region
+            sets = _apart(sets, found.regions, singles)
+
+
+def _apart(sets: list[set[str]], regions: Sequence[Region], singles: list[set[str]]) -> list[set[str]]:
+    """`sets` with those of more than one operator that `regions` are made of taken apart."""
+    large = [s for s in sets if s not in singles and any(s == set(r.nodes) for r in regions)]
+    if not large:
+        raise IllegalAction("the rewritten computation would have a cycle")
+    kept = [s for s in sets if s not in large]
+    return kept + [s for s in singles if not any(s <= inside for inside in kept)]
 
 
 __all__ = ["Implementation", "Program", "load_source", "torch_implementation"]
