@@ -59,12 +59,14 @@ class HeuristicPlanner(Planner):
         Tuning begins with the form of a reduction, then fast special functions where a region has such functions (the
         action is offered) and memory is not what binds it.
 
-        A large program is clustered and lowered in one step each, so that the budget is left for tuning its regions.
+        A large program is clustered, lowered and recorded in one step each, so that the budget is left for tuning its
+        regions.
         """
         if is_large(observation.program):
             return (
                 self._algebra(observation)
                 or self._at_once(observation)
+                or self._launch(observation)
                 or self._by_share(observation)
                 or self._whole(observation)
                 or next(a for a in observation.actions if a.kind == "stop")
@@ -94,16 +96,24 @@ class HeuristicPlanner(Planner):
 
         The best program is kept apart, so nothing is lost. Estimates do not tell the difference.
         """
-        ms = o.evaluation.ms if o.evaluation else None
-        if ms is None or o.evaluation is None or o.evaluation.timing is None or o.evaluation.timing.estimated:
-            return None
+        if (launch := self._launch(o)) is not None or not _measured(o):
+            return launch
         tried, called = tried_before(o), o.program.called
-        record, back = Action("launch", (), "cuda-graph"), Action("launch", (), "one-by-one")
         whole = Action("library", (called[0].id,) if len(called) == 1 else (), "inductor")
-        slower = o.best_ms is not None and ms > o.best_ms
-        wanted = [a for a, holds in ((record, len(called) >= MANY), (back, slower), (whole, True)) if holds]
         compiled = any(a.kind == "library" and a.param == whole.param for a in tried)
-        return next((a for a in wanted if a in o.actions and a not in tried and not (a == whole and compiled)), None)
+        return whole if whole in o.actions and not compiled else None
+
+    def _launch(self, o: Observation) -> Action | None:
+        """One launch for many kernels, and one by one again where that turned out slower."""
+        if not _measured(o):
+            return None
+        tried = tried_before(o)
+        record, back = Action("launch", (), "cuda-graph"), Action("launch", (), "one-by-one")
+        if record in o.actions and record not in tried and len(o.program.called) >= MANY:
+            return record
+        ms, last = o.evaluation.ms if o.evaluation else None, o.history[-1].action if o.history else None
+        slower = ms is not None and o.best_ms is not None and ms > o.best_ms
+        return back if slower and last == record and back in o.actions else None
 
     def _fusion(self, o: Observation) -> Action | None:
         """A fusion that keeps data in registers; products that the library is fast at are left to it at first."""
@@ -215,6 +225,12 @@ def _fusions(o: Observation) -> list[Action]:
 
     found = [a for a in o.actions if a.kind == "fusion" and not a.param and a not in tried]
     return sorted(found, key=before_product)
+
+
+def _measured(o: Observation) -> bool:
+    """Whether the present program was timed, not estimated."""
+    timing = o.evaluation.timing if o.evaluation else None
+    return timing is not None and not timing.estimated
 
 
 def _hurry(o: Observation) -> bool:

@@ -71,6 +71,9 @@ def test_a_large_program_is_clustered_then_lowered_then_tuned() -> None:
     program = CONTEXT.coder.write(Request(program, Action("lower_all"), H200)).apply(program)
     chosen = choose(observed(program, None, Action("lower_all")))
     assert len(chosen.regions) == 1 and chosen.kind not in ("cluster", "lower_all", "fusion", "stop")
+    estimated = observed(program, None, Action("lower_all"))
+    measured = replace(estimated, evaluation=replace(estimated.evaluation, timing=Timing(1.0)))
+    assert choose(measured) == Action("launch", (), "cuda-graph"), "before any region is tuned"
 
 
 def test_attempts_go_to_regions_by_their_share_of_the_time() -> None:
