@@ -68,9 +68,13 @@ class References(SlicedReference):
             del trial
 
     def every_distribution(self) -> Iterable[Trial]:
-        """New trials: the user's own values; with other parameters each distribution, those of secret size twice."""
+        """New trials: the user's own values; with other parameters each distribution, those of secret size twice.
+
+        Extreme inputs come first: they refuse most of what a search has accepted.
+        """
         again, tried = [d for d in self.distributions if d in SECRET_SIZE], set()
-        for distribution, perturbed in [(EXAMPLES, False), *((d, True) for d in (*self.distributions, *again))]:
+        first = sorted(self.distributions, key=lambda d: d not in WILD)
+        for distribution, perturbed in [(EXAMPLES, False), *((d, True) for d in (*first, *again))]:
             if distribution in self.dropped:
                 continue
             trial = self._made(distribution, perturbed)
