@@ -56,7 +56,7 @@ def either(
     return torch.where(odd, torch.minimum(error, relative(y, e, scale, least)), error)
 
 
-def relative_of_finite(y: torch.Tensor, r: torch.Tensor, scale: torch.Tensor | float, least: float) -> torch.Tensor:
+def _relative_of_finite(y: torch.Tensor, r: torch.Tensor, scale: torch.Tensor | float, least: float) -> torch.Tensor:
     """`relative` where all values are finite, in a third of the time."""
     return (y - r).abs_().div_(r.abs().add_(scale).clamp_(min=least))
 
@@ -91,7 +91,7 @@ def look_at(
     """`look` at what was `sampled` already."""
 
     def errors(scale: torch.Tensor | float, least: float) -> torch.Tensor:
-        return relative_of_finite(y, r, scale, least) if finite else either(y, r, e, scale, least)
+        return _relative_of_finite(y, r, scale, least) if finite else either(y, r, e, scale, least)
 
     dtype = r.dtype
     y, r, e = y.double(), r.double(), None if e is None else e.double()
