@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.trees import tree_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "qimeng"
@@ -20,8 +23,8 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-TREES = {name_of(p): ast.parse(p.read_text()) for folder in USERS for p in sorted(folder.rglob("*.py"))}
-MODULES = sorted(name for name in TREES if name.split(".")[0] == "qimeng" and name not in LAZY)
+FILES = {name_of(p): p for folder in USERS for p in sorted(folder.rglob("*.py"))}
+MODULES = sorted(name for name in FILES if name.split(".")[0] == "qimeng" and name not in LAZY)
 
 
 def stated(tree: ast.Module) -> list[str] | None:
@@ -48,24 +51,23 @@ def defined(tree: ast.Module) -> dict[str, bool]:
     return {name: own for name, own in found.items() if not name.startswith("_")}
 
 
+@cache
 def taken() -> dict[str, dict[str, str]]:
     """For each module the names that others import from it, and who does."""
     found: dict[str, dict[str, str]] = {}
-    for user, tree in TREES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module in TREES:
-                modules = {alias.name for alias in node.names if f"{node.module}.{alias.name}" in TREES}
+    for user, path in FILES.items():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ImportFrom) and node.module in FILES:
+                modules = {alias.name for alias in node.names if f"{node.module}.{alias.name}" in FILES}
                 names = {alias.name: user for alias in node.names if alias.name not in modules}
                 found.setdefault(str(node.module), {}).update(names)
     return found
 
 
-TAKEN = taken()
-
-
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_states_what_it_offers(name: str) -> None:
-    tree, names = TREES[name], defined(TREES[name])
+    tree = tree_of(FILES[name])
+    names = defined(tree)
     own = {n for n, is_own in names.items() if is_own}
     offered = stated(tree)
     if offered is None:
@@ -78,7 +80,7 @@ def test_a_module_states_what_it_offers(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_others_take_only_what_is_offered(name: str) -> None:
-    offered, used = stated(TREES[name]), TAKEN.get(name, {})
+    offered, used = stated(tree_of(FILES[name])), taken().get(name, {})
     wrong = {n: user for n, user in used.items() if n.startswith("_") or offered is not None and n not in offered}
     assert not wrong, f"not offered by {name}, and imported: {wrong}"
 
@@ -88,7 +90,7 @@ PACKAGES = sorted(name_of(p) for p in PACKAGE.rglob("__init__.py") if name_of(p)
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_package_hands_on_what_it_imports(name: str) -> None:
-    tree = TREES[name]
+    tree = tree_of(FILES[name])
     imports = [n for n in tree.body if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("qimeng.")]
     if not any(isinstance(n, ast.FunctionDef | ast.ClassDef) for n in tree.body) and imports:
         handed = {alias.asname or alias.name for node in imports for alias in node.names}

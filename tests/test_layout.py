@@ -7,10 +7,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
 import pytest
+
+from tests.trees import tree_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "qimeng"
@@ -57,6 +60,7 @@ ROOMS = ("sandbox", "workers", "errors", "cost", "screening", "judge", "estimate
 """The rooms of `qimeng.envs`; each imports only itself and those before it."""
 
 
+@cache
 def modules() -> list[Path]:
     return sorted(p for p in PACKAGE.rglob("*.py") if "__pycache__" not in p.parts)
 
@@ -102,7 +106,7 @@ def test_imports_point_one_way(path: Path) -> None:
         pytest.skip("the package's face may import anything, lazily")
     wrong = [
         f"line {line}: qimeng.{name}"
-        for line, name in imported_parts(ast.parse(path.read_text()))
+        for line, name in imported_parts(tree_of(path))
         if (other := layer(name)) is not None and other > own
     ]
     assert not wrong, f"{relative(path)} is in layer {own} and imports from a later one: {wrong}"
@@ -110,7 +114,7 @@ def test_imports_point_one_way(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=relative)
 def test_no_relative_and_no_bare_imports(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{relative(path)}:{node.lineno}: say qimeng.…"
             assert (node.module or "").split(".")[0] not in LINKS, f"{relative(path)}:{node.lineno}"
@@ -124,12 +128,17 @@ PRINTERS = (PACKAGE / "coder" / "template" / "cuda",)
 """Folders that print a family's plans in another language, and so know its schedules."""
 
 
+@cache
+def families() -> frozenset[str]:
+    return frozenset(p.name for p in FAMILIES.iterdir() if p.is_dir() and p.name != "__pycache__")
+
+
 @pytest.mark.parametrize("path", modules(), ids=relative)
 def test_a_family_is_known_in_its_own_folder_alone(path: Path) -> None:
     if any(folder in path.parents for folder in PRINTERS):
         return
     own = path.relative_to(FAMILIES).parts[0] if FAMILIES in path.parents else ""
-    names = {p.name for p in FAMILIES.iterdir() if p.is_dir() and p.name != "__pycache__"} - {own}
+    names = families() - {own}
     known = re.findall(r"^ *(?:from|import) qimeng\.coder\.template\.families\.(\w+)", path.read_text(), re.MULTILINE)
     assert not names & set(known), f"{relative(path)} knows a family; ask the registry (qimeng.family) instead"
 
@@ -137,7 +146,7 @@ def test_a_family_is_known_in_its_own_folder_alone(path: Path) -> None:
 @pytest.mark.parametrize("path", modules(), ids=relative)
 def test_the_package_needs_no_experiments(path: Path) -> None:
     wrong = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             wrong += [alias.name for alias in node.names if alias.name.split(".")[0] in OUTSIDE]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OUTSIDE:
@@ -162,7 +171,7 @@ def test_links_at_the_top_are_links(name: str) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=relative)
 def test_public_names_are_documented(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     if not tree.body:
         return
     missing = [] if ast.get_docstring(tree) else ["the module"]
@@ -233,7 +242,7 @@ def graph_of(package: Path) -> nx.DiGraph:
     graph = nx.DiGraph()
     graph.add_nodes_from(files)
     for name, path in files.items():
-        graph.add_edges_from((name, other) for other in imported(ast.parse(path.read_text()), files) if other != name)
+        graph.add_edges_from((name, other) for other in imported(tree_of(path), files) if other != name)
     return graph
 
 
