@@ -80,6 +80,11 @@ class Plan:
     peak_bytes: int = 0
     fits: bool = True
 
+    @property
+    def key(self) -> tuple[str, bool, bool]:
+        """Equal for plans that differ in numbers only."""
+        return self.way, self.tidy, self.copies
+
     def __str__(self) -> str:
         where = {
             "device": "float64 results are made on the device",
@@ -108,7 +113,9 @@ _ORDER = (
 """What is tried, the quickest first."""
 
 
-def memory_plan(sizes: Sizes, device_bytes: int, host_bytes: int, after: Plan | None = None) -> Plan:
+def memory_plan(
+    sizes: Sizes, device_bytes: int, host_bytes: int, after: Plan | None = None, free_bytes: int | None = None
+) -> Plan:
     """The quickest way to hold a computation of `sizes` that fits.
 
     Args:
@@ -116,9 +123,11 @@ def memory_plan(sizes: Sizes, device_bytes: int, host_bytes: int, after: Plan | 
         device_bytes: memory of the device.
         host_bytes: memory of the host that may be used.
         after: a plan under which the memory ran out; only those that take less are tried.
+        free_bytes: what others leave of the device; None where nobody else uses it.
     """
     room = int(SHARE * device_bytes)
-    tried = [(p.way, p.tidy, p.copies) for p in _ORDER].index((after.way, after.tidy, after.copies)) + 1 if after else 0
+    room = room if free_bytes is None else min(room, free_bytes)
+    tried = [p.key for p in _ORDER].index(after.key) + 1 if after else 0
     for plan in _ORDER[tried:]:
         peak = _peak(sizes, plan)
         last = plan is _ORDER[-1]
@@ -137,6 +146,16 @@ def slice_rows(sizes: Sizes) -> int:
 def device_bytes(device: torch.device) -> int:
     """Bytes of a device's memory; of the CPU 8 GiB, as workers count it."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 1 << 33
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes of a GPU that this process holds or may still take; None of the CPU.
+
+    Contexts of other processes of a judge may be there already, and are planned for (`CONTEXTS`) all the same.
+    """
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
 
 
 def free_host_bytes() -> int:
@@ -176,4 +195,14 @@ def _on_host(s: Sizes, plan: Plan, host_bytes: int) -> bool:
     return s.double(1) + s.inputs + s.outputs <= host_bytes and s.flop is not None and s.flop <= HOST_FLOP
 
 
-__all__ = ["POOL_SHARE", "Plan", "Sizes", "WAYS", "device_bytes", "free_host_bytes", "memory_plan", "slice_rows"]
+__all__ = [
+    "POOL_SHARE",
+    "Plan",
+    "Sizes",
+    "WAYS",
+    "device_bytes",
+    "free_bytes",
+    "free_host_bytes",
+    "memory_plan",
+    "slice_rows",
+]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from qimeng.envs.cost.memory_plan import Plan, Sizes, device_bytes, free_host_bytes, memory_plan
+from qimeng.envs.cost.memory_plan import Plan, Sizes, device_bytes, free_bytes, free_host_bytes, memory_plan
 from qimeng.envs.cost.roofline import product_flops
 from qimeng.envs.errors import accuracy, discrete
 from qimeng.envs.errors.degenerate import degenerate
@@ -114,6 +114,7 @@ class EagerReference:
         has_parameters = next(self.parameters.module.parameters(), None) is not None
         self.distributions = distributions_of(spec.domains, has_parameters)
         self.dropped = refused_distributions(spec, self.distributions)
+        self._failed: Plan | None = None
         self.plan = self._look()
 
     @property
@@ -148,11 +149,29 @@ class EagerReference:
         """A new seed of a change to the parameters; None where there are none."""
         return self._parameter_seed(self.draw_seed() % len(SHARES)) if self.has_state else None
 
+    def fit(self) -> bool:
+        """Take the quickest plan for which others leave enough of the device.
+
+        False where none is left that makes float64 results there, but one would be if they left more.
+        """
+        free = free_bytes(self.device)
+        if free is None or self.plan.way == "none":
+            return True
+        host = free_host_bytes()
+        wanted = memory_plan(self._sizes, self._room, host, self._failed, free)
+        alone = memory_plan(self._sizes, self._room, host, self._failed)
+        if wanted.way in ("host", "none") and wanted.way != alone.way:
+            return False
+        if wanted.key != self.plan.key:
+            self._take(wanted)
+        return True
+
     def economize(self) -> bool:
         """Take the next plan, after the memory ran out; False where there is none."""
         if self.plan.way == "none":
             return False
-        self.plan = self._with_plan(memory_plan(self._sizes, self._room, free_host_bytes(), after=self.plan))
+        self._failed = self.plan
+        self._take(memory_plan(self._sizes, self._room, free_host_bytes(), after=self.plan))
         return True
 
     def tidy(self) -> None:
@@ -254,6 +273,10 @@ class EagerReference:
         first = next(iter(tensors_in(inputs)), None)
         mixed = self._jumps is not False or self.random or self.mutated
         return 1 if first is None or mixed or not first.dim() else first.shape[0]
+
+    def _take(self, plan: Plan) -> None:
+        """Go on with another plan."""
+        self.plan = self._with_plan(plan)
 
     def _with_plan(self, plan: Plan) -> Plan:
         """`plan`, with the kind of reference that it leaves."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -45,6 +46,9 @@ from qimeng.errors import DeviceError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Asked, EngineReport, Evaluation, EvaluationRequest, Gate, ReferenceFacts, SerialEvaluator
 from qimeng.spec import KernelSpec
+
+MEMORY_WAIT_S, LOOK_EVERY_S = 60.0, 0.25
+"""Seconds that an evaluation waits at most for memory that others hold on the device, and between two looks."""
 
 
 class GpuEvaluator(SerialEvaluator):
@@ -217,12 +221,27 @@ class GpuEvaluator(SerialEvaluator):
     # -- parts
 
     def _with_some_plan(self, request: EvaluationRequest, clock: Clock) -> Evaluation:
-        """The answer, with as little memory as it takes."""
+        """The answer, with as little memory as it takes; what others hold is waited for."""
+        end = self.clock() + MEMORY_WAIT_S
+        self._fits(clock, end)
         while (found := self._in_memory(request, clock)) is None:
+            self.references.release()
+            plan = self.references.plan
+            others = not self.references.fit()
+            if (others and self._fits(clock, end)) or self.references.plan.key != plan.key:
+                continue
             if not self.references.economize():
                 text = f"not judged: the memory of {self.torch_device} ran out in the judge's own process; free some"
                 return Evaluation(Gate.PROGRAM, text, "judge")
         return found
+
+    def _fits(self, clock: Clock, end: float) -> bool:
+        """Whether some plan fits what others leave of the device's memory, which they have until `end` to give back."""
+        with clock.part("wait"):
+            while not (fits := self.references.fit()) and self.clock() < end:
+                self.references.release()
+                time.sleep(LOOK_EVERY_S)
+        return fits
 
     def _in_memory(self, request: EvaluationRequest, clock: Clock) -> Evaluation | None:
         """The answer; None where the judge's own process ran out of the device's memory."""

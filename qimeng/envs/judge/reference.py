@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from qimeng.envs.cost.memory_plan import Plan
 from qimeng.envs.errors import accuracy
 from qimeng.envs.errors.accuracy import Error, Expected
 from qimeng.envs.errors.extreme_inputs import ATTEMPTS, says_nothing
@@ -164,13 +165,6 @@ class References(SlicedReference):
         """Where to look next, after `done` trials nearby."""
         return Near(self.draw_seed(), NEARBY[done % len(NEARBY)])
 
-    def economize(self) -> bool:
-        """Give back what is kept, and take the next plan; False where there is none."""
-        found = super().economize()
-        self.release()
-        self._pool = TrialPool(self.plan.pool_bytes)
-        return found
-
     def release(self) -> None:
         """Give the memory of the pool and of the float64 module back."""
         self._pool.clear()
@@ -178,6 +172,12 @@ class References(SlicedReference):
         self.tidy()
 
     # -- parts
+
+    def _take(self, plan: Plan) -> None:
+        """Go on with another plan, and give back what is kept."""
+        super()._take(plan)
+        self.release()
+        self._pool = TrialPool(self.plan.pool_bytes)
 
     def _made(self, distribution: str, perturbed: bool) -> Trial | None:
         """A new trial. For extreme inputs, the first one on which eager's result is meaningful."""

@@ -7,14 +7,14 @@ time. Knows nothing about which draws a candidate gets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
-from qimeng.envs.cost.memory_plan import slice_rows
+from qimeng.envs.cost.memory_plan import free_host_bytes, memory_plan, slice_rows
 from qimeng.envs.errors import accuracy
 from qimeng.envs.errors.accuracy import Error
 from qimeng.envs.errors.error_in_parts import ErrorInParts
@@ -83,8 +83,8 @@ class SlicedReference(ExactReference):
 
     def leave_slices(self) -> None:
         """Take the next plan that makes float64 results as a whole."""
-        while self.plan.way == "slices":
-            self.economize()
+        self._sizes = replace(self._sizes, rows=1)
+        self._take(memory_plan(self._sizes, self._room, free_host_bytes(), after=self.plan))
 
     # -- parts
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from qimeng.envs.cost import memory_plan
+from qimeng.envs.judge import gpu_evaluator
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.interfaces import Asked, EvaluationRequest
 from qimeng.program.program import Program
@@ -80,3 +81,71 @@ def test_where_no_plan_is_left_the_program_is_not_judged_and_the_message_says_so
     found = evaluator.answer(checked(evaluator))
     assert found.failure == "judge" and "ran out" in (found.error or "")
     assert evaluator.references.plan.way == "none" and evaluator.references.kind == "eager-highest"
+
+
+GIB = 1 << 30
+
+
+def others_leave(monkeypatch: pytest.MonkeyPatch, free: Callable[[], int]) -> None:
+    monkeypatch.setattr("qimeng.envs.judge.eager_reference.free_bytes", lambda device: free())
+
+
+def large(evaluator: GpuEvaluator) -> None:
+    """Let it plan as for 4 GiB of inputs and 8 GiB of outputs on a device of 80 GiB."""
+    evaluator.references._sizes = memory_plan.Sizes(4 * GIB, 0, 8 * GIB, flop=0.0, rows=64)
+    evaluator.references._room = 80 * GIB
+
+
+@pytest.mark.parametrize(("free", "way", "copies"), [(70, "device", True), (45, "slices", True), (40, "slices", False)])
+def test_a_plan_that_fits_what_others_leave_is_taken_before_the_first_trial(
+    evaluator: GpuEvaluator, monkeypatch: pytest.MonkeyPatch, free: int, way: str, copies: bool
+) -> None:
+    large(evaluator)
+    others_leave(monkeypatch, lambda: free * GIB)
+    found = evaluator.answer(checked(evaluator))
+    assert found.ok and found.accuracy is not None and found.accuracy.reference == "float64"
+    assert (evaluator.references.plan.way, evaluator.references.plan.copies) == (way, copies)
+    others_leave(monkeypatch, lambda: 80 * GIB)
+    assert evaluator.answer(checked(evaluator)).ok and evaluator.references.plan.way == "device"
+
+
+def test_memory_that_others_hold_is_waited_for(evaluator: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    large(evaluator)
+    left = iter([10, 10, 10])
+    others_leave(monkeypatch, lambda: next(left, 80) * GIB)
+    found = evaluator.answer(checked(evaluator))
+    assert found.ok and found.seconds["wait"] >= 3 * gpu_evaluator.LOOK_EVERY_S
+    assert evaluator.references.plan.way == "device"
+
+
+def test_nobody_waits_for_ever(evaluator: GpuEvaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_evaluator, "MEMORY_WAIT_S", 0.6)
+    large(evaluator)
+    others_leave(monkeypatch, lambda: 10 * GIB)
+    found = evaluator.answer(checked(evaluator))
+    assert found.ok and 0.6 <= found.seconds["wait"] < 3
+    assert found.accuracy is not None and found.accuracy.reference == "float64", "what others hold weakens nothing"
+
+
+def test_a_plan_is_tried_again_where_others_took_the_memory_meanwhile(
+    evaluator: GpuEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large(evaluator)
+    made, free = evaluator.references.make, [80, 10, 10]
+    others_leave(monkeypatch, lambda: (free.pop(0) if free else 80) * GIB)
+
+    def short(draw: object) -> object:
+        if free:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return made(draw)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(evaluator.references, "make", short)
+    found = evaluator.answer(checked(evaluator))
+    assert found.ok and evaluator.references.plan.way == "device" and found.seconds["wait"] > 0
+
+
+def test_free_memory_is_what_nobody_holds_and_what_this_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * GIB)
+    assert memory_plan.free_bytes(torch.device("cuda", 0)) == 35 * GIB
+    assert memory_plan.free_bytes(torch.device("cpu")) is None
