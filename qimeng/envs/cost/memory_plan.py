@@ -171,12 +171,12 @@ def _peak(s: Sizes, plan: Plan) -> int:
     """Bytes on the device: while a trial is made, or while a worker runs, whichever takes more.
 
     A worker holds the reference's state and the program's, the first output (looked at again at the end) and the
-    present one. The judge holds its own state and what is expected of the first output, and of the present one beside a
-    worker that runs.
+    present one. The judge holds its own state, and what is expected of the present output beside a worker that runs.
+    What is expected of the first one is held too, unless memory is tight.
     """
     worker = (2 if plan.copies else 1) * s.inputs + 2 * s.state + 2 * s.outputs + s.temporaries
     idle = 2 * s.state + s.outputs if plan.tidy else worker
-    judge = s.state + s.outputs
+    judge = s.state + (0 if plan.tidy else s.outputs)
     eager = s.inputs + s.outputs + s.temporaries
     making = {
         "device": s.double(2),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -155,7 +155,7 @@ class Judge:
         refs, tally = self.references, Tally()
         source = iter(trials)
         trial = next(source, None)
-        first: tuple[Trial, Comparison] | None = None
+        first: _First | None = None
         sums: set[tuple[int, ...]] = set()
         error: str | None = None
         number = 0
@@ -163,7 +163,9 @@ class Judge:
             if number:
                 between()
             found, error = self._one(worker, number, trial, tally, runs)
-            first = first or (trial, found if found.live else replace(found, tensors=[]))
+            first = first or self._kept(trial, found)
+            if refs.plan.tidy:
+                trial.eager.clear()
             if number < runs:
                 sums.add(tuple(tensor_bits.checksum(x) for x in found.tensors))
                 tally.trials = 1
@@ -172,12 +174,10 @@ class Judge:
             if error is None and number > 1:
                 worker.call("release", self.limit_s, keep=[0], tidy=refs.plan.tidy)
             if number >= runs:
-                if refs.plan.tidy:
-                    first[0].eager.clear()
                 trial = None  # its memory may be what the next one needs
                 trial = next(source, None) if error is None else None
         if error is None and first is not None:
-            error = self._look_again(worker, *first)
+            error = self._look_again(worker, first)
         worker.call("release", self.limit_s, tidy=refs.plan.tidy)
         notes = (NOT_REPEATABLE.format(runs),) if len(sums) > 1 else ()
         return Verdict(tally.accuracy(refs.kind, refs.dropped), None if error is None else "wrong", error, notes)
@@ -360,12 +360,26 @@ class Judge:
             where += f", run {number + 1} of {runs}"
         return found, f"{where}: {text}"
 
-    def _look_again(self, worker: Process, trial: Trial, first: Comparison) -> str | None:
+    def _kept(self, trial: Trial, found: Comparison) -> _First:
+        """What is kept of the first call. Where memory is tight, sums take the place of what its outputs should be."""
+        seed = self.references.draw_seed()
+        if not found.live:
+            return _First(trial.draw, replace(found, tensors=[]), trial, seed)
+        sums = [tensor_bits.weighted_sum(x, seed) for x in found.tensors]
+        return _First(trial.draw, found, None if self.references.plan.tidy else trial, seed, sums)
+
+    def _look_again(self, worker: Process, first: _First) -> str | None:
         """Whether what the first call returned is still as it was.
 
         On a GPU the judge looks at the worker's memory itself, which it has held since; copies have to be asked for.
         """
+        found = first.found
+        if found.live and first.sums == [tensor_bits.weighted_sum(x, first.seed) for x in found.tensors]:
+            return None
         refs = self.references
+        trial = first.trial or refs.make(first.draw)
+        if trial is None:
+            return "a later call changed what the first one returned"
         tensors = [leaf for leaf in refs.facts.leaves if leaf.is_tensor]
         follow = {i for i, t in enumerate(tensors) if any(name.startswith("parameter ") for name in t.shares)}
 
@@ -373,16 +387,35 @@ class Judge:
             """A returned parameter has new values by now, in eager as well."""
             return trial.expected[number] if number in follow else refs.look_again(trial, number, actual, error)
 
-        if first.live:
-            error = self._wrong(first.tensors, len(tensors), trial.expected, Tally(), look_again)
+        if found.live:
+            error = self._wrong(found.tensors, len(tensors), trial.expected, Tally(), look_again)
         else:
             data, files = worker.call("again", self.limit_s, number=0)
             if not isinstance(data, dict):
                 _close(files)
                 raise WorkerFailed("protocol", "the answer makes no sense: nothing was handed over")
-            data["facts"] = facts_to_json(first.facts)
+            data["facts"] = facts_to_json(found.facts)
             error = self.compare((data, files), refs.facts, trial.expected, Tally(), look_again).error
         return None if error is None else f"a later call changed what the first one returned: {error}"
+
+
+@dataclass(frozen=True)
+class _First:
+    """The first call of a program.
+
+    Attributes:
+        draw: its inputs and parameters.
+        found: what was handed over.
+        trial: what it should be; None where that is made again when it is needed.
+        seed: of the sums, which no candidate knows.
+        sums: over the bits of what was handed over, where that is still at hand.
+    """
+
+    draw: Draw
+    found: Comparison
+    trial: Trial | None
+    seed: int
+    sums: list[int] = field(default_factory=list)
 
 
 def _leaf_of(tensor: torch.Tensor) -> Leaf:

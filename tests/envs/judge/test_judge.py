@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from qimeng.envs.judge.gates import timing
 from qimeng.envs.judge.gates.pipeline import Refusal
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.judge_clock import NOT_TIMED
-from qimeng.envs.judge.verdicts import Comparison, Verdict
+from qimeng.envs.judge.verdicts import Verdict
 from qimeng.envs.judge.worker_supply import WorkerSupply
 from qimeng.envs.workers.forkserver import Process
 from qimeng.envs.workers.outputs import Leaf
@@ -443,16 +442,6 @@ def test_a_first_look_at_a_timed_call_tells_zeros_from_results_of_any_size(scale
         return outer_clock._alike(layout, 0, *memory)
 
     assert alike(eager) and not alike(torch.zeros(3)) and not alike(torch.full((3,), float("nan")))
-
-
-def test_what_the_judge_still_sees_is_looked_at_without_asking_the_worker(evaluator):
-    trial = next(iter(evaluator.references.fresh(1)))
-    held = [trial.outputs[0].value.float().clone()]
-    first = Comparison(evaluator.references.facts, held, None, live=True)
-    nobody = SimpleNamespace()
-    assert evaluator.judge._look_again(nobody, trial, first) is None
-    held[0][3] = 7.0
-    assert "a later call changed" in (evaluator.judge._look_again(nobody, trial, first) or "")
 
 
 def test_a_clock_that_cannot_tell_leaves_a_program_without_a_time(evaluator, program, monkeypatch):

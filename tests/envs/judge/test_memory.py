@@ -96,7 +96,7 @@ def large(evaluator: GpuEvaluator) -> None:
     evaluator.references._room = 80 * GIB
 
 
-@pytest.mark.parametrize(("free", "way", "copies"), [(70, "device", True), (45, "slices", True), (40, "slices", False)])
+@pytest.mark.parametrize(("free", "way", "copies"), [(70, "device", True), (45, "slices", True), (33, "slices", False)])
 def test_a_plan_that_fits_what_others_leave_is_taken_before_the_first_trial(
     evaluator: GpuEvaluator, monkeypatch: pytest.MonkeyPatch, free: int, way: str, copies: bool
 ) -> None:
