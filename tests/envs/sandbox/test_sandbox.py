@@ -51,7 +51,7 @@ def hostile(channel):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    made = ForkServer(preload=())
+    made = ForkServer(preload=("tests.envs.sandbox.test_sandbox",))
     yield made
     made.close()
 

@@ -46,7 +46,7 @@ def echo(channel, greeting):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    server = ForkServer(preload=("torch",))
+    server = ForkServer(preload=("torch", "tests.envs.workers.test_forkserver"))
     first = start(server)
     first.call("say", timeout_s=60, word="warm")
     first.kill()
