@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from qimeng.backend.compiled import Compiled
 from qimeng.backend.dry_run import CompileFailure, Recorder, dry_run, short
 from qimeng.backend.facts import KernelFacts, facts_of, registers_of
 from qimeng.backend.load import load_kernels
+from qimeng.backend.triton_ahead import compile_ahead, worth_it
 from qimeng.backend.triton_cache import NO_LINK
 from qimeng.backend.triton_driver import NoDriver
 from qimeng.device import Device
@@ -40,8 +42,14 @@ def compile_here(
         device: what to compile for.
         folder: where to write the text; a new temporary folder by default.
     """
+
+    def load() -> ModuleType:
+        return load_kernels(header + implementation.source, folder)
+
     recorder = _Recorder(device)
-    return dry_run(implementation, inputs, recorder, lambda: load_kernels(header + implementation.source, folder))
+    if worth_it():
+        compile_ahead(lambda: dry_run(implementation, inputs, recorder, load))
+    return dry_run(implementation, inputs, recorder, load)
 
 
 class _Recorder(Recorder):
