@@ -46,14 +46,26 @@ def test_the_mean_is_off_by_little_more_than_its_rounding(case: str) -> None:
     assert off < 1.5 * torch.finfo(torch.float32).eps, off
 
 
-def test_what_the_correction_does_to_a_mean_that_is_off() -> None:
-    x = torch.tensor([0.7, 0.7, 0.7, 0.7001])
-    names = {"s_count": torch.tensor(4.0), "s_mean": x.mean() + 1e-6}
+def corrected_parts(x: Tensor, off: float) -> tuple[Tensor, Tensor]:
+    """Mean and sum of squares of `x` after the correction of a mean that is off."""
+    names = {"s_count": torch.tensor(float(len(x))), "s_mean": x.mean() + off}
     names["s_d"] = x - names["s_mean"]
     names["s_m2"] = (names["s_d"] ** 2).sum()
-    exact = x.double()
     triton = type("tl", (), {"sum": torch.sum, "abs": torch.abs, "where": torch.where})
     triton.maximum = lambda a, b: torch.clamp(a, min=b)
     exec("\n".join(corrected("s", "tl.sum(s_d)")), {"tl": triton}, names)
-    assert abs(names["s_mean"].double() - exact.mean()) < 6e-8
-    assert names["s_m2"].double() == pytest.approx(((exact - exact.mean()) ** 2).sum().item(), rel=1e-2)
+    return names["s_mean"], names["s_m2"]
+
+
+def test_what_the_correction_does_to_a_mean_that_is_off() -> None:
+    x = torch.tensor([0.7, 0.7, 0.7, 0.7001])
+    mean, m2 = corrected_parts(x, 1e-6)
+    assert abs(mean.double() - x.double().mean()) < 6e-8
+    assert m2.double() == pytest.approx(((x.double() - x.double().mean()) ** 2).sum().item(), rel=1e-2)
+
+
+@pytest.mark.parametrize("largest", [-3.39e38, 4e19, float("inf"), float("nan")])
+def test_squares_that_overflow_stay_infinite(largest: float) -> None:
+    x = torch.tensor([largest, 1.0, 2.0, 3.0])
+    mean, m2 = corrected_parts(x, 1e30 if abs(largest) > 1e30 else 0.0)
+    assert not m2.isfinite() and (mean.isfinite() or not x.isfinite().all())

@@ -294,6 +294,7 @@ def corrected(n: str, total: str) -> list[str]:
         f"{n}_e = tl.where(tl.abs({n}_e) < float('inf'), {n}_e, 0.0)",
         f"{n}_mean = {n}_mean + {n}_e",
         f"{n}_e = {n}_count * {n}_e * {n}_e",
+        f"{n}_e = tl.where({n}_e < float('inf'), {n}_e, 0.0)",  # squares of finite numbers
         f"{n}_m2 = tl.where({n}_m2 <= {n}_e, 0.0, {n}_m2 - {n}_e)",
     ]
 
