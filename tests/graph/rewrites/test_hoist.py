@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from qimeng.family import covering
-from qimeng.graph.capture import capture
 from qimeng.graph.loops.loop import is_loop
 from qimeng.graph.rewrites import find_rewrites
 from qimeng.program.program import Program
-from tests.graph.loops.test_roll import LOOPS
+from tests.graph.loops.test_roll import LOOPS, captured
 
 LABELS = {
     "lstm": ["linear", "torch.recurrence", "clone", "add"],
@@ -23,7 +22,7 @@ LABELS = {
 @pytest.mark.parametrize("name", LOOPS)
 def test_products_without_states_are_computed_for_all_steps_at_once(name: str) -> None:
     make, shapes, *_ = LOOPS[name]
-    graph = capture(make, lambda: tuple(torch.empty(s) for s in shapes))
+    graph = captured(name)
     found, reasons = find_rewrites(graph, "layers")
     assert [r.rule for r in found] == ["hoist"], reasons
     program = Program.start(graph).with_rewrites(found)
