@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
@@ -19,6 +20,9 @@ from qimeng.spec import Tolerances
 
 FUSED_ELEMENTS = 1 << 24
 """Elements from which errors on a GPU are computed by a kernel of our own, in one pass instead of some fifteen."""
+
+FEW_ROWS = 64
+"""Length of rows from which their root mean squares are kept."""
 
 HALF_SHARE = 0.25
 """Share of `Tolerances.floor_ulp` that half types are allowed."""
@@ -106,6 +110,13 @@ class Expected:
     tolerances: Tolerances = Tolerances()
     signed: bool = False
 
+    @cached_property
+    def scale(self) -> Scale:
+        """What errors of a floating `value` are divided by, the same for all candidates; rows where these are few."""
+        found = Scale.of(self.value)
+        few = found.rows is None or FEW_ROWS * found.rows.numel() <= self.value.numel()
+        return found if few else Scale(found.least)
+
     @property
     def budget(self) -> Error:
         """What a candidate may have: 4 (rms: 2) times eager's error by default, or the floor if that is larger."""
@@ -157,27 +168,64 @@ def roundings(terms: int, independent: bool = True) -> float:
     return math.sqrt(terms) if independent else float(min(terms, LONGEST_CHAIN))
 
 
+@dataclass(frozen=True)
+class Scale:
+    """What the errors of an output are divided by, as far as it takes a pass over the output to find out.
+
+    Attributes:
+        least: the least number.
+        rows: root mean square of each row, where a kernel of our own needs it.
+    """
+
+    least: float
+    rows: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, expected: torch.Tensor) -> Scale:
+        """That of an output, in one pass over a large one on a GPU."""
+        expected = _real(expected)
+        if not _is_fused(expected):
+            return cls(least_of(expected))
+        from qimeng.envs.errors.fused_error import row_scales  # loads Triton
+
+        rows, kind = row_scales(expected), torch.finfo(expected.dtype)
+        total = float(rows.norm()) / math.sqrt(rows.numel())
+        least = max(kind.tiny, OF_ALL * kind.eps * total) if math.isfinite(total) else least_of(expected)
+        return cls(least, rows)
+
+
 def measure(actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None = None) -> Error:
     """The error of `actual` against `expected` (same shape, any floating dtypes, same device).
 
     Where `expected` or `eager` is not finite, either's value is right: the element's error is the smaller one, and 0
     where the values are the same. NaN elsewhere counts as an infinite error.
     """
+    return measured(actual, expected, eager)[0]
+
+
+def measured(
+    actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None = None, scale: Scale | None = None
+) -> tuple[Error, bool]:
+    """`measure`, and whether all values of `actual` and `expected` are known to be finite.
+
+    Args:
+        actual: what was computed.
+        expected: what it should be.
+        eager: eager's.
+        scale: of `expected`, where it is known.
+    """
     if actual.numel() == 0:
-        return Error()
-    actual, expected = _rows(actual), _rows(expected)
-    eager = None if eager is None else _rows(eager)
-    if actual.is_complex():
-        actual, expected = _parts_of(actual), _parts_of(expected)
-        eager = None if eager is None else _parts_of(eager)
-    least = least_of(expected)
-    top, total, finite = summary(actual, expected, eager, least)
-    figures = look(actual, expected, None if finite else eager, least, finite=finite)
-    return Error(top, math.sqrt(total / actual.numel()), *figures)
+        return Error(), True
+    scale = scale or Scale.of(expected)
+    actual, expected = _real(actual), _real(expected)
+    eager = None if eager is None else _real(eager)
+    top, total, finite = summary(actual, expected, eager, scale)
+    figures = look(actual, expected, None if finite else eager, scale.least, finite=finite)
+    return Error(top, math.sqrt(total / actual.numel()), *figures), finite
 
 
 def summary(
-    actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None, least: float
+    actual: torch.Tensor, expected: torch.Tensor, eager: torch.Tensor | None, scale: Scale
 ) -> tuple[float, float, bool]:
     """Largest error, sum of the squared errors, and whether every value is finite, so that eager has no say.
 
@@ -185,15 +233,20 @@ def summary(
         actual: real, without dimensions of one element at its end.
         expected: what it should be.
         eager: eager's.
-        least: what errors are divided by at least.
+        scale: what errors are divided by.
     """
-    if actual.is_cuda and expected.dim() > 0 and actual.numel() >= FUSED_ELEMENTS:
-        top, total = _fused(actual, expected, least)
+    if _is_fused(actual):
+        top, total = _fused(actual, expected, scale)
     else:
-        top, total = _summary(_quick_errors(actual, expected, least), actual.device)
+        top, total = _summary(_quick_errors(actual, expected, scale.least), actual.device)
     if math.isfinite(top):
         return top, total, True
-    return *_summary(_errors(actual, expected, eager, least), actual.device), False
+    return *_summary(_errors(actual, expected, eager, scale.least), actual.device), False
+
+
+def _is_fused(x: torch.Tensor) -> bool:
+    """Whether errors are computed by a kernel of our own."""
+    return x.is_cuda and x.dim() > 0 and x.numel() >= FUSED_ELEMENTS
 
 
 def measure_most(actual: torch.Tensor, expected: torch.Tensor) -> Error:
@@ -210,9 +263,14 @@ def measure_most(actual: torch.Tensor, expected: torch.Tensor) -> Error:
     return Error(most, most, *look(actual, expected, None, least, most=True))
 
 
+def _real(x: torch.Tensor) -> torch.Tensor:
+    """`_rows`, of a complex tensor with both parts side by side."""
+    return _parts_of(_rows(x)) if x.is_complex() else _rows(x)
+
+
 def _parts_of(x: torch.Tensor) -> torch.Tensor:
     """The real and imaginary parts of a complex tensor, side by side in its last dimension."""
-    return torch.view_as_real(x).flatten(-2)
+    return torch.view_as_real(x).flatten(max(x.dim() - 1, 0))
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -223,17 +281,17 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(x.shape[:kept])
 
 
-def _fused(actual: torch.Tensor, expected: torch.Tensor, least: float) -> tuple[float, float]:
+def _fused(actual: torch.Tensor, expected: torch.Tensor, scale: Scale) -> tuple[float, float]:
     from qimeng.envs.errors.fused_error import fused_summary  # loads Triton
 
-    return fused_summary(actual, expected, least)
+    return fused_summary(actual, expected, scale.least, scale.rows)
 
 
 def check(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
     """The error of `actual` and None, or what is wrong in words; shapes and dtypes are equal already."""
     if not is_float(expected.value):
         return _check_exact(actual, expected)
-    error = measure(actual, expected.value, expected.eager)
+    error, _ = measured(actual, expected.value, expected.eager, expected.scale)
     if error.within(expected.budget):
         return error, _other_zeros(actual, expected.value) if expected.signed else None
     return error, _describe(actual, expected, error)
@@ -453,6 +511,7 @@ def _position(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 __all__ = [
     "Error",
     "Expected",
+    "Scale",
     "allowance",
     "check",
     "floor",
@@ -460,6 +519,7 @@ __all__ = [
     "kernelbench_close",
     "least_of",
     "measure",
+    "measured",
     "measure_most",
     "not_finite_share",
     "roundings",

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from qimeng.envs.errors.accuracy import Error, is_float, measure, summary
+from qimeng.envs.errors.accuracy import Error, Scale, is_float, measure, summary
 from qimeng.envs.errors.column_errors import look_at, sampled
 from qimeng.envs.workers.tensor_bits import BLOCK
 
@@ -43,7 +43,7 @@ class ErrorInParts:
             self._parts.append((actual, expected))
             return
         y, r = (x.reshape(x.shape[: len(self._shape)]) for x in (actual, expected))
-        top, total, finite = summary(y, r, y, self._least)
+        top, total, finite = summary(y, r, y, Scale(self._least))
         self._top, self._total, self._finite = max(self._top, top), self._total + total, self._finite and finite
         self._parts.append((sampled(y, self._shape, self._start), sampled(r, self._shape, self._start)))
         self._start += r.shape[0]

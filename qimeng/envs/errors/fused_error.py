@@ -6,6 +6,8 @@ fifteen passes, which took most of an evaluation's time for outputs of several G
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -41,19 +43,29 @@ def _errors_of_tile(
     tl.store(sum_ptr + program, tl.sum((error * error).to(tl.float64)))
 
 
-def fused_summary(actual: torch.Tensor, expected: torch.Tensor, least: float) -> tuple[float, float]:
+def row_scales(expected: torch.Tensor) -> torch.Tensor:
+    """Root mean square of each row along the last dimension, of at least one, one after the other; float64."""
+    width = expected.shape[-1]
+    parts = expected.reshape(-1, width).split(max(1, SLICE // width))  # on a GPU the norm makes a float64 copy first
+    norms = [torch.linalg.vector_norm(p, dim=-1, dtype=torch.float64) for p in parts]
+    return torch.cat(norms) / math.sqrt(width)
+
+
+def fused_summary(
+    actual: torch.Tensor, expected: torch.Tensor, least: float, scale: torch.Tensor | None = None
+) -> tuple[float, float]:
     """Largest error and sum of the squared errors over all elements; infinite where a value is not finite.
 
     Args:
         actual: real floating-point tensor on a GPU.
         expected: of the same shape and device; at least one dimension.
         least: what errors are divided by at least.
+        scale: `row_scales(expected)`, where it is known.
     """
     actual, expected = actual.contiguous(), expected.contiguous()
     width = expected.shape[-1]
     rows = expected.numel() // width
-    parts = expected.reshape(rows, width).split(max(1, SLICE // width))  # on a GPU the norm makes a float64 copy first
-    scale = torch.cat([torch.linalg.vector_norm(p, dim=-1, dtype=torch.float64) for p in parts]) / width**0.5
+    scale = row_scales(expected) if scale is None else scale
     columns = min(triton.next_power_of_2(width), TILE)
     height = TILE // columns
     programs = triton.cdiv(rows, height) * triton.cdiv(width, columns)
@@ -65,4 +77,4 @@ def fused_summary(actual: torch.Tensor, expected: torch.Tensor, least: float) ->
     return top, total
 
 
-__all__ = ["fused_summary"]
+__all__ = ["fused_summary", "row_scales"]

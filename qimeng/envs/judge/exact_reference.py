@@ -71,12 +71,13 @@ class ExactReference(EagerReference):
         independent = accuracy.roundings(self.longest_reduction)
         roundings = accuracy.roundings(self._terms, independent=False) if distribution == "rounded" else independent
         wider = moved * (roundings / independent)
-        share = accuracy.not_finite_share(value, eager)
         floor = accuracy.floor(eager.dtype, roundings, wider, tolerances.floor_ulp)
+        error, finite = (Error(), False) if jumps else accuracy.measured(eager, value, eager)
+        share = 0.0 if finite else accuracy.not_finite_share(value, eager)
         if share:
-            error = accuracy.measure(eager, value, eager)
+            error = accuracy.measure(eager, value, eager) if jumps else error
             return Expected(value, error, floor, eager, tolerances, self._signed), share
-        error = discrete.error(eager, value, jumps)
+        error = discrete.error(eager, value, jumps) if jumps else error
         if at is not None and not eager.is_complex():
             there = discrete.error(at.double() + (eager.double() - value.double()), at.double(), jumps)
             error = there if math.isfinite(there.max) else error

@@ -216,3 +216,25 @@ def test_few_infinities_may_have_the_other_sign_and_no_row_may_be_no_number():
     assert accuracy.same_but_for_few(row, expected, any_kind=True)
     assert not accuracy.same_but_for_few(torch.ones(400, 8), expected, any_kind=True)
     assert not accuracy.same_but_for_few(few, Expected(value)), "only where something is not finite"
+
+
+@pytest.mark.parametrize("shape", [(300, 40), (300, 40, 1), (7,), (1,), (0, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_a_scale_that_is_known_changes_no_figure(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    value = torch.randn(shape, dtype=dtype)
+    actual = value * (1 + 1e-3)
+    expected = accuracy.Expected(value)
+    found, finite = accuracy.measured(actual, value, None, expected.scale)
+    assert found == accuracy.measure(actual, value) and finite
+    assert accuracy.check(actual, expected)[0] == found
+    assert expected.widened(expected).scale == expected.scale
+
+
+def test_whether_all_is_finite_is_known_from_the_errors() -> None:
+    x = torch.randn(30, 40)
+    assert accuracy.measured(x, x + 1, x)[1]
+    for odd in (torch.inf, -torch.inf, torch.nan):
+        y = x.clone()
+        y[3, 4] = odd
+        for pair in ((x, y), (y, x), (y, y)):
+            assert not accuracy.measured(*pair, pair[0])[1]

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -42,13 +43,19 @@ def plain(y: torch.Tensor, r: torch.Tensor) -> tuple[float, float]:
 
 
 def all_cases(device: str) -> dict[str, tuple[tuple[float, float], tuple[float, float]]]:
-    from qimeng.envs.errors.fused_error import fused_summary
+    from qimeng.envs.errors.fused_error import fused_summary, row_scales
 
     found = {}
     for name in CASES:
         for zeros in (False, True):
             y, r = pair(name, device, zeros)
             found[f"{name}, zeros {zeros}"] = (fused_summary(y, r, accuracy.least_of(r)), plain(y, r))
+    y, r = pair("mixed", device)
+    known = fused_summary(y, r, accuracy.least_of(r), row_scales(r))
+    assert known == fused_summary(y, r, accuracy.least_of(r))
+    with mock.patch.object(accuracy, "_is_fused", lambda x: True):
+        assert math.isclose(accuracy.Scale.of(r).least, accuracy.least_of(r), rel_tol=1e-12)
+        assert accuracy.measured(y, r)[0] == accuracy.measured(y, r, scale=accuracy.Expected(r).scale)[0]
     for value in (math.nan, math.inf):
         y, r = pair("long rows, odd", device)
         y[1, 2, 777] = value
