@@ -1,0 +1,106 @@
+"""Where the seconds and the memory of a final verification go: by part, by function of the judge, at the peak.
+
+    python -m experiments.judge_parts product --size 4096
+    python -m experiments.judge_parts convolution --size 1024 --hold 20
+
+Deals in one program on PyTorch of one specification. Knows nothing about searches.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import pstats
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+import typer
+from torch import nn
+
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+from qimeng.interfaces import Asked, Evaluation, EvaluationRequest
+from qimeng.program.program import Implementation, Program
+from qimeng.program.verify import capture_spec
+from qimeng.spec import KernelSpec
+
+SHOWN = 40
+"""Functions that are listed."""
+GIB = 1 << 30
+
+
+def product(size: int) -> tuple[KernelSpec, str]:
+    """A product of two square matrices."""
+    spec = KernelSpec.from_function(lambda x, y: x @ y, (torch.randn(size, size), torch.randn(size, size)))
+    return spec, "def entry(x, y):\n    return (x @ y,)\n"
+
+
+def convolution(size: int) -> tuple[KernelSpec, str]:
+    """A pointwise convolution of 16 images; of 1024 x 1024 pixels it is KernelBench's level 1, problem 87."""
+    spec = KernelSpec.from_module(nn.Conv2d(64, 128, 1, bias=False), (torch.randn(16, 64, size, size),))
+    return spec, "import torch\ndef entry(x, w):\n    return (torch.nn.functional.conv2d(x, w),)\n"
+
+
+def pointwise(size: int) -> tuple[KernelSpec, str]:
+    """A function of each element of a square matrix."""
+    spec = KernelSpec.from_module(nn.ReLU(), (torch.randn(size, size),))
+    return spec, "import torch\ndef entry(x):\n    return (torch.relu(x),)\n"
+
+
+CASES: dict[str, Callable[[int], tuple[KernelSpec, str]]] = {f.__name__: f for f in (product, convolution, pointwise)}
+
+
+def judged(evaluator: GpuEvaluator, text: str) -> tuple[Evaluation, cProfile.Profile]:
+    """The final verification of a program that computes everything by `text`, and a profile of the judge's process."""
+    assert evaluator.graph is not None
+    program, spec = Program.start(evaluator.graph), evaluator.spec
+    program = program.with_implementation(program.regions[0].id, Implementation("torch", text, "entry"))
+    request = EvaluationRequest(program, None, Asked.FINAL, spec.digest, evaluator.device.name, spec.mode)
+    profile = cProfile.Profile()
+    with profile:
+        found = evaluator.answer(request)
+    return found, profile
+
+
+def another_job(gib: float) -> subprocess.Popen[str]:
+    """A process that holds memory of the GPU until it is killed."""
+    make = f"x = torch.empty({int(gib * GIB)}, dtype=torch.uint8, device='cuda')"
+    code = f"import time, torch; {make}; print(1, flush=True); time.sleep(3600)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def main(
+    case: Annotated[str, typer.Argument(help=f"One of {', '.join(CASES)}.")],
+    size: Annotated[int, typer.Option(help="Rows of a matrix, or of an image.")] = 4096,
+    device: Annotated[str, typer.Option(help="PyTorch's name of the device.")] = "cuda",
+    hold: Annotated[float, typer.Option(help="GiB of the device that another job holds meanwhile.")] = 0.0,
+) -> None:
+    """Verify one program and print what that took."""
+    spec, text = CASES[case](size)
+    cuda = device != "cpu"
+    other = another_job(hold) if hold and cuda else None
+    evaluator = GpuEvaluator(spec, capture_spec(spec, verify=False), torch_device=device)
+    try:
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        found, profile = judged(evaluator, text)
+    finally:
+        evaluator.close()
+        if other is not None:
+            other.kill()
+            other.wait()
+    refs = evaluator.references
+    size_bytes = refs.input_bytes + sum(refs.output_bytes)
+    peak = torch.cuda.max_memory_allocated() / size_bytes if cuda else None
+    facts = {"ok": found.ok, "error": found.error, "plan": str(refs.plan), "way": refs.plan.way, "peak": peak}
+    print(json.dumps(facts | {"seconds": {k: round(v, 3) for k, v in found.seconds.items()}}, indent=1))
+    pstats.Stats(profile, stream=sys.stdout).sort_stats("cumtime").print_stats("qimeng|built-in", SHOWN)
+
+
+if __name__ == "__main__":
+    typer.run(main)
