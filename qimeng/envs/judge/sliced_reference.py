@@ -70,7 +70,9 @@ class SlicedReference(ExactReference):
         while self.plan.way == "slices" and self.kind == "float64":
             try:
                 return self._sliced(draw, near)
-            except (RowsMix, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            except RowsMix:
+                pass
+            except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:  # no float64, say
                 if isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError)):
                     raise
                 if self._refused(draw, near, error) is not None:

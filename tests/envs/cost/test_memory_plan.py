@@ -102,23 +102,30 @@ def test_every_way_gives_the_same_reference(way):
     assert f"memory: {other.plan}" in other.remarks
 
 
-def test_a_judge_short_of_memory_gives_the_same_verdicts(monkeypatch):
-    tight = next(p for p in module._ORDER if p.way == "steps" and not p.copies)
-    monkeypatch.setattr("qimeng.envs.judge.eager_reference.memory_plan", lambda *a: tight)
-    spec = KernelSpec.from_function(lambda x: torch.relu(x) + 1, (torch.randn(64, 32),))
+@pytest.mark.parametrize("way", ["slices", "steps"])
+def test_a_judge_short_of_memory_gives_the_same_verdicts(monkeypatch, way):
+    tight = next(p for p in module._ORDER if p.way == way and not p.copies)
+    monkeypatch.setattr("qimeng.envs.judge.eager_reference.memory_plan", lambda *a, **k: tight)
+    monkeypatch.setattr(module, "SLICE_BYTES", 1 << 13)
+    spec = KernelSpec.from_function(torch.relu, (torch.randn(64, 32),))
     graph = capture_spec(spec)
     program = Program.start(graph)
     judge = GpuEvaluator(spec, graph, torch_device="cpu", timeout_s=60.0)
+
+    def with_text(text: str) -> Program:
+        written = Implementation("torch", f"import torch\ndef entry(x):\n    {text}\n    return (y,)\n", "entry")
+        return program.with_implementation(program.regions[0].id, written)
+
     try:
         assert judge.references.plan is tight
-        found = settled(lambda: judge.evaluate(program, asked=Asked.FINAL))
+        right = with_text("y = x.clamp(min=0)")
+        found = settled(lambda: judge.evaluate(right, asked=Asked.FINAL))
         assert found.ok and any(note.startswith("memory: ") for note in found.notes), found.error
-        changing = Implementation(
-            "torch", "def entry(x):\n    x.roll(1, 0)\n    x[0, 0] += 1\n    return (x,)\n", "entry"
-        )
-        bad = program.with_implementation(program.regions[0].id, changing)
-        found = judge.evaluate(bad, Patch())
-        assert found.failure == "wrong", found
+        assert found.accuracy is not None and found.accuracy.reference == "float64"
+        assert judge.references.plan is tight, "slices were possible"
+        for text in ("x[0, 0] += 1; y = torch.relu(x)", "y = torch.relu(x); y[-1, -1] += 1e-3"):
+            found = judge.evaluate(with_text(text), Patch())
+            assert found.failure == "wrong", found
     finally:
         judge.close()
 
