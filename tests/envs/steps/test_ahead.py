@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 
@@ -16,7 +17,7 @@ from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Evaluation, EvaluationRequest, Evaluator, Patch, Request, Ticket
 from qimeng.planner.beam import BeamSearch
 from qimeng.planner.random import RandomPlanner
-from qimeng.testing import FakeCoder, FakeEvaluator, fake_task, sample_graph
+from qimeng.testing import FakeCoder, FakeEvaluator, fake_task
 
 BUDGET = Budget(evaluations=24, steps=6)
 
@@ -106,16 +107,16 @@ def test_a_clone_gathers_no_ticket_of_another(graph: OpGraph) -> None:
     assert session.step(action).evaluation == twin.step(action).evaluation
 
 
-def in_a_process() -> tuple[Evaluator, OpGraph]:
-    return FakeEvaluator(), sample_graph()
+def in_a_process(graph: OpGraph) -> tuple[Evaluator, OpGraph]:
+    return FakeEvaluator(), graph
 
 
 @pytest.mark.slow
 def test_a_beam_over_a_pool_of_processes(graph: OpGraph) -> None:
-    pool = LocalPool(in_a_process, FakeEvaluator)
+    pool = LocalPool(partial(in_a_process, graph), FakeEvaluator)
     assert pool.at_once == 2
     try:
-        assert facts(beam(sample_graph(), pool)) == facts(beam(sample_graph(), FakeEvaluator()))
+        assert facts(beam(graph, pool)) == facts(beam(graph, FakeEvaluator()))
     finally:
         pool.close()
 
