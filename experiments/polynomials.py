@@ -70,6 +70,10 @@ def main() -> None:
     t = points(0.0, 13.4)
     u, values = 1 / (1 + 0.3 * t), of(lambda x: math.erfc(x / math.sqrt(2)) * math.exp(x * x / 2), t)
     gate = minimax([u**k for k in range(1, 9)], values, 1 / values)
+    t = points(-0.25, 0.25)
+    t = t[np.abs(t) > 1e-6]
+    values, exact = np.log1p(t) - t, np.abs(np.log1p(t))
+    show("(log(1 + t) - t) / t^2", minimax([t ** (2 + k) for k in range(7)], values, 1 / exact))
     t = points(1.5, 2.5)
     values = of(math.lgamma, t) / ((t - 1) * (t - 2))
     fit = minimax([(t - 2) ** k for k in range(9)], values, 1 / values)
