@@ -39,7 +39,7 @@ def accepts(refs: References, trial: Trial, found: torch.Tensor) -> bool:
 def test_a_kernel_may_skip_what_is_masked_or_not():
     torch.manual_seed(0)
     spec = KernelSpec.from_module(Causal(), tuple(torch.randn(2, 2, 40, 16) for _ in range(3)))
-    refs = References(spec, capture_spec(spec), torch.device("cpu"), partial(random.Random(0).getrandbits, 62))
+    refs = References(spec, capture_spec(spec), torch.device("cpu"), partial(random.Random(1).getrandbits, 62))
     differed = 0
     for _ in itertools.repeat(None, 12):
         trial = refs._made("infinite", True)
