@@ -71,7 +71,9 @@ def interpret(variants: list[str]) -> None:
             row = {"variant": variant, "class": name, **made.measured(make(Shape(*sizes)))}
             print(json.dumps(row), flush=True)
         if variant == ALL:
-            print(json.dumps({"variant": "planes", **made.split()}), flush=True)
+            deep = Printed(form, DEEP, {**BASE, "precision": "fp16x3", **changes})
+            for depth, bits, product in ((FLAT[1], 11, made), (DEEP[1], 10, deep)):
+                print(json.dumps({"variant": "planes", "depth": depth, **product.split(bits)}), flush=True)
 
 
 class Printed:
@@ -105,8 +107,8 @@ class Printed:
         buffers = getattr(loaded, self.impl.prepare)(*prepare) if self.impl.prepare else ()
         return getattr(loaded, self.impl.entry)(*given, *buffers)[0]
 
-    def split(self) -> dict[str, float]:
-        """Whether the first plane of a packed weight has 10 bits, and the share of an element that both lose."""
+    def split(self, bits: int) -> dict[str, float]:
+        """Whether the first plane of a packed weight has `bits`, and the share of an element that both lose."""
         torch.manual_seed(2)
         weight = torch.randn(self.module.weight.shape)
         planes, inverse, _ = getattr(self.loaded, self.impl.prepare)(weight)
@@ -114,10 +116,10 @@ class Printed:
         rows, columns = weight.shape
         first, second = first[:rows, :columns], second[:rows, :columns]
         exact = weight.double() / inverse[:rows, None].double()
-        lost = ((first + second * 2.0**-11) - exact).abs() / exact.abs()
-        tenth = torch.exp2(first.abs().log2().floor() - 9)
+        lost = ((first + second * 2.0 ** (-1 - bits)) - exact).abs() / exact.abs()
+        last = torch.exp2(first.abs().log2().floor() + 1 - bits)
         return {
-            "rounded": bool((first % tenth == 0).all()),
+            "rounded": bool((first % last == 0).all()),
             "finite": bool(second.isfinite().all()),
             "lost": float(lost.max()),
         }
@@ -188,11 +190,11 @@ def test_planes_compute_what_nets_have_and_exact_forms_what_planes_lose(rows: li
             assert row["planes_alone"] is (row["class"] in BENIGN), row
 
 
-def test_the_first_plane_has_ten_bits_and_both_keep_twenty_two(rows: list[dict[str, Any]]) -> None:
-    (found,) = (row for row in rows if row["variant"] == "planes")
-    assert found["rounded"], found
-    assert found["finite"], found
-    assert found["lost"] <= 2.0**-22, found
+def test_the_first_plane_has_its_bits_and_both_keep_twenty_two(rows: list[dict[str, Any]]) -> None:
+    found = [row for row in rows if row["variant"] == "planes"]
+    assert [row["depth"] for row in found] == [FLAT[1], DEEP[1]]
+    for row in found:
+        assert row["rounded"] and row["finite"] and row["lost"] <= 2.0**-22, row
 
 
 @pytest.mark.slow

@@ -4,17 +4,16 @@ fp32 operands are split into planes of 16 bits (hi + lo …) and each plane pair
 summed first and apart from the main one. Planes of fp16 are scaled by a power of two a row, and the second one by 2^11
 more, so that hi + lo keep 22 bits of all elements down to 2^-28 of the row's largest. The first plane has 10 bits
 instead of fp16's 11: its products have 20, so that the tensor cores' accumulator truncates less (a sum of 4096 positive
-numbers is off by 0.7e-6 of itself instead of 1.1e-6; 9 bits leave 0.4e-6, but the product of two second planes, which
-is left out, would show in short sums). Which rows have smaller elements is found while they
-are packed, and tiles where that may matter are computed by the scheme's exact form (see `guard`). bf16 planes have
-fp32's exponents and need no scale. Sources: Markidis et al. 2018 and Ootomo & Yokota 2022 (splitting, scaled second
-planes, the truncated accumulator of tensor cores). Deals in planes
-and bits. Knows nothing about kernels or shapes.
+numbers is off by 0.7e-6 of itself instead of 1.1e-6). The product of two second planes, which is left out, would show
+in short sums, where the first plane has all 11 (`SHALLOW`). Which rows have smaller elements is found while they are
+packed, and tiles where that may matter are computed by the scheme's exact form (see `guard`). bf16 planes have fp32's
+exponents and need no scale. Sources: Markidis et al. 2018 and Ootomo & Yokota 2022 (splitting, scaled second planes,
+the truncated accumulator of tensor cores). Deals in planes and bits. Knows nothing about kernels or shapes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qimeng.coder.template.families.gemm.plan import GemmPlan, Side
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
@@ -80,10 +79,19 @@ SCHEMES: dict[str, Scheme] = {
 }
 """`GemmSchedule.precision` to its scheme, for fp32 operands."""
 
+SHORT = 711
+"""Depth below which sums are short: they are promoted twice as often, and planes have all bits."""
+
+SHALLOW: dict[str, Scheme] = {"fp16x3": replace(SCHEMES["fp16x3"], bits=0, shift=12)}
+"""The same for short sums, where it differs."""
+
 
 def scheme_of(plan: GemmPlan, schedule: GemmSchedule) -> Scheme:
     """The scheme; half operands go to the tensor cores as they are, whatever the precision."""
-    return Scheme(1, plan.dtype) if plan.half else SCHEMES[schedule.precision]
+    if plan.half:
+        return Scheme(1, plan.dtype)
+    known = SCHEMES | SHALLOW if plan.shape[3] < SHORT else SCHEMES
+    return known[schedule.precision]
 
 
 def is_packed(plan: GemmPlan, schedule: GemmSchedule, side: Side) -> bool:
@@ -121,4 +129,7 @@ def is_prepared(plan: GemmPlan, schedule: GemmSchedule, side: Side) -> bool:
     return side.held and side.name in schedule.packed and is_packed(plan, schedule, side)
 
 
-__all__ = ["SCHEMES", "Scheme", "is_inline", "is_packed", "is_prepared", "is_turned", "scheme_of", "through_registers"]
+__all__ = [
+    "SCHEMES", "SHALLOW", "SHORT", "Scheme", "is_inline", "is_packed", "is_prepared", "is_turned", "scheme_of",
+    "through_registers",
+]  # fmt: skip

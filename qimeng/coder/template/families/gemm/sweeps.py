@@ -12,7 +12,7 @@ from itertools import zip_longest
 
 from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
-from qimeng.coder.template.families.gemm.scheme import SCHEMES, is_packed, is_turned, scheme_of
+from qimeng.coder.template.families.gemm.scheme import SCHEMES, SHORT, is_packed, is_turned, scheme_of
 from qimeng.coder.template.families.gemm.staging import stageable, under
 from qimeng.coder.template.families.gemm.traffic import (
     SMALL_SHARE,
@@ -79,8 +79,8 @@ another multiplies; planes, their scales and a second accumulator take more."""
 INLINE_FIRST = 2
 """So many of those come before packed planes, the others after them."""
 
-SHORT, VERY_LONG = 711, 65536
-"""Depths below which sums are promoted twice as often, and from which their budget allows more bias (`promotion`)."""
+VERY_LONG = 65536
+"""Depth from which the budget of sums allows more bias (`promotion`)."""
 
 GUESSES = 2
 """Schedules of each precision that lowering tries; twice as many of the likeliest."""
