@@ -164,6 +164,10 @@ class OpGraph:
             raise KeyError(f"{value} has no tensor")
         return meta
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what others have worked out of it: another process does so itself."""
+        return {**self.__dict__, "memo": {}}
+
     def ops(self) -> Iterator[Node]:
         """The operator nodes, in topological order."""
         return (n for n in self.nodes.values() if n.kind == "op")
