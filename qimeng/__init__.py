@@ -55,6 +55,7 @@ _HOME = {
     "SpecError": "qimeng.errors",
     "Store": "qimeng.store",
     "StoreError": "qimeng.errors",
+    "optimize": "qimeng.integration",
     "plan_and_code": "qimeng.api",
     "spec_from_text": "qimeng.envs.steps.describe",
 }
@@ -98,6 +99,7 @@ __all__ = [
     "Store",
     "StoreError",
     "__version__",
+    "optimize",
     "plan_and_code",
     "spec_from_text",
 ]

@@ -1,0 +1,162 @@
+"""A module's forward that runs a program where one was made for the call, and the module's own code elsewhere.
+
+Deals in calls of one module: which program fits, why none does. Needs PyTorch only: exported packages hold a copy of
+this file. Knows nothing about how programs are found.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from qimeng.integration.calls import Key, key_of, tensors_of
+from qimeng.integration.operator import register, through
+from qimeng.integration.variant import Variant
+
+REASONS = {
+    "shapes": "no program was made for the shapes, strides, dtypes or other arguments of this call",
+    "gradients": "the call may need gradients, which programs do not compute: use torch.no_grad() for the programs",
+    "mode": "it was optimized in the other one of training and evaluation mode",
+    "hooks": "hooks or forwards of its submodules changed, and a program calls none of them",
+    "autocast": "the call is made under torch.autocast",
+    "traced": "the call is traced by another tool",
+    "tensors": "its parameters or buffers, or the inputs, are on another device or have another dtype or layout",
+}
+"""Why a module's own code runs, in words; `Dispatch.calls` counts by these names."""
+
+
+class FallbackWarning(UserWarning):
+    """An optimized module ran its own code; said once a module and reason."""
+
+
+class Dispatch:
+    """Stands in for the `forward` of a module.
+
+    Args:
+        module: whose forward it is.
+        own: the forward that it takes the place of; None for that of the module's class.
+
+    Attributes:
+        variants: the programs, by the key of their calls.
+        calls: how often a program ran (``"program"``), and the module's own code by reason (`REASONS`).
+    """
+
+    def __init__(self, module: nn.Module, own: Callable[..., Any] | None = None):
+        self.module, self.own = module, own
+        self.variants: dict[Key, Variant] = {}
+        self.calls: Counter[str] = Counter()
+        self._numbers: dict[Key, int] = {}
+        self._inside = [(part, _facts(part, part is module)) for part in module.modules()]
+
+    def add(self, variant: Variant) -> None:
+        """Take up a program that is bound to the module."""
+        self.variants[variant.key] = variant
+        if variant.outputs is not None:
+            self._numbers[variant.key] = register(self, variant.form, variant.outputs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returns."""
+        variant = self.variants.get(key_of(args, kwargs) or ())
+        if torch.compiler.is_dynamo_compiling():
+            return self._compiled(variant, args, kwargs)
+        reason = "shapes" if variant is None else self.refused(variant, args, kwargs)
+        if variant is None or reason:
+            self._note(reason)
+            return self.original(*args, **kwargs)
+        self.calls["program"] += 1
+        return variant.program(*args, **kwargs)
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module's own code returns."""
+        return (
+            type(self.module).forward(self.module, *args, **kwargs) if self.own is None else self.own(*args, **kwargs)
+        )
+
+    def _compiled(self, variant: Variant | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call as one operator, for torch.compile and torch.export; the module's own code where gradients flow."""
+        number = -1 if variant is None else self._numbers.get(variant.key, -1)
+        if number < 0 or self._needs_gradients(args, kwargs) or _in_autocast():
+            return self.original(*args, **kwargs)
+        assert variant is not None and variant.outputs is not None
+        return through(number, variant.outputs, args, kwargs)
+
+    def _needs_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if not torch.is_grad_enabled():
+            return False
+        return any(t.requires_grad for t in (*tensors_of((args, kwargs)), *self.module.parameters()))
+
+    def refused(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Why `variant` may not answer this call of its kind, one of `REASONS`; empty where it may."""
+        if torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return "traced"
+        if _in_autocast():
+            return "autocast"
+        if self._needs_gradients(args, kwargs):
+            return "gradients"
+        for part, facts in self._inside:
+            now = _facts(part, part is self.module)
+            if now != facts:
+                return "mode" if now[0] is not facts[0] else "hooks"
+        if not variant.holds(self.module):
+            return "tensors"
+        devices = {t.device for t in tensors_of((args, kwargs))} | {place.device for place in variant.places or ()}
+        runs = len(devices) == 1 and (not variant.kernels or next(iter(devices)).type == "cuda" or _interprets())
+        return "" if runs else "tensors"
+
+    def _note(self, reason: str) -> None:
+        self.calls[reason] += 1
+        if self.calls[reason] == 1 and reason != "gradients":
+            name = type(self.module).__name__
+            warnings.warn(f"{name} runs its own code: {REASONS[reason]}", FallbackWarning, stacklevel=5)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_numbers": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        for variant in self.variants.values():
+            self.add(variant)
+
+
+def _in_autocast() -> bool:
+    return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+
+
+def _facts(part: nn.Module, outermost: bool) -> tuple[Any, ...]:
+    """What a program takes for granted of a submodule; hooks of the outermost one are called around it."""
+    hooks = () if outermost else (len(part._forward_hooks), len(part._forward_pre_hooks), part.__dict__.get("forward"))
+    return part.training, *hooks
+
+
+def _interprets() -> bool:
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def attach(module: nn.Module, variant: Variant) -> bool:
+    """Let `module` run a program where it fits; False where the tensors of `module` do not fit it."""
+    present = module.__dict__.get("forward")
+    dispatch = present if isinstance(present, Dispatch) else Dispatch(module, present)
+    if not variant.bind(module):
+        return False
+    dispatch.add(variant)
+    module.forward = dispatch
+    return True
+
+
+def detach(module: nn.Module) -> None:
+    """Give `module` the forward back that it had."""
+    present = module.__dict__.get("forward")
+    if isinstance(present, Dispatch):
+        del module.__dict__["forward"]
+        if present.own is not None:
+            module.forward = present.own
+
+
+__all__ = ["REASONS", "Dispatch", "FallbackWarning", "attach", "detach"]

@@ -1,0 +1,307 @@
+"""Whole models: find the submodules that matter, optimize equal ones once, let them run the programs.
+
+Deals in one model and its example calls. Knows nothing about how one part is optimized: that is `plan_and_code`.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from qimeng.api import plan_and_code
+from qimeng.device import Device
+from qimeng.envs.steps.result import Result
+from qimeng.envs.steps.setup import make_device
+from qimeng.errors import QimengError, SpecError
+from qimeng.graph.capture import CaptureError
+from qimeng.integration.cache import ResultCache, cache_key
+from qimeng.integration.calls import hollow, key_of, tensors_of
+from qimeng.integration.dispatch import FallbackWarning, attach, detach
+from qimeng.integration.operator import Outputs
+from qimeng.integration.parts import Part, choose
+from qimeng.integration.profile import Visit, arguments, visits
+from qimeng.integration.record import PartReport, Record
+from qimeng.integration.variant import Variant
+from qimeng.integration.whole import compare
+from qimeng.planner.lm.disk_cache import version
+from qimeng.program.load import load_source
+from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
+from qimeng.spec import KernelSpec
+
+LEAST_SECONDS = 10.0
+"""Seconds below which no search is begun."""
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def optimize(
+    module: nn.Module,
+    example_inputs: tuple[Any, ...] | Mapping[str, Any] | list[Any] = (),
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    seconds: float = 300.0,
+    parts: Sequence[str] = (),
+    inplace: bool = False,
+    cache: bool | str | Path = True,
+    device: str | Device | None = None,
+    mode: str | None = None,
+    on_part: Callable[[PartReport], None] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """Make a whole model faster: a model of the same class that shares its parameters and runs generated programs.
+
+    A small model is optimized as a whole. In a larger one, a call is watched, and the submodules that are repeated and
+    take most of the time are optimized, equal ones once. A program runs for calls like the examples: same shapes,
+    strides, dtypes, other arguments and mode, without gradients. Any other call runs the module's own code, and a
+    `FallbackWarning` says why once. So training, `state_dict`, `load_state_dict`, `to`, `half`, hooks around the
+    module, `torch.compile` and `torch.export` work as before.
+
+    Args:
+        module: the model, in the mode in which it will be called (``model.eval()`` for inference).
+        example_inputs: of a call: a tuple of positional inputs, or a dict of named ones; a list of these for several
+            kinds of calls, which get programs of their own.
+        kwargs: example inputs given by keyword, beside a tuple.
+        seconds: wall-clock budget of all parts; each gets as much as it takes of the model's time.
+        parts: names of the submodules to optimize, with ``*`` (``["model.layers.*"]``); by default they are chosen.
+        inplace: change `module` itself instead of a copy. The copy shares all parameters and buffers.
+        cache: whether programs that were found before for equal parts, on this device and with these versions, are
+            used again, and where they lie if a folder is given (``$QIMENG_CACHE/programs`` by default).
+        device: name of a device; the GPU of this machine by default, else the H200, whose times are estimated.
+        mode: precision mode (see `plan_and_code`).
+        on_part: called with each part when it is done.
+        options: further arguments of `plan_and_code`: planner, coder, search, evaluations.
+
+    Returns:
+        The optimized model. Its attribute ``qimeng`` is a `Record`: ``report()``, ``speedup``, ``calls``,
+        ``save(folder)``, ``restore()``.
+
+    Raises:
+        SpecError: no example inputs, a model that cannot be copied, or a wrong name in `parts`.
+        ValueError: an unknown planner, coder or search.
+    """
+    if not isinstance(module, nn.Module):
+        raise SpecError(f"optimize takes a torch.nn.Module, got {type(module).__name__}; for a function: plan_and_code")
+    if not seconds > 0:
+        raise SpecError(f"seconds must be a positive number, got {seconds!r}")
+    began, row = time.monotonic(), make_device(device)
+    calls = _calls(example_inputs, kwargs)
+    model = module if inplace else shared_copy(module)
+    record = Record(model, row.name)
+    store = None if cache is False else ResultCache(None if cache is True else cache)
+    work = _Work(model, record, row, mode, store, options, on_part)
+    with _same_buffers(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        planned = [_planned(model, args, named, parts) for args, named in calls]
+        for number, plan in enumerate(planned):
+            work.optimize(plan, began + seconds * (number + 1) / len(planned))
+        for args, named in calls:
+            work.compare(module, args, named)
+    for counts in record.calls.values():
+        counts.clear()
+    mode_now, other = ("training", "evaluation") if model.training else ("evaluation", "training")
+    record.notes.append(f"optimized in {mode_now} mode; in {other} mode the model runs its own code")
+    record.seconds = time.monotonic() - began
+    vars(model)["qimeng"] = record
+    return model
+
+
+def shared_copy(module: nn.Module) -> nn.Module:
+    """A copy of a model that shares all of its parameters and buffers.
+
+    Raises:
+        SpecError: the model cannot be copied.
+    """
+    memo = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:  # copying calls the user's own code, which may raise anything
+        raise SpecError(
+            f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error}): optimize it in place, with "
+            "inplace=True"
+        ) from error
+
+
+@contextmanager
+def _same_buffers(model: nn.Module) -> Iterator[None]:
+    """Calls inside leave no trace in buffers, as training mode does in running means."""
+    before = [(b, b._version, b.detach().clone() if model.training else b) for b in model.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, version, value in before:
+            if buffer._version != version and value is not buffer:
+                buffer.copy_(value)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Parts for one kind of call of the model.
+
+    Attributes:
+        seen: its submodules by name.
+        parts: what is to be optimized.
+        given: arguments of each submodule of the parts.
+    """
+
+    seen: dict[str, Visit]
+    parts: list[Part]
+    given: dict[str, Arguments]
+
+
+def _planned(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], patterns: Sequence[str]) -> _Plan:
+    tensors = (*model.parameters(), *tensors_of((args, kwargs)))
+    seen = visits(model, args, kwargs, next((t.device for t in tensors), torch.device("cpu")))
+    parts = choose(seen, patterns)
+    wanted = {name: part.key for part in parts for name in part.names}
+    return _Plan(seen, parts, arguments(model, args, kwargs, wanted))
+
+
+@dataclass
+class _Work:
+    """One run of `optimize`."""
+
+    model: nn.Module
+    record: Record
+    device: Device
+    mode: str | None
+    cache: ResultCache | None
+    options: dict[str, Any]
+    on_part: Callable[[PartReport], None] | None
+
+    def optimize(self, plan: _Plan, deadline: float) -> None:
+        """Optimize the parts of one kind of call until `deadline`, each as long as its share of what is left."""
+        left = sum(part.share for part in plan.parts)
+        for part in plan.parts:
+            budget = (deadline - time.monotonic()) * part.share / max(left, part.share)
+            left -= part.share
+            for group in self._equal(part, plan):
+                self._part(group, plan, budget * len(group.names) / len(part.names))
+
+    def compare(self, original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Hold the whole model against the original; take the programs out where the results are too far off."""
+        if not any(part.variant is not None and part.variant.places is not None for part in self.record.parts):
+            return
+        if original is self.model:
+            original = shared_copy(original)
+            for part in original.modules():
+                detach(part)
+        compared = compare(original, self.model, args, kwargs)
+        if not compared.same:
+            self.record.restore()
+            self.record.notes.append(
+                f"the programs together differ from the model by {compared.error:.3g} of its results (limit "
+                f"{compared.limit:.3g}), so that all were taken out"
+            )
+        self.record.compared.append(compared)
+
+    def _equal(self, part: Part, plan: _Plan) -> list[Part]:
+        """The part divided into submodules that compute the same, seen by their captured graphs."""
+        if len(part.names) == 1:
+            return [part]
+        groups: dict[str, list[str]] = {}
+        for name in part.names:
+            groups.setdefault(self._text(plan.seen[name].module, plan.given[name]) or f"{name} alone", []).append(name)
+        return [Part(tuple(names), part.key, part.share * len(names) / len(part.names)) for names in groups.values()]
+
+    def _text(self, module: nn.Module, given: Arguments) -> str:
+        """The start program of a submodule, which says all that it computes; empty where it cannot be captured."""
+        try:
+            spec = KernelSpec.from_module(module, given[0], kwargs=given[1], mode=self.mode)
+            return Program.start(capture_spec(spec, verify=False)).source
+        except (CaptureError, SpecError):
+            return ""
+
+    def _part(self, part: Part, plan: _Plan, budget: float) -> None:
+        """Optimize what stands for a part and let all of its submodules run the program."""
+        began, module = time.monotonic(), plan.seen[part.name].module
+        args, kwargs = plan.given[part.name]
+        text = self._text(module, plan.given[part.name])
+        key = cache_key(
+            (text, part.key, self.device.name, self.mode, version(), sorted(map(str, self.options.items())))
+        )
+        result = self.cache.get(key) if self.cache is not None and text else None
+        cached, reason = result is not None, ""
+        if result is None and budget < LEAST_SECONDS:
+            reason = f"no time: its share of the budget is {max(budget, 0.0):.0f} s, a search takes {LEAST_SECONDS:.0f}"
+        elif result is None:
+            try:
+                spec = KernelSpec.from_module(module, args, kwargs=kwargs, name=part.name or type(module).__name__)
+                result = plan_and_code(spec, seconds=budget, device=self.device, mode=self.mode, **self.options)
+            except QimengError as error:
+                reason = str(error)
+            if result is not None and self.cache is not None and text and result.stopped != "interrupted":
+                self.cache.put(key, result)
+        variant = None
+        if result is not None:
+            reason = _why_not(result)
+            variant = None if reason else self._attach(part, plan, result)
+            if variant is None and not reason:
+                reason = "its parameters do not fit the program"
+        report = PartReport(
+            part.names, type(module).__name__, part.key, part.share,
+            result.headline if result is not None else "",
+            result.speedup if result is not None else None,
+            result.estimated if result is not None else False,
+            cached, time.monotonic() - began, reason, variant,
+        )  # fmt: skip
+        self.record.parts.append(report)
+        if self.on_part is not None:
+            self.on_part(report)
+
+    def _attach(self, part: Part, plan: _Plan, result: Result) -> Variant | None:
+        """Let every submodule of the part run the program; the first one's is returned."""
+        first: Variant | None = None
+        for name in part.names:
+            module, (args, kwargs) = plan.seen[name].module, plan.given[name]
+            with torch.no_grad():
+                returned = module(*args, **kwargs)
+            outputs = Outputs.of(returned, [*tensors_of((args, kwargs)), *module.parameters(), *module.buffers()])
+            program = load_source(result.source).Model()
+            variant = Variant(part.key, program, result.source, hollow((args, kwargs)), outputs)
+            if attach(module, variant):
+                first = first or variant
+        return first
+
+
+def _why_not(result: Result) -> str:
+    """Why a result is not used; empty where it is."""
+    if result.on_pytorch:
+        return next(iter(result.notes), "") or "nothing faster was found"
+    if result.unchecked:
+        return result.verification
+    return ""
+
+
+def _calls(example_inputs: Any, kwargs: Mapping[str, Any] | None) -> list[Arguments]:
+    """The example calls."""
+    given = example_inputs if isinstance(example_inputs, list) else [example_inputs]
+    if isinstance(example_inputs, list) and kwargs:
+        raise SpecError("kwargs go with one call: give a list of dicts for several calls with keywords")
+    calls: list[Arguments] = []
+    for one in given:
+        if isinstance(one, Mapping):
+            calls.append(((), {**one, **(kwargs or {})}))
+        elif isinstance(one, tuple):
+            calls.append((one, dict(kwargs or {})))
+        else:
+            raise SpecError(
+                f"example inputs must be a tuple, a dict, or a list of those; got {type(one).__name__}: (x,)"
+            )
+    for args, named in calls:
+        if not args and not named:
+            raise SpecError("example inputs are needed: optimize(model, (x,))")
+        if key_of(args, named) is None:
+            raise SpecError("example inputs must be tensors and plain data (numbers, text, None, and lists of them)")
+    return calls
+
+
+__all__ = ["optimize", "shared_copy"]

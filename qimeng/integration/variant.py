@@ -1,0 +1,128 @@
+"""A program for one kind of call of a module, and the module's tensors that it computes with.
+
+Deals in sharing tensors between two modules. Needs PyTorch only: exported packages hold a copy of this file. Knows
+nothing about when a program may run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from qimeng.integration.calls import Key
+from qimeng.integration.operator import Outputs
+from qimeng.program.load import load_source
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a module keeps one of its tensors, and the tensor that was there.
+
+    Attributes:
+        home: parameters or buffers of one submodule.
+        name: in `home`.
+        tensor: which was there.
+        dtype: which it had.
+        device: on which it was.
+        version: which it had; None where other values do not matter.
+    """
+
+    home: dict[str, Any] = field(repr=False)
+    name: str
+    tensor: torch.Tensor = field(repr=False)
+    dtype: torch.dtype
+    device: torch.device
+    version: int | None
+
+    @classmethod
+    def of(cls, module: nn.Module, key: str, values: bool) -> Place | None:
+        """Where `module` keeps the tensor of this name; None where it has none. `values` says whether those matter."""
+        home, name = _home(module, key)
+        place = home._parameters if name in home._parameters else home._buffers
+        t = place.get(name)
+        return None if t is None else cls(place, name, t, t.dtype, t.device, t._version if values else None)
+
+    @property
+    def same(self) -> bool:
+        """Whether it is still there as it was."""
+        t = self.tensor
+        if self.home.get(self.name) is not t or t.dtype is not self.dtype or t.device != self.device:
+            return False
+        return self.version is None or t._version == self.version
+
+
+@dataclass
+class Variant:
+    """A program for one kind of call.
+
+    Attributes:
+        key: of the call (`key_of`).
+        program: a module that computes the same on such calls. It gets the tensors of the module that it serves.
+        source: text of the program's file.
+        form: the arguments of such a call, tensors left out.
+        outputs: what such a call returns, where an operator can return it.
+        places: of the tensors that the program computes with; None before those of a module were found to fit it.
+    """
+
+    key: Key
+    program: nn.Module = field(repr=False)
+    source: str = field(repr=False)
+    form: tuple[tuple[Any, ...], dict[str, Any]]
+    outputs: Outputs | None = None
+    places: list[Place] | None = field(default=None, repr=False)
+
+    @property
+    def kernels(self) -> bool:
+        """Whether it has Triton kernels, which need a GPU or Triton's interpreter."""
+        return "@triton.jit" in self.source
+
+    def bind(self, module: nn.Module) -> bool:
+        """Let the program compute with the tensors of `module`; False where those do not fit it."""
+        self.places = None
+        tensors = [*module.parameters(), *module.buffers()]
+        if tensors:
+            self.program.to(tensors[0].device)
+        shared = self.program.state_dict(keep_vars=True)
+        carried = {key: t for key, t in self.program.named_buffers() if key not in shared}
+        places = {key: Place.of(module, key, key in carried) for key in (*shared, *carried)}
+        for key, t in (*shared.items(), *carried.items()):
+            place = places[key]
+            if place is None or not _alike(t, place.tensor):
+                return False
+            if key in carried and not torch.equal(t, place.tensor):
+                return False
+        for key in shared:
+            place, (home, name) = places[key], _home(self.program, key)
+            assert place is not None
+            (home._parameters if name in home._parameters else home._buffers)[name] = place.tensor  # type: ignore[assignment]
+        vars(self.program)["_qimeng_fits"] = False  # it looks at its tensors again
+        self.places = [place for place in places.values() if place is not None]
+        return True
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether the program computes with the present tensors of `module`."""
+        return self.places is not None and all(place.same for place in self.places) or self.bind(module)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in ("program", "places")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, program=load_source(state["source"]).Model(), places=None)
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether shape, dtype and layout are the same."""
+    steps = zip(a.shape, a.stride(), b.stride(), strict=True) if a.shape == b.shape else ()
+    return a.shape == b.shape and a.dtype is b.dtype and all(n <= 1 or s == t for n, s, t in steps)
+
+
+def _home(module: nn.Module, key: str) -> tuple[nn.Module, str]:
+    """The submodule that holds a tensor, and the tensor's name there."""
+    path, _, name = key.rpartition(".")
+    return module.get_submodule(path), name
+
+
+__all__ = ["Place", "Variant"]
