@@ -5,12 +5,20 @@ Deals in files and modules. Knows nothing about what the text computes.
 
 from __future__ import annotations
 
+import copyreg
+import functools
 import hashlib
 from types import ModuleType
+from typing import Any
+
+OWN = "_qimeng_"
+"""How names of attributes begin that a program's model keeps between calls, and that copies of it do without."""
 
 
 def load_source(source: str, name: str = "qimeng_program", folder: str | None = None) -> ModuleType:
     """Execute `source` as a module with a real file, which Triton needs to read its kernels' text.
+
+    Its class `Model` can be copied and pickled: its text goes along.
 
     Args:
         source: Python text.
@@ -29,7 +37,18 @@ def load_source(source: str, name: str = "qimeng_program", folder: str | None = 
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
+    if isinstance(model := vars(module).get("Model"), type):
+        copyreg.pickle(model, functools.partial(_reduced, source))
     return module
+
+
+def _reduced(source: str, model: Any) -> tuple[Any, ...]:
+    """What `copy` and `pickle` take: a new model from the text, and its state."""
+    return _model_of, (source,), {key: value for key, value in vars(model).items() if not key.startswith(OWN)}
+
+
+def _model_of(source: str) -> Any:
+    return load_source(source).Model()
 
 
 def _temporary_folder() -> str:
@@ -49,4 +68,4 @@ def _temporary_folder() -> str:
     return folder
 
 
-__all__ = ["load_source"]
+__all__ = ["OWN", "load_source"]

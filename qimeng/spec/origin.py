@@ -36,6 +36,8 @@ from qimeng.spec.seeding import seed_generators
 from qimeng.spec.source import Source
 from qimeng.spec.ties import same_as, tied
 
+MADE_FROM = "_qimeng_made_from"
+"""Attribute of a program's model: the module that it was made from, which another optimization begins with."""
 NAMES = ("Model", "get_inputs", "get_init_inputs")
 """What a KernelBench-style file must define."""
 
@@ -288,6 +290,15 @@ class FunctionModule(torch.nn.Module):
         return self.function(*args, **kwargs)
 
 
+def made_from(module: torch.nn.Module) -> torch.nn.Module:
+    """The module that a program was made from, with the program's present parameters and buffers; else `module`."""
+    origin = vars(module).get(MADE_FROM)
+    if not isinstance(origin, torch.nn.Module):
+        return module
+    origin.load_state_dict(module.state_dict(keep_vars=True), strict=False, assign=True)
+    return origin.train(module.training)
+
+
 def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool) -> ExampleOrigin:
     """The origin of `module` with inputs like `inputs`.
 
@@ -452,12 +463,14 @@ def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
 __all__ = [
     "ExampleOrigin",
     "FunctionModule",
+    "MADE_FROM",
     "Origin",
     "SourceOrigin",
     "cast",
     "examples",
     "in_mode",
     "init_arguments",
+    "made_from",
     "refuse_float8",
     "refuse_lazy",
     "refuse_meta",

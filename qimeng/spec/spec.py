@@ -23,7 +23,7 @@ from qimeng.spec.call import Call, arranged, with_keywords
 from qimeng.spec.distributions import EXAMPLES, redistribute
 from qimeng.spec.fake import fake_tensors
 from qimeng.spec.leaf import DOMAINS, Leaf, domain_of
-from qimeng.spec.origin import ExampleOrigin, FunctionModule, Origin, SourceOrigin, cast, examples, in_mode
+from qimeng.spec.origin import ExampleOrigin, FunctionModule, Origin, SourceOrigin, cast, examples, in_mode, made_from
 from qimeng.spec.together import TOGETHER, redistribute_together
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -149,7 +149,7 @@ class KernelSpec:
         """The computation of a live module on inputs like the examples (held by reference, its weights included).
 
         Args:
-            module: the module.
+            module: the module; for a program (`Result.module`) the module that it was made from is taken.
             example_inputs: the positional ones, as a tuple; a dict stands for `kwargs`.
             kwargs: those that are given by keyword.
             name: for people; the class's by default.
@@ -162,6 +162,7 @@ class KernelSpec:
             raise SpecError(f"from_module takes a torch.nn.Module, got {type(module).__name__}")
         if isinstance(example_inputs, Mapping):
             kwargs, example_inputs = {**example_inputs, **(kwargs or {})}, ()
+        module = made_from(module)
         options.setdefault("training", module.training)
         name = name or type(module).__name__
         if kwargs:

@@ -1,7 +1,8 @@
-"""`torch.compile(model, backend="qimeng")`."""
+"""`torch.compile(model, backend="qimeng")`; what Dynamo compiles runs in a process of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from qimeng.integration.backend import INSTANCES, CompiledGraph, compile_graph
 from qimeng.integration.dispatch import Dispatch, FallbackWarning
+from tests.integration.conftest import Elsewhere
 from tests.integration.small_models import Block, fakes
 
 X = torch.randn(4, 8)
@@ -38,17 +40,12 @@ class Backend:
         return found
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch._dynamo.reset()
-
-
 def compiled(function: Any, backend: Backend, **options: Any) -> Any:
     return torch.compile(function, backend=backend, options={"seconds": 20.0, **fakes(), **options})
 
 
 @torch.no_grad()
-def test_a_graph_runs_a_program() -> None:
+def a_graph_runs_a_program() -> None:
     block, backend = Block().eval(), Backend()
     fast = compiled(block, backend)
     assert torch.allclose(fast(X), block(X), atol=1e-6)
@@ -58,7 +55,7 @@ def test_a_graph_runs_a_program() -> None:
 
 
 @torch.no_grad()
-def test_equal_layers_share_one_graph_and_its_program() -> None:
+def equal_layers_share_one_graph_and_its_program() -> None:
     layers, backend = [nn.Linear(8, 8) for _ in range(3)], Backend()
     fast = compiled(lambda layer, x: torch.relu(layer(x)) + 1, backend)
     for layer in layers:
@@ -67,7 +64,7 @@ def test_equal_layers_share_one_graph_and_its_program() -> None:
     assert set(backend.calls()) == {"program"}
 
 
-def test_gradients_are_pytorch_s() -> None:
+def gradients_are_pytorch_s() -> None:
     block, backend = Block(), Backend()
     compiled(block, backend)(X).square().sum().backward()
     found = [p.grad.clone() for p in block.parameters() if p.grad is not None]
@@ -78,11 +75,24 @@ def test_gradients_are_pytorch_s() -> None:
 
 
 @torch.no_grad()
-def test_graphs_with_sizes_that_change_stay_on_pytorch() -> None:
+def graphs_with_sizes_that_change_stay_on_pytorch() -> None:
     backend = Backend()
     fast = torch.compile(lambda x: x * 2 + 1, backend=backend, dynamic=True)
     with pytest.warns(FallbackWarning, match="sizes that may change"):
         assert torch.equal(fast(X), X * 2 + 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        a_graph_runs_a_program,
+        equal_layers_share_one_graph_and_its_program,
+        gradients_are_pytorch_s,
+        graphs_with_sizes_that_change_stay_on_pytorch,
+    ],
+)
+def test_in_a_process_of_its_own(elsewhere: Elsewhere, body: Callable[[], None]) -> None:
+    elsewhere(body)
 
 
 def test_a_mode_is_refused() -> None:

@@ -1,12 +1,16 @@
-"""Optimized modules under torch.compile and torch.export."""
+"""Optimized modules under torch.compile and torch.export; Dynamo runs in a process of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import nn
 
 from qimeng.integration.dispatch import Dispatch, attach
 from qimeng.integration.operator import Outputs
+from tests.integration.conftest import Elsewhere
 from tests.integration.small_models import Block, variant
 
 X = torch.randn(4, 8)
@@ -27,7 +31,7 @@ class Outer(nn.Module):
         return dict(dispatch.calls)
 
 
-def test_compiled_code_around_a_module_runs_its_program() -> None:
+def compiled_code_around_a_module_runs_its_program() -> None:
     outer = Outer()
     compiled = torch.compile(outer, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
@@ -36,7 +40,7 @@ def test_compiled_code_around_a_module_runs_its_program() -> None:
         assert torch.allclose(found, outer(X))
 
 
-def test_where_gradients_are_needed_the_module_s_own_code_is_compiled() -> None:
+def where_gradients_are_needed_the_module_s_own_code_is_compiled() -> None:
     outer = Outer()
     compiled = torch.compile(outer, fullgraph=True, backend="aot_eager")
     compiled(X).sum().backward()
@@ -45,6 +49,14 @@ def test_where_gradients_are_needed_the_module_s_own_code_is_compiled() -> None:
     outer.zero_grad()
     outer(X).sum().backward()
     assert torch.allclose(found, outer.block.linear.weight.grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [compiled_code_around_a_module_runs_its_program, where_gradients_are_needed_the_module_s_own_code_is_compiled],
+)
+def test_in_a_process_of_its_own(elsewhere: Elsewhere, body: Callable[[], None]) -> None:
+    elsewhere(body)
 
 
 def test_an_exported_program_has_pytorch_s_operators() -> None:

@@ -18,8 +18,10 @@ from qimeng.envs.steps.state import Attempt
 from qimeng.errors import QimengError
 from qimeng.interfaces import Evaluation, Scope, Step
 from qimeng.interfaces.records import action_from_data
-from qimeng.program.program import Program, load_source
+from qimeng.program.load import load_source
+from qimeng.program.program import Program
 from qimeng.recipe import Recipe
+from qimeng.spec.origin import MADE_FROM
 
 if TYPE_CHECKING:
     import torch
@@ -117,6 +119,8 @@ class Result:
     def module(self) -> torch.nn.Module:
         """The program as a module, with the reference's parameters and buffers, on their device.
 
+        It can be copied, pickled, and optimized again, which begins with the computation that it was made from.
+
         A result read from disk has no reference: its module holds zeros until `load_state_dict`. Where there is no GPU,
         calling a module with Triton kernels raises a QimengError, unless Triton's interpreter is on.
         """
@@ -132,8 +136,9 @@ class Result:
             if tensors:
                 module = module.to(tensors[0].device)
             state = reference.state_dict()
-            module.load_state_dict({key: state[key] for key in module.state_dict()})
+            module.load_state_dict({key: state[key] for key in module.state_dict()}, assign=True)
             module.train(reference.training)
+            vars(module)[MADE_FROM] = reference
         if "@triton.jit" in self.source and not (
             torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
         ):
