@@ -13,14 +13,17 @@ import json
 import pstats
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Annotated
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import torch
 import typer
 from torch import nn
 
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+from qimeng.envs.workers.forkserver import Process
 from qimeng.interfaces import Asked, Evaluation, EvaluationRequest
 from qimeng.program.program import Implementation, Program
 from qimeng.program.verify import capture_spec
@@ -64,6 +67,31 @@ def judged(evaluator: GpuEvaluator, text: str) -> tuple[Evaluation, cProfile.Pro
     return found, profile
 
 
+@contextmanager
+def commands_timed() -> Iterator[dict[str, list[float]]]:
+    """Yields, for each command of a worker, the seconds that the judge waited for its answers inside."""
+    seconds: dict[str, list[float]] = {}
+    send, answer = Process.send, Process.answer
+    asked: dict[int, tuple[str, float]] = {}
+
+    def sent(self: Process, command: str, **arguments: Any) -> None:
+        asked[id(self)] = command, time.monotonic()
+        send(self, command, **arguments)
+
+    def answered(self: Process, timeout_s: float) -> Any:
+        command, began = asked.get(id(self), ("ready", time.monotonic()))  # sent before this began
+        try:
+            return answer(self, timeout_s)
+        finally:
+            seconds.setdefault(command, []).append(time.monotonic() - began)
+
+    Process.send, Process.answer = sent, answered  # type: ignore[method-assign]
+    try:
+        yield seconds
+    finally:
+        Process.send, Process.answer = send, answer  # type: ignore[method-assign]
+
+
 def another_job(gib: float) -> subprocess.Popen[str]:
     """A process that holds memory of the GPU until it is killed."""
     make = f"x = torch.empty({int(gib * GIB)}, dtype=torch.uint8, device='cuda')"
@@ -79,6 +107,7 @@ def main(
     size: Annotated[int, typer.Option(help="Rows of a matrix, or of an image.")] = 4096,
     device: Annotated[str, typer.Option(help="PyTorch's name of the device.")] = "cuda",
     hold: Annotated[float, typer.Option(help="GiB of the device that another job holds meanwhile.")] = 0.0,
+    repeat: Annotated[int, typer.Option(help="Verifications; the last one is shown.")] = 2,
 ) -> None:
     """Verify one program and print what that took."""
     spec, text = CASES[case](size)
@@ -88,7 +117,10 @@ def main(
     try:
         if cuda:
             torch.cuda.reset_peak_memory_stats()
-        found, profile = judged(evaluator, text)
+        for _ in range(repeat):
+            with commands_timed() as commands:
+                found, profile = judged(evaluator, text)
+            print({k: round(v, 3) for k, v in found.seconds.items()})
     finally:
         evaluator.close()
         if other is not None:
@@ -98,7 +130,9 @@ def main(
     size_bytes = refs.input_bytes + sum(refs.output_bytes)
     peak = torch.cuda.max_memory_allocated() / size_bytes if cuda else None
     facts = {"ok": found.ok, "error": found.error, "plan": str(refs.plan), "way": refs.plan.way, "peak": peak}
-    print(json.dumps(facts | {"seconds": {k: round(v, 3) for k, v in found.seconds.items()}}, indent=1))
+    print(json.dumps(facts, indent=1))
+    for command, times in sorted(commands.items(), key=lambda pair: -sum(pair[1])):
+        print(f"{command:18} {len(times):4} times {sum(times):7.3f} s, first {times[0]:.3f}, largest {max(times):.3f}")
     pstats.Stats(profile, stream=sys.stdout).sort_stats("cumtime").print_stats("qimeng|built-in", SHOWN)
 
 
