@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.distributions import Distribution
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from qimeng.graph import refusals
@@ -165,6 +166,19 @@ def _unchecked_distributions() -> Iterator[None]:
         Distribution.set_default_validate_args(checks)
 
 
+_READ_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+
+
+class _DataDetached(TorchFunctionMode):
+    """In the block, ``x.data`` is ``x.detach()``: torch.export takes what ``data`` yields for a constant."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The result of `func`, which is a getter where an attribute is read."""
+        if func == _READ_DATA:
+            return args[0].detach()
+        return func(*args, **(kwargs or {}))
+
+
 def _join_buffers(exported: Any, module: torch.nn.Module) -> dict[str, str]:
     """Make every use of a buffer that the module holds under several names a use of the first.
 
@@ -220,7 +234,8 @@ def _export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict
     with warnings.catch_warnings(), _quiet("torch.fx.experimental.symbolic_shapes"), _unchecked_distributions():
         warnings.simplefilter("ignore")
         try:
-            exported = torch.export.export(module, inputs, strict=False)
+            with _DataDetached():
+                exported = torch.export.export(module, inputs, strict=False)
             others = _join_buffers(exported, module)
             known = _rename_state(exported, {name: _spelled(name) for name in _state_names(exported)})
             made = decomposed(exported)

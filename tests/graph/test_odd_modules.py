@@ -57,6 +57,17 @@ class Views(torch.nn.Module):
         return y, y, y.t(), y.view(-1), x, x[0], (kept, 3, ()), x.expand(2, 8, 6)
 
 
+class Data(torch.nn.Module):
+    """Reads the data of its parameter, its input and a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(6))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x.data * self.weight.data, (x + 1).data.exp()
+
+
 class Mixed(torch.nn.Module):
     """A half layer inside a float32 one, a float8 buffer, and a complex table."""
 
@@ -123,8 +134,8 @@ class Containers(torch.nn.Module):
 
 @pytest.mark.parametrize(
     "module",
-    [Shared(), Shared(False), Views(), Mixed(), Named(), Held(), Containers()],
-    ids=["shared", "local", "views", "mixed", "named", "held", "containers"],
+    [Shared(), Shared(False), Views(), Data(), Mixed(), Named(), Held(), Containers()],
+    ids=["shared", "local", "views", "data", "mixed", "named", "held", "containers"],
 )
 def test_captured_and_equal(module: torch.nn.Module) -> None:
     program = Program.start(capture_spec(KernelSpec.of(module, (X,))))
