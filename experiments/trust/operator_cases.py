@@ -44,6 +44,10 @@ def _with(f: Callable[..., Any], *more: Any, **options: Any) -> Callable[..., An
     return lambda *tensors: f(*tensors, *more, **options)
 
 
+def _with_tensor(f: Callable[..., Any], number: Any, dtype: torch.dtype) -> Callable[..., Any]:
+    return lambda x: f(x, torch.tensor(number, dtype=dtype, device=x.device))
+
+
 def _doubled(f: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x: f(x) * 2
 
@@ -112,6 +116,10 @@ def _binary() -> Iterator[Case]:
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
         for number in (0, -1, 0.5, 300):
             yield Case(name, f"with {number}", _with(getattr(torch, name), number))
+        for number, dtype in ((2**32 + 1, torch.int64), (0.1, torch.float64), (True, torch.bool)):
+            yield Case(
+                name, f"with a tensor of no dimensions, {number}", _with_tensor(getattr(torch, name), number, dtype)
+            )
     for name in ("add", "sub", "mul", "rsub"):
         for number in (0, -0.0, 2, -3, 0.1, 300, float("inf")):
             yield Case(name, f"with {number}", _with(getattr(torch, name), number))

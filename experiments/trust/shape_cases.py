@@ -111,6 +111,7 @@ def _windows() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
     yield "grid_sampler_2d", "nearest", partial(_sampled, mode="nearest")
     yield "grid_sampler_3d", "", partial(_sampled, padding="border", corners=True, volume=True)
     yield "_cdist_forward", "", lambda r: torch.cdist(r[:5, :36] + 1, r[5:12, :36] * 2, 1.0)
+    yield "_cdist_forward", "largest", lambda r: torch.cdist(r[:5, :36] + 1, r[5:12, :36] * 2, float("inf"))
     yield "dist", "", lambda r: torch.dist(r + 1, r * 2)
     yield "upsample_nearest3d", "", lambda r: functional.interpolate(_image(r)[:, :, None], size=(2, 7, 5))
 

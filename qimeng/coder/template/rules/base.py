@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
-from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.nest.expr import Expr, constant
 from qimeng.coder.template.rules.builder import Builder, converted
 from qimeng.family import Unsupported
 
@@ -63,12 +63,25 @@ def operand(b: Builder, x: Any, dtype: str) -> Any:
     return float(x) if is_float(dtype) else converted(x, dtype)
 
 
+def in_dtype(b: Builder, x: Expr, dtype: str) -> Expr:
+    """`x` as a tensor of `dtype`, rounded where that is a half type."""
+    if dtype == x.dtype:
+        return x
+    rounds = dtype in ("float16", "bfloat16") and x.dtype not in ("bool", "int8", "uint8") and constant(x) is None
+    return b.pw("round", operand(b, x, dtype), dtype=dtype) if rounds else b.cast(x, dtype)
+
+
 def common_dtype(*operands: Any) -> str:
-    """The dtype in which tensors and numbers are compared, to which a number is wrapped or rounded."""
-    tensors = [getattr(torch, x.dtype) for x in operands if isinstance(x, Expr)]
-    dtype = tensors[0]
-    for other in tensors[1:]:
-        dtype = torch.promote_types(dtype, other)
+    """The dtype in which tensors and numbers are compared, to which a number is wrapped or rounded.
+
+    A tensor without dimensions decides only where its kind of number is a wider one (`torch.result_type`).
+    """
+    tensors = [
+        torch.empty([1] * len(x.dims), dtype=getattr(torch, x.dtype), device="meta")
+        for x in operands
+        if isinstance(x, Expr)
+    ]
+    dtype = torch.result_type(tensors[0], tensors[-1])
     for number in (x for x in operands if not isinstance(x, Expr)):
         if isinstance(number, float) and not dtype.is_floating_point:
             dtype = torch.float32
@@ -84,4 +97,4 @@ def dims_of(dims: Any) -> list[int] | None:
     return [dims] if isinstance(dims, int) else list(dims)
 
 
-__all__ = ["RULES", "SMALL", "Rule", "axis_of", "common_dtype", "dims_of", "operand", "out_dtype", "rule"]
+__all__ = ["RULES", "SMALL", "Rule", "axis_of", "common_dtype", "dims_of", "in_dtype", "operand", "out_dtype", "rule"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from qimeng.coder.template.nest.dtypes import is_float
 from qimeng.coder.template.nest.expr import Expr
-from qimeng.coder.template.rules.base import RULES, Rule, common_dtype, operand, out_dtype, rule
+from qimeng.coder.template.rules.base import RULES, Rule, common_dtype, in_dtype, operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.family import Unsupported
 
@@ -49,6 +49,7 @@ def _compare(op: str) -> Rule:
     def apply(b: Builder, node: Any, x: Any, y: Any) -> Expr:
         d = common_dtype(x, y)
         d = "int32" if d == "bool" else d
+        x, y = (in_dtype(b, e, d) if isinstance(e, Expr) and not e.dims else e for e in (x, y))
         return b.pw(op, operand(b, x, d), operand(b, y, d), dtype="bool")
 
     return apply

@@ -148,11 +148,14 @@ def _dist(b: Builder, node: Any, x: Expr, y: Expr, p: Any = 2) -> Expr:
 
 @rule("_cdist_forward")
 def _cdist(b: Builder, node: Any, x: Expr, y: Expr, p: Any, compute_mode: Any = None) -> Expr:
-    """The norm of the difference of each row of `x` and each row of `y`."""
+    """The norm of the difference of each row of `x` and each row of `y`; the largest difference passes over NaN."""
     y = b.own(y)
     rows = b.redim(x, [*x.dims[:-1], (), x.dims[-1]])
     columns = b.redim(y, [*y.dims[:-2], (), *y.dims[-2:]])
-    return _norm(b, b.pw("sub", rows, columns), p, [-1], False, out_dtype(node))
+    apart = b.pw("sub", rows, columns)
+    if p == float("inf"):
+        apart = b.pw("where", b.pw("isnan", apart, dtype="bool"), 0.0, apart)
+    return _norm(b, apart, p, [-1], False, out_dtype(node))
 
 
 def _norm(b: Builder, x: Expr, ord: Any, where: list[int] | None, keepdim: bool, d: str) -> Expr:

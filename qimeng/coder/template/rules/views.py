@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from qimeng.coder.template.nest.dtypes import is_float
-from qimeng.coder.template.nest.expr import Expr, constant
-from qimeng.coder.template.rules.base import operand, out_dtype, rule
+from qimeng.coder.template.nest.expr import Expr
+from qimeng.coder.template.rules.base import in_dtype, operand, out_dtype, rule
 from qimeng.coder.template.rules.builder import Builder
 from qimeng.family import Unsupported
 
@@ -19,10 +19,7 @@ from qimeng.family import Unsupported
 @rule("clone", "alias", "detach", "lift_fresh_copy", "_to_copy")
 def _copy(b: Builder, node: Any, x: Expr, **unused: Any) -> Expr:
     d = out_dtype(node)
-    if d == x.dtype:
-        return b.redim(x, x.dims)
-    rounds = d in ("float16", "bfloat16") and x.dtype not in ("bool", "int8", "uint8") and constant(x) is None
-    return b.pw("round", operand(b, x, d), dtype=d) if rounds else b.cast(x, d)
+    return b.redim(x, x.dims) if d == x.dtype else in_dtype(b, x, d)
 
 
 @rule("copy")
