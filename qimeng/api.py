@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qimeng.arguments import check_budget, check_callable, check_keywords, check_object, names_of
 from qimeng.envs.steps.loop import Search, optimize
 from qimeng.envs.steps.result import Result
 from qimeng.envs.steps.setup import make_task
@@ -21,6 +22,8 @@ from qimeng.spec.patience import within
 from qimeng.store import Store
 
 if TYPE_CHECKING:
+    import torch
+
     from qimeng.device import Device
     from qimeng.envs.steps.task import Task
     from qimeng.interfaces import Coder, Evaluator, Planner
@@ -36,7 +39,7 @@ def plan_and_code(
     planner: str | Planner = PLANNER,
     coder: str | Coder = "template",
     search: str | Search = SEARCH,
-    device: str | Device | None = None,
+    device: str | Device | torch.device | None = None,
     mode: str | None = None,
     compile_modes: Sequence[str] = ("default",),
     sanitize: Sequence[str] = (),
@@ -72,7 +75,8 @@ def plan_and_code(
             begin with what the planner would do alone as well. Or an object with `run(session)`, which brings its own
             planner. Numbers may follow a name: ``"beam:8"``, ``"mcts:c=2"``, ``"archive:islands=4,seed=1"``; a wrong
             one is refused with those there are.
-        device: name of a device (see `qimeng devices`); the GPU of this machine by default, else the H200.
+        device: name of a device (see `qimeng devices`), or ``"cuda"`` for the GPU of this machine; by default that GPU,
+            else the H200.
         mode: precision mode, for the result and the PyTorch it is compared with: ``"default"`` (as PyTorch ships),
             ``"highest"`` (no TF32) or ``"high"`` (TF32 or better); the spec's own by default.
         compile_modes: modes of torch.compile to time beside the result, on a GPU; none for an empty sequence. They are
@@ -92,9 +96,22 @@ def plan_and_code(
     Raises:
         SpecError: the computation cannot be optimized as given (the message says what to change), or an unknown mode.
         DeviceError: an unknown device.
-        ValueError: an unknown planner, coder, search (or option of one) or mode of torch.compile.
+        ValueError: an unknown planner, coder, search (or option of one) or mode of torch.compile; a budget below 0; an
+            object that is none of its role.
     """
-    began, chosen = time.monotonic(), make_search(search, planner)
+    began = time.monotonic()
+    check_budget(seconds, evaluations)
+    check_keywords(kwargs)
+    check_callable("on_step", on_step)
+    check_object("search", search, ("run",))
+    check_object("planner", planner, ("choose",))
+    check_object("coder", coder, ("write",))
+    if evaluator is not None:
+        check_object("evaluator", evaluator, ("submit", "gather"), names=False)
+    if store is not None and not isinstance(store, Path):
+        check_object("store", store, ("put_spec",))
+    modes, tools = names_of("compile_modes", compile_modes), names_of("sanitize", sanitize)
+    chosen = make_search(search, planner)
     opened = Store(store) if isinstance(store, str | Path) else store
     with contextlib.ExitStack() as held:
         if opened is not store and opened is not None:
@@ -105,8 +122,8 @@ def plan_and_code(
         )
         if evaluator is None:
             held.callback(task.evaluator.close)
-        budget, compiled = Budget(seconds, evaluations), (compile_modes, seconds / 2)
-        return run_task(task, chosen, budget, began, compiled, sanitize=sanitize, store=opened, on_step=on_step)
+        budget, compiled = Budget(seconds, evaluations), (modes, seconds / 2)
+        return run_task(task, chosen, budget, began, compiled, sanitize=tools, store=opened, on_step=on_step)
 
 
 def run_task(

@@ -24,13 +24,13 @@ from qimeng.cli_bench import app as bench_app
 from qimeng.cli_coder import BaseUrl, Calls, Candidates, CoderName, Money, PriceList, Prompts, Tokens, made_coder
 from qimeng.cli_collect import app as collect_app
 from qimeng.cli_console import console
-from qimeng.cli_names import check_names, listed, split
+from qimeng.cli_names import check_names, listed, number, split
 from qimeng.cli_train import adapt, train
 from qimeng.errors import QimengError
 from qimeng.planner import PLANNER, PLANNERS, SEARCH, SEARCHES
+from qimeng.plugins import use_files
 
 app = typer.Typer(
-    help="Faster GPU kernels for PyTorch programs.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -41,13 +41,39 @@ app.add_typer(collect_app, name="collect")
 INTERRUPTED = 130
 """What typer exits with on Ctrl-C (128 and the number of SIGINT, as shells do)."""
 
+Plugins = Annotated[
+    list[Path],
+    typer.Option(
+        "--plugin", help="A Python file that registers kinds of action, families, … of yours; may be repeated."
+    ),
+]
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"qimeng {version('qimeng')}")
+        raise typer.Exit
+
+
+@app.callback()
+def before_a_command(
+    plugin: Plugins = [],  # noqa: B006  typer reads the default and changes nothing
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version, then end.")
+    ] = False,
+) -> None:
+    """Faster GPU kernels for PyTorch programs."""
+    use_files(plugin)
 
 
 @app.command()
 def optimize(
     file: Annotated[Path, typer.Argument(help="A file with Model, get_inputs and get_init_inputs.")],
-    seconds: Annotated[float, typer.Option(min=0, help="Wall-clock budget.")] = 60.0,
+    seconds: Annotated[float, typer.Option(callback=number, help="Wall-clock budget.")] = 60.0,
     evaluations: Annotated[int, typer.Option(min=0, help="Maximum number of programs sent to the judge.")] = 40,
     planner: Annotated[str, typer.Option(help=f"The planner: {listed(PLANNERS)}.")] = PLANNER,
     coder: CoderName = "template",
@@ -115,7 +141,7 @@ def optimize(
         )
     result.save(folder)
     if as_json:
-        print(json.dumps({**json.loads(result.to_json()), "folder": str(folder)}))
+        print(json.dumps({**json.loads(result.to_json()), "steps": result.rows(), "folder": str(folder)}))
         return
     print_markdown(result.report())
     console().print(f"written: {', '.join(str(folder / name) for name in ('program.py', 'recipe.json', 'report.md'))}")
@@ -299,4 +325,4 @@ if __name__ == "__main__":
     main()
 
 
-__all__ = ["actions", "describe", "devices", "doctor", "main", "optimize", "print_markdown", "show"]
+__all__ = ["actions", "before_a_command", "describe", "devices", "doctor", "main", "optimize", "print_markdown", "show"]

@@ -28,8 +28,8 @@ from qimeng.cli_coder import (
     made_coder,
 )
 from qimeng.cli_console import console
-from qimeng.cli_names import check_names, listed, split
-from qimeng.planner import PLANNERS, SEARCHES
+from qimeng.cli_names import check_names, listed, number, split
+from qimeng.planner import PLANNER, PLANNERS, SEARCH, SEARCHES
 
 if TYPE_CHECKING:
     from qimeng.bench.row import Row
@@ -60,10 +60,12 @@ def run(
         ),
     ] = "",
     families: Annotated[str, typer.Option(help="Only these families (see `bench families`), comma-separated.")] = "",
-    seconds_each: Annotated[float, typer.Option(min=0, help="Time budget of a problem, without waiting.")] = 35.0,
-    total_seconds: Annotated[float, typer.Option(min=0, help="Time budget of the run.")] = 3600.0,
+    seconds_each: Annotated[
+        float, typer.Option(callback=number, help="Time budget of a problem, without waiting.")
+    ] = 35.0,
+    total_seconds: Annotated[float, typer.Option(callback=number, help="Time budget of the run.")] = 3600.0,
     overhead_seconds: Annotated[
-        float, typer.Option(help="Extra seconds that a problem may take beyond its budget.")
+        float, typer.Option(callback=number, help="Extra seconds that a problem may take beyond its budget.")
     ] = 120.0,
     evaluations: Annotated[
         int, typer.Option(help="Maximum number of evaluations of a problem; 0 for the default.")
@@ -77,7 +79,7 @@ def run(
             help="float32, bfloat16 or float16; or own, which uses each spec's. Default with --root: float32."
         ),
     ] = "",
-    planner: Annotated[str, typer.Option(help=f"The planner: {listed(PLANNERS)}.")] = "heuristic",
+    planner: Annotated[str, typer.Option(help=f"The planner: {listed(PLANNERS)}.")] = PLANNER,
     coder: CoderName = "template",
     base_url: BaseUrl = "",
     llm_calls: Calls = None,
@@ -88,13 +90,15 @@ def run(
     llm_prompts: Prompts = None,
     search: Annotated[
         str, typer.Option(help=f"The search: {listed(SEARCHES)}; numbers may follow, as in beam:8.")
-    ] = "greedy",
+    ] = SEARCH,
     device: Annotated[str, typer.Option(help="Without a GPU: the device to estimate times for.")] = "",
     compile_baseline: Annotated[bool, typer.Option(help="Measure torch.compile as well.")] = True,
     compile_modes: Annotated[
         str, typer.Option(help="Modes of torch.compile; results are compared with the first one.")
     ] = "default",
-    compile_seconds: Annotated[float, typer.Option(help="Maximum seconds to compile in one mode.")] = 60.0,
+    compile_seconds: Annotated[
+        float, typer.Option(callback=number, help="Maximum seconds to compile in one mode.")
+    ] = 60.0,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs to use; 0 for all that are visible.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Problems worked on at the same time on each GPU.")] = 1,
     retry: Annotated[bool, typer.Option(help="Run problems again that failed before.")] = False,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qimeng.cli_names import number
 from qimeng.errors import QimengError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ CoderName = Annotated[
 BaseUrl = Annotated[str, typer.Option(help="URL of an OpenAI-compatible endpoint. Default: OpenAI's own.")]
 Calls = Annotated[int | None, typer.Option(min=0, help="Maximum number of answers from the model.")]
 Tokens = Annotated[int | None, typer.Option(min=0, help="Maximum number of tokens, read and written.")]
-Money = Annotated[float | None, typer.Option(min=0, help="Maximum cost; needs --llm-prices.")]
+Money = Annotated[float | None, typer.Option(callback=number, help="Maximum cost; needs --llm-prices.")]
 PriceList = Annotated[str, typer.Option(help="Price of a million tokens read, and written: 2.5,10.")]
 Candidates = Annotated[
     int, typer.Option(min=1, max=8, help="Answers to ask for each time; the fastest right one is kept.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qimeng.cli_console import console
+from qimeng.cli_names import number
 from qimeng.errors import QimengError
 
 if TYPE_CHECKING:
@@ -28,14 +29,14 @@ def collect(
     specs: Annotated[int, typer.Option(help="Number of specs.")] = 300,
     seed: Annotated[int, typer.Option(help="Seed of the sequence of specs.")] = 0,
     first: Annotated[int, typer.Option(help="First spec of the sequence. Give each machine its own range.")] = 0,
-    least_mib: Annotated[float, typer.Option(help="Minimum MiB of inputs and parameters.")] = 1.0,
-    most_mib: Annotated[float, typer.Option(help="Maximum MiB of inputs and parameters.")] = 1024.0,
+    least_mib: Annotated[float, typer.Option(callback=number, help="Minimum MiB of inputs and parameters.")] = 1.0,
+    most_mib: Annotated[float, typer.Option(callback=number, help="Maximum MiB of inputs and parameters.")] = 1024.0,
     families: Annotated[str, typer.Option(help="Only these families of specs, comma-separated.")] = "",
     evaluations: Annotated[int, typer.Option(help="Programs judged for each spec.")] = 24,
-    seconds_each: Annotated[float, typer.Option(help="Time budget of a spec.")] = 60.0,
-    total_seconds: Annotated[float, typer.Option(help="Time budget of the collection.")] = 3600.0,
+    seconds_each: Annotated[float, typer.Option(callback=number, help="Time budget of a spec.")] = 60.0,
+    total_seconds: Annotated[float, typer.Option(callback=number, help="Time budget of the collection.")] = 3600.0,
     overhead_seconds: Annotated[
-        float, typer.Option(help="Extra seconds that a spec may take beyond its budget.")
+        float, typer.Option(callback=number, help="Extra seconds that a spec may take beyond its budget.")
     ] = 60.0,
     device: Annotated[str, typer.Option(help="Without a GPU: the device to estimate times for.")] = "",
     coder: Annotated[str, typer.Option(help="Name of the coder.")] = "template",

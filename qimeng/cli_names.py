@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import typer
+
 from qimeng.errors import QimengError
 
 
@@ -28,6 +30,13 @@ def split(names: str) -> tuple[str, ...]:
     (('a', 'b'), ())
     """
     return tuple(filter(None, (name.strip() for name in names.split(","))))
+
+
+def number(value: float | None) -> float | None:
+    """For options that are seconds, sizes or costs: refuses what is below 0 or no number."""
+    if value is not None and not value >= 0:
+        raise typer.BadParameter(f"{value} is not a number from 0 on")
+    return value
 
 
 def check_names(
@@ -66,4 +75,4 @@ def check_names(
                 raise QimengError(f"unknown {what} {name!r}; known: {', '.join(known)}")
 
 
-__all__ = ["check_names", "listed", "split"]
+__all__ = ["check_names", "listed", "number", "split"]

@@ -1,16 +1,26 @@
-"""Objects that another package brings: finding them by entry points, and one error that names what they do wrong.
+"""Objects that another package or a file brings: finding them, and one error that names what they do wrong.
 
-Deals in entry points, calls and what they return. Knows nothing about what the objects are for.
+Deals in entry points, files, calls and what they return. Knows nothing about what the objects are for.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
+import os
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from qimeng.errors import QimengError
+
+FILES = "QIMENG_PLUGINS"
+"""Variable with the files that bring objects, divided as in PATH; processes that are started have it too."""
+
+_run: set[str] = set()
 
 Problem = Callable[[Any], str]
 """What is wrong with a returned value, as the end of a sentence; empty where nothing is."""
@@ -36,6 +46,7 @@ class Installed:
         Raises:
             QimengError: one cannot be loaded or registered; the message names the package.
         """
+        run_files()
         if self._done:
             return
         for point in entry_points(group=self.group):
@@ -48,6 +59,52 @@ class Installed:
                 self._taken.discard(point)
                 raise unusable(self._noun, point, error) from error
         self._done = True
+
+
+def use_files(paths: Iterable[Path]) -> None:
+    """Run files that register objects, in this process now and in those that it starts when they look for objects.
+
+    Raises:
+        QimengError: one does not run; the message names the file and the line.
+    """
+    for path in paths:
+        name = str(path.resolve())
+        _run_once(name)
+        known = list(filter(None, os.environ.get(FILES, "").split(os.pathsep)))
+        os.environ[FILES] = os.pathsep.join(dict.fromkeys([*known, name]))
+
+
+def run_files() -> None:
+    """Run the files that `FILES` names, each once in a process.
+
+    Raises:
+        QimengError: one does not run; the message names the file and the line.
+    """
+    for path in filter(None, os.environ.get(FILES, "").split(os.pathsep)):
+        _run_once(path)
+
+
+def _run_once(path: str) -> None:
+    if path in _run:
+        return
+    _run.add(path)
+    try:
+        _execute(Path(path))
+    except Exception as error:  # the file is the user's, and may raise anything
+        _run.discard(path)
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+        at = f", line {lines[-1]}" if lines else ""
+        raise QimengError(f"the plugin {path}{at} does not run: {type(error).__name__}: {error}") from error
+
+
+def _execute(path: Path) -> None:
+    name = f"qimeng_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ValueError("a plugin is a Python file, such as my_actions.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
 
 
 def named(group: str, noun: str, name: str, known: Iterable[str] = ()) -> Any:
@@ -124,4 +181,15 @@ def where(thing: Any) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-__all__ = ["Installed", "Problem", "anything", "guard", "named", "returns", "unusable", "where"]
+__all__ = [
+    "Installed",
+    "Problem",
+    "anything",
+    "guard",
+    "named",
+    "returns",
+    "run_files",
+    "unusable",
+    "use_files",
+    "where",
+]

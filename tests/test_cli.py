@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+import qimeng
 from qimeng.bench.row import append_row
 from qimeng.cli import main
 from qimeng.envs.sandbox import LAYERS
@@ -176,6 +177,13 @@ def test_a_benchmark_of_a_model_keeps_its_answers_beside_the_rows(
 def test_budgets_are_not_negative(problem: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("optimize", problem, option, -1) == 2
     assert option in capsys.readouterr().err
+
+
+def test_the_version_and_plugins_come_before_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"qimeng {qimeng.__version__}\n"
+    assert run("--plugin", tmp_path / "none.py", "actions") == 2
+    assert "none.py does not run: FileNotFoundError" in capsys.readouterr().err
 
 
 def test_help_names_every_planner_and_search(capsys: pytest.CaptureFixture[str]) -> None:

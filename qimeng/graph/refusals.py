@@ -6,9 +6,9 @@ nothing about how a graph is made.
 
 from __future__ import annotations
 
-import re
-import traceback
 from typing import Any
+
+from qimeng.spec.own_lines import line_in, line_of
 
 VALUES = "its Python code depends on the values of a tensor"
 NUMPY = "it leaves PyTorch, for NumPy or for numbers of a tensor"
@@ -33,44 +33,17 @@ def of_export(error: BaseException) -> str:
     """
     first, name = (str(error).strip().splitlines() or [""])[0], type(error).__name__
     if any(word in name for word in _VALUES) or "unbacked" in first:
-        return f"{VALUES}{_line(error)}. {INSTEAD}"
+        return f"{VALUES}{line_of(error)}. {INSTEAD}"
     if "DynamicOutputShape" in name:
-        return f"the size of what {first.removesuffix('.default')} yields depends on values{_line(error)}. {INSTEAD}"
+        return f"the size of what {first.removesuffix('.default')} yields depends on values{line_of(error)}. {INSTEAD}"
     if any(word in first for word in _NUMPY):
-        return f"{NUMPY}{_line(error)}. {INSTEAD}"
-    return f"torch.export: {name}: {first[:300]}{_line(error)}"
+        return f"{NUMPY}{line_of(error)}. {INSTEAD}"
+    return f"torch.export: {name}: {first[:300]}{line_of(error)}"
 
 
 def of_result(node: Any) -> str:
     """That a node of an exported graph, which is a result, depends on values."""
-    return f"{RETURNS}{_where(*_last(node.meta.get('stack_trace') or ''))}. {RETURN_INSTEAD}"
-
-
-def _line(error: BaseException) -> str:
-    every = traceback.extract_tb(error.__traceback__)
-    frames = [f for f in every if _is_own(f.filename)] or [f for f in every if "/torch/nn/modules/" in f.filename]
-    return _where(frames[-1].filename, frames[-1].lineno, frames[-1].line) if frames else ""
-
-
-def _last(trace: str) -> tuple[str, int | None, str | None]:
-    """File, number and text of the last line of the user's own code in a node's trace."""
-    found = re.findall(r'File "([^"]+)", line (\d+), in .*\n\s*(.*)', trace)
-    own = [(file, int(number), text) for file, number, text in found if _is_own(file)]
-    return own[-1] if own else ("", None, None)
-
-
-def _where(file: str, number: int | None, text: str | None) -> str:
-    if number is None:
-        return ""
-    code = f": `{text.strip()[:120]}`" if text and text.strip() else ""
-    return f" ({file.rsplit('/', 1)[-1]}, line {number}{code})"
-
-
-def _is_own(file: str) -> bool:
-    """Whether a file is the user's: neither this package's nor an installed one, nor a text that a library ran."""
-    return file != "<string>" and not any(
-        part in file for part in ("/qimeng/", "site-packages", "dist-packages", "/lib/python")
-    )
+    return f"{RETURNS}{line_in(node.meta.get('stack_trace') or '')}. {RETURN_INSTEAD}"
 
 
 __all__ = ["INSTEAD", "NUMPY", "RETURNS", "RETURN_INSTEAD", "VALUES", "of_export", "of_result"]

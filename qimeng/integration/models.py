@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from qimeng.api import plan_and_code
+from qimeng.arguments import check_budget, check_callable, check_keywords
 from qimeng.device import Device
 from qimeng.envs.steps.result import Result
 from qimeng.envs.steps.setup import make_device
@@ -53,7 +54,7 @@ def optimize(
     parts: Sequence[str] = (),
     inplace: bool = False,
     cache: bool | str | Path = True,
-    device: str | Device | None = None,
+    device: str | Device | torch.device | None = None,
     mode: str | None = None,
     on_part: Callable[[PartReport], None] | None = None,
     **options: Any,
@@ -87,12 +88,13 @@ def optimize(
 
     Raises:
         SpecError: no example inputs, a model that cannot be copied, or a wrong name in `parts`.
-        ValueError: an unknown planner, coder or search.
+        ValueError: an unknown planner, coder or search; a budget below 0.
     """
     if not isinstance(module, nn.Module):
         raise SpecError(f"optimize takes a torch.nn.Module, got {type(module).__name__}; for a function: plan_and_code")
-    if not seconds > 0:
-        raise SpecError(f"seconds must be a positive number, got {seconds!r}")
+    check_budget(seconds)
+    check_keywords(kwargs)
+    check_callable("on_part", on_part)
     began, row = time.monotonic(), make_device(device)
     calls = _calls(example_inputs, kwargs)
     model = module if inplace else shared_copy(module)

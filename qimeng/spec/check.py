@@ -16,6 +16,7 @@ from qimeng.spec.computation import Computation
 from qimeng.spec.distributions import EXAMPLES
 from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.origin import refuse_float8
+from qimeng.spec.own_lines import line_of
 from qimeng.spec.patience import TooLong, patience
 from qimeng.spec.reduce import NEEDS_VALUES
 from qimeng.spec.returned import opened
@@ -79,8 +80,8 @@ def _check_run(spec: Computation, values: bool) -> None:
             return  # it runs on real values only
         except Exception as error:  # whatever the user's module raises is reported as it is
             raise SpecError(
-                f"{spec.name}: the module fails on its own inputs ({shapes(inputs)}): {type(error).__name__}: {error}. "
-                "The inputs must fit forward(*inputs)."
+                f"{spec.name}: the module fails on its own inputs ({shapes(inputs)}): {type(error).__name__}: "
+                f"{error}{line_of(error)}. The inputs must fit forward(*inputs)."
             ) from error
         for i, (x, (old, version)) in enumerate(zip(leaves, before, strict=True)):
             if isinstance(x, torch.Tensor) and (x._version != version or values and not _equal(x, old)):

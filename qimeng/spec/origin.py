@@ -16,7 +16,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -31,6 +31,7 @@ from qimeng.errors import SpecError
 from qimeng.spec.fake import fake_tensors
 from qimeng.spec.fingerprint import fingerprint
 from qimeng.spec.leaf import Leaf
+from qimeng.spec.own_lines import line_of
 from qimeng.spec.returned import opened
 from qimeng.spec.seeding import seed_generators
 from qimeng.spec.source import Source
@@ -88,10 +89,12 @@ class SourceOrigin(Origin):
     Attributes:
         text: the file's text.
         name: for messages.
+        file: name of the file, for messages that show a line; empty where the text is of none.
     """
 
     text: str
     name: str
+    file: str = field(default="", compare=False)
 
     @property
     def native(self) -> torch.dtype:  # type: ignore[override]
@@ -115,14 +118,15 @@ class SourceOrigin(Origin):
         """
         key = "qimeng_spec_" + hashlib.blake2b(self.text.encode(), digest_size=6).hexdigest()
         module = ModuleType(key)
-        module.__file__ = f"<{key}>"
+        module.__file__ = f"<{key}>/{self.file or self.name}"
         linecache.cache[module.__file__] = (len(self.text), None, self.text.splitlines(True), module.__file__)
         sys.modules[key] = module
         try:
             with seeded(0, "cpu"):  # what it draws when it is loaded is the same in every process
                 exec(compile(self.text, module.__file__, "exec"), module.__dict__)
         except (Exception, SystemExit) as error:  # whatever the user's file raises is reported as it is
-            raise SpecError(f"{self.name}: the file does not load: {type(error).__name__}: {error}") from error
+            line = "" if isinstance(error, SyntaxError) else line_of(error)  # a syntax error has its line in its text
+            raise SpecError(f"{self.name}: the file does not load: {type(error).__name__}: {error}{line}") from error
         missing = [n for n in NAMES if not callable(getattr(module, n, None))]
         if missing:
             raise SpecError(
@@ -143,7 +147,7 @@ class SourceOrigin(Origin):
                 module = space.Model(*args, **kwargs)
             except Exception as error:  # whatever the user's constructor raises is reported as it is
                 raise SpecError(
-                    f"{self.name}: Model(*get_init_inputs()) raises {type(error).__name__}: {error}"
+                    f"{self.name}: Model(*get_init_inputs()) raises {type(error).__name__}: {error}{line_of(error)}"
                 ) from error
         if not isinstance(module, torch.nn.Module):
             raise SpecError(f"{self.name}: Model must be a torch.nn.Module, got {type(module).__name__}")
@@ -170,7 +174,9 @@ class SourceOrigin(Origin):
             try:
                 inputs = self.namespace.get_inputs()
             except Exception as error:  # whatever the user's function raises is reported as it is
-                raise SpecError(f"{self.name}: get_inputs() raises {type(error).__name__}: {error}") from error
+                raise SpecError(
+                    f"{self.name}: get_inputs() raises {type(error).__name__}: {error}{line_of(error)}"
+                ) from error
         if not isinstance(inputs, (list, tuple)):
             raise SpecError(f"{self.name}: get_inputs() must return a list of inputs, got {type(inputs).__name__}")
         return tuple(_pytree.tree_map_only(torch.Tensor, lambda t: t.detach().to(device), tuple(inputs)))
@@ -200,7 +206,7 @@ class SourceOrigin(Origin):
         return ast.unparse(tree)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"text": self.text, "name": self.name}
+        return {"text": self.text, "name": self.name, "file": self.file}
 
 
 @dataclass(frozen=True, eq=False)

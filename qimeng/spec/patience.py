@@ -74,7 +74,7 @@ def patience(what: str, most: float = math.inf) -> Iterator[None]:
     fired: list[bool] = []
 
     def fire() -> None:
-        wait = limit
+        wait = min(limit, threading.TIMEOUT_MAX)
         while not ended.wait(wait):
             with lock:
                 if over:

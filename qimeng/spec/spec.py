@@ -110,7 +110,7 @@ class KernelSpec:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise SpecError(f"cannot read {path} as Python: {error}") from error
-        return cls.from_source(text, options.pop("name", path.stem), dtype=dtype, mode=mode, **options)
+        return cls.from_source(text, options.pop("name", path.stem), dtype=dtype, mode=mode, file=path.name, **options)
 
     @classmethod
     def from_source(
@@ -121,14 +121,24 @@ class KernelSpec:
         dtype: str | None = None,
         mode: str | None = None,
         domains: tuple[str, ...] = (),
+        file: str = "",
         **options: Any,
     ) -> KernelSpec:
         """The same from the text of such a file.
 
+        Args:
+            text: of the file.
+            name: for people.
+            dtype: floating dtype of inputs and parameters.
+            mode: precision mode.
+            domains: domain of each flattened input, where it is not to be inferred.
+            file: its name, for messages that show a line.
+            options: further fields of a spec.
+
         Raises:
             SpecError: the text does not load, or lacks one of the names.
         """
-        origin = SourceOrigin(text, name)
+        origin = SourceOrigin(text, name, file)
         origin.load()
         options.setdefault("training", origin.training)
         return cls(name, origin, dtype or "float32", mode or "default", declared=tuple(domains), **options)
@@ -214,12 +224,16 @@ class KernelSpec:
         options = {k: v for k, v in options.items() if v is not None and not (k == "kwargs" and not v)}
         if "kwargs" in options and isinstance(thing, (KernelSpec, str, Path)):
             raise SpecError("kwargs are for a module or a function; a file's inputs are those of its get_inputs()")
+        if inputs is not None and isinstance(thing, (KernelSpec, str, Path)):
+            raise SpecError("example inputs are for a module or a function; a file or a spec has its own")
         if isinstance(thing, KernelSpec):
             return thing.with_(**options) if options else thing
         if isinstance(thing, str) and "\n" in thing:
             return cls.from_source(thing, **options)
         if isinstance(thing, (str, Path)):
             return cls.from_file(thing, **options)
+        if isinstance(thing, type) and issubclass(thing, torch.nn.Module):
+            raise SpecError(f"{thing.__name__} is a class: give a module that it makes, {thing.__name__}(…)")
         if not callable(thing):
             raise SpecError(f"a spec is made from a file, a module or a function, not from {type(thing).__name__}")
         if inputs is None and not options.get("kwargs"):

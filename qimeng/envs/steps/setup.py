@@ -15,11 +15,13 @@ from qimeng.device import Device, current_device, device_named, driver_version, 
 from qimeng.envs.judge.region_judges import MANY_REGIONS
 from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.task import Task
-from qimeng.errors import CoderError
+from qimeng.errors import CoderError, DeviceError
 from qimeng.interfaces import Coder, Evaluator
 from qimeng.store import Conditions, Store
 
 if TYPE_CHECKING:
+    import torch
+
     from qimeng.envs.judge.region_spec import RegionSpec
     from qimeng.envs.workers.local_pool import LocalPool
     from qimeng.graph.opgraph import OpGraph
@@ -61,20 +63,29 @@ def make_coder(coder: str | Coder, **options: Any) -> Coder:
     return coder_named(coder, **options)
 
 
-def make_device(device: str | Device | None) -> Device:
+def make_device(device: str | Device | torch.device | None) -> Device:
     """The device to optimize for.
 
     A name of the table means that device, estimated, unless it is the GPU of this machine; None means the GPU of this
-    machine, else the H200, estimated.
+    machine, else the H200, estimated. PyTorch's ``cuda`` is the GPU of this machine.
 
     Raises:
-        DeviceError: an unknown name.
+        DeviceError: an unknown name; or a device of PyTorch's other than the first GPU, or there is no GPU here.
     """
     if isinstance(device, Device):
         return device
     if device is None:
         return target_device()
-    here = current_device()
+    name, here = str(device), current_device()
+    if name in ("cuda", "cuda:0"):
+        if here is None:
+            raise DeviceError(f"device {name!r}: there is no GPU here; name the one that is meant, such as 'h100'")
+        return here
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and number.isdigit():
+        raise DeviceError(f"device {name!r}: qimeng uses the first GPU that it sees; set CUDA_VISIBLE_DEVICES={number}")
+    if not isinstance(device, str) or kind == "cpu":
+        raise DeviceError(f"device {name!r}: kernels are made for GPUs; name one (see `qimeng devices`)")
     if here is not None and device.lower() in (here.name, here.name.removesuffix("(here)")):
         return here
     return device_named(device)
@@ -87,7 +98,7 @@ def make_task(
     kwargs: Mapping[str, Any] | None = None,
     coder: str | Coder = "template",
     evaluator: Evaluator | None = None,
-    device: str | Device | None = None,
+    device: str | Device | torch.device | None = None,
     mode: str | None = None,
     store: Store | None = None,
     by_region: bool | None = None,
