@@ -26,6 +26,7 @@ from qimeng.graph.decompose import decomposed
 from qimeng.graph.leaves import Call, hide, innermost
 from qimeng.graph.loops.roll import rolled
 from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.padding import as_without_gradients
 from qimeng.graph.structure import Structure, UnknownStructure, structure_of
 from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.returned import opened
@@ -67,6 +68,7 @@ def capture(
         except Exception as error:  # user code under fake tensors raises errors of any class
             raise CaptureError(f"cannot be made without allocating memory: {type(error).__name__}: {error}") from error
         module.requires_grad_(False)
+        as_without_gradients(module)
         hide(module, hidden or {})
         hold(module, checks or {})
         module.register_forward_hook(lambda _, inputs, output: opened(output))
