@@ -30,6 +30,7 @@ from torch.utils._mode_utils import no_dispatch
 from qimeng.errors import SpecError
 from qimeng.spec.fake import fake_tensors
 from qimeng.spec.fingerprint import fingerprint
+from qimeng.spec.kept import forget_fakes
 from qimeng.spec.leaf import Leaf
 from qimeng.spec.own_lines import line_of
 from qimeng.spec.returned import opened
@@ -234,6 +235,7 @@ class ExampleOrigin(Origin):
     def module(self, seed: int, device: str) -> torch.nn.Module:
         """A copy of the module, weights included; tied tensors stay tied."""
         memo: dict[int, Any] = {}
+        forget_fakes(self.held)
         with torch.no_grad():
             for t in _tensors(self.held):
                 new = _copied(t, device)

@@ -122,6 +122,26 @@ class Held(torch.nn.Module):
         return self.hidden[0](self.more(y * self.queue[0])), x.shape
 
 
+class Recording(torch.nn.Module):
+    """Hooks that are closures keep results in lists of the module itself, which a copy of it shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.seen, self.last = torch.nn.Linear(6, 6), [], None
+        self.linear.register_forward_hook(lambda _, inputs, output: self.seen.append(output))
+        self.linear.register_forward_hook(self.keep(self))
+
+    @staticmethod
+    def keep(mine: Any) -> Any:
+        def hook(_: Any, inputs: Any, output: torch.Tensor) -> None:
+            mine.last = {"output": output}
+
+        return hook
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu() + 1
+
+
 class Containers(torch.nn.Module):
     """Returns containers of Python's own beyond tuples, lists and dicts with texts as keys."""
 
@@ -134,8 +154,8 @@ class Containers(torch.nn.Module):
 
 @pytest.mark.parametrize(
     "module",
-    [Shared(), Shared(False), Views(), Data(), Mixed(), Named(), Held(), Containers()],
-    ids=["shared", "local", "views", "data", "mixed", "named", "held", "containers"],
+    [Shared(), Shared(False), Views(), Data(), Mixed(), Named(), Held(), Recording(), Containers()],
+    ids=["shared", "local", "views", "data", "mixed", "named", "held", "recording", "containers"],
 )
 def test_captured_and_equal(module: torch.nn.Module) -> None:
     program = Program.start(capture_spec(KernelSpec.of(module, (X,))))
@@ -153,6 +173,13 @@ def test_captured_and_equal(module: torch.nn.Module) -> None:
                 assert torch.equal(a, b) and a.stride() == b.stride() if isinstance(a, torch.Tensor) else a == b
         for key, value in module.state_dict().items():
             torch.testing.assert_close(model.state_dict()[key], value, rtol=0, atol=0)
+
+
+def test_a_module_that_records_its_results_is_left_without_fake_ones() -> None:
+    module = Recording()
+    capture_spec(KernelSpec.of(module, (X,)))
+    KernelSpec.of(module, (X,)).module()
+    assert all(type(t) is torch.Tensor for t in torch.utils._pytree.tree_leaves([module.seen, module.last]))
 
 
 class Pair(NamedTuple):
