@@ -27,7 +27,7 @@ class Call:
     """What a user may write in a call.
 
     Attributes:
-        names: of the positional inputs, in order; empty where they have none (``*xs``).
+        names: of the positional inputs, in order, ``xs[0]`` for one of ``*xs``; empty where they have none.
         defaults: of those that have one that is a plain value.
         left_out: names of further arguments, not among the inputs, with the plain default that each was left at.
     """
@@ -49,8 +49,11 @@ class Call:
             parameters = list(inspect.signature(forward).parameters.values())
         except (TypeError, ValueError):  # built-in functions need not have one
             return cls()
-        named = [p for p in parameters if p.kind in _BY_POSITION][: count - len(keywords)]
-        names = (*(p.name for p in named), *keywords)
+        named = [p.name for p in parameters if p.kind in _BY_POSITION][: count - len(keywords)]
+        rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
+        if rest is not None:
+            named += [f"{rest}[{i}]" for i in range(count - len(keywords) - len(named))]
+        names = (*named, *keywords)
         if len(names) != count:
             return cls()
         plain = {p.name: p.default for p in parameters if isinstance(p.default, _PLAIN)}
@@ -85,11 +88,16 @@ def arranged(thing: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
     given = set(bound.arguments)
     bound.apply_defaults()
     kinds = {p.name: p.kind for p in signature.parameters.values()}
-    by_name = {name: bound.arguments[name] for name in given if kinds[name] is inspect.Parameter.KEYWORD_ONLY}
+    kept = {name for name in given if kinds[name] is inspect.Parameter.KEYWORD_ONLY}
+    if _hooks_see_keywords(thing):
+        kept |= given & set(kwargs)
+    by_name = {name: bound.arguments[name] for name in kept}
     by_name = {name: by_name[name] for name in kinds if name in by_name}
     by_name |= next((bound.arguments[n] for n, k in kinds.items() if k is inspect.Parameter.VAR_KEYWORD), {})
     places = [name for name, kind in kinds.items() if kind in _BY_POSITION]
-    if not by_name:
+    if _hooks_see_keywords(thing):
+        places = places[: len(args)]
+    elif not by_name:
         places = places[: 1 + max((i for i, name in enumerate(places) if name in given), default=-1)]
     rest = next((bound.arguments[n] for n, k in kinds.items() if k is inspect.Parameter.VAR_POSITIONAL), ())
     return (*(bound.arguments[name] for name in places), *rest, *by_name.values()), tuple(by_name)
@@ -105,7 +113,25 @@ def with_keywords(module: torch.nn.Module, keywords: tuple[str, ...], count: int
         return module
     twin = copy.copy(module)
     twin.forward = functools.partial(_by_position, twin, keywords, count)
+    if _hooks_see_keywords(module):
+        for name in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+            vars(twin)[name] = copy.copy(vars(module)[name])
+        twin.register_forward_pre_hook(functools.partial(_by_name, keywords, count), prepend=True, with_kwargs=True)
     return twin
+
+
+def _hooks_see_keywords(thing: Any) -> bool:
+    """Whether `thing` is a module with hooks that are given keywords beside positions."""
+    kinds = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs")
+    return any(vars(thing).get(kind) for kind in kinds) if isinstance(thing, torch.nn.Module) else False
+
+
+def _by_name(keywords: tuple[str, ...], count: int, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Positions and keywords of a call with `count` positions, for the hooks that come next."""
+    if kwargs or len(args) != count:
+        return None
+    split = count - len(keywords)
+    return args[:split], dict(zip(keywords, args[split:], strict=True))
 
 
 def _by_position(module: torch.nn.Module, keywords: tuple[str, ...], count: int, /, *values: Any, **named: Any) -> Any:

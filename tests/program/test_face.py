@@ -106,8 +106,43 @@ def test_functions_take_keywords_and_a_dict_stands_for_them():
 def test_inputs_without_names_go_by_position():
     program = program_of(KernelSpec.from_function(lambda *xs: xs[0] + xs[1], (X, X)))
     assert torch.equal(program(X, X), X + X)
-    with pytest.raises(ValueError, match="by position, got x"):
+    with pytest.raises(ValueError, match="input x: made for no input of that name"):
         program(X, x=X)
+    with pytest.raises(ValueError, match=r"made for 2 inputs, got no xs\[1\]"):
+        program(X)
+
+
+def test_keywords_beside_any_number_of_positions():
+    def added(
+        x: torch.Tensor, *rest: torch.Tensor, mask: torch.Tensor, scale: float = 2.0, **more: Any
+    ) -> torch.Tensor:
+        return (sum(rest, x) * scale).masked_fill(mask, 0.0) + more["extra"]
+
+    program = program_of(KernelSpec.from_function(added, (X, X, X), kwargs={"mask": MASK, "extra": X}))
+    assert torch.equal(program(X, X, X, extra=X, mask=MASK), added(X, X, X, mask=MASK, extra=X))
+    with pytest.raises(ValueError, match="input scale: made for 2.0, got 3.0"):
+        program(X, X, X, mask=MASK, extra=X, scale=3.0)
+
+
+class Hooked(Masked):
+    """Its hooks see keywords, and change one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_pre_hook(lambda _, args, named: (args, {**named, "scale": 3.0}), with_kwargs=True)
+        self.register_forward_hook(lambda _, args, named, y: y * len(named), with_kwargs=True)
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((X,), {"mask": MASK}), ((), {"mask": MASK, "x": X, "bias": X})])
+def test_hooks_see_the_keywords_of_the_call(args: Any, kwargs: Any):
+    module = Hooked()
+    spec = KernelSpec.from_module(module, args, kwargs=kwargs)
+    program = program_of(spec)
+    with torch.no_grad():
+        expected = module(*args, **kwargs)
+        assert torch.equal(program(*args, **kwargs), expected)
+        assert torch.equal(spec.module()(*args, **kwargs), expected)
+        assert torch.equal(module(*args, **kwargs), expected), "the module's own hooks stay"
 
 
 def skip(x: torch.Tensor) -> torch.Tensor:
