@@ -177,6 +177,11 @@ def _source(exported: Any, fx: Any, spec: Any, position: dict[str, int], floats:
     value = fx.meta.get("val")
     if not isinstance(value, torch.Tensor) or spec.kind == kinds.TOKEN:
         return None
+    if value.layout is not torch.strided:
+        raise CaptureError(
+            f"{spec.target or 'an input'} is sparse ({value.layout}), which a program cannot hold. To have it optimized, "
+            "keep a dense tensor, or its indices and values"
+        )
     metas = (_meta(value),)
     if spec.kind == kinds.PARAMETER:
         return Node(fx.name, "parameter", spec.target, metas=metas)

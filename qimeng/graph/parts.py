@@ -163,10 +163,13 @@ def _is_odd(node: Any) -> bool:
 
 
 def _is_dynamic(node: Any) -> bool:
-    """Whether its value is a number that is known only at run time, or has such a size."""
+    """Whether its value is a number that is known only at run time, or has such a size; a sparse tensor has one."""
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
-    sizes = [s for v in values if isinstance(v, torch.Tensor) for s in (*v.shape, *v.stride())]
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    if any(t.layout is not torch.strided for t in tensors):
+        return True
+    sizes = [s for t in tensors for s in (*t.shape, *t.stride())]
     return any(isinstance(v, SYMBOLS) for v in (*values, *sizes))
 
 

@@ -156,3 +156,19 @@ def test_bits_taken_for_another_dtype_are_no_view_of_numbers() -> None:
     x = torch.randn(6, 8)
     spec = KernelSpec.of(lambda x: (x * 2).view(torch.int32) + 1, (x,))
     assert [r.label() for r in Program.start(capture_spec(spec)).regions] == ["mul", "view.dtype", "add"]
+
+
+class Sparse(torch.nn.Module):
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("table", table)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.table @ x).relu()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_sparse_buffer_is_named_with_what_to_do() -> None:
+    for table in (torch.eye(8).to_sparse(), torch.eye(8).to_sparse_csr()):
+        with pytest.raises(CaptureError, match=r"table is sparse \(torch.sparse_.*keep a dense tensor"):
+            capture_spec(KernelSpec.of(Sparse(table), (X,)))
