@@ -68,6 +68,7 @@ def capture(
         except Exception as error:  # user code under fake tensors raises errors of any class
             raise CaptureError(f"cannot be made without allocating memory: {type(error).__name__}: {error}") from error
         module.requires_grad_(False)
+        _refuse_scripts(module)
         as_without_gradients(module)
         hide(module, hidden or {})
         hold(module, checks or {})
@@ -92,6 +93,13 @@ def capture(
 
 CONSTANTS = (torch.dtype, torch.memory_format, torch.layout)
 """Inputs that torch.export does not take; the graph is made for the one that was given."""
+
+
+def _refuse_scripts(module: torch.nn.Module) -> None:
+    """torch.export goes wrong at a part that is TorchScript, and neither says so nor can the part stay as it is."""
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise CaptureError(f"its part {name} is TorchScript: give the Python module that torch.jit was given")
 
 
 def _input_structure(leaves: list[Any], in_spec: Any) -> Structure:

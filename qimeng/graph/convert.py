@@ -65,7 +65,7 @@ def converted(
     nodes: dict[str, Node] = {}
     rename: dict[str, Value] = {}
     sources = {spec.arg.name: spec for spec in signature.input_specs if hasattr(spec.arg, "name")}
-    _check_sources(signature, kinds)
+    _check_sources(exported, kinds)
     users = [spec for spec in signature.input_specs if spec.kind == kinds.USER_INPUT]
     position = {spec.arg.name: i for i, spec in enumerate(users) if hasattr(spec.arg, "name")}
     for fx in _items(exported):
@@ -165,12 +165,13 @@ def _changed(spec: Any) -> str:
     return "it changes its inputs. To have it optimized, change a copy and return that"
 
 
-def _check_sources(signature: Any, kinds: Any) -> None:
+def _check_sources(exported: Any, kinds: Any) -> None:
     """A program holds no objects but tensors."""
     held = (kinds.USER_INPUT, kinds.PARAMETER, kinds.BUFFER, kinds.CONSTANT_TENSOR, kinds.TOKEN)
-    for spec in signature.input_specs:
+    for spec in exported.graph_signature.input_specs:
         if spec.kind not in held:
-            raise CaptureError(f"the module holds an object that is no tensor ({spec.target})")
+            kind = type(exported.constants.get(spec.target)).__name__
+            raise CaptureError(f"the module holds an object that is no tensor ({spec.target}, a {kind})")
 
 
 def _source(exported: Any, fx: Any, spec: Any, position: dict[str, int], floats: set[int], kinds: Any) -> Node | None:
@@ -179,8 +180,8 @@ def _source(exported: Any, fx: Any, spec: Any, position: dict[str, int], floats:
         return None
     if value.layout is not torch.strided:
         raise CaptureError(
-            f"{spec.target or 'an input'} is sparse ({value.layout}), which a program cannot hold. To have it optimized, "
-            "keep a dense tensor, or its indices and values"
+            f"{spec.target or 'an input'} is sparse ({value.layout}), which a program cannot hold. To have it "
+            "optimized, keep a dense tensor, or its indices and values"
         )
     metas = (_meta(value),)
     if spec.kind == kinds.PARAMETER:

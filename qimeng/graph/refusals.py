@@ -6,6 +6,7 @@ nothing about how a graph is made.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from qimeng.spec.own_lines import line_in, line_of
@@ -15,6 +16,10 @@ NUMPY = "it leaves PyTorch, for NumPy or for numbers of a tensor"
 INSTEAD = (
     "To have the rest optimized, move that step into a submodule of its own, which then stays as it is; or use a mask "
     "or torch.where; or pass numbers and flags as Python numbers"
+)
+LOST = (
+    "torch.export takes a tensor for a constant that is none, as for gradients inside of forward and some uses of "
+    "torch.vmap"
 )
 RETURNS = "it returns a number, or a tensor of a size, that depends on the values of a tensor"
 RETURN_INSTEAD = (
@@ -36,6 +41,12 @@ def of_export(error: BaseException) -> str:
         return f"{VALUES}{line_of(error)}. {INSTEAD}"
     if "DynamicOutputShape" in name:
         return f"the size of what {first.removesuffix('.default')} yields depends on values{line_of(error)}. {INSTEAD}"
+    if "in the exported program constant's list" in first:
+        return f"{LOST}{line_of(error)}. {INSTEAD}"
+    if (found := re.match(r"Found <class '([^']+)'> in output", first)) is not None:
+        return (
+            f"it returns a {found[1]}. To have it optimized, return tensors and plain values in tuples, lists or dicts"
+        )
     if any(word in first for word in _NUMPY):
         return f"{NUMPY}{line_of(error)}. {INSTEAD}"
     return f"torch.export: {name}: {first[:300]}{line_of(error)}"
@@ -46,4 +57,4 @@ def of_result(node: Any) -> str:
     return f"{RETURNS}{line_in(node.meta.get('stack_trace') or '')}. {RETURN_INSTEAD}"
 
 
-__all__ = ["INSTEAD", "NUMPY", "RETURNS", "RETURN_INSTEAD", "VALUES", "of_export", "of_result"]
+__all__ = ["INSTEAD", "LOST", "NUMPY", "RETURNS", "RETURN_INSTEAD", "VALUES", "of_export", "of_result"]

@@ -39,6 +39,9 @@ NEAR = 4.0
 """Times the module's own error that the graph's may be, as for any program (`qimeng.spec.Tolerances`)."""
 
 
+SEED = 0
+"""Of random generators before each call that is compared."""
+
 SHARE = 0.5
 """Part of the seconds for a user's code (`qimeng.spec.patience.LIMIT_S`) that one capture may take."""
 
@@ -240,18 +243,20 @@ def _load(model: torch.nn.Module, module: torch.nn.Module) -> None:
 
 def _run(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
     with torch.no_grad():
-        seed_generators(0)
+        seed_generators(SEED)
         return opened(module(*inputs))
 
 
 def _compare(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any, ...], may_fail: bool = False) -> None:
     """One call of both; where the module itself may fail on `inputs`, that settles nothing."""
+    held = _plain_attributes(module)
     try:
         expected = _run(module, inputs)
     except Exception as error:  # the user's module may raise anything
         if may_fail:
             return
         raise CaptureError(f"the module fails on its own inputs: {type(error).__name__}: {error}") from error
+    seeds = torch.initial_seed() != SEED
     try:
         found = _run(model, inputs)
     except Exception as error:  # a graph that does not run may fail in any operator
@@ -265,9 +270,10 @@ def _compare(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any,
     for i, (a, b) in enumerate(zip(wanted, got, strict=True)):
         try:
             _same(f"output {i}", a, b)
-        except _OtherValues:
+        except _OtherValues as other:
             if not _as_near(a, b, _in_double(module, inputs, i, a)):
-                raise
+                changed = [name for name, value in _plain_attributes(module).items() if held.get(name, value) != value]
+                raise _OtherValues(f"{other}{_reason(changed, seeds)}") from None
         _same_strides(i, a, b)
     for name, buffer in state.items():
         _same(f"buffer {name}", buffer, buffers[name])
@@ -276,6 +282,23 @@ def _compare(module: torch.nn.Module, model: torch.nn.Module, inputs: tuple[Any,
     for i, (a, b) in enumerate(zip(wanted, got, strict=True)):
         if _shared(b, [*there, *got[:i]]) - _shared(a, [*here, *wanted[:i]]):
             raise CaptureError(f"output {i} shares memory with an input, buffer or other output, the module's does not")
+
+
+def _plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """Numbers and texts that the module and its parts hold, by dotted name."""
+    return {
+        f"{prefix}.{name}".lstrip("."): value
+        for prefix, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, (bool, int, float, str))
+    }
+
+
+def _reason(changed: Sequence[str], seeds: bool) -> str:
+    """Why a module may yield other numbers than its graph, and what to do; empty where nobody knows."""
+    if changed:
+        return f": forward changes {', '.join(changed)}, and a graph keeps tensors only; keep it in a buffer"
+    return ": forward seeds random generators, which a graph cannot; do that before the call" if seeds else ""
 
 
 def _same(what: str, a: Any, b: Any) -> None:

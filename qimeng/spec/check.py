@@ -19,7 +19,7 @@ from qimeng.spec.origin import refuse_float8
 from qimeng.spec.own_lines import line_of
 from qimeng.spec.patience import TooLong, patience
 from qimeng.spec.reduce import NEEDS_VALUES
-from qimeng.spec.returned import opened
+from qimeng.spec.returned import has_tensors, opened
 
 
 def shapes(inputs: Any) -> str:
@@ -88,7 +88,7 @@ def _check_run(spec: Computation, values: bool) -> None:
                 raise SpecError(f"{spec.name}: forward changes its input {i}; make it work on a copy (x.clone())")
     for i, y in enumerate(_pytree.tree_leaves(outputs)):
         refuse_float8(y, f"{spec.name}: output {i}")
-    if not any(isinstance(y, torch.Tensor) for y in _pytree.tree_leaves(outputs)):
+    if not any(isinstance(y, torch.Tensor) or has_tensors(y) for y in _pytree.tree_leaves(outputs)):
         raise SpecError(f"{spec.name}: forward returns no tensor, but {type(outputs).__name__}")
 
 

@@ -1,8 +1,8 @@
 """Tensors without memory that a user's own module was left with.
 
 A hook that is a closure, as in ``layer.register_forward_hook(lambda m, x, y: self.seen.append(y))``, is not copied with
-the module. Where a copy runs for its shapes alone, it adds to the user's own list what nobody can copy or read. Deals in
-attributes of a module. Knows nothing about what was run.
+the module. Where a copy runs for its shapes alone, it adds to the user's own list what nobody can copy or read. Deals
+in attributes of a module. Knows nothing about what was run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CONTAINERS = (list, dict, OrderedDict, defaultdict, deque)
 
 
 def forget_fakes(module: torch.nn.Module) -> None:
-    """Take tensors without memory out of lists and dicts of `module` and its parts; an attribute that is one is None."""
+    """Take fake tensors out of lists and dicts of `module` and its parts; an attribute that is one is None."""
     for part in module.modules():
         for name, value in [(n, v) for n, v in vars(part).items() if n not in ("_parameters", "_buffers")]:
             if isinstance(value, FakeTensor):

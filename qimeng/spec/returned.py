@@ -34,6 +34,15 @@ def opened(output: Any) -> Any:
     return output
 
 
+def has_tensors(output: Any) -> bool:
+    """Whether there is a tensor in `output`, also in classes that PyTorch does not see into."""
+    return _is_tree(output, ()) and _any_tensor(output)
+
+
+def _any_tensor(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) or any(map(_any_tensor, _parts(item)))
+
+
 def _is_tree(item: Any, inside: tuple[int, ...]) -> bool:
     """Whether no object is found in itself again."""
     return id(item) not in inside and all(_is_tree(part, (*inside, id(item))) for part in _parts(item))
@@ -104,4 +113,4 @@ def _parts(output: Any) -> list[Any]:
     return list(vars(output).values()) if hasattr(output, "__dict__") and not callable(output) else []
 
 
-__all__ = ["HOLDERS", "opened", "state_of"]
+__all__ = ["HOLDERS", "has_tensors", "opened", "state_of"]

@@ -253,7 +253,7 @@ class Cyclic:
 def test_an_output_that_holds_itself_is_no_structure() -> None:
     spec = KernelSpec.of(lambda x: (x * 2, Cyclic(x)), (X,))
     spec.check()
-    with pytest.raises(CaptureError, match="not a known type"):
+    with pytest.raises(CaptureError, match="it returns a .*Cyclic. To have it optimized, return tensors"):
         capture_spec(spec)
 
 
@@ -267,3 +267,60 @@ def test_outputs_share_memory_as_the_modules_do() -> None:
     assert {t.untyped_storage().data_ptr() for t in (turned, flat)} == {y.untyped_storage().data_ptr()}
     assert {t.untyped_storage().data_ptr() for t in (row, wide)} == {X.untyped_storage().data_ptr()}
     assert kept["weight"][0].untyped_storage().data_ptr() == model.weight.untyped_storage().data_ptr()
+
+
+class Steps(torch.nn.Module):
+    """Counts its calls in a Python number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = torch.nn.Module()
+        self.part.steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.part.steps += 1
+        return x.exp() * self.part.steps
+
+
+class Scripted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.trace(torch.nn.Linear(6, 6), X)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x).relu()
+
+
+class Own(dict[str, torch.Tensor]):
+    """PyTorch sees into no class made from dict."""
+
+
+def seeded(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(3)
+    return x + torch.rand(8, 6)
+
+
+def slope(x: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        y = x.detach().requires_grad_()
+        return torch.autograd.grad(y.tanh().sum(), y)[0] * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Steps, r"forward changes part\.steps, and a graph keeps tensors only; keep it in a buffer"),
+        (Scripted, "its part inner is TorchScript: give the Python module"),
+        (lambda: seeded, "forward seeds random generators, which a graph cannot"),
+        (lambda: slope, "as for gradients inside of forward"),
+        (lambda: lambda x: Own(y=x.exp()), "it returns a .*Own. To have it optimized, return tensors"),
+        (lambda: lambda x: (x.exp(), {1, 2}), "it returns a set. To have it optimized, return tensors"),
+        (lambda: lambda x: x + torch.rand(8, 6, generator=torch.Generator()), "no tensor .*a Generator"),
+    ],
+)
+def test_what_no_graph_holds_is_said_in_words(make: Any, words: str) -> None:
+    spec = KernelSpec.of(make(), (X,))
+    spec.check()
+    with pytest.raises(CaptureError, match=words):
+        capture_spec(spec)
