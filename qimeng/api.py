@@ -115,6 +115,7 @@ def plan_and_code(
     opened = Store(store) if isinstance(store, str | Path) else store
     with contextlib.ExitStack() as held:
         if opened is not store and opened is not None:
+            opened.goes_on = True  # a full disk costs what is stored, not the search
             held.callback(opened.close)
         held.enter_context(within(seconds))
         task = make_task(

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import signal
 import sys
+import tempfile
+import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markdown import Markdown
@@ -29,6 +32,9 @@ from qimeng.cli_train import adapt, train
 from qimeng.errors import QimengError
 from qimeng.planner import PLANNER, PLANNERS, SEARCH, SEARCHES
 from qimeng.plugins import use_files
+
+if TYPE_CHECKING:
+    from qimeng.envs.steps.result import Result
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -139,12 +145,22 @@ def optimize(
             store=store or folder / "store.sqlite",
             on_step=display,
         )
-    result.save(folder)
+    folder = _saved(result, folder)
     if as_json:
         print(json.dumps({**json.loads(result.to_json()), "steps": result.rows(), "folder": str(folder)}))
         return
     print_markdown(result.report())
     console().print(f"written: {', '.join(str(folder / name) for name in ('program.py', 'recipe.json', 'report.md'))}")
+
+
+def _saved(result: Result, folder: Path) -> Path:
+    """Where the result was written: `folder`, or a temporary one where that cannot be written (the disk is full)."""
+    try:
+        return result.save(folder)
+    except OSError as error:
+        other = result.save(tempfile.mkdtemp(prefix="qimeng_result_"))
+        print(f"qimeng: {folder} cannot be written ({error}); the result is in {other}", file=sys.stderr)
+        return other
 
 
 @app.command()
@@ -263,7 +279,7 @@ def doctor(
     if exploits or only:
         _doctor_exploits(only, as_json)
         return
-    from qimeng.cli_doctor import checks
+    from qimeng.doctor import checks
 
     found = checks()
     if as_json:
@@ -310,15 +326,32 @@ def print_markdown(text: str) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; errors of the library and of files become one line and exit code 2."""
+    interrupts: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, frame: Any) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    if before is signal.default_int_handler and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, interrupt)
     try:
         app(arguments)
-    except (QimengError, OSError) as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if interrupts or isinstance(error, KeyboardInterrupt):  # imports that are interrupted may raise anything
+            print("qimeng: interrupted", file=sys.stderr)
+            raise SystemExit(INTERRUPTED) from None
+        if not isinstance(error, QimengError | OSError):
+            raise
         print(f"qimeng: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
             print("qimeng: interrupted", file=sys.stderr)
         raise
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, before)
 
 
 if __name__ == "__main__":

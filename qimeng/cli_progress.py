@@ -70,7 +70,7 @@ class ProgressDisplay:
         parts = []
         if progress.best_ms is not None:
             best = f"best {progress.best_ms:.4g} {self.unit}"
-            if progress.eager_ms is not None:
+            if progress.eager_ms and progress.best_ms:  # a program without kernels takes no time
                 best += f", {progress.eager_ms / progress.best_ms:.2f} x eager"
             parts.append(best)
         parts.append(f"{progress.evaluations} evaluations")

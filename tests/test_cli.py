@@ -1,4 +1,7 @@
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import qimeng
 from qimeng.bench.row import append_row
 from qimeng.cli import main
 from qimeng.envs.sandbox import LAYERS
+from qimeng.envs.steps.result import Result
 from tests.bench.rows import row
 
 
@@ -179,6 +183,63 @@ def test_budgets_are_not_negative(problem: Path, option: str, capsys: pytest.Cap
     assert option in capsys.readouterr().err
 
 
+def test_what_is_no_finished_result_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("show", tmp_path / "none") == 2
+    assert capsys.readouterr().err == f"qimeng: there is no folder {tmp_path / 'none'}\n"
+    (tmp_path / "store.sqlite").write_bytes(b"")
+    assert run("show", tmp_path) == 2
+    assert "it is unfinished; run the same command again" in capsys.readouterr().err
+
+
+def test_a_result_that_cannot_be_written_is_kept_elsewhere(
+    problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Result.save
+
+    def full(self: Result, folder: Path) -> Path:
+        if Path(folder) == tmp_path / "out":
+            raise OSError(28, "No space left on device")
+        return save(self, folder)
+
+    monkeypatch.setattr(Result, "save", full)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run("optimize", problem, *QUICK, "--json", "--evaluations", 2, "--out", tmp_path / "out") == 0
+    captured = capsys.readouterr()
+    folder = Path(json.loads(captured.out)["folder"])
+    assert "No space left on device" in captured.err and str(folder) in captured.err
+    assert folder.parent == tmp_path and (folder / "program.py").exists()
+
+
+def test_a_module_that_does_nothing_is_returned(tmp_path: Path, problem: Path) -> None:
+    path = tmp_path / "identity.py"
+    path.write_text(PROBLEM.replace("return torch.relu(x * self.scale) + 1", "return x"))
+    assert run("optimize", path, *QUICK, "--seconds", 10, "--out", tmp_path / "out") == 0
+
+
+def test_an_interruption_while_the_command_line_starts_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(arguments: list[str] | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("qimeng.cli.app", interrupted)
+    assert run("devices") == 130
+    assert capsys.readouterr().err == "qimeng: interrupted\n"
+
+    def broken(arguments: list[str] | None) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            raise AttributeError("module has no attribute") from None
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("qimeng.cli.app", broken)
+    assert run("devices") == 130
+    assert capsys.readouterr().err == "qimeng: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_the_version_and_plugins_come_before_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out == f"qimeng {qimeng.__version__}\n"
@@ -289,7 +350,7 @@ def test_tables_are_written_into_documents(tmp_path: Path, capsys: pytest.Captur
         ),
         (("optimize", "x.py", "--coder", "monkey"), "unknown coder 'monkey'"),
         (("optimize", "x.py", "--device", "abacus"), "unknown device 'abacus'"),
-        (("show", "/no/such/folder"), "holds no result"),
+        (("show", "/no/such/folder"), "there is no folder /no/such/folder"),
         (("optimize", "x.py", "--mode", "fast"), "unknown precision mode 'fast'; known: default, highest, high"),
         (("optimize", "x.py", "--dtype", "int8"), "unknown dtype 'int8'"),
         (("optimize", "x.py", "--compile-modes", "faster"), "torch.compile has no mode faster"),

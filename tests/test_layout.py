@@ -39,7 +39,7 @@ LAYERS = (
     {"coder"},
     {"envs"},
     {"planner"},
-    {"api", "arguments", "cli", "bench", "exploits", "integration", "report", "testing"},
+    {"api", "arguments", "cli", "bench", "doctor", "exploits", "integration", "report", "testing"},
 )
 """Imports point upwards in this list only: a part imports its own layer and those above it."""
 

@@ -151,6 +151,28 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         Store(other)
 
 
+def test_a_store_that_cannot_be_written_ends_the_run_or_is_left_behind(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.sqlite")
+    store.put_spec("a", "first")
+    store._db.execute("PRAGMA query_only = 1")  # as on a full disk, every write fails
+    with pytest.raises(StoreError, match="cannot be written .*make room or choose another place, then run the same"):
+        store.put_spec("b", "second")
+    store.goes_on = True
+    store.put_spec("b", "second")
+    store.put_evaluation(HERE, "p", RIGHT)
+    assert store.counts()["specs"] == 1 and "cannot be written" in store.lost
+
+
+def test_a_full_disk_does_not_end_a_search(graph: OpGraph) -> None:
+    store = Store()
+    store._db.execute("PRAGMA query_only = 1")
+    store.goes_on = True
+    task = fake_task(graph)
+    task = replace(task, evaluator=CachingEvaluator(task.evaluator, store, task.conditions))
+    result = optimize(task, BeamSearch(RandomPlanner()), Budget(evaluations=4), store)
+    assert result.evaluation.ok and any("not all that was tried is stored" in note for note in result.notes)
+
+
 def test_two_openings_see_each_other(tmp_path: Path) -> None:
     one, two = Store(tmp_path / "s.sqlite"), Store(tmp_path / "s.sqlite")
     one.put_evaluation(HERE, "p1", RIGHT)

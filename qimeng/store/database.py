@@ -72,7 +72,9 @@ def open_database(path: str) -> sqlite3.Connection:
         if version in OLD:
             _rename(db, path)
     except sqlite3.DatabaseError as error:
-        raise StoreError(f"{path} cannot be opened as a store: {error}") from None
+        raise StoreError(
+            f"{path} cannot be opened as a store: {error}. Move it away, or choose another file (--store)"
+        ) from None
     return db
 
 

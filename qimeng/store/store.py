@@ -15,6 +15,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,19 @@ class Store:
     gives them. Rows whose program cannot be made again stay as they are, and a warning says how many those are; see
     `name_anew`.
 
+    Attributes:
+        goes_on: whether rows that cannot be written (the disk is full, say) are left out. False raises instead.
+        lost: why rows were left out; empty where none was.
+
     Raises:
-        StoreError: the file is no store, or was written by a newer version of the library.
+        StoreError: the file is no store, or was written by a newer version of the library. Writing raises it where the
+            file cannot be written.
     """
 
+    goes_on = False
+
     def __init__(self, path: str | Path = ":memory:"):
-        self.path = str(path)
+        self.path, self.lost = str(path), ""
         self._pid = -1
         self._connection: sqlite3.Connection | None = None
         self._db  # noqa: B018  opens the file, so that a bad one is refused here
@@ -117,7 +125,7 @@ class Store:
         if not evaluation.lasting:
             purpose = ACCIDENT
         digest = evaluation_key(conditions, subject, purpose)
-        with self._db:
+        with self._writing():
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute(
                 "INSERT OR IGNORE INTO conditions VALUES (?, ?)",
@@ -168,15 +176,29 @@ class Store:
         if not only:
             return 0
         plan = planned(self._db, only, start)
-        with self._db:
+        with self._writing():
             self._db.execute("BEGIN IMMEDIATE")
             plan.apply(self._db)
             self._db.executemany("DELETE FROM unnamed WHERE conditions = ?", [(digest,) for digest in only])
         return len(plan.statements)
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A transaction, all or nothing."""
+        try:
+            with self._db:
+                yield
+        except sqlite3.DatabaseError as error:  # a full disk, a file that was taken away, rights
+            self.lost = f"{self.path} cannot be written ({error})"
+            if not self.goes_on:
+                raise StoreError(
+                    f"{self.lost}: make room or choose another place, then run the same command again; what was stored "
+                    "is used"
+                ) from None
+
     def _insert(self, table: str, row: tuple[Any, ...]) -> None:
         marks = ", ".join("?" * len(row))
-        with self._db:
+        with self._writing():
             self._db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)
 
     # ---- reading
@@ -263,7 +285,7 @@ class Store:
         Raises:
             StoreError: `other` was written by another version of the library.
         """
-        with self._db:
+        with self._writing():
             self._db.execute("BEGIN IMMEDIATE")
             for table in (*TABLES, "unnamed"):
                 rows = other._db.execute(f"SELECT * FROM {table}")  # read as they are written: sources are many

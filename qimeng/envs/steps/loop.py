@@ -73,6 +73,7 @@ def optimize(
         stopped = search.run(session)
     except KeyboardInterrupt:
         stopped = "interrupted"
+        session.tell("interrupted", "interrupted: the best program is verified; Ctrl-C again keeps it UNCHECKED")
     except Exception as error:  # a planner or search of the user's own may raise anything
         if not _is_planners(error):
             raise
@@ -195,6 +196,7 @@ def _result(
     notes = [
         *notes,
         *ledger.faults.values(),
+        *([f"not all that was tried is stored: {session.store.lost}"] if session.store and session.store.lost else []),
         *(memory.remarks() if (memory := task.context.coder.memory) is not None else ()),
     ]
     result = Result(

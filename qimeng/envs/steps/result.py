@@ -209,6 +209,14 @@ class Result:
             QimengError: the folder holds no result.
         """
         path = Path(folder)
+        if not path.is_dir():
+            raise QimengError(f"there is no folder {path}")
+        if not (path / "result.json").exists():
+            began = (path / "store.sqlite").exists()
+            raise QimengError(
+                f"{path} holds no result"
+                + (": it is unfinished; run the same command again, which goes on where it ended" if began else "")
+            )
         try:
             data = json.loads((path / "result.json").read_text())
             rows = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]

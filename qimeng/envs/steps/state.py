@@ -41,7 +41,8 @@ class Progress:
     """Progress report for `on_step`.
 
     Attributes:
-        phase: ``"start"``, ``"try"`` (before an evaluation), ``"done"`` (after a step), ``"final"`` or ``"end"``.
+        phase: ``"start"``, ``"try"`` (before an evaluation), ``"done"`` (after a step), ``"interrupted"``,
+            ``"final"`` or ``"end"``.
         text: what is tried, or what came of it.
         best_ms: device milliseconds of the best program so far.
         eager_ms: device milliseconds of PyTorch eager.

@@ -1,27 +1,35 @@
 """What works on this machine.
 
-Deals in versions, in the layers of the sandbox, and in one small kernel that is compiled, interpreted and, with a GPU,
-run, without a sandbox and in a full one. Knows nothing about programs or benchmarks.
+Deals in versions, folders, the planner's weights, the layers of the sandbox, and in one small kernel that is compiled
+and, with a GPU, run, without a sandbox and in a full one. Knows nothing about programs or benchmarks.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from qimeng.backend.registry import backend_named
 from qimeng.device import DEVICES, current_device, driver_version
+from qimeng.doctor.check import Check
+from qimeng.doctor.conformance import conformance
 from qimeng.envs.sandbox import Sandbox
+from qimeng.errors import QimengError
+from qimeng.planner.lm.disk_cache import cache_folder
 
 PACKAGES = (
     "torch triton numpy networkx gymnasium stable-baselines3 sb3-contrib transformers peft safetensors typer rich"
 ).split()
+
+SPACE = 1 << 30
+"""Bytes that a folder should have left."""
 
 KERNEL = """
 import torch
@@ -77,26 +85,12 @@ def compile_for(*archs):
 """
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the report.
-
-    Attributes:
-        name: what was checked.
-        works: True or False; None where it does not apply to this machine.
-        details: version, device, or the reason.
-    """
-
-    name: str
-    works: bool | None
-    details: str
-
-
 def checks() -> tuple[Check, ...]:
     """Every check, in the order a reader wants them."""
     here = current_device()
     found = [Check("Python", sys.version_info >= (3, 11), f"{platform.python_version()} on {platform.platform()}")]
     found += [_package(name) for name in PACKAGES]
+    found += [_folder("temporary files", Path(tempfile.gettempdir())), _folder("cache", cache_folder()), _planner()]
     if here is None:
         found.append(Check("GPU", None, "none: times are estimated and labelled so"))
     else:
@@ -105,9 +99,9 @@ def checks() -> tuple[Check, ...]:
     archs = sorted({str(device.arch) for device in DEVICES.values() if device.kind == "cuda"}, key=int)
     found.append(_kernel(f"compile for sm_{', sm_'.join(archs)}", f"compile_for({', '.join(archs)})"))
     found.append(_cuda(f"CUDA C++ for sm_{', sm_'.join(archs)}", f"compile_for({', '.join(archs)})"))
-    found.append(_kernel("Triton's interpreter", "run('cpu')", TRITON_INTERPRET="1"))
+    found.append(_compiled_once(archs[0]))
+    found += conformance("cpu" if here is None else "cuda")
     if here is not None:
-        found.append(_kernel("a kernel on the GPU", "run('cuda')"))
         found.append(_cuda("a kernel in CUDA C++ on the GPU", "run('cuda')"))
     found += _sandbox()
     found.append(_kernel("compile in a full sandbox", f"compile_for({archs[0]})", sandbox="full"))
@@ -121,6 +115,47 @@ def _package(name: str) -> Check:
         return Check(name, True, version(name))
     except PackageNotFoundError:
         return Check(name, False, "not installed")
+
+
+def _folder(name: str, path: Path) -> Check:
+    """Whether files can be written there, and the space that is left."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path) as file:
+            file.write(b"x")
+            file.flush()
+        free = shutil.disk_usage(path).free
+    except OSError as error:
+        return Check(f"folder for {name}", False, f"{path}: {error}; set TMPDIR or QIMENG_CACHE to another")
+    return Check(f"folder for {name}", free >= SPACE, f"{path}: {free / (1 << 30):.1f} GiB free")
+
+
+def _planner() -> Check:
+    """Whether the weights that come with the package can be read."""
+    from qimeng.planner import make_planner
+
+    try:
+        make_planner("lm")
+    except (QimengError, OSError, ValueError) as error:
+        return Check("weights of the planner", False, f"{error}; install the package again")
+    return Check("weights of the planner", True, "read")
+
+
+def _compiled_once(arch: str) -> Check:
+    """Whether a second process finds what a first one compiled: Triton's key must be the same in both."""
+    name = "Triton's cache"
+    with tempfile.TemporaryDirectory() as folder:
+        counts = []
+        for _ in range(2):
+            made = _kernel(name, f"compile_for({arch})", TRITON_CACHE_DIR=folder)
+            if not made.works:
+                return made
+            counts.append(len(os.listdir(folder)))
+    if not counts[0]:
+        return Check(name, False, "nothing is kept, so that every process compiles all kernels again")
+    return Check(
+        name, counts[0] == counts[1], "kept for other processes" if counts[0] == counts[1] else "not found again"
+    )
 
 
 def _sandbox() -> list[Check]:
@@ -167,4 +202,4 @@ def _kernel_in(folder: str, name: str, call: str, sandbox: str, text: str, varia
     return Check(name, done.returncode == 0, "" if done.returncode == 0 else (lines[-1] if lines else "no message"))
 
 
-__all__ = ["Check", "checks"]
+__all__ = ["checks"]
