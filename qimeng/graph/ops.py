@@ -200,7 +200,7 @@ def longest_reduction(graph: OpGraph) -> int:
             rows = min((m.numel for m in node.metas if m is not None and m.numel), default=1)
             largest = max(metas, key=lambda m: m.numel)
             if rows == largest.numel:  # softmax, scans: as many results as terms, each a reduction over a dimension
-                longest = max(longest, *largest.shape)
+                longest = max((longest, *largest.shape))
             longest = max(longest, largest.numel // max(rows, 1))
     return longest
 

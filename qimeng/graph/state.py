@@ -21,6 +21,12 @@ def settled_nodes(graph: OpGraph) -> frozenset[str]:
     return _of_state(graph) if graph.settles else frozenset()
 
 
+def updated_tables(graph: OpGraph) -> tuple[str, ...]:
+    """Names of the buffers outside the state_dict that a call updates."""
+    tables = {n.target for n in graph.nodes.values() if n.kind == "buffer" and n.literal is not None}
+    return tuple(key for key, _ in graph.mutations if key in tables)
+
+
 def is_state(graph: OpGraph, value: Value) -> bool:
     """Whether `value` is a parameter, a buffer that no call updates, or computed from such values alone."""
     node = graph.nodes[value.node]
@@ -46,4 +52,4 @@ def _of_state(graph: OpGraph) -> frozenset[str]:
     return _found[graph]
 
 
-__all__ = ["is_state", "settled_nodes"]
+__all__ = ["is_state", "settled_nodes", "updated_tables"]

@@ -22,6 +22,7 @@ from qimeng.errors import SpecError
 from qimeng.spec.call import Call, arranged, with_keywords
 from qimeng.spec.distributions import EXAMPLES, redistribute
 from qimeng.spec.fake import fake_tensors
+from qimeng.spec.kept import make_state
 from qimeng.spec.leaf import DOMAINS, Leaf, domain_of
 from qimeng.spec.origin import ExampleOrigin, FunctionModule, Origin, SourceOrigin, cast, examples, in_mode, made_from
 from qimeng.spec.together import TOGETHER, redistribute_together
@@ -68,6 +69,8 @@ class KernelSpec:
         seed: seed of the weights.
         declared: domain of each flattened input, where the user says so; empty where they are inferred.
         tolerances: how far a result may be off.
+        updated: names of buffers outside the state_dict that forward updates: where results are held against the
+            module's, they are state like any other.
         accepts_any: whether the module is known to accept any values of its inputs' domains, so that none are tried
             beforehand on the CPU.
     """
@@ -81,6 +84,7 @@ class KernelSpec:
     declared: tuple[str, ...] = ()
     tolerances: Tolerances = Tolerances()
     accepts_any: bool = False
+    updated: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -271,6 +275,7 @@ class KernelSpec:
         """
         module = self.origin.module(self.seed, device)
         module.requires_grad_(False)
+        make_state(module, self.updated)
         target, native = DTYPES[self.dtype], self.origin.native
         if target is not native:
             cast(module, target, only=native)

@@ -65,6 +65,7 @@ class _Overflows(DispatchMode):
 
 def _all_finite(tree: Any) -> bool:
     tensors = [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor) and accuracy.is_float(x)]
+    tensors = [x._values() if x.is_sparse else x for x in tensors]
     return all(bool((x if x.dtype.itemsize > 1 else x.float()).isfinite().all()) for x in tensors)  # float8 has no test
 
 

@@ -26,6 +26,7 @@ from qimeng.envs.workers.worker_setup import Draw
 from qimeng.graph.region import Region
 from qimeng.program.program import Program, load_source, torch_implementation
 from qimeng.spec import EXAMPLES
+from qimeng.spec.kept import take_state
 from qimeng.spec.seeding import seed_generators
 
 
@@ -128,7 +129,7 @@ class RegionReference:
             with torch.device(references.device):
                 model = module.Model()
             model.to(references.device)
-            model.load_state_dict({key: state[key] for key in model.state_dict()})
+            take_state(model, state)
             seed_generators(self.draw.seed)
             inputs = references.inputs(self.draw, near)
             arguments = inputs_of_region(module, model, inputs, self.entries, self.number)

@@ -25,6 +25,7 @@ from qimeng.graph.region import Region
 from qimeng.program.program import Program, load_source, torch_implementation
 from qimeng.program.settled import Settled
 from qimeng.spec import EXAMPLES, KernelSpec
+from qimeng.spec.kept import take_state
 from qimeng.spec.origin import ExampleOrigin
 from qimeng.spec.seeding import seed_generators
 from qimeng.spec.ties import same_as, tied
@@ -175,7 +176,7 @@ def _captured(
         with torch.device(device):
             model = source.Model()
         model.to(device)
-        model.load_state_dict({key: state[key] for key in model.state_dict()})
+        take_state(model, state)
         seed_generators(spec.seed)
         number = [r.id for r in plain.called].index(region.id)
         return inputs_of_region(source, model, spec.inputs(0, device, EXAMPLES), entries, number)

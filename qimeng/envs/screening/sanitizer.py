@@ -220,6 +220,7 @@ def main(folder: str, device: str) -> None:
     from qimeng.envs.workers.modes import set_mode
     from qimeng.envs.workers.worker_setup import Parameters
     from qimeng.spec import KernelSpec
+    from qimeng.spec.kept import take_state
 
     spec = KernelSpec.from_bytes(Path(folder, "spec.bin").read_bytes())
     set_mode(spec.mode)
@@ -228,7 +229,7 @@ def main(folder: str, device: str) -> None:
     with torch.no_grad(), torch.device(place):
         model = load_kernels(Path(folder, "program.py").read_text(), folder).Model()
     model.to(place)
-    model.load_state_dict({key: state[key] for key in model.state_dict()})
+    take_state(model, state)
     with torch.no_grad():
         model(*spec.inputs(1, device))
     if place.type == "cuda":

@@ -129,6 +129,7 @@ def make_task(
         CoderError: the coder cannot be used here.
     """
     from qimeng.graph.capture import CaptureError
+    from qimeng.graph.state import updated_tables
     from qimeng.program.opaque import opaque_program
     from qimeng.program.program import Program
     from qimeng.program.verify import capture_spec
@@ -142,6 +143,9 @@ def make_task(
         start = Program.start(capture_spec(spec, device="cuda" if row.measured else "cpu"))
     except CaptureError as error:
         reason = f"left on PyTorch as it is: {error}"
+    reference = partial(spec.module, "cuda" if row.measured else "cpu")
+    if tables := updated_tables(start.graph):
+        spec = spec.with_(updated=tables)
     context = Context(row, make_coder(coder), spec.mode)
     judge = evaluator or make_evaluator(spec, start, context)
     if by_region is None:
@@ -155,7 +159,6 @@ def make_task(
             context.coder.memory.use_store(store, spec.digest)
         store.put_spec(spec.digest, spec.name)
         judge = CachingEvaluator(judge, store, conditions)
-    reference = partial(spec.module, "cuda" if row.measured else "cpu")
     return Task(start, context, judge, conditions, spec.name, reason, reference, whole, by_region=by_region)
 
 

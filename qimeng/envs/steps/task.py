@@ -113,7 +113,8 @@ class Task:
         except QimengError:
             raise
         except Exception as error:  # noqa: BLE001  (another package's engine may raise anything)
-            text = f"the evaluator {self.evaluator.name} raised {type(error).__name__}: {error} ({_place(error)})"
+            what = (str(error).splitlines() or [""])[0]
+            text = f"the evaluator {self.evaluator.name} raised {type(error).__name__}: {what} ({_place(error)})"
             return Evaluation(Gate.PROGRAM, text, "judge")
 
 

@@ -23,6 +23,7 @@ from qimeng.envs.workers.tamper_check import Seal, shadowed, unlike
 from qimeng.envs.workers.worker_inputs import with_fences
 from qimeng.envs.workers.worker_setup import Draw, Parameters
 from qimeng.spec import KernelSpec
+from qimeng.spec.kept import take_state
 
 
 class LoadedProgram:
@@ -70,7 +71,7 @@ class LoadedProgram:
         self.model.to(self.device)
         for held in (*self.model.parameters(), *self.model.buffers()):
             held.data = fenced(held.data)
-        self.model.load_state_dict({key: state[key] for key in self.model.state_dict()})
+        take_state(self.model, state)
 
     def _find_compiled(self, digests: Sequence[str]) -> None:
         if self.compiled:
@@ -90,7 +91,7 @@ class LoadedProgram:
     def _set_parameters(self, seed: int | None) -> Mapping[str, torch.Tensor]:
         state = self.parameters.set(seed)
         if self.model is not self.parameters.module:
-            self.model.load_state_dict({key: state[key] for key in self.model.state_dict()})
+            take_state(self.model, state)
         return state
 
     def _prepared(self) -> Sequence[Any]:

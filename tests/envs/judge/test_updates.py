@@ -10,6 +10,7 @@ from torch import nn
 
 from qimeng.envs.estimate.interpret import Interpreter
 from qimeng.envs.judge.reference import References
+from qimeng.graph.state import updated_tables
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
@@ -58,3 +59,38 @@ def test_running_statistics_of_nested_parts_are_outputs(name: str):
     checked = interpreter.check(Program.start(capture_spec(spec)))
     assert checked.verdict is not None and checked.verdict.ok, checked.verdict
     assert set(interpreter._reduced.references.mutated) == updated
+
+
+class Moving(nn.Module):
+    """Adds what it kept of the input before, in a buffer outside the state_dict."""
+
+    def __init__(self, kept: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.register_buffer("kept", torch.zeros(7), persistent=False)
+        self.what = kept
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2 + self.inner.kept
+        self.inner.kept.copy_(self.what(x))
+        return y
+
+
+def test_updates_outside_the_state_dict_are_judged_too():
+    right, wrong = (Moving(f) for f in (lambda x: x.mean(0), lambda x: x.amax(0)))
+    inputs = (torch.randn(5, 7),)
+    spec = KernelSpec.from_module(right, inputs)
+    graph = capture_spec(spec)
+    assert updated_tables(graph) == ("inner.kept",) and not spec.module().state_dict()
+    interpreter = Interpreter(spec.with_(updated=updated_tables(graph)))
+    verdict = interpreter.check(Program.start(graph)).verdict
+    assert verdict is not None and verdict.ok, verdict
+    assert interpreter._reduced.references.mutated == ("inner.kept",)
+    other = interpreter.check(Program.start(capture_spec(KernelSpec.from_module(wrong, inputs)))).verdict
+    assert other is not None and not other.ok, other
+
+
+def test_a_result_of_no_dimensions_is_judged():
+    spec = KernelSpec.from_function(lambda x: (x.softmax(0), x.cumsum(0)), (torch.tensor(2.5),))
+    verdict = Interpreter(spec).check(Program.start(capture_spec(spec))).verdict
+    assert verdict is not None and verdict.ok, verdict
