@@ -180,7 +180,7 @@ def _peak(s: Sizes, plan: Plan) -> int:
     eager = s.inputs + s.outputs + s.temporaries
     making = {
         "device": s.double(2),
-        "slices": eager + s.outputs + s.double(2) * slice_rows(s) // s.rows + (8 // s.itemsize) * s.state,
+        "slices": eager + s.outputs + s.double(2) * slice_rows(s) // max(s.rows, 1) + (8 // s.itemsize) * s.state,
         "steps": s.double(1) + s.outputs,
         "host": eager + s.outputs,
         "none": eager + s.outputs,

@@ -129,7 +129,7 @@ def node_ms(graph: OpGraph, node: Node, device: Device, mode: str = "default") -
     share = _SHARES.get(node.packet, 1.0)
     if node.packet in _BLOCK_SHARES and operands:
         rows = graph.meta(operands[0]).numel / max(_row(graph, node), 1)
-        share = min(share, rows * _BLOCK_SHARES[node.packet])
+        share = min(share, max(rows, 1) * _BLOCK_SHARES[node.packet])
     return _steps_ms(graph, node) + LAUNCH_MS + memory / share
 
 

@@ -161,6 +161,9 @@ class ExactReference(EagerReference):
             exact = [x.clone() if aliases(x, inputs) else x for x in _outputs(module, inputs, draws, self._jumps)]
             if any(x.is_floating_point() and x.dtype is not torch.float64 for x in exact):
                 raise TypeError("the result is not float64")
+            shapes = [leaf.shape for leaf in self.facts.leaves if leaf.is_tensor]
+            if [tuple(x.shape) for x in exact] != shapes:  # bits seen as another dtype
+                raise TypeError("the result has another shape in float64")
             if self.plan.way != "device":  # rounded already: half an ulp more in what one ulp changes
                 for number, leaf in enumerate(leaf for leaf in self.facts.leaves if leaf.is_tensor):
                     exact[number] = exact[number].to(getattr(torch, leaf.dtype))

@@ -72,7 +72,7 @@ def reduction(edit: Edit, node: Node) -> Reduction:
     if edit.meta(Value(node.name)).dtype != meta.dtype or "float" not in meta.dtype:
         raise NoRewrite("")
     rank = len(meta.shape)
-    chosen = tuple(sorted(d % rank for d in dims)) if dims else tuple(range(rank))
+    chosen = tuple(sorted(d % rank for d in dims)) if dims and rank else tuple(range(rank))
     found = Reduction(node, x, meta.shape, chosen, node.packet == "aten.mean")
     if found.count < 2:
         raise NoRewrite("")

@@ -95,7 +95,8 @@ class Single(Rule):
         """Legal where every reduced dimension has one element; the dtype stays."""
         x, dims = node.args[0], node.args[1] if len(node.args) > 1 else None
         meta = edit.meta(x)
-        chosen = range(len(meta.shape)) if not dims else [d % len(meta.shape) for d in dims]
+        rank = len(meta.shape)
+        chosen = [d % rank for d in dims] if dims and rank else range(rank)
         result = Value(node.name)
         if any(meta.shape[d] != 1 for d in chosen) or edit.meta(result).dtype != meta.dtype or not meta.shape:
             raise NoRewrite("")
