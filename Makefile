@@ -3,7 +3,7 @@
 # make lint   format, lint and types
 # make check  lint and the fast tests: what a commit must pass
 # make ci     lint and all tests: what continuous integration runs
-# make docs   the reference of every module, from its docstrings, in runs/docs
+# make docs   the documentation as a site, in runs/site
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -46,8 +46,7 @@ format: setup
 	$(BIN)/ruff format
 
 docs: setup
-	$(PIP) --editable '.[docs]' $(PINS)
-	$(BIN)/pdoc --docformat google --output-directory runs/docs qimeng
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean:
 	rm -rf $(VENV) dist build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,6 +3,8 @@
 Deals in arguments, printing and exit codes. Knows nothing about how anything is optimized. Heavy modules are imported
 inside the commands, so that ``--help`` answers at once.
 
+An error ends with its code in brackets, which ``docs/troubleshooting.md`` explains.
+
 Exit codes: 0 done; 1 `doctor` found something broken or a wrong verdict; 2 an error of the library, the arguments or a
 file, printed on one line; 130 interrupted (`optimize`: before there was a program to keep).
 """
@@ -343,7 +345,8 @@ def main(arguments: list[str] | None = None) -> None:
             raise SystemExit(INTERRUPTED) from None
         if not isinstance(error, QimengError | OSError):
             raise
-        print(f"qimeng: {error}", file=sys.stderr)
+        code = error.code if isinstance(error, QimengError) else "file"
+        print(f"qimeng: {error} [{code}]", file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as ended:
         if ended.code == INTERRUPTED:

@@ -22,15 +22,26 @@ import traceback
 
 
 class QimengError(Exception):
-    """Base of all errors raised by qimeng."""
+    """Base of all errors raised by qimeng.
+
+    Attributes:
+        code: names the kind of error; it stays the same from version to version. ``docs/troubleshooting.md`` has a
+            section on each.
+    """
+
+    code = "error"
 
 
 class SpecError(QimengError):
     """The computation cannot be optimized as given; the message says what to change."""
 
+    code = "spec"
+
 
 class IllegalAction(QimengError):
     """The action does not apply to this program on this device; the message carries the numbers."""
+
+    code = "action"
 
 
 class KindFault(IllegalAction):
@@ -39,6 +50,8 @@ class KindFault(IllegalAction):
     Attributes:
         kind: its name.
     """
+
+    code = "kind"
 
     def __init__(self, kind: str, message: str):
         super().__init__(message)
@@ -52,6 +65,8 @@ class FamilyFault(IllegalAction):
         family: its name.
     """
 
+    code = "family"
+
     def __init__(self, family: str, message: str):
         super().__init__(message)
         self.family = family
@@ -59,6 +74,8 @@ class FamilyFault(IllegalAction):
 
 class PlannerFault(QimengError):
     """A planner or search fails by itself: it raises, or chooses what is no action."""
+
+    code = "planner"
 
 
 class CoderError(QimengError):
@@ -68,31 +85,45 @@ class CoderError(QimengError):
         failure: class of the failure in an `Evaluation` (`qimeng.interfaces.LASTING` says which ones are final).
     """
 
+    code = "coder"
+
     failure = "coder"
 
 
 class RequestError(QimengError):
     """A request for an evaluation cannot be read, is another evaluator's, or was not answered."""
 
+    code = "request"
+
 
 class BackendError(QimengError):
     """A language for kernels that is unknown, or whose backend, often another package's, fails by itself."""
+
+    code = "backend"
 
 
 class ReplayError(QimengError):
     """A recipe does not fit the program it is replayed on."""
 
+    code = "replay"
+
 
 class StoreError(QimengError):
     """A store cannot be opened, read or merged."""
+
+    code = "store"
 
 
 class DeviceError(QimengError):
     """An unknown device name, or no usable device."""
 
+    code = "device"
+
 
 class WeightsError(QimengError):
     """A planner's weights are missing, damaged, or do not fit its tokenizer or this version."""
+
+    code = "weights"
 
 
 def in_words(error: BaseException, limit: int = 1500) -> str:

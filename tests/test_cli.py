@@ -185,7 +185,7 @@ def test_budgets_are_not_negative(problem: Path, option: str, capsys: pytest.Cap
 
 def test_what_is_no_finished_result_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", tmp_path / "none") == 2
-    assert capsys.readouterr().err == f"qimeng: there is no folder {tmp_path / 'none'}\n"
+    assert capsys.readouterr().err == f"qimeng: there is no folder {tmp_path / 'none'} [error]\n"
     (tmp_path / "store.sqlite").write_bytes(b"")
     assert run("show", tmp_path) == 2
     assert "it is unfinished; run the same command again" in capsys.readouterr().err
@@ -278,7 +278,7 @@ def test_devices_are_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_doctor_finds_this_machine_healthy(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("doctor", "--json") == 0
     found = {c["name"]: c for c in json.loads(capsys.readouterr().out)}
-    assert found["Triton's interpreter"]["works"] is True
+    assert found["Triton's cache"]["works"] is True
     assert any(name.startswith("compile for sm_80") and c["works"] for name, c in found.items())
     assert {name for name in found if name.startswith("sandbox: ")} == {f"sandbox: {name}" for name in LAYERS}
     assert found["compile in a full sandbox"]["works"] is True

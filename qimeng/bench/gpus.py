@@ -18,6 +18,8 @@ OVERLAP = 1.5
 class GpuError(QimengError):
     """More GPUs are asked for than there are."""
 
+    code = "gpus"
+
 
 def visible_gpus() -> tuple[str, ...]:
     """What CUDA_VISIBLE_DEVICES calls the GPUs that this process may use; none without a GPU."""

@@ -14,6 +14,8 @@ from qimeng.errors import QimengError
 class SuiteError(QimengError):
     """A suite that cannot be read, or a selection that names none of its problems."""
 
+    code = "suite"
+
 
 def natural(id: str) -> tuple[tuple[int, str], ...]:
     """Sort key by which ``level1/2`` comes before ``level1/10``.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class RowError(QimengError):
     """A file of rows that cannot be read."""
 
+    code = "rows"
+
 
 @dataclass(frozen=True)
 class Settings:

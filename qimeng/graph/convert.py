@@ -33,6 +33,8 @@ class CaptureError(SpecError):
         by_values: whether Python code there depends on the values of a tensor.
     """
 
+    code = "capture"
+
     where = ""
     by_values = False
 

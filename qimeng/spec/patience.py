@@ -34,6 +34,8 @@ AGAIN_S = 2.0
 class TooLong(SpecError):
     """A call did not return in time."""
 
+    code = "slow"
+
 
 class _Stop(BaseException):
     """Raised in the waiting thread. Not an `Exception`, so that the called code does not catch it by accident."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import pkgutil
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
 
-from qimeng.actions import unregister
+import qimeng
+from qimeng.actions import kinds, unregister
+from qimeng.errors import QimengError
 from qimeng.family import unregister_family
+from qimeng.interfaces import LASTING
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
@@ -59,11 +66,11 @@ def test_every_block_of_extending_runs(section: str) -> None:
 def test_the_block_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = blocks(ROOT / "README.md", "python", "In Python")
     monkeypatch.chdir(tmp_path)
-    for large, small in (("4096", "128"), ("1024", "64"), ("seconds=60", "seconds=15")):
-        assert large in block
-        block = block.replace(large, small)
-    exec(compile(block, "README.md", "exec"), {"__name__": "document"})
-    assert (tmp_path / "runs" / "gate" / "program.py").exists()
+    names: dict[str, Any] = {"__name__": "document"}
+    assert "seconds=30" in block
+    exec(compile(block.replace("seconds=30", "seconds=15"), "README.md", "exec"), names)
+    assert (tmp_path / "runs" / "layer" / "program.py").exists()
+    assert names["result"].verification == "right, in a fresh process"
 
 
 def test_an_installed_package_adds_its_kind(tmp_path: Path) -> None:
@@ -138,3 +145,53 @@ def _exists(name: str) -> bool:
             found = getattr(found, attribute)
         return True
     return False
+
+
+def test_every_code_of_an_error_is_explained() -> None:
+    for _, name, _ in pkgutil.walk_packages(qimeng.__path__, "qimeng."):
+        if ".exploits." not in name and ".lm.shipped" not in name:
+            importlib.import_module(name)
+    found, open_ = {}, [QimengError]
+    while open_:
+        cls = open_.pop()
+        open_ += cls.__subclasses__()
+        if cls.__module__.startswith("qimeng."):
+            assert "code" in vars(cls) or QimengError not in cls.__bases__, f"{cls.__name__} needs a code of its own"
+            if "code" in vars(cls):
+                assert found.setdefault(cls.code, cls) is cls, f"two errors have the code {cls.code}"
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    explained = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^### (.*)$", text, re.MULTILINE)))
+    assert sorted(explained) == sorted({*found, "file"})
+
+
+def test_the_glossary_has_every_row_of_a_report() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    source = (ROOT / "qimeng" / "envs" / "steps" / "result.py").read_text()
+    labels = re.findall(r'found.append\(\(f?"([^"{,]+)', source)
+    assert len(labels) > 8
+    assert [label for label in labels if label.strip() not in text.replace("error, maximum and rms", "error")] == []
+    assert [name for name in LASTING if f"`{name}`" not in text] == []
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    for page in ("index", "tutorial", "commands", "gallery", "api", "results", *(f"actions/{k}" for k in kinds())):
+        assert (tmp_path / f"{page}.html").stat().st_size > 5000, page
+    api = (tmp_path / "api.html").read_text()
+    named = [n for n in qimeng.__all__ if callable(getattr(qimeng, n))]
+    assert [n for n in named if f">{n}<" not in api and f".{n}<" not in api and f'.{n}"' not in api] == []
+
+
+@pytest.mark.slow
+def test_the_blocks_of_the_tutorial_run() -> None:
+    names: dict[str, object] = {"__name__": "document"}
+    for number, block in enumerate(blocks(ROOT / "docs" / "tutorial.md", "python")):
+        block = block.replace("seconds=30", "seconds=12, compile_modes=()").replace(
+            "seconds=60", "seconds=14, cache=False"
+        )
+        exec(compile(block, f"tutorial.md [{number}]", "exec", dont_inherit=True), names)

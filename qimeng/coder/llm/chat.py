@@ -62,6 +62,8 @@ class ChatError(CoderError):
         failure: ``"model-"`` and the kind; no such class is one of `qimeng.interfaces.LASTING`.
     """
 
+    code = "model"
+
     def __init__(self, message: str, kind: str, passing: bool = False):
         super().__init__(message)
         self.kind, self.passing = kind, passing

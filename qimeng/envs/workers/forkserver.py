@@ -55,6 +55,8 @@ class WorkerFailed(QimengError):
             (an exception in it) or ``"protocol"`` (it sent what is no message).
     """
 
+    code = "worker"
+
     def __init__(self, kind: str, message: str):
         super().__init__(message)
         self.kind = kind

@@ -48,6 +48,8 @@ SMALL = (1 << 12, 1 << 15)
 class GenerateError(QimengError):
     """Sizes or families that nothing can be drawn for."""
 
+    code = "generate"
+
 
 @dataclass(frozen=True)
 class Bytes:

@@ -36,6 +36,8 @@ ABOUT = ("name", "source", "dtype", "mode", "family", "seed", "index")
 class TreeError(QimengError):
     """A file that holds no trees, or a store without what a tree needs."""
 
+    code = "trees"
+
 
 @dataclass(frozen=True)
 class Tree:

@@ -35,6 +35,8 @@ NONE = "none"
 class TrainingError(QimengError):
     """Settings, trees or a folder that training cannot go on with; the message says what to change."""
 
+    code = "training"
+
 
 @dataclass(frozen=True)
 class TrainConfig:
