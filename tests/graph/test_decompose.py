@@ -83,3 +83,11 @@ def test_tensors_made_from_numbers_have_the_values_of_their_dtype(dtype: torch.d
     model = Program.start(capture_spec(KernelSpec.of(module, (x,)))).load().Model()
     for found, expected in zip(model(x), module(x), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0 if dtype is not torch.float32 else 1e-6)
+
+
+def test_a_margin_loss_of_rows_without_targets_is_0() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.multilabel_margin_loss(x, torch.full((3, 4), -1), reduction="none") * 2
+
+    model = Program.start(capture_spec(KernelSpec.of(loss, (torch.rand(3, 4),)))).load().Model()
+    assert model(torch.randn(3, 4)).tolist() == [0.0, 0.0, 0.0]
