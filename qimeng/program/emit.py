@@ -323,14 +323,19 @@ def _last_uses(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -
 
 
 def _lazily_read(graph: OpGraph, parts: Sequence[tuple[Region, Implementation]]) -> list[list[Value]]:
-    """For each region the values that a kernel reads first there and that may be views with the sign held back."""
+    """For each region the values that are read from memory first there and that may be views with the sign held back.
+
+    Kernels read from memory, and `view_as_real`, which takes no conjugated view.
+    """
     lazy = {
-        Value(n.name) for n in graph.nodes.values() if n.kind == "input" and "float" in graph.meta(Value(n.name)).dtype
+        Value(n.name)
+        for n in graph.nodes.values()
+        if n.kind == "input" and graph.meta(Value(n.name)).dtype.startswith(("float", "bfloat", "complex"))
     }
     found: list[list[Value]] = []
     for region, impl in parts:
         read = [v for v in region.inputs if v in lazy]
-        found.append(read if impl.generated else [])
+        found.append(read if impl.generated or any(n.packet == "aten.view_as_real" for n in region.ops) else [])
         lazy -= set(found[-1])
         if not impl.generated and (read or any(n.packet in LAZY_VIEWS for n in region.ops)):
             lazy |= set(region.outputs)

@@ -93,7 +93,7 @@ def ways_of(x: torch.Tensor, domain: str) -> tuple[Way, ...]:
     if _has_scales_of_its_own(x):
         return (Spread(), *shuffled)
     if x.is_complex():
-        return (Drawn(Law.of(torch.view_as_real(x)), "phase" if domain == "unit" else ""), *shuffled)
+        return (Drawn(Law.of(torch.view_as_real(x.resolve_conj())), "phase" if domain == "unit" else ""), *shuffled)
     rule = domain if domain in ("probability", "log_probability", "unit", "orthogonal") else ""
     dim = (_unit_dim(x) or -1) if rule == "unit" else -1
     return (Drawn(Law.of(x), rule, dim), *shuffled)

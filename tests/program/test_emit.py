@@ -247,3 +247,12 @@ def test_a_kernel_in_bf16_is_refused_where_the_interpreter_is_wrong(monkeypatch)
             model(x)
         monkeypatch.setattr(InterpreterBuilder, "rounds_to_bfloat16", True, raising=False)  # as the worker's does
         assert torch.equal(model(x), x * 2)
+
+
+def test_a_conjugated_input_is_read_as_real_numbers() -> None:
+    z = torch.randn(4, 6, dtype=torch.complex64).conj()
+    model = Program.start(
+        capture_spec(KernelSpec.from_function(lambda z: (z.real * 2, z.imag + 1, z * 2), (z,)))
+    ).load()
+    for found, expected in zip(model.Model()(z), (z.real * 2, z.imag + 1, z * 2), strict=True):
+        assert torch.equal(found, expected)

@@ -270,7 +270,7 @@ def _real(x: torch.Tensor) -> torch.Tensor:
 
 def _parts_of(x: torch.Tensor) -> torch.Tensor:
     """The real and imaginary parts of a complex tensor, side by side in its last dimension."""
-    return torch.view_as_real(x).flatten(max(x.dim() - 1, 0))
+    return torch.view_as_real(x.resolve_conj()).flatten(max(x.dim() - 1, 0))
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -364,7 +364,7 @@ def not_finite_share(value: torch.Tensor, eager: torch.Tensor) -> float:
 def _all_finite(tensor: torch.Tensor) -> bool:
     """One pass: the extremes of a tensor are NaN where any element is."""
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
+        tensor = torch.view_as_real(tensor.resolve_conj())
     extremes = [x for w in blocks(tensor.shape) for x in torch.aminmax(block(tensor, w))]
     return bool(torch.stack(extremes).isfinite().all())
 
@@ -419,7 +419,7 @@ def _quick_errors(actual: torch.Tensor, expected: torch.Tensor, least: float) ->
 
 def least_of(r: torch.Tensor, dtype: torch.dtype | None = None) -> float:
     """What errors are divided by at least: the smallest normal number of the dtype, or what `OF_ALL` says."""
-    r = torch.view_as_real(r) if r.is_complex() else r
+    r = torch.view_as_real(r.resolve_conj()) if r.is_complex() else r
     kind = torch.finfo(dtype or r.dtype)
     parts = [part for where in blocks(r.shape) for part in torch.atleast_1d(block(r, where)).split(BLOCK, -1)]
     if not parts:

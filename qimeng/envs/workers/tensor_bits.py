@@ -55,7 +55,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
+        tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.view(_INTEGERS[tensor.element_size()])
 
 

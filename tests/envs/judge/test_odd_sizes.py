@@ -1,4 +1,4 @@
-"""Tensors without elements or dimensions, and bits seen as another dtype, are judged like others."""
+"""Tensors without elements or dimensions, conjugated ones, and bits seen as another dtype, are judged like others."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ CASES: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "no columns": (lambda x: (x.sum(-1), x.mean(-1), x.softmax(-1), x.logsumexp(-1), x.t() @ x), torch.rand(4, 0)),
     "no images": (nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)), torch.rand(0, 2, 4, 4)),
     "no dimensions": (lambda x: (x.sum(0), x.mean(-1), x.logsumexp(0), x.softmax(0), x.cumsum(0)), torch.tensor(2.5)),
+    "conjugated": (lambda z: (z.mH, (z * 2).conj(), z.abs()), torch.randn(4, 6, dtype=torch.complex64)),
     "bits": (lambda x: (x * 2).view(torch.int32) + 1, torch.rand(4, 6)),
 }
 
