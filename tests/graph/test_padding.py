@@ -12,6 +12,8 @@ from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+
 AT_END = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
 INSIDE = torch.tensor([[False] * 6, [False, True] * 3])
 ALL = torch.tensor([[False] * 6, [True] * 6])

@@ -6,7 +6,7 @@ Deals in the results of eager and float64 on one trial. Knows nothing about cand
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -65,8 +65,15 @@ class _Overflows(DispatchMode):
 
 def _all_finite(tree: Any) -> bool:
     tensors = [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor) and accuracy.is_float(x)]
-    tensors = [x._values() if x.is_sparse else x for x in tensors]
+    tensors = [part for x in tensors for part in _dense(x)]
     return all(bool((x if x.dtype.itemsize > 1 else x.float()).isfinite().all()) for x in tensors)  # float8 has no test
+
+
+def _dense(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The dense tensors that `x` consists of."""
+    if x.is_nested:
+        return x.unbind()
+    return (x._values(),) if x.is_sparse else (x,)
 
 
 def _is_lost(expected: Expected) -> bool:

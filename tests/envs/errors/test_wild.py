@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from qimeng.envs.errors.accuracy import Error, Expected
@@ -55,3 +56,13 @@ def test_a_masked_column_is_tried_and_sums_that_overflow_are_not():
     for trial in made:
         x, y = refs.inputs(trial.draw)
         assert (x @ y).isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_operators_of_sparse_and_nested_tensors_are_watched() -> None:
+    big = torch.full((3, 4), 3e38)
+    mask = torch.tensor([[True, True, False, False]] * 2)
+    for times, seen in ((1.0, 0.0), (2.0, 1.0)):
+        assert overflowing("huge", lambda t=times: torch.sparse.mm((big * 1).to_sparse() * t, big.t() * 0))[1] == seen
+        nested = torch._nested_tensor_from_mask(big[:2, :, None] / 2, mask)
+        assert overflowing("huge", lambda t=times, x=nested: (x * (2 * t)).to_padded_tensor(0.0))[1] == seen
