@@ -238,6 +238,11 @@ def _load(model: torch.nn.Module, module: torch.nn.Module) -> None:
     try:
         model.load_state_dict(module.state_dict())
     except RuntimeError as error:
+        added = [key for key in module.state_dict() if key not in model.state_dict()]
+        if added:
+            raise CaptureError(
+                f"forward adds {', '.join(added)} to the module's state: call the module once before it is given"
+            ) from error
         raise CaptureError(f"the graph does not take the module's state_dict: {error}") from error
 
 

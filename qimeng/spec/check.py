@@ -6,6 +6,7 @@ Deals in clear refusals. Knows nothing about capture.
 from __future__ import annotations
 
 import contextlib
+import reprlib
 from typing import Any
 
 import torch
@@ -21,19 +22,21 @@ from qimeng.spec.patience import TooLong, patience
 from qimeng.spec.reduce import NEEDS_VALUES
 from qimeng.spec.returned import has_tensors, opened
 
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
 
 def shapes(inputs: Any) -> str:
     """Shapes and dtypes of a pytree of inputs, for messages.
 
-    >>> shapes((torch.zeros(2, 3), 1.5))
-    'float32[2, 3], 1.5'
+    >>> shapes((torch.zeros(2, 3), 1.5, torch.zeros(2).numpy()))
+    'float32[2, 3], 1.5, ndarray'
     """
     parts = []
     for x in _pytree.tree_leaves(inputs):
         if isinstance(x, torch.Tensor):
             parts.append(f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}")
         else:
-            parts.append(repr(x))
+            parts.append(reprlib.repr(x) if isinstance(x, _PLAIN) else type(x).__name__)
     return ", ".join(parts) or "no inputs"
 
 

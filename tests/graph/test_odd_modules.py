@@ -282,6 +282,15 @@ class Steps(torch.nn.Module):
         return x.exp() * self.part.steps
 
 
+class Grows(torch.nn.Module):
+    """Makes a parameter at its first call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "weight"):
+            self.weight = torch.nn.Parameter(torch.ones(6))
+        return x * self.weight + 1
+
+
 class Scripted(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -311,6 +320,7 @@ def slope(x: torch.Tensor) -> torch.Tensor:
     ("make", "words"),
     [
         (Steps, r"forward changes part\.steps, and a graph keeps tensors only; keep it in a buffer"),
+        (Grows, "forward adds weight to the module's state: call the module once"),
         (Scripted, "its part inner is TorchScript: give the Python module"),
         (lambda: seeded, "forward seeds random generators, which a graph cannot"),
         (lambda: slope, "as for gradients inside of forward"),
