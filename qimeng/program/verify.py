@@ -239,9 +239,15 @@ def _load(model: torch.nn.Module, module: torch.nn.Module) -> None:
         model.load_state_dict(module.state_dict())
     except RuntimeError as error:
         added = [key for key in module.state_dict() if key not in model.state_dict()]
-        if added:
+        tensors = dict([*module.named_parameters(), *module.named_buffers()])
+        if added and all(key in tensors for key in added):
             raise CaptureError(
                 f"forward adds {', '.join(added)} to the module's state: call the module once before it is given"
+            ) from error
+        if added:
+            raise CaptureError(
+                f"its state_dict holds more than parameters and buffers ({', '.join(added)}): keep that out of the "
+                "state_dict (get_extra_state, hooks), or optimize the part without it"
             ) from error
         raise CaptureError(f"the graph does not take the module's state_dict: {error}") from error
 

@@ -245,7 +245,8 @@ class ExampleOrigin(Origin):
                 return copy.deepcopy(self.held, memo)
         except Exception as error:  # copying calls the user's own code, which may raise anything
             name = type(self.held).__name__
-            raise SpecError(f"{name}: the module cannot be copied: {type(error).__name__}: {error}") from error
+            said = (str(error).splitlines() or [""])[0][:200]
+            raise SpecError(f"{name}: the module cannot be copied: {type(error).__name__}: {said}") from error
 
     def inputs(self, seed: int, device: str, ways: tuple[int, ...] = ()) -> tuple[Any, ...]:
         """Inputs of the examples' shapes, strides and dtypes with other values for which the same holds.

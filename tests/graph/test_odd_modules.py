@@ -291,6 +291,14 @@ class Grows(torch.nn.Module):
         return x * self.weight + 1
 
 
+class Extra(torch.nn.Module):
+    def get_extra_state(self) -> Any:
+        return {"version": 3}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.exp() + 1
+
+
 class Scripted(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -321,6 +329,7 @@ def slope(x: torch.Tensor) -> torch.Tensor:
     [
         (Steps, r"forward changes part\.steps, and a graph keeps tensors only; keep it in a buffer"),
         (Grows, "forward adds weight to the module's state: call the module once"),
+        (Extra, r"more than parameters and buffers \(_extra_state\): keep that out of the state_dict"),
         (Scripted, "its part inner is TorchScript: give the Python module"),
         (lambda: seeded, "forward seeds random generators, which a graph cannot"),
         (lambda: slope, "as for gradients inside of forward"),
