@@ -30,6 +30,7 @@ from qimeng.cli_coder import BaseUrl, Calls, Candidates, CoderName, Money, Price
 from qimeng.cli_collect import app as collect_app
 from qimeng.cli_console import console
 from qimeng.cli_names import check_names, listed, number, split
+from qimeng.cli_report import replay, report
 from qimeng.cli_train import adapt, train
 from qimeng.errors import QimengError
 from qimeng.planner import PLANNER, PLANNERS, SEARCH, SEARCHES
@@ -313,6 +314,8 @@ def _doctor_exploits(only: str, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
+app.command()(report)
+app.command()(replay)
 app.command()(train)
 app.command()(adapt)
 

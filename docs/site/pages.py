@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MINUTES = {
     "optimize": "the budget (`--seconds`), and up to half a minute",
     "describe": "as long as the model takes, and some seconds",
+    "replay": "half a minute",
     "doctor": "half a minute; `--exploits` some minutes",
     "train": "minutes on a GPU, an hour on a CPU",
     "adapt": "minutes",

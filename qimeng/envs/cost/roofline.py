@@ -8,6 +8,7 @@ Everything it says is an estimate, for machines without the device; it is never 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from qimeng.device import Device
 from qimeng.graph.loops.loop import is_loop, loop_of
@@ -145,15 +146,48 @@ def _steps_ms(graph: OpGraph, node: Node) -> float:
     return float(steps * count * (2 if both else 1) * LAYER_STEP_MS)
 
 
+@dataclass(frozen=True)
+class Roofline:
+    """What bounds a computation on a device.
+
+    Attributes:
+        flop: floating-point operations of its products, convolutions and attentions.
+        bytes: of inputs and parameters that are read, and of results.
+        tflops: the best rate at which those operations may be computed in the mode, in TFLOP/s; 0 without products.
+        bandwidth_gbs: of the device's memory, in GB/s.
+        floor_ms: see `floor_ms`.
+    """
+
+    flop: int
+    bytes: int
+    tflops: float
+    bandwidth_gbs: float
+    floor_ms: float
+
+
+def roofline(graph: OpGraph, device: Device, mode: str = "default") -> Roofline:
+    """The bounds of a graph."""
+    flop, work = 0, 0.0
+    for node in graph.ops():
+        one = product_flops(graph, node)
+        flop += one
+        work += one / (best_tflops(operand_dtype(graph, node), device, precision_of([node.packet], mode)) * 1e9)
+    rate = flop / (work * 1e9) if work else 0.0
+    return Roofline(flop, _least_bytes(graph), rate, device.bandwidth_gbs, floor_ms(graph, device, mode))
+
+
+def _least_bytes(graph: OpGraph) -> int:
+    used = {v for node in graph.ops() for v in node.operands()}
+    read = [Value(n.name) for n in graph.nodes.values() if n.kind in ("input", "parameter", "buffer")]
+    return sum(graph.meta(v).bytes for v in (*(v for v in read if v in used), *graph.results()))
+
+
 def floor_ms(graph: OpGraph, device: Device, mode: str = "default") -> float:
     """The least milliseconds the computation can take: its bytes once, or its products at the best rate allowed.
 
     Bytes are those of the inputs and parameters that are read and of the results. A bound, not an estimate.
     """
-    used = {v for node in graph.ops() for v in node.operands()}
-    read = [Value(n.name) for n in graph.nodes.values() if n.kind in ("input", "parameter", "buffer")]
-    moved = sum(graph.meta(v).bytes for v in (*(v for v in read if v in used), *graph.results()))
-    work = 0.0
+    moved, work = _least_bytes(graph), 0.0
     for node in graph.ops():
         rate = best_tflops(operand_dtype(graph, node), device, precision_of([node.packet], mode))
         work += product_flops(graph, node) / (rate * 1e9)
@@ -253,6 +287,7 @@ __all__ = [
     "L2_USABLE",
     "LAUNCH_MS",
     "PRODUCT_WRITE_SHARE",
+    "Roofline",
     "best_tflops",
     "eager_ms",
     "floor_ms",
@@ -260,5 +295,6 @@ __all__ = [
     "operand_dtype",
     "product_flops",
     "product_tflops",
+    "roofline",
     "source_bytes",
 ]

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from qimeng.actions import check_action
+from qimeng.envs.cost.roofline import roofline
 from qimeng.envs.judge.ranking import beats, refusal
 from qimeng.envs.steps.compiled_whole import compiled_whole
 from qimeng.envs.steps.result import Result
@@ -217,6 +218,9 @@ def _result(
         program=winner.program,
         reference=task.reference,
         on_pytorch=on_pytorch,
+        roofline=roofline(task.start.graph, task.context.device, task.context.mode) if task.start.graph.nodes else None,
+        labels={r.id: r.label() for p in (task.start, winner.program) if p.graph.nodes for r in p.regions},
+        environment={**dict(task.conditions.versions), "device": task.context.device.name, "mode": task.context.mode},
     )
     session.tell("end", f"{result.headline}{' (estimated)' if result.estimated else ''}")
     return result

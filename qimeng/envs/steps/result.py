@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qimeng.envs.cost.roofline import Roofline
 from qimeng.envs.steps.state import Attempt
 from qimeng.errors import QimengError
 from qimeng.interfaces import Evaluation, Scope, Step
@@ -58,6 +59,9 @@ class Result:
         program: the program; None in a result read from disk.
         reference: makes the reference module; None in a result read from disk.
         on_pytorch: True where the computation was left on PyTorch, as its author wrote it.
+        roofline: what bounds the computation on the device; None in a result of an older version.
+        labels: the operators of each region by its id, those of the start program and of the result.
+        environment: versions of what the result was found with.
     """
 
     name: str
@@ -77,6 +81,9 @@ class Result:
     program: Program | None = None
     reference: Callable[[], torch.nn.Module] | None = None
     on_pytorch: bool = False
+    roofline: Roofline | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         word = " (estimated)" if self.estimated else ""
@@ -152,7 +159,7 @@ class Result:
         kind = "not judged" if self.stopped == "unjudged" else word
         lines.append(f"**{self.headline}** ({kind}), device {self.device}, mode {self.mode}.")
         lines += ["", f"| figure | {word} |", "|---|---|"]
-        lines += [f"| {label} | {text} |" for label, text in _figures(final, self.start)]
+        lines += [f"| {label} | {text} |" for label, text in figures_of(final, self.start)]
         lines.append(f"| verification | {self.verification} |")
         lines.append(f"| evaluations | {self.evaluations} |")
         if self.cached:
@@ -162,24 +169,54 @@ class Result:
         if self.notes or final.notes:
             lines += ["", *(f"- {note}" for note in (*self.notes, *final.notes))]
         if self.steps:
-            lines += ["", f"| step | action | outcome | ms, {word} |", "|---|---|---|---|"]
-            lines += [f"| {i} | {s.text} | {outcome_text(s)} | {_ms(s)} |" for i, s in enumerate(self.steps, 1)]
+            lines += ["", f"| step | action | outcome | ms, {word} | gain |", "|---|---|---|---|---|"]
+            lines += [
+                f"| {i + 1} | {s.text} | {outcome_text(s, i in self.kept)} | {_ms(s)} | {_gain(s)} |"
+                for i, s in enumerate(self.steps)
+            ]
         return "\n".join(lines) + "\n"
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every step as plain data, for JSON lines."""
+        """Every step as plain data, for JSON lines.
+
+        ``kept`` says whether the step is on the way to the result. An accepted step that is not was right, and led to
+        programs that are not faster.
+        """
+        kept = self.kept
         return [
             {
                 "action": asdict(s.action),
+                "kept": i in kept,
                 "text": s.text,
                 "before_ms": s.before_ms,
                 "gain": s.gain,
                 "accepted": s.accepted,
                 "patch": s.patch_digest,
+                "parent": s.parent,
+                "child": s.child,
                 "evaluation": None if s.evaluation is None else json.loads(s.evaluation.to_json()),
             }
-            for s in self.steps
+            for i, s in enumerate(self.steps)
         ]
+
+    @cached_property
+    def kept(self) -> frozenset[int]:
+        """Numbers, in `steps`, of those on the way to the result."""
+        found, wanted = set(), self.recipe.program
+        digests = [(step.action, step.digest) for step in reversed(self.recipe.steps)]
+        for action, digest in digests:
+            number = next(
+                (
+                    i
+                    for i, s in enumerate(self.steps)
+                    if s.accepted and s.action == action and s.patch_digest == digest and s.child in (wanted, "")
+                ),
+                None,
+            )
+            if number is not None:
+                found.add(number)
+                wanted = self.steps[number].parent
+        return frozenset(found)
 
     def to_json(self) -> str:
         """The figures as one line of JSON (source, recipe and steps are files of their own)."""
@@ -188,6 +225,8 @@ class Result:
         data |= {"checked": not self.unchecked, "verification": self.verification}
         data["evaluation"] = json.loads(self.evaluation.to_json())
         data["start"] = json.loads(self.start.to_json())
+        data |= {"labels": dict(self.labels), "environment": dict(self.environment)}
+        data["roofline"] = None if self.roofline is None else asdict(self.roofline)
         return json.dumps(data, sort_keys=True)
 
     def save(self, folder: str | Path) -> Path:
@@ -228,18 +267,24 @@ class Result:
                 start=_evaluation(data["start"]),
                 steps=tuple(_step(row) for row in rows),
                 notes=tuple(data["notes"]),
+                roofline=Roofline(**data["roofline"]) if data.get("roofline") else None,
+                labels=data.get("labels", {}),
+                environment=data.get("environment", {}),
             )
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise QimengError(f"{path} holds no result: {type(error).__name__}: {error}") from None
 
 
-def outcome_text(step: Step) -> str:
-    """What came of a step, in a few words."""
+def outcome_text(step: Step, kept: bool = False) -> str:
+    """What came of a step, in a few words; `kept` says whether it is on the way to the result."""
+    if step.action.kind == "stop":
+        return "the planner ended this branch"
+    word = "kept" if kept else "right, not kept"
     if step.evaluation is None:
-        return "accepted (graph only)" if step.accepted else "not tried"
+        return f"{word} (graph only)" if step.accepted else "not tried"
     if step.accepted:
         scope = " (time: sum of its regions)" if step.evaluation.scope is Scope.SUM else ""
-        return "accepted, UNCHECKED" if step.evaluation.unchecked else f"accepted{scope}"
+        return f"{word}, UNCHECKED" if step.evaluation.unchecked else f"{word}{scope}"
     reason = (step.evaluation.error or "").partition("\n")[0]
     return f"refused ({step.evaluation.failure}): {reason[:80]}"
 
@@ -248,7 +293,8 @@ def _needs_gpu(module: torch.nn.Module, inputs: Any) -> None:
     raise QimengError(NEEDS_GPU)
 
 
-def _figures(final: Evaluation, start: Evaluation) -> list[tuple[str, str]]:
+def figures_of(final: Evaluation, start: Evaluation) -> list[tuple[str, str]]:
+    """Label and text of each figure of a final verification beside that of the start program."""
     found: list[tuple[str, str]] = []
     if final.timing is not None:
         found.append(("device time", f"{final.timing.device_ms:.4g} ms, spread {final.timing.spread:.1%}"))
@@ -277,6 +323,10 @@ def _ms(step: Step) -> str:
     return f"{step.evaluation.ms:.4g}" if step.evaluation and step.evaluation.ms is not None else ""
 
 
+def _gain(step: Attempt) -> str:
+    return f"{step.gain:.2f} x" if step.gain is not None else ""
+
+
 def _evaluation(data: dict[str, Any]) -> Evaluation:
     return Evaluation.from_json(json.dumps(data))
 
@@ -284,7 +334,10 @@ def _evaluation(data: dict[str, Any]) -> Evaluation:
 def _step(row: dict[str, Any]) -> Attempt:
     evaluation = None if row["evaluation"] is None else _evaluation(row["evaluation"])
     action = action_from_data(row["action"])
-    return Attempt(action, evaluation, row["accepted"], row["patch"], row["text"], row["before_ms"], row["gain"])
+    names = row.get("parent", ""), row.get("child", "")
+    return Attempt(
+        action, evaluation, row["accepted"], row["patch"], row["text"], row["before_ms"], row["gain"], *names
+    )
 
 
-__all__ = ["Result", "outcome_text"]
+__all__ = ["Result", "figures_of", "outcome_text"]

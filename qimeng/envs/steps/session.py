@@ -152,13 +152,16 @@ class Session:
             self.settle()
             step = Step(action, None, True)
             self.state = replace(self.state, done=True, history=(*self.state.history, step))
-            self.ledger.attempts.append(Attempt(action, None, True, text="stop", before_ms=self.state.ms))
+            digest = self.state.program.digest
+            stop = Attempt(action, None, True, text="stop", before_ms=self.state.ms, parent=digest, child=digest)
+            self.ledger.attempts.append(stop)
             return step
         before = self.state
         text = text_of(action, before.program)
         step = self._attempt(action, instruction)
         gained = gain(step.evaluation, before.evaluation) if step.accepted else None
-        attempt = Attempt(action, step.evaluation, step.accepted, step.patch_digest, text, before.ms, gained)
+        names = before.program.digest, self.state.program.digest if step.accepted else ""
+        attempt = Attempt(action, step.evaluation, step.accepted, step.patch_digest, text, before.ms, gained, *names)
         self.ledger.attempts.append(attempt)
         self.tell("done", f"{text}: {outcome_of(step, before, self.state)}")
         if is_due(self.state):

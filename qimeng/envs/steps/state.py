@@ -121,11 +121,15 @@ class Attempt(Step):
         text: the action in words.
         before_ms: device milliseconds of the program before the step; None where not known.
         gain: how many times faster the step made the program; None where it was refused or not timed.
+        parent: digest of the program before the step.
+        child: of the program after it; empty where it was refused.
     """
 
     text: str = ""
     before_ms: float | None = None
     gain: float | None = None
+    parent: str = ""
+    child: str = ""
 
 
 @dataclass

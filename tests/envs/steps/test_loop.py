@@ -486,7 +486,7 @@ def test_what_was_not_checked_is_called_unchecked_everywhere(graph: OpGraph) -> 
     report, data = result.report(), json.loads(result.to_json())
     assert report.splitlines()[2].startswith(f"**{result.speedup:.2f} x PyTorch eager, UNCHECKED** (measured)")
     assert "| verification | UNCHECKED: the interpreter lacks what it uses |" in report
-    assert "| accepted, UNCHECKED |" in report and "| accepted |" not in report and "right" not in report
+    assert "| kept, UNCHECKED |" in report and "| kept |" not in report and "right" not in report
     assert data["checked"] is False and data["verification"].startswith("UNCHECKED: ")
     assert "UNCHECKED" in seen[-1].text and not any("right" in p.text for p in seen)
     checked = optimize(fake_task(graph), scripted(*FUSE_ALL))
