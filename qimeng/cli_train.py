@@ -14,9 +14,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from qimeng.cli_console import console
+from qimeng.cli_names import number
 from qimeng.errors import QimengError
 
 Config = Annotated[Path | None, typer.Option(help="TOML file of settings. `--explain` prints one with all settings.")]
@@ -34,7 +35,7 @@ def train(
     config: Config = None,
     overrides: Overrides = None,
     seconds: Annotated[
-        float, typer.Option(help="Seconds after which PPO, and so the run, ends; 0 for no limit.")
+        float, typer.Option(callback=number, help="Seconds after which PPO, and so the run, ends; 0 for no limit.")
     ] = 0.0,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print all settings with their meaning, and exit.")
@@ -71,6 +72,10 @@ def adapt(
     out: Annotated[Path, typer.Option(help="Folder of the adapted planner.")] = Path("runs/adapted"),
     evaluations: Annotated[int, typer.Option(min=1, help="Budget: number of programs evaluated.")] = 300,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the LoRA adapter.")] = 8,
+    seconds: Annotated[
+        float,
+        typer.Option(callback=number, help="Seconds after which PPO, and so the adaptation, ends; 0 for no limit."),
+    ] = 0.0,
     config: Config = None,
     overrides: Overrides = None,
 ) -> None:
@@ -81,7 +86,7 @@ def adapt(
     settings = adaptation_config(config, [*given, *(overrides or ())])
     screen = console()
     with TrainDisplay(screen, settings.ppo.steps) as display:
-        found: Adaptation = run_adaptation(settings, out, evaluations, display)
+        found: Adaptation = run_adaptation(settings, out, evaluations, display, seconds or math.inf)
     print_shares(screen, found.shares, found.times)
     screen.print(found.sentence(), markup=False)
     screen.print(f"written: {out}; use it as planner='lm:{out}'", markup=False)
@@ -124,7 +129,7 @@ class TrainDisplay:
         self.screen = screen
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-            TimeElapsedColumn(), console=screen, transient=True, disable=not screen.is_terminal,
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=screen, transient=True, disable=not screen.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("warm start", total=steps or None)
 

@@ -5,6 +5,8 @@ Deals in what is trained, the number of evaluations, and the gain. `run` does th
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,11 +75,16 @@ def adaptation_config(path: Path | None, overrides: Sequence[str]) -> TrainConfi
 
 
 def run_adaptation(
-    config: TrainConfig, out: Path, evaluations: int, on_progress: OnProgress = lambda phase, row: None
+    config: TrainConfig,
+    out: Path,
+    evaluations: int,
+    on_progress: OnProgress = lambda phase, row: None,
+    seconds: float = math.inf,
 ) -> Adaptation:
     """Adapt the planner that `config.start` names, into `out`.
 
     With stored trees, the budget pays for whole trees. With a live judge, training ends after that many evaluations.
+    PPO ends after `seconds`, too, and the planner is saved as it stands; an interrupted adaptation goes on in `out`.
 
     Raises:
         TrainingError: the start is no planner's folder, or the settings do not fit.
@@ -85,10 +92,11 @@ def run_adaptation(
     """
     if not is_planner(config.start):
         raise TrainingError(f"no planner in {config.start}: name a folder that a training run wrote")
+    began = time.monotonic()
     prepare(out, config)
     sources = gather(config, out, evaluations)
     try:
-        run = Run(config, out, sources, on_progress)
+        run = Run(config, out, sources, on_progress, seconds - (time.monotonic() - began))
         report = run()
     finally:
         sources.close()

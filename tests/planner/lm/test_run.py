@@ -213,6 +213,19 @@ def test_imitation_that_makes_a_planner_no_better_is_undone(
         told.clear()
 
 
+def test_an_adaptation_ends_in_time(trained: Path, trees_file: Path, settings: Path, tmp_path: Path) -> None:
+    given = [f'start="{trained}"', "lora=2", f'trees=["{trees_file}"]', "ppo.steps=1000000", "device=h200"]
+    steps: list[str] = []
+    run_adaptation(
+        adaptation_config(settings, given),
+        tmp_path / "adapted",
+        20,
+        lambda phase, row: steps.append(phase),
+        seconds=1.0,
+    )
+    assert steps.count("ppo") < 10 and load(tmp_path / "adapted").adapted
+
+
 def test_there_must_be_a_planner_to_adapt(tmp_path: Path) -> None:
     config = adaptation_config(None, ["device=h200", f'start="{tmp_path}"', "lora=2"])
     assert config.answers == "live"
