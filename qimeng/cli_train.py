@@ -129,7 +129,8 @@ class TrainDisplay:
         self.screen = screen
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=screen, transient=True, disable=not screen.is_terminal,
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+            console=screen, transient=True, disable=not screen.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("warm start", total=steps or None)
 
