@@ -271,7 +271,7 @@ def test_verification_finds_every_kind_of_difference() -> None:
         "the module returns": replace(
             graph, outputs=(*graph.outputs, 3), out_spec=function(lambda x: (x, 3), X).out_spec
         ),
-        "does not take the module's state_dict": replace(
+        "forward adds 0.bias to the module's state": replace(
             graph, nodes={k: replace(n, target="other") if n.target == "0.bias" else n for k, n in graph.nodes.items()}
         ),
     }

@@ -246,6 +246,8 @@ def _adaptive(b: Builder, x: Expr, counts: Sequence[int]) -> tuple[Expr, list[Ex
 def _bilinear(b: Builder, node: Any, x: Expr, size: Any, corners: bool, scales: Any = None, *more: Any) -> Expr:
     """Two rows and two columns, weighted by how near they are (UpSample.cuh); positions in the arithmetic's dtype."""
     dtype, shape = out_dtype(node), node.metas[0].shape
+    if not is_float(dtype):
+        raise Unsupported(f"bilinear resizing of {dtype}: PyTorch has whole-number arithmetic of its own for it")
     each = [scales, *more] if more else list(scales or (None, None))
     x = operand(b, x, dtype)
     for d, given in zip((len(shape) - 1, len(shape) - 2), reversed(each), strict=True):

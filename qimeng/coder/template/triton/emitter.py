@@ -150,10 +150,10 @@ class Emitter:
                 f"tl.full([1, 1], {a}, {dtype})" if number and "tl." not in a else a
                 for a, number in zip(args, numbers, strict=True)
             ]
-        elif self._partner(e) == "float64" and e.op in ("maximum", "minimum", "where"):  # Triton takes them for fp32
+        elif self._partner(e) == "float64" and e.op in ops.ROUNDS_NUMBERS:
             args = [
-                t if isinstance(a, Expr) else f"tl.full([1, 1], {t}, tl.float64)"
-                for t, a in zip(args, e.args, strict=True)
+                f"tl.full([1, 1], {t}, tl.float64)" if number and "tl." not in t else t
+                for t, number in zip(args, numbers, strict=True)
             ]
         target = self.fresh()
         self.lines += ops.write(e.op, target, args, e.dtype, self.fast, self._partner(e))

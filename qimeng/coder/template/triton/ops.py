@@ -61,6 +61,8 @@ def _bitwise(op: str, args: list[str], dtype: str) -> str:
     return f"({args[0]}).to({bits}).to({number}, bitcast=True)"
 
 
+ROUNDS_NUMBERS = ("maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt", "ge")
+"""Operators for which Triton takes a plain number for fp32, beside float64 too."""
 BITWISE = ("copysign", "signbit", "bits", "from_bits")
 """Operators that `_bitwise` writes."""
 
