@@ -68,7 +68,7 @@ def test_every_rule_is_reached(found: list[dict[str, Any]]) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("forms", "dtypes"),
-    [("plain", [d for d in DTYPES if d not in WHOLE]), ("forms", ["float32", "bfloat16"])],
+    [("plain", [d for d in DTYPES if d not in WHOLE]), ("forms", ["float32", "bfloat16", "float64"])],
     ids=["dtypes", "forms"],
 )
 def test_other_dtypes_and_other_forms_agree_too(forms: str, dtypes: list[str]) -> None:

@@ -20,6 +20,7 @@ from qimeng.actions import kinds, unregister
 from qimeng.errors import QimengError
 from qimeng.family import unregister_family
 from qimeng.interfaces import LASTING
+from qimeng.testing import FakeEvaluator
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
@@ -187,8 +188,10 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert [n for n in named if f">{n}<" not in api and f".{n}<" not in api and f'.{n}"' not in api] == []
 
 
-@pytest.mark.slow
-def test_the_blocks_of_the_tutorial_run() -> None:
+def test_the_blocks_of_the_tutorial_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the fake judge, which needs no time: the real one has tests of its own."""
+    fake = lambda spec, start, context: FakeEvaluator(context.device, estimated=True)  # noqa: E731
+    monkeypatch.setattr("qimeng.envs.steps.setup.make_evaluator", fake)
     names: dict[str, object] = {"__name__": "document"}
     for number, block in enumerate(blocks(ROOT / "docs" / "tutorial.md", "python")):
         block = block.replace("seconds=30", "seconds=12, compile_modes=()").replace(

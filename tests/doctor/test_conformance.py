@@ -50,7 +50,3 @@ def test_folders_without_space_or_rights_say_what_to_set(tmp_path: Path, monkeyp
     (tmp_path / "file").write_text("")
     found = machine._folder("cache", tmp_path / "file" / "below")
     assert found.works is False and "set TMPDIR or QIMENG_CACHE" in found.details
-
-
-def test_what_is_compiled_is_found_by_another_process() -> None:
-    assert machine._compiled_once("80").works

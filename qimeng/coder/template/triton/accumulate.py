@@ -104,7 +104,7 @@ class Accumulator:
                 f"{n}_c = {zeros}",
                 f"{n}_s = {zeros}",
                 f"{n}_q = {zeros}",
-                f"{n}_n = tl.zeros([PB, RB], tl.float32)",
+                f"{n}_n = {zeros}",
             ]
         if self.kind == "sumexp":
             return [f"{n}_m = tl.zeros([PB, RB], {self.dtype}) + {self.lowest}", f"{n}_s = {zeros}"]
@@ -123,7 +123,7 @@ class Accumulator:
             lines.append(f"{n}_c = tl.where({first}, {n}_x, {n}_c)")
             lines.append(f"{n}_d = {n}_x - {n}_c" if not valid else f"{n}_d = tl.where({valid}, {n}_x - {n}_c, 0.0)")
             lines += [f"{n}_s += {n}_d", f"{n}_q += {n}_d * {n}_d"]
-            lines.append(f"{n}_n += 1.0" if not valid else f"{n}_n += {valid}.to(tl.float32)")
+            lines.append(f"{n}_n += 1.0" if not valid else f"{n}_n += {valid}.to({self.dtype})")
             return lines
         if masked:
             lines.append(f"{n}_x = tl.where({masked}, {n}_x, {self.neutral})")
@@ -226,7 +226,7 @@ class Accumulator:
             inside = f"tl.where({masked}, {n}_x, 0.0)" if masked else f"{n}_x"
             return [
                 f"{n}_x = {self._tile(x)}",
-                f"{n}_count = {count} * 1.0" if self.single else f"{n}_count = tl.full([PB, 1], {count}, tl.float32)",
+                f"{n}_count = {count} * 1.0" if self.single else f"{n}_count = tl.full([PB, 1], {count}, {self.dtype})",
                 f"{n}_mean = tl.sum({inside}, axis=1)[:, None] / tl.maximum({n}_count, 1.0)",
                 f"{n}_d = {n}_x - {n}_mean" if not masked else f"{n}_d = tl.where({masked}, {n}_x - {n}_mean, 0.0)",
                 f"{n}_m2 = tl.sum({n}_d * {n}_d, axis=1)[:, None]",
