@@ -61,7 +61,7 @@ def measured(name: str, seconds: float, modes: list[str], options: dict[str, Any
         "dtype": spec.dtype,
         "mode": spec.mode,
         "seconds": round(record.seconds, 1),
-        "second_process_s": round(again, 1),
+        "second_copy_s": round(again, 1),
         "eager_ms": eager,
         "optimized_ms": found,
         "compiled_ms": dict(zip(able, others, strict=True)),

@@ -66,4 +66,4 @@ def _target(found: re.Match[str], folder: Path) -> str:
         return "](index.md)"
     if name.startswith("docs/") and whole.exists():
         return f"]({name.removeprefix('docs/')}{anchor})"
-    return f"](glossary.md#files)"
+    return "](glossary.md#files)"

@@ -26,8 +26,8 @@ MINUTES = {
     "describe": "as long as the model takes, and some seconds",
     "replay": "half a minute",
     "doctor": "half a minute; `--exploits` some minutes",
-    "train": "minutes on a GPU, an hour on a CPU",
-    "adapt": "minutes",
+    "train": "as long as its settings say; `--seconds` ends it",
+    "adapt": "as long as its settings say; `--seconds` ends it",
     "bench": "seconds for each problem: its budget and 20 s",
     "collect": "the budget (`--total-seconds`)",
 }

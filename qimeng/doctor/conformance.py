@@ -28,7 +28,7 @@ print(json.dumps([(c.__name__, c.__doc__.strip().partition(chr(10))[0]) for c in
 for check in CHECKS[first:]:
     try:
         wrong = check(device)
-    except Exception as error:
+    except Exception as error:  # compilers and drivers raise anything; the check then says what
         wrong = f"{type(error).__name__}: {error}".partition(chr(10))[0]
     print(json.dumps(wrong), flush=True)
 """

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -159,4 +160,17 @@ def detach(module: nn.Module) -> None:
             module.forward = present.own
 
 
-__all__ = ["REASONS", "Dispatch", "FallbackWarning", "attach", "detach"]
+@contextmanager
+def own_code(model: nn.Module) -> Iterator[None]:
+    """Inside, the submodules of `model` run their own code, whatever programs they have."""
+    found = [(m, d) for m in model.modules() if isinstance(d := m.__dict__.get("forward"), Dispatch)]
+    for module, _ in found:
+        detach(module)
+    try:
+        yield
+    finally:
+        for module, dispatch in found:
+            module.forward = dispatch
+
+
+__all__ = ["REASONS", "Dispatch", "FallbackWarning", "attach", "detach", "own_code"]

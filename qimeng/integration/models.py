@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,13 @@ from qimeng.errors import QimengError, SpecError
 from qimeng.graph.capture import CaptureError
 from qimeng.integration.cache import ResultCache, cache_key
 from qimeng.integration.calls import hollow, key_of, tensors_of
-from qimeng.integration.dispatch import FallbackWarning, attach, detach
+from qimeng.integration.dispatch import FallbackWarning, attach, detach, own_code
 from qimeng.integration.operator import Outputs
 from qimeng.integration.parts import Part, choose
 from qimeng.integration.profile import Visit, arguments, visits
 from qimeng.integration.record import PartReport, Record
 from qimeng.integration.variant import Variant
-from qimeng.integration.whole import compare
+from qimeng.integration.whole import Compared, compare, differences
 from qimeng.planner.lm.disk_cache import version
 from qimeng.program.load import load_source
 from qimeng.program.program import Program
@@ -135,13 +135,15 @@ def shared_copy(module: nn.Module) -> nn.Module:
 
 @contextmanager
 def _same_buffers(model: nn.Module) -> Iterator[None]:
-    """Calls inside leave no trace in buffers, as training mode does in running means."""
-    before = [(b, b._version, b.detach().clone() if model.training else b) for b in model.buffers()]
-    yield
-    with torch.no_grad():
-        for buffer, version, value in before:
-            if buffer._version != version and value is not buffer:
-                buffer.copy_(value)
+    """Calls inside leave no trace in buffers, such as running means and counters."""
+    before = [(b, b._version, b.detach().clone()) for b in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, version, value in before:
+                if buffer._version != version:
+                    buffer.copy_(value)
 
 
 @dataclass(frozen=True)
@@ -192,18 +194,31 @@ class _Work:
         """Hold the whole model against the original; take the programs out where the results are too far off."""
         if not any(part.variant is not None and part.variant.places is not None for part in self.record.parts):
             return
-        if original is self.model:
-            original = shared_copy(original)
-            for part in original.modules():
-                detach(part)
-        compared = compare(original, self.model, args, kwargs)
+        compared = self._compared(original, args, kwargs)
         if not compared.same:
             self.record.restore()
-            self.record.notes.append(
+            reason = (
                 f"the programs together differ from the model by {compared.error:.3g} of its results (limit "
                 f"{compared.limit:.3g}), so that all were taken out"
             )
+            self.record.notes.append(reason)
+            self.record.parts = [replace(p, variant=None, reason=p.reason or "taken out") for p in self.record.parts]
         self.record.compared.append(compared)
+
+    def _compared(self, original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compared:
+        if original is not self.model:
+            return compare(original, self.model, args, kwargs)
+        with own_code(self.model), torch.no_grad():
+            wanted = self.model(*args, **kwargs)
+        try:
+            original = shared_copy(original)
+        except SpecError:  # it was optimized in place since it cannot be copied
+            self.record.notes.append("the whole model was not timed: it cannot be copied")
+            with torch.no_grad():
+                return differences(wanted, self.model(*args, **kwargs))
+        for part in original.modules():
+            detach(part)
+        return compare(original, self.model, args, kwargs)
 
     def _equal(self, part: Part, plan: _Plan) -> list[Part]:
         """The part divided into submodules that compute the same, seen by their captured graphs."""
@@ -217,8 +232,9 @@ class _Work:
     def _text(self, module: nn.Module, given: Arguments) -> str:
         """The start program of a submodule, which says all that it computes; empty where it cannot be captured."""
         try:
-            spec = KernelSpec.from_module(module, given[0], kwargs=given[1], mode=self.mode)
-            return Program.start(capture_spec(spec, verify=False)).source
+            with own_code(self.model):
+                spec = KernelSpec.from_module(module, given[0], kwargs=given[1], mode=self.mode)
+                return Program.start(capture_spec(spec, verify=False)).source
         except (CaptureError, SpecError):
             return ""
 
@@ -236,15 +252,16 @@ class _Work:
             reason = f"no time: its share of the budget is {max(budget, 0.0):.0f} s, a search takes {LEAST_SECONDS:.0f}"
         elif result is None:
             try:
-                spec = KernelSpec.from_module(module, args, kwargs=kwargs, name=part.name or type(module).__name__)
-                result = plan_and_code(spec, seconds=budget, device=self.device, mode=self.mode, **self.options)
+                with own_code(self.model):
+                    spec = KernelSpec.from_module(module, args, kwargs=kwargs, name=part.name or type(module).__name__)
+                    result = plan_and_code(spec, seconds=budget, device=self.device, mode=self.mode, **self.options)
             except QimengError as error:
                 reason = str(error)
             if result is not None and self.cache is not None and text and result.stopped != "interrupted":
                 self.cache.put(key, result)
         variant = None
         if result is not None:
-            reason = _why_not(result)
+            reason = _why_not(result) or _why_no_program(module, args, kwargs)
             variant = None if reason else self._attach(part, plan, result)
             if variant is None and not reason:
                 reason = "its parameters do not fit the program"
@@ -281,6 +298,16 @@ def _why_not(result: Result) -> str:
     if result.unchecked:
         return result.verification
     return ""
+
+
+def _why_no_program(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why no program can stand in for a module, whatever it computes; empty where one can."""
+    state = module.state_dict()
+    before = {name: b._version for name, b in module.named_buffers() if name not in state}
+    with torch.no_grad():
+        module(*args, **kwargs)
+    changed = [name for name, b in module.named_buffers() if name in before and b._version != before[name]]
+    return f"its forward updates {', '.join(changed)}, which is not in the state_dict" if changed else ""
 
 
 def _calls(example_inputs: Any, kwargs: Mapping[str, Any] | None) -> list[Arguments]:

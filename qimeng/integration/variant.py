@@ -82,9 +82,6 @@ class Variant:
     def bind(self, module: nn.Module) -> bool:
         """Let the program compute with the tensors of `module`; False where those do not fit it."""
         self.places = None
-        tensors = [*module.parameters(), *module.buffers()]
-        if tensors:
-            self.program.to(tensors[0].device)
         shared = self.program.state_dict(keep_vars=True)
         carried = {key: t for key, t in self.program.named_buffers() if key not in shared}
         places = {key: Place.of(module, key, key in carried) for key in (*shared, *carried)}
@@ -92,12 +89,13 @@ class Variant:
             place = places[key]
             if place is None or not _alike(t, place.tensor):
                 return False
-            if key in carried and not torch.equal(t, place.tensor):
+            if key in carried and not torch.equal(t.to(place.device), place.tensor):
                 return False
-        for key in shared:
+        for key in places:  # the program's own tensors stay with the program: only references change
             place, (home, name) = places[key], _home(self.program, key)
             assert place is not None
-            (home._parameters if name in home._parameters else home._buffers)[name] = place.tensor  # type: ignore[assignment]
+            tensor = place.tensor if key in shared else carried[key].to(place.device)
+            (home._parameters if name in home._parameters else home._buffers)[name] = tensor  # type: ignore[assignment]
         vars(self.program)["_qimeng_fits"] = False  # it looks at its tensors again
         self.places = [place for place in places.values() if place is not None]
         return True

@@ -5,11 +5,11 @@ Deals in rows. Knows nothing about HTML or plots.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from qimeng.bench.row import Row
+from qimeng.bench.summary import geometric_mean
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,9 @@ def _family(name: str, members: Sequence[LineOfRun]) -> FamilyLine:
         name,
         len(members),
         len(right),
-        _mean([line.speedup for line in right]),
-        _mean([line.over_compile for line in right]),
+        geometric_mean(line.speedup for line in right),
+        geometric_mean(line.over_compile for line in right),
     )
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    """The geometric mean of those that are known; None where none is."""
-    known = [v for v in values if v]
-    return math.exp(sum(map(math.log, known)) / len(known)) if known else None
 
 
 def settings(rows: Iterable[Row]) -> tuple[str, ...]:

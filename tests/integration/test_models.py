@@ -157,3 +157,40 @@ def test_a_model_that_cannot_be_copied_says_what_to_do() -> None:
     model.lock = (i for i in ())  # type: ignore[assignment]
     with pytest.raises(SpecError, match="inplace=True"):
         optimize(model, (X,), **fakes())
+
+
+@torch.no_grad()
+def test_a_model_that_cannot_be_copied_is_optimized_in_place() -> None:
+    model = Stack(2).eval()
+    model.lock = (i for i in ())  # type: ignore[assignment]
+    wanted = model(X)
+    optimize(model, (X,), parts=LAYERS, seconds=40, inplace=True, **fakes())
+    assert torch.allclose(model(X), wanted, atol=1e-5)
+    assert record_of(model).calls and any("not timed: it cannot be copied" in note for note in record_of(model).notes)
+
+
+@torch.no_grad()
+def test_a_module_that_updates_what_is_not_in_its_state_keeps_its_own_code() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            return torch.relu(x * 2) + 1
+
+    model = Counting().eval()
+    fast = optimize(model, (X,), seconds=20, **fakes())
+    (part,) = record_of(fast).parts
+    assert part.variant is None and part.reason
+    assert float(fast.calls) == 0  # type: ignore[arg-type]
+    fast(X)
+    assert float(fast.calls) == 1  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_programs_that_were_taken_out_are_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qimeng.integration.whole.HALF", -1.0)
+    fast = optimize(Stack(2).eval().bfloat16(), (X.bfloat16(),), parts=LAYERS, seconds=40, **fakes())
+    assert all(part.variant is None and part.reason for part in record_of(fast).parts)

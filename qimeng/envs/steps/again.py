@@ -30,12 +30,6 @@ class Again:
     evaluation: Evaluation
     before_ms: float | None
 
-    @property
-    def change(self) -> float | None:
-        """Time now over time then; None where one is missing."""
-        now = self.evaluation.ms
-        return now / self.before_ms if now and self.before_ms else None
-
 
 def made_again(result: Result, task: Task) -> Again:
     """Apply the recipe of `result` to the start program of `task`, and verify and time what comes of it.
