@@ -29,7 +29,8 @@ for check in CHECKS[first:]:
     try:
         wrong = check(device)
     except Exception as error:  # compilers and drivers raise anything; the check then says what
-        wrong = f"{type(error).__name__}: {error}".partition(chr(10))[0]
+        lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
+        wrong = " … ".join(dict.fromkeys((lines[0], lines[-1])))
     print(json.dumps(wrong), flush=True)
 """
 

@@ -7,7 +7,6 @@ process of its own runs it (`qimeng.doctor.conformance`). Knows nothing about pr
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import triton
@@ -15,7 +14,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _masked(x: Any, y: Any, rows: Any, columns: Any, stride: Any, BLOCK: tl.constexpr) -> None:
+def _masked(x, y, rows, columns, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     kept = (at < columns) & (row < rows)
@@ -34,7 +33,7 @@ def masked_tiles(device: str) -> str:
 
 
 @triton.jit
-def _sums(x: Any, total: Any, top: Any, place: Any, n: Any, BLOCK: tl.constexpr) -> None:
+def _sums(x, total, top, place, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < n, other=0.0)
     tl.store(total, tl.sum(value, 0))
@@ -54,12 +53,12 @@ def reductions(device: str) -> str:
 
 
 @triton.jit
-def _add(a: Any, b: Any) -> Any:
+def _add(a, b):
     return a + b
 
 
 @triton.jit
-def _scan(x: Any, y: Any, n: Any, BLOCK: tl.constexpr) -> None:
+def _scan(x, y, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < n, other=0)
     tl.store(y + at, tl.associative_scan(value, 0, _add), mask=at < n)
@@ -74,9 +73,7 @@ def scans(device: str) -> str:
 
 
 @triton.jit
-def _product(
-    a: Any, b: Any, c: Any, DEPTH: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr
-) -> None:
+def _product(a, b, c, DEPTH: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr):
     row, column, depth = tl.arange(0, SIZE), tl.arange(0, SIZE), tl.arange(0, STEP)
     total = tl.zeros((SIZE, SIZE), tl.float32)
     for start in tl.range(0, DEPTH, STEP, num_stages=3):
@@ -114,7 +111,7 @@ def products_in_tf32(device: str) -> str:
 
 
 @triton.jit
-def _round(x: Any, y: Any, n: Any, BLOCK: tl.constexpr) -> None:
+def _round(x, y, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < n, other=0.0)
     tl.store(y + at, value.to(y.dtype.element_ty), mask=at < n)
@@ -134,7 +131,7 @@ def rounding(device: str) -> str:
 
 
 @triton.jit
-def _extremes(x: Any, y: Any, smaller: Any, larger: Any, chosen: Any, n: Any, BLOCK: tl.constexpr) -> None:
+def _extremes(x, y, smaller, larger, chosen, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     a = tl.load(x + at, mask=at < n, other=0.0)
     b = tl.load(y + at, mask=at < n, other=0.0)
@@ -154,7 +151,7 @@ def nan_and_infinity(device: str) -> str:
 
 
 @triton.jit
-def _whole(x: Any, y: Any, quotient: Any, remainder: Any, shifted: Any, n: Any, BLOCK: tl.constexpr) -> None:
+def _whole(x, y, quotient, remainder, shifted, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     a = tl.load(x + at, mask=at < n, other=1)
     b = tl.load(y + at, mask=at < n, other=1)
@@ -174,7 +171,7 @@ def whole_numbers(device: str) -> str:
 
 
 @triton.jit
-def _exact(x: Any, y: Any, quotient: Any, root: Any, n: Any, BLOCK: tl.constexpr) -> None:
+def _exact(x, y, quotient, root, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     a = tl.load(x + at, mask=at < n, other=1.0)
     b = tl.load(y + at, mask=at < n, other=1.0)
@@ -193,7 +190,7 @@ def exact_quotients_and_roots(device: str) -> str:
 
 
 @triton.jit
-def _gathered(table: Any, index: Any, y: Any, n: Any, width: Any, BLOCK: tl.constexpr) -> None:
+def _gathered(table, index, y, n, width, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     row = tl.load(index + tl.program_id(0))
     value = tl.load(table + row * width + at, mask=at < width, other=0.0)
@@ -210,7 +207,7 @@ def gathers(device: str) -> str:
 
 
 @triton.jit
-def _elementary(x: Any, y: Any, n: Any, BLOCK: tl.constexpr) -> None:
+def _elementary(x, y, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < n, other=1.0)
     tl.store(y + at, tl.exp(value), mask=at < n)

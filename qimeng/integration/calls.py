@@ -15,8 +15,19 @@ from typing import Any
 import torch
 from torch import nn
 
-PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device)
-"""Types of arguments, besides numbers with a fraction, whose values are part of a call's key."""
+PLAIN = {
+    bool: "bool",
+    int: "int",
+    str: "str",
+    bytes: "bytes",
+    type(None): "NoneType",
+    torch.dtype: "dtype",
+    torch.device: "device",
+}
+"""Types of arguments, besides numbers with a fraction, whose values are part of a call's key, and their names there.
+
+The names stand here since Dynamo of torch 2.11 cannot use the ``__name__`` of a type in the key of a dict.
+"""
 
 Key = tuple[Any, ...]
 """Plain tuples; see `key_of`."""
@@ -41,11 +52,11 @@ def _key(x: Any) -> Key:
     if kind is torch.Tensor or kind is nn.Parameter:
         return "tensor", tuple(x.shape), x.stride() if x.layout is torch.strided else None, x.dtype
     if kind in PLAIN:
-        return kind.__name__, x
+        return PLAIN[kind], x
     if kind is float:
         return "float", "nan" if math.isnan(x) else x, math.copysign(1.0, x)
     if kind is tuple or kind is list:
-        return kind.__name__, tuple([_key(i) for i in x])
+        return "tuple" if kind is tuple else "list", tuple([_key(i) for i in x])
     if kind is dict:
         return "dict", tuple([(_key(k), _key(v)) for k, v in x.items()])
     raise TypeError(f"{kind.__name__} tells no calls apart")

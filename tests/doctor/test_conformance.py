@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,28 @@ def test_every_kernel_is_right_in_the_interpreter() -> None:
     assert len(found) == len(CHECKS) >= 10
     assert [c for c in found if not c.works] == []
     assert all(c.details and c.name.endswith(", interpreted") for c in found)
+
+
+def test_every_kernel_compiles_for_a_gpu() -> None:
+    code = """
+import json
+import torch, triton
+from triton.runtime.jit import JITFunction
+from qimeng.backend.triton_driver import NoDriver
+from qimeng.device import device_named
+from qimeng.doctor import kernels
+triton.runtime.driver.set_active(NoDriver(device_named("h100")))
+run, compiled = JITFunction.run, []
+def compile_only(kernel, *args, grid, warmup, **options):
+    compiled.append(bool(run(kernel, *args, grid=grid, warmup=True, **options).asm["cubin"]))
+JITFunction.run = compile_only
+for check in kernels.CHECKS:
+    check("cpu")
+print(json.dumps(compiled))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert len(json.loads(found.stdout)) >= len(CHECKS) and all(json.loads(found.stdout))
 
 
 @pytest.mark.gpu
