@@ -60,11 +60,13 @@ class DeviceLock:
 
         Otherwise they would wait for the longest running check, while no new check may begin.
         """
-        if self._somebody_waits():
+        if self.wanted:
             fcntl.flock(self._turn, fcntl.LOCK_UN)
             self._join()
 
-    def _somebody_waits(self) -> bool:
+    @property
+    def wanted(self) -> bool:
+        """Whether a process holds the device exclusively, or waits to."""
         try:
             fcntl.flock(self._gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

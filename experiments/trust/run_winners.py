@@ -31,7 +31,7 @@ WINNER_S = 120.0
 """Seconds that one may take."""
 
 
-def judge(suite: str, task: tuple[str, Row]) -> dict[str, Any]:
+def judge(suite: str, beside: int, task: tuple[str, Row]) -> dict[str, Any]:
     """What becomes of a row's winner: gate, failure, error, times; those that the row has beside them."""
     row = task[1]
     (problem,) = problems_of(suite_named(suite), row.id)
@@ -39,7 +39,7 @@ def judge(suite: str, task: tuple[str, Row]) -> dict[str, Any]:
     spec = problem.spec(row.settings.dtype, row.settings.mode)
     graph = capture_spec(spec, device="cuda")
     recipe = replace(Recipe.from_json(row.recipe), program="")  # what is around kernels may be printed anew
-    evaluator = GpuEvaluator(spec, graph, trials=len(DISTRIBUTIONS) + 1)
+    evaluator = GpuEvaluator(spec, graph, trials=len(DISTRIBUTIONS) + 1, beside=beside)
     try:
         found = evaluator.evaluate(recipe.replay(graph))
         dropped = sorted(evaluator.references.dropped)
@@ -83,7 +83,7 @@ def recheck(out: Path, suite: str, rows: Sequence[str], seconds: float = 600.0, 
     pending = [(key, row) for key, row in winners(rows) if not journal.has(key)]
     end = time.monotonic() + journal.seconds_left
     with Pool(gpu_places(0, jobs, visible_gpus())) as pool:
-        for outcome in pool.run(pending, partial(judge, suite), WINNER_S, start_before=end):
+        for outcome in pool.run(pending, partial(judge, suite, jobs), WINNER_S, start_before=end):
             told = outcome.result or {"gate": "", "failure": "run", "error": outcome.failure}
             journal.add(outcome.task[0], what="winner", **told)
             print(f"{outcome.task[0]}: {told['gate']} {told['failure'] or ''} {told['error'] or ''}"[:300], flush=True)

@@ -6,8 +6,6 @@ there; else in Triton's interpreter. Knows nothing about mutants.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import dataclass
 
 import torch
@@ -76,17 +74,13 @@ class Verdicts:
 
     def judge(self, program: Program) -> Judged:
         """The verdict on `program`: as in a search, and if that is good as in the final verification."""
-        cache = tempfile.mkdtemp(prefix="qimeng_verdicts_")
-        try:
-            search = self._one(program, cache, final=False)
-            return Judged(search, self._one(program, cache, final=True) if search.ok else None)
-        finally:
-            shutil.rmtree(cache, ignore_errors=True)
+        search = self._one(program, final=False)
+        return Judged(search, self._one(program, final=True) if search.ok else None)
 
-    def _one(self, program: Program, cache: str, final: bool) -> Verdict:
+    def _one(self, program: Program, final: bool) -> Verdict:
         worker: Process | None = None
         try:
-            environment = ENVIRONMENT if self.device == "cpu" else {"TRITON_CACHE_DIR": cache}
+            environment = ENVIRONMENT if self.device == "cpu" else {}
             worker = self._server.start(self._target, self._setup, environment=environment, sandbox=self.sandbox)
             worker.call("ready", START_S)
             worker.call("load", CALL_S, source=program.source)

@@ -20,6 +20,7 @@ from qimeng.device import Device, target_device
 from qimeng.device_lock import DeviceLock, lock_path
 from qimeng.envs.cost.time_bounds import least_ms
 from qimeng.envs.judge.baseline import Baseline
+from qimeng.envs.judge.device_memory import DeviceMemory
 from qimeng.envs.judge.device_turns import DeviceTurns
 from qimeng.envs.judge.gates.gpu_run import Equipment, GpuRun
 from qimeng.envs.judge.gates.pipeline import Pipeline
@@ -49,6 +50,8 @@ from qimeng.spec import KernelSpec
 
 MEMORY_WAIT_S, LOOK_EVERY_S = 60.0, 0.25
 """Seconds that an evaluation waits at most for memory that others hold on the device, and between two looks."""
+
+RAN_OUT = torch.OutOfMemoryError
 
 
 class GpuEvaluator(SerialEvaluator):
@@ -87,6 +90,7 @@ class GpuEvaluator(SerialEvaluator):
         compiled: torch.compile's programs, which the final verification times where they were begun.
         times: takes the programs' times.
         turns: on the device.
+        memory: turns on its memory: a program that ran out of it beside others is judged again without them.
         workers: the processes that candidates run in.
         spent: wall seconds by part, from the making of this on, over all evaluations.
     """
@@ -128,6 +132,7 @@ class GpuEvaluator(SerialEvaluator):
         self.folder = Path(tempfile.mkdtemp(prefix="qimeng_judge_"))
         cuda = self.torch_device.type == "cuda"
         self.turns = DeviceTurns(DeviceLock(lock_path(self.torch_device)) if cuda else None)
+        self.memory = DeviceMemory(self.turns.path)
         spec.domains  # noqa: B018  inferred once, here, to travel with the spec: a worker would take half a second
         self._setup = Setup(spec.to_bytes(), spec.mode, str(self.torch_device))
         self.baselines_process = Baseline(self.server, self._setup, self.draw_seed, timeout_s)
@@ -138,16 +143,14 @@ class GpuEvaluator(SerialEvaluator):
         self.workers.prefetch()
         opening = Clock(clock)
         try:
-            with self.turns.turn("reference", opening):
-                self.references = References(
-                    spec, graph, self.torch_device, self.draw_seed, between=lambda: self.turns.step_aside(opening)
-                )
-        except torch.OutOfMemoryError as error:
-            self._end()
-            raise DeviceError(f"{spec.name} does not fit the free memory of {self.torch_device}: {error}") from None
+            found = self.memory.use(partial(self._opened, opening), lambda f: isinstance(f, RAN_OUT), opening)
         except BaseException:
             self._end()
             raise
+        if isinstance(found, RAN_OUT):
+            self._end()
+            raise DeviceError(f"{spec.name} does not fit the free memory of {self.torch_device}: {found}")
+        self.references = found
         if beside > 1:
             plan = self.references.plan
             self.references.plan = replace(plan, pool_bytes=plan.pool_bytes // beside)
@@ -207,8 +210,11 @@ class GpuEvaluator(SerialEvaluator):
         clock = Clock(self.clock)
         try:
             with clock.part("judge"):
-                found = self._with_some_plan(request, clock)
+                evaluate = partial(self._with_some_plan, request, clock)
+                found = self.memory.use(evaluate, lambda f: f.failure == "memory", clock)
         finally:
+            if self.memory.wanted:
+                self.references.release()
             for part, seconds in clock.seconds.items():
                 self.spent[part] = self.spent.get(part, 0.0) + seconds
         return replace(found, seconds=dict(clock.seconds))
@@ -219,6 +225,20 @@ class GpuEvaluator(SerialEvaluator):
         self.references.release()
 
     # -- parts
+
+    def _opened(self, clock: Clock) -> References | torch.OutOfMemoryError:
+        """The reference; what PyTorch says where its own run does not fit the free memory."""
+        try:
+            with self.turns.turn("reference", clock):
+                return References(
+                    self.spec,
+                    self.graph,
+                    self.torch_device,
+                    self.draw_seed,
+                    between=lambda: self.turns.step_aside(clock),
+                )
+        except RAN_OUT as error:
+            return error
 
     def _with_some_plan(self, request: EvaluationRequest, clock: Clock) -> Evaluation:
         """The answer, with as little memory as it takes; what others hold is waited for."""
@@ -250,7 +270,7 @@ class GpuEvaluator(SerialEvaluator):
                 return self._final(request, clock)
             run = self._run(request, clock, self._cache, self._compilers)
             return self._judged(run, CHECK_GATES if request.asked is Asked.CHECK else SEARCH_GATES)
-        except torch.OutOfMemoryError:
+        except RAN_OUT:
             return None
 
     def _final(self, request: EvaluationRequest, clock: Clock) -> Evaluation:
@@ -319,6 +339,7 @@ class GpuEvaluator(SerialEvaluator):
         self.workers.close()
         remove_folder(self.folder)
         self.turns.close()
+        self.memory.close()
 
     def _compile_into(self, cache: str) -> Compilers:
         return Compilers(self.server, self.device, cache, self.compile_threads, self.timeout_s, self.sandbox)

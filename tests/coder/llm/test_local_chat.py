@@ -112,7 +112,7 @@ def test_it_stops_writing_for_who_measures(chat: LocalChat, tmp_path: Path, monk
             if len(events) == 1:
                 Lock.measuring = threading.Thread(target=measure)
                 Lock.measuring.start()
-                while not self._somebody_waits():
+                while not self.wanted:
                     pass
             super().step_aside()
 
