@@ -68,6 +68,7 @@ def measured(name: str, seconds: float, modes: list[str], options: dict[str, Any
         "compile_errors": {mode: call for mode, call in compiled.items() if isinstance(call, str)},
         "error": record.compared[0].error if record.compared else None,
         "parts": [{key: getattr(part, key) for key in PART} for part in record.parts],
+        "recorded": "" in record.calls and any("replayed" in note for note in record.notes),
         "notes": record.notes,
         "calls": {n: dict(c) for n, c in record.calls.items()},
     }  # fmt: skip
@@ -75,7 +76,6 @@ def measured(name: str, seconds: float, modes: list[str], options: dict[str, Any
 
 def _compiled(model: nn.Module, inputs: tuple[Any, ...], mode: str) -> Any:
     """The model compiled and called twice, or why that failed."""
-    torch._dynamo.reset()
     compiled = torch.compile(model, mode=None if mode == "default" else mode)
     try:
         for _ in range(3):
@@ -104,7 +104,7 @@ def main(
             row = {"model": name, "failed": f"{type(error).__name__}: {error}"[:500]}
         with out.open("a") as file:
             file.write(json.dumps(row | {"environment": facts}) + "\n")
-        print(json.dumps({k: v for k, v in row.items() if k not in ("calls",)}), flush=True)
+        print(json.dumps({k: v for k, v in row.items() if k != "calls"}), flush=True)
         torch.cuda.empty_cache()
 
 

@@ -66,7 +66,10 @@ class CompiledGraph:
         module = self.module(inputs)
         optimize(module, self._others(inputs), inplace=True, **{"seconds": SECONDS, "parts": WHOLE, **options})
         dispatch = module.__dict__.get("forward")
-        self.variants = list(dispatch.variants.values()) if isinstance(dispatch, Dispatch) else []
+        found = dispatch.variants.values() if isinstance(dispatch, Dispatch) else ()
+        self.variants = [v for v in found if isinstance(v, Variant)]
+        if not self.variants:
+            self.modules.clear()
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         """What the graph returns."""

@@ -74,6 +74,19 @@ def tensors_of(x: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(i)
 
 
+def memory_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory for a tensor of the same shape, strides, dtype and device; usable inside and outside of inference mode."""
+    with torch.inference_mode(False):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def copied_into(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """`target` with the values of `source`; what an expanded dimension repeats is copied once."""
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in source.stride())
+    target[once].copy_(source.detach()[once])
+    return target
+
+
 @dataclass(frozen=True)
 class Slot:
     """Stands for a tensor, by its number."""
@@ -104,4 +117,4 @@ def filled(form: Any, tensors: Sequence[torch.Tensor]) -> Any:
     return {k: filled(v, tensors) for k, v in form.items()} if isinstance(form, dict) else form
 
 
-__all__ = ["Key", "Slot", "filled", "hollow", "key_of", "tensors_of"]
+__all__ = ["Key", "Slot", "copied_into", "filled", "hollow", "key_of", "memory_like", "tensors_of"]

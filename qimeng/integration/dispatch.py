@@ -17,7 +17,7 @@ from torch import nn
 
 from qimeng.integration.calls import Key, key_of, tensors_of
 from qimeng.integration.operator import register, through
-from qimeng.integration.variant import Variant
+from qimeng.integration.variant import Answer, Variant
 
 REASONS = {
     "shapes": "no program was made for the shapes, strides, dtypes or other arguments of this call",
@@ -49,15 +49,15 @@ class Dispatch:
 
     def __init__(self, module: nn.Module, own: Callable[..., Any] | None = None):
         self.module, self.own = module, own
-        self.variants: dict[Key, Variant] = {}
+        self.variants: dict[Key, Answer] = {}
         self.calls: Counter[str] = Counter()
         self._numbers: dict[Key, int] = {}
         self._inside = [(part, _facts(part, part is module)) for part in module.modules()]
 
-    def add(self, variant: Variant) -> None:
-        """Take up a program that is bound to the module."""
+    def add(self, variant: Answer) -> None:
+        """Take up what is bound to the module."""
         self.variants[variant.key] = variant
-        if variant.outputs is not None:
+        if variant.outputs is not None and variant.form is not None:
             self._numbers[variant.key] = register(self, variant.form, variant.outputs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +78,7 @@ class Dispatch:
             type(self.module).forward(self.module, *args, **kwargs) if self.own is None else self.own(*args, **kwargs)
         )
 
-    def _compiled(self, variant: Variant | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _compiled(self, variant: Answer | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call as one operator, for torch.compile and torch.export; the module's own code where gradients flow."""
         number = -1 if variant is None else self._numbers.get(variant.key, -1)
         if number < 0 or self._needs_gradients(args, kwargs) or _in_autocast():
@@ -91,7 +91,7 @@ class Dispatch:
             return False
         return any(t.requires_grad for t in (*tensors_of((args, kwargs)), *self.module.parameters()))
 
-    def refused(self, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def refused(self, variant: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Why `variant` may not answer this call of its kind, one of `REASONS`; empty where it may."""
         if torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:
             return "traced"
@@ -140,15 +140,29 @@ def _interprets() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+def dispatch_of(module: nn.Module) -> Dispatch:
+    """What stands in for the forward of `module`, from now on if nothing did."""
+    present = module.__dict__.get("forward")
+    if not isinstance(present, Dispatch):
+        module.forward = present = Dispatch(module, present)
+    return present
+
+
 def attach(module: nn.Module, variant: Variant) -> bool:
     """Let `module` run a program where it fits; False where the tensors of `module` do not fit it."""
-    present = module.__dict__.get("forward")
-    dispatch = present if isinstance(present, Dispatch) else Dispatch(module, present)
     if not variant.bind(module):
         return False
-    dispatch.add(variant)
-    module.forward = dispatch
+    dispatch_of(module).add(variant)
     return True
+
+
+def take_out(module: nn.Module, key: Key) -> None:
+    """Let `module` answer calls of this kind as it did before something was attached for them."""
+    present = module.__dict__.get("forward")
+    if isinstance(present, Dispatch):
+        present.variants.pop(key, None)
+        if not present.variants:
+            detach(module)
 
 
 def detach(module: nn.Module) -> None:
@@ -173,4 +187,4 @@ def own_code(model: nn.Module) -> Iterator[None]:
             module.forward = dispatch
 
 
-__all__ = ["REASONS", "Dispatch", "FallbackWarning", "attach", "detach", "own_code"]
+__all__ = ["REASONS", "Dispatch", "FallbackWarning", "attach", "detach", "dispatch_of", "own_code", "take_out"]

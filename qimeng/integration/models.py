@@ -5,12 +5,10 @@ Deals in one model and its example calls. Knows nothing about how one part is op
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +24,14 @@ from qimeng.errors import QimengError, SpecError
 from qimeng.graph.capture import CaptureError
 from qimeng.integration.cache import ResultCache, cache_key
 from qimeng.integration.calls import hollow, key_of, tensors_of
-from qimeng.integration.dispatch import FallbackWarning, attach, detach, own_code
+from qimeng.integration.copies import same_buffers, shared_copy
+from qimeng.integration.dispatch import FallbackWarning, attach, own_code
 from qimeng.integration.operator import Outputs
 from qimeng.integration.parts import Part, choose
 from qimeng.integration.profile import Visit, arguments, visits
 from qimeng.integration.record import PartReport, Record
+from qimeng.integration.settle import settle
 from qimeng.integration.variant import Variant
-from qimeng.integration.whole import Compared, compare, differences
 from qimeng.planner.lm.disk_cache import version
 from qimeng.program.load import load_source
 from qimeng.program.program import Program
@@ -101,13 +100,13 @@ def optimize(
     record = Record(model, row.name)
     store = None if cache is False else ResultCache(None if cache is True else cache)
     work = _Work(model, record, row, mode, store, options, on_part)
-    with _same_buffers(model), warnings.catch_warnings():
+    with same_buffers(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
         planned = [_planned(model, args, named, parts) for args, named in calls]
         for number, plan in enumerate(planned):
             work.optimize(plan, began + seconds * (number + 1) / len(planned))
         for args, named in calls:
-            work.compare(module, args, named)
+            settle(record, module, args, named)
     for counts in record.calls.values():
         counts.clear()
     mode_now, other = ("training", "evaluation") if model.training else ("evaluation", "training")
@@ -115,35 +114,6 @@ def optimize(
     record.seconds = time.monotonic() - began
     vars(model)["qimeng"] = record
     return model
-
-
-def shared_copy(module: nn.Module) -> nn.Module:
-    """A copy of a model that shares all of its parameters and buffers.
-
-    Raises:
-        SpecError: the model cannot be copied.
-    """
-    memo = {id(t): t for t in (*module.parameters(), *module.buffers())}
-    try:
-        return copy.deepcopy(module, memo)
-    except Exception as error:  # copying calls the user's own code, which may raise anything
-        raise SpecError(
-            f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error}): optimize it in place, with "
-            "inplace=True"
-        ) from error
-
-
-@contextmanager
-def _same_buffers(model: nn.Module) -> Iterator[None]:
-    """Calls inside leave no trace in buffers, such as running means and counters."""
-    before = [(b, b._version, b.detach().clone()) for b in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, version, value in before:
-                if buffer._version != version:
-                    buffer.copy_(value)
 
 
 @dataclass(frozen=True)
@@ -187,47 +157,17 @@ class _Work:
         for part in plan.parts:
             budget = (deadline - time.monotonic()) * part.share / max(left, part.share)
             left -= part.share
-            for group in self._equal(part, plan):
-                self._part(group, plan, budget * len(group.names) / len(part.names))
+            for text, group in self._equal(part, plan):
+                self._part(group, text, plan, budget * len(group.names) / len(part.names))
 
-    def compare(self, original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Hold the whole model against the original; take the programs out where the results are too far off."""
-        if not any(part.variant is not None and part.variant.places is not None for part in self.record.parts):
-            return
-        compared = self._compared(original, args, kwargs)
-        if not compared.same:
-            self.record.restore()
-            reason = (
-                f"the programs together differ from the model by {compared.error:.3g} of its results (limit "
-                f"{compared.limit:.3g}), so that all were taken out"
-            )
-            self.record.notes.append(reason)
-            self.record.parts = [replace(p, variant=None, reason=p.reason or "taken out") for p in self.record.parts]
-        self.record.compared.append(compared)
-
-    def _compared(self, original: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compared:
-        if original is not self.model:
-            return compare(original, self.model, args, kwargs)
-        with own_code(self.model), torch.no_grad():
-            wanted = self.model(*args, **kwargs)
-        try:
-            original = shared_copy(original)
-        except SpecError:  # it was optimized in place since it cannot be copied
-            self.record.notes.append("the whole model was not timed: it cannot be copied")
-            with torch.no_grad():
-                return differences(wanted, self.model(*args, **kwargs))
-        for part in original.modules():
-            detach(part)
-        return compare(original, self.model, args, kwargs)
-
-    def _equal(self, part: Part, plan: _Plan) -> list[Part]:
-        """The part divided into submodules that compute the same, seen by their captured graphs."""
-        if len(part.names) == 1:
-            return [part]
-        groups: dict[str, list[str]] = {}
+    def _equal(self, part: Part, plan: _Plan) -> list[tuple[str, Part]]:
+        """The part divided into submodules that compute the same, each with the text that says what (`_text`)."""
+        groups: dict[tuple[str, str], list[str]] = {}
         for name in part.names:
-            groups.setdefault(self._text(plan.seen[name].module, plan.given[name]) or f"{name} alone", []).append(name)
-        return [Part(tuple(names), part.key, part.share * len(names) / len(part.names)) for names in groups.values()]
+            text = self._text(plan.seen[name].module, plan.given[name])
+            groups.setdefault((text, "" if text else name), []).append(name)
+        share = part.share / len(part.names)
+        return [(text, Part(tuple(names), part.key, share * len(names))) for (text, _), names in groups.items()]
 
     def _text(self, module: nn.Module, given: Arguments) -> str:
         """The start program of a submodule, which says all that it computes; empty where it cannot be captured."""
@@ -238,11 +178,10 @@ class _Work:
         except (CaptureError, SpecError):
             return ""
 
-    def _part(self, part: Part, plan: _Plan, budget: float) -> None:
+    def _part(self, part: Part, text: str, plan: _Plan, budget: float) -> None:
         """Optimize what stands for a part and let all of its submodules run the program."""
         began, module = time.monotonic(), plan.seen[part.name].module
         args, kwargs = plan.given[part.name]
-        text = self._text(module, plan.given[part.name])
         key = cache_key(
             (text, part.key, self.device.name, self.mode, version(), sorted(map(str, self.options.items())))
         )
@@ -279,13 +218,13 @@ class _Work:
     def _attach(self, part: Part, plan: _Plan, result: Result) -> Variant | None:
         """Let every submodule of the part run the program; the first one's is returned."""
         first: Variant | None = None
+        loaded = load_source(result.source)  # kernels are compiled once for all
         for name in part.names:
             module, (args, kwargs) = plan.seen[name].module, plan.given[name]
             with torch.no_grad():
                 returned = module(*args, **kwargs)
             outputs = Outputs.of(returned, [*tensors_of((args, kwargs)), *module.parameters(), *module.buffers()])
-            program = load_source(result.source).Model()
-            variant = Variant(part.key, program, result.source, hollow((args, kwargs)), outputs)
+            variant = Variant(part.key, loaded.Model(), result.source, hollow((args, kwargs)), outputs)
             if attach(module, variant):
                 first = first or variant
         return first
@@ -333,4 +272,4 @@ def _calls(example_inputs: Any, kwargs: Mapping[str, Any] | None) -> list[Argume
     return calls
 
 
-__all__ = ["optimize", "shared_copy"]
+__all__ = ["optimize"]

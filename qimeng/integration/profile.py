@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qimeng.integration.calls import Key, key_of
+from qimeng.integration.calls import Key, copied_into, key_of, memory_like
 
 ROOT = ""
 """Name of the model itself."""
@@ -97,10 +97,7 @@ def arguments(
 def _copied(x: Any) -> Any:
     """Arguments as they are now, with the same strides: a submodule may change them in place."""
     if isinstance(x, torch.Tensor):
-        copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-        once = tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())
-        copy[once].copy_(x.detach()[once])
-        return copy
+        return copied_into(memory_like(x), x)
     if isinstance(x, (tuple, list)):
         return type(x)([_copied(i) for i in x])
     return {k: _copied(v) for k, v in x.items()} if isinstance(x, dict) else x

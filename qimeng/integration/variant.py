@@ -6,8 +6,9 @@ nothing about when a program may run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -43,7 +44,9 @@ class Place:
         home, name = _home(module, key)
         place = home._parameters if name in home._parameters else home._buffers
         t = place.get(name)
-        return None if t is None else cls(place, name, t, t.dtype, t.device, t._version if values else None)
+        if t is None:
+            return None
+        return cls(place, name, t, t.dtype, t.device, t._version if values and not t.is_inference() else None)
 
     @property
     def same(self) -> bool:
@@ -52,6 +55,37 @@ class Place:
         if self.home.get(self.name) is not t or t.dtype is not self.dtype or t.device != self.device:
             return False
         return self.version is None or t._version == self.version
+
+
+class Answer(Protocol):
+    """What answers one kind of call in place of a module's own code: a `Variant`, or a recording of the whole call."""
+
+    @property
+    def key(self) -> Key:
+        """Of the call."""
+
+    @property
+    def form(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments of such a call, tensors left out; None where no operator is to be made of it."""
+
+    @property
+    def outputs(self) -> Outputs | None:
+        """What such a call returns, where an operator can return it."""
+
+    @property
+    def places(self) -> list[Place] | None:
+        """Of the module's tensors that it computes with."""
+
+    @property
+    def kernels(self) -> bool:
+        """Whether it needs a GPU, or Triton's interpreter."""
+
+    @property
+    def program(self) -> Callable[..., Any]:
+        """Takes the arguments, returns what the module does."""
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether it computes with the present tensors of `module`, after taking them up if need be."""
 
 
 @dataclass
@@ -123,4 +157,4 @@ def _home(module: nn.Module, key: str) -> tuple[nn.Module, str]:
     return module.get_submodule(path), name
 
 
-__all__ = ["Place", "Variant"]
+__all__ = ["Answer", "Place", "Variant"]
