@@ -122,7 +122,7 @@ class References(SlicedReference):
                 any_kind = number >= len(trial.outputs)
                 if accuracy.same_but_for_few(actual, expected, any_kind):
                     return expected.excused(Error())
-                hidden = None if any_kind else self._without_what_masks_hide(trial, number)
+                hidden = None if any_kind else self._without_what_masks_hide(trial, number, actual)
                 if hidden is not None and accuracy.same_but_for_few(actual, hidden, any_kind=True):
                     return hidden.excused(Error())
         elif number < len(trial.outputs) and self.accepts_selection(trial, number, actual):
@@ -131,12 +131,12 @@ class References(SlicedReference):
             return expected.excused(error)
         return None
 
-    def _without_what_masks_hide(self, trial: Trial, number: int) -> Expected | None:
+    def _without_what_masks_hide(self, trial: Trial, number: int, actual: torch.Tensor) -> Expected | None:
         """What is expected where the weights of infinite inputs are exact zeros; None where nothing has such weights.
 
         A mask gives a weight of exactly zero, and zero times infinity is no number. Kernels for attention differ in
-        which blocks of masked elements they skip, eager's among them, so that both values are right there. What is
-        infinite by one element and no number by another, hidden one may be either.
+        which blocks of masked elements they skip, eager's among them, so that both values are right there, each where
+        `actual` has its kind. What is infinite by one element and no number by another, hidden one may be either.
         """
         if not self.weighs or self.kind != "float64":
             return None
@@ -144,7 +144,7 @@ class References(SlicedReference):
         module = self._exact_module(self.parameters.set(trial.draw.parameter_seed))
         with torch.no_grad():
             first, second = (tensors_in(module(*to_double(x, self._place)))[number] for x in self._finite(trial.draw))
-        hidden = (first == second).to(self.device)
+        hidden = (first == second).to(self.device) & actual.isfinite()
         return replace(expected, value=torch.where(hidden, first.to(expected.value), expected.value))
 
     def _finite(self, draw: Draw) -> Iterator[tuple[Any, ...]]:
