@@ -147,8 +147,10 @@ class Edit:
             NoRewrite: their shapes, dtypes or strides differ.
         """
         was, now = self.meta(old), self.meta(new)
-        if was.shape == now.shape and was.dtype == now.dtype and was.is_contiguous and was.stride != now.stride:
-            if all(n == 1 or a == b for n, a, b in zip(was.shape, was.stride, now.stride, strict=True)):
+        if was.shape == now.shape and was.dtype == now.dtype and was.stride != now.stride:
+            if not was.is_contiguous:
+                new = self._laid_out(new, was)
+            elif all(n == 1 or a == b for n, a, b in zip(was.shape, was.stride, now.stride, strict=True)):
                 new = self.op("aten.view.default", new, was.shape)
             else:
                 new = self.op("aten.clone.default", new, memory_format=torch.contiguous_format)
@@ -156,6 +158,13 @@ class Edit:
         if was != now:
             raise NoRewrite(f"{old.node} has {was}, the rewritten one {now}")
         self._instead[old] = new
+
+    def _laid_out(self, value: Value, like: Meta) -> Value:
+        """A copy of `value` whose dimensions lie in memory in the order of those of `like`."""
+        order = sorted(range(len(like.shape)), key=lambda d: (-like.stride[d], d))
+        turned = self.op("aten.permute.default", value, order)
+        copy = self.op("aten.clone.default", turned, memory_format=torch.contiguous_format)
+        return self.op("aten.permute.default", copy, [order.index(d) for d in range(len(order))])
 
     def view_instead(self, old: Value, new: Value) -> None:
         """Have every reader of `old` read `new`, a view with other strides; what they yield may have others as well.

@@ -8,6 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from qimeng.graph.capture import capture
+from qimeng.graph.device_strides import heads_inside, with_strides
+from qimeng.graph.rewrites import find_rewrites
+from qimeng.program.program import Program
 from tests.graph.rewriting import Rewritten
 
 
@@ -36,3 +40,14 @@ def test_products_take_the_place_of_a_deep_attention(options: dict[str, Any]) ->
 def test_others_stay_whole(depth: int, options: dict[str, Any], words: str) -> None:
     found = rewritten(depth, **options)
     assert not found.rules and words in found.reasons[0]
+
+
+def test_the_result_lies_in_memory_as_a_gpus_kernel_leaves_it() -> None:
+    inputs = tuple(torch.randn(2, 3, n, 300) for n in (7, 9, 9))
+    graph = with_strides(capture(Attention, lambda: inputs), heads_inside)
+    found, reasons = find_rewrites(graph, "apart")
+    assert len(found) == 1 and reasons == ()
+    program = Program.start(graph).with_rewrites(found)
+    result = program.load().Model()(*inputs)
+    assert result.stride() == (6300, 300, 900, 1)
+    assert torch.allclose(result, Attention()(*inputs), atol=1e-5)
