@@ -7,6 +7,7 @@ copied from there. Source: PyTorch's notes on CUDA graphs. Knows nothing about p
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -24,7 +25,7 @@ WARM_UPS = 2
 """Calls before a recording, in which kernels are compiled, algorithms chosen and weights packed."""
 
 
-class CannotRecord(Exception):
+class _CannotRecord(Exception):
     """Why the calls of a module cannot be recorded."""
 
 
@@ -107,19 +108,19 @@ class Recording:
         try:
             self._rehearse(args, kwargs)
             self._replay, self._returned = self.recorder(lambda: self.run(*args, **kwargs))
-        except CannotRecord as why:
+        except _CannotRecord as why:
             self.refused, self._inputs = str(why), []
 
     def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the module as in a recording, and see that a replay can stand for the call.
 
         Raises:
-            CannotRecord: tensors on several devices, a wait for the GPU, random numbers, changed inputs or buffers,
+            _CannotRecord: tensors on several devices, a wait for the GPU, random numbers, changed inputs or buffers,
                 results that are memory of inputs or parameters, or of a class that is not known.
         """
         held = [*self._inputs, *(place.tensor for place in self.places or ())]
         if not self._inputs or len({t.device for t in held}) > 1:
-            raise CannotRecord("its tensors are not all on one GPU")
+            raise _CannotRecord("its tensors are not all on one GPU")
         device = held[0].device
         self.run(*args, **kwargs)  # compiles, chooses algorithms, packs weights
         before, numbers = [_version(t) for t in held], _random_states(device)
@@ -127,19 +128,19 @@ class Recording:
             with _as_recorded(device):
                 returned = self.run(*args, **kwargs)
         except Exception as error:  # what waits for the GPU raises; the module's own code may raise anything then
-            raise CannotRecord(f"a call waits for the GPU ({error})"[:300]) from error
+            raise _CannotRecord(f"a call waits for the GPU ({error})"[:300]) from error
         if [_version(t) for t in held] != before:
-            raise CannotRecord("a call changes inputs, parameters or buffers")
+            raise _CannotRecord("a call changes inputs, parameters or buffers")
         if any(not torch.equal(a, b) for a, b in zip(numbers, _random_states(device), strict=True)):
-            raise CannotRecord("a call draws random numbers")
+            raise _CannotRecord("a call draws random numbers")
         leaves = _pytree.tree_leaves(returned)
         odd = [x for x in leaves if not isinstance(x, (torch.Tensor, bool, int, float, str, type(None)))]
         if odd:
-            raise CannotRecord(f"a call returns a {type(odd[0]).__name__}")
+            raise _CannotRecord(f"a call returns a {type(odd[0]).__name__}")
         results = [x for x in leaves if isinstance(x, torch.Tensor)]
         memory = [t.untyped_storage().data_ptr() for t in results if t.numel()]
         if {t.untyped_storage().data_ptr() for t in held} & set(memory) or len(set(memory)) < len(memory):
-            raise CannotRecord("results share memory with inputs, parameters or each other")
+            raise _CannotRecord("results share memory with inputs, parameters or each other")
 
     def _forget(self) -> None:
         self.places, self.refused = None, ""
@@ -173,7 +174,8 @@ def _as_recorded(device: torch.device) -> Iterator[None]:
         yield
         return
     mode = torch.cuda.get_sync_debug_mode()
-    with mock.patch("torch.cuda.is_current_stream_capturing", lambda: True):
+    with warnings.catch_warnings(), mock.patch("torch.cuda.is_current_stream_capturing", lambda: True):
+        warnings.simplefilter("ignore")  # PyTorch says that this mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
         try:
             yield
