@@ -101,11 +101,12 @@ class Law:
         """Draw values into `out`, whose elements are each in memory once."""
         wide = torch.float64 if out.dtype is torch.float64 else torch.float32
         x = out if out.dtype is wide and out.is_contiguous() else torch.empty(out.shape, dtype=wide, device=out.device)
-        left, width = self.left.to(wide), self.width.to(wide)
+        pieces = torch.complex(self.left.to(wide), self.width.to(wide))  # pairs: one gather reads both
         for block in x.view(-1).split(_BLOCK):
-            at = torch.rand(block.shape, dtype=wide, device=x.device, generator=generator).mul_(len(left))
-            piece = at.long().clamp_(max=len(left) - 1)
-            block.copy_(at.sub_(piece).mul_(width[piece]).add_(left[piece]))
+            which = torch.randint(len(pieces), block.shape, device=x.device, generator=generator)
+            part = torch.rand(block.shape, dtype=wide, device=x.device, generator=generator)
+            drawn = pieces[which]
+            torch.addcmul(drawn.real, drawn.imag, part, out=block)
         for axis in reversed(self.axes):
             x.mul_(axis.std.to(wide)).add_(axis.mean.to(wide))
         for axis in self.axes:
