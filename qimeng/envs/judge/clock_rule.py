@@ -26,6 +26,8 @@ SLACK_MS = {"cuda": 0.02, "cpu": 0.05}
 """Milliseconds by which the shortest of a few batches may be longer by chance."""
 CALL_MS = {"cuda": 0.001, "cpu": 0.015}
 """Milliseconds that a call may take longer in a batch, because another process wrote its inputs."""
+LAUNCH_MS = 0.05
+"""Milliseconds of a call that may be the host's where calls are not queued: a few launches on a busy machine."""
 WORST_RELATION = 0.6
 """Lower bound on a CPU for the ratio of eager's reported time to the judge's time."""
 LEAST = 0.2
@@ -102,6 +104,8 @@ def decide(found: Readings, told_ms: float, eager_ms: float, kind: str) -> Rulin
     if unlike := _eager_unlike(eager - host, told_ms, eager_ms, slack, kind):
         return Ruling(None, unlike)
     if told_ms < share * least:
+        if kind == "cuda" and not found.queued and least - told_ms < LAUNCH_MS:
+            return Ruling(None, f"{claim} a call, {seen}: the difference may be the host's, which launches them")
         return Ruling(False, f"{claim} a call, but {seen}")
     if told_ms < share * most:
         return Ruling(None, f"{claim} a call, {seen}: the difference may be chance")

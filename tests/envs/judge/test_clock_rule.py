@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from qimeng.envs.judge.clock_rule import Readings, decide
@@ -77,6 +79,14 @@ def test_where_calls_cannot_be_queued_the_host_counts_as_it_does_for_eager():
     assert decide(found, 0.05, 0.1, "cuda").ok is True
     slow = Readings(32, IDLE, (1 + 32 * 0.3,), (1 + 32 * 0.5,))
     assert decide(slow, 0.05, 0.1, "cuda").ok is False
+
+
+def test_a_short_program_that_a_busy_host_launches_late_is_no_cheat():
+    """A copy of 5 us, where eager returns a view and the calls could not be queued."""
+    found = Readings(32, (0.1, 0.1, 0.1), (0.116,), (1.1,))
+    assert decide(found, 0.0055, 0.0005, "cuda").ok is None
+    assert decide(replace(found, queued=True), 0.0055, 0.0005, "cuda").ok is False
+    assert decide(replace(found, candidate=(3.0,)), 0.0055, 0.0005, "cuda").ok is False
 
 
 def test_batches_of_another_way_to_measure_are_forgotten():
