@@ -174,17 +174,29 @@ def stability(rows: Rows) -> str:
 
 
 def recheck(rows: Rows) -> str:
-    """What became of stored winners before a later judge, by dtype and mode; then each that was refused."""
+    """Stored winners before a later judge, by dtype and mode; then the others, by why they did not pass."""
     table = [["dtype, mode", "winners", "passed", "their time then over now, geometric mean", "least"]]
-    odd = [["winner", "refused at", "why"]]
+    odd: dict[str, list[str]] = {}
     for kind in dict.fromkeys(r["key"].partition(" ")[2] for r in rows):
         mine = [r for r in rows if r["key"].partition(" ")[2] == kind]
-        ratios = [r["row_ms"] / r["ms"] for r in mine if r["ms"] and r["row_ms"]]
+        ratios = [r["row_ms"] / r["ms"] for r in mine if r.get("ms") and r.get("row_ms")]
         told = [number(geometric_mean(ratios) if ratios else None, 3), number(min(ratios, default=None), 3)]
         table.append([kind, str(len(mine)), str(sum(r["gate"] == "passed" for r in mine)), *told])
-        odd += [[r["key"], r["gate"], r["error"]] for r in mine if r["gate"] != "passed"]
+        for r in mine:
+            if r["gate"] != "passed":
+                odd.setdefault(_in_short(r["error"]), []).append(r["key"].partition(" ")[0])
     text = f"{_where(rows, PYTORCH)}\n\n{markdown(table)}"
-    return text if len(odd) == 1 else f"{text}\n{markdown(odd)}"
+    listed = [[why, str(len(keys)), ", ".join(keys)] for why, keys in odd.items()]
+    return f"{text}\n{markdown([['not passed, because', 'winners', 'which'], *listed])}" if odd else text
+
+
+def _in_short(error: str) -> str:
+    """Why a winner was refused, without its numbers."""
+    if "out of memory" in error:
+        return "the device's memory ran out"
+    return (
+        f"wrong {error.partition(' and parameters')[0].partition(':')[0]}" if error.startswith("on inputs") else error
+    )
 
 
 def is_wrong(row: dict[str, Any]) -> bool:

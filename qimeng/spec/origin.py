@@ -146,6 +146,8 @@ class SourceOrigin(Origin):
             try:
                 args, kwargs = init_arguments(space.Model, space.get_init_inputs())
                 module = space.Model(*args, **kwargs)
+            except torch.OutOfMemoryError:  # others may hold the device's memory: the judge waits for it
+                raise
             except Exception as error:  # whatever the user's constructor raises is reported as it is
                 raise SpecError(
                     f"{self.name}: Model(*get_init_inputs()) raises {type(error).__name__}: {error}{line_of(error)}"
@@ -165,7 +167,7 @@ class SourceOrigin(Origin):
             try:
                 with values(), torch.no_grad():
                     return self.module(0, "cpu").training
-            except SpecError:
+            except (SpecError, torch.OutOfMemoryError):
                 continue
         return True
 
@@ -174,6 +176,8 @@ class SourceOrigin(Origin):
         with seeded(seed, device):
             try:
                 inputs = self.namespace.get_inputs()
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:  # whatever the user's function raises is reported as it is
                 raise SpecError(
                     f"{self.name}: get_inputs() raises {type(error).__name__}: {error}{line_of(error)}"

@@ -385,3 +385,21 @@ def test_parametrized_modules_travel() -> None:
     copied = again.module()
     copied[0].parametrizations.weight.original0.mul_(2)
     assert not torch.equal(copied[0].weight, module[0].weight)
+
+
+@pytest.mark.parametrize("place", ["get_inputs", "Model"])
+def test_memory_that_runs_out_is_not_said_to_be_the_files_fault(tmp_path: Path, place: str) -> None:
+    """The device's memory may be held by others: the judge waits for it."""
+    full = "raise torch.OutOfMemoryError('CUDA out of memory')"
+    path = tmp_path / "wide.py"
+    path.write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        f"    def __init__(self):\n        super().__init__()\n        {full if place == 'Model' else 'pass'}\n"
+        "    def forward(self, x):\n        return x\n"
+        f"def get_inputs():\n    {full if place == 'get_inputs' else 'return [torch.ones(2)]'}\n"
+        "def get_init_inputs():\n    return []\n"
+    )
+    spec = KernelSpec.from_file(path)
+    with pytest.raises(torch.OutOfMemoryError):
+        spec.origin.inputs(0, "cpu") if place == "get_inputs" else spec.module("cpu")

@@ -46,7 +46,8 @@ def fenced(x: torch.Tensor) -> torch.Tensor:
         return x
     span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
     room = torch.empty(span * x.itemsize + 2 * FENCE, dtype=torch.uint8, device=x.device)
-    for part in (room,) if span > x.numel() else (room[:FENCE], room[-FENCE:]):  # between elements too, if there is room
+    between = span > x.numel()  # memory that lies between elements
+    for part in (room,) if between else (room[:FENCE], room[-FENCE:]):
         part.fill_(0xFF)
     inside = torch.empty(0, dtype=x.dtype, device=x.device)
     return inside.set_(room.untyped_storage(), FENCE // x.itemsize, x.shape, x.stride()).copy_(x)
