@@ -6,6 +6,7 @@ Deals in files of the site. Knows nothing about how a page is made (`pages.py` b
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -34,7 +35,22 @@ def on_files(files: Files, config: Any) -> Files:
     for path, name in COPIED.items():
         text = _LINK.sub(lambda found: _target(found, Path(path).parent), (ROOT / path).read_text())
         files.append(File.generated(config, name, content=text))
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        text = _LINK.sub(lambda found: _target(found, Path("notebooks")), _notebook(path))
+        files.append(File.generated(config, f"{path.stem}.md", content=text))
     return files
+
+
+def _notebook(path: Path) -> str:
+    """A notebook as a page: its texts, its code, and the text of its stored outputs."""
+    parts = []
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"````python\n{source}\n````")
+        for output in cell.get("outputs", ()):
+            shown = "".join(output.get("text") or output.get("data", {}).get("text/plain", ""))
+            parts.append(f"````text\n{shown.rstrip()}\n````")
+    return "\n\n".join(parts) + "\n"
 
 
 def _pages() -> dict[str, Any]:
@@ -62,6 +78,8 @@ def _target(found: re.Match[str], folder: Path) -> str:
     name = str(whole.relative_to(ROOT)) if whole.is_relative_to(ROOT) else path
     if name in COPIED:
         return f"]({COPIED[name]}{anchor})"
+    if whole.parent == ROOT / "notebooks" and whole.suffix == ".ipynb":
+        return f"]({whole.stem}.md{anchor})"
     if name == "README.md":
         return "](index.md)"
     if name.startswith("docs/") and whole.exists():
