@@ -2,6 +2,7 @@
 
     python -m experiments.judge_parts product --size 4096
     python -m experiments.judge_parts convolution --size 1024 --hold 20
+    python -m experiments.judge_parts pointwise --size 16384 --inside
 
 Deals in one program on PyTorch of one specification. Knows nothing about searches.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import cProfile
 import json
+import os
 import pstats
 import subprocess
 import sys
@@ -23,11 +25,15 @@ import typer
 from torch import nn
 
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+from qimeng.envs.judge.reference import References
 from qimeng.envs.workers.forkserver import Process
+from qimeng.envs.workers.worker import Worker
+from qimeng.envs.workers.worker_setup import Draw
 from qimeng.interfaces import Asked, Evaluation, EvaluationRequest
 from qimeng.program.program import Implementation, Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
+from qimeng.spec.distributions import EXAMPLES
 
 SHOWN = 40
 """Functions that are listed."""
@@ -92,6 +98,44 @@ def commands_timed() -> Iterator[dict[str, list[float]]]:
         Process.send, Process.answer = send, answer  # type: ignore[method-assign]
 
 
+def inside(spec: KernelSpec, text: str, device: torch.device) -> None:
+    """Print where the seconds of trials go in the worker's own process, by distribution, function and kernel."""
+    graph = capture_spec(spec, verify=False)
+    program = Program.start(graph)
+    program = program.with_implementation(program.regions[0].id, Implementation("torch", text, "entry"))
+    references = References(spec, graph, device)
+    worker = Worker(spec, device)
+
+    def tried(distribution: str) -> float:
+        began = time.perf_counter()
+        draw = Draw(7, distribution, references.parameter_seed())
+        answer = worker.trial(0, draw, references.mutated, references.output_bytes, copies=references.plan.copies)
+        for file in answer.files:
+            os.close(file)
+        worker.release(tidy=references.plan.tidy)
+        return round((time.perf_counter() - began) * 1e3, 2)
+
+    with torch.no_grad():
+        worker.load(source=program.source)
+        names = [EXAMPLES, *references.distributions]
+        for distribution in names:
+            tried(distribution)
+        print("milliseconds of a trial", {name: tried(name) for name in names})
+        worker._check_seal = lambda: None  # type: ignore[method-assign]  # a profiler is what it looks for
+        with cProfile.Profile() as profile:
+            for name in names:
+                tried(name)
+        pstats.Stats(profile, stream=sys.stdout).sort_stats("tottime").print_stats(SHOWN)
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        with torch.profiler.profile(activities=activities) as seen:
+            for name in names:
+                tried(name)
+    order = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    print(seen.key_averages().table(sort_by=order, row_limit=SHOWN))
+
+
 def another_job(gib: float) -> subprocess.Popen[str]:
     """A process that holds memory of the GPU until it is killed."""
     make = f"x = torch.empty({int(gib * GIB)}, dtype=torch.uint8, device='cuda')"
@@ -108,10 +152,14 @@ def main(
     device: Annotated[str, typer.Option(help="PyTorch's name of the device.")] = "cuda",
     hold: Annotated[float, typer.Option(help="GiB of the device that another job holds meanwhile.")] = 0.0,
     repeat: Annotated[int, typer.Option(help="Verifications; the last one is shown.")] = 2,
+    within: Annotated[bool, typer.Option("--inside", help="Show the worker's side instead.")] = False,
 ) -> None:
     """Verify one program and print what that took."""
     spec, text = CASES[case](size)
     cuda = device != "cpu"
+    if within:
+        inside(spec, text, torch.device(device, 0) if cuda else torch.device(device))
+        return
     other = another_job(hold) if hold and cuda else None
     evaluator = GpuEvaluator(spec, capture_spec(spec, verify=False), torch_device=device)
     try:

@@ -29,7 +29,7 @@ from qimeng.envs.workers.stopwatch import Effort
 from qimeng.envs.workers.tensor_bits import same, weighted_sum
 from qimeng.envs.workers.tensor_transfer import hand_over
 from qimeng.envs.workers.timed_program import TimedProgram, samples_to_json
-from qimeng.envs.workers.worker_inputs import foreign_inputs, put_into, tensors_of
+from qimeng.envs.workers.worker_inputs import apart, foreign_inputs, put_into, tensors_of
 from qimeng.envs.workers.worker_setup import Draw, Setup, open_device
 from qimeng.program.program import Implementation
 from qimeng.spec import KernelSpec
@@ -84,10 +84,12 @@ class Worker(TimedProgram):
                 their bits, which take no memory.
         """
         state = self._set_parameters(draw.parameter_seed)
-        inputs = self._inputs(draw)
-        inputs = put_into(self.reused, inputs) if in_place and self.reused else self._fenced(inputs)
+        drawn = self._inputs(draw)
+        inputs = put_into(self.reused, drawn) if in_place and self.reused else self._fenced(drawn)
         self.reused = inputs if self.stopwatch.has_room(inputs) else ()
         sums = [] if copies else [weighted_sum(x, draw.seed) for x in tensors_of(inputs)]
+        before = tensors_of(drawn) if copies and apart(drawn, inputs) else []
+        del drawn  # where memory is tight, they are drawn again
         prepared = PreparedBuffers(self._prepared(), draw.seed)
         poison(self.device, expected_bytes)
         seed_generators(draw.seed)
@@ -100,7 +102,7 @@ class Worker(TimedProgram):
         held |= {f"parameter {k}": v for k, v in self.model.state_dict().items()}
         facts, tensors = outputs.describe(output, held)
         if copies:
-            pairs = zip(tensors_of(inputs), tensors_of(self._inputs(draw)), strict=True)
+            pairs = zip(tensors_of(inputs), before or tensors_of(self._inputs(draw)), strict=True)
             changed = [f"input {i}" for i, (x, y) in enumerate(pairs) if not same(x, y)]
         else:
             after = [weighted_sum(x, draw.seed) for x in tensors_of(inputs)]

@@ -56,9 +56,14 @@ def with_fences(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(_pytree.tree_unflatten([fenced(x) if isinstance(x, torch.Tensor) else x for x in leaves], tree))
 
 
+def apart(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    """Whether no tensor is in both."""
+    return not {id(x) for x in tensors_of(some)} & {id(x) for x in tensors_of(others)}
+
+
 def tensors_of(tree: Any) -> list[torch.Tensor]:
     """The tensors of a tree, in order."""
     return [x for x in _pytree.tree_leaves(list(tree)) if isinstance(x, torch.Tensor)]
 
 
-__all__ = ["foreign_inputs", "put_into", "tensors_of", "with_fences"]
+__all__ = ["apart", "foreign_inputs", "put_into", "tensors_of", "with_fences"]
