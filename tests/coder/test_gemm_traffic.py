@@ -94,7 +94,7 @@ def test_where_reading_binds_the_main_loop_splits_what_it_reads(mode: str, other
     for s in schedules:
         assert s.splits * -(-256 // s.block_m) * -(-256 // s.block_n) >= H200.sms
         depth = -(-500000 // s.splits)
-        assert s.promote == 0 or depth <= s.promote, "no second accumulator"
+        assert not s.inline or s.promote == 0 or depth <= s.promote, "no second accumulator"
 
 
 def test_where_arithmetic_binds_planes_are_packed() -> None:

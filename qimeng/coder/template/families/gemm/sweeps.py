@@ -79,8 +79,11 @@ another multiplies; planes, their scales and a second accumulator take more."""
 INLINE_FIRST = 2
 """So many of those come before packed planes, the others after them."""
 
-VERY_LONG = 65536
-"""Depth from which the budget of sums allows more bias (`promotion`)."""
+VERY_LONG, VERY_LONG_SHARE = 65536, 0.225
+"""Depth from which the budget of sums allows more bias (`promotion`), and the share of it that this may take."""
+
+BIAS_OF_512 = 1.9e-6
+"""Relative error of a sum of positive numbers whose accumulator is promoted every 512 elements (H100)."""
 
 GUESSES = 2
 """Schedules of each precision that lowering tries; twice as many of the likeliest."""
@@ -219,10 +222,13 @@ def _deepened(plan: GemmPlan, s: GemmSchedule, device: Device) -> GemmSchedule:
     A second accumulator takes the registers that a second block of an SM would have.
     """
     batch, m, n, k = plan.shape
-    share = math.ceil(math.ceil(k / s.promote) / s.splits) if s.promote else 1
+    needed = math.ceil(k / s.promote) if s.promote else 1
     moved = 2 * itemsize("float32") * batch * m * n
-    most = SMALL_SHARE * sum(operand_bytes(plan, side) for side in plan.sides) / moved
-    return s.but(splits=s.splits * max(1, min(share, int(most // s.splits))))
+    most = math.ceil(SMALL_SHARE * sum(operand_bytes(plan, side) for side in plan.sides) / moved)
+    even = s.splits * math.ceil(needed / s.splits)  # as many waves, each several times
+    if even > most >= needed:
+        return s.but(splits=needed)
+    return s.but(splits=s.splits * max(1, min(even, most) // s.splits))
 
 
 def promotion(plan: GemmPlan, schedule: GemmSchedule) -> int:
@@ -231,9 +237,10 @@ def promotion(plan: GemmPlan, schedule: GemmSchedule) -> int:
     Measured on an H100: a sum of 4096 positive numbers is off by 1.9e-6 of itself when promoted every 512 elements of
     the depth, by 0.7e-6 every 256, and by 1.0e-6 in PyTorch. The judge allows four times PyTorch's error, and some of
     its inputs cancel, so 512 is too many. Sums shorter than `SHORT` need half of 256. Every 256 instead of every 512
-    takes 3.7 % longer at a depth of 32768. The sums of `VERY_LONG` depths have a budget that allows more, at most half
-    of it for the bias. TF32 and one plane of fp16 allow 1e-5, which they reach at a depth of 8192; half dtypes never
-    do. Plain fp32 has no bias, but one result in 30,000 of a depth of 32768 is off by more than the floor.
+    takes 3.7 % longer at a depth of 32768. The sums of `VERY_LONG` depths have a budget that allows more; the bias of
+    positive numbers takes `VERY_LONG_SHARE` of it, since it is larger where parts of the depth differ in size. TF32
+    and one plane of fp16 allow 1e-5, which they reach at a depth of 8192; half dtypes never do. Plain fp32 has no bias,
+    but one result in 30,000 of a depth of 32768 is off by more than the floor.
     """
     scheme, k = scheme_of(plan, schedule), plan.shape[3]
     if plan.half or k <= 64:
@@ -244,7 +251,8 @@ def promotion(plan: GemmPlan, schedule: GemmSchedule) -> int:
     if len(scheme.products) == 1 and scheme.dot != "tf32x3":
         return 1024 * wider if k >= 8192 and scheme.scaled else 0
     if k >= VERY_LONG:
-        return (1024 if schedule.cat else 512) * wider
+        deepest = 1 << int(math.log2(512 * VERY_LONG_SHARE * budget(plan) / BIAS_OF_512))
+        return 2 * deepest if schedule.cat else deepest
     return 128 if k < SHORT else 256
 
 
