@@ -42,6 +42,11 @@ class Schedule:
         """This schedule with some fields changed."""
         return replace(self, **changes)
 
+    @property
+    def numerics(self) -> str:
+        """What of it decides on rounding errors; empty where all schedules of the family round alike."""
+        return ""
+
     def fault(self) -> str:
         """Which field has a value that no kernel can be printed from; empty where all are well formed."""
         for f in fields(self):

@@ -18,6 +18,7 @@ from qimeng.envs.cost.roofline import roofline
 from qimeng.envs.judge.ranking import beats, refusal
 from qimeng.envs.steps.compiled_whole import compiled_whole
 from qimeng.envs.steps.result import Result
+from qimeng.envs.steps.second_best import REPAIRS, next_best
 from qimeng.envs.steps.session import Session
 from qimeng.envs.steps.state import Budget, Progress, State
 from qimeng.envs.steps.task import Task
@@ -113,8 +114,9 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
     """Verify the best program in a fresh process and build the result.
 
     The candidates are the start program and those of the best one's path that beat the candidate before by twice the
-    uncertainty (`qimeng.envs.judge.ranking`), so that noise adds no step. The last is verified; where it fails, or is
-    timed slower than the candidate before it, that one is next. Where torch.compile, timed beside it, is faster, its
+    uncertainty (`qimeng.envs.judge.ranking`), so that noise adds no step. The last is verified; where it is wrong,
+    another way to write its last kernel is (`qimeng.envs.steps.second_best`). Where that fails too, or is timed slower
+    than the candidate before it, that one is next. Where torch.compile, timed beside it, is faster, its
     code is taken (`qimeng.envs.steps.compiled_whole`). Where nothing else passes, or what passes runs on PyTorch alone,
     the computation is returned as its author wrote it.
     """
@@ -124,7 +126,7 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
     best = ledger.best or session.state
     candidates = established(best)
     notes: list[str] = [*([task.reason] if task.reason else []), *remarks]
-    winner, evaluation = candidates[0], ledger.start
+    winner, evaluation, repairs = candidates[0], ledger.start, REPAIRS
     try:
         for number in range(len(candidates) - 1, -1, -1):
             winner = candidates[number]
@@ -135,6 +137,13 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
             if problem is None or number == 0:
                 break
             notes.append(f"the program of {len(winner.recipe())} steps is not returned: {problem}")
+            if evaluation.failure == "wrong" and repairs and (other := next_best(session, winner)) is not None:
+                repairs -= 1
+                session.tell("final", "verify another way to write its last kernel")
+                found = task.judged(other.program, asked=Asked.FINAL)
+                if refusal(found, parent.evaluation if parent else None) is None:
+                    winner, evaluation = other, found
+                    break
     except KeyboardInterrupt:
         evaluation = winner.evaluation or Evaluation(Gate.WRITE, "interrupted before it was judged", "interrupted")
         if not winner.program.on_pytorch:  # what came after it was refused

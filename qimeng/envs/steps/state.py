@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from qimeng.envs.steps.caching import UNKNOWN
+from qimeng.envs.steps.second_best import Unchosen
 from qimeng.interfaces import Action, Evaluation, Patch, Scope, Step, Ticket
 from qimeng.program.program import Program
 from qimeng.recipe import Recipe, RecipeStep
@@ -157,6 +158,7 @@ class Ledger:
         reported: those kinds that a step has reported.
         written: patches that were written ahead of their steps (`qimeng.envs.steps.ahead`), by program and action.
         submitted: tickets of requests that were submitted ahead, by the digest of the request.
+        unchosen: the ways that an accepted step did not take, by the digest of the program that it led to.
     """
 
     budget: Budget
@@ -177,6 +179,7 @@ class Ledger:
     reported: set[str] = field(default_factory=set)
     written: dict[tuple[str, Action], Patch] = field(default_factory=dict)
     submitted: dict[str, Ticket] = field(default_factory=dict)
+    unchosen: dict[str, Unchosen] = field(default_factory=dict)
 
     @property
     def seconds_left(self) -> float:
@@ -196,6 +199,7 @@ class Ledger:
             reported=set(self.reported),
             written=dict(self.written),
             submitted={},  # a ticket is answered once
+            unchosen=dict(self.unchosen),
         )
 
     def settled(self, subject: str) -> bool:

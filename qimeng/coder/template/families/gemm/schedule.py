@@ -64,6 +64,11 @@ class GemmSchedule(Schedule):
     fast: bool = False
 
     @property
+    def numerics(self) -> str:
+        """The planes that are multiplied and how long an accumulator truncates."""
+        return f"{self.precision}, {self.promote}, {self.fast}"
+
+    @property
     def pieces(self) -> int:
         """Pieces in which a tile goes through the epilogue: two where a thread holds 128 or more of its elements."""
         held = self.block_m * self.block_n // (32 * self.warps)
