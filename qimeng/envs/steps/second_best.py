@@ -7,46 +7,11 @@ lost for its last choice. Deals in the ways that steps did not take. Knows nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-from qimeng.interfaces import Action, Patch
-
-if TYPE_CHECKING:
-    from qimeng.envs.steps.session import Session
-    from qimeng.envs.steps.state import State
+from qimeng.envs.steps.session import Session
+from qimeng.envs.steps.state import State
 
 REPAIRS = 2
 """Programs that a final verification may try in this way."""
-
-
-@dataclass(frozen=True)
-class Unchosen:
-    """The ways that an accepted step did not take.
-
-    Attributes:
-        before: the state before the step.
-        action: of the step.
-        patch: with those of its alternatives that compute otherwise than the chosen one.
-    """
-
-    before: State
-    action: Action
-    patch: Patch
-
-
-def unchosen(before: State, action: Action, patch: Patch, chosen: int) -> Unchosen | None:
-    """What is left of `patch` where alternative number `chosen` turns out wrong; None where nothing is."""
-    if patch.others or len(patch.alternatives) < 2:
-        return None
-    taken = patch.alternatives[chosen]
-    numerics = taken.schedule.numerics if taken.schedule else ""
-    left = tuple(
-        other
-        for other in patch.alternatives
-        if other is not taken and not (numerics and other.schedule and other.schedule.numerics == numerics)
-    )
-    return Unchosen(before, action, replace(patch, alternatives=left)) if left else None
 
 
 def next_best(session: Session, refused: State) -> State | None:
@@ -60,4 +25,4 @@ def next_best(session: Session, refused: State) -> State | None:
     return branch.state if branch.state is not way.before and branch.state.judged else None
 
 
-__all__ = ["REPAIRS", "Unchosen", "next_best", "unchosen"]
+__all__ = ["REPAIRS", "next_best"]

@@ -25,8 +25,7 @@ from qimeng.envs.steps.milestones import (
     unsettled,
 )
 from qimeng.envs.steps.parts import verify_parts
-from qimeng.envs.steps.second_best import unchosen
-from qimeng.envs.steps.state import STOP, Attempt, Budget, Ledger, Progress, State
+from qimeng.envs.steps.state import STOP, Attempt, Budget, Ledger, Progress, State, Unchosen
 from qimeng.envs.steps.step_record import outcome_of, put_attempt, text_of
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, order_actions, within_limit
@@ -339,7 +338,7 @@ class Session:
         elif not judged:
             target, device = program.region(patch.target or ""), self.task.context.device
             evaluation = summed(evaluation, before, program, target, self.ledger.torch_ms, device)
-        if (left := unchosen(before, action, patch, evaluation.chosen)) is not None:
+        if (left := Unchosen.of(before, action, patch, evaluation.chosen)) is not None:
             self.ledger.unchosen[program.digest] = left
         step, ms = Step(action, evaluation, True, patch.digest(evaluation.chosen)), evaluation.ms if judged else None
         self._advance(program, evaluation, step, RecipeStep.of(action, patch, evaluation.chosen, ms), judged)

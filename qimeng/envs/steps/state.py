@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from qimeng.envs.steps.caching import UNKNOWN
-from qimeng.envs.steps.second_best import Unchosen
 from qimeng.interfaces import Action, Evaluation, Patch, Scope, Step, Ticket
 from qimeng.program.program import Program
 from qimeng.recipe import Recipe, RecipeStep
@@ -115,6 +114,35 @@ class State:
 
 
 @dataclass(frozen=True)
+class Unchosen:
+    """The ways that an accepted step did not take.
+
+    Attributes:
+        before: the state before the step.
+        action: of the step.
+        patch: with those of its alternatives that compute otherwise than the chosen one.
+    """
+
+    before: State
+    action: Action
+    patch: Patch
+
+    @classmethod
+    def of(cls, before: State, action: Action, patch: Patch, chosen: int) -> Unchosen | None:
+        """What is left of `patch` where alternative number `chosen` turns out wrong; None where nothing is."""
+        if patch.others or len(patch.alternatives) < 2:
+            return None
+        taken = patch.alternatives[chosen]
+        numerics = taken.schedule.numerics if taken.schedule else ""
+        left = tuple(
+            other
+            for other in patch.alternatives
+            if other is not taken and not (numerics and other.schedule and other.schedule.numerics == numerics)
+        )
+        return cls(before, action, replace(patch, alternatives=left)) if left else None
+
+
+@dataclass(frozen=True)
 class Attempt(Step):
     """A step for a report.
 
@@ -210,4 +238,4 @@ class Ledger:
         return known.failure == UNKNOWN or self.accidents[subject] >= ACCIDENTS
 
 
-__all__ = ["ACCIDENTS", "STOP", "Attempt", "Budget", "Ledger", "Progress", "State"]
+__all__ = ["ACCIDENTS", "STOP", "Attempt", "Budget", "Ledger", "Progress", "State", "Unchosen"]

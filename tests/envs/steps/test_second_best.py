@@ -12,9 +12,8 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.result import Result
-from qimeng.envs.steps.second_best import unchosen
 from qimeng.envs.steps.session import Session
-from qimeng.envs.steps.state import State
+from qimeng.envs.steps.state import State, Unchosen
 from qimeng.interfaces import Action, Evaluation, Patch, Timing
 from qimeng.program.program import Implementation, Program
 from qimeng.program.verify import capture_spec
@@ -87,6 +86,6 @@ def test_what_rounds_alike_is_no_other_way(chosen: int) -> None:
     )
     program = Program.start(capture_spec(KernelSpec.from_function(torch.matmul, (X, Y)), verify=False))
     patch = Patch(target=program.regions[0].id, alternatives=ways)
-    left = unchosen(State(program), Action("lowering", (program.regions[0].id,)), patch, chosen)
+    left = Unchosen.of(State(program), Action("lowering", (program.regions[0].id,)), patch, chosen)
     assert left is not None and left.patch.alternatives == (ways[2:] if chosen == 0 else ways[:2])
-    assert unchosen(State(program), Action("lowering"), patch.only(0), 0) is None
+    assert Unchosen.of(State(program), Action("lowering"), patch.only(0), 0) is None
