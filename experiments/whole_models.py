@@ -68,7 +68,7 @@ def measured(name: str, seconds: float, modes: list[str], options: dict[str, Any
         "compile_errors": {mode: call for mode, call in compiled.items() if isinstance(call, str)},
         "error": record.compared[0].error if record.compared else None,
         "parts": [{key: getattr(part, key) for key in PART} for part in record.parts],
-        "recorded": "" in record.calls and any("replayed" in note for note in record.notes),
+        "recorded": record.recorded,
         "notes": record.notes,
         "calls": {n: dict(c) for n, c in record.calls.items()},
     }  # fmt: skip

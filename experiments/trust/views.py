@@ -194,9 +194,9 @@ def _in_short(error: str) -> str:
     """Why a winner was refused, without its numbers."""
     if "out of memory" in error:
         return "the device's memory ran out"
-    return (
-        f"wrong {error.partition(' and parameters')[0].partition(':')[0]}" if error.startswith("on inputs") else error
-    )
+    if error.startswith("on inputs"):
+        return f"wrong {error.partition(' and parameters')[0].partition(':')[0]}"
+    return error
 
 
 def is_wrong(row: dict[str, Any]) -> bool:

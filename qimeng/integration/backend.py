@@ -69,7 +69,7 @@ class CompiledGraph:
         found = dispatch.variants.values() if isinstance(dispatch, Dispatch) else ()
         self.variants = [v for v in found if isinstance(v, Variant)]
         if not self.variants:
-            self.modules.clear()
+            self.modules.clear()  # a recording of the graph would serve these parameters alone
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         """What the graph returns."""

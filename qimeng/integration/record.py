@@ -14,6 +14,7 @@ from torch import nn
 from qimeng.integration.calls import Key
 from qimeng.integration.dispatch import REASONS, Dispatch, detach
 from qimeng.integration.package import write
+from qimeng.integration.recording import Recording
 from qimeng.integration.variant import Variant
 from qimeng.integration.whole import Compared
 
@@ -73,6 +74,12 @@ class Record:
     def speedup(self) -> float | None:
         """The original's time over the optimized model's, on the first example call; None where not timed."""
         return self.compared[0].speedup if self.compared else None
+
+    @property
+    def recorded(self) -> bool:
+        """Whether calls of the whole model are recorded as a CUDA graph and replayed."""
+        dispatch = self.model.__dict__.get("forward")
+        return isinstance(dispatch, Dispatch) and any(isinstance(v, Recording) for v in dispatch.variants.values())
 
     @property
     def calls(self) -> dict[str, Counter[str]]:

@@ -110,6 +110,8 @@ class Recording:
             self._replay, self._returned = self.recorder(lambda: self.run(*args, **kwargs))
         except _CannotRecord as why:
             self.refused, self._inputs = str(why), []
+        except RuntimeError as error:  # of CUDA: the rehearsal does not show all that cannot be recorded
+            self.refused, self._inputs = f"recording failed ({error})"[:300], []
 
     def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the module as in a recording, and see that a replay can stand for the call.

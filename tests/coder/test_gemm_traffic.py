@@ -12,7 +12,15 @@ from qimeng.actions import Context, check_schedule, kind_named
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.coder.template.families.gemm.plan import GemmPlan, plan_gemm
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
-from qimeng.coder.template.families.gemm.sweeps import default_schedule, guesses, shared_bytes
+from qimeng.coder.template.families.gemm.sweeps import (
+    BIAS_OF_512,
+    VERY_LONG_SHARE,
+    budget,
+    default_schedule,
+    guesses,
+    promotion,
+    shared_bytes,
+)
 from qimeng.coder.template.families.gemm.traffic import inline_sides, packed_sides
 from qimeng.device import DEVICES
 from qimeng.envs.workers.compile import Compilers, job_of
@@ -95,6 +103,14 @@ def test_where_reading_binds_the_main_loop_splits_what_it_reads(mode: str, other
         assert s.splits * -(-256 // s.block_m) * -(-256 // s.block_n) >= H200.sms
         depth = -(-500000 // s.splits)
         assert not s.inline or s.promote == 0 or depth <= s.promote, "no second accumulator"
+
+
+@pytest.mark.parametrize("depth", [65536, 131072, 500000, 524288])
+def test_the_bias_of_very_long_sums_takes_a_part_of_their_budget(depth: int) -> None:
+    plan = found((256, depth), (depth, 256))
+    for cat, most in ((False, VERY_LONG_SHARE), (True, 2 * VERY_LONG_SHARE)):
+        every = promotion(plan, GemmSchedule(precision="fp16x3", cat=cat))
+        assert 0 < every * BIAS_OF_512 / 512 <= most * budget(plan)
 
 
 def test_where_arithmetic_binds_planes_are_packed() -> None:

@@ -148,6 +148,19 @@ def test_what_a_replay_cannot_stand_for_runs_the_modules_own_code(model: nn.Modu
 
 
 @torch.no_grad()
+def test_where_recording_fails_the_modules_own_code_answers() -> None:
+    model = Stack(1).eval()
+    wanted, recording = model(X), with_recording(model, X)
+
+    def fails(function: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
+        raise RuntimeError("CUDA error: operation not permitted")
+
+    recording.recorder = fails
+    assert torch.equal(model(X), wanted) and torch.equal(model(X), wanted)
+    assert "recording failed (CUDA error" in recording.refused
+
+
+@torch.no_grad()
 def test_copies_and_pickles_record_for_themselves() -> None:
     model = Stack(1).eval()
     wanted = model(X)
@@ -203,5 +216,5 @@ def test_what_is_right_and_fastest_stays(
     assert left == []
     assert ("forward" in layer.__dict__) == kept and (record.parts[0].variant is not None) == kept
     assert record.speedup == speedup
-    replayed = "forward" in model.__dict__
+    replayed = record.recorded
     assert replayed == ("replayed" in note) and (note in " ".join(record.notes))

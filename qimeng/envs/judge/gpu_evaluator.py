@@ -51,8 +51,6 @@ from qimeng.spec import KernelSpec
 MEMORY_WAIT_S, LOOK_EVERY_S = 60.0, 0.25
 """Seconds that an evaluation waits at most for memory that others hold on the device, and between two looks."""
 
-RAN_OUT = torch.OutOfMemoryError
-
 
 class GpuEvaluator(SerialEvaluator):
     """Judges programs for one specification by running them.
@@ -143,11 +141,11 @@ class GpuEvaluator(SerialEvaluator):
         self.workers.prefetch()
         opening = Clock(clock)
         try:
-            found = self.memory.use(partial(self._opened, opening), lambda f: isinstance(f, RAN_OUT), opening)
+            found = self.memory.use(partial(self._opened, opening), lambda f: isinstance(f, Exception), opening)
         except BaseException:
             self._end()
             raise
-        if isinstance(found, RAN_OUT):
+        if isinstance(found, Exception):
             self._end()
             raise DeviceError(f"{spec.name} does not fit the free memory of {self.torch_device}: {found}")
         self.references = found
@@ -237,7 +235,7 @@ class GpuEvaluator(SerialEvaluator):
                     self.draw_seed,
                     between=lambda: self.turns.step_aside(clock),
                 )
-        except RAN_OUT as error:
+        except torch.OutOfMemoryError as error:
             return error
 
     def _with_some_plan(self, request: EvaluationRequest, clock: Clock) -> Evaluation:
@@ -270,7 +268,7 @@ class GpuEvaluator(SerialEvaluator):
                 return self._final(request, clock)
             run = self._run(request, clock, self._cache, self._compilers)
             return self._judged(run, CHECK_GATES if request.asked is Asked.CHECK else SEARCH_GATES)
-        except RAN_OUT:
+        except torch.OutOfMemoryError:
             return None
 
     def _final(self, request: EvaluationRequest, clock: Clock) -> Evaluation:
