@@ -7,7 +7,7 @@ writes such a tensor must know, and so must what is computed from it. Deals in s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,14 +28,18 @@ Metas = tuple[Meta | None, ...]
 
 Rule = Callable[[OpGraph, Node], Metas | None]
 """What an operator returns on the device, given a graph with the layouts of what it reads; None where it is as the
-operator itself says for any device."""
+operator itself says for any device. Raises `Refused` where the operator does not run there on such operands."""
+
+
+class Refused(Exception):
+    """A device does not run an operator on operands that lie as they do."""
 
 
 def with_strides(graph: OpGraph, rule: Rule) -> OpGraph:
     """`graph` with its values laid out by `rule`, and what is computed from them laid out as PyTorch then does.
 
     A view that cannot be had there copies; another operator that does not run there reads copies with the strides that
-    were captured. A copy into contiguous memory that needs none there is left out.
+    were captured, or contiguous ones. A copy into contiguous memory that needs none there is left out.
 
     Raises:
         CaptureError: an operator does not run on the other layout; the message names it.
@@ -49,7 +53,7 @@ def with_strides(graph: OpGraph, rule: Rule) -> OpGraph:
             if (held := _needless(found, node, moved)) is not None and Value(node.name) not in graph.results():
                 same[Value(node.name)] = held
                 continue
-            learnt = rule(found, node)
+            node, learnt = _learnt(found, nodes, node, rule)
             if learnt is not None:
                 metas = learnt
             elif moved.intersection(node.operands()):
@@ -71,19 +75,24 @@ def seen_on(device: str) -> Rule:
     advance the device's generator. Operands hold ones, indices zeros.
     """
     known: dict[Any, list[tuple[int, ...] | None] | None] = {}
+    refused = set[Any]()
 
     def rule(graph: OpGraph, node: Node) -> Metas | None:
         if node.packet in VIEWS | POINTWISE | RANDOM or not node.operands() or "assert" in node.packet:
             return None
         key = node.target, repr(map_values((node.args, node.kwargs), lambda v: _form(graph, v)))
-        if key not in known:
+        if key not in known and key not in refused:
             try:
                 with torch.no_grad():
                     known[key] = _strides(_call(graph, node, device))
             except torch.AcceleratorError:  # the GPU can no longer be used, which must not be hidden
                 raise
-            except Exception:  # noqa: BLE001 - out of memory, or not for these values: the judge will say so
+            except torch.OutOfMemoryError:  # the judge will say so
                 known[key] = None
+            except Exception:  # noqa: BLE001 - operators raise errors of any class
+                refused.add(key)
+        if key in refused:
+            raise Refused(node.target)
         strides = known[key]
         return None if strides is None or len(strides) != len(node.metas) else _with(node, strides)
 
@@ -115,6 +124,45 @@ def _renamed(node: Node, same: dict[Value, Value]) -> Node:
     return replace(node, args=args, kwargs=kwargs)
 
 
+def _learnt(graph: OpGraph, nodes: dict[str, Node], node: Node, rule: Rule) -> tuple[Node, Metas | None]:
+    """The operator and what `rule` says of it; it reads contiguous copies where it runs on nothing else.
+
+    PyTorch's group normalization copies a channels-last operand on a GPU alone: a graph of the CPU has no copy.
+    """
+    try:
+        return node, rule(graph, node)
+    except Refused:
+        strided = [v for v in dict.fromkeys(node.operands()) if _is_strided(graph, v)]
+    tried = dict(nodes)
+    changed = _reading_copies(tried, node, strided)
+    try:
+        learnt = rule(replace(graph, nodes=tried), changed)
+    except Refused:  # not for these values, whatever their layout: the judge will say so
+        return node, None
+    if strided:
+        nodes.update(tried)
+    return changed, learnt
+
+
+def _is_strided(graph: OpGraph, value: Value) -> bool:
+    meta = graph.nodes[value.node].metas[value.port]
+    return meta is not None and not meta.is_contiguous
+
+
+def _reading_copies(nodes: dict[str, Node], node: Node, values: Sequence[Value]) -> Node:
+    """`node`, which reads contiguous copies of `values`; the copies enter `nodes`."""
+    copies: dict[Value, Value] = {}
+    for value in values:
+        meta = nodes[value.node].metas[value.port]
+        assert meta is not None
+        name = f"{node.name}_{len(copies)}_contiguous"
+        kwargs = (("memory_format", torch.contiguous_format),)
+        lies = replace(meta, stride=row_major(meta.shape))
+        nodes[name] = Node(name, "op", "aten.clone.default", (value,), kwargs, (lies,))
+        copies[value] = Value(name)
+    return _renamed(node, copies)
+
+
 def _needless(graph: OpGraph, node: Node, moved: set[Value]) -> Value | None:
     """What `node` copies into contiguous memory, where that lies so on the device already, unlike on the CPU."""
     if node.target != "aten.clone.default" or dict(node.kwargs).get("memory_format") is not torch.contiguous_format:
@@ -142,17 +190,10 @@ def _tries(graph: OpGraph, nodes: dict[str, Node], node: Node) -> Iterator[Node]
     if node.target in COPYING:
         yield replace(node, target="aten.reshape.default")
         return
-    copies: dict[Value, Value] = {}
-    for value in dict.fromkeys(node.operands()):
-        meta = nodes[value.node].metas[value.port]
-        if value.node not in graph.nodes or meta == graph.meta(value) or not graph.meta(value).is_contiguous:
-            continue
-        name = f"{node.name}_{len(copies)}_contiguous"
-        kwargs = (("memory_format", torch.contiguous_format),)
-        nodes[name] = Node(name, "op", "aten.clone.default", (value,), kwargs, (graph.meta(value),))
-        copies[value] = Value(name)
-    if copies:
-        yield _renamed(node, copies)
+    read = [v for v in dict.fromkeys(node.operands()) if v.node in graph.nodes]
+    moved = [v for v in read if nodes[v.node].metas[v.port] != graph.meta(v) and graph.meta(v).is_contiguous]
+    if moved:
+        yield _reading_copies(nodes, node, moved)
 
 
 def _call(graph: OpGraph, node: Node, device: str) -> Any:
@@ -199,4 +240,4 @@ def _moved(a: Meta | None, b: Meta | None) -> bool:
     return any(n > 1 and s != t for n, s, t in zip(a.shape, a.stride, b.stride, strict=True))
 
 
-__all__ = ["Rule", "heads_inside", "seen_on", "with_strides"]
+__all__ = ["Refused", "Rule", "heads_inside", "seen_on", "with_strides"]

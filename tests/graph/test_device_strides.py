@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ from qimeng import KernelSpec
 from qimeng.device import device_named
 from qimeng.family import covering
 from qimeng.graph.capture import capture
-from qimeng.graph.device_strides import heads_inside, seen_on, with_strides
+from qimeng.graph.device_strides import Refused, heads_inside, seen_on, with_strides
 from qimeng.graph.on_device import for_device
-from qimeng.graph.opgraph import OpGraph, Value
+from qimeng.graph.opgraph import Node, OpGraph, Value, row_major
 from qimeng.graph.region import make_region
 from qimeng.program.implementation import Implementation
 from qimeng.program.program import Program
@@ -146,6 +147,34 @@ def run(program: Program, *inputs: Tensor, state: dict[str, Tensor] | None = Non
         found = model(*inputs)
     assert isinstance(found, Tensor)
     return found
+
+
+def test_an_operator_that_a_device_runs_on_contiguous_operands_alone_reads_copies() -> None:
+    def of_a_gpu(graph: OpGraph, node: Node) -> Any:
+        if node.packet != "aten.native_group_norm":
+            return None
+        if not graph.meta(node.operands()[0]).is_contiguous:
+            raise Refused(node.target)
+        return tuple(replace(m, stride=row_major(m.shape)) for m in node.metas if m is not None)
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.group_norm(q.contiguous(memory_format=torch.channels_last), 2).exp() + k
+
+    captured = graph_of(forward)
+    found = with_strides(captured, of_a_gpu)
+    copied = [n.target for n in found.ops()].index("aten.native_group_norm.default") - 1
+    assert [n.target for n in found.ops()][copied] == "aten.clone.default"
+    assert strides(found)[-2] == row_major(SHAPE) != strides(captured)[-2]
+    x, other = torch.randn(SHAPE), torch.randn(SHAPE)
+    torch.testing.assert_close(run(Program.start(found), x, other, x), forward(x, other, x))
+
+
+def test_an_operator_that_never_runs_there_stays() -> None:
+    def never(graph: OpGraph, node: Node) -> Any:
+        raise Refused(node.target)
+
+    captured = graph_of(lambda q, k, v: (q.mT.softmax(-1), k.mT @ v))
+    assert with_strides(captured, never) == captured
 
 
 def test_a_graph_captured_elsewhere_runs_where_a_view_cannot_be_had() -> None:
