@@ -11,7 +11,7 @@ Deals in runs and their outputs. Knows nothing about specifications.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from qimeng.envs.errors import accuracy
 from qimeng.envs.errors.accuracy import Error, Expected
 from qimeng.envs.errors.float64 import move
 from qimeng.envs.workers import tensor_bits
-from qimeng.graph.opgraph import Meta, Node, OpGraph
+from qimeng.graph.opgraph import Meta, Node, OpGraph, Value
 from qimeng.graph.ops import CONVOLUTIONS, EXACT, GEMMS, JUMPS, RANDOM
 from qimeng.spec.dispatch import DispatchMode
 
@@ -37,17 +37,21 @@ TF32_UNIT = 2.0**-11
 
 def may_jump(graph: OpGraph, nodes: Iterable[Node]) -> bool:
     """Whether the rounding of an intermediate number may decide a result of the operators `nodes`."""
-    listed = list(nodes)
-    jumps = any(n.packet in JUMPS or _makes_integers(graph, n) for n in listed)
+    listed, used = list(nodes), graph.users().keys() | set(graph.results())
+    jumps = any(n.packet in JUMPS or _makes_integers(graph, n, used) for n in listed)
     return jumps and not {n.packet for n in listed} <= EXACT
 
 
-def _makes_integers(graph: OpGraph, node: Node) -> bool:
-    """Whether integers or booleans come of floats there: a comparison, an index, a cast; no mask drawn at random."""
+def _makes_integers(graph: OpGraph, node: Node, used: Set[Value]) -> bool:
+    """Whether integers or booleans come of floats there: a comparison, an index, a cast; no mask drawn at random.
+
+    Only values that are `used` count: a maximum pooling makes indices, which hardly anyone reads.
+    """
     if node.packet in RANDOM:
         return False
     read = [m for v in node.operands() for m in graph.nodes[v.node].metas[v.port : v.port + 1]]
-    return any(_floating(m) is False for m in node.metas) and any(_floating(m) for m in read)
+    made = [m for port, m in enumerate(node.metas) if Value(node.name, port) in used]
+    return any(_floating(m) is False for m in made) and any(_floating(m) for m in read)
 
 
 def _floating(meta: Meta | None) -> bool | None:

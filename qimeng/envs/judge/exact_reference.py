@@ -20,7 +20,7 @@ from qimeng.envs.errors.selection import selected_values
 from qimeng.envs.judge.eager_reference import EagerReference, InputsRefused
 from qimeng.envs.judge.random_operators import Draws, draws_of, repeating
 from qimeng.envs.judge.trials import Trial
-from qimeng.envs.workers.worker_setup import Draw
+from qimeng.envs.workers.worker_setup import Draw, copy_state
 from qimeng.spec.distributions import WILD
 
 
@@ -214,7 +214,9 @@ class ExactReference(EagerReference):
     def _exact_module(self, state: dict[str, torch.Tensor]) -> torch.nn.Module:
         if self.exact is None:
             self.exact = self.spec.module(str(self._place), torch.float64)
-        self.exact.load_state_dict(state)
+            self.exact.load_state_dict(state)
+        else:
+            copy_state(state, self.exact.state_dict())
         return self.exact
 
 

@@ -26,6 +26,9 @@ _EQUAL = 1
 class Batch:
     """The calls of one batch. Two warm-up calls on other inputs allocate the memory that calls need.
 
+    The result of the second is copied as those of the batch will be: a GPU that waits for the judge's signal loads no
+    kernels, not even that of such a copy, and the host would wait as well.
+
     Args:
         device: where they run.
         call: the program.
@@ -53,6 +56,9 @@ class Batch:
         self.memory, self._handed, self._files = open_memory(layout.nbytes, device)
         self._inputs = [[place.of(self.memory) for place in places] for places in layout.inputs]
         self._trays = [[place.of(self.memory) for place in places] for places in layout.outputs]
+        self._hand_out(outputs.describe(self.first, {})[1], self._trays[0])
+        for tray in self._trays[0]:
+            tray.zero_()
 
     @property
     def answer(self) -> Answer:
@@ -87,9 +93,7 @@ class Batch:
             output = call(*_pytree.tree_unflatten(leaves, self._tree))
             found, tensors = outputs.describe(output, {})
             facts.append(outputs.facts_to_json(found))
-            for tray, x in zip(trays, tensors, strict=False):
-                if tray.shape == x.shape and tray.dtype == x.dtype:
-                    tray.copy_(x)
+            self._hand_out(tensors, trays)
             del output, tensors
         return facts
 
@@ -97,6 +101,12 @@ class Batch:
         """`run`, none of which the device begins before the judge has written `value` as its signal."""
         wait_for(self.memory, value)
         return self.run(call)
+
+    def _hand_out(self, tensors: Sequence[torch.Tensor], trays: Sequence[torch.Tensor]) -> None:
+        """Copy what a call returned to where the judge reads it."""
+        for tray, x in zip(trays, tensors, strict=False):
+            if tray.shape == x.shape and tray.dtype == x.dtype:
+                tray.copy_(x)
 
     def _seed(self, seed: int) -> None:
         """As `seed_generators`, for the device at hand alone: that of all devices takes longer than many a call."""

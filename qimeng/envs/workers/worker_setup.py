@@ -6,12 +6,16 @@ candidates.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from qimeng.envs.workers.poison import perturb_malloc
 from qimeng.spec import KernelSpec, perturb_parameters
+
+KEPT_BYTES = 1 << 28
+"""Bytes of parameters above which what a seed made of them is not kept (256 MiB)."""
 
 
 @dataclass(frozen=True)
@@ -66,20 +70,34 @@ def open_device(device: torch.device) -> None:
 
 
 class Parameters:
-    """The reference module's parameters and buffers, as the spec makes them or changed by a seed."""
+    """The reference module's parameters and buffers, as the spec makes them or changed by a seed.
+
+    What the last seed made of them is kept, so that the next call with this seed copies it.
+    """
 
     def __init__(self, spec: KernelSpec, device: torch.device):
         self.module = spec.module(str(device))
         self._base = {k: v.clone() for k, v in self.module.state_dict().items()}
+        self._small = sum(v.nbytes for v in self._base.values()) <= KEPT_BYTES
+        self._changed: tuple[int, dict[str, torch.Tensor]] | None = None
 
     def set(self, seed: int | None) -> dict[str, torch.Tensor]:
         """The state after `load`ing the base and changing it by `seed`; the module's own tensors."""
-        state = self.module.state_dict()
-        for key, value in self._base.items():
-            state[key].copy_(value)
-        if seed is not None:
+        known = self._changed if self._changed and self._changed[0] == seed else None
+        copy_state(known[1] if known else self._base, self.module.state_dict())
+        if seed is not None and known is None:
+            self._changed = None
             perturb_parameters(self.module, seed)
+            if self._small:
+                self._changed = seed, {k: v.clone() for k, v in self.module.state_dict().items()}
         return self.module.state_dict()
 
 
-__all__ = ["Draw", "Parameters", "Setup", "open_device"]
+def copy_state(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
+    """Copy what `source` holds into the tensors of `target` of the same names, which may have other dtypes."""
+    with torch.no_grad():
+        for key, value in source.items():
+            target[key].copy_(value)
+
+
+__all__ = ["Draw", "Parameters", "Setup", "copy_state", "open_device"]

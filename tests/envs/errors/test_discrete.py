@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.nn import functional
 
 from qimeng.envs.errors.accuracy import Error, Expected, check
 from qimeng.envs.errors.discrete import Dividing, explained, may_jump
@@ -60,6 +61,9 @@ def tf32(x: torch.Tensor) -> torch.Tensor:
         (lambda x: torch.relu(x.softmax(0)), False),
         (lambda x: x.amax(0).half(), False),
         (lambda x: torch.dropout(x.softmax(0), 0.5, True), False),
+        (lambda x: functional.max_pool2d(x.softmax(0)[None, None], 2), False),
+        (lambda x: functional.max_pool2d(x.softmax(0)[None, None], 2, return_indices=True), True),
+        (lambda x: x.softmax(0).sort(0).values, False),
     ],
 )
 def test_what_may_jump(function, jumps):

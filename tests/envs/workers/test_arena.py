@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -90,6 +92,7 @@ def test_calls_of_a_batch_find_buffers_as_they_were_and_leave_what_they_returned
     layout = Layout.of([[torch.zeros(4)]] * 3, leaves)
     batch = Batch(CPU, call, lambda: (torch.zeros(4), 2.0), layout, state, ["count"])
     assert state["count"].item() == 2, "two calls to warm up"
+    assert [place.of(batch.memory).any().item() for place in layout.outputs[0]] == [False, False], "they leave nothing"
     for number, places in enumerate(layout.inputs):
         places[0].of(batch.memory).fill_(number)
     facts = batch.run(call, others=[[(1, 10.0)]] * 3)
@@ -121,3 +124,29 @@ def test_queued_calls_wait_for_inputs_that_come_later():
         memory[0:4].copy_(signal.view(torch.uint8))
     torch.cuda.synchronize()
     assert y.item() == 1.0
+
+
+STRIDED = """
+import torch
+from qimeng.envs.workers.call_batch import Batch
+from qimeng.envs.workers.outputs import Leaf
+from qimeng.envs.workers.shared_buffers import Layout
+
+x = torch.randn(64, 96, device="cuda")
+layout = Layout.of([[x]] * 4, [Leaf("Tensor", (96, 64), (1, 96), "float32", "cuda")])
+batch = Batch(x.device, lambda x: x.t(), lambda: (x,), layout, {}, [])
+place, content = layout.inputs[0][0], x + 1
+writer, signal = torch.cuda.Stream(), torch.tensor([7], dtype=torch.int32, device="cuda")
+torch.cuda.synchronize()
+facts = batch.queue(7, lambda x: x.t())
+with torch.cuda.stream(writer):
+    place.of(batch.memory).copy_(content)
+    batch.memory[0:4].copy_(signal.view(torch.uint8))
+torch.cuda.synchronize()
+assert len(facts) == 4 and torch.equal(layout.outputs[0][0].of(batch.memory), content.t())
+"""
+
+
+@pytest.mark.gpu
+def test_queueing_does_not_wait_for_the_kernel_that_copies_a_strided_result():
+    subprocess.run([sys.executable, "-c", STRIDED], check=True, timeout=120)
