@@ -13,6 +13,7 @@ import torch
 from qimeng.envs.estimate.interpret import PRELOAD, gpu_arithmetic
 from qimeng.envs.estimate.interpreter import ENVIRONMENT
 from qimeng.envs.judge.reference import References
+from qimeng.envs.judge.trials import SEARCH_TRIALS
 from qimeng.envs.judge.verdicts import Judge, Verdict
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.workers.forkserver import START_S, Process, WorkerFailed
@@ -25,8 +26,6 @@ from qimeng.spec import KernelSpec
 
 CALL_S = 60.0
 """Seconds after which a call counts as hung."""
-TRIALS = 3
-"""Trials of a search's evaluation, as `GpuEvaluator` has them by default."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,9 @@ class Verdicts:
             worker.call("ready", START_S)
             worker.call("load", CALL_S, source=program.source)
             references = self.references
-            return self._judge.check(worker, references.every_distribution() if final else references.trials(TRIALS))
+            return self._judge.check(
+                worker, references.every_distribution() if final else references.trials(SEARCH_TRIALS)
+            )
         except WorkerFailed as failed:
             return Verdict(failure=failed.kind, error=str(failed))
         finally:

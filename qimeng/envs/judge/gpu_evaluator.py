@@ -32,6 +32,7 @@ from qimeng.envs.judge.sanitized import sanitized
 from qimeng.envs.judge.throttle import Reader, reader_for
 from qimeng.envs.judge.time_spent import Clock, now_seconds
 from qimeng.envs.judge.torch_compile import TorchCompile, compiled_name
+from qimeng.envs.judge.trials import SEARCH_TRIALS
 from qimeng.envs.judge.verdicts import Judge
 from qimeng.envs.judge.worker_supply import WorkerSupply
 from qimeng.envs.sandbox import DEFAULT
@@ -105,7 +106,7 @@ class GpuEvaluator(SerialEvaluator):
         torch_device: str = "cuda",
         compile_threads: int | None = None,
         timeout_s: float = 60.0,
-        trials: int = 3,
+        trials: int = SEARCH_TRIALS,
         server: ForkServer | None = None,
         sandbox: str = DEFAULT,
         any_text: bool = False,

@@ -33,6 +33,10 @@ NOT_FINITE_LIMIT = 0.01
 """Largest share of values that are not finite. A distribution above it is dropped; extreme ones have their own rule
 (`qimeng.envs.errors.extreme_inputs`)."""
 
+SMALL = ("x0.01", "units")
+"""Distributions of which a search tries one: an epsilon that is missing, or a padded lane that is not zero, is less
+than the budget beside inputs of usual size."""
+
 
 class References(SlicedReference):
     """Trials of one specification; arguments as `EagerReference`."""
@@ -44,11 +48,15 @@ class References(SlicedReference):
     def trials(self, count: int) -> Iterable[Trial]:
         """Trials one after the other: the user's own values, as given with other parameters, then other inputs.
 
-        The first change is of a single row of each parameter, the shares of the later ones take turns.
+        The first change is of a single row of each parameter, the shares of the later ones take turns. Of the other
+        inputs, small ones come first: they show what is added to larger ones unseen.
         """
         others = [1 + number % (len(SHARES) - 1) for number in range(max(count, len(self.distributions)))]
         kinds = [k for k in zip(self.distributions[1:], others, strict=False) if k[0] not in self.dropped]
-        random.SystemRandom().shuffle(kinds)
+        draw = random.SystemRandom()
+        draw.shuffle(kinds)
+        revealing = draw.choice(SMALL)
+        kinds.sort(key=lambda kind: kind[0] != revealing)
         given: list[Draw] = []
         first: list[tuple[str, int | None]] = [(EXAMPLES, None), ("given", 0)]
         for distribution, share in [*first, *kinds, *(("given", other) for other in others)]:
@@ -246,4 +254,4 @@ class References(SlicedReference):
         return Trial(draw, outputs, buffers, tensors if plain else [])
 
 
-__all__ = ["NOT_FINITE_LIMIT", "References"]
+__all__ = ["NOT_FINITE_LIMIT", "SMALL", "References"]

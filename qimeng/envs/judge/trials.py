@@ -15,6 +15,8 @@ from qimeng.envs.errors.accuracy import Expected
 from qimeng.envs.workers.worker_setup import Draw
 from qimeng.spec.perturb import share_of
 
+SEARCH_TRIALS = 4
+"""Trials of a candidate in a search."""
 USES = 4
 """Times a trial is used before it is replaced by a new one."""
 ALIKE = 4
@@ -107,4 +109,4 @@ class TrialPool:
         self._trials.clear()
 
 
-__all__ = ["USES", "Trial", "TrialPool"]
+__all__ = ["SEARCH_TRIALS", "USES", "Trial", "TrialPool"]

@@ -11,7 +11,7 @@ from qimeng.envs.errors import accuracy
 from qimeng.envs.errors.accuracy import Error
 from qimeng.envs.errors.float64 import NamedAsDouble
 from qimeng.envs.estimate.interpret import gpu_arithmetic
-from qimeng.envs.judge.reference import References
+from qimeng.envs.judge.reference import SMALL, References
 from qimeng.envs.judge.region_reference import RegionReference
 from qimeng.graph.ops import longest_reduction
 from qimeng.graph.region import merge
@@ -53,6 +53,7 @@ def test_trials_start_with_the_specs_own_parameters_and_vary_from_there():
     kinds = [(t.draw.distribution, t.draw.parameter_seed is not None) for t in refs.trials(len(DISTRIBUTIONS) + 1)]
     assert kinds[:2] == [("examples", False), ("given", True)]
     assert {d for d, _ in kinds[2:]} == set(DISTRIBUTIONS) - {"given"}
+    assert kinds[2][0] in SMALL, "what is lost beside usual sizes shows at once"
     assert [bool(t.eager) for t in refs.trials(3)] == [True, False, False]
     seeds = [t.draw.parameter_seed for t in refs.trials(len(DISTRIBUTIONS) + 1)]
     shares = [None if seed is None else SHARES[share_of(seed)] for seed in seeds]
