@@ -19,7 +19,8 @@ OPTIONS = {"default": "inductor", "max-autotune-no-cudagraphs": "inductor-tuned"
 
 
 def compiled_whole(session: Session, found: Evaluation) -> tuple[State, Evaluation] | str:
-    """The state and final verification of TorchInductor's code, where that is right and faster than what was found.
+    """The state and final verification of TorchInductor's code, where that is right, faster than what was found and than
+    eager.
 
     Otherwise why torch.compile's code is not returned although it was faster; empty where it was not.
 
@@ -46,7 +47,7 @@ def compiled_whole(session: Session, found: Evaluation) -> tuple[State, Evaluati
     problem = refusal(evaluation, None)
     if problem is not None:
         return f"torch.compile's code is faster, but is not returned: {problem}"
-    if not beats(evaluation, found):
+    if not beats(evaluation, found) or (evaluation.speedup is not None and evaluation.speedup < 1):
         return ""
     return branch.state, evaluation
 

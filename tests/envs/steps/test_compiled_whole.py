@@ -21,9 +21,9 @@ EAGER, FOUND = 10.0, 8.0
 class Beside(FakeEvaluator):
     """Generated programs take `FOUND` ms; torch.compile and TorchInductor's code take what is said."""
 
-    def __init__(self, compiled: float, inductor: float, mode: str = "default", wrong: str = ""):
+    def __init__(self, compiled: float, inductor: float, mode: str = "default", wrong: str = "", found: float = FOUND):
         super().__init__()
-        self.compiled, self.inductor, self.mode, self.wrong_in = compiled, inductor, mode, wrong
+        self.found, self.compiled, self.inductor, self.mode, self.wrong_in = found, compiled, inductor, mode, wrong
         self.finals = 0
 
     def _timed(self, found: Evaluation, program: Program) -> Evaluation:
@@ -32,7 +32,7 @@ class Beside(FakeEvaluator):
         )
         if by_inductor and self.wrong_in:
             return Evaluation(Gate.PROGRAM, self.wrong_in, "wrong")
-        ms = self.inductor if by_inductor else FOUND
+        ms = self.inductor if by_inductor else self.found
         return replace(found, timing=Timing(ms, 0.001), eager=Timing(EAGER, 0.001))
 
     def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
@@ -73,3 +73,8 @@ def test_else_what_was_found_is(graph: OpGraph, evaluator: Beside) -> None:
     said = [note for note in result.notes if "torch.compile's code is faster" in note]
     assert [evaluator.wrong_in in note for note in said] == ([True] if evaluator.wrong_in else [])
     assert [step.action.kind for step in result.recipe.steps] == ["lowering"]
+
+
+def test_code_that_is_slower_than_eager_is_not_returned(graph: OpGraph) -> None:
+    result = run(graph, Beside(compiled=5.0, inductor=EAGER * 1.05, found=EAGER * 1.2))
+    assert result.on_pytorch and result.speedup == 1.0
