@@ -139,6 +139,15 @@ def test_special_values_are_pytorchs(folder: Path) -> None:
 
 
 @needs_gxx
+def test_the_variance_of_a_long_row_is_as_exact_as_that_of_a_short_one(folder: Path) -> None:
+    x = torch.rand(1, 1 << 20, generator=torch.Generator().manual_seed(0))
+    made = printed(lambda x: x.var(1), [x], "long", form="loop", warps=1)
+    with cuda_on_cpu(folder) as launches:
+        (found,) = call(made, x)
+    assert launches and abs(found.item() / x.double().var(1).item() - 1) < 5e-7
+
+
+@needs_gxx
 def test_a_tensor_that_begins_anywhere_is_read_element_by_element(folder: Path) -> None:
     held = torch.randn(1 + 64 * 8)
     x = held[1:].reshape(64, 8)

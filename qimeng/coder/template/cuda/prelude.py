@@ -122,15 +122,24 @@ template <class T> struct SumExp {
 """,
     "welford": """
 template <class T> struct Welford {
-    T mean = 0, m2 = 0, count = 0, shifted = 0;
+    T mean = 0, m2 = 0, count = 0, shifted = 0, part = 0, squares = 0;
+    int held = 0;
     __device__ void take(T x, long long) {
         mean = count == T(0) ? x : mean;
         T d = x - mean;
-        shifted += d;
-        m2 += d * d;
+        part += d;
+        squares += d * d;
         count += T(1);
+        if (++held == 256) fold();
+    }
+    __device__ void fold() {  // a sum of thousands of squares is rounded in the same direction again and again
+        shifted += part;
+        m2 += squares;
+        part = squares = T(0);
+        held = 0;
     }
     __device__ void finish() {
+        fold();
         T over = T(1) / (count > T(1) ? count : T(1));
         bool overflowed = m2 == Limits<T>::infinity() && fabs(shifted) < Limits<T>::infinity();
         m2 = overflowed ? m2 : m2 - shifted * shifted * over;

@@ -493,7 +493,7 @@ def _state_type(e: Expr) -> str:
 def _state_bytes(e: Expr) -> int:
     """Bytes of a running value, as C++ lays it out."""
     size = {"double": 8, "long long": 8}.get(_state_type(e), 4)
-    members = {"sum": 1, "prod": 1, "max": 2, "min": 2, "sumexp": 2, "welford": 4}
+    members = {"sum": 1, "prod": 1, "max": 2, "min": 2, "sumexp": 2, "welford": 7}
     return 16 if e.param in ("argmax", "argmin") else size * members[e.param]
 
 
