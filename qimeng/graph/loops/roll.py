@@ -4,7 +4,8 @@ A loop over steps becomes as many copies of its operators as it has steps. Here 
 found first; then every operator of every copy is compared with the first copy's: each operand must be the value of the
 same place in the same copy, of the same place in the copy before (a state), or the same value from outside; a number
 must be the same, or grow by the same amount from copy to copy. So the loop computes what the copies computed, operator
-by operator. What is no such loop stays as it is. Knows nothing about where graphs come from.
+by operator. What is no such loop stays as it is: neither is a row of copies that only moves values. A first state of
+another dtype is converted before the loop where the first step does so. Knows nothing about where graphs come from.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from qimeng.graph.loops.loop import At, Line, Loop, Name
 from qimeng.graph.loops.unstack import apart, stacked_again
-from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, map_values
+from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, map_values, row_major
 from qimeng.graph.ops import VIEWS, category
 
 FEWEST_STEPS = 8
@@ -35,6 +37,12 @@ MOST_PERIODS, MOST_STARTS = 64, 256
 
 PLACES = {"aten.select.int": (2,), "aten.slice.Tensor": (2, 3)}
 """Operators with a number that may change from step to step: where among the arguments it is."""
+
+MOVES = VIEWS | {"aten.clone"}
+"""Operators that compute nothing."""
+
+CONVERTS = frozenset(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div"))
+"""Operators that first convert both tensors to the dtype of the result."""
 
 
 def rolled(graph: OpGraph) -> OpGraph:
@@ -150,6 +158,7 @@ class _Rolling:
     period: int
     copies: int
     loop: Loop | None = None
+    _conversions: dict[Value, Node] = field(default_factory=dict)
     _inputs: list[Value] = field(default_factory=list)
     _carried: dict[tuple[int, Value], int] = field(default_factory=dict)
     _kept: list[int] = field(default_factory=list)
@@ -164,6 +173,10 @@ class _Rolling:
             return
         moves = any(isinstance(a, At) for line in lines for a in line.args)
         if not self._carried or not moves:  # layers of a network, or one function again and again
+            return
+        if all(line.target.rpartition(".")[0] in MOVES for line in lines):  # as what reads the steps of a loop
+            return
+        if not all(self._converts(start, Name(f"s{i}"), lines) for (_, start), i in self._carried.items()):
             return
         read = self._read_outside()
         if not all(self.graph.meta(v).is_contiguous for v in read):  # what is stacked is
@@ -223,14 +236,43 @@ class _Rolling:
         place = places[1]
         if place is None or any(p != (k, place[1]) for k, p in enumerate(places[1:])):
             raise _Different
-        last = self.ops[self.start + place[1]]
-        if self.graph.meta(values[0]).dtype != self.graph.meta(Value(last.name)).dtype:
+        start = self._converted(values[0], self.graph.meta(Value(self.ops[self.start + place[1]].name)))
+        return Name(f"s{self._carried.setdefault((place[1], start), len(self._carried))}")
+
+    def _converted(self, start: Value, later: Meta) -> Value:
+        """What a state begins with, in the dtype of the later steps."""
+        meta = self.graph.meta(start)
+        if meta.dtype == later.dtype:
+            return start
+        if meta.shape != later.shape or not meta.shape:
             raise _Different
-        return Name(f"s{self._carried.setdefault((place[1], values[0]), len(self._carried))}")
+        made = Value(f"{start.node}_{start.port}__{later.dtype}")
+        dtype = (("dtype", getattr(torch, later.dtype)),)
+        metas = (replace(meta, stride=row_major(meta.shape), dtype=later.dtype),)
+        self._conversions[made] = Node(made.node, "op", "aten._to_copy.default", (start,), dtype, metas)
+        return made
+
+    def _converts(self, start: Value, state: Name, lines: Sequence[Line]) -> bool:
+        """Whether a start that was converted is so by everything that reads the state."""
+        if start not in self._conversions:
+            return True
+        dtype = self._meta(start).dtype
+        return all(
+            line.target in CONVERTS
+            and state in line.args
+            and self.graph.meta(Value(self.ops[self.start + number].name)).dtype == dtype
+            for number, line in enumerate(lines)
+            if state.text in line.names()
+        )
+
+    def _meta(self, value: Value) -> Meta:
+        made = self._conversions.get(value)
+        meta = self.graph.meta(value) if made is None else made.metas[0]
+        assert meta is not None
+        return meta
 
     def _input(self, value: Value) -> Name:
-        source = self.graph.nodes[value.node]
-        if source.kind in ("scalar", "constant"):
+        if value not in self._conversions and self.graph.nodes[value.node].kind in ("scalar", "constant"):
             raise _Different
         if value not in self._inputs:
             self._inputs.append(value)
@@ -246,7 +288,7 @@ class _Rolling:
         """The graph with the loop in the place of the copies."""
         assert self.loop is not None
         name = f"{self.ops[self.start].name}__loop"
-        node = self.loop.node(name, self._inputs, [self.graph.meta(v) for v in self._inputs])
+        node = self.loop.node(name, self._inputs, [self._meta(v) for v in self._inputs])
         states = {
             j: len(self._kept) + i for i, (j, _) in enumerate(sorted(self._carried, key=self._carried.__getitem__))
         }
@@ -270,12 +312,15 @@ class _Rolling:
 
         before = [n for n in self.graph.nodes.values() if n.kind != "op"]
         after = [n for n in (*self.ops[: self.start], *self.ops[self._end :])]
-        early = self._needed([v.node for v in self._inputs])
-        order = [*before, *(n for n in after if n.name in early), node, *parts]
+        conversions = [self._conversions[v] for v in self._inputs if v in self._conversions]
+        early = self._needed([v.node for n in conversions for v in n.operands()])
+        early |= self._needed([v.node for v in self._inputs if v not in self._conversions])
+        made = {n.name for n in (*conversions, node, *parts)}
+        order = [*before, *(n for n in after if n.name in early), *conversions, node, *parts]
         order += [n for n in after if n.name not in early]
         nodes = {
             n.name: n
-            if n.kind != "op" or n is node or n in parts
+            if n.kind != "op" or n.name in made
             else replace(
                 n,
                 args=map_values(n.args, current),
@@ -285,8 +330,8 @@ class _Rolling:
         }
         outputs = tuple(current(o) if isinstance(o, Value) else o for o in self.graph.outputs)
         mutations = tuple((key, current(v)) for key, v in self.graph.mutations)
-        made = replace(self.graph, nodes=nodes, outputs=outputs, mutations=mutations)
-        return apart(stacked_again(made, name), [n.name for n in parts], last)
+        graph = replace(self.graph, nodes=nodes, outputs=outputs, mutations=mutations)
+        return apart(stacked_again(graph, name), [n.name for n in parts], last)
 
     def _needed(self, names: Sequence[str]) -> set[str]:
         """Operators that `names` are computed from, and these."""

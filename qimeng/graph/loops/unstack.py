@@ -15,7 +15,7 @@ from qimeng.graph.ops import VIEWS
 
 
 def stacked_again(graph: OpGraph, loop: str) -> OpGraph:
-    """`graph`, where each ``cat`` of all steps of a result of the operator `loop` is a view or one copy of it.
+    """`graph`, where all steps of a result of the operator `loop` in a ``cat`` are a view or one copy of that result.
 
     Args:
         graph: with the loop.
@@ -63,32 +63,70 @@ def apart(graph: OpGraph, steps: Sequence[str], last: Mapping[str, Value]) -> Op
 
 
 def _whole(nodes: dict[str, Node], node: Node, loop: str) -> list[Node] | None:
-    """What `node`, a ``cat``, is of the stacked result; None where it is something else."""
+    """What `node`, a ``cat``, is of the stacked result; None where it is something else.
+
+    Where it joins all steps with others before or after them, the steps are one piece of it.
+    """
     meta = node.metas[0]
     assert meta is not None
-    parts = [nodes[v.node] for v in node.args[0]]
     dim = (node.args[1] if len(node.args) > 1 else 0) % len(meta.shape)
-    apart = all(n.target == "aten.unsqueeze.default" and n.args[1] % len(meta.shape) == dim for n in parts)
-    steps = [nodes[n.args[0].node] for n in parts] if apart else parts
-    whole = steps[0].args[0] if steps[0].args else None
-    if not isinstance(whole, Value) or whole.node != loop:
+    found = _run(nodes, node, loop, dim)
+    if found is None or not meta.is_contiguous:
         return None
+    begin, end, whole, back = found
     stacked = nodes[loop].metas[whole.port]
-    if stacked is None or len(steps) != stacked.shape[0] or not meta.is_contiguous:
-        return None
-    if any(n.target != "aten.select.int" or n.args != (whole, 0, k) for k, n in enumerate(steps)):
-        return None
+    assert stacked is not None
+    made = [Node(f"{node.name}__back", "op", "aten.flip.default", (whole, (0,)), metas=(stacked,))] if back else []
+    first = Value(made[0].name) if back else whole
+    if end - begin == len(node.args[0]):
+        return [*made, *_turned(node.name, first, stacked, dim, meta)]
+    shape = (*meta.shape[:dim], _size(nodes, node.args[0][begin:end], dim), *meta.shape[dim + 1 :])
+    piece = Meta(shape, row_major(shape), meta.dtype)
+    made += _turned(f"{node.name}__steps", first, stacked, dim, piece)
+    parts = (*node.args[0][:begin], Value(made[-1].name), *node.args[0][end:])
+    return [*made, replace(node, args=(parts, *node.args[1:]))]
+
+
+def _size(nodes: Mapping[str, Node], values: Sequence[Value], dim: int) -> int:
+    metas = [nodes[v.node].metas[v.port] for v in values]
+    return sum(m.shape[dim] for m in metas if m is not None)
+
+
+def _run(nodes: Mapping[str, Node], node: Node, loop: str, dim: int) -> tuple[int, int, Value, bool] | None:
+    """Which parts of a ``cat`` are all steps of a stacked result, of which, and whether the last step comes first."""
+    parts = [nodes[v.node] for v in node.args[0]]
+    meta = node.metas[0]
+    rank = len(meta.shape) if meta is not None else 0
+    apart = [n.target == "aten.unsqueeze.default" and n.args[1] % rank == dim for n in parts]
+    steps = [nodes[n.args[0].node] if a else n for n, a in zip(parts, apart, strict=True)]
+    read = [n.args if n.target == "aten.select.int" and n.args[0].node == loop else None for n in steps]
+    for begin, first in enumerate(read):
+        if first is None:
+            continue
+        whole = first[0]
+        stacked = nodes[loop].metas[whole.port]
+        count = stacked.shape[0] if stacked is not None else 0
+        end = begin + count
+        if end <= len(read) and len(set(apart[begin:end])) == 1 and first[2] in (0, count - 1):
+            back = first[2] > 0
+            if read[begin:end] == [(whole, 0, count - 1 - k if back else k) for k in range(count)]:
+                return begin, end, whole, back
+    return None
+
+
+def _turned(name: str, whole: Value, stacked: Meta, dim: int, meta: Meta) -> list[Node]:
+    """The stacked result with its steps in dimension `dim`, as an operator called `name`, and what goes before."""
     order = (*range(1, dim + 1), 0, *range(dim + 1, len(stacked.shape)))
     found: list[Node] = []
     if dim:
         turned = Meta(tuple(stacked.shape[d] for d in order), tuple(stacked.stride[d] for d in order), stacked.dtype)
         copied = replace(turned, stride=row_major(turned.shape))
-        found.append(Node(f"{node.name}__turned", "op", "aten.permute.default", (whole, order), metas=(turned,)))
+        found.append(Node(f"{name}__turned", "op", "aten.permute.default", (whole, order), metas=(turned,)))
         contiguous = (("memory_format", torch.contiguous_format),)
-        whole = Value(f"{node.name}__copied")
+        whole = Value(f"{name}__copied")
         turn = (Value(found[0].name),)
         found.append(Node(whole.node, "op", "aten.clone.default", turn, contiguous, (copied,)))
-    return [*found, Node(node.name, "op", "aten.view.default", (whole, meta.shape), metas=(meta,))]
+    return [*found, Node(name, "op", "aten.view.default", (whole, meta.shape), metas=(meta,))]
 
 
 __all__ = ["apart", "stacked_again"]

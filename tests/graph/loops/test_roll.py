@@ -49,6 +49,17 @@ class Selective(nn.Module):
         return torch.stack(out, -1)
 
 
+class Widened(nn.Module):
+    """A loop whose state begins with zeros of a narrower dtype."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        state, out = torch.zeros(2, 6, dtype=torch.bfloat16), []
+        for t in range(a.shape[2]):
+            state = a[:, :, t] * state + b[:, :, t]
+            out.append(torch.sin(state) * 2)
+        return torch.stack(out, -1)
+
+
 class Simple(nn.Module):
     """A recurrent network written by hand."""
 
@@ -93,6 +104,7 @@ LOOPS: dict[str, tuple[Make, tuple[tuple[int, ...], ...], int, int]] = {
     "two layers of gru": (lambda: Cells(nn.GRUCell, 2), ((3, 10, 5),), 10, 2),
     "selective scan": (Selective, ((2, 6, 24, 4), (2, 6, 24, 4), (2, 24, 4)), 24, 1),
     "by hand": (Simple, ((30, 3, 5), (3, 8)), 30, 1),
+    "zeros of another dtype": (Widened, ((2, 6, 80), (2, 6, 80)), 80, 1),
 }
 """Module, shapes of its inputs, steps, states."""
 
@@ -141,6 +153,44 @@ def test_results_have_memory_of_their_own() -> None:
     wanted, found = Some()(x), Program.start(graph).load().Model()(x)
     assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
     assert len({t.untyped_storage().data_ptr() for t in found}) == 5
+
+
+class FirstApart(nn.Module):
+    """A loop whose first step has no state; its results are stacked in the order of the steps and the other way."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        state, found = torch.cos(x[0]), []
+        found.append(state)
+        for row in x[1:]:
+            state = torch.tanh(state * 0.5 + row)
+            found.append(state)
+        back = found[:0:-1]
+        return torch.stack(found), torch.stack(found, 1), torch.cat([*found, x[0]], 1), torch.stack(back, 2)
+
+
+@pytest.mark.parametrize("steps", [50, 150])
+def test_steps_beside_others_and_backwards_are_read_at_once(steps: int) -> None:
+    graph = capture(FirstApart, lambda: (torch.empty(steps, 3, 4),))
+    assert sum(is_loop(n) for n in graph.ops()) == 1 and sum(1 for _ in graph.ops()) < 25
+    x = torch.randn(steps, 3, 4)
+    for a, b in zip(FirstApart()(x), Program.start(graph).load().Model()(x), strict=True):
+        assert torch.equal(a, b) and a.stride() == b.stride()
+
+
+class Apart(nn.Module):
+    """Returns every step by itself."""
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        state, found = x[0], []
+        for row in x:
+            state = torch.tanh(state * 0.5 + row)
+            found.append(state)
+        return found
+
+
+def test_steps_that_are_only_read_are_no_loop() -> None:
+    graph = capture(Apart, lambda: (torch.empty(150, 4),))
+    assert [loop_of(n).count for n in graph.ops() if is_loop(n)] == [150]
 
 
 @pytest.mark.parametrize(("make", "shape"), [(Repeated, (3, 8)), (Uneven, (1800, 4))])
