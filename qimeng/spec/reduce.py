@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -32,6 +34,8 @@ from qimeng.spec.structure import STRUCTURED
 from qimeng.spec.ties import tied
 from qimeng.spec.ways import Drawn, ruled
 
+T = TypeVar("T")
+
 ENOUGH = 1 << 16
 """No tensor of a reduced computation should have more elements than this (the Triton interpreter is slow)."""
 MOST = 1 << 21
@@ -39,6 +43,8 @@ MOST = 1 << 21
 a parameter. Larger ones are too slow on a CPU."""
 RUNNABLE = 1 << 27
 """Elements of all tensors together up to which a run on the CPU takes seconds at most."""
+MUCH = 1 << 24
+"""Elements of all tensors together that a smaller computation rarely has; so many need not be counted on."""
 SEARCH_S = 4.0
 """Seconds after which no further size is tried: a run of a network without memory takes one or more."""
 LIMITS = (256, 128, 64, 32, 16, 8)
@@ -82,34 +88,59 @@ def shrink(sizes: Iterable[int], limit: int) -> dict[int, int]:
 def reduce_origin(origin: Origin, training: bool) -> Origin:
     """`origin` at a smaller size; itself where it is small already or no smaller size runs.
 
-    Sizes are tried under fake tensors, the largest first; what is small enough is then run for real.
+    Sizes are tried under fake tensors, the largest first; what is small enough is then run for real. A run ends as soon
+    as it is known to be too large, since a Python loop over steps takes seconds.
     """
-    whole = _size(origin, training, fake=True, own=True)
+    whole = _size(origin, training, fake=True, own=True, enough=lambda s: s.largest > ENOUGH and s.total > MUCH)
     if whole is not None and whole.largest <= ENOUGH:
         return origin
+
+    @cache
+    def total() -> float:
+        size = _size(origin, training, fake=True, own=True)
+        return math.inf if size is None else size.total
+
+    def as_large(size: _Size) -> bool:
+        return whole is not None and size.total >= whole.total and (not whole.ended or size.total >= total())
+
     try:
-        return _smaller(origin, training, whole)
+        return _smaller(origin, training, as_large)
     except TooLong:  # it ends at its own size, and perhaps at no other
         return origin
 
 
-def _smaller(origin: Origin, training: bool, whole: _Size | None) -> Origin:
-    smaller: list[tuple[int, Origin]] = []
-    end = time.monotonic() + SEARCH_S
-    for candidate in _candidates(origin):
-        if time.monotonic() > end:
-            break
-        size = _size(candidate, training, fake=True)
-        if size is None or (whole is not None and size.total >= whole.total):
+def _smaller(origin: Origin, training: bool, as_large: Callable[[_Size], bool]) -> Origin:
+    """`origin` at a size that is not `as_large` as its own; itself where no such size runs."""
+    smaller: list[tuple[int, int, Origin]] = []
+    larger: list[tuple[int, Origin]] = []
+    for number, candidate in enumerate(_in_time(_candidates(origin))):
+        size = _size(candidate, training, fake=True, enough=lambda s: s.largest > ENOUGH)
+        if size is None:
             continue
-        if size.largest <= ENOUGH and _size(candidate, training, fake=False) is not None:
+        if size.ended:
+            larger.append((number, candidate))
+        elif as_large(size):
+            continue
+        elif size.largest <= ENOUGH and _size(candidate, training, fake=False) is not None:
             return candidate
-        if size.moving <= MOST and size.total <= RUNNABLE:
-            smaller.append((size.total, candidate))
-    for _, candidate in sorted(smaller, key=lambda pair: pair[0]):
+        elif size.moving <= MOST and size.total <= RUNNABLE:
+            smaller.append((size.total, number, candidate))
+    for number, candidate in _in_time(larger):
+        size = _size(candidate, training, fake=True, enough=lambda s: s.moving > MOST or s.total > RUNNABLE)
+        if size is not None and not size.ended and not as_large(size):
+            smaller.append((size.total, number, candidate))
+    for *_, candidate in sorted(smaller, key=lambda found: found[:2]):
         if _size(candidate, training, fake=False) is not None:
             return candidate
     return origin
+
+
+def _in_time(items: Iterable[T]) -> Iterator[T]:
+    end = time.monotonic() + SEARCH_S
+    for item in items:
+        if time.monotonic() > end:
+            return
+        yield item
 
 
 def _candidates(origin: Origin) -> Iterator[Origin]:
@@ -254,11 +285,15 @@ def elements(origin: Origin, training: bool) -> int:
 
 @dataclass
 class _Size:
-    """Elements of the tensors of a run: of the largest, of the largest that is no parameter, of all together."""
+    """Elements of the tensors of a run: of the largest, of the largest that is no parameter, of all together.
+
+    `ended` says that the run was ended early, so that these are lower bounds.
+    """
 
     largest: int = 0
     moving: int = 0
     total: int = 0
+    ended: bool = False
 
     def add(self, tree: Any, held: bool = False) -> None:
         """Count the tensors of `tree`; `held` where they are parameters or buffers."""
@@ -269,21 +304,36 @@ class _Size:
                 self.total += t.numel()
 
 
+class _Enough(BaseException):
+    """Ends a run whose size is known well enough. Not an `Exception`, so that the called code does not catch it."""
+
+
 class _Watch(DispatchMode):
     """Counts every tensor that an operator yields."""
 
-    def __init__(self, size: _Size):
+    def __init__(self, size: _Size, enough: Callable[[_Size], bool]):
         super().__init__()
-        self.size = size
+        self.size, self.enough = size, enough
 
     def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.size.add(out)
+        if self.enough(self.size):
+            raise _Enough
         return out
 
 
-def _size(origin: Origin, training: bool, fake: bool, own: bool = False) -> _Size | None:
+def _size(
+    origin: Origin, training: bool, fake: bool, own: bool = False, enough: Callable[[_Size], bool] = lambda _: False
+) -> _Size | None:
     """Size of a run, at the computation's `own` size or another; None if it does not run.
+
+    Args:
+        origin: makes the computation.
+        training: its mode.
+        fake: without values.
+        own: whether this is the user's own size, which may take longer.
+        enough: whether nothing more need be known of a run of this size.
 
     Raises:
         TooLong: it does not end.
@@ -297,8 +347,10 @@ def _size(origin: Origin, training: bool, fake: bool, own: bool = False) -> _Siz
             inputs = origin.examples(0, "cpu")
             size.add(inputs)
             size.add([*module.parameters(), *module.buffers()], held=True)
-            with patience("forward", LIMIT_S.get() if own else BRIEF_S), _Watch(size):
+            with patience("forward", LIMIT_S.get() if own else BRIEF_S), _Watch(size, enough):
                 module(*inputs)
+    except _Enough:
+        size.ended = True
     except TooLong:
         raise
     except NEEDS_VALUES:

@@ -97,6 +97,33 @@ def test_modules_by_their_batch() -> None:
     assert fixed.reduced() is fixed
 
 
+def test_a_run_ends_where_its_size_is_known_well_enough() -> None:
+    spec = source("N = 512", "pass", "((x[0] @ x[0]) + 1) * 2", "[torch.rand(N, N)]")
+    whole = reduce._size(spec.origin, False, fake=True)
+    part = reduce._size(spec.origin, False, fake=True, enough=lambda s: s.largest > ENOUGH)
+    assert whole is not None and part is not None
+    assert (part.ended, part.largest, whole.ended, whole.largest) == (True, 512 * 512, False, 512 * 512)
+    assert part.total < whole.total
+
+
+def test_a_long_loop_is_run_at_small_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[int, bool]] = []
+    real = reduce._size
+
+    def noted(origin: Any, *arguments: Any, **options: Any) -> Any:
+        """Keeps the size and whether the run came to its end."""
+        found = real(origin, *arguments, **options)
+        ran.append((origin.examples(0, "cpu")[0].shape[0], found.ended))
+        return found
+
+    monkeypatch.setattr(reduce, "_size", noted)
+    loop = "functools.reduce(lambda h, r: torch.tanh(h + r), x[0] * 2)"
+    spec = source("import functools\nSTEPS, N = 4096, 8192", "pass", loop, "[torch.rand(STEPS, N)]")
+    ((steps, _),) = shapes(spec)
+    assert steps < 4096 and all(ended for size, ended in ran if size > steps)
+    assert (steps, False) in ran
+
+
 @pytest.mark.parametrize("seconds", [0.01, 60.0])
 def test_the_search_for_a_smaller_size_ends_in_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     tried: list[bool] = []
