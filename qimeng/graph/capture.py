@@ -83,12 +83,12 @@ def capture(
                 for i in floats:
                     as_tensors[i] = torch.empty((), dtype=torch.float64)
                 args, _ = _pytree.tree_unflatten(as_tensors, in_spec)
-                graph = converted(*_export(module, args), structure, leaves, set(floats))
+                graph = _graph(module, args, structure, leaves, set(floats))
                 if _numbers_in_plain_arithmetic(graph):
                     return rolled(graph)
             except CaptureError:
                 pass  # specialised below
-        return rolled(converted(*_export(module, inputs), structure, leaves, set()))
+        return rolled(_graph(module, inputs, structure, leaves, set()))
 
 
 CONSTANTS = (torch.dtype, torch.memory_format, torch.layout)
@@ -237,6 +237,31 @@ def _rename_state(exported: Any, names: dict[str, str]) -> dict[str, str]:
             for old in [key for key in held if key in changed]:
                 held[changed[old]] = held.pop(old)
     return changed
+
+
+@contextlib.contextmanager
+def _without_lines() -> Iterator[None]:
+    """In the block, torch.fx does not note the line of code of each node, which takes a quarter of an export."""
+    config: Any = torch.fx.config
+    before = getattr(config, "do_not_emit_stack_traces", False)
+    config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        config.do_not_emit_stack_traces = before
+
+
+def _graph(
+    module: torch.nn.Module, inputs: tuple[Any, ...], structure: Structure, leaves: list[Any], floats: set[int]
+) -> OpGraph:
+    """What `converted` makes of the exported module; where it refuses a result, it is told the lines of code too."""
+    try:
+        with _without_lines():
+            return converted(*_export(module, inputs), structure, leaves, floats)
+    except CaptureError as error:
+        if not str(error).startswith(refusals.RETURNS):
+            raise
+    return converted(*_export(module, inputs), structure, leaves, floats)
 
 
 def _export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict[str, str]]:

@@ -13,6 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.export import exported_program
 
+from qimeng.graph.decompose_once import MANY, NotByKinds, decompose_once
+
 KEPT = (
     "native_layer_norm native_group_norm _softmax _log_softmax logsumexp linalg_vector_norm var_mean gelu silu mish "
     "elu selu celu hardswish hardsigmoid hardtanh leaky_relu softplus relu relu6 sigmoid tanh log_sigmoid_forward "
@@ -31,7 +33,17 @@ Table = Mapping[Any, Callable[..., Any]]
 
 
 def decomposed(exported: Any) -> Any:
-    """The `torch.export.ExportedProgram` with its operators taken apart.
+    """The `torch.export.ExportedProgram` with its operators taken apart; a large one may be changed in place."""
+    if len(exported.graph.nodes) >= MANY:
+        try:
+            return decompose_once(exported, _whole)
+        except NotByKinds:
+            pass
+    return _whole(exported)
+
+
+def _whole(exported: Any) -> Any:
+    """The program, decomposed in one piece.
 
     The result equals that of ``run_decompositions``. That function overrides and restores each of PyTorch's 500
     composite operators, which takes two thirds of the time of a small capture. PyTorch decomposes most of them by

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from qimeng.envs.workers.outputs import describe, difference
+from qimeng.family import covering
+from qimeng.graph.loops.loop import is_loop, loop_of
+from qimeng.graph.rewrites import find_rewrites
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
@@ -103,3 +106,22 @@ def test_captured_into_operators(name: str) -> None:
     assert difference(facts, wanted) is None
     for a, b in zip(values, others, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_block_of_mamba_in_half_precision_is_one_loop() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.mamba.modeling_mamba import MambaConfig, MambaMixer
+
+    torch.manual_seed(0)
+    config = MambaConfig(hidden_size=6, state_size=4, time_step_rank=2, num_hidden_layers=1)
+    module, x = MambaMixer(config, 0).eval().to(torch.bfloat16), torch.randn(2, 70, 6, dtype=torch.bfloat16)
+    graph = capture_spec(KernelSpec.from_module(module, (x,)), verify=False)
+    assert [loop_of(n).count for n in graph.ops() if is_loop(n)] == [70] and sum(1 for _ in graph.ops()) < 70
+    program = Program.start(graph)
+    program = program.with_rewrites(find_rewrites(graph, "layers")[0])
+    (loop,) = [r for r in program.regions if any(is_loop(n) for n in r.ops)]
+    assert covering(loop)[0].name == "recurrent"
+    model = program.load().Model()
+    model.load_state_dict(module.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), module(x), rtol=2e-2, atol=2e-3)

@@ -1,0 +1,207 @@
+"""Decomposing each kind of operator once gives the graph of decomposing the whole program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qimeng.graph import capture, decompose, decompose_once
+from qimeng.graph.decompose_once import NotByKinds
+from qimeng.graph.opgraph import OpGraph
+from qimeng.program.verify import capture_spec
+from qimeng.spec import KernelSpec
+from tests.suite.problem import Problem, problems
+
+
+class Simple(nn.Module):
+    """A recurrent network; its steps are stacked in several ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(5, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        state, found = x.new_zeros(x.shape[0], 8), []
+        for t in range(x.shape[1]):
+            state = torch.tanh(self.into(x[:, t]) + self.out(state))
+            found.append(state)
+        several = torch.stack(found), torch.stack(found, 1), torch.stack(found, -1)
+        return *several, torch.cat(found), torch.cat(found, 1), torch.cat([f.T for f in found], 1), found[3] * found[-1]
+
+
+class Gated(nn.Module):
+    """A network with two gates, each a part of one product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates, self.new = nn.Linear(13, 16), nn.Linear(13, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = x.new_zeros(x.shape[0], 8), []
+        for t in range(x.shape[1]):
+            keep, reset = torch.sigmoid(self.gates(torch.cat([x[:, t], state], -1))).chunk(2, -1)
+            state = torch.lerp(state, torch.tanh(self.new(torch.cat([x[:, t], reset * state], -1))), keep)
+            found.append(state.unsqueeze(1))
+        return torch.cat(found, 1)
+
+
+class Memory(nn.Module):
+    """A network with two states, from the last step to the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(5, 32), nn.Linear(8, 32)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        state = memory = x.new_zeros(x.shape[0], 8)
+        found = []
+        for step in reversed(x.unbind(1)):
+            i, f, g, o = (self.into(step) + self.out(state)).split(8, -1)
+            memory = f.sigmoid() * memory + i.sigmoid() * g.tanh()
+            state = o.sigmoid() * memory.tanh()
+            found.append(state)
+        return torch.stack(found[::-1], 1), memory
+
+
+class Scan(nn.Module):
+    """A selective scan that begins with zeros of another dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = torch.zeros(x.shape[0], x.shape[2], 4, dtype=torch.bfloat16), []
+        wide = x[..., None].expand(*x.shape, 4)
+        for t in range(x.shape[1]):
+            state = torch.exp(-(wide[:, t] ** 2)) * state + wide[:, t]
+            found.append(torch.matmul(state, x[:, t, :4].unsqueeze(-1))[..., 0])
+        return torch.stack(found, -1)
+
+
+class Written(nn.Module):
+    """Writes its steps into one tensor, which changes it in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = torch.zeros_like(x)
+        state = x[:, 0]
+        for t in range(x.shape[1]):
+            state = torch.sin(state) + x[:, t]
+            found[:, t] = state
+        return found
+
+
+def mamba() -> nn.Module:
+    """A block of Mamba."""
+    models = pytest.importorskip("transformers.models.mamba")
+    config = models.MambaConfig(hidden_size=5, state_size=4, time_step_rank=2, num_hidden_layers=1)
+    block: nn.Module = models.modeling_mamba.MambaMixer(config, 0)
+    return block.eval()
+
+
+LOOPS: list[Callable[[], nn.Module]] = [Simple, Gated, Memory, Scan, mamba]
+STEPS = 12
+
+
+def graph_of(make: Callable[[], nn.Module], steps: int = STEPS) -> OpGraph:
+    return capture.capture(make, lambda: (torch.empty(2, steps, 5),))
+
+
+def text_of(graph: OpGraph) -> str:
+    """Everything but what others worked out about the graph."""
+    return repr({name: value for name, value in vars(graph).items() if name in OpGraph.__dataclass_fields__})
+
+
+@pytest.fixture(autouse=True)
+def unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops stay as they are captured, operator by operator."""
+    monkeypatch.setattr(capture, "rolled", lambda graph: graph)
+
+
+@pytest.fixture
+def kinds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of kinds of every program that was decomposed by kinds, whatever its size."""
+    counted: list[int] = []
+
+    def counting(calls: Iterable[Any], whole: Callable[[Any], Any], real: Any = decompose_once._decompose) -> None:
+        """Counts, then decomposes."""
+        counted.append(len(list(calls)))
+        real(calls, whole)
+
+    monkeypatch.setattr(decompose_once, "_decompose", counting)
+    monkeypatch.setattr(decompose, "MANY", 0)
+    return counted
+
+
+@pytest.mark.parametrize("make", LOOPS)
+def test_a_loop_has_the_same_graph(
+    make: Callable[[], nn.Module], kinds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = text_of(graph_of(make))
+    assert len(kinds) == 1
+    monkeypatch.setattr(decompose, "MANY", 1 << 30)
+    assert text_of(graph_of(make)) == found and len(kinds) == 1
+
+
+def test_the_work_does_not_grow_with_the_steps(kinds: list[int]) -> None:
+    for steps in (STEPS, 3 * STEPS):
+        graph_of(Gated, steps)
+    assert kinds[0] == kinds[1]
+
+
+def test_small_programs_are_decomposed_in_one_piece(kinds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decompose, "MANY", decompose_once.MANY)
+    graph_of(Simple)
+    assert not kinds
+
+
+def test_a_loop_that_writes_in_place_is_decomposed_in_one_piece(
+    kinds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = text_of(graph_of(Written))
+    assert not kinds
+    monkeypatch.setattr(decompose, "MANY", 1 << 30)
+    assert text_of(graph_of(Written)) == found
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: x.add_(1), "add_"),
+        (lambda x: torch.as_strided(x, (2,), (1,)) * 2, "as_strided"),
+        (lambda x: x[x > 0].sum(), "a size depends on data"),
+        (lambda x: torch.view_as_complex(x).conj().abs(), "no plain tensor"),
+    ],
+    ids=["in place", "strided", "sizes", "conjugated"],
+)
+def test_what_depends_on_more_than_its_kind_is_refused_and_the_program_left_alone(
+    function: Callable[[Tensor], Tensor], reason: str
+) -> None:
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x * 1)
+
+    exported = torch.export.export(Module(), (torch.rand(3, 2),), strict=False)
+    before = str(exported.graph)
+    with pytest.raises(NotByKinds, match=reason):
+        decompose_once.decompose_once(exported, decompose._whole)
+    assert str(exported.graph) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", problems(), ids=lambda p: p.name)
+def test_problems_have_the_same_graph_but_for_numbers_in_names(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if problem.whole:
+        pytest.skip("it is not captured")
+    spec = KernelSpec.of(problem.make(), problem.examples(), **problem.options)
+    texts = []
+    for many in (0, 1 << 30):
+        monkeypatch.setattr(decompose, "MANY", many)
+        graph = capture_spec(spec, verify=False)
+        text = text_of(graph)
+        for number, name in enumerate(graph.nodes):
+            text = text.replace(repr(name), f"#{number}")
+        texts.append(text)
+    assert texts[0] == texts[1]
