@@ -36,10 +36,24 @@ TF32_UNIT = 2.0**-11
 
 
 def may_jump(graph: OpGraph, nodes: Iterable[Node]) -> bool:
-    """Whether the rounding of an intermediate number may decide a result of the operators `nodes`."""
-    listed, used = list(nodes), graph.users().keys() | set(graph.results())
+    """Whether the rounding of an intermediate number may decide a result of the operators `nodes`.
+
+    What is computed from constants alone, such as the mask of a window, is the same in every run.
+    """
+    used, varying = graph.users().keys() | set(graph.results()), _varying(graph)
+    listed = [n for n in nodes if n.name in varying]
     jumps = any(n.packet in JUMPS or _makes_integers(graph, n, used) for n in listed)
     return jumps and not {n.packet for n in listed} <= EXACT
+
+
+def _varying(graph: OpGraph) -> set[str]:
+    """The nodes whose values depend on inputs, on the module's state or on random numbers."""
+    found = set[str]()
+    for node in graph.nodes.values():
+        is_operator = node.kind == "op" and node.literal is None and node.packet not in RANDOM
+        if not (is_operator or node.kind == "constant") or any(value.node in found for value in node.operands()):
+            found.add(node.name)
+    return found
 
 
 def _makes_integers(graph: OpGraph, node: Node, used: Set[Value]) -> bool:

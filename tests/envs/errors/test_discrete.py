@@ -64,6 +64,8 @@ def tf32(x: torch.Tensor) -> torch.Tensor:
         (lambda x: functional.max_pool2d(x.softmax(0)[None, None], 2), False),
         (lambda x: functional.max_pool2d(x.softmax(0)[None, None], 2, return_indices=True), True),
         (lambda x: x.softmax(0).sort(0).values, False),
+        (lambda x: x.softmax(0)[(torch.arange(8) / 3).long()], False),
+        (lambda x: x.softmax(0) + (torch.arange(8) * 0.3 > 1), False),
     ],
 )
 def test_what_may_jump(function, jumps):
