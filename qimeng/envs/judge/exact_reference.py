@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from qimeng.envs.errors import accuracy, discrete
 from qimeng.envs.errors.accuracy import Error, Expected
@@ -182,19 +183,21 @@ class ExactReference(EagerReference):
         """Whether what is out of bounds is a matter of rounding next to a threshold (`qimeng.envs.errors.discrete`)."""
         if self._jumps is False or self.kind != "float64" or self.random:
             return False
-        dtype = getattr(torch, self.spec.dtype)
+        dtype, drawn = getattr(torch, self.spec.dtype), self.inputs(trial.draw)
+
+        def inputs() -> Any:
+            return pytree.tree_map_only(torch.Tensor, torch.clone, drawn)  # a call may change its own
 
         def eager(mode: str) -> torch.Tensor:
             self.parameters.set(trial.draw.parameter_seed)
-            return tensors_in(self._eager(self.inputs(trial.draw), trial.draw.seed, mode))[number]
+            return tensors_in(self._eager(inputs(), trial.draw.seed, mode))[number]
 
         mode = discrete.rounding_mode(self.spec.mode, eager)
 
         def run() -> torch.Tensor:
-            inputs = to_double(self.inputs(trial.draw), self._place)
             module = self._exact_module(self.parameters.set(trial.draw.parameter_seed))
             with torch.no_grad(), discrete.Rounding(dtype, mode, self.longest_reduction):
-                return tensors_in(module(*inputs))[number]
+                return tensors_in(module(*to_double(inputs(), self._place)))[number]
 
         try:
             right = [eager(self.spec.mode)]
