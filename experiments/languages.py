@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,13 +96,13 @@ def side_by_side(
     Returns:
         Every row in `out`.
     """
-    done = {(r["problem"], r["dtype"]) for r in _rows(out)}
+    done = {(r["problem"], r["dtype"]) for r in read_languages(out)}
     for problem in load_levels(root, "1,2", selection):
         if (problem.id, dtype) in done:
             continue
         for row in measured(problem, device, dtype, final):
             append_line(out, json.dumps(row))
-    return list(_rows(out))
+    return read_languages(out)
 
 
 def measured(problem: Problem, device: str | None, dtype: str, final: bool) -> Iterator[dict[str, Any]]:
@@ -186,9 +186,14 @@ def _row(problem: Problem, language: str, found: Evaluation, schedule: str) -> L
 def table(rows: Iterable[dict[str, Any]]) -> str:
     """The rows as a Markdown table: a line a problem, both languages beside eager."""
     by_problem: dict[str, dict[str, dict[str, Any]]] = {}
+    places = dict[str, None]()
     for row in rows:
+        if where := row.get("environment"):
+            places[f"{where['device']}, commit {where['commit'][:12]}"] = None
         by_problem.setdefault(row["problem"], {})[row["language"]] = row
     lines = [
+        "; ".join(places),
+        "",
         "| problem | Triton | ms | CUDA C++ | ms | Triton / CUDA C++ | eager ms | registers | spills |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -218,10 +223,11 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    if path.exists():
-        for line in path.read_text().splitlines():
-            yield json.loads(line)
+def read_languages(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; none where there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-__all__ = ["SOME", "LanguageRow", "measured", "side_by_side", "table"]
+LANGUAGE_TABLES: dict[str, Callable[[Sequence[dict[str, Any]]], str]] = {"languages": table}
+
+__all__ = ["LANGUAGE_TABLES", "SOME", "LanguageRow", "measured", "read_languages", "side_by_side", "table"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.beside import BESIDE, read_beside
+from experiments.languages import LANGUAGE_TABLES, read_languages
 from experiments.planners.bound import BOUNDS, read_bounds
 from experiments.planners.replay import read_replays
 from experiments.planners.summary import REPLAYS
@@ -27,6 +28,7 @@ KINDS: Kinds = (
     (BOUNDS, read_bounds),
     (WRITERS, read_judged),
     (BESIDE, read_beside),
+    (LANGUAGE_TABLES, read_languages),
 )
 """What a marker may ask for, and how the rows are read that it is made of."""
 
