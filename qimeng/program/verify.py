@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils import _pytree
@@ -46,6 +47,10 @@ SHARE = 0.5
 """Part of the seconds for a user's code (`qimeng.spec.patience.LIMIT_S`) that one capture may take."""
 
 
+_SMALL: WeakKeyDictionary[KernelSpec, OpGraph] = WeakKeyDictionary()
+"""Graphs at reduced size that a verification has captured, for whoever checks programs at that size next."""
+
+
 def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> OpGraph:
     """The graph of `spec`, compared with the module before use, unless `verify` is False.
 
@@ -61,9 +66,10 @@ def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> 
         CaptureError: the computation does not export, or not in time, or the graph differs from the module; the
             message says how.
     """
-    graph = _capture(spec)
     if not verify:
-        return for_device(spec, device, graph)
+        known = _SMALL.get(spec)
+        return for_device(spec, device, known if known is not None else _capture(spec))
+    graph = _capture(spec)
     try:
         graph = _verified(spec, graph)
     except CaptureError:
@@ -192,7 +198,11 @@ def verify_graph(spec: KernelSpec, graph: OpGraph, orders: Mapping[int, tuple[in
         CaptureError: a difference, or no size at which the two can be compared; the message names it.
     """
     small, device = spec.reduced(), "cpu"
-    reduced = graph if small is spec else _capture(small, specialise=not _free(graph))
+    reduced = graph
+    if small is not spec:
+        reduced = _capture(small, specialise=not _free(graph))
+        if not any(isinstance(x, float) for x in graph.scalars.values()):  # which `capture_spec` would leave free first
+            _SMALL[small] = reduced
     if [_kind(n) for n in reduced.ops()] != [_kind(n) for n in graph.ops()]:
         small, reduced = spec, graph
     if small is spec and _elements(graph) > RUNNABLE:

@@ -85,15 +85,17 @@ def shrink(sizes: Iterable[int], limit: int) -> dict[int, int]:
     return table
 
 
-def reduce_origin(origin: Origin, training: bool) -> Origin:
+def reduce_origin(origin: Origin, training: bool) -> tuple[Origin, int | None]:
     """`origin` at a smaller size; itself where it is small already or no smaller size runs.
+
+    With it the `elements` of a run at that size, where they are known.
 
     Sizes are tried under fake tensors, the largest first; what is small enough is then run for real. A run ends as soon
     as it is known to be too large, since a Python loop over steps takes seconds.
     """
     whole = _size(origin, training, fake=True, own=True, enough=lambda s: s.largest > ENOUGH and s.total > MUCH)
     if whole is not None and whole.largest <= ENOUGH:
-        return origin
+        return origin, whole.total
 
     @cache
     def total() -> float:
@@ -106,10 +108,10 @@ def reduce_origin(origin: Origin, training: bool) -> Origin:
     try:
         return _smaller(origin, training, as_large)
     except TooLong:  # it ends at its own size, and perhaps at no other
-        return origin
+        return origin, None
 
 
-def _smaller(origin: Origin, training: bool, as_large: Callable[[_Size], bool]) -> Origin:
+def _smaller(origin: Origin, training: bool, as_large: Callable[[_Size], bool]) -> tuple[Origin, int | None]:
     """`origin` at a size that is not `as_large` as its own; itself where no such size runs."""
     smaller: list[tuple[int, int, Origin]] = []
     larger: list[tuple[int, Origin]] = []
@@ -122,17 +124,17 @@ def _smaller(origin: Origin, training: bool, as_large: Callable[[_Size], bool]) 
         elif as_large(size):
             continue
         elif size.largest <= ENOUGH and _size(candidate, training, fake=False) is not None:
-            return candidate
+            return candidate, size.total
         elif size.moving <= MOST and size.total <= RUNNABLE:
             smaller.append((size.total, number, candidate))
     for number, candidate in _in_time(larger):
         size = _size(candidate, training, fake=True, enough=lambda s: s.moving > MOST or s.total > RUNNABLE)
         if size is not None and not size.ended and not as_large(size):
             smaller.append((size.total, number, candidate))
-    for *_, candidate in sorted(smaller, key=lambda found: found[:2]):
+    for count, _, candidate in sorted(smaller, key=lambda found: found[:2]):
         if _size(candidate, training, fake=False) is not None:
-            return candidate
-    return origin
+            return candidate, count
+    return origin, None
 
 
 def _in_time(items: Iterable[T]) -> Iterator[T]:

@@ -386,10 +386,13 @@ class KernelSpec:
 
     @cached_property
     def _reduced(self) -> KernelSpec:
-        from qimeng.spec.reduce import reduce_origin
+        from qimeng.spec.reduce import RUNNABLE, reduce_origin
 
-        origin = reduce_origin(self.origin, self.training)
-        return self if origin is self.origin else replace(self, origin=origin)
+        origin, count = reduce_origin(self.origin, self.training)
+        small = self if origin is self.origin else replace(self, origin=origin)
+        if count is not None:
+            small.__dict__["is_small"] = count <= RUNNABLE  # without another run
+        return small
 
     @cached_property
     def is_small(self) -> bool:

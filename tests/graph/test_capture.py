@@ -14,6 +14,7 @@ import torch
 
 from qimeng.graph.capture import CaptureError, capture
 from qimeng.graph.opgraph import OpGraph, Value
+from qimeng.program import verify
 from qimeng.program.opaque import opaque_program
 from qimeng.program.program import Program, load_source
 from qimeng.program.verify import capture_spec, verify_graph
@@ -370,3 +371,20 @@ def test_opaque_program_of_live_code_imports_it(tmp_path: Path) -> None:
     with pytest.raises(ImportError, match="cannot be imported"):
         load_source(opaque_program(KernelSpec.of(lambda x: x, (X,))).source, folder=str(tmp_path)).Model()
     assert isinstance(softmax, object)
+
+
+@pytest.mark.parametrize("number", [2, 2.5], ids=["integer", "free"])
+def test_a_graph_that_a_verification_captured_is_not_captured_again(
+    number: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return torch.relu(x @ x.T) * factor
+
+    spec = KernelSpec.of(scaled, (torch.rand(512, 512), number))
+    small, graphs = spec.reduced(), []
+    assert small is not spec
+    fresh = capture_spec(small, verify=False)
+    capture_spec(spec)
+    monkeypatch.setattr(verify, "capture", lambda *arguments: graphs.append(arguments))
+    found = capture_spec(small, verify=False)
+    assert found.nodes == fresh.nodes and found.outputs == fresh.outputs and not graphs

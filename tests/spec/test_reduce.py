@@ -106,6 +106,14 @@ def test_a_run_ends_where_its_size_is_known_well_enough() -> None:
     assert part.total < whole.total
 
 
+def test_a_computation_that_was_made_smaller_is_not_run_again_for_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = source("N = 512", "pass", "((x[0] @ x[0]) + 1) * 2", "[torch.rand(N, N)]")
+    small = spec.reduced()
+    size = reduce.elements(small.origin, small.training)
+    monkeypatch.setattr(reduce, "_size", None)
+    assert small.is_small and size <= reduce.RUNNABLE
+
+
 def test_a_long_loop_is_run_at_small_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[int, bool]] = []
     real = reduce._size
@@ -136,5 +144,5 @@ def test_the_search_for_a_smaller_size_ends_in_time(monkeypatch: pytest.MonkeyPa
     spec = source("N, K = 2048, 4096", "pass", "x[0] + 1", "[torch.rand(N, K)]")
     monkeypatch.setattr(reduce, "_size", slow)
     monkeypatch.setattr(reduce, "SEARCH_S", seconds)
-    assert reduce.reduce_origin(spec.origin, spec.training) is spec.origin
+    assert reduce.reduce_origin(spec.origin, spec.training) == (spec.origin, None)
     assert len(tried) == 2 if seconds < 1 else len(tried) > 2  # its own size, and one smaller one
