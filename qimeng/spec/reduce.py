@@ -11,7 +11,7 @@ import contextlib
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
@@ -116,8 +116,8 @@ def _smaller(origin: Origin, training: bool, as_large: Callable[[_Size], bool]) 
     smaller: list[tuple[int, int, Origin]] = []
     larger: list[tuple[int, Origin]] = []
     for number, candidate in enumerate(_in_time(_candidates(origin))):
-        size = _size(candidate, training, fake=True, enough=lambda s: s.largest > ENOUGH)
-        if size is None:
+        size = _size(candidate, training, fake=True, enough=_is_known)
+        if size is None or size.moving > MOST or size.total > RUNNABLE:
             continue
         if size.ended:
             larger.append((number, candidate))
@@ -125,7 +125,7 @@ def _smaller(origin: Origin, training: bool, as_large: Callable[[_Size], bool]) 
             continue
         elif size.largest <= ENOUGH and _size(candidate, training, fake=False) is not None:
             return candidate, size.total
-        elif size.moving <= MOST and size.total <= RUNNABLE:
+        else:
             smaller.append((size.total, number, candidate))
     for number, candidate in _in_time(larger):
         size = _size(candidate, training, fake=True, enough=lambda s: s.moving > MOST or s.total > RUNNABLE)
@@ -135,6 +135,11 @@ def _smaller(origin: Origin, training: bool, as_large: Callable[[_Size], bool]) 
         if _size(candidate, training, fake=False) is not None:
             return candidate, count
     return origin, None
+
+
+def _is_known(size: _Size) -> bool:
+    """Whether a run is too large to be tried with values, or not small though it could be: parameters are no larger."""
+    return size.moving > MOST or size.total > RUNNABLE or size.held <= ENOUGH < size.largest
 
 
 def _in_time(items: Iterable[T]) -> Iterator[T]:
@@ -156,17 +161,23 @@ def _candidates(origin: Origin) -> Iterator[Origin]:
 
 
 def _smaller_sources(origin: SourceOrigin) -> Iterator[SourceOrigin]:
-    sizes = _rewritten(origin.text, {})[1]
+    tried = {origin.text, _rewritten(origin.text, {})[0]}
+    for table in _tables(_rewritten(origin.text, {})[1]):
+        text = _rewritten(origin.text, table)[0]
+        if text not in tried:
+            tried.add(text)
+            yield replace(origin, text=text)
+
+
+def _tables(sizes: Sequence[int]) -> Iterator[dict[int, int]]:
+    """Sizes to smaller ones: all of them by limits, then by factors, then all but one."""
     for limit in LIMITS:
-        table = shrink([s for s in sizes if s > min(limit, SMALL)], limit)
-        yield replace(origin, text=_rewritten(origin.text, table)[0])
+        yield shrink([s for s in sizes if s > min(limit, SMALL)], limit)
     for factor in (2, 4, 8, 16, 32, 64):
-        table = {s: s // factor for s in sizes if s % factor == 0 and s // factor >= LIMITS[-1]}
-        yield replace(origin, text=_rewritten(origin.text, table)[0])
+        yield {s: s // factor for s in sizes if s % factor == 0 and s // factor >= LIMITS[-1]}
     for kept in sorted({s for s in sizes if s > LIMITS[-1]}):
         for limit in LIMITS[2:]:
-            table = shrink([s for s in sizes if s > limit and s != kept], limit)
-            yield replace(origin, text=_rewritten(origin.text, table)[0])
+            yield shrink([s for s in sizes if s > limit and s != kept], limit)
 
 
 def _rewritten(text: str, table: dict[int, int]) -> tuple[str, list[int]]:
@@ -289,11 +300,12 @@ def elements(origin: Origin, training: bool) -> int:
 class _Size:
     """Elements of the tensors of a run: of the largest, of the largest that is no parameter, of all together.
 
-    `ended` says that the run was ended early, so that these are lower bounds.
+    `held` is the largest parameter. `ended` says that the run was ended early, so that these are lower bounds.
     """
 
     largest: int = 0
     moving: int = 0
+    held: int = 0
     total: int = 0
     ended: bool = False
 
@@ -303,6 +315,7 @@ class _Size:
             if isinstance(t, torch.Tensor):
                 self.largest = max(self.largest, t.numel())
                 self.moving = max(self.moving, 0 if held else t.numel())
+                self.held = max(self.held, t.numel() if held else 0)
                 self.total += t.numel()
 
 
