@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.distributions import Distribution
+from torch.fx import config as fx_config
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
@@ -242,7 +243,7 @@ def _rename_state(exported: Any, names: dict[str, str]) -> dict[str, str]:
 @contextlib.contextmanager
 def _without_lines() -> Iterator[None]:
     """In the block, torch.fx does not note the line of code of each node, which takes a quarter of an export."""
-    config: Any = torch.fx.config
+    config: Any = fx_config
     before = getattr(config, "do_not_emit_stack_traces", False)
     config.do_not_emit_stack_traces = True
     try:

@@ -54,6 +54,13 @@ class Returned(Stateful):
         return self.a * 1
 
 
+class Masked(torch.nn.Module):
+    """Returns as many values as are large."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0.5]
+
+
 class Counting(Stateful):
     def forward(self, x: torch.Tensor) -> Any:
         self.calls += 1
@@ -204,13 +211,14 @@ def test_random_operators_agree_when_seeded() -> None:
         ),
         (lambda x: x[x > 0.5], "it returns a number, or a tensor of a size, that depends on"),
         (lambda x: (x, x.max().item()), "it returns a number, or a tensor of a size, that depends on"),
+        (Masked(), "it returns a number, or a tensor of a size, .*test_capture.py, line [0-9]+: `return x.x > 0.5.`"),
         (Counting(), "output 0 differs by up to"),
         (
             Plain(torch.rand(200_000, 1, 6).tolist()),
             "tensor factor of 4800000 B is not in .* too large",
         ),
     ],
-    ids=["branch", "mask", "number", "counter", "large_tensor"],
+    ids=["branch", "mask", "number", "line", "counter", "large_tensor"],
 )
 def test_reasons(thing: Any, reason: str) -> None:
     spec = KernelSpec.of(thing, (X,))
