@@ -200,6 +200,18 @@ class OpGraph:
         return table
 
 
+def same_operators(one: OpGraph, other: OpGraph) -> bool:
+    """Whether two graphs, of sizes that may differ, have the same operators in the same order.
+
+    The text of a piece of PyTorch code holds sizes, such as the number of a loop's steps; it counts by its label.
+    """
+
+    def kinds(graph: OpGraph) -> list[str]:
+        return [n.target if n.literal is None else n.packet for n in graph.ops()]
+
+    return kinds(one) == kinds(other)
+
+
 def values_in(tree: Any) -> Iterator[Value]:
     """Every `Value` in nested tuples and lists."""
     if isinstance(tree, Value):
@@ -253,5 +265,6 @@ __all__ = [
     "itemsize",
     "map_values",
     "row_major",
+    "same_operators",
     "values_in",
 ]

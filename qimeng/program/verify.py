@@ -23,7 +23,7 @@ from qimeng.graph.layout import laid_out, order_of
 from qimeng.graph.leaves import Call, recorded
 from qimeng.graph.mode import mode_matters
 from qimeng.graph.on_device import for_device
-from qimeng.graph.opgraph import Node, OpGraph
+from qimeng.graph.opgraph import OpGraph, same_operators
 from qimeng.graph.structure import structure_of
 from qimeng.program.program import Program, load_source
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
@@ -203,7 +203,7 @@ def verify_graph(spec: KernelSpec, graph: OpGraph, orders: Mapping[int, tuple[in
         reduced = _capture(small, specialise=not _free(graph))
         if not any(isinstance(x, float) for x in graph.scalars.values()):  # which `capture_spec` would leave free first
             _SMALL[small] = reduced
-    if [_kind(n) for n in reduced.ops()] != [_kind(n) for n in graph.ops()]:
+    if not same_operators(reduced, graph):
         small, reduced = spec, graph
     if small is spec and _elements(graph) > RUNNABLE:
         if not torch.cuda.is_available():
@@ -233,11 +233,6 @@ def verify_graph(spec: KernelSpec, graph: OpGraph, orders: Mapping[int, tuple[in
         except ValueError:
             continue
         raise CaptureError(f"the graph was made for one value of input {position} but takes another")
-
-
-def _kind(node: Node) -> str:
-    """The operator; of a piece of PyTorch code, whose text holds sizes, what it does in short."""
-    return node.target if node.literal is None else node.packet
 
 
 def _elements(graph: OpGraph) -> int:

@@ -32,10 +32,11 @@ from qimeng.envs.workers.shared_server import shared_server
 from qimeng.family import Unsupported, covering, word_of
 from qimeng.graph.capture import capture
 from qimeng.graph.loops.build import LoopBuilder
-from qimeng.graph.loops.loop import Name, is_loop
+from qimeng.graph.loops.loop import Name, is_loop, loop_of
 from qimeng.graph.opgraph import Node, OpGraph, Value
 from qimeng.graph.region import Region, make_region
 from qimeng.graph.rewrites import find_rewrites
+from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program, load_source
 from tests.graph.loops.test_roll import LOOPS, Selective
 from tests.interpreted import rows_of
@@ -129,6 +130,18 @@ def test_what_is_refused_says_why(
 ) -> None:
     with pytest.raises(Unsupported, match=re.escape(reason)):
         plan_recurrent(step(write, state))
+
+
+def test_a_loop_is_printed_again_with_fewer_steps() -> None:
+    program, coder = rewritten(*LAYERS["selective scan"][:1], *LAYERS["selective scan"][1]), TemplateCoder()
+    (region,) = loops(program)
+    lowered = coder.write(Request(program, Action("lowering", (region.id,)), H200)).apply(program)
+    fewer = coder.reprint(
+        lowered, capture(Selective, lambda: tuple(torch.empty(s) for s in LOOPS["selective scan"][1]))
+    )
+    (twin,) = loops(fewer)
+    (node,) = [n for n in twin.ops if is_loop(n)]
+    assert fewer.implementation(twin).generated and loop_of(node).count == 24 < 30
 
 
 # -- schedules

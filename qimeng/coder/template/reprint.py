@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from qimeng.errors import CoderError, FamilyFault, IllegalAction
 from qimeng.family import Unsupported, family_of, plan_of
-from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.opgraph import OpGraph, same_operators
 from qimeng.graph.region import Region, repartition
 from qimeng.program.program import Implementation, Program
 from qimeng.program.schedule import Schedule
@@ -31,7 +31,7 @@ def reprinted(program: Program, graph: OpGraph, printer: Callable[[Region, Sched
     except IllegalAction as error:
         raise CoderError(f"at that size the graph cannot be rewritten so: {error}") from None
     graph = small.graph
-    if [n.target for n in program.graph.ops()] != [n.target for n in graph.ops()]:
+    if not same_operators(program.graph, graph):
         raise CoderError("the graph has other operators than the program")
     rename = dict(zip(program.graph.nodes, graph.nodes, strict=True))
     smaller = small.with_regions(repartition(graph, [{rename[n] for n in r.nodes} for r in program.regions]))
