@@ -1,4 +1,7 @@
-"""Imitates on the CPU how a GPU lays out results: heads of an attention side by side, convolutions channels-last."""
+"""Imitates on the CPU how a GPU lays out results: heads of an attention side by side, convolutions channels-last.
+
+Group normalizations are contiguous, of contiguous operands.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,12 @@ class OtherLayouts(TorchFunctionMode):
     """Inside, attentions and convolutions return the other layout, whoever calls them; fake tensors as well."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "").split(".")[0]
+        if name == "native_group_norm" and not args[0].is_contiguous():
+            raise RuntimeError("a GPU's kernel wants a contiguous operand")
+        if name == "group_norm":
+            args = (args[0].contiguous(), *args[1:])
+        found = func(*args, **(kwargs or {}))
         if isinstance(found, Tensor) and found.dim() == 4:
             if name == "scaled_dot_product_attention":
                 return side_by_side(found)

@@ -70,6 +70,5 @@ def test_a_graph_has_the_strides_of_an_eager_run(device: str, layouts: Callable[
     with layouts(), torch.device(device):
         assert wrong(device, for_device(spec, device, captured), spec) == []
         if layouts is OtherLayouts:
-            assert {"aten.scaled_dot_product_attention.default", "aten.exp.default"} <= set(
+            with pytest.raises(RuntimeError, match="contiguous operand"):
                 wrong(device, captured, spec)
-            )

@@ -131,7 +131,9 @@ import torch
 from qimeng.envs.workers.call_batch import Batch
 from qimeng.envs.workers.outputs import Leaf
 from qimeng.envs.workers.shared_buffers import Layout
+from qimeng.envs.workers.worker_setup import open_device
 
+open_device(torch.device("cuda", 0))
 x = torch.randn(64, 96, device="cuda")
 layout = Layout.of([[x]] * 4, [Leaf("Tensor", (96, 64), (1, 96), "float32", "cuda")])
 batch = Batch(x.device, lambda x: x.t(), lambda: (x,), layout, {}, [])
