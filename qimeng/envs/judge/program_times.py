@@ -6,6 +6,7 @@ Deals in rounds of timing, and in which inputs the timed calls had. Knows nothin
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,9 @@ BEHIND = 1.5
 round of few calls, since it can be neither the best nor returned."""
 FINAL = Effort(min_ms=3.0, min_calls=5, limit_s=0.15, warmup=2)
 """Effort of one round of the final timing; candidate and baselines take turns."""
-FINAL_ROUNDS = 5
+FINAL_ROUNDS, FEWEST, FINAL_S = 5, 3, 6.0
+"""Rounds of the final timing; after so many seconds and the fewest rounds, no other is begun. A call of 40 ms with ten
+thousand kernels needs seconds a round, and its times hardly differ."""
 
 
 class ProgramTimes:
@@ -97,7 +100,10 @@ class ProgramTimes:
     def final(self, worker: Process, clock: Clock, resets: bool) -> tuple[Samples, Samples]:
         """The same in turns with every baseline, as a final verification takes them."""
         found: dict[str, Samples] = {}
-        for _ in range(FINAL_ROUNDS):
+        end = time.monotonic() + FINAL_S
+        for number in range(FINAL_ROUNDS):
+            if number >= FEWEST and time.monotonic() > end:
+                break
             with worker.paused():
                 _add(found, EAGER, self._baselines.time(FINAL))
                 with clock.part("baselines"):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from qimeng.envs.judge.program_times import ProgramTimes
+from qimeng.envs.judge import program_times
+from qimeng.envs.judge.program_times import FEWEST, FINAL_ROUNDS, FINAL_S, ProgramTimes
 from qimeng.envs.workers.stopwatch import Effort, Samples
 from qimeng.interfaces import Timing
 
@@ -49,3 +50,21 @@ def test_so_does_one_that_is_clearly_behind_the_fastest_so_far(monkeypatch: pyte
 def test_on_the_cpu_every_program_gets_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     found = rounds(made("cpu"), 9.0, monkeypatch)
     assert len(found) == 2 and found[0].behind_ms == 0 and math.isfinite(found[0].limit_s)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(FINAL_S / 100, FINAL_ROUNDS), (FINAL_S, FEWEST)])
+def test_a_final_timing_of_long_rounds_has_fewer(
+    seconds: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times, now = made("cuda"), [0.0]
+
+    def timed(worker: Any, effort: Effort) -> Samples:
+        now[0] += seconds
+        return eight(1.0)
+
+    monkeypatch.setattr(times, "_time", timed)
+    monkeypatch.setattr(times, "_time_compiled", lambda found: None)
+    monkeypatch.setattr(program_times, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    worker: Any = SimpleNamespace(paused=nullcontext, part=lambda name: nullcontext())
+    candidate, eager = times.final(worker, worker, True)
+    assert len(candidate.device_ms) == len(eager.device_ms) == 8 * expected
