@@ -109,6 +109,7 @@ def test_calls_of_a_batch_find_buffers_as_they_were_and_leave_what_they_returned
 def test_queued_calls_wait_for_inputs_that_come_later():
     memory = torch.zeros(1024, dtype=torch.uint8, device="cuda")
     x, y = memory[512:516].view(torch.float32), torch.zeros(1, device="cuda")
+    y.add_(x)  # a GPU that waits loads no kernels
     torch.cuda.synchronize()
     writer = torch.cuda.Stream()  # never waits for the stream that stands still
     with torch.cuda.stream(writer):
