@@ -30,10 +30,10 @@ def mode_matters(spec: KernelSpec) -> bool:
     small = spec.reduced()
     other = small.with_(training=not small.training)
     try:
-        here, there = _operators(small), _operators(other)
-        if here == there:
+        here, there = _recorded(small), _recorded(other)
+        if here.calls == there.calls:
             return False
-        if sum(map(_normalizes, here)) != sum(map(_normalizes, there)):
+        if here.normalized != there.normalized:
             return True
     except Exception:  # noqa: BLE001  user code that needs values raises errors of any class without them
         pass
@@ -45,34 +45,36 @@ def mode_matters(spec: KernelSpec) -> bool:
         return True
 
 
-_Call = tuple[str, str]
-"""An operator, and its arguments as text."""
-
-
 class _Recorder(DispatchMode):
+    """What runs.
+
+    Attributes:
+        calls: operators in order, with every argument that is no tensor.
+        normalized: batches that are normalized by their own mean and variance, though there are running ones.
+    """
+
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[_Call] = []
+        self.calls: list[str] = []
+        self.normalized = 0
 
     def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plain = _pytree.tree_map_only(torch.Tensor, lambda t: (tuple(t.shape), t.dtype), (args, kwargs or {}))
-        self.calls.append((str(func), str(plain)))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        plain = _pytree.tree_map_only(torch.Tensor, lambda t: (tuple(t.shape), t.dtype), (args, kwargs))
+        self.calls.append(f"{func} {plain}")
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        self.normalized += given.get("running_mean") is not None and given.get("training") is True
+        return func(*args, **kwargs)
 
 
-def _normalizes(call: _Call) -> bool:
-    """Whether a batch is normalized by its own mean and variance, and these change running ones."""
-    name, arguments = call
-    return "batch_norm" in name and ", True, " in arguments and "None, None, True" not in arguments
-
-
-def _operators(spec: KernelSpec) -> list[_Call]:
-    """What runs, in order, with every argument that is no tensor."""
+def _recorded(spec: KernelSpec) -> _Recorder:
+    """What a run without values does."""
+    recorder = _Recorder()
     with fake_tensors(), torch.no_grad():
         module, inputs = made_fake(spec.module), spec.inputs(0)
-        with _Recorder() as recorder:
+        with recorder:
             module(*inputs)
-    return list(recorder.calls)
+    return recorder
 
 
 def _values(spec: KernelSpec) -> list[Any]:

@@ -41,7 +41,8 @@ MANY = 8
 """Kernels from which on launching them one by one may cost more than the copies of a recorded CUDA graph."""
 
 HOST_MS = 0.03
-"""Milliseconds that the host may take for an operator of PyTorch (ResNet-50 of 173: 0.026 each on an H100's host)."""
+"""Milliseconds that the host may take to launch an operator of PyTorch. ResNet-50 has 173 and takes 4.58 ms on an H100
+(`benchmarks/results/h100_networks.jsonl`)."""
 
 
 class HeuristicPlanner(Planner):

@@ -183,7 +183,7 @@ class ExactReference(EagerReference):
         """Whether what is out of bounds is a matter of rounding next to a threshold (`qimeng.envs.errors.discrete`)."""
         if self._jumps is False or self.kind != "float64" or self.random:
             return False
-        dtype, drawn = getattr(torch, self.spec.dtype), self.inputs(trial.draw)
+        dtype = getattr(torch, self.spec.dtype)
 
         def inputs() -> Any:
             return pytree.tree_map_only(torch.Tensor, torch.clone, drawn)  # a call may change its own
@@ -192,14 +192,14 @@ class ExactReference(EagerReference):
             self.parameters.set(trial.draw.parameter_seed)
             return tensors_in(self._eager(inputs(), trial.draw.seed, mode))[number]
 
-        mode = discrete.rounding_mode(self.spec.mode, eager)
-
         def run() -> torch.Tensor:
             module = self._exact_module(self.parameters.set(trial.draw.parameter_seed))
             with torch.no_grad(), discrete.Rounding(dtype, mode, self.longest_reduction):
                 return tensors_in(module(*to_double(inputs(), self._place)))[number]
 
         try:
+            drawn = self.inputs(trial.draw)
+            mode = discrete.rounding_mode(self.spec.mode, eager)
             right = [eager(self.spec.mode)]
             with discrete.Dividing():
                 right.append(eager(self.spec.mode))

@@ -36,8 +36,8 @@ round of few calls, since it can be neither the best nor returned."""
 FINAL = Effort(min_ms=3.0, min_calls=5, limit_s=0.15, warmup=2)
 """Effort of one round of the final timing; candidate and baselines take turns."""
 FINAL_ROUNDS, FEWEST, FINAL_S = 5, 3, 6.0
-"""Rounds of the final timing; after so many seconds and the fewest rounds, no other is begun. A call of 40 ms with ten
-thousand kernels needs seconds a round, and its times hardly differ."""
+"""Rounds of the final timing; after so many seconds and the fewest rounds, no other is begun. A call with thousands of
+kernels needs seconds a round."""
 
 
 class ProgramTimes:

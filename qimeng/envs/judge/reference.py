@@ -34,8 +34,8 @@ NOT_FINITE_LIMIT = 0.01
 (`qimeng.envs.errors.extreme_inputs`)."""
 
 SMALL = ("x0.01", "units")
-"""Distributions of which a search tries one: an epsilon that is missing, or a padded lane that is not zero, is less
-than the budget beside inputs of usual size."""
+"""A search tries one of these. Beside inputs of usual size, the error of a missing epsilon or of a padded lane that is
+not zero stays within the budget."""
 
 
 class References(SlicedReference):
@@ -49,7 +49,7 @@ class References(SlicedReference):
         """Trials one after the other: the user's own values, as given with other parameters, then other inputs.
 
         The first change is of a single row of each parameter, the shares of the later ones take turns. Of the other
-        inputs, small ones come first: they show what is added to larger ones unseen.
+        inputs, small ones (`SMALL`) come first.
         """
         others = [1 + number % (len(SHARES) - 1) for number in range(max(count, len(self.distributions)))]
         kinds = [k for k in zip(self.distributions[1:], others, strict=False) if k[0] not in self.dropped]

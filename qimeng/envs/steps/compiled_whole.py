@@ -19,10 +19,9 @@ OPTIONS = {"default": "inductor", "max-autotune-no-cudagraphs": "inductor-tuned"
 
 
 def compiled_whole(session: Session, found: Evaluation) -> tuple[State, Evaluation] | str:
-    """The state and final verification of TorchInductor's code, where that is right, and faster than all else.
+    """The state and final verification of TorchInductor's code, where it is right and faster than `found` and eager.
 
-    All else is what was found, and eager. Otherwise why torch.compile's code is not returned although it was faster;
-    empty where it was not.
+    Otherwise why torch.compile's code is not returned although it was faster; empty where it was not.
 
     Takes an evaluation and a final verification beyond the budget, and only where torch.compile, timed beside the
     program that was found, was clearly faster.
