@@ -65,10 +65,14 @@ class NamedAsDouble(DispatchMode):
         """Run `func` with float64 where it names another floating dtype."""
         if func is torch.ops.aten.view.dtype:
             raise TypeError("the bits of a float are no bits of its float64 value")
-        named = [x for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.dtype)]
-        args, kwargs = _pytree.tree_map_only(torch.dtype, _raised, (args, kwargs or {}))
+        kwargs = kwargs or {}
+        named = {x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype)}  # never in a list of arguments
+        if not named:
+            return func(*args, **kwargs)
+        args = tuple(_raised(x) for x in args)
+        kwargs = {key: _raised(x) for key, x in kwargs.items()}
         found = func(*args, **kwargs)
-        if not _HALF & set(named):
+        if not _HALF & named:
             return found
         return _pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.dtype in _HALF else x, found)
 
@@ -76,8 +80,8 @@ class NamedAsDouble(DispatchMode):
 _HALF = {torch.float16, torch.bfloat16}
 
 
-def _raised(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype is torch.float32 else dtype
+def _raised(argument: Any) -> Any:
+    return torch.float64 if argument is torch.float32 else argument
 
 
 def move(inputs: Sequence[Any], by: float) -> None:

@@ -6,7 +6,6 @@ torch.compile as well (see `qimeng.envs.judge.torch_compile`). Knows nothing abo
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,12 +20,13 @@ from qimeng.envs.workers.service import Answer, serve
 from qimeng.envs.workers.shared_buffers import Layout
 from qimeng.envs.workers.stopwatch import Effort, Samples, Stopwatch
 from qimeng.envs.workers.worker_setup import Draw, Setup, open_device
+from qimeng.interfaces import Timing
 from qimeng.spec import KernelSpec, perturb_parameters
 
 EAGER = "eager"
 SLOWER, SLOWER_MS = 1.25, 0.005
 """Eager may take this many times its fastest time, plus this many milliseconds, while a candidate stands still. If it
-takes longer, work that the candidate left on the device may still be running."""
+takes longer, work that the candidate left on the device may still be running, or the host has become busy."""
 
 
 class Baseline:
@@ -44,7 +44,7 @@ class Baseline:
         self._process: Process | None = None
         self._ready = False
         self._eager: Samples | None = None
-        self._fastest_ms = math.inf
+        self._fastest: Timing | None = None
         self._peak: int | None = None
         self.start()
 
@@ -69,17 +69,17 @@ class Baseline:
     def time(self, effort: Effort) -> Samples:
         """Times on fresh inputs; the judge is alone on the device."""
         self._eager = ask_times(self.running(), self._draw_seed, self._timeout_s, effort)
-        self._fastest_ms = min(self._fastest_ms, self._eager.timing().device_ms)
+        timing = self._eager.timing()
+        if self._fastest is None or timing.device_ms < self._fastest.device_ms:
+            self._fastest = timing
         return self._eager
 
-    def slowed(self, eager_ms: float) -> str:
-        """Why `eager_ms` is no time of eager's alone on the device; empty where it may be."""
-        if self._setup.device == "cpu" or eager_ms <= SLOWER * self._fastest_ms + SLOWER_MS:
-            return ""
-        return (
-            f"PyTorch takes {eager_ms:.4g} ms now and took {self._fastest_ms:.4g} ms before: something else runs on "
-            "the device"
-        )
+    def faster_before(self, eager: Timing) -> Timing | None:
+        """Eager's shortest time so far, where `eager` is too long to be its time alone on the device; else None."""
+        before = self._fastest
+        if self._setup.device == "cpu" or before is None:
+            return None
+        return before if eager.device_ms > SLOWER * before.device_ms + SLOWER_MS else None
 
     @property
     def eager_ms(self) -> float | None:

@@ -15,6 +15,8 @@ from qimeng.device import Device, current_device, device_named, driver_version, 
 from qimeng.envs.judge.region_judges import MANY_REGIONS
 from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.task import Task
+from qimeng.envs.workers.model_libraries import library_modules
+from qimeng.envs.workers.shared_server import shared_server
 from qimeng.errors import CoderError, DeviceError
 from qimeng.interfaces import Coder, Evaluator
 from qimeng.store import Conditions, Store
@@ -138,6 +140,8 @@ def make_task(
     spec = KernelSpec.of(spec, inputs, mode=mode, kwargs=kwargs)
     spec.check()
     row, reason = make_device(device), ""
+    if row.measured and evaluator is None:
+        shared_server().prepare(library_modules(spec))  # while the computation is captured here
     start = whole = opaque_program(spec)
     try:
         start = Program.start(capture_spec(spec, device="cuda" if row.measured else "cpu"))

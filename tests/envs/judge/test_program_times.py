@@ -68,3 +68,18 @@ def test_a_final_timing_of_long_rounds_has_fewer(
     worker: Any = SimpleNamespace(paused=nullcontext, part=lambda name: nullcontext())
     candidate, eager = times.final(worker, worker, True)
     assert len(candidate.device_ms) == len(eager.device_ms) == 8 * expected
+
+
+def test_of_repeated_turns_the_shortest_time_of_each_baseline_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = made("cuda")
+    worker: Any = SimpleNamespace(paused=nullcontext, part=lambda name: nullcontext())
+
+    def turn(compiled_ms: float, candidate_ms: float) -> None:
+        monkeypatch.setattr(times, "_time_compiled", lambda found: found.update(compiled=eight(compiled_ms)))
+        monkeypatch.setattr(times, "_time", lambda worker, effort: eight(candidate_ms))
+        times.final(worker, worker, True)
+
+    turn(2.0, 1.0)
+    turn(3.0, 1.5)
+    found = {name: timing.device_ms for name, timing in times.turns.items()}
+    assert found == {"candidate": 1.5, "eager": 1.0, "compiled": 2.0}
