@@ -22,6 +22,7 @@ from torch.utils import _pytree
 
 from qimeng.graph import refusals
 from qimeng.graph.checks import Check, hold
+from qimeng.graph.constant_masks import with_named_masks
 from qimeng.graph.convert import CaptureError, ValuesNeeded, converted
 from qimeng.graph.decompose import decomposed
 from qimeng.graph.leaves import Call, hide, innermost
@@ -61,6 +62,18 @@ def capture(
         CaptureError: the computation does not run under fake tensors, or torch.export refuses it; the message names
             the reason.
     """
+    return with_named_masks(_traced(make_module, make_inputs, specialise, values, hidden or {}, checks or {}))
+
+
+def _traced(
+    make_module: Callable[[], torch.nn.Module],
+    make_inputs: Callable[[], tuple[Any, ...]],
+    specialise: bool,
+    values: bool,
+    hidden: Mapping[str, Sequence[Call]],
+    checks: Mapping[Any, Check],
+) -> OpGraph:
+    """The graph as the module computes it, with its loops as operators."""
     mode = contextlib.nullcontext() if values else fake_tensors()
     with mode, torch.no_grad():
         try:
@@ -71,8 +84,8 @@ def capture(
         module.requires_grad_(False)
         _refuse_scripts(module)
         as_without_gradients(module)
-        hide(module, hidden or {})
-        hold(module, checks or {})
+        hide(module, hidden)
+        hold(module, checks)
         module.register_forward_hook(lambda _, inputs, output: opened(output))
         leaves, in_spec = _pytree.tree_flatten((inputs, {}))
         structure = _input_structure(leaves, in_spec)

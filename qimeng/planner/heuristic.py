@@ -40,9 +40,9 @@ up after tuning."""
 MANY = 8
 """Kernels from which on launching them one by one may cost more than the copies of a recorded CUDA graph."""
 
-HOST_MS = 0.03
-"""Milliseconds that the host may take to launch an operator of PyTorch. ResNet-50 has 173 and takes 4.58 ms on an H100
-(`benchmarks/results/h100_networks.jsonl`)."""
+STEADY = 1.03
+"""A recorded program may take this many times as long as one launched kernel by kernel, and stays: copies of its inputs
+are what it takes longer, and it does not wait for a host that other work keeps busy."""
 
 
 class HeuristicPlanner(Planner):
@@ -63,15 +63,14 @@ class HeuristicPlanner(Planner):
         Tuning begins with the form of a reduction, then fast special functions where a region has such functions (the
         action is offered) and memory is not what binds it.
 
-        A large program is clustered, lowered and recorded in one step each, so that the budget is left for tuning its
-        regions. It is recorded first where its operators may take no longer than the host does to launch them.
+        A large program is recorded, clustered and lowered in one step each, so that the budget is left for tuning its
+        regions. Recording comes first: where the host launches hundreds of operators, times say more about the host.
         """
         if is_large(observation.program):
             return (
                 self._algebra(observation)
-                or (self._launch(observation) if _waits_for_host(observation) else None)
-                or self._at_once(observation)
                 or self._launch(observation)
+                or self._at_once(observation)
                 or self._by_share(observation)
                 or self._whole(observation)
                 or next(a for a in observation.actions if a.kind == "stop")
@@ -109,7 +108,7 @@ class HeuristicPlanner(Planner):
         return whole if whole in o.actions and not compiled else None
 
     def _launch(self, o: Observation) -> Action | None:
-        """One launch for many kernels, and one by one again where that turned out slower."""
+        """One launch for many kernels, and one by one again where that turned out clearly slower."""
         if not _measured(o):
             return None
         tried = tried_before(o)
@@ -117,7 +116,7 @@ class HeuristicPlanner(Planner):
         if record in o.actions and record not in tried and len(o.program.called) >= MANY:
             return record
         ms, last = o.evaluation.ms if o.evaluation else None, o.history[-1].action if o.history else None
-        slower = ms is not None and o.best_ms is not None and ms > o.best_ms
+        slower = ms is not None and o.best_ms is not None and ms > STEADY * o.best_ms
         return back if slower and last == record and back in o.actions else None
 
     def _fusion(self, o: Observation) -> Action | None:
@@ -236,12 +235,6 @@ def _measured(o: Observation) -> bool:
     """Whether the present program was timed, not estimated."""
     timing = o.evaluation.timing if o.evaluation else None
     return timing is not None and not timing.estimated
-
-
-def _waits_for_host(o: Observation) -> bool:
-    """Whether the GPU may have less to do than the host that launches its kernels."""
-    ms = o.evaluation.ms if o.evaluation else None
-    return ms is not None and ms < HOST_MS * len(o.program.called)
 
 
 def _hurry(o: Observation) -> bool:

@@ -146,6 +146,7 @@ def test_many_kernels_are_launched_at_once_and_one_by_one_again_where_that_is_sl
     assert chosen(program, 1.0, 1.0) == record
     recorded = CONTEXT.coder.write(Request(program, record, CONTEXT.device)).apply(program)
     assert chosen(recorded, 2.0, 1.0, record) == back
+    assert chosen(recorded, 1.02, 1.0, record) == Action("library", (), "inductor"), "it does not wait for the host"
     assert chosen(recorded, 0.5, 0.5, record) == Action("library", (), "inductor")
 
 

@@ -94,6 +94,7 @@ def average_pools(x: Tensor) -> tuple[Tensor, ...]:
     return (
         functional.avg_pool2d(y, 3, 2, 1),
         functional.avg_pool2d(y, (2, 3), ceil_mode=True, padding=1, count_include_pad=False),
+        functional.avg_pool2d(y, 20, ceil_mode=True, padding=1),
         functional.avg_pool1d(y[:, 0], 3),
         functional.avg_pool3d(y, 2),
         functional.adaptive_avg_pool2d(y, (4, 3)),
@@ -105,6 +106,7 @@ def max_pools(x: Tensor) -> tuple[Tensor, ...]:
     return (
         functional.max_pool2d(x.exp(), 3, 2, 1),
         functional.max_pool2d(x, 2, dilation=2, ceil_mode=True),
+        functional.max_pool2d(x, 12, ceil_mode=True),
         functional.max_pool1d(x[:, 0], 3),
         functional.adaptive_max_pool2d(x, 4),
     )

@@ -206,7 +206,7 @@ class Edit:
         self._check_memory([(v, memory_of(nodes, current(v))) for v in self.graph.results()], nodes)
         outputs = tuple(current(o) if isinstance(o, Value) else o for o in self.graph.outputs)
         mutations = tuple((key, current(v)) for key, v in self.graph.mutations)
-        return _without_dead(replace(self.graph, nodes=nodes, outputs=outputs, mutations=mutations, settles=True))
+        return without_dead(replace(self.graph, nodes=nodes, outputs=outputs, mutations=mutations, settles=True))
 
     # -- parts
 
@@ -290,7 +290,7 @@ def _meta(tensor: torch.Tensor) -> Meta:
     return Meta(tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch."))
 
 
-def _without_dead(graph: OpGraph) -> OpGraph:
+def without_dead(graph: OpGraph) -> OpGraph:
     """Without operators and constants that no result needs; sources stay, since they are the module's interface."""
     needed = {v.node for v in graph.results()}
     for node in reversed(graph.nodes.values()):
@@ -305,4 +305,4 @@ def sites(graph: OpGraph, rule: Rule) -> Iterator[Node]:
     return (n for n in graph.ops() if not rule.packets or n.packet in rule.packets)
 
 
-__all__ = ["Edit", "NoRewrite", "Rewrite", "Rule", "row_major", "sites"]
+__all__ = ["Edit", "NoRewrite", "Rewrite", "Rule", "row_major", "sites", "without_dead"]

@@ -113,6 +113,16 @@ class Windows:
         return x
 
 
+def reached(sizes: Sequence[int], lengths: Sequence[int], pads: Sequence[int], spread: Sequence[int]) -> list[int]:
+    """Sizes of windows without the positions that lie beyond the tensor in every window (with `ceil_mode`, say).
+
+    >>> reached([1280, 3], [7, 7], [0, 1], [1, 1])
+    [7, 3]
+    """
+    each = zip(sizes, lengths, pads, spread, strict=True)
+    return [min(size, -(-(length + pad) // far)) for size, length, pad, far in each]
+
+
 @rule("avg_pool2d", "avg_pool3d")
 def _avg_pool(
     b: Builder,
@@ -131,7 +141,9 @@ def _avg_pool(
     sizes = several(kernel, count, ())
     steps, pads = several(stride, count, sizes), several(padding, count, ())
     lengths = [size_of(b, x, d) for d in range(len(x.dims) - count, len(x.dims))]
-    windows = Windows(b, operand(b, x, dtype), sizes, steps, pads, [1] * count, node.metas[0].shape[-count:])
+    once = [1] * count
+    inside = reached(sizes, lengths, pads, once)
+    windows = Windows(b, operand(b, x, dtype), inside, steps, pads, once, node.metas[0].shape[-count:])
     total = b.reduce("sum", windows.filled(b, 0.0), windows.inside, dtype=dtype)
     if divisor_override is not None:
         return b.pw("div", total, float(divisor_override), dtype=dtype)
@@ -165,6 +177,7 @@ def _max_pool(
     sizes = several(kernel, count, ())
     steps, pads = several(stride, count, sizes), several(padding, count, ())
     spread, lengths = several(dilation, count, ()), [size_of(b, x, d) for d in range(len(x.dims) - count, len(x.dims))]
+    sizes = reached(sizes, lengths, pads, spread)
     windows = Windows(b, x, sizes, steps, pads, spread, node.metas[0].shape[-count:])
     filled = windows.filled(b, _least(x.dtype))
     begins = [
