@@ -16,6 +16,7 @@ from qimeng.interfaces import Action, Observation, Planner
 from qimeng.planner.heuristic_facts import (
     at_roofline,
     by_time,
+    convolves_halves,
     has_product,
     intents_in_order,
     library_first,
@@ -90,10 +91,12 @@ class HeuristicPlanner(Planner):
         """Less work, and deep attentions as products, before anything is written for it.
 
         Layers become one product where it is left to the library; a generated one fuses what follows each of them.
+        Channels last is for tensor cores, which convolutions of half types use.
         """
         tried, library = tried_before(o), library_first(o, o.program.called)
+        left_out = {"together": not library, "layout": not convolves_halves(o.program)}
         found = [a for a in o.actions if a.kind == "algebra" and a not in tried]
-        return next((a for a in found if library or a.param != "together"), None)
+        return next((a for a in found if not left_out.get(a.param, False)), None)
 
     def _whole(self, o: Observation) -> Action | None:
         """What is about the program as a whole, once each and last: one launch for many kernels, TorchInductor's code.

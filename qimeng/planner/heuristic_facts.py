@@ -10,9 +10,10 @@ from itertools import takewhile
 
 from qimeng.errors import IllegalAction
 from qimeng.family import concerned, family_of
-from qimeng.graph.ops import is_product, precision_of
+from qimeng.graph.ops import category, is_product, precision_of
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Observation
+from qimeng.program.program import Program
 
 NEAR_ROOFLINE = 0.98
 """A region whose least memory traffic, at the rates below, takes this share of its time is left alone."""
@@ -36,6 +37,15 @@ def has_product(region: Region) -> bool:
 
 def _half(region: Region) -> bool:
     return any(region.graph.meta(v).dtype in ("float16", "bfloat16") for v in region.inputs)
+
+
+def convolves_halves(program: Program) -> bool:
+    """Whether a convolution of `program` has operands of a half type."""
+    graph = program.graph
+    return any(
+        category(n) == "convolution" and graph.meta(n.operands()[0]).dtype in ("float16", "bfloat16")
+        for n in graph.ops()
+    )
 
 
 def library_first(o: Observation, regions: Iterable[Region]) -> bool:
@@ -109,6 +119,7 @@ __all__ = [
     "READ_FRACTION",
     "at_roofline",
     "by_time",
+    "convolves_halves",
     "floor_ms",
     "has_product",
     "intents_in_order",

@@ -75,6 +75,7 @@ class Edit:
         self.graph, self._at, self._rule = graph, node, rule
         self._nodes, self._added = dict(graph.nodes), list[Node]()
         self._instead: dict[Value, Value] = {}
+        self._results_stay, self._results = False, dict[Value, Value]()
 
     # -- what a rule asks
 
@@ -177,6 +178,10 @@ class Edit:
             raise NoRewrite(f"{old.node} has {was}, the rewritten one {now}")
         self._instead[old] = new
 
+    def results_stay(self) -> None:
+        """Copy a result that would get other strides into those that it has."""
+        self._results_stay = True
+
     def done(self) -> OpGraph:
         """The graph after it; operators that nothing needs any more are gone.
 
@@ -201,14 +206,50 @@ class Edit:
         assert added <= set(nodes)
         for value in self.graph.results():
             was, now = self.graph.meta(value), nodes[current(value).node].metas[current(value).port]
+            if was != now and self._results_stay and now is not None and was.shape == now.shape:
+                self._nodes |= {current(value).node: nodes[current(value).node]}
+                nodes |= self._copied_back(value, current(value))
+                continue
             if was != now:
                 raise NoRewrite(f"the result {value.node} has {was}, the rewritten one {now}")
-        self._check_memory([(v, memory_of(nodes, current(v))) for v in self.graph.results()], nodes)
-        outputs = tuple(current(o) if isinstance(o, Value) else o for o in self.graph.outputs)
-        mutations = tuple((key, current(v)) for key, v in self.graph.mutations)
+
+        def result(value: Value) -> Value:
+            return self._results.get(value, current(value))
+
+        self._check_memory([(v, memory_of(nodes, result(v))) for v in self.graph.results()], nodes)
+        outputs = tuple(result(o) if isinstance(o, Value) else o for o in self.graph.outputs)
+        mutations = tuple((key, result(v)) for key, v in self.graph.mutations)
         return without_dead(replace(self.graph, nodes=nodes, outputs=outputs, mutations=mutations, settles=True))
 
     # -- parts
+
+    def _copied_back(self, old: Value, new: Value) -> dict[str, Node]:
+        """A copy of `new` with the strides of the result `old`, in whose place it is; its readers keep what they read.
+
+        Raises:
+            NoRewrite: the result has gaps, or elements that share memory.
+        """
+        was, made = self.graph.meta(old), dict[str, Node]()
+        order = sorted(range(len(was.shape)), key=lambda d: (-was.stride[d], d))
+        shape = tuple(was.shape[d] for d in order)
+        if any(n > 1 and was.stride[d] != step for n, d, step in zip(shape, order, row_major(shape), strict=True)):
+            raise NoRewrite(f"the result {old.node} has strides {was.stride}")
+        turned = Meta(shape, row_major(shape), was.dtype)
+
+        def add(target: str, operand: Value, meta: Meta, *args: Any, **kwargs: Any) -> Value:
+            name = f"{old.node}__{self._rule}{old.port}_{len(made)}"
+            made[name] = Node(name, "op", target, (operand, *args), tuple(kwargs.items()), (meta,))
+            return Value(name)
+
+        if order == list(range(len(order))):
+            self._results[old] = add("aten.clone.default", new, was, memory_format=torch.contiguous_format)
+            return made
+        now = self._metas_of("aten.permute.default", (new, order), {})[0]
+        assert now is not None
+        copy = add("aten.permute.default", new, now, order)
+        copy = add("aten.clone.default", copy, turned, memory_format=torch.contiguous_format)
+        self._results[old] = add("aten.permute.default", copy, was, [order.index(d) for d in range(len(order))])
+        return made
 
     def _check_memory(self, results: Sequence[tuple[Value, Value]], nodes: dict[str, Node]) -> None:
         """Check that no result becomes a view of a source or of another result, given each with its memory afterwards.

@@ -12,6 +12,7 @@ from qimeng.errors import IllegalAction
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.rewrites.attention import TakeApart
 from qimeng.graph.rewrites.base import Edit, NoRewrite, Rewrite, Rule, sites
+from qimeng.graph.rewrites.channels_last import ChannelsLast
 from qimeng.graph.rewrites.early import EarlyOverFeatures, EarlyOverPlaces, EarlyOverScale
 from qimeng.graph.rewrites.fold import FoldNorm, FoldScale
 from qimeng.graph.rewrites.hoist import Hoist
@@ -34,6 +35,7 @@ RULES: dict[str, Rule] = {
         TakeApart(),
         Layers(),
         Hoist(),
+        ChannelsLast(),
     )
 }
 """Every rule by name, in the order in which they are tried."""
