@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from qimeng.errors import QimengError
 
 FILES = "QIMENG_PLUGINS"
 """Variable with the files that bring objects, divided as in PATH; processes that are started have it too."""
+
+SHIPPED = ("qimeng.vocabulary.lowprecision",)
+"""Packages that come with the library and register what they bring when they are imported, as a user's would."""
 
 _run: set[str] = set()
 
@@ -46,6 +50,8 @@ class Installed:
         Raises:
             QimengError: one cannot be loaded or registered; the message names the package.
         """
+        for name in SHIPPED:
+            import_module(name)
         run_files()
         if self._done:
             return
@@ -182,6 +188,7 @@ def where(thing: Any) -> str:
 
 
 __all__ = [
+    "SHIPPED",
     "Installed",
     "Problem",
     "anything",

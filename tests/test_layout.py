@@ -37,6 +37,7 @@ LAYERS = (
     },
     {"actions"},
     {"coder"},
+    {"vocabulary"},
     {"envs"},
     {"planner"},
     {"api", "arguments", "cli", "bench", "doctor", "exploits", "integration", "report", "testing"},
@@ -124,8 +125,9 @@ def test_no_relative_and_no_bare_imports(path: Path) -> None:
 
 FAMILIES = PACKAGE / "coder" / "template" / "families"
 
-PRINTERS = (PACKAGE / "coder" / "template" / "cuda",)
-"""Folders that print a family's plans in another language, and so know its schedules."""
+PRINTERS = (PACKAGE / "coder" / "template" / "cuda", PACKAGE / "vocabulary")
+"""Folders that print a family's plans in another language, or with an operand of their own, and so know its
+schedules."""
 
 
 @cache

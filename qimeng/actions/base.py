@@ -106,6 +106,10 @@ class Kind(ABC):
             for option in self.options:
                 yield Action(self.name, (region.id,), option)
 
+    def promising(self, program: Program, action: Action, device: Device) -> bool:
+        """Whether a planner by rules should take a legal action before it lowers anything; by default it should not."""
+        return False
+
     def target(self, program: Program, action: Action) -> Region:
         """The region that the action is about once it is carried out: by default the one that it names."""
         return find_region(program, action)

@@ -33,6 +33,7 @@ def guarded(kind: Kind) -> Kind:
     passes = (IllegalAction, CoderError)
     guard(kind, "check", anything, fault, *passes)
     guard(kind, "proposals", proposals, fault, *passes)
+    guard(kind, "promising", returns(bool), fault, *passes)
     guard(kind, "target", returns(Region), fault, *passes)
     guard(kind, "apply", returns(GraphRewrite), fault, *passes)
     apply = kind.apply

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from qimeng.graph.ops import VIEWS
 from qimeng.graph.region import Region
+from qimeng.graph.state import settled_nodes
 from qimeng.program.program import Program
 
 MANY = 32
@@ -17,7 +18,8 @@ def is_large(program: Program) -> bool:
     """Whether a program has `MANY` operators or more, views not counted; stays true as it is fused."""
     known = program.graph.memo
     if "operators" not in known:
-        known["operators"] = sum(n.packet not in VIEWS for n in program.graph.ops())
+        settled = settled_nodes(program.graph)
+        known["operators"] = sum(n.packet not in VIEWS and n.name not in settled for n in program.graph.ops())
     return bool(known["operators"] >= MANY)
 
 

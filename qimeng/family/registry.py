@@ -17,7 +17,7 @@ from qimeng.errors import FamilyFault, IllegalAction
 from qimeng.family.base import AnyFamily, Family, Move, NotConcerned, Unsupported
 from qimeng.family.guard import guarded
 from qimeng.graph.region import Region, RegionKey
-from qimeng.plugins import Installed
+from qimeng.plugins import SHIPPED, Installed
 from qimeng.program.schedule import Schedule
 
 GROUP = "qimeng.families"
@@ -96,7 +96,8 @@ def unregister_family(name: str) -> None:
 
 def is_built_in(family: AnyFamily) -> bool:
     """Whether this package brought it, so that what it prints need not be checked like anybody's text."""
-    return _built_in.get(family.name) is family
+    shipped = any(type(family).__module__.startswith(f"{package}.") for package in SHIPPED)
+    return _built_in.get(family.name) is family or (shipped and _own.get(family.name) is family)
 
 
 def family_of(schedule: Schedule) -> AnyFamily:

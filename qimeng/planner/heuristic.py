@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from qimeng.actions import Kind, kinds
 from qimeng.actions.large import is_large, unlike
-from qimeng.errors import QimengError
+from qimeng.errors import IllegalAction, KindFault, QimengError
 from qimeng.family import Unsupported, covering
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action, Observation, Planner
@@ -59,10 +60,10 @@ class HeuristicPlanner(Planner):
     def choose(self, observation: Observation) -> Action:
         """The first applicable of several kinds.
 
-        In order: algebra, fusion, lowering, fusion with what is left to the library, tuning, a CUDA graph and
-        TorchInductor's code of the whole program, stop. Fusion ends where the steps left are needed for lowering.
-        Tuning begins with the form of a reduction, then fast special functions where a region has such functions (the
-        action is offered) and memory is not what binds it.
+        In order: algebra, what its kind calls promising, fusion, lowering, fusion with what is left to the library,
+        tuning, a CUDA graph and TorchInductor's code of the whole program, stop. Fusion ends where the steps left are
+        needed for lowering. Tuning begins with the form of a reduction, then fast special functions where a region has
+        such functions (the action is offered) and memory is not what binds it.
 
         A large program is recorded, clustered and lowered in one step each, so that the budget is left for tuning its
         regions. Recording comes first: where the host launches hundreds of operators, times say more about the host.
@@ -70,6 +71,7 @@ class HeuristicPlanner(Planner):
         if is_large(observation.program):
             return (
                 self._algebra(observation)
+                or self._promising(observation)
                 or self._launch(observation)
                 or self._at_once(observation)
                 or self._by_share(observation)
@@ -78,6 +80,7 @@ class HeuristicPlanner(Planner):
             )
         return (
             self._algebra(observation)
+            or self._promising(observation)
             or self._fusion(observation)
             or self._lowering(observation, library=False)
             or self._late_fusion(observation)
@@ -97,6 +100,12 @@ class HeuristicPlanner(Planner):
         left_out = {"together": not library, "layout": not convolves_halves(o.program)}
         found = [a for a in o.actions if a.kind == "algebra" and a not in tried]
         return next((a for a in found if not left_out.get(a.param, False)), None)
+
+    def _promising(self, o: Observation) -> Action | None:
+        """What its kind calls promising (`qimeng.actions.Kind.promising`), the longest region first, each once."""
+        tried, known = tried_before(o), kinds()
+        found = [a for a in o.actions if a.regions and a not in tried and _says_promising(known.get(a.kind), a, o)]
+        return next(iter(by_time(o, found)), None)
 
     def _whole(self, o: Observation) -> Action | None:
         """What is about the program as a whole, once each and last: one launch for many kernels, TorchInductor's code.
@@ -232,6 +241,13 @@ def _fusions(o: Observation) -> list[Action]:
 
     found = [a for a in o.actions if a.kind == "fusion" and not a.param and a not in tried]
     return sorted(found, key=before_product)
+
+
+def _says_promising(kind: Kind | None, action: Action, o: Observation) -> bool:
+    try:
+        return kind is not None and kind.promising(o.program, action, o.device)
+    except (KindFault, IllegalAction):
+        return False
 
 
 def _measured(o: Observation) -> bool:

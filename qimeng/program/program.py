@@ -62,8 +62,8 @@ class Program:
 
     @classmethod
     def start(cls, graph: OpGraph) -> Program:
-        """Every operator a region of its own, all on PyTorch."""
-        return cls(graph, partition(graph))
+        """Every operator a region of its own, all on PyTorch; what is computed once is one region."""
+        return cls(graph, _kept((), graph) if settled_nodes(graph) else partition(graph))
 
     def region(self, region_id: str) -> Region:
         """The region called `region_id`.

@@ -20,6 +20,7 @@ from torch.utils import _pytree
 
 from qimeng.errors import SpecError
 from qimeng.spec.call import Call, arranged, with_keywords
+from qimeng.spec.declared import declare, weight_form
 from qimeng.spec.distributions import EXAMPLES, redistribute
 from qimeng.spec.fake import fake_tensors
 from qimeng.spec.kept import make_state
@@ -73,6 +74,8 @@ class KernelSpec:
             module's, they are state like any other.
         accepts_any: whether the module is known to accept any values of its inputs' domains, so that none are tried
             beforehand on the CPU.
+        weights: how the weights of linear layers may be stored, such as ``"int8"`` or ``"int4:64"``. That is part of
+            the computation: its reference and PyTorch multiply by such weights too. Empty where they are as they are.
     """
 
     name: str
@@ -85,6 +88,7 @@ class KernelSpec:
     tolerances: Tolerances = Tolerances()
     accepts_any: bool = False
     updated: tuple[str, ...] = ()
+    weights: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -95,6 +99,8 @@ class KernelSpec:
         unknown = [d for d in self.declared if d not in DOMAINS]
         if unknown:
             raise SpecError(f"unknown input domain {unknown[0]!r}; known: {', '.join(DOMAINS)}")
+        if self.weights:
+            object.__setattr__(self, "weights", weight_form(self.weights).text)
 
     # ---- making one
 
@@ -279,6 +285,8 @@ class KernelSpec:
         target, native = DTYPES[self.dtype], self.origin.native
         if target is not native:
             cast(module, target, only=native)
+        if self.weights:
+            declare(module, weight_form(self.weights))
         if dtype is not None:
             cast(module, dtype)
         return in_mode(module, self.training)
@@ -421,7 +429,8 @@ class KernelSpec:
         The values of example inputs count, because a program is checked on them. The values of weights do not. Seed
         random examples, so that they are the same in the next run.
         """
-        parts = (self.origin.content, self.dtype, self.mode, self.training, self.declared, self.tolerances)
+        parts = [self.origin.content, self.dtype, self.mode, self.training, self.declared, self.tolerances]
+        parts += [self.weights] if self.weights else []
         return hashlib.blake2b("\n".join(map(str, parts)).encode(), digest_size=8).hexdigest()
 
     def __eq__(self, other: object) -> bool:

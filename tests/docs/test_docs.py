@@ -20,6 +20,7 @@ from qimeng.actions import kinds, unregister
 from qimeng.errors import QimengError
 from qimeng.family import unregister_family
 from qimeng.interfaces import LASTING
+from qimeng.spec.declared import unregister_weights
 from qimeng.testing import FakeEvaluator
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +62,14 @@ def test_every_block_of_extending_runs(section: str) -> None:
     finally:
         unregister("double_rows")
         unregister_family("flat_relu")
+        unregister_weights("signs")
+
+
+def test_the_block_about_stored_weights_declares_them() -> None:
+    (block,) = blocks(ROOT / "docs" / "lowprecision.md", "python")
+    names: dict[str, Any] = {}
+    exec(compile(block, "lowprecision.md", "exec", dont_inherit=True), names)
+    assert names["spec"].weights == "int4:64"
 
 
 @pytest.mark.slow

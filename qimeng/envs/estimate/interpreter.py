@@ -65,6 +65,8 @@ def mend() -> None:
             return _rounded(source)
         if source.dtype.scalar.is_bf16() and target.scalar.is_fp32():
             return _as_seen(source, False)
+        if source.dtype.scalar.is_int() and target.scalar.is_bf16():  # else their bits would be taken for a bf16's
+            return _rounded(TensorHandle(source.data.astype(np.float32), tl.float32))
         return cast(self, source, target)
 
     def create_splat(self: Any, result: Any, one: Any) -> Any:

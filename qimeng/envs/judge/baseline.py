@@ -157,6 +157,7 @@ class _Bench:
         """Time what torch.compile makes of the module in `mode` from now on."""
         from qimeng.envs.judge.torch_compile_process import compile_module
 
+        self.module(*self._inputs(seed))  # weights declared to be stored otherwise are read once, as in eager
         self.call = compile_module(self.module, mode, self._inputs(seed), threads, lock)
         self._tidy()
 

@@ -31,6 +31,7 @@ from qimeng.envs.workers.stopwatch import FRESH_SHARE
 from qimeng.envs.workers.worker_setup import Draw, Parameters
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.ops import longest_reduction
+from qimeng.graph.state import settled_nodes
 from qimeng.graph.zeros import zeros_are_signed
 from qimeng.spec import KernelSpec
 from qimeng.spec.distributions import EXAMPLES, distributions_of
@@ -109,7 +110,8 @@ class EagerReference:
         self._known_updates = {key for key, _ in graph.mutations} if graph is not None else set()
         self._signed = graph is not None and bool(graph.nodes) and zeros_are_signed(graph)
         if graph is not None and graph.nodes:
-            self._jumps = discrete.may_jump(graph, graph.ops())
+            settled = settled_nodes(graph)  # the same in every run: a declared form of weights jumps for no result
+            self._jumps = discrete.may_jump(graph, [n for n in graph.ops() if n.name not in settled])
         self._flop = sum(product_flops(graph, n) for n in graph.ops()) if graph is not None and graph.nodes else None
         has_parameters = next(self.parameters.module.parameters(), None) is not None
         self.distributions = distributions_of(spec.domains, has_parameters)

@@ -227,6 +227,7 @@ def _result(
         program=winner.program,
         reference=task.reference,
         on_pytorch=on_pytorch,
+        declared=task.declared,
         roofline=roofline(task.start.graph, task.context.device, task.context.mode) if task.start.graph.nodes else None,
         labels={r.id: r.label() for p in (task.start, winner.program) if p.graph.nodes for r in p.regions},
         environment={**dict(task.conditions.versions), "device": task.context.device.name, "mode": task.context.mode},

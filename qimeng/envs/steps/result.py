@@ -32,7 +32,18 @@ NEEDS_GPU = (
     "its program.py needs torch and triton only), or set TRITON_INTERPRET=1 before Triton is imported to interpret them"
 )
 
-_FACTS = ("name", "device", "mode", "estimated", "evaluations", "cached", "seconds", "stopped", "on_pytorch")
+_FACTS = (
+    "name",
+    "device",
+    "mode",
+    "estimated",
+    "evaluations",
+    "cached",
+    "seconds",
+    "stopped",
+    "on_pytorch",
+    "declared",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +70,7 @@ class Result:
         program: the program; None in a result read from disk.
         reference: makes the reference module; None in a result read from disk.
         on_pytorch: True where the computation was left on PyTorch, as its author wrote it.
+        declared: what the spec declares of its weights (`KernelSpec.weights`): for PyTorch's times as well.
         roofline: what bounds the computation on the device; None in a result of an older version.
         labels: the operators of each region by its id, those of the start program and of the result.
         environment: versions of what the result was found with.
@@ -81,6 +93,7 @@ class Result:
     program: Program | None = None
     reference: Callable[[], torch.nn.Module] | None = None
     on_pytorch: bool = False
+    declared: str = ""
     roofline: Roofline | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -111,6 +124,8 @@ class Result:
         speedup = f"{self.speedup:.2f} x PyTorch eager" if self.speedup else "not timed"
         if self.evaluation.over_compile:
             speedup += f", {self.evaluation.over_compile:.2f} x torch.compile"
+        if self.declared:
+            speedup += f", weights {self.declared} as declared"
         return f"{speedup}, UNCHECKED" if self.unchecked else speedup
 
     @property

@@ -17,7 +17,7 @@ from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.task import Task
 from qimeng.envs.workers.model_libraries import library_modules
 from qimeng.envs.workers.shared_server import shared_server
-from qimeng.errors import CoderError, DeviceError
+from qimeng.errors import CoderError, DeviceError, SpecError
 from qimeng.interfaces import Coder, Evaluator
 from qimeng.store import Conditions, Store
 
@@ -142,10 +142,13 @@ def make_task(
     row, reason = make_device(device), ""
     if row.measured and evaluator is None:
         shared_server().prepare(library_modules(spec))  # while the computation is captured here
-    start = whole = opaque_program(spec)
+    start = opaque_program(spec)
+    whole = None if spec.weights else start  # what its author wrote has other weights
     try:
         start = Program.start(capture_spec(spec, device="cuda" if row.measured else "cpu"))
     except CaptureError as error:
+        if spec.weights:
+            raise SpecError(f"weights={spec.weights!r} needs the computation as a graph, and {error}") from error
         reason = f"left on PyTorch as it is: {error}"
     reference = partial(spec.module, "cuda" if row.measured else "cpu")
     if tables := updated_tables(start.graph):
@@ -163,7 +166,18 @@ def make_task(
             context.coder.memory.use_store(store, spec.digest)
         store.put_spec(spec.digest, spec.name)
         judge = CachingEvaluator(judge, store, conditions)
-    return Task(start, context, judge, conditions, spec.name, reason, reference, whole, by_region=by_region)
+    return Task(
+        start,
+        context,
+        judge,
+        conditions,
+        spec.name,
+        reason,
+        reference,
+        whole,
+        declared=spec.weights,
+        by_region=by_region,
+    )
 
 
 def make_evaluator(spec: KernelSpec, start: Program, context: Context, beside: int = 1) -> Evaluator:

@@ -46,6 +46,7 @@ class Task:
         whole: the computation as one PyTorch region, as its author wrote it: what is returned where even the start
             program, which runs operator by operator, is slower than that. None where there is none.
         options: of the final verification.
+        declared: what the spec declares of its weights, such as ``"int8"``; empty where nothing.
         by_region: whether a step on one region is judged on that region (`qimeng.envs.steps.milestones`).
         legal: legal actions by program, shared by sessions, because replays of one task reach the same programs.
     """
@@ -59,6 +60,7 @@ class Task:
     reference: Callable[[], torch.nn.Module] | None = None
     whole: Program | None = None
     options: FinalOptions = field(default_factory=FinalOptions)
+    declared: str = ""
     by_region: bool = False
     legal: dict[tuple[object, ...], tuple[Action, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False

@@ -139,7 +139,7 @@ class _Host:
         return "\n".join(lines) + "\n"
 
     def _entry(self, launches: Sequence[str]) -> str:
-        given = [v for o in self.prepared for v in o.made]
+        given = [v for o in self.prepared for v in o.made] + [v for o in self.operands for v in o.given]
         inputs = [f"x{i}" for i in range(len(self.region.inputs))]
         lines = [*self.views(self._read()), f"device = {self._tensor()}.device"]
         for i, (_, shape, stride, dtype) in enumerate(self.nest.outputs):

@@ -26,6 +26,7 @@ class Operand(ABC):
         arguments: what the entry function passes for them.
         host: lines of the entry function before the launch.
         setup: lines of the kernel before the loop.
+        given: further parameters of the entry function, which a family's reader passes on.
         described: blocks are read through a tensor descriptor.
         prefix: beginning of the file's top-level names.
         names: number of a source to its variable in the entry function.
@@ -45,6 +46,7 @@ class Operand(ABC):
     arguments: list[str] = field(default_factory=list)
     host: list[str] = field(default_factory=list)
     setup: list[str] = field(default_factory=list)
+    given: tuple[str, ...] = ()
     described: bool = False
     scale: str = ""
     stride: int = 0

@@ -24,6 +24,9 @@ def operand(plan: GemmPlan, schedule: GemmSchedule, side: Side, prefix: str, nam
     through = {s.name for s in plan.sides if through_registers(plan, schedule, s)}
     if through and side.name not in through:
         schedule = schedule.but(descriptors=False)
+    if side.reader is not None:
+        made: Operand = side.reader(side, plan, schedule, prefix, names)
+        return made
     if is_packed(plan, schedule, side):
         return Planes(side, plan, schedule, prefix, names)
     if is_inline(plan, schedule, side):

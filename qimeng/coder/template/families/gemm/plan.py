@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from qimeng.coder.template.nest.expr import Expr, Sum, positions, reach, sum_of
 from qimeng.coder.template.nest.ir import VECTOR_BYTES, Nest, coalesce
@@ -46,6 +47,7 @@ class Side:
         repeats: elements of the operand for each element in memory: more than 1 where windows overlap, so that a copy
             of the operand would be as much larger than the tensor.
         rounded: its elements have TF32's significand already.
+        reader: a class of `Operand` where another family reads it in its own way.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Side:
     aligned: bool
     repeats: float = 1.0
     rounded: bool = False
+    reader: Callable[..., Any] | None = None
 
     @property
     def computed(self) -> bool:

@@ -1,0 +1,96 @@
+"""The family of products that read a stored weight: int8 or int4 codes, widened between memory and the tensor cores.
+
+It prints the kernels of the gemm family with one operand of its own. Deals in what the library asks of a family.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+from qimeng.coder.template.families.gemm.host import print_gemm
+from qimeng.coder.template.families.gemm.plan import plan_gemm
+from qimeng.device import Device
+from qimeng.family import Cost, Family, Needs, Unsupported
+from qimeng.graph.region import Region
+from qimeng.program.program import Implementation
+from qimeng.vocabulary.lowprecision.reading import CODES, SCALE, reader_of
+from qimeng.vocabulary.lowprecision.schedules import (
+    StoredPlan,
+    StoredSchedule,
+    default_schedule,
+    moves,
+    schedules,
+    shared_bytes,
+)
+from qimeng.vocabulary.lowprecision.stored import stored_weight
+
+
+class StoredProducts(Family[StoredPlan, StoredSchedule]):
+    """A linear layer on a weight of int8 or int4 codes, with what follows it."""
+
+    name = "lowprecision"
+    about = "products with stored weights"
+    schedule = StoredSchedule
+
+    def __init__(self) -> None:
+        self.moves = moves()
+
+    def plan(self, region: Region) -> StoredPlan:
+        """The product, its right operand as codes and scales."""
+        stored = stored_weight(region)
+        gemm = plan_gemm(stored.product)
+        weight = gemm.b.plain
+        if weight is None or gemm.batch or len(gemm.n) != 1 or weight.param is None:
+            raise Unsupported("a product whose right operand is not the weight of a linear layer")
+        gemm = replace(gemm, b=replace(gemm.b, plain=None, loads=(), held=False, reader=reader_of(stored)))
+        names = {v: f"x{i}" for i, v in enumerate(stored.product.inputs)}
+        names |= {stored.codes: CODES, stored.scale: SCALE}
+        return StoredPlan(gemm, stored, tuple(names[v] for v in region.inputs), names[stored.widened])
+
+    def default(self, plan: StoredPlan, device: Device, mode: str) -> StoredSchedule:
+        """The likeliest tiles."""
+        return default_schedule(plan, device)
+
+    def guesses(self, plan: StoredPlan, schedule: StoredSchedule, device: Device, mode: str) -> list[StoredSchedule]:
+        """The others, which only a measurement can tell apart."""
+        return [s for s in schedules(plan, device) if s != schedule]
+
+    def needs(self, plan: StoredPlan, schedule: StoredSchedule) -> Needs:
+        """The stages of both operands; accumulator and widened block in registers."""
+        s = schedule
+        held = s.block_m * s.block_n + s.block_n * s.block_k // 2
+        return Needs(shared_bytes(plan, s), s.warps, held, values_per_thread=255)
+
+    def print(self, plan: StoredPlan, schedule: StoredSchedule, prefix: str) -> Implementation:
+        """The gemm family's kernels; the entry function takes codes and scales where the weight would be."""
+        made = print_gemm(plan.gemm, schedule, prefix)
+        text, entry = made.source, f"def {prefix}_run("
+        start = text.index(entry) + len(entry)
+        head, body = text[start:].split(":\n", 1)
+        if re.search(rf"\b{plan.hidden}\b", body):
+            body = f"    {plan.hidden} = {CODES}\n{body}"
+        return replace(made, source=f"{text[:start]}{', '.join(plan.inputs)}):\n{body}")
+
+    def cost(self, plan: StoredPlan, schedule: StoredSchedule) -> Cost:
+        """As for whole operands: what is read is known from the region."""
+        _, m, n, _ = plan.gemm.shape
+        s = schedule
+        tiles = math.ceil(m / s.block_m) * math.ceil(n / s.block_n)
+        return Cost(
+            tile=(s.block_m, s.block_n),
+            products=3 if s.precision == "tf32x3" else 1,
+            programs=tiles * s.splits,
+            padded=tiles * s.block_m * s.block_n / (m * n),
+            splits_operands=True,
+        )
+
+    def intents(
+        self, region: Region, schedule: StoredSchedule | None, device: Device, mode: str
+    ) -> tuple[tuple[str, str], ...]:
+        """The depth shared by more or fewer programs, then tiles and stages."""
+        return ("split", "more"), ("split", "fewer"), ("tiling", "wider"), ("tiling", "deeper"), ("pipeline", "stages")
+
+
+__all__ = ["StoredProducts"]

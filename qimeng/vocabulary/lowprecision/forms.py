@@ -1,0 +1,118 @@
+"""How weights are stored in 8 and 4 bits, and read again.
+
+Deals in tensors: symmetric codes and their scales. Weights must be finite. Knows nothing about modules or kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from qimeng.errors import SpecError
+from qimeng.spec.declared import WeightForm
+
+LEAST = 1e-30
+"""Magnitude below which a row or group of weights counts as zeros: its scale stays a normal number."""
+
+INT8, INT4 = 127, 7
+"""Largest code; the smallest is its negative."""
+
+GROUP = 128
+"""Weights along the contracted axis that share a scale of int4, where the declaration does not say it."""
+
+GROUPS = (16, 32, 64, 128, 256, 512, 1024)
+"""Sizes that a group may have."""
+
+
+def scaled(weight: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """`weight` in fp32 over the scale of its last axis, and the scales, which make the largest magnitude `most`."""
+    values = weight.to(torch.float32)
+    scale = values.abs().amax(-1, keepdim=True).clamp_min(LEAST) / most
+    return values / scale, scale
+
+
+def widened(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers that codes with scales stand for, rounded once to `dtype`."""
+    exact = torch.float64 if dtype is torch.float64 else torch.float32
+    return (codes.to(exact) * scale.to(exact)).to(dtype)
+
+
+class Int8(WeightForm):
+    """Codes of -127 to 127, one fp32 scale for each output channel."""
+
+    text = "int8"
+
+    def declared(self, weight: torch.Tensor) -> torch.Tensor:
+        """Round to the nearest code, ties to even, and back."""
+        codes, scale = scaled(weight, INT8)
+        return widened(codes.round().to(torch.int8), scale, weight.dtype)
+
+
+class Int4(WeightForm):
+    """Codes of -7 to 7, two to a byte, one fp32 scale for each group of neighbours along the contracted axis.
+
+    Attributes:
+        group: codes that share a scale; the last group of a row is filled up with zeros.
+    """
+
+    def __init__(self, group: int = GROUP):
+        self.group, self.text = group, f"int4:{group}"
+
+    def declared(self, weight: torch.Tensor) -> torch.Tensor:
+        """Round each group to the nearest codes, ties to even, pack them, and back."""
+        rows, depth = weight.shape
+        groups = -(-depth // self.group)
+        filled = torch.nn.functional.pad(weight, (0, groups * self.group - depth))
+        codes, scale = scaled(filled.view(rows, groups, self.group), INT4)
+        codes = unpacked(packed(codes.round().to(torch.int8).view(rows, -1))).view(rows, groups, self.group)
+        return widened(codes, scale, weight.dtype).view(rows, -1)[:, :depth].contiguous()
+
+
+def packed(codes: torch.Tensor) -> torch.Tensor:
+    """Two neighbouring codes of -8 to 7 to a byte, the first in its low half."""
+    pairs = codes.view(codes.shape[0], -1, 2)
+    return (pairs[..., 0] & 15) | (pairs[..., 1] << 4)
+
+
+def unpacked(pairs: torch.Tensor) -> torch.Tensor:
+    """The codes that `packed` packed."""
+    return torch.stack([(pairs << 4) >> 4, pairs >> 4], -1).view(pairs.shape[0], -1)
+
+
+def int8(rest: str) -> Int8:
+    """The form of ``weights="int8"``.
+
+    Raises:
+        SpecError: something follows a colon.
+    """
+    if rest:
+        raise SpecError(f"weights='int8:{rest}': int8 has a scale for each output channel and takes no group size")
+    return Int8()
+
+
+def int4(rest: str) -> Int4:
+    """The form of ``weights="int4"``, or ``"int4:64"`` for groups of 64.
+
+    Raises:
+        SpecError: what follows the colon is not one of `GROUPS`.
+    """
+    if rest and not (rest.isdecimal() and int(rest) in GROUPS):
+        sizes = ", ".join(map(str, GROUPS))
+        raise SpecError(f"weights='int4:{rest}': the group size must be one of {sizes} (without one: {GROUP})")
+    return Int4(int(rest) if rest else GROUP)
+
+
+__all__ = [
+    "GROUP",
+    "GROUPS",
+    "INT4",
+    "INT8",
+    "LEAST",
+    "Int4",
+    "Int8",
+    "int4",
+    "int8",
+    "packed",
+    "scaled",
+    "unpacked",
+    "widened",
+]

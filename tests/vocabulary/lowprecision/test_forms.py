@@ -1,0 +1,119 @@
+"""The forms of stored weights, and declaring them: values, refusals, digests, travel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from qimeng import KernelSpec
+from qimeng.envs.steps.setup import make_task
+from qimeng.errors import SpecError
+from qimeng.spec.declared import DeclaredLinear, weight_form
+from qimeng.vocabulary.lowprecision.forms import packed, unpacked
+from tests.vocabulary.lowprecision.samples import layer, spec_of
+
+X = torch.randn(4, 96)
+
+
+@pytest.mark.parametrize(("text", "group", "most"), [("int8", 96, 127), ("int4:32", 32, 7), ("int4:64", 64, 7)])
+def test_each_weight_is_the_nearest_code_times_its_scale(text: str, group: int, most: int) -> None:
+    weight = torch.randn(24, 96, generator=torch.Generator().manual_seed(1))
+    found = weight_form(text).declared(weight)
+    assert found.shape == weight.shape and found.is_contiguous()
+    for first in range(0, 96, group):
+        part, exact = found[:, first : first + group].double(), weight[:, first : first + group].double()
+        scale = exact.abs().amax(-1, keepdim=True) / most
+        codes = part / scale
+        assert (codes - codes.round()).abs().max() < 1e-4 and codes.abs().max() < most + 1e-4
+        assert ((part - exact).abs() / scale).max() <= 0.5 + 1e-5
+
+
+def test_channels_and_groups_of_zeros_stay_zeros() -> None:
+    weight = torch.randn(4, 64)
+    weight[1], weight[2, :32] = 0.0, 0.0
+    for text in ("int8", "int4:32"):
+        found = weight_form(text).declared(weight)
+        assert found.isfinite().all() and not found[1].any() and not found[2, :32].any()
+        assert found[0].any() and found[2, 32:].any()
+
+
+def test_the_reference_in_float64_multiplies_by_the_same_codes() -> None:
+    weight = torch.randn(16, 100).to(torch.bfloat16)
+    for text in ("int8", "int4:64"):
+        exact = weight_form(text).declared(weight.double())
+        assert exact.dtype is torch.float64 and torch.equal(
+            exact.to(torch.bfloat16), weight_form(text).declared(weight)
+        )
+
+
+def test_packing_loses_nothing() -> None:
+    codes = torch.arange(-8, 8, dtype=torch.int8).repeat(3, 2)
+    assert packed(codes).shape == (3, 16) and torch.equal(unpacked(packed(codes)), codes)
+
+
+# ---- on a spec
+
+
+def test_a_spec_computes_what_it_declares() -> None:
+    module, x = layer(4, 96, 24, torch.bfloat16)
+    declared = spec_of(module, x, "int4").module()
+    assert isinstance(declared[0], DeclaredLinear) and declared.state_dict().keys() == module.state_dict().keys()
+    with torch.no_grad():
+        weight = weight_form("int4:128").declared(module[0].weight)
+        assert torch.equal(declared(x), nn.functional.linear(x, weight, module[0].bias))
+        assert not torch.equal(declared(x), module(x))
+        declared[0].weight.mul_(2)
+        assert torch.equal(declared(x), nn.functional.linear(x, 2 * weight, module[0].bias)), "a change is noticed"
+    assert type(module[0]) is nn.Linear, "the user's own module stays as it is"
+
+
+def test_the_declaration_belongs_to_the_digest_and_travels() -> None:
+    module, x = layer(4, 96, 24, torch.float32)
+    plain = KernelSpec.from_module(module, (x,))
+    specs = [spec_of(module, x, text) for text in ("int8", "int4", "int4:64")]
+    assert len({s.digest for s in (plain, *specs)}) == 4
+    assert specs[1] == spec_of(module, x, "int4:128") and specs[1].weights == "int4:128"
+    found = KernelSpec.from_bytes(specs[2].to_bytes())
+    assert found == specs[2] and torch.equal(found.module()(x), specs[2].module()(x))
+    assert plain.with_(weights="int8") == specs[0] and not plain.weights
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("int3", "weights='int3': no such form of weights; known: int4, int8"),
+        ("int8:64", "takes no group size"),
+        ("int4:100", "the group size must be one of 16, 32, 64, 128, 256, 512, 1024"),
+        ("int4:x", "the group size must be one of"),
+    ],
+)
+def test_an_unknown_form_is_refused(text: str, words: str) -> None:
+    module, x = layer(4, 96, 24, torch.float32)
+    with pytest.raises(SpecError, match="weights=") as refused:
+        spec_of(module, x, text)
+    assert words in str(refused.value)
+
+
+def test_a_module_without_linear_layers_is_refused() -> None:
+    with pytest.raises(SpecError, match="weights='int8': GELU has no torch.nn.Linear"):
+        make_task(KernelSpec.from_module(nn.GELU(), (X,), weights="int8"), device="h100")
+
+
+def test_weights_of_another_dtype_are_refused() -> None:
+    with pytest.raises(SpecError, match="a weight of torch.float64; it must be fp32, fp16 or bf16"):
+        KernelSpec.from_module(nn.Linear(96, 8).double(), (X.double(),), weights="int8").check()
+
+
+def test_what_cannot_be_captured_is_refused() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(96, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            return y if float(y.sum()) > 0 else -y
+
+    with pytest.raises(SpecError, match="weights='int8' needs the computation as a graph"):
+        make_task(KernelSpec.from_module(Branches(), (X,), weights="int8"), device="h100")

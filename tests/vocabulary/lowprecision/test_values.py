@@ -1,0 +1,112 @@
+"""Products with stored weights in Triton's interpreter, held against the declared computation in float64.
+
+The cases run in a process of its own (this file as a script), where Triton interprets.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.interpreted import rows_of
+from tests.vocabulary.lowprecision.samples import action_of, after, layer, reading, spec_of, start_of
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+FLOORS = {F16: 4 * 2.0**-10, BF16: 4 * 2.0**-7, F32: 16 * 2.0**-23}
+"""The judge's floors: units of the last place, of a largest error relative to |result| + rms."""
+
+FACTOR = 2
+"""Times PyTorch's error on the same declared weights; the judge allows 4."""
+
+
+@dataclass
+class Case:
+    """A layer, the form of its weight, and the numbers of the configurations to run."""
+
+    weights: str
+    sizes: tuple[int, int, int]
+    dtype: torch.dtype
+    after: Any = None
+    bias: bool = True
+    choices: tuple[int, ...] = (0, 2)
+    fused: bool = False
+
+
+CASES = {
+    "int8": Case("int8", (8, 200, 96), BF16),
+    "int8, fp16, activation": Case("int8", (5, 96, 72), F16, nn.GELU(), fused=True),
+    "int8, fp32": Case("int8", (4, 130, 40), F32, choices=(0, 1)),
+    "int8, many rows": Case("int8", (150, 96, 130), BF16, bias=False),
+    "int8, one row": Case("int8", (1, 100, 40), F16, choices=(0,)),
+    "int4": Case("int4", (8, 256, 64), BF16, choices=(0, 1, 2)),
+    "int4, group does not divide": Case("int4:64", (3, 200, 50), F16),
+    "int4, group above the depth": Case("int4:128", (16, 100, 33), BF16),
+    "int4, small groups, activation": Case("int4:16", (17, 75, 40), F16, nn.SiLU(), fused=True),
+    "int4, fp32": Case("int4:32", (4, 70, 24), F32, choices=(0, 1)),
+    "int4, many rows": Case("int4:64", (140, 192, 100), BF16, bias=False),
+    "int4, one row": Case("int4:32", (1, 96, 40), F16, choices=(0,)),
+}
+
+
+def errors_of(case: Case, choice: int) -> tuple[float, float]:
+    """The largest errors of a program, and of PyTorch, against the declared computation in float64."""
+    module, x = layer(*case.sizes, case.dtype, bias=case.bias, after=case.after)
+    with torch.no_grad():
+        weight = module[0].weight
+        weight[:2].zero_()  # channels of zeros
+        weight[2] *= 100
+    spec = spec_of(module, x, case.weights)
+    program = after(start_of(spec), action_of(start_of(spec), "dequantize"), choice)
+    if case.fused:
+        program = after(program, action_of(program, "fusion"))
+        assert len(program.called) == 1
+    assert program.implementation(reading(program)).generated
+    found = program.load().Model()
+    found.load_state_dict(module.state_dict())
+    with torch.no_grad():
+        y, eager, exact = found(x), spec.module()(x), spec.module(dtype=torch.float64)(x.double())
+    rms = exact.square().mean(-1, keepdim=True).sqrt()
+    mine, theirs = (float(((z.double() - exact).abs() / (exact.abs() + rms)).max()) for z in (y, eager))
+    return mine, theirs
+
+
+def rows(names: list[str]) -> list[dict[str, Any]]:
+    return rows_of("-m", "tests.vocabulary.lowprecision.test_values", *names)
+
+
+def check(names: list[str]) -> None:
+    found = rows(names)
+    assert {row["case"] for row in found} == set(names)
+    for row in found:
+        assert row["error"] <= row["limit"], row
+
+
+QUICK = ["int8", "int8, fp16, activation", "int4, group does not divide", "int4, small groups, activation"]
+
+
+def test_quick_cases() -> None:
+    check(QUICK)
+
+
+@pytest.mark.slow
+def test_other_cases() -> None:
+    check([name for name in CASES if name not in QUICK])
+
+
+if __name__ == "__main__":
+    import sys
+
+    from qimeng.envs.estimate.interpreter import mend
+
+    mend()
+    for name in sys.argv[1:]:
+        case = CASES[name]
+        for choice in case.choices:
+            error, eager = errors_of(case, choice)
+            limit = max(FACTOR * eager, FLOORS[case.dtype])
+            print(json.dumps({"case": name, "choice": choice, "error": error, "limit": limit}), flush=True)
