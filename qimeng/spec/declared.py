@@ -99,16 +99,24 @@ class DeclaredLinear(torch.nn.Linear):
         elif torch.compiler.is_compiling() or isinstance(self.weight, FakeTensor):
             weight = self.form.declared(self.weight)
         else:
-            weight = self._known()
+            weight = self.known()
         return torch.nn.functional.linear(input, weight, self.bias)
 
-    def _known(self) -> torch.Tensor:
+    def known(self) -> torch.Tensor:
+        """What the form gives for the present weight."""
         w = self.weight
         now = (w._version, w.data_ptr(), w.dtype, w.device)
         if self.kept is None or self.made_of != now:
             with _disable_current_modes(), torch.no_grad():  # fp32 means fp32 in a float64 reference too
                 self.kept, self.made_of = self.form.declared(w.detach()), now
         return self.kept
+
+
+def read_declared(module: torch.nn.Module) -> None:
+    """Make what the forms of `module` give where that is not known, so that the next call takes no time for it."""
+    for layer in module.modules():
+        if isinstance(layer, DeclaredLinear):
+            layer.known()
 
 
 def declare(module: torch.nn.Module, form: WeightForm) -> None:
@@ -136,6 +144,7 @@ __all__ = [
     "DeclaredLinear",
     "WeightForm",
     "declare",
+    "read_declared",
     "register_weights",
     "unregister_weights",
     "weight_form",

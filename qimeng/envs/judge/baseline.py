@@ -22,6 +22,7 @@ from qimeng.envs.workers.stopwatch import Effort, Samples, Stopwatch
 from qimeng.envs.workers.worker_setup import Draw, Setup, open_device
 from qimeng.interfaces import Timing
 from qimeng.spec import KernelSpec, perturb_parameters
+from qimeng.spec.declared import read_declared
 
 EAGER = "eager"
 SLOWER, SLOWER_MS = 1.25, 0.005
@@ -149,6 +150,7 @@ class _Bench:
         self.spec, self.device = spec, device
         self.stopwatch = Stopwatch(device)
         self.module = spec.module(str(device))
+        read_declared(self.module)
         self.call: Callable[..., Any] = self.module
         self.batch: Batch | None = None
         self._own: dict[str, torch.Tensor] = {}
@@ -157,7 +159,6 @@ class _Bench:
         """Time what torch.compile makes of the module in `mode` from now on."""
         from qimeng.envs.judge.torch_compile_process import compile_module
 
-        self.module(*self._inputs(seed))  # weights declared to be stored otherwise are read once, as in eager
         self.call = compile_module(self.module, mode, self._inputs(seed), threads, lock)
         self._tidy()
 

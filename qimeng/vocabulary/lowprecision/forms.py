@@ -24,9 +24,12 @@ GROUPS = (16, 32, 64, 128, 256, 512, 1024)
 
 
 def scaled(weight: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """`weight` in fp32 over the scale of its last axis, and the scales, which make the largest magnitude `most`."""
+    """`weight` in fp32 over the scale of its last axis, and the scales, which make the largest magnitude `most`.
+
+    A tensor over a number is rounded otherwise on a GPU than on a CPU; times a number, and over a tensor, it is not.
+    """
     values = weight.to(torch.float32)
-    scale = values.abs().amax(-1, keepdim=True).clamp_min(LEAST) / most
+    scale = values.abs().amax(-1, keepdim=True).clamp_min(LEAST) * (1 / most)
     return values / scale, scale
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from qimeng import KernelSpec
 from qimeng.envs.steps.setup import make_task
 from qimeng.errors import SpecError
-from qimeng.spec.declared import DeclaredLinear, weight_form
+from qimeng.spec.declared import DeclaredLinear, read_declared, weight_form
 from qimeng.vocabulary.lowprecision.forms import packed, unpacked
 from tests.vocabulary.lowprecision.samples import layer, spec_of
 
@@ -66,6 +66,20 @@ def test_a_spec_computes_what_it_declares() -> None:
         declared[0].weight.mul_(2)
         assert torch.equal(declared(x), nn.functional.linear(x, 2 * weight, module[0].bias)), "a change is noticed"
     assert type(module[0]) is nn.Linear, "the user's own module stays as it is"
+
+
+def test_torch_compile_is_given_the_weight_that_is_known() -> None:
+    module, x = layer(4, 96, 24, torch.float32)
+    declared, seen = spec_of(module, x, "int8").module(), list[str]()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        seen.extend(str(n.target) for n in graph.graph.nodes if n.op.startswith("call"))
+        return graph
+
+    read_declared(declared)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(declared, backend=backend)(x), declared(x))
+    assert len(seen) == 1 and "linear" in seen[0]
 
 
 def test_the_declaration_belongs_to_the_digest_and_travels() -> None:

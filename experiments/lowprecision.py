@@ -1,0 +1,199 @@
+"""Linear layers with declared weights on a GPU, beside PyTorch, torch.compile and the libraries' own kernels.
+
+    python -m experiments.lowprecision rows.jsonl --seconds 30 --only int4
+
+A row of JSON for each layer (weights, rows, sizes of Llama's layers): what the usual search found by the judge's clock,
+and in turns, each in a CUDA graph with a cold L2, milliseconds of the result, of PyTorch on the declared weights in
+bf16, of PyTorch's own int4 and int8 products and of torchao where it is installed. ``--sweep`` times each configuration
+that the action `dequantize` begins with instead, without a judge. Deals in running and writing down.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from experiments.products import ROUNDS, timer
+from qimeng import KernelSpec, QimengError, plan_and_code
+from qimeng.actions import Context, legal_actions
+from qimeng.bench.environment import environment
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.device import Device, current_device
+from qimeng.envs.steps.result import Result
+from qimeng.interfaces import Request
+from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
+from qimeng.spec.declared import weight_form
+from qimeng.vocabulary.lowprecision.forms import INT4, INT8, scaled
+
+LAYERS = {"q": (4096, 4096), "up": (4096, 14336), "down": (14336, 4096)}
+"""K and N of Llama 3 8B's layers."""
+
+CASES: dict[str, tuple[str, int, str]] = {
+    f"{weights} {layer} {rows}": (weights, rows, layer)
+    for weights in ("int8", "int4")
+    for layer, sizes in (("q", (1, 8, 64, 2048)), ("up", (1, 16)), ("down", (1, 8)))
+    for rows in sizes
+}
+"""Name of a case to its weights, rows and layer."""
+
+MODES = ("default", "max-autotune-no-cudagraphs")
+"""Of torch.compile, timed by the judge."""
+
+Calls = dict[str, Callable[[], Any]]
+
+
+def layer_of(case: str) -> tuple[nn.Linear, Tensor, str]:
+    """The layer in bf16, its input and its weights' form."""
+    weights, rows, name = CASES[case]
+    depth, columns = LAYERS[name]
+    torch.manual_seed(0)
+    layer = nn.Linear(depth, columns, bias=False, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
+    return layer, torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16), weights
+
+
+def libraries(layer: nn.Linear, x: Tensor, weights: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """PyTorch on the declared weights, and each library's product of such weights, ready to be called."""
+    declared = weight_form(weights).declared(layer.weight)
+    yield "eager", lambda: functional.linear(x, declared)
+    if weights == "int4":
+        packed, scales = _tiny(layer.weight)
+        yield "torch int4pack", lambda: torch.ops.aten._weight_int4pack_mm(x, packed, 128, scales)
+    else:
+        codes, scale = scaled(layer.weight, INT8)
+        bytes_, column = codes.round().to(torch.int8), scale.flatten().to(torch.bfloat16)
+        yield "torch int8pack", lambda: torch.ops.aten._weight_int8pack_mm(x, bytes_, column)
+    if find_spec("torchao") is not None:
+        made = _torchao(layer, weights)
+        yield "torchao", lambda: made(x)
+
+
+def _tiny(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes and scales as `_weight_int4pack_mm` takes them: codes from 0 to 15 for -8 to 7, zeros in the middle."""
+    rows, depth = weight.shape
+    codes, scale = scaled(weight.view(rows, depth // 128, 128), INT4)
+    whole = (codes.round() + 8).to(torch.uint8).view(rows, depth)
+    packed = torch.ops.aten._convert_weight_to_int4pack(whole[:, ::2] << 4 | whole[:, 1::2], 8)
+    size = scale.squeeze(-1).T.to(torch.bfloat16)
+    return packed, torch.stack([size, torch.zeros_like(size)], -1).contiguous()
+
+
+def _torchao(layer: nn.Linear, weights: str) -> nn.Module:
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
+    made = nn.Sequential(deepcopy(layer))
+    quantize_(made, Int4WeightOnlyConfig(group_size=128) if weights == "int4" else Int8WeightOnlyConfig())
+    return made
+
+
+def in_turns(calls: Calls) -> tuple[dict[str, float], dict[str, str]]:
+    """Median milliseconds of each call, all taking turns; and why others could not be timed."""
+    ready, failed = {}, {}
+    for name, call in calls.items():
+        try:
+            ready[name] = timer(call)
+        except Exception as error:  # noqa: BLE001 - a library may raise anything for what it does not take
+            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    taken = [{name: take() for name, take in ready.items()} for _ in range(ROUNDS)]
+    return {name: statistics.median(t[name] for t in taken) for name in ready}, failed
+
+
+def beside(case: str, found: Calls) -> dict[str, Any]:
+    """Times of `found` and of the libraries on the same input, and how far each result is from the declared one."""
+    layer, x, weights = layer_of(case)
+    failed, calls = {}, dict(found)
+    try:
+        calls |= dict(libraries(layer, x, weights))
+    except Exception as error:  # noqa: BLE001 - as above
+        failed["libraries"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    times, others = in_turns(calls)
+    exact = functional.linear(x.double(), weight_form(weights).declared(layer.weight.double()))
+    off = {name: float((calls[name]().double() - exact).abs().max() / exact.square().mean().sqrt()) for name in times}
+    return {"turns_ms": times, "largest_difference_over_rms": off, "not_timed": failed | others}
+
+
+def searched(case: str, seconds: float) -> dict[str, Any]:
+    """What the usual search finds for one layer."""
+    layer, x, weights = layer_of(case)
+    spec = KernelSpec.from_module(layer, (x,), weights=weights, name=case)
+    result = plan_and_code(spec, seconds=seconds, planner="heuristic", compile_modes=MODES)
+    module = result.module
+    return judged(result) | beside(case, {"qimeng": lambda: module(x)})
+
+
+def judged(result: Result) -> dict[str, Any]:
+    """The judge's figures."""
+    final = result.evaluation
+    accuracy = final.accuracy
+    return {
+        "headline": result.headline,
+        "mode": result.mode,
+        "verification": result.verification,
+        "ms": final.timing.device_ms if final.timing else None,
+        "eager_ms": final.eager.device_ms if final.eager else None,
+        "compiled_ms": {mode: t.device_ms for mode, t in final.compiled.items()},
+        "accuracy": asdict(accuracy) if accuracy else None,
+        "schedules": [str(s) for r in result.program.called if (s := result.program.schedule(r))]
+        if result.program
+        else [],
+        "steps": [[s.text, s.accepted, s.gain] for s in result.steps],
+        "seconds": round(result.seconds, 1),
+        "stopped": result.stopped,
+    }
+
+
+def swept(case: str, device: Device) -> dict[str, Any]:
+    """Times of each configuration that `dequantize` begins with."""
+    layer, x, weights = layer_of(case)
+    spec = KernelSpec.from_module(layer, (x,), weights=weights)
+    start, context = Program.start(capture_spec(spec, verify=False, device="cuda")), Context(device, TemplateCoder())
+    action = next(a for a in legal_actions(start, context) if a.kind == "dequantize")
+    patch = context.coder.write(Request(start, action, device))
+    calls: Calls = {}
+    for number, made in enumerate(patch.alternatives):
+        module = patch.apply(start, number).load().Model().to("cuda")
+        module.load_state_dict(layer.state_dict())
+        calls[str(made.schedule)] = partial(module, x)
+    return beside(case, calls)
+
+
+def main(
+    out: Annotated[Path, typer.Argument(help="File that rows are added to.")],
+    only: Annotated[str, typer.Option(help="Words that a case's name begins with, such as 'int4' or 'int8 q'.")] = "",
+    seconds: Annotated[float, typer.Option(help="Budget of each search.")] = 30.0,
+    sweep: Annotated[bool, typer.Option(help="Time configurations, without a judge.")] = False,
+) -> None:
+    """Measure the layers one after the other."""
+    device = current_device()
+    if device is None:
+        raise typer.BadParameter("this needs a GPU")
+    facts = asdict(environment(device))
+    for case in (c for c in CASES if c.startswith(only)):
+        weights, rows, layer = CASES[case]
+        depth, columns = LAYERS[layer]
+        head = {"case": case, "weights": weights, "rows": rows, "k": depth, "n": columns, "dtype": "bfloat16"}
+        try:
+            with torch.no_grad():
+                row = swept(case, device) if sweep else searched(case, seconds)
+        except (QimengError, RuntimeError) as error:  # one case may fail, the others go on
+            row = {"failed": f"{type(error).__name__}: {error}"[:500]}
+        with out.open("a") as file:
+            file.write(json.dumps(head | row | {"environment": facts}) + "\n")
+        print(json.dumps(head | {k: v for k, v in row.items() if k != "steps"}), flush=True)
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    typer.run(main)
