@@ -242,17 +242,22 @@ class GpuEvaluator(SerialEvaluator):
     def _with_some_plan(self, request: EvaluationRequest, clock: Clock) -> Evaluation:
         """The answer, with as little memory as it takes; what others hold is waited for."""
         end = self.clock() + MEMORY_WAIT_S
+        economize = partial(self._economize, clock, end)
         self._fits(clock, end)
-        while (found := self._in_memory(request, clock)) is None:
-            self.references.release()
-            plan = self.references.plan
-            others = not self.references.fit()
-            if (others and self._fits(clock, end)) or self.references.plan.key != plan.key:
-                continue
-            if not self.references.economize():
+        while (found := self._in_memory(request, clock, economize)) is None:
+            if not economize():
                 text = f"not judged: the memory of {self.torch_device} ran out in the judge's own process; free some"
                 return Evaluation(Gate.PROGRAM, text, "judge")
         return found
+
+    def _economize(self, clock: Clock, end: float) -> bool:
+        """Whether the judge's own process can take less memory than it did when that ran out, or others give some."""
+        self.references.release()
+        plan = self.references.plan
+        others = not self.references.fit()
+        return (
+            (others and self._fits(clock, end)) or self.references.plan.key != plan.key or self.references.economize()
+        )
 
     def _fits(self, clock: Clock, end: float) -> bool:
         """Whether some plan fits what others leave of the device's memory, which they have until `end` to give back."""
@@ -262,17 +267,17 @@ class GpuEvaluator(SerialEvaluator):
                 time.sleep(LOOK_EVERY_S)
         return fits
 
-    def _in_memory(self, request: EvaluationRequest, clock: Clock) -> Evaluation | None:
+    def _in_memory(self, request: EvaluationRequest, clock: Clock, economize: Callable[[], bool]) -> Evaluation | None:
         """The answer; None where the judge's own process ran out of the device's memory."""
         try:
             if request.asked is Asked.FINAL:
-                return self._final(request, clock)
-            run = self._run(request, clock, self._cache, self._compilers)
+                return self._final(request, clock, economize)
+            run = self._run(request, clock, self._cache, self._compilers, economize)
             return self._judged(run, CHECK_GATES if request.asked is Asked.CHECK else SEARCH_GATES)
         except torch.OutOfMemoryError:
             return None
 
-    def _final(self, request: EvaluationRequest, clock: Clock) -> Evaluation:
+    def _final(self, request: EvaluationRequest, clock: Clock, economize: Callable[[], bool]) -> Evaluation:
         """Judge in a fresh process, compiled anew, on every distribution, in turns with baselines.
 
         What PyTorch computes as it was written is the reference itself: a trial shows that it runs.
@@ -280,7 +285,7 @@ class GpuEvaluator(SerialEvaluator):
         tools, cache = check_tools(request.options.sanitize), self._new_cache()
         with clock.part("baselines"):
             self.compiled.wait()
-        run = self._run(request, clock, cache, self._compile_into(cache))
+        run = self._run(request, clock, cache, self._compile_into(cache), economize)
         as_written = request.program.on_pytorch and request.patch is None
         run.trials = (lambda: self.references.trials(1)) if as_written else self.references.every_distribution
         run.rounds, run.thorough = self.times.final, True
@@ -297,7 +302,14 @@ class GpuEvaluator(SerialEvaluator):
         program = run.candidates[found.chosen].program
         return found if program.fallback else sanitized(program, found, tools, run, self._setup.spec)
 
-    def _run(self, request: EvaluationRequest, clock: Clock, cache: str, compilers: Compilers) -> GpuRun:
+    def _run(
+        self,
+        request: EvaluationRequest,
+        clock: Clock,
+        cache: str,
+        compilers: Compilers,
+        economize: Callable[[], bool],
+    ) -> GpuRun:
         return GpuRun(
             program=request.program,
             patch=request.patch,
@@ -310,6 +322,7 @@ class GpuEvaluator(SerialEvaluator):
             cache=cache,
             trials=lambda: self.references.trials(self.trials),
             rounds=self.times.search,
+            economize=economize,
         )
 
     def _judged(self, run: GpuRun, gates: Pipeline[GpuRun]) -> Evaluation:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 from qimeng.envs.cost import memory_plan
 from qimeng.envs.judge import gpu_evaluator
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
+from qimeng.envs.workers.worker_setup import Draw
 from qimeng.interfaces import Asked, EvaluationRequest
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
@@ -51,6 +54,28 @@ def test_a_plan_of_less_memory_is_taken_as_often_as_needed(
     before, after = plans[0], plans[-1]
     assert (before.way, before.tidy, after.tidy, after.pool_bytes) == ("device", False, True, 0)
     assert after.way == ("device" if times == 1 else "slices")
+
+
+def test_what_has_passed_before_the_memory_ran_out_stays(
+    evaluator: GpuEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, check = evaluator.references.make, evaluator.outer_clock.check
+    tried, left = list[str](), [1]
+
+    def counted(draw: Draw) -> object:
+        tried.append(draw.distribution)
+        return made(draw)
+
+    def short(*arguments: Any) -> object:
+        if left and left.pop():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 GiB")
+        return check(*arguments)
+
+    monkeypatch.setattr(evaluator.references, "make", counted)
+    monkeypatch.setattr(evaluator.outer_clock, "check", short)
+    found = evaluator.answer(replace(checked(evaluator), asked=Asked.FINAL))
+    assert found.ok and not left, found.error
+    assert tried.count("examples") == 1 and evaluator.references.plan.tidy
 
 
 def test_what_a_plan_took_that_was_too_large_counts_as_time_of_the_judge(

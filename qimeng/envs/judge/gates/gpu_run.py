@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from qimeng.envs.judge.baseline import Baseline
 from qimeng.envs.judge.device_turns import DeviceTurns
-from qimeng.envs.judge.gates.pipeline import Candidate, Run
+from qimeng.envs.judge.gates.pipeline import Candidate, GateCheck, Refusal, Run
 from qimeng.envs.judge.judge_clock import OuterClock
 from qimeng.envs.judge.program_times import ProgramTimes
 from qimeng.envs.judge.reference import References
@@ -87,6 +88,7 @@ class GpuRun(Run):
         cache: Triton's cache folder.
         trials: makes the trials that a whole program has to pass.
         rounds: takes its times.
+        economize: makes the judge's own process take less memory; False where it cannot.
         thorough: whether this is a final verification.
         worker: the process at hand.
         loaded: the process that the program at hand was loaded into. Gates after that ask it alone: another process
@@ -97,6 +99,7 @@ class GpuRun(Run):
     cache: str
     trials: Callable[[], Iterable[Trial]]
     rounds: Rounds
+    economize: Callable[[], bool] = lambda: False
     thorough: bool = False
     worker: Process | None = None
     loaded: Process | None = None
@@ -119,6 +122,22 @@ class GpuRun(Run):
         if self.worker is not None:
             self.parts.workers.let_go(self.worker)
             self.worker = None
+
+    def checked(self, gate: GateCheck[Any], candidate: Candidate) -> Refusal | None:
+        """The ruling of a gate, again where the judge's own process ran out of memory: what has passed before stays.
+
+        Raises:
+            OutOfMemoryError: it cannot take less.
+        """
+        while True:
+            try:
+                return super().checked(gate, candidate)
+            except torch.OutOfMemoryError as error:
+                problem = error.with_traceback(None)  # whose frames hold memory
+            if not self.economize():
+                raise problem
+            if self.loaded is not None and self.loaded.alive:
+                self.loaded.call("release", self.parts.limit_s, tidy=True)
 
     def finish(self, passed: bool) -> None:
         """Keep the worker for the next evaluation where all went well in it, or end it.

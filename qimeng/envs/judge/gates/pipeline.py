@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from qimeng.backend.compiled import Compiled
 from qimeng.backend.facts import KernelFacts
@@ -137,6 +137,10 @@ class Run:
     def lost(self) -> None:
         """Called when the process that ran a candidate has failed."""
 
+    def checked(self, gate: GateCheck[Any], candidate: Candidate) -> Refusal | None:
+        """The ruling of a gate for whole programs."""
+        return gate.check(self, candidate)
+
     @property
     def refused(self) -> tuple[str, ...]:
         """Why candidates were refused, a line each."""
@@ -256,7 +260,7 @@ class Pipeline(Generic[R]):
         """Why `candidate` does not pass the gates for whole programs; None where it does."""
         for gate in self.whole:
             try:
-                refusal = gate.check(run, candidate)
+                refusal = run.checked(gate, candidate)
             except WorkerFailed as failed:
                 run.lost()
                 refusal = Refusal(gate.gate, failed.kind, str(failed))
