@@ -96,23 +96,25 @@ def mend() -> None:
 
 
 class _Units:
-    """The approximate units that the templates call by instruction, with the largest error that they may have.
+    """The units that the templates call by instruction; the approximate ones with the largest error they may have.
 
     PTX ISA: lg2.approx has an absolute error of 2^-22 in (0.5, 2) and a relative one of 2^-22 elsewhere. The relative
     error of tanh.approx is 2^-11, of ex2.approx.ftz 2^-22, of rsqrt.approx 2^-22.9, of rcp.approx.ftz and sqrt.approx
     2^-23. It is up or down by the operand's last bit, which no other computation of the element shares.
     """
 
-    def __init__(self, handle: Any):
-        self.handle = handle
+    def __init__(self, *handles: Any):
+        self.handles = handles
 
     def get_result(self, number: int) -> Any:
-        return self.handle
+        return self.handles[number]
 
     @classmethod
     def run(cls, text: str, values: list[Any]) -> _Units:
         from triton.runtime.interpreter import TensorHandle
 
+        if text.startswith("// nibbles of "):
+            return cls(*_nibbles(values[0].data, text.split()[3]))
         (operand,), name = values, text.split()[0]
         x = np.asarray(operand.data, dtype=np.float32)
         away = np.where(np.ascontiguousarray(x).view(np.uint32) & np.uint32(1), 1.0, -1.0).reshape(x.shape)
@@ -135,6 +137,18 @@ class _Units:
             else:
                 raise NotImplementedError(f"inline assembly {text!r}")
             return cls(TensorHandle(exact.astype(np.float32), operand.dtype))
+
+
+def _nibbles(pairs: Any, name: str) -> tuple[Any, Any]:
+    """The signed low and high halves of bytes as numbers of the half type that PTX calls `name`."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    codes = (((pairs.view(np.int8) << 4).astype(np.int8) >> 4), pairs.view(np.int8) >> 4)
+    numbers = [TensorHandle(c.astype(np.float32), tl.float32) for c in codes]
+    if name == "bf16":
+        return _rounded(numbers[0]), _rounded(numbers[1])
+    return tuple(TensorHandle(n.data.astype(np.float16), tl.float16) for n in numbers)
 
 
 def _as_seen(handle: Any, tf32: bool) -> Any:

@@ -15,7 +15,7 @@ from qimeng.device import Device
 from qimeng.family import Cost, Family, Needs, Unsupported
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
-from qimeng.vocabulary.lowprecision.reading import CODES, SCALE, reader_of
+from qimeng.vocabulary.lowprecision.reading import CODES, SCALE, halves, reader_of
 from qimeng.vocabulary.lowprecision.schedules import (
     StoredPlan,
     StoredSchedule,
@@ -71,7 +71,10 @@ class StoredProducts(Family[StoredPlan, StoredSchedule]):
         head, body = text[start:].split(":\n", 1)
         if re.search(rf"\b{plan.hidden}\b", body):
             body = f"    {plan.hidden} = {CODES}\n{body}"
-        return replace(made, source=f"{text[:start]}{', '.join(plan.inputs)}):\n{body}")
+        text = f"{text[:start]}{', '.join(plan.inputs)}):\n{body}"
+        if f"{prefix}_halves(" in text:
+            text = f"{halves(prefix, plan.gemm.dtype)}\n\n{text}"
+        return replace(made, source=text)
 
     def cost(self, plan: StoredPlan, schedule: StoredSchedule) -> Cost:
         """As for whole operands: what is read is known from the region."""

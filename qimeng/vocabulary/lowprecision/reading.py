@@ -5,6 +5,8 @@ Deals in masks, loads and conversions of one block. Knows nothing about the loop
 
 from __future__ import annotations
 
+import itertools
+
 from qimeng.coder.template.families.gemm.operand import Operand
 from qimeng.coder.template.triton.ops import TRITON_DTYPE
 from qimeng.vocabulary.lowprecision.stored import Stored
@@ -27,6 +29,8 @@ class Codes(Operand):
         self.wide = ".to(tl.int64)" if self.n * self.bytes_of_row >= 1 << 31 else ""
         if not self.stored.group:
             self.scale = f"{SCALE}_ptr"
+        elif getattr(self.schedule, "sums", False) and self.schedule.block_k <= self.stored.group:
+            self.per_step = "b_size"
 
     def inverse(self) -> str:
         """The scales of the tile's columns, where a row of codes has one."""
@@ -47,34 +51,76 @@ class Codes(Operand):
         ]
 
     def _pairs(self, target: str, k: str) -> list[str]:
-        """Two codes to a byte: the halves side by side along the depth, then each group times its scale."""
-        s, group = self.schedule, self.stored.group
-        groups, per_step = self.stored.depth // group, max(s.block_k // group, 1)
+        """Two codes to a byte, side by side along the depth; each group times its scale, or each step's products."""
+        s, group, deep = self.schedule, self.stored.group, self.stored.depth
         columns = f"(b_n < {self.n})" if self.n % s.block_n else ""
-        deep = f"(b_pair < {self.bytes_of_row})" if self.stored.depth % s.block_k else ""
-        inside = " & ".join(filter(None, (columns, deep)))
+        inside = _masked(columns, f"(b_pair < {self.bytes_of_row})" if deep % s.block_k else "", other="0")
+        quick = getattr(s, "quick", False)
+        halves = f"{self.prefix}_halves(b_two)" if quick else "(b_two << 4) >> 4, b_two >> 4"
         lines = [
             "b_n = col0 + tl.arange(0, BN)[:, None]",
             f"b_pair = {k} // 2 + tl.arange(0, BK // 2)[None, :]",
-            f"b_two = tl.load({CODES}_ptr + b_n{self.wide} * {self.bytes_of_row} + b_pair{_masked(inside, '0')})",
-            "b_both = tl.join((b_two << 4) >> 4, b_two >> 4)",
+            f"b_two = tl.load({CODES}_ptr + b_n{self.wide} * {self.bytes_of_row} + b_pair{inside})",
+            f"b_low, b_high = {halves}",
+            "b_both = tl.join(b_low, b_high)",
         ]
-        at, past = f"{k} // {group}", ""
+        groups, at = deep // group, f"{k} // {group}"
+        if self.per_step:
+            mask = _masked("n_ok" if columns else "", other="0.0")
+            size = f"{self.per_step} = tl.load({SCALE}_ptr + rn * {groups} + {at}{mask})"
+            return [*lines, size, f"{target} = tl.reshape(b_both, [BN, BK]).to({self.dtype}).T"]
+        past, per_step = "", max(s.block_k // group, 1)
         if per_step > 1:
             lines.append(f"b_group = {at} + tl.arange(0, {per_step})[None, :]")
-            at, past = "b_group", f"(b_group < {groups})" if self.stored.depth % s.block_k else ""
-        inside = " & ".join(filter(None, (columns, past)))
-        shape = f"[BN, {per_step}, BK // {per_step}]"
+            at, past = "b_group", f"(b_group < {groups})" if deep % s.block_k else ""
         return [
             *lines,
-            f"b_size = tl.load({SCALE}_ptr + b_n * {groups} + {at}{_masked(inside, '0.0')})",
-            f"b_wide = tl.reshape(b_both, {shape}).to(tl.float32) * tl.reshape(b_size, [BN, {per_step}, 1])",
+            f"b_size = tl.load({SCALE}_ptr + b_n * {groups} + {at}{_masked(columns, past, other='0.0')})",
+            f"b_groups = tl.reshape(b_both, [BN, {per_step}, BK // {per_step}]).to(tl.float32)",
+            f"b_wide = b_groups * tl.reshape(b_size, [BN, {per_step}, 1])",
             f"{target} = tl.reshape(b_wide.to({self.dtype}), [BN, BK]).T",
         ]
 
 
-def _masked(inside: str, other: str) -> str:
-    return f", mask={inside}, other={other}" if inside else ""
+def _masked(*inside: str, other: str) -> str:
+    """The mask of a load as arguments, of the conditions that are not empty."""
+    found = " & ".join(filter(None, inside))
+    return f", mask={found}, other={other}" if found else ""
+
+
+HALVES = {
+    "bfloat16": ("bf16", 0x4343, 0x3F80, 0xC308),
+    "float16": ("f16", 0x6464, 0x3C00, 0xE408),
+}
+"""Of a half type: its name in PTX, twice the upper byte of 2^p, where a number's last place is 1; 1; -(2^p + 8)."""
+
+
+def halves(prefix: str, dtype: str) -> str:
+    """The text of the function that makes numbers of the codes in each byte, four bytes at a time.
+
+    A code plus 8 is put into the last places of 2^p, from which 2^p + 8 is subtracted: exact. `prmt` picks bytes.
+    """
+    name, upper, one, less = HALVES[dtype]
+    lines = [
+        f"// nibbles of {name}",
+        "{.reg .b32 l, h, m, o, s;",
+        "lop3.b32 l, $4, 0x0F0F0F0F, 0x08080808, 0x6A;",
+        "shr.u32 h, $4, 4;",
+        "lop3.b32 h, h, 0x0F0F0F0F, 0x08080808, 0x6A;",
+        f"mov.b32 m, 0x{upper:04X}{upper:04X}; mov.b32 o, 0x{one:04X}{one:04X}; mov.b32 s, 0x{less:04X}{less:04X};",
+    ]
+    for number, (source, selector) in enumerate(itertools.product("lh", ("0x5140", "0x5342"))):
+        lines += [
+            f"prmt.b32 ${number}, {source}, m, {selector};",
+            f"fma.rn.{name}x2 ${number}, ${number}, o, s;",
+        ]
+    asm = "\\n".join([*lines, "}"])
+    result = f"({TRITON_DTYPE[dtype]}, {TRITON_DTYPE[dtype]})"
+    return (
+        f'@triton.jit\ndef {prefix}_halves(pairs):\n    """Both codes of each byte as {dtype}."""\n'
+        f'    asm: tl.constexpr = "{asm}"\n'
+        f'    return tl.inline_asm_elementwise(asm, "=r,=r,=r,=r,r", [pairs], dtype={result}, is_pure=True, pack=4)\n'
+    )
 
 
 def reader_of(stored: Stored) -> type[Codes]:
@@ -82,4 +128,4 @@ def reader_of(stored: Stored) -> type[Codes]:
     return type("StoredCodes", (Codes,), {"stored": stored})
 
 
-__all__ = ["CODES", "SCALE", "Codes", "reader_of"]
+__all__ = ["CODES", "SCALE", "Codes", "halves", "reader_of"]

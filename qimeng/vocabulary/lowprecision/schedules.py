@@ -22,9 +22,22 @@ from qimeng.vocabulary.lowprecision.stored import Stored
 
 @dataclass(frozen=True)
 class StoredSchedule(GemmSchedule):
-    """How a product with a stored weight is cut into tiles; see `GemmSchedule` for the fields."""
+    """How a product with a stored weight is cut into tiles; see `GemmSchedule` for the other fields.
+
+    Attributes:
+        sums: the scale of a group multiplies the products of each step rather than the codes, where a step reads no
+            more than one group.
+        quick: codes of four bits become numbers of a half type by a few instructions of NVIDIA's for eight of them.
+    """
 
     family: str = family_field("lowprecision")
+    sums: bool = False
+    quick: bool = False
+
+    @property
+    def numerics(self) -> str:
+        """Where scales are multiplied, as well."""
+        return f"{super().numerics}, {self.sums}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +101,11 @@ def schedules(plan: StoredPlan, device: Device) -> tuple[StoredSchedule, ...]:
     rows = plan.gemm.shape[1]
     sweep = FEW_SWEEP if rows <= FEW else SOME_SWEEP if rows <= SOME else MANY_SWEEP
     precisions = ("ieee",) if plan.gemm.half else PRECISIONS
-    found = dict.fromkeys(_fit(plan, device, blocks, p) for blocks in sweep for p in precisions)
-    return tuple(found)[:MAX_ALTERNATIVES]
+    fitted = [_fit(plan, device, blocks, p) for blocks in sweep for p in precisions]
+    if plan.stored.group:
+        sums = [_by_groups(s, plan.stored.group) for s in fitted]
+        fitted = [*fitted, sums[0]] if rows > SOME else [*sums, *fitted[:2]]
+    return tuple(dict.fromkeys(fitted))[:MAX_ALTERNATIVES]
 
 
 def _fit(plan: StoredPlan, device: Device, blocks: Blocks, precision: str) -> StoredSchedule:
@@ -102,12 +118,25 @@ def _fit(plan: StoredPlan, device: Device, blocks: Blocks, precision: str) -> St
     tiles, steps = batch * -(-m // bm) * -(-n // bn), -(-k // bk)
     splits = max(1, min(per_sm * device.sms // tiles, steps // 2))
     return StoredSchedule(
-        block_m=bm, block_n=bn, block_k=bk, warps=warps, stages=stages, splits=splits, precision=precision
+        block_m=bm,
+        block_n=bn,
+        block_k=bk,
+        warps=warps,
+        stages=stages,
+        splits=splits,
+        precision=precision,
+        quick=plan.stored.bits == 4 and plan.gemm.half and device.has("approximate"),
     )
 
 
 WARPGROUP = 64
 """Rows from which Hopper's tensor cores read both operands from shared memory."""
+
+
+def _by_groups(schedule: StoredSchedule, group: int) -> StoredSchedule:
+    """`schedule` with one scale a step, and as many bytes on their way as before."""
+    depth = min(schedule.block_k, group)
+    return schedule.but(sums=True, block_k=depth, stages=min(8, schedule.stages * schedule.block_k // depth))
 
 
 def shared_bytes(plan: StoredPlan, schedule: StoredSchedule) -> int:
@@ -119,7 +148,7 @@ def shared_bytes(plan: StoredPlan, schedule: StoredSchedule) -> int:
     s, stored = schedule, plan.stored
     left = s.block_m * s.block_k * itemsize(plan.gemm.dtype)
     codes = s.block_n * s.block_k * stored.bits // 8
-    scales = s.block_n * max(s.block_k // stored.group, 1) * itemsize("float32") if stored.group else 0
+    scales = s.block_n * max(s.block_k // stored.group, 1) * itemsize("float32") if stored.group and not s.sums else 0
     total = (left + codes + scales) * max(s.stages - 1, 1)
     widened = s.block_n * s.block_k * itemsize(plan.gemm.dtype)
     if not plan.gemm.half:

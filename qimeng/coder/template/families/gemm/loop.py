@@ -131,7 +131,11 @@ class _Loop:
         return [f"{acc} = tl.where(tl.abs({acc}) < float('inf'), {acc}{scale}, 0.0)"]
 
     def _promoted(self, step: Callable[[str], list[str]]) -> list[str]:
-        """A loop over all steps that adds to `acc`, by way of a fresh accumulator where one is promoted."""
+        """A loop over all steps that adds to `acc`, by way of a fresh accumulator where one is promoted or scaled."""
+        scales = [o.per_step for o in self.operands if o.per_step]
+        if scales:
+            body = [f"fresh = {self.zeros}", *step("fresh"), f"acc += fresh * {' * '.join(scales)}"]
+            return [f"for i in range({self.low}, {self.high}):", *indent(body)]
         if not self.promote:
             return [f"for i in range({self.low}, {self.high}):", *indent(step("acc"))]
         if self.promote == 1:

@@ -27,6 +27,7 @@ class Operand(ABC):
         host: lines of the entry function before the launch.
         setup: lines of the kernel before the loop.
         given: further parameters of the entry function, which a family's reader passes on.
+        per_step: what multiplies the products of one step of the loop, for a family's reader; `fetch` leaves it there.
         described: blocks are read through a tensor descriptor.
         prefix: beginning of the file's top-level names.
         names: number of a source to its variable in the entry function.
@@ -47,6 +48,7 @@ class Operand(ABC):
     host: list[str] = field(default_factory=list)
     setup: list[str] = field(default_factory=list)
     given: tuple[str, ...] = ()
+    per_step: str = ""
     described: bool = False
     scale: str = ""
     stride: int = 0
