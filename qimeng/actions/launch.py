@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from qimeng.actions.base import Context, GraphRewrite, Kind
 from qimeng.actions.registry import register
 from qimeng.errors import IllegalAction
+from qimeng.graph.ops import category
 from qimeng.interfaces import Action
 from qimeng.program.launch import CUDA_GRAPH, copied_bytes, obstacle
 from qimeng.program.program import Program
@@ -41,7 +42,7 @@ class Launch(Kind):
             raise IllegalAction(f"the kernels are launched {program.launch or 'one by one'} already")
         if action.param == "one-by-one":
             return
-        device, launches = context.device, len(program.called)
+        device, launches = context.device, most_launches(program)
         if device.kind != "cuda":
             raise IllegalAction(f"a CUDA graph needs CUDA, {device.name} is {device.kind}")
         if program.fallback or (reason := obstacle(program.graph)):
@@ -62,7 +63,14 @@ class Launch(Kind):
         return GraphRewrite(launch=launch, note=f"{len(program.called)} regions launched {launch or 'one by one'}")
 
 
+def most_launches(program: Program) -> int:
+    """Kernels that a call launches, at most: one a generated region, one an operator of PyTorch's elsewhere."""
+    computing = (n for r in program.called if not program.implementation(r).generated for n in r.ops)
+    generated = sum(program.implementation(r).generated for r in program.called)
+    return generated + sum(category(n) != "view" for n in computing)
+
+
 register(Launch())
 
 
-__all__ = ["Launch"]
+__all__ = ["Launch", "most_launches"]

@@ -94,10 +94,12 @@ class HeuristicPlanner(Planner):
         """Less work, and deep attentions as products, before anything is written for it.
 
         Layers become one product where it is left to the library; a generated one fuses what follows each of them.
-        Channels last is for tensor cores, which convolutions of half types use.
+        Channels last is for tensor cores, which convolutions of half types use. These keep their norms: a generated
+        kernel computes a norm with its convolution in fp32, and weights that it was folded into are rounded again.
         """
         tried, library = tried_before(o), library_first(o, o.program.called)
-        left_out = {"together": not library, "layout": not convolves_halves(o.program)}
+        halves = convolves_halves(o.program)
+        left_out = {"together": not library, "layout": not halves, "fold": halves}
         found = [a for a in o.actions if a.kind == "algebra" and a not in tried]
         return next((a for a in found if not left_out.get(a.param, False)), None)
 

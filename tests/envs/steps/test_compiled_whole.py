@@ -24,7 +24,7 @@ class Beside(FakeEvaluator):
     def __init__(self, compiled: float, inductor: float, mode: str = "default", wrong: str = "", found: float = FOUND):
         super().__init__()
         self.found, self.compiled, self.inductor, self.mode, self.wrong_in = found, compiled, inductor, mode, wrong
-        self.finals = 0
+        self.finals, self.recorded = 0, 0.0
 
     def _timed(self, found: Evaluation, program: Program) -> Evaluation:
         by_inductor = "inductor" in {program.implementation(r).language for r in program.called} or any(
@@ -78,3 +78,16 @@ def test_else_what_was_found_is(graph: OpGraph, evaluator: Beside) -> None:
 def test_code_that_is_slower_than_eager_is_not_returned(graph: OpGraph) -> None:
     result = run(graph, Beside(compiled=5.0, inductor=EAGER * 1.05, found=EAGER * 1.2))
     assert result.on_pytorch and result.speedup == 1.0
+
+
+def test_it_is_recorded_as_a_cuda_graph_where_that_is_faster_still(graph: OpGraph) -> None:
+    class Recorded(Beside):
+        def _timed(self, found: Evaluation, program: Program) -> Evaluation:
+            found = super()._timed(found, program)
+            return replace(found, timing=Timing(self.recorded, 0.001)) if program.launch else found
+
+    for recorded, launch in ((3.0, "cuda-graph"), (5.5, "")):
+        evaluator = Recorded(compiled=5.0, inductor=5.1)
+        evaluator.recorded = recorded
+        result = run(graph, evaluator)
+        assert (result.evaluation.ms, result.program.launch) == (min(recorded, 5.1), launch)
