@@ -99,7 +99,7 @@ class HeuristicPlanner(Planner):
         """
         tried, library = tried_before(o), library_first(o, o.program.called)
         halves = convolves_halves(o.program)
-        left_out = {"together": not library, "layout": not halves, "fold": halves}
+        left_out = {"together": not library, "channels-last": not halves, "fold": halves}
         found = [a for a in o.actions if a.kind == "algebra" and a not in tried]
         return next((a for a in found if not left_out.get(a.param, False)), None)
 

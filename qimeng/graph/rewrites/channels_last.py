@@ -22,7 +22,7 @@ class ChannelsLast(Rule):
     """``conv(x, w)`` on channels-last `x` and `w`; its result is channels last as well."""
 
     name = "channels_last"
-    option = "layout"
+    option = "channels-last"
     packets = (CONVOLUTION,)
 
     def rewrite(self, edit: Edit, node: Node) -> None:

@@ -41,7 +41,7 @@ class Volumes(nn.Module):
 
 
 def found(make: Any, shape: tuple[int, ...]) -> Rewritten:
-    return Rewritten(make, lambda: (torch.empty(shape),), "layout")
+    return Rewritten(make, lambda: (torch.empty(shape),), "channels-last")
 
 
 @pytest.mark.parametrize(("make", "shape"), [(Network, (2, 3, 8, 6)), (Volumes, (2, 2, 7, 6, 8))])
