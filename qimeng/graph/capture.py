@@ -27,6 +27,7 @@ from qimeng.graph.convert import CaptureError, ValuesNeeded, converted
 from qimeng.graph.decompose import decomposed
 from qimeng.graph.leaves import Call, hide, innermost
 from qimeng.graph.loops.roll import rolled
+from qimeng.graph.loops.writes import concatenated
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.padding import as_without_gradients
 from qimeng.graph.structure import Structure, UnknownStructure, structure_of
@@ -99,10 +100,10 @@ def _traced(
                 args, _ = _pytree.tree_unflatten(as_tensors, in_spec)
                 graph = _graph(module, args, structure, leaves, set(floats))
                 if _numbers_in_plain_arithmetic(graph):
-                    return rolled(graph)
+                    return rolled(concatenated(graph))
             except CaptureError:
                 pass  # specialised below
-        return rolled(_graph(module, inputs, structure, leaves, set()))
+        return rolled(concatenated(_graph(module, inputs, structure, leaves, set())))
 
 
 CONSTANTS = (torch.dtype, torch.memory_format, torch.layout)
