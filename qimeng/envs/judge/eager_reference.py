@@ -21,7 +21,12 @@ from qimeng.envs.cost.roofline import product_flops
 from qimeng.envs.errors import accuracy, discrete
 from qimeng.envs.errors.degenerate import degenerate
 from qimeng.envs.errors.float64 import Near, nearby, tensors_in
-from qimeng.envs.judge.input_validity import refused_distributions, takes_other_buffers
+from qimeng.envs.judge.input_validity import (
+    has_norms_alone,
+    refused_distributions,
+    takes_any_values,
+    takes_other_buffers,
+)
 from qimeng.envs.judge.random_operators import can_repeat, random_operators
 from qimeng.envs.judge.spec_notes import remarks_on
 from qimeng.envs.workers import tensor_bits
@@ -115,7 +120,9 @@ class EagerReference:
         self._flop = sum(product_flops(graph, n) for n in graph.ops()) if graph is not None and graph.nodes else None
         has_parameters = next(self.parameters.module.parameters(), None) is not None
         self.distributions = distributions_of(spec.domains, has_parameters)
-        self.dropped = refused_distributions(spec, self.distributions)
+        any_values = takes_any_values(graph)
+        self.dropped = set() if any_values else refused_distributions(spec, self.distributions)
+        self._has_norms_alone = graph is not None and any_values and has_norms_alone(graph)
         self._failed: Plan | None = None
         self.plan = self._look()
 
@@ -219,7 +226,7 @@ class EagerReference:
             self.mode_matters = self._in_other_mode_differs(inputs, draw.seed, tensors)
         self._keeps_signs = self.has_state and self._needs_signs(inputs)
         if next(self.parameters.module.buffers(), None) is not None:
-            self._other_buffers = takes_other_buffers(self.spec)
+            self._other_buffers = self._has_norms_alone or takes_other_buffers(self.spec)
         self._between()
         plan = self._planned(inputs, tensors, peak)
         has_inputs = bool(tensors_in(inputs))

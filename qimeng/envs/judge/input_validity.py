@@ -1,8 +1,8 @@
 """Finds out which values of inputs and buffers a computation accepts.
 
 Some modules check their inputs: a binary cross entropy needs targets in [0, 1], a distribution a positive scale. On a
-CPU they raise. On a GPU a failed check inside a kernel ends the whole process. So inputs are tried on the CPU first.
-Knows nothing about references or verdicts.
+CPU they raise. On a GPU a failed check inside a kernel ends the whole process. So inputs are tried on the CPU first,
+unless the graph shows that no operator looks at values. Knows nothing about references or verdicts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.ops import category
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
 from qimeng.spec.patience import BRIEF_S, patience
 from qimeng.spec.perturb import seed_of
@@ -23,6 +25,38 @@ SECONDS = 2.0
 """Time limit in seconds, after which no further distribution is tried."""
 SEEDS = (1, 2, 3, 4)
 """Seeds for distributions that differ much from seed to seed; others are tried once."""
+
+CARELESS = ("view", "pointwise", "reduction", "scan", "gemm", "attention", "convolution")
+"""Categories of operators that take any floating-point numbers."""
+MOVING = frozenset(
+    f"aten.{name}"
+    for name in "avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices _adaptive_avg_pool2d cat "
+    "constant_pad_nd flip roll upsample_nearest2d upsample_bilinear2d".split()
+)
+"""Others that do."""
+ASSERTED = ("aten.log", "aten.log1p")
+"""What a graph has in the place of a binary cross entropy, whose kernel checks that its inputs lie between 0 and 1."""
+NORMS = ("aten._native_batch_norm_legit_no_training", "aten.native_batch_norm")
+
+
+def takes_any_values(graph: OpGraph | None) -> bool:
+    """Whether no operator of `graph` raises for some values of inputs: floating-point arithmetic alone, no indices."""
+    if graph is None or not graph.nodes:
+        return False
+    for node in graph.ops():
+        known = category(node) in CARELESS or node.packet in MOVING
+        if node.literal is not None or not known or node.packet in ASSERTED:
+            return False
+        first = node.metas[0]
+        if first is None or not ("float" in first.dtype or first.dtype == "bool"):
+            return False
+    return True
+
+
+def has_norms_alone(graph: OpGraph) -> bool:
+    """Whether buffers are statistics of batch norms, and of nothing else."""
+    buffers = {n.name for n in graph.nodes.values() if n.kind == "buffer"}
+    return all(n.packet in NORMS for n in graph.ops() if any(v.node in buffers for v in n.operands()))
 
 
 def refused_distributions(spec: KernelSpec, names: Iterable[str]) -> set[str]:
@@ -83,4 +117,4 @@ def _not_finite(tree: Any) -> int:
     return sum(int((~x.isfinite()).sum()) for x in tensors)
 
 
-__all__ = ["refused_distributions", "takes_other_buffers"]
+__all__ = ["has_norms_alone", "refused_distributions", "takes_any_values", "takes_other_buffers"]
