@@ -25,7 +25,7 @@ from qimeng.envs.workers.outputs import Leaf
 from qimeng.envs.workers.shared_buffers import ALIGNED, Layout
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.envs.workers.stopwatch import Effort, Samples
-from qimeng.interfaces import Asked, Evaluation, Gate, Patch, Timing
+from qimeng.interfaces import Asked, Evaluation, Gate, Patch
 from qimeng.program.program import Implementation, Program, torch_implementation
 from qimeng.program.schedule import Schedule
 from qimeng.program.verify import capture_spec
@@ -459,17 +459,6 @@ def test_only_a_final_verification_waits_for_a_busy_machine(evaluator, program, 
     monkeypatch.setattr(timing, "BUSY_S", 0.0)
     found = evaluator.evaluate(program, asked=asked)
     assert found.ok is (asked is Asked.FINAL) and bool(busy) is not found.ok
-
-
-def test_where_eager_has_become_slower_its_shorter_time_from_before_counts(evaluator, program, monkeypatch):
-    before, rounds = Timing(1e-6), []
-    monkeypatch.setattr(evaluator.baselines_process, "faster_before", lambda eager: rounds.append(eager) or before)
-    found = evaluator.evaluate(program, asked=Asked.FINAL)
-    assert found.ok and found.eager is before and len(rounds) >= timing.CLOCK_ROUNDS, found.error
-    assert any("the shorter time counts" in note for note in found.notes)
-    monkeypatch.undo()
-    evaluator.baselines_process._fastest = Timing(1.0)
-    assert evaluator.baselines_process.faster_before(Timing(9.0)) is None  # a CPU's times are too unsteady for it
 
 
 def test_a_timed_call_never_has_the_inputs_of_another_and_some_are_of_other_distributions(evaluator, monkeypatch):
