@@ -40,8 +40,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--slow"):
         for item in slow:
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
-    first = {item.path for item in slow}  # whole files, which share what they set up, so that none is left to the end
-    items.sort(key=lambda item: item.path not in first)
+    # Whole files, which share what they set up. Before all others those of the whole library, beside this one: a single
+    # test of theirs takes a minute, and at the end it would keep one worker waiting.
+    first, here = {item.path for item in slow}, Path(__file__).parent
+    items.sort(key=lambda item: (item.path not in first, item.path.parent != here))
 
 
 def _has_gpu() -> bool:
