@@ -219,20 +219,20 @@ def test_one_region_gives_what_pytorch_gives(rows: dict[str, dict[str, Any]], na
 
 @pytest.mark.slow
 def test_every_kernel_compiles_for_a_device(tmp_path: Path) -> None:
-    """As lowering prints it, and with the keys shared by several programs."""
+    """As lowering prints it, and every second one with keys shared by several programs, the others with descriptors."""
     coder, programs = TemplateCoder(), {}
-    for problem in case.problems:
+    for number, problem in enumerate(case.problems):
         program = fused(Program.start(capture_spec(spec_of(problem), verify=False)))
         for region in program.regions:
             patch = coder.write(Request(program, Action("lowering", (region.id,)), DEVICE))
             schedule = patch.alternatives[0].schedule
             assert isinstance(schedule, AttentionSchedule)
-            for s in (schedule, schedule.but(splits=3), schedule.but(descriptors=True)):
+            for s in (schedule, schedule.but(descriptors=True) if number % 2 else schedule.but(splits=3)):
                 made = replace(patch, alternatives=(coder.print(region, s),))
                 programs[f"{problem.name} {s}"] = made.apply(program, 0)
     found = Compilers(shared_server(), DEVICE, str(tmp_path)).programs(list(programs.values()))
     failed = {name: c.error for name, t in zip(programs, found, strict=True) for c in t.values() if c.failure}
-    assert sum(map(len, found)) == 3 * len(CASES) and not failed, json.dumps(failed, indent=1)
+    assert sum(map(len, found)) == 2 * len(CASES) and not failed, json.dumps(failed, indent=1)
     assert not any(k.overlaps for t in found for c in t.values() for k in c.kernels), "a product may read too late"
 
 
