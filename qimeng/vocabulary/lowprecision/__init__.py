@@ -10,7 +10,12 @@ from qimeng.vocabulary.lowprecision.dequantize import Dequantize
 from qimeng.vocabulary.lowprecision.family import StoredProducts
 from qimeng.vocabulary.lowprecision.forms import int4, int8
 
-register_weights("int8", int8)
-register_weights("int4", int4)
-register(Dequantize())
-register_family(StoredProducts())
+
+def _enter() -> None:
+    register_weights("int8", int8)
+    register_weights("int4", int4)
+    register(Dequantize())
+    register_family(StoredProducts())
+
+
+_enter()

@@ -176,5 +176,5 @@ def moves() -> dict[str, Tuning]:
 
 
 __all__ = [
-    "FEW", "SOME", "StoredPlan", "StoredSchedule", "default_schedule", "moves", "schedules", "shared_bytes",
+    "FEW", "SOME", "StoredPlan", "StoredSchedule", "Tuning", "default_schedule", "moves", "schedules", "shared_bytes",
 ]  # fmt: skip

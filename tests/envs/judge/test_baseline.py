@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from qimeng.envs.judge.gates import timing
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.interfaces import Asked, EvaluationRequest, Timing
 from qimeng.program.program import Program
-from qimeng.program.verify import capture_spec
-from qimeng.spec import KernelSpec
-
-
-@pytest.fixture
-def evaluator() -> Iterator[GpuEvaluator]:
-    spec = KernelSpec.from_module(torch.nn.ReLU(), (torch.randn(64, 64),))
-    made = GpuEvaluator(spec, capture_spec(spec), torch_device="cpu")
-    yield made
-    made.close()
 
 
 def test_where_it_has_become_slower_its_shorter_time_from_before_counts(

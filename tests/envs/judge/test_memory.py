@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,16 +16,6 @@ from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.workers.worker_setup import Draw
 from qimeng.interfaces import Asked, EvaluationRequest
 from qimeng.program.program import Program
-from qimeng.program.verify import capture_spec
-from qimeng.spec import KernelSpec
-
-
-@pytest.fixture
-def evaluator() -> Iterator[GpuEvaluator]:
-    spec = KernelSpec.from_module(torch.nn.ReLU(), (torch.randn(64, 64),))
-    made = GpuEvaluator(spec, capture_spec(spec), torch_device="cpu")
-    yield made
-    made.close()
 
 
 def checked(evaluator: GpuEvaluator) -> EvaluationRequest:
