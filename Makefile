@@ -40,7 +40,7 @@ lint: setup
 check: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# Both at once: mypy takes one core and the tests begin with what waits.
+# Both at once: mypy takes one core, and tests wait for processes that they started.
 ci: setup
 	$(MAKE) --jobs=2 lint test
 

@@ -109,7 +109,10 @@ def _read_directly(graph: OpGraph) -> OpGraph:
         dim, index = dim % len(shape), index + shape[dim] * (index < 0)
         while (write := writes.get(value.node)) is not None and write.dim == dim and write.start != index:
             value = write.into
-        if write is not None and write.dim == dim and graph.meta(write.piece).dtype == graph.meta(value).dtype:
+        if write is None or write.dim != dim:
+            continue
+        piece = graph.meta(write.piece)
+        if piece.is_contiguous and piece.dtype == graph.meta(value).dtype:
             instead[Value(node.name)] = write.piece
     if not instead:
         return graph
@@ -167,6 +170,9 @@ def _joined(graph: OpGraph, chain: list[_Write]) -> list[Node] | None:
     assert meta is not None
     selects = [w.node.target == SELECT for w in chain]
     if not meta.is_contiguous or any(selects) != all(selects):
+        return None
+    written = [graph.meta(w.piece) for w in chain]
+    if not all(len(m.shape) < 4 or m.is_contiguous for m in written):  # channels-last pieces give such a whole
         return None
     pieces, dim = tuple(w.piece for w in chain), chain[0].dim
     if not all(selects):
