@@ -112,7 +112,8 @@ def _read_directly(graph: OpGraph) -> OpGraph:
         if write is None or write.dim != dim:
             continue
         piece = graph.meta(write.piece)
-        if piece.is_contiguous and piece.dtype == graph.meta(value).dtype:
+        in_order = list(piece.stride) == sorted(piece.stride, reverse=True)  # results get the order of what they read
+        if in_order and piece.dtype == graph.meta(value).dtype:
             instead[Value(node.name)] = write.piece
     if not instead:
         return graph
