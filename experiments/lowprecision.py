@@ -43,9 +43,9 @@ LAYERS = {"q": (4096, 4096), "up": (4096, 14336), "down": (14336, 4096)}
 
 CASES: dict[str, tuple[str, int, str]] = {
     f"{weights} {layer} {rows}": (weights, rows, layer)
-    for weights in ("int8", "int4")
+    for weights in ("int8", "int4", "fp8")
     for layer, sizes in (("q", (1, 8, 64, 2048)), ("up", (1, 16)), ("down", (1, 8)))
-    for rows in sizes
+    for rows in sizes[: 4 if weights != "fp8" else 1 + (layer == "q")]
 }
 """Name of a case to its weights, rows and layer."""
 
@@ -71,7 +71,7 @@ def libraries(layer: nn.Linear, x: Tensor, weights: str) -> Iterator[tuple[str, 
     if weights == "int4":
         packed, scales = _tiny(layer.weight)
         yield "torch int4pack", lambda: torch.ops.aten._weight_int4pack_mm(x, packed, 128, scales)
-    else:
+    elif weights == "int8":
         codes, scale = scaled(layer.weight, INT8)
         bytes_, column = codes.round().to(torch.int8), scale.flatten().to(torch.bfloat16)
         yield "torch int8pack", lambda: torch.ops.aten._weight_int8pack_mm(x, bytes_, column)
@@ -91,10 +91,12 @@ def _tiny(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _torchao(layer: nn.Linear, weights: str) -> nn.Module:
-    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+    from torchao import quantization as ways
 
     made = nn.Sequential(deepcopy(layer))
-    quantize_(made, Int4WeightOnlyConfig(group_size=128) if weights == "int4" else Int8WeightOnlyConfig())
+    named = {"int8": "Int8WeightOnlyConfig", "int4": "Int4WeightOnlyConfig", "fp8": "Float8WeightOnlyConfig"}
+    options = {"group_size": 128} if weights == "int4" else {}
+    ways.quantize_(made, getattr(ways, named[weights])(**options))
     return made
 
 

@@ -142,6 +142,7 @@ __all__ = [
     "ALLOWED",
     "GROUP",
     "DeclaredLinear",
+    "Maker",
     "WeightForm",
     "declare",
     "read_declared",

@@ -46,6 +46,10 @@ class Dequantize(Kind):
     def check(self, program: Program, action: Action, context: Context) -> None:
         """Legal where the stored form is smaller than the weight and the coder can implement the product on it."""
         reading = self.target(program, action)
+        device = context.device
+        small = any(program.graph.meta(v).dtype.startswith("float8") for v in reading.inputs)
+        if small and not device.has("fp8"):
+            raise IllegalAction(f"{reading.label()} reads fp8, which {device.name} ({device.target}) does not have")
         reason = context.coder.can_implement(reading)
         if reason is not None:
             raise IllegalAction(f"{reading.label()} cannot read its weight as it is stored: {reason}")

@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 
 from qimeng.errors import SpecError
-from qimeng.spec.declared import WeightForm
+from qimeng.spec.declared import Maker, WeightForm
 
 LEAST = 1e-30
 """Magnitude below which a row or group of weights counts as zeros: its scale stays a normal number."""
 
-INT8, INT4 = 127, 7
+INT8, INT4, FP8 = 127, 7, 448
 """Largest code; the smallest is its negative."""
 
 GROUP = 128
@@ -50,6 +50,17 @@ class Int8(WeightForm):
         return widened(codes.round().to(torch.int8), scale, weight.dtype)
 
 
+class Fp8(WeightForm):
+    """Numbers of 8 bits (e4m3) up to 448, one fp32 scale for each output channel."""
+
+    text = "fp8"
+
+    def declared(self, weight: torch.Tensor) -> torch.Tensor:
+        """Round to the nearest such number, ties to even, and back."""
+        codes, scale = scaled(weight, FP8)
+        return widened(codes.to(torch.float8_e4m3fn), scale, weight.dtype)
+
+
 class Int4(WeightForm):
     """Codes of -7 to 7, two to a byte, one fp32 scale for each group of neighbours along the contracted axis.
 
@@ -81,15 +92,16 @@ def unpacked(pairs: torch.Tensor) -> torch.Tensor:
     return torch.stack([(pairs << 4) >> 4, pairs >> 4], -1).view(pairs.shape[0], -1)
 
 
-def int8(rest: str) -> Int8:
-    """The form of ``weights="int8"``.
+def by_channel(form: WeightForm) -> Maker:
+    """What makes `form`, which has a scale for each output channel; it raises `SpecError` where a colon follows."""
 
-    Raises:
-        SpecError: something follows a colon.
-    """
-    if rest:
-        raise SpecError(f"weights='int8:{rest}': int8 has a scale for each output channel and takes no group size")
-    return Int8()
+    def make(rest: str) -> WeightForm:
+        if rest:
+            text = f"weights='{form.text}:{rest}'"
+            raise SpecError(f"{text}: {form.text} has a scale for each output channel and takes no group size")
+        return form
+
+    return make
 
 
 def int4(rest: str) -> Int4:
@@ -105,17 +117,6 @@ def int4(rest: str) -> Int4:
 
 
 __all__ = [
-    "GROUP",
-    "GROUPS",
-    "INT4",
-    "INT8",
-    "LEAST",
-    "Int4",
-    "Int8",
-    "int4",
-    "int8",
-    "packed",
-    "scaled",
-    "unpacked",
-    "widened",
-]
+    "FP8", "GROUP", "GROUPS", "INT4", "INT8", "LEAST", "Fp8", "Int4", "Int8", "by_channel", "int4", "packed", "scaled",
+    "unpacked", "widened",
+]  # fmt: skip

@@ -44,7 +44,7 @@ class Codes(Operand):
     def _bytes(self, target: str, k: str) -> list[str]:
         masks = ["n_ok"] if self.n % self.schedule.block_n else []
         masks += [f"(b_k < {self.stored.depth})"] if self.stored.depth % self.schedule.block_k else []
-        mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
+        mask = _masked(*masks, other="0.0" if self.stored.floating else "0")
         return [
             f"b_k = {k} + tl.arange(0, BK)[:, None]",
             f"{target} = tl.load({CODES}_ptr + rn{self.wide} * {self.bytes_of_row} + b_k{mask}).to({self.dtype})",

@@ -15,6 +15,9 @@ from qimeng.graph.region import Region, region_of
 SAME_ORDER = ("aten.view", "aten._unsafe_view", "aten.reshape", "aten.alias", "aten.detach", "aten.clone")
 """Operators that leave elements in their order, where they take contiguous ones."""
 
+CODES = ("int8", "float8_e4m3fn")
+"""What a byte of codes may be."""
+
 NIBBLE = 4
 """Bits of half a byte."""
 
@@ -24,7 +27,7 @@ class Stored:
     """A weight of N outputs and K inputs, as a region reads it.
 
     Attributes:
-        codes: int8; one to a byte, or two: the first of two neighbours along K in the low half.
+        codes: int8 or fp8 (e4m3), one to a byte; or two of int8, the first of two neighbours along K in the low half.
         scale: fp32, one for each `group` codes of an output's row.
         bits: of a code, 8 or 4.
         group: codes along K that share a scale; 0 for all of a row.
@@ -40,6 +43,11 @@ class Stored:
     depth: int
     widened: Value
     product: Region
+
+    @property
+    def floating(self) -> bool:
+        """Whether codes are fp8."""
+        return self.product.graph.meta(self.codes).dtype != "int8"
 
 
 def stored_weight(region: Region) -> Stored:
@@ -96,9 +104,10 @@ class _Walk:
         if codes.node in self.inside:
             codes, bits = self.nibbles(codes), NIBBLE
         depth = shape[-1] * (shape[1] if grouped else 1)
-        for value, dtype, size in ((codes, "int8", rows * depth * bits // 8), (scale, "float32", rows)):
+        kinds = CODES if bits == 8 else CODES[:1]
+        for value, dtypes, size in ((codes, kinds, rows * depth * bits // 8), (scale, ("float32",), rows)):
             meta = self.graph.meta(value)
-            if value.node in self.inside or meta.dtype != dtype or not meta.is_contiguous:
+            if value.node in self.inside or meta.dtype not in dtypes or not meta.is_contiguous:
                 raise Unsupported(f"codes or scales in {meta.dtype} of {meta.shape}, or computed beside the product")
             if value == codes and meta.numel != size or shape[0] != rows:
                 raise Unsupported(f"{meta.numel} bytes of codes for {rows} rows of {depth}")

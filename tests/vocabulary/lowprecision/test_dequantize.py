@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from qimeng import IllegalAction, KernelSpec
 from qimeng.actions import check_action, legal_actions
+from qimeng.device import DEVICES
 from qimeng.envs.steps.loop import optimize
 from qimeng.graph.narrowest import narrowest
 from qimeng.graph.state import settled_nodes
@@ -71,6 +74,14 @@ def test_a_form_that_is_no_smaller_is_refused_with_the_numbers() -> None:
     action = Action("dequantize", (program.called[0].id,))
     with pytest.raises(IllegalAction, match="reads 4096 B of weights; no stored form is below"):
         check_action(program, action, CONTEXT)
+
+
+def test_fp8_is_refused_where_the_gpu_does_not_convert_it() -> None:
+    module, x = layer(8, 256, 64, BF16)
+    program = start_of(spec_of(module, x, "fp8"))
+    action = action_of(program, "dequantize")
+    with pytest.raises(IllegalAction, match="reads fp8, which a100 .sm_80. does not have"):
+        check_action(program, action, replace(CONTEXT, device=DEVICES["a100"]))
 
 
 def test_equal_regions_change_together() -> None:

@@ -29,10 +29,20 @@ def test_each_weight_is_the_nearest_code_times_its_scale(text: str, group: int, 
         assert ((part - exact).abs() / scale).max() <= 0.5 + 1e-5
 
 
+def test_fp8_weights_are_the_nearest_numbers_times_their_scale() -> None:
+    weight = torch.randn(24, 96)
+    scale = weight.abs().amax(-1, keepdim=True) / 448
+    found = weight_form("fp8").declared(weight)
+    assert torch.equal((found / scale).abs().amax(-1).round(), torch.full((24,), 448.0))
+    again = (found / scale).to(torch.float8_e4m3fn).float() * scale
+    assert (again - found).abs().max() < 1e-6, "they are such numbers"
+    assert ((found - weight).abs() <= weight.abs() / 16 + scale * 2**-10).all(), "half of the last place of 3 bits"
+
+
 def test_channels_and_groups_of_zeros_stay_zeros() -> None:
     weight = torch.randn(4, 64)
     weight[1], weight[2, :32] = 0.0, 0.0
-    for text in ("int8", "int4:32"):
+    for text in ("int8", "int4:32", "fp8"):
         found = weight_form(text).declared(weight)
         assert found.isfinite().all() and not found[1].any() and not found[2, :32].any()
         assert found[0].any() and found[2, 32:].any()
@@ -40,7 +50,7 @@ def test_channels_and_groups_of_zeros_stay_zeros() -> None:
 
 def test_the_reference_in_float64_multiplies_by_the_same_codes() -> None:
     weight = torch.randn(16, 100).to(torch.bfloat16)
-    for text in ("int8", "int4:64"):
+    for text in ("int8", "int4:64", "fp8"):
         exact = weight_form(text).declared(weight.double())
         assert exact.dtype is torch.float64 and torch.equal(
             exact.to(torch.bfloat16), weight_form(text).declared(weight)
@@ -96,8 +106,9 @@ def test_the_declaration_belongs_to_the_digest_and_travels() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("int3", "weights='int3': no such form of weights; known: int4, int8"),
-        ("int8:64", "takes no group size"),
+        ("int3", "weights='int3': no such form of weights; known: fp8, int4, int8"),
+        ("int8:64", "int8 has a scale for each output channel and takes no group size"),
+        ("fp8:128", "fp8 has a scale for each output channel and takes no group size"),
         ("int4:100", "the group size must be one of 16, 32, 64, 128, 256, 512, 1024"),
         ("int4:x", "the group size must be one of"),
     ],

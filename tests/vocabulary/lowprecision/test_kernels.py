@@ -22,7 +22,7 @@ from tests.vocabulary.lowprecision.samples import CONTEXT, action_of, after, lay
 
 @pytest.mark.parametrize(
     ("name", "weights", "depth"),
-    [("int8", "int8", 512), ("int4", "int4", 512), ("int4_small_groups", "int4:32", 200)],
+    [("int8", "int8", 512), ("fp8", "fp8", 200), ("int4", "int4", 512), ("int4_small_groups", "int4:32", 200)],
 )
 def test_the_printed_kernel(name: str, weights: str, depth: int, golden: Callable[[str, str], None]) -> None:
     module, x = layer(8, depth, 100, torch.bfloat16, after=nn.SiLU())
@@ -81,7 +81,7 @@ def carry_out(line: str, registers: dict[str, int], dtype: str) -> None:
     registers[target] = result
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("weights", ["int8", "int4", "fp8"])
 @pytest.mark.parametrize(("rows", "choice"), [(8, 0), (8, 2), (64, 0), (2048, 0)])
 def test_it_compiles_and_takes_what_it_is_said_to(weights: str, rows: int, choice: int, tmp_path: Path) -> None:
     module, x = layer(rows, 4096, 1024, torch.bfloat16, bias=False)

@@ -43,6 +43,10 @@ CASES = {
     "int8, fp32": Case("int8", (4, 130, 40), F32, choices=(0, 1)),
     "int8, many rows": Case("int8", (150, 96, 130), BF16, bias=False),
     "int8, one row": Case("int8", (1, 100, 40), F16, choices=(0,)),
+    "fp8": Case("fp8", (8, 200, 96), BF16),
+    "fp8, fp16, activation": Case("fp8", (20, 96, 72), F16, nn.GELU(), fused=True),
+    "fp8, fp32": Case("fp8", (4, 130, 40), F32, choices=(0, 1)),
+    "fp8, one row": Case("fp8", (1, 100, 40), BF16, choices=(0,)),
     "int4": Case("int4", (8, 256, 64), BF16, choices=(0, 1, 2)),
     "int4, group does not divide": Case("int4:64", (3, 200, 50), F16),
     "int4, group above the depth": Case("int4:128", (16, 100, 33), BF16),
@@ -86,7 +90,7 @@ def check(names: list[str]) -> None:
         assert row["error"] <= row["limit"], row
 
 
-QUICK = ["int8", "int8, fp16, activation", "int4, group does not divide", "int4, small groups, activation"]
+QUICK = ["fp8", "int8", "int8, fp16, activation", "int4, group does not divide", "int4, small groups, activation"]
 
 
 def test_quick_cases() -> None:

@@ -10,6 +10,9 @@ DTYPES = (
 )  # fmt: skip
 """What a nest may hold."""
 
+CONVERTED = ("float8_e4m3fn",)
+"""What a nest may read, and converts at once: a GPU's own rounding to it is not PyTorch's."""
+
 
 def compute_dtype(dtype: str) -> str:
     """The dtype that arithmetic on values of `dtype` is done in."""
@@ -21,4 +24,4 @@ def is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 
 
-__all__ = ["DTYPES", "compute_dtype", "is_float"]
+__all__ = ["CONVERTED", "DTYPES", "compute_dtype", "is_float"]

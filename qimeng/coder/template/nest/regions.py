@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from qimeng.coder.template.nest.dtypes import DTYPES
+from qimeng.coder.template.nest.dtypes import CONVERTED, DTYPES
 from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.nest.loads import Loads, nest_of
 from qimeng.family import Unsupported
+from qimeng.graph.opgraph import Value
 from qimeng.graph.ops import VIEWS
 from qimeng.graph.region import Region, RegionKey
 
@@ -56,11 +57,18 @@ def _refuse(region: Region) -> None:
         if meta.dtype.startswith("complex"):
             raise Unsupported("complex numbers")
     made = (meta for n in region.ops for meta in n.metas if meta is not None)
-    for meta in (*made, *(region.graph.meta(v) for v in region.inputs)):
+    converted = {v for n in region.ops if n.packet == "aten._to_copy" for v in n.operands()}
+    converted -= {v for n in region.ops if n.packet != "aten._to_copy" for v in n.operands()}
+    read = (region.graph.meta(v) for v in region.inputs if v not in converted or _dtype(region, v) not in CONVERTED)
+    for meta in (*made, *read):
         if meta.dtype not in DTYPES and not meta.dtype.startswith("complex"):
             raise Unsupported(f"numbers of dtype {meta.dtype}")
     if all(region.graph.nodes[v.node].kind == "scalar" for v in region.inputs):
         raise Unsupported("no tensor goes in, so that nothing says on which device to compute")
+
+
+def _dtype(region: Region, value: Value) -> str:
+    return region.graph.meta(value).dtype
 
 
 __all__ = ["region_nest"]

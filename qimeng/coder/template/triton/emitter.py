@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from qimeng.coder.template.nest.axes import strides_of
-from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
+from qimeng.coder.template.nest.dtypes import CONVERTED, compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr, constant, guard, positions
 from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.triton import ops
@@ -180,7 +180,7 @@ class Emitter:
         for position, step in positions(e):
             place += f" + {self._position(position)}" + ("" if step == 1 else f" * {step}")
         target = self.fresh()
-        arguments = f", mask={mask}, other=0" if mask else ""
+        arguments = f", mask={mask}, other={'0.0' if e.dtype in CONVERTED else '0'}" if mask else ""
         hint = self.load_hint if "r" in sides and "p" in sides else ""
         cast = f".to({ops.TRITON_DTYPE[compute_dtype(e.dtype)]})" if compute_dtype(e.dtype) != e.dtype else ""
         self.lines.append(f"{target} = tl.load(x{source.number}_ptr + {place}{arguments}{hint}){cast}")
