@@ -72,6 +72,13 @@ def test_the_block_about_stored_weights_declares_them() -> None:
     assert names["spec"].weights == "int4:64"
 
 
+def test_the_block_about_weights_with_zeros_declares_them() -> None:
+    (block,) = blocks(ROOT / "docs" / "sparse.md", "python")
+    names: dict[str, Any] = {}
+    exec(compile(block, "sparse.md", "exec", dont_inherit=True), names)
+    assert names["spec"].weights == "bsr:64:25"
+
+
 @pytest.mark.slow
 def test_the_block_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = blocks(ROOT / "README.md", "python", "In Python")

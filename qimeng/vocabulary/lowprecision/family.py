@@ -6,10 +6,9 @@ It prints the kernels of the gemm family with one operand of its own. Deals in w
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 
-from qimeng.coder.template.families.gemm.host import print_gemm
+from qimeng.coder.template.families.gemm.host import print_gemm, with_inputs
 from qimeng.coder.template.families.gemm.plan import plan_gemm
 from qimeng.device import Device
 from qimeng.family import Cost, Family, Needs, Unsupported
@@ -65,16 +64,10 @@ class StoredProducts(Family[StoredPlan, StoredSchedule]):
 
     def print(self, plan: StoredPlan, schedule: StoredSchedule, prefix: str) -> Implementation:
         """The gemm family's kernels; the entry function takes codes and scales where the weight would be."""
-        made = print_gemm(plan.gemm, schedule, prefix)
-        text, entry = made.source, f"def {prefix}_run("
-        start = text.index(entry) + len(entry)
-        head, body = text[start:].split(":\n", 1)
-        if re.search(rf"\b{plan.hidden}\b", body):
-            body = f"    {plan.hidden} = {CODES}\n{body}"
-        text = f"{text[:start]}{', '.join(plan.inputs)}):\n{body}"
-        if f"{prefix}_halves(" in text:
-            text = f"{halves(prefix, plan.gemm.dtype)}\n\n{text}"
-        return replace(made, source=text)
+        made = with_inputs(print_gemm(plan.gemm, schedule, prefix), prefix, plan.inputs, plan.hidden, CODES)
+        if f"{prefix}_halves(" not in made.source:
+            return made
+        return replace(made, source=f"{halves(prefix, plan.gemm.dtype)}\n\n{made.source}")
 
     def cost(self, plan: StoredPlan, schedule: StoredSchedule) -> Cost:
         """As for whole operands: what is read is known from the region."""

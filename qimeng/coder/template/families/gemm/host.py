@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from qimeng.coder.template.families.gemm import guard
 from qimeng.coder.template.families.gemm.helpers import BFLOAT16, POWER, PROGRAMS, SHORT
@@ -50,6 +51,24 @@ def print_gemm(plan: GemmPlan, schedule: GemmSchedule, prefix: str) -> Implement
         prepare_inputs=host.inputs_of(host.variables(host.prepared)) if once else (),
         schedule=schedule,
     )
+
+
+def with_inputs(made: Implementation, prefix: str, inputs: Sequence[str], hidden: str, shown: str) -> Implementation:
+    """`made`, its entry function with other parameters, where another family reads an operand in its own way.
+
+    Args:
+        made: what `print_gemm` made.
+        prefix: as there.
+        inputs: the parameters.
+        hidden: the input of the product that is none of them.
+        shown: the parameter that stands for it where the text needs a tensor.
+    """
+    text, entry = made.source, f"def {prefix}_run("
+    start = text.index(entry) + len(entry)
+    body = text[start:].split(":\n", 1)[1]
+    if re.search(rf"\b{hidden}\b", body):
+        body = f"    {hidden} = {shown}\n{body}"
+    return replace(made, source=f"{text[:start]}{', '.join(inputs)}):\n{body}")
 
 
 class _Host:
@@ -155,4 +174,4 @@ class _Host:
         return "\n".join([head, *indent(lines)]) + "\n"
 
 
-__all__ = ["print_gemm"]
+__all__ = ["print_gemm", "with_inputs"]

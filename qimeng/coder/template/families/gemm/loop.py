@@ -44,6 +44,9 @@ def main_loop(
         splits: programs that share it; each does the blocks of its `part`.
         skipped: a scalar of the kernel that is true where nothing is to be done.
     """
+    own = operands[1].loop(operands[0])
+    if own:
+        return own
     scheme, turned = scheme_of(plan, schedule), is_turned(plan, schedule)
     made = [through_registers(plan, schedule, side) for side in (plan.a, plan.b)]
     waits = len(scheme.products) == 1 and made == [not turned, turned]

@@ -28,6 +28,7 @@ class Operand(ABC):
         setup: lines of the kernel before the loop.
         given: further parameters of the entry function, which a family's reader passes on.
         per_step: what multiplies the products of one step of the loop, for a family's reader; `fetch` leaves it there.
+        gathered: a block is at a vector of depths, which `fetch` is given, not where one depth begins.
         described: blocks are read through a tensor descriptor.
         prefix: beginning of the file's top-level names.
         names: number of a source to its variable in the entry function.
@@ -49,6 +50,7 @@ class Operand(ABC):
     setup: list[str] = field(default_factory=list)
     given: tuple[str, ...] = ()
     per_step: str = ""
+    gathered: bool = False
     described: bool = False
     scale: str = ""
     stride: int = 0
@@ -71,6 +73,10 @@ class Operand(ABC):
     @abstractmethod
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
         """Lines that leave the block at depth `k` (of the plane that starts `plane` rows down) in `target`."""
+
+    def loop(self, left: Operand) -> list[str]:
+        """Lines that leave the tile's product with the operand `left` in `acc`, where a family's reader has its own."""
+        return []
 
     def blocks(self, k: str, planes: Sequence[int]) -> list[str]:
         """Lines that leave the block at depth `k` in `<name>0`, `<name>1` … for each of `planes`."""
@@ -137,10 +143,11 @@ class Operand(ABC):
         """Name of the vector of rows."""
         return "rm" if self.is_a else "rn"
 
-    @property
-    def depth(self) -> str:
-        """The depths of a block as a vector along the operand's own side."""
-        return "tl.arange(0, BK)[None, :]" if self.is_a else "tl.arange(0, BK)[:, None]"
+    def depths(self, k: str) -> str:
+        """The depths of the block at `k` as a vector along the operand's own side."""
+        if self.gathered:
+            return k
+        return f"{k} + {'tl.arange(0, BK)[None, :]' if self.is_a else 'tl.arange(0, BK)[:, None]'}"
 
 
 def sources_of(side: Side) -> list[int]:

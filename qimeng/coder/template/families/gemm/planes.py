@@ -53,7 +53,7 @@ class Planes(Operand):
             row, column = (self.start, k) if self.k_major else (k, self.start)
             turned = self.k_major != self.is_a
             return [f"{target} = {name}.load([{' + '.join([*base, row])}, {column}]){'.T' if turned else ''}"]
-        deep = f"({k} + {self.depth})"
+        deep = f"({self.depths(k)})"
         row, column = (self.rows, deep) if self.k_major else (deep, self.rows)
         row = f"({' + '.join([*base, row])})" + (".to(tl.int64)" if self.big else "")
         return [f"{target} = tl.load({name}_ptr + {row} * {self.wide} + {column})"]

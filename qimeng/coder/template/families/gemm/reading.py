@@ -71,7 +71,7 @@ class Pointers(Operand):
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
         """Lines that leave one block in `target`."""
         name, nest = self.side.name, self.plan.nest
-        lines = [f"{name}_k = {k} + {self.depth}", *self.deep_lines]
+        lines = [f"{name}_k = {self.depths(k)}", *self.deep_lines]
         masks = {s: f"({m})" for s, m in self.masks.items()}
         em = Emitter(nest, [*self.z_walks, *self.row_walks, *self.depth_walks], masks=masks)
         mask = em.mask("pr")

@@ -1,0 +1,24 @@
+"""Weights with zeros: the forms that a spec may declare, the action that reads their blocks, the kernels.
+
+Importing it registers all of that. `qimeng.plugins.SHIPPED` names it.
+"""
+
+from qimeng.actions import register
+from qimeng.family import register_family
+from qimeng.spec.declared import register_weights
+from qimeng.vocabulary.sparse.detect import detected
+from qimeng.vocabulary.sparse.family import SparseProducts
+from qimeng.vocabulary.sparse.forms import bsr, csr
+from qimeng.vocabulary.sparse.sparsify import Sparsify
+
+
+def _enter() -> None:
+    register_weights("bsr", bsr)
+    register_weights("csr", csr)
+    register(Sparsify())
+    register_family(SparseProducts())
+
+
+_enter()
+
+__all__ = ["detected"]

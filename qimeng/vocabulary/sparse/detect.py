@@ -1,0 +1,66 @@
+"""Which declaration suits the zeros that a module's weights have.
+
+Deals in modules and in counts of blocks. Nothing is declared here: the text is for the caller to give to a spec.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+
+import torch
+
+from qimeng.errors import SpecError
+from qimeng.vocabulary.sparse.forms import BLOCKS, Sparse, grid
+from qimeng.vocabulary.sparse.sparsify import SHARE
+
+INDEX_BYTES = 4
+"""Of a block's column."""
+
+
+def detected(module: torch.nn.Module) -> str:
+    """The declaration of fewest bytes under which every `torch.nn.Linear` of `module` keeps all that it holds.
+
+    Raises:
+        SpecError: there is no such layer, or no form is small enough to be worth it; the message has the numbers.
+
+    >>> layer = torch.nn.Linear(64, 64)
+    >>> _ = layer.weight.detach()[:, 16:].zero_()
+    >>> detected(layer)
+    'bsr:16:25'
+    """
+    weights = [m.weight.detach() for m in module.modules() if type(m) is torch.nn.Linear]
+    if not weights:
+        raise SpecError(f"{type(module).__name__} has no torch.nn.Linear")
+    whole = sum(w.nbytes for w in weights)
+    found = [_form(weights, block) for block in (*reversed(BLOCKS), 1)]
+    size, form = min(((_bytes(weights, form), form) for form in found), key=lambda pair: pair[0])
+    if size > SHARE * whole:
+        texts = ", ".join(f"{_bytes(weights, f)} B as {f.text!r}" for f in found)
+        raise SpecError(f"at most {SHARE:.0%} of {whole} B of weights are worth it, and all that they hold is {texts}")
+    return form.text
+
+
+def _form(weights: Sequence[torch.Tensor], block: int) -> Sparse:
+    """The form that keeps all of each weight."""
+    share = max(Fraction(_held(w, block), math.prod(grid(tuple(w.shape), block))) for w in weights)
+    return Sparse(block, max(Decimal(math.ceil(share * 10_000)), Decimal(1)) / 100)
+
+
+def _held(weight: torch.Tensor, block: int) -> int:
+    """Blocks that are not zero."""
+    rows, columns = grid(tuple(weight.shape), block)
+    places = weight.nonzero() // block
+    return int((places[:, 0] * columns + places[:, 1]).unique().numel()) if rows else 0
+
+
+def _bytes(weights: Sequence[torch.Tensor], form: Sparse) -> int:
+    """Bytes of the kept blocks and their indices."""
+    rows = sum(grid(tuple(w.shape), form.block)[0] + 1 for w in weights)
+    blocks = sum(form.count(tuple(w.shape)) * (form.block**2 * w.itemsize + INDEX_BYTES) for w in weights)
+    return blocks + rows * INDEX_BYTES
+
+
+__all__ = ["detected"]

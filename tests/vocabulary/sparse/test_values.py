@@ -1,0 +1,120 @@
+"""Products with kept blocks in Triton's interpreter, held against the declared computation in float64.
+
+The cases run in a process of its own (this file as a script), where Triton interprets.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from qimeng import KernelSpec
+from tests.interpreted import rows_of
+from tests.vocabulary.lowprecision.test_values import FACTOR, FLOORS
+from tests.vocabulary.sparse.samples import action_of, after, layer, reading, spec_of, start_of
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+@dataclass
+class Case:
+    """A layer, the form of its weight, and the numbers of the configurations to run."""
+
+    weights: str
+    sizes: tuple[int, int, int]
+    dtype: torch.dtype
+    after: Any = None
+    bias: bool = True
+    choices: tuple[int, ...] = (0, 2)
+    fused: bool = False
+
+
+CASES = {
+    "bsr": Case("bsr:16:30", (8, 200, 96), BF16),
+    "bsr, overhanging, activation": Case("bsr:32:20", (5, 100, 72), F16, nn.GELU(), fused=True),
+    "bsr, fp32": Case("bsr:16:30", (20, 130, 40), F32, choices=(0, 1, 2)),
+    "bsr, many rows": Case("bsr:64:40", (150, 192, 130), BF16, bias=False, choices=(0, 1, 2, 3)),
+    "bsr, one block": Case("bsr:32:0.1", (8, 200, 96), BF16),
+    "bsr, large blocks": Case("bsr:128:50", (8, 256, 256), BF16, choices=(0,)),
+    "csr": Case("csr:10", (8, 200, 96), BF16),
+    "csr, activation": Case("csr:5", (5, 100, 72), F16, nn.SiLU(), fused=True),
+    "csr, fp32": Case("csr:20", (20, 130, 40), F32, choices=(0, 1, 2)),
+    "csr, many rows": Case("csr:3", (150, 192, 130), BF16, bias=False),
+    "csr, one weight": Case("csr:0.001", (8, 200, 96), BF16),
+}
+"""One block or weight leaves all other rows empty."""
+
+
+def errors_of(case: Case, choice: int) -> tuple[float, float]:
+    """The largest errors of a program, and of PyTorch, against the declared computation in float64."""
+    module, x = layer(*case.sizes, case.dtype, bias=case.bias, after=case.after)
+    with torch.no_grad():
+        module[0].weight[:33].zero_()  # rows of nothing
+        module[0].weight[34] *= 100
+    spec = spec_of(module, x, case.weights)
+    program = after(start_of(spec), action_of(start_of(spec), "sparsify"), choice)
+    if case.fused:
+        program = after(program, action_of(program, "fusion"))
+        assert len(program.called) == 1
+    assert program.implementation(reading(program)).generated
+    found = program.load().Model()
+    found.load_state_dict(module.state_dict())
+    first = errors_beside(spec, found, x)
+    changed = torch.randn(module[0].weight.shape).to(case.dtype)  # also in what was zero
+    return max(first, errors_beside(spec, found, x, changed))
+
+
+def errors_beside(
+    spec: KernelSpec, found: nn.Module, x: torch.Tensor, changed: torch.Tensor | None = None
+) -> tuple[float, float]:
+    """Those of one call, after the weight has changed in place."""
+    eager, exact = spec.module(), spec.module(dtype=torch.float64)
+    with torch.no_grad():
+        for module in (found, eager, exact) if changed is not None else ():
+            module.get_parameter("0.weight").copy_(changed)
+        y, theirs, wanted = found(x), eager(x), exact(x.double())
+    scale = (wanted.abs() + wanted.square().mean(-1, keepdim=True).sqrt()).clamp_min(1e-30)
+    assert wanted.abs().max() > 0
+    return float(((y.double() - wanted).abs() / scale).max()), float(((theirs.double() - wanted).abs() / scale).max())
+
+
+def rows(names: list[str]) -> list[dict[str, Any]]:
+    return rows_of("-m", "tests.vocabulary.sparse.test_values", *names)
+
+
+def check(names: list[str]) -> None:
+    found = rows(names)
+    assert {row["case"] for row in found} == set(names)
+    for row in found:
+        assert row["error"] <= row["limit"], row
+
+
+QUICK = ["bsr", "bsr, overhanging, activation", "bsr, one block", "csr", "csr, activation", "csr, one weight"]
+
+
+def test_quick_cases() -> None:
+    check(QUICK)
+
+
+@pytest.mark.slow
+def test_other_cases() -> None:
+    check([name for name in CASES if name not in QUICK])
+
+
+if __name__ == "__main__":
+    import sys
+
+    from qimeng.envs.estimate.interpreter import mend
+
+    mend()
+    for name in sys.argv[1:]:
+        case = CASES[name]
+        for choice in case.choices:
+            error, eager = errors_of(case, choice)
+            limit = max(FACTOR * eager, FLOORS[case.dtype])
+            print(json.dumps({"case": name, "choice": choice, "error": error, "limit": limit}), flush=True)
