@@ -183,6 +183,16 @@ class EagerReference:
         self._take(memory_plan(self._sizes, self._room, free_host_bytes(), after=self.plan))
         return True
 
+    @property
+    def has_smaller_plan(self) -> bool:
+        """Whether a plan of less memory is left that makes float64 results on the device."""
+        plan = (
+            memory_plan(self._sizes, self._room, free_host_bytes(), after=self.plan)
+            if self.plan.way != "none"
+            else None
+        )
+        return plan is not None and plan.way not in ("host", "none")
+
     def tidy(self) -> None:
         """Give memory back that the worker may need."""
         if self.device.type == "cuda":

@@ -268,14 +268,20 @@ class GpuEvaluator(SerialEvaluator):
         return fits
 
     def _in_memory(self, request: EvaluationRequest, clock: Clock, economize: Callable[[], bool]) -> Evaluation | None:
-        """The answer; None where the judge's own process ran out of the device's memory."""
+        """The answer; None where the plan of memory was too large.
+
+        It was if the judge's own process ran out of the device's memory, or a worker did with PyTorch's own code, which
+        holds what the judge makes it hold.
+        """
         try:
             if request.asked is Asked.FINAL:
                 return self._final(request, clock, economize)
             run = self._run(request, clock, self._cache, self._compilers, economize)
-            return self._judged(run, CHECK_GATES if request.asked is Asked.CHECK else SEARCH_GATES)
+            found = self._judged(run, CHECK_GATES if request.asked is Asked.CHECK else SEARCH_GATES)
         except torch.OutOfMemoryError:
             return None
+        own = found.failure == "memory" and request.program.on_pytorch and request.patch is None
+        return None if own and self.references.has_smaller_plan else found
 
     def _final(self, request: EvaluationRequest, clock: Clock, economize: Callable[[], bool]) -> Evaluation:
         """Judge in a fresh process, compiled anew, on every distribution, in turns with baselines.

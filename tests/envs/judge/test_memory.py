@@ -14,7 +14,7 @@ from qimeng.envs.cost import memory_plan
 from qimeng.envs.judge import gpu_evaluator
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.workers.worker_setup import Draw
-from qimeng.interfaces import Asked, EvaluationRequest
+from qimeng.interfaces import Asked, Evaluation, EvaluationRequest, Gate
 from qimeng.program.program import Program
 
 
@@ -96,6 +96,24 @@ def test_where_no_plan_is_left_the_program_is_not_judged_and_the_message_says_so
     found = evaluator.answer(checked(evaluator))
     assert found.failure == "judge" and "ran out" in (found.error or "")
     assert evaluator.references.plan.way == "none" and evaluator.references.kind == "eager-highest"
+
+
+def test_a_worker_that_runs_out_with_pytorchs_own_code_gets_a_smaller_plan(
+    evaluator: GpuEvaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged, plans = evaluator._judged, []
+    short = Evaluation(Gate.PROGRAM, "OutOfMemoryError: CUDA out of memory", "memory")
+
+    def first_short(run: Any, gates: Any) -> Evaluation:
+        plans.append(evaluator.references.plan)
+        return short if len(plans) < 3 else judged(run, gates)
+
+    monkeypatch.setattr(evaluator, "_judged", first_short)
+    assert evaluator.answer(checked(evaluator)).ok
+    assert [(p.way, p.tidy) for p in plans] == [("device", False), ("device", True), ("slices", True)]
+    monkeypatch.setattr(evaluator, "_judged", lambda run, gates: short)
+    assert evaluator.answer(checked(evaluator)).failure == "memory", "where no smaller plan is left, it is an answer"
+    assert evaluator.references.kind == "float64"
 
 
 GIB = 1 << 30
