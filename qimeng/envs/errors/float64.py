@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from qimeng.envs.errors import accuracy, double_convolution
+from qimeng.envs.errors import accuracy
 from qimeng.spec.dispatch import DispatchMode
 from qimeng.spec.leaf import unexpanded
 
@@ -68,21 +68,13 @@ class NamedAsDouble(DispatchMode):
         kwargs = kwargs or {}
         named = {x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype)}  # never in a list of arguments
         if not named:
-            return double_convolution.call(func, args, kwargs)
+            return func(*args, **kwargs)
         args = tuple(_raised(x) for x in args)
         kwargs = {key: _raised(x) for key, x in kwargs.items()}
         found = func(*args, **kwargs)
         if not _HALF & named:
             return found
         return _pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.dtype in _HALF else x, found)
-
-
-class InDouble(DispatchMode):
-    """In the block, operators run as they are called, convolutions in float64 in the quickest way."""
-
-    def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run `func`."""
-        return double_convolution.call(func, args, kwargs or {})
 
 
 _HALF = {torch.float16, torch.bfloat16}
@@ -144,4 +136,4 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
-__all__ = ["NEARBY", "InDouble", "NamedAsDouble", "Near", "aliases", "move", "nearby", "tensors_in", "to_double"]
+__all__ = ["NEARBY", "NamedAsDouble", "Near", "aliases", "move", "nearby", "tensors_in", "to_double"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from qimeng.envs.errors import accuracy, discrete
 from qimeng.envs.errors.accuracy import Error, Expected
-from qimeng.envs.errors.float64 import InDouble, NamedAsDouble, Near, aliases, tensors_in, to_double
+from qimeng.envs.errors.float64 import NamedAsDouble, Near, aliases, tensors_in, to_double
 from qimeng.envs.errors.selection import selected_values
 from qimeng.envs.judge.eager_reference import EagerReference, InputsRefused
 from qimeng.envs.judge.random_operators import Draws, draws_of, repeating
@@ -226,7 +227,7 @@ def _outputs(
     module: torch.nn.Module, inputs: Sequence[Any], draws: Draws | None, jumps: bool | None
 ) -> list[torch.Tensor]:
     run = partial(module, *inputs)
-    with NamedAsDouble() if jumps is False else InDouble():
+    with NamedAsDouble() if jumps is False else nullcontext():
         return tensors_in(run() if draws is None else repeating(draws, run))
 
 

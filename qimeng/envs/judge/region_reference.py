@@ -7,14 +7,14 @@ implementations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
 
 from qimeng.envs.errors import accuracy, discrete
 from qimeng.envs.errors.accuracy import Error, Expected
-from qimeng.envs.errors.float64 import InDouble, NamedAsDouble, Near, tensors_in
+from qimeng.envs.errors.float64 import NamedAsDouble, Near, tensors_in
 from qimeng.envs.errors.nearby_inputs import second_look
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.verdicts import Tally
@@ -174,7 +174,7 @@ def _in_double(function: Any, arguments: tuple[Any, ...], jumps: bool) -> tuple[
     """The outputs in float64 and what one ulp of the inputs changes; None where float64 does not run."""
     raised = _in_float64(arguments)
     try:
-        with torch.no_grad(), InDouble() if jumps else NamedAsDouble(), ExitStack() as modes:
+        with torch.no_grad(), nullcontext() if jumps else NamedAsDouble(), ExitStack() as modes:
             exact = [x.clone() for x in tensors_in(function(*raised))]
             if any(x.is_floating_point() and x.dtype is not torch.float64 for x in exact):
                 return None, []
