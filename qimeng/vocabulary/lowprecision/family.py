@@ -1,4 +1,4 @@
-"""The family of products that read a stored weight: int8 or int4 codes, widened between memory and the tensor cores.
+"""The family of products that read a stored weight: codes of int8, fp8 or int4, widened before the tensor cores.
 
 It prints the kernels of the gemm family with one operand of its own. Deals in what the library asks of a family.
 """
@@ -9,9 +9,9 @@ import math
 from dataclasses import replace
 
 from qimeng.coder.template.families.gemm.host import print_gemm, with_inputs
-from qimeng.coder.template.families.gemm.plan import plan_gemm
+from qimeng.coder.template.families.gemm.plan import plan_gemm, read_weight_by
 from qimeng.device import Device
-from qimeng.family import Cost, Family, Needs, Unsupported
+from qimeng.family import Cost, Family, Needs
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
 from qimeng.vocabulary.lowprecision.reading import CODES, SCALE, halves, reader_of
@@ -27,7 +27,7 @@ from qimeng.vocabulary.lowprecision.stored import stored_weight
 
 
 class StoredProducts(Family[StoredPlan, StoredSchedule]):
-    """A linear layer on a weight of int8 or int4 codes, with what follows it."""
+    """A linear layer on a weight of int8, fp8 or int4 codes, with what follows it."""
 
     name = "lowprecision"
     about = "products with stored weights"
@@ -39,11 +39,7 @@ class StoredProducts(Family[StoredPlan, StoredSchedule]):
     def plan(self, region: Region) -> StoredPlan:
         """The product, its right operand as codes and scales."""
         stored = stored_weight(region)
-        gemm = plan_gemm(stored.product)
-        weight = gemm.b.plain
-        if weight is None or gemm.batch or len(gemm.n) != 1 or weight.param is None:
-            raise Unsupported("a product whose right operand is not the weight of a linear layer")
-        gemm = replace(gemm, b=replace(gemm.b, plain=None, loads=(), held=False, reader=reader_of(stored)))
+        gemm = read_weight_by(plan_gemm(stored.product), reader_of(stored))
         names = {v: f"x{i}" for i, v in enumerate(stored.product.inputs)}
         names |= {stored.codes: CODES, stored.scale: SCALE}
         return StoredPlan(gemm, stored, tuple(names[v] for v in region.inputs), names[stored.widened])

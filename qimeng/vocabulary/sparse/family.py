@@ -7,12 +7,11 @@ of a family.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from qimeng.coder.template.families.gemm.host import print_gemm, with_inputs
-from qimeng.coder.template.families.gemm.plan import plan_gemm
+from qimeng.coder.template.families.gemm.plan import plan_gemm, read_weight_by
 from qimeng.device import Device
-from qimeng.family import Cost, Family, Needs, Unsupported
+from qimeng.family import Cost, Family, Needs
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
 from qimeng.vocabulary.sparse.kept import sparse_product
@@ -40,11 +39,7 @@ class SparseProducts(Family[SparsePlan, SparseSchedule]):
     def plan(self, region: Region) -> SparsePlan:
         """The product, its right operand as kept blocks."""
         kept, product = sparse_product(region)
-        gemm = plan_gemm(product)
-        weight = gemm.b.plain
-        if weight is None or gemm.batch or len(gemm.n) != 1 or weight.param is None:
-            raise Unsupported("a product whose right operand is not the weight of a linear layer")
-        gemm = replace(gemm, b=replace(gemm.b, plain=None, loads=(), held=False, reader=reader_of(kept)))
+        gemm = read_weight_by(plan_gemm(product), reader_of(kept))
         names = {v: f"x{i}" for i, v in enumerate(product.inputs)}
         names |= {kept.first: FIRST, kept.at: AT, kept.values: VALUES}
         return SparsePlan(gemm, kept, tuple(names[v] for v in region.inputs), names[kept.weight])

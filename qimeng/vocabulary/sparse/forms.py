@@ -1,4 +1,4 @@
-"""How weights with zeros are stored as blocks, and read again; and which such form suits a module's own weights.
+"""How weights with zeros are stored as blocks, and read again.
 
 Deals in tensors: the blocks that are kept, their columns, and where each row of blocks begins. Blocks of one element
 are CSR. Weights must be finite. Knows nothing about graphs or kernels.

@@ -6,24 +6,23 @@ kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from qimeng.actions import Context, GraphRewrite, Kind, find_region
+from qimeng.actions import find_region
 from qimeng.device import Device
 from qimeng.errors import IllegalAction
 from qimeng.family import Unsupported
 from qimeng.graph.ops import category
-from qimeng.graph.region import Region, repartition
+from qimeng.graph.region import Region
 from qimeng.graph.state import settled_nodes
 from qimeng.interfaces import Action
 from qimeng.program.program import Program
 from qimeng.vocabulary.sparse.kept import Kept, kept_blocks
+from qimeng.vocabulary.weight_readers import WeightReader
 
 SHARE = 0.75
 """Share of a weight's bytes up to which its blocks with their indices are worth reading."""
 
 
-class Sparsify(Kind):
+class Sparsify(WeightReader):
     """Multiply only by the blocks of a weight that are kept, as ``weights="bsr:32:10"`` or ``"csr:5"`` declares.
 
     Legal where a spec declares such weights: the product's own values stay the same. Equal regions change together.
@@ -33,21 +32,11 @@ class Sparsify(Kind):
     """
 
     name = "sparsify"
+    reads = "the blocks of its weight that are kept"
 
-    def proposals(self, program: Program, context: Context) -> Iterator[Action]:
-        """One for each product with such a weight, equal ones once."""
-        settled, seen = settled_nodes(program.graph), set[str]()
-        for region in program.called if settled else ():
-            if region.signature not in seen and _kept(region) is not None:
-                seen.add(region.signature)
-                yield Action(self.name, (region.id,))
-
-    def check(self, program: Program, action: Action, context: Context) -> None:
-        """Legal where the blocks are few enough and the coder can implement the product on them."""
-        reading = self.target(program, action)
-        reason = context.coder.can_implement(reading)
-        if reason is not None:
-            raise IllegalAction(f"{reading.label()} cannot read the blocks of its weight: {reason}")
+    def concerns(self, region: Region) -> bool:
+        """Whether the weight is made of kept blocks."""
+        return _kept(region) is not None
 
     def promising(self, program: Program, action: Action, device: Device) -> bool:
         """Where what is left takes less time than the whole product, by the device's peak rates.
@@ -58,28 +47,29 @@ class Sparsify(Kind):
         if kept is None:
             return False
         high, wide = kept.shape
+        weight = program.graph.meta(kept.weight)
         rows = sum(program.graph.meta(v).numel for v in find_region(program, action).outputs[:1]) / high
-        dtype = program.graph.meta(kept.weight).dtype
-        whole = _seconds(
-            2 * rows * high * wide,
-            high * wide * program.graph.meta(kept.weight).bytes / (high * wide),
-            device.peak_tflops(dtype),
-            device,
-        )
-        rate = device.fp32_tflops if kept.block == 1 else device.peak_tflops(dtype)
+        peak = device.peak_tflops(weight.dtype)
+        whole = _seconds(2 * rows * high * wide, weight.bytes, peak, device)
+        rate = device.fp32_tflops if kept.block == 1 else peak
         return _seconds(2 * rows * kept.count * kept.block**2, kept.bytes, rate, device) < whole
 
-    def target(self, program: Program, action: Action) -> Region:
-        """The region that reads blocks."""
-        region = find_region(program, action)
-        nodes = _reading(region)
-        return next(r for r in _partition(program, region) if set(r.nodes) == nodes)
+    def reading(self, region: Region) -> set[str]:
+        """The nodes of `region`, and those that put its weight together.
 
-    def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
-        """The partition in which the region, and those equal to it, read the blocks."""
-        region = self.target(program, action)
-        note = f"{region.label()} reads the blocks of its weight that are kept"
-        return GraphRewrite(_partition(program, find_region(program, action)), region, note=note)
+        Raises:
+            IllegalAction: its weight is not made of kept blocks, they are too many, or it reads them so already.
+        """
+        kept = _kept(region)
+        if kept is None:
+            raise IllegalAction(f"{region.label()} multiplies by no weight that a declaration makes of kept blocks")
+        whole = region.graph.meta(kept.weight).bytes
+        if kept.bytes > SHARE * whole:
+            most = f"at most {SHARE:.0%} of the weight's {whole} B are worth it"
+            raise IllegalAction(f"{region.label()} keeps {kept.text}: {kept.bytes} B with their indices; {most}")
+        if kept.widening <= set(region.nodes):
+            raise IllegalAction(f"{region.label()} reads the blocks of its weight already")
+        return set(region.nodes) | kept.widening
 
 
 def _seconds(flops: float, bytes_: float, tflops: float, device: Device) -> float:
@@ -97,30 +87,6 @@ def _kept(region: Region) -> Kept | None:
             except Unsupported:
                 continue
     return None
-
-
-def _reading(region: Region) -> set[str]:
-    """The nodes of `region`, and those that put its weight together.
-
-    Raises:
-        IllegalAction: its weight is not made of kept blocks, they are too many, or it reads them so already.
-    """
-    kept = _kept(region)
-    if kept is None:
-        raise IllegalAction(f"{region.label()} multiplies by no weight that a declaration makes of kept blocks")
-    whole = region.graph.meta(kept.weight).bytes
-    if kept.bytes > SHARE * whole:
-        most = f"at most {SHARE:.0%} of the weight's {whole} B are worth it"
-        raise IllegalAction(f"{region.label()} keeps {kept.text}: {kept.bytes} B with their indices; {most}")
-    if kept.widening <= set(region.nodes):
-        raise IllegalAction(f"{region.label()} reads the blocks of its weight already")
-    return set(region.nodes) | kept.widening
-
-
-def _partition(program: Program, region: Region) -> tuple[Region, ...]:
-    """The regions of `program`, those equal to `region` with what puts their weights together."""
-    sets = [_reading(r) if r.signature == region.signature else set(r.nodes) for r in program.regions]
-    return repartition(program.graph, sets)
 
 
 __all__ = ["SHARE", "Sparsify"]

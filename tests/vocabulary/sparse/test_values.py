@@ -5,34 +5,13 @@ The cases run in a process of its own (this file as a script), where Triton inte
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 from qimeng import KernelSpec
-from tests.interpreted import rows_of
-from tests.vocabulary.lowprecision.test_values import FACTOR, FLOORS
 from tests.vocabulary.sparse.samples import action_of, after, layer, reading, spec_of, start_of
-
-F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
-
-
-@dataclass
-class Case:
-    """A layer, the form of its weight, and the numbers of the configurations to run."""
-
-    weights: str
-    sizes: tuple[int, int, int]
-    dtype: torch.dtype
-    after: Any = None
-    bias: bool = True
-    choices: tuple[int, ...] = (0, 2)
-    fused: bool = False
-
+from tests.vocabulary.values import BF16, F16, F32, Case, check, run
 
 CASES = {
     "bsr": Case("bsr:16:30", (8, 200, 96), BF16),
@@ -83,38 +62,19 @@ def errors_beside(
     return float(((y.double() - wanted).abs() / scale).max()), float(((theirs.double() - wanted).abs() / scale).max())
 
 
-def rows(names: list[str]) -> list[dict[str, Any]]:
-    return rows_of("-m", "tests.vocabulary.sparse.test_values", *names)
-
-
-def check(names: list[str]) -> None:
-    found = rows(names)
-    assert {row["case"] for row in found} == set(names)
-    for row in found:
-        assert row["error"] <= row["limit"], row
-
-
 QUICK = ["bsr", "bsr, overhanging, activation", "bsr, one block", "csr", "csr, activation", "csr, one weight"]
 
 
 def test_quick_cases() -> None:
-    check(QUICK)
+    check("tests.vocabulary.sparse.test_values", QUICK)
 
 
 @pytest.mark.slow
 def test_other_cases() -> None:
-    check([name for name in CASES if name not in QUICK])
+    check("tests.vocabulary.sparse.test_values", [name for name in CASES if name not in QUICK])
 
 
 if __name__ == "__main__":
     import sys
 
-    from qimeng.envs.estimate.interpreter import mend
-
-    mend()
-    for name in sys.argv[1:]:
-        case = CASES[name]
-        for choice in case.choices:
-            error, eager = errors_of(case, choice)
-            limit = max(FACTOR * eager, FLOORS[case.dtype])
-            print(json.dumps({"case": name, "choice": choice, "error": error, "limit": limit}), flush=True)
+    run(CASES, sys.argv[1:], errors_of)

@@ -7,7 +7,7 @@ about schedules or kernel text.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -235,6 +235,22 @@ def plan_gemm(region: Region) -> GemmPlan:
     return plan
 
 
+def read_weight_by(plan: GemmPlan, reader: type) -> GemmPlan:
+    """The plan of a linear layer, its weight read by a family's own `reader`.
+
+    Args:
+        plan: of the product.
+        reader: a subclass of `qimeng.coder.template.families.gemm.operand.Operand`.
+
+    Raises:
+        Unsupported: it is no linear layer.
+    """
+    weight = plan.b.plain
+    if weight is None or plan.batch or len(plan.n) != 1 or weight.param is None:
+        raise Unsupported("a product whose right operand is not the weight of a linear layer")
+    return replace(plan, b=replace(plan.b, plain=None, loads=(), held=False, reader=reader))
+
+
 def _depth(nest: Nest, dot: Expr) -> Atoms:
     """The axes of the depth; those along which memory runs innermost, where an operand is of windows.
 
@@ -368,6 +384,7 @@ __all__ = [
     "Side",
     "Triangle",
     "plan_gemm",
+    "read_weight_by",
     "used_axes",
     "walked",
 ]

@@ -1,0 +1,56 @@
+"""Values of a layer in Triton's interpreter, held against the declared computation in float64.
+
+The cases of a file run in a process of its own (that file as a script), where Triton interprets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests.interpreted import rows_of
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+FLOORS = {F16: 4 * 2.0**-10, BF16: 4 * 2.0**-7, F32: 16 * 2.0**-23}
+"""The judge's floors: units of the last place, of a largest error relative to |result| + rms."""
+
+FACTOR = 2
+"""Times PyTorch's error on the same declared weights; the judge allows 4."""
+
+
+@dataclass
+class Case:
+    """A layer, the form of its weight, and the numbers of the configurations to run."""
+
+    weights: str
+    sizes: tuple[int, int, int]
+    dtype: torch.dtype
+    after: Any = None
+    bias: bool = True
+    choices: tuple[int, ...] = (0, 2)
+    fused: bool = False
+
+
+def check(module: str, names: Sequence[str]) -> None:
+    """Run the cases `names` of `module`; none may be further off than `FACTOR` times PyTorch."""
+    found = rows_of("-m", module, *names)
+    assert {row["case"] for row in found} == set(names)
+    for row in found:
+        assert row["error"] <= row["limit"], row
+
+
+def run(cases: dict[str, Case], names: Sequence[str], errors_of: Callable[[Case, int], tuple[float, float]]) -> None:
+    """Print a row for each configuration of the cases `names`."""
+    from qimeng.envs.estimate.interpreter import mend
+
+    mend()
+    for name in names:
+        case = cases[name]
+        for choice in case.choices:
+            error, eager = errors_of(case, choice)
+            limit = max(FACTOR * eager, FLOORS[case.dtype])
+            print(json.dumps({"case": name, "choice": choice, "error": error, "limit": limit}), flush=True)
