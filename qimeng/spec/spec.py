@@ -42,7 +42,7 @@ class Tolerances:
 
     Attributes:
         max_factor: times eager's maximum error.
-        rms_factor: times eager's root-mean-square error.
+        rms_factor: times eager's root-mean-square error, of an output of at least 256 elements.
         floor_ulp: floor, in units of the output dtype's last place; a quarter of it for half types.
         kernelbench: rtol and atol of KernelBench's own rule; None for its default (1e-4, half types 1e-2).
     """

@@ -24,6 +24,9 @@ FUSED_ELEMENTS = 1 << 24
 FEW_ROWS = 64
 """Length of rows from which their root mean squares are kept."""
 
+FEW_VALUES = 256
+"""Elements below which `Tolerances.max_factor` holds for the root mean square too."""
+
 HALF_SHARE = 0.25
 """Share of `Tolerances.floor_ulp` that half types are allowed."""
 
@@ -119,11 +122,15 @@ class Expected:
 
     @property
     def budget(self) -> Error:
-        """What a candidate may have: 4 (rms: 2) times eager's error by default, or the floor if that is larger."""
+        """What a candidate may have: 4 (rms: 2) times eager's error by default, or the floor if that is larger.
+
+        In a small output the root mean square is as much a matter of luck as the largest error.
+        """
         t, error = self.tolerances, self.error
+        rms = t.rms_factor if self.value.numel() >= FEW_VALUES else t.max_factor
         far = is_float(self.value) and error.alone > DIGITS_LOST * torch.finfo(self.value.dtype).eps
         alone = math.inf if far else t.max_factor * error.alone
-        return replace(error * t.max_factor, rms=t.rms_factor * error.rms, alone=alone).worst(self.floor)
+        return replace(error * t.max_factor, rms=rms * error.rms, alone=alone).worst(self.floor)
 
     def widened(self, other: Expected) -> Expected:
         """The same value with the budget that follows from the worse of both trials' figures."""

@@ -14,13 +14,15 @@ from torch.utils import _pytree
 
 from qimeng.envs.errors import accuracy
 from qimeng.spec.dispatch import DispatchMode
-from qimeng.spec.leaf import unexpanded
+from qimeng.spec.leaf import infer_domain, unexpanded
 
 CONTINUOUS = ("real", "positive", "probability")
 NEARBY = (2.0**-17, 1 / 64)
 """Most that `nearby` takes off a value, as a share of it, for one look and the next: so little that two logits which
 are nearly the same stay so, and enough that every rounding falls out anew, TF32's too. Half types, whose last place is
 more than the former, are moved by two of them at least."""
+STATE = 1 << 20
+"""What separates the seeds of parameters and buffers from those of inputs."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,30 @@ def nearby(inputs: Sequence[Any], domains: Sequence[str], near: Near) -> tuple[A
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or domain not in CONTINUOUS:
             continue
         once = unexpanded(x)
-        generator = torch.Generator(device=x.device).manual_seed(near.seed + i)
-        share = max(near.share, min(NEARBY[1], 2 * torch.finfo(x.dtype).eps))
-        u = torch.empty(once.shape, dtype=torch.float32, device=x.device).uniform_(generator=generator)
         leaves[i] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-        unexpanded(leaves[i]).copy_(once.double() * (1 - share * u))
+        unexpanded(leaves[i]).copy_(once.double() * _factors(once, near, i))
     return tuple(_pytree.tree_unflatten(leaves, tree))
+
+
+@torch.no_grad()
+def move_nearby(module: torch.nn.Module, near: Near) -> None:
+    """Move parameters and buffers in place as `nearby` moves inputs.
+
+    Where what they meet is the same on all inputs nearby, as behind a sigmoid that is 1, new roundings come from them
+    alone.
+    """
+    for i, x in enumerate(module.state_dict(keep_vars=True).values()):
+        wide = x.is_floating_point() and x.dtype.itemsize > 1
+        if wide and x.numel() and (isinstance(x, torch.nn.Parameter) or infer_domain(x) in CONTINUOUS):
+            x.copy_(x.double() * _factors(x, near, STATE + i))
+
+
+def _factors(x: torch.Tensor, near: Near, number: int) -> torch.Tensor:
+    """By which numbers the elements of `x` are multiplied."""
+    generator = torch.Generator(device=x.device).manual_seed(near.seed + number)
+    share = max(near.share, min(NEARBY[1], 2 * torch.finfo(x.dtype).eps))
+    u = torch.empty(x.shape, dtype=torch.float32, device=x.device).uniform_(generator=generator)
+    return u.double().mul_(-share).add_(1)
 
 
 def _signs(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
@@ -136,4 +156,4 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
-__all__ = ["NEARBY", "NamedAsDouble", "Near", "aliases", "move", "nearby", "tensors_in", "to_double"]
+__all__ = ["NEARBY", "NamedAsDouble", "Near", "aliases", "move", "move_nearby", "nearby", "tensors_in", "to_double"]

@@ -1,8 +1,8 @@
 """A second look at a result just outside its budget: how large is eager's error on inputs nearby?
 
 Eager's error on one trial is partly luck. In a small output a few roundings decide it, so an honest program that rounds
-elsewhere is sometimes out of bounds. The budget is therefore the worst over similar trials: the same distribution and
-parameters, and inputs nearby (`qimeng.envs.errors.float64.nearby`) with new roundings and their own float64 result.
+elsewhere is sometimes out of bounds. The budget is therefore the worst over similar trials: the same distribution, and
+inputs, parameters and buffers nearby (`qimeng.envs.errors.float64`) with new roundings and their own float64 result.
 Eager's error there is measured relative to the result in question, whose terms may cancel more than those of its
 neighbours. Other distributions are not used: eager's errors there may be larger by orders of magnitude, and a wrong
 program could hide behind them. Nor are fresh draws of the same distribution, since some are badly conditioned. A cheat

@@ -20,7 +20,7 @@ from qimeng.envs.cost.memory_plan import Plan, Sizes, device_bytes, free_bytes, 
 from qimeng.envs.cost.roofline import product_flops
 from qimeng.envs.errors import accuracy, discrete
 from qimeng.envs.errors.degenerate import degenerate
-from qimeng.envs.errors.float64 import Near, nearby, tensors_in
+from qimeng.envs.errors.float64 import Near, move_nearby, nearby, tensors_in
 from qimeng.envs.judge.input_validity import (
     has_norms_alone,
     refused_distributions,
@@ -153,6 +153,13 @@ class EagerReference:
         """The specification's inputs for `draw`, or others near them."""
         made = self.spec.inputs(draw.seed, str(self.device), draw.distribution)
         return made if near is None else nearby(made, self.spec.domains, near)
+
+    def state(self, draw: Draw, near: Near | None = None) -> dict[str, torch.Tensor]:
+        """Set parameters and buffers to those of `draw`, or near them; the module's own tensors."""
+        state = self.parameters.set(draw.parameter_seed)
+        if near is not None:
+            move_nearby(self.parameters.module, near)
+        return state
 
     def parameter_seed(self) -> int | None:
         """A new seed of a change to the parameters; None where there are none."""

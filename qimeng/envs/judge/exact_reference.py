@@ -94,7 +94,7 @@ class ExactReference(EagerReference):
             number: which output.
             actual: the candidate's indices.
         """
-        state = self.parameters.set(trial.draw.parameter_seed)
+        state = self.state(trial.draw)
         inputs = self.inputs(trial.draw)
         exact_inputs = to_double(inputs, self._place)
         module = self._exact_module(state)
@@ -130,7 +130,7 @@ class ExactReference(EagerReference):
                 self.no_double = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 self.exact = None
                 self.tidy()
-        self.parameters.set(draw.parameter_seed)
+        self.state(draw, near)
         output = tensors_in(self._eager(self.inputs(draw, near), draw.seed, "highest"))
         state = self.parameters.module.state_dict()
         return output, {k: state[k].clone() for k in self.mutated}, [Error()] * len(output)
@@ -139,7 +139,7 @@ class ExactReference(EagerReference):
         """Why the module itself takes no such inputs; None where it does, or where the device is what fails."""
         if isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError)):
             return None
-        self.parameters.set(draw.parameter_seed)
+        self.state(draw, near)
         try:
             self._eager(self.inputs(draw, near), draw.seed)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
@@ -154,9 +154,9 @@ class ExactReference(EagerReference):
         inputs = to_double(self.inputs(draw, near), self._place)
         draws: Draws | None = None
         if self.random:
-            self.parameters.set(draw.parameter_seed)
+            self.state(draw, near)
             draws = draws_of(partial(self._eager, self.inputs(draw, near), draw.seed))
-        module = self._exact_module(self.parameters.set(draw.parameter_seed))
+        module = self._exact_module(self.state(draw, near))
         known = self._moved.get(draw.distribution) if self.plan.tidy else None
         with torch.no_grad():
             exact = [x.clone() if aliases(x, inputs) else x for x in _outputs(module, inputs, draws, self._jumps)]
@@ -171,7 +171,7 @@ class ExactReference(EagerReference):
             buffers = {k: module.state_dict()[k].clone().to(self.device) for k in self.mutated}
             if known is not None:
                 return [x.to(self.device) for x in exact], buffers, known
-            module = self._exact_module(self.parameters.set(draw.parameter_seed))
+            module = self._exact_module(self.state(draw, near))
             with discrete.moved_by_an_ulp(inputs, getattr(torch, self.spec.dtype), bool(self._jumps)):
                 other = _outputs(module, inputs, draws, self._jumps)
         moved = [discrete.error(b, a, bool(self._jumps)) for a, b in zip(exact, other, strict=True)]
@@ -189,11 +189,11 @@ class ExactReference(EagerReference):
             return pytree.tree_map_only(torch.Tensor, torch.clone, drawn)  # a call may change its own
 
         def eager(mode: str) -> torch.Tensor:
-            self.parameters.set(trial.draw.parameter_seed)
+            self.state(trial.draw)
             return tensors_in(self._eager(inputs(), trial.draw.seed, mode))[number]
 
         def run() -> torch.Tensor:
-            module = self._exact_module(self.parameters.set(trial.draw.parameter_seed))
+            module = self._exact_module(self.state(trial.draw))
             with torch.no_grad(), discrete.Rounding(dtype, mode, self.longest_reduction):
                 return tensors_in(module(*to_double(inputs(), self._place)))[number]
 

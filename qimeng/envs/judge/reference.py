@@ -149,7 +149,7 @@ class References(SlicedReference):
         if not self.weighs or self.kind != "float64":
             return None
         expected = trial.expected[number]
-        module = self._exact_module(self.parameters.set(trial.draw.parameter_seed))
+        module = self._exact_module(self.state(trial.draw))
         with torch.no_grad():
             first, second = (tensors_in(module(*to_double(x, self._place)))[number] for x in self._finite(trial.draw))
         hidden = (first == second).to(self.device) & actual.isfinite()
@@ -216,9 +216,10 @@ class References(SlicedReference):
             return False
         finally:
             self.tidy()
+        trial.nearby += 1
         if other is not None:
             trial.widen(other)
-        return other is not None
+        return True
 
     def _make(self, draw: Draw, near: Near | None = None, to: Trial | None = None) -> Trial | None:
         """The trial of `draw`, or of inputs near its own, held against the values of `to`."""

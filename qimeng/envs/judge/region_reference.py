@@ -122,9 +122,9 @@ class RegionReference:
         return True
 
     def _call(self, near: Near | None = None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The region's function and its inputs on PyTorch, on the program's inputs of the draw or on others nearby."""
+        """The region's function and its inputs on PyTorch, on what the program has in the draw, or near it."""
         references, module = self._references, self._module
-        state = references.parameters.set(self.draw.parameter_seed)
+        state = references.state(self.draw, near)
         with torch.no_grad(), precision(references.spec.mode):
             with torch.device(references.device):
                 model = module.Model()

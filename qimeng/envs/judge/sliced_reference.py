@@ -66,7 +66,7 @@ class SlicedReference(ExactReference):
     _proof: _Proof | None = None
 
     def runs(self, draw: Draw, near: Near | None = None) -> Runs:
-        """Both runs on the inputs of `draw`, or on inputs near them."""
+        """Both runs on the inputs and the state of `draw`, or near them."""
         while self.plan.way == "slices" and self.kind == "float64":
             try:
                 return self._sliced(draw, near)
@@ -79,7 +79,7 @@ class SlicedReference(ExactReference):
                     raise
             self.leave_slices()
         exact, buffers, moved = self._exact(draw, near)
-        state = self.parameters.set(draw.parameter_seed)
+        state = self.state(draw, near)
         output, overflow = overflowing(draw.distribution, partial(self._eager, self.inputs(draw, near), draw.seed))
         return Runs(tensors_in(output), overflow, exact, moved, state, buffers)
 
@@ -97,7 +97,7 @@ class SlicedReference(ExactReference):
             RowsMix: rows are not known to be kept apart.
         """
         inputs = self.inputs(draw, near)
-        state = self.parameters.set(draw.parameter_seed)
+        state = self.state(draw, near)
         eager, overflow = overflowing(draw.distribution, partial(self._proven, inputs, draw.seed))
         values = [torch.empty_like(x) for x in eager]
         known = self._moved.get(draw.distribution)

@@ -33,7 +33,7 @@ class Trial:
         buffers: for each buffer that a call changes, by its key.
         eager: eager's outputs, where KernelBench's own rule is checked; else empty.
         uses: how often it was drawn from the pool.
-        nearby: trials on inputs nearby that its budgets rest on, besides itself.
+        nearby: trials nearby that were made to widen its budgets, those that say nothing among them.
     """
 
     draw: Draw
@@ -52,7 +52,6 @@ class Trial:
         """Let the budgets rest on `other`, a trial on inputs nearby, as well."""
         self.outputs = [a.widened(b) for a, b in zip(self.outputs, other.outputs, strict=True)]
         self.buffers = {key: e.widened(other.buffers[key]) for key, e in self.buffers.items()}
-        self.nearby += 1
 
     @property
     def kind(self) -> tuple[str, int | None]:

@@ -69,8 +69,10 @@ def test_where_the_reference_or_eager_is_not_finite_either_value_is_right():
 
 
 def test_budget_is_four_and_two_times_eager_or_the_floor():
-    assert Expected(torch.ones(1), Error(1e-5, 1e-6), Error(1e-6, 1e-6)).budget == Error(4e-5, 2e-6)
-    assert Expected(torch.ones(1), Error(1.0, 1.0, 1.0, 1e-6)).budget == Error(4.0, 2.0, 4.0, 4e-6)
+    many = torch.ones(accuracy.FEW_VALUES)
+    assert Expected(many, Error(1e-5, 1e-6), Error(1e-6, 1e-6)).budget == Error(4e-5, 2e-6)
+    assert Expected(many, Error(1.0, 1.0, 1.0, 1e-6)).budget == Error(4.0, 2.0, 4.0, 4e-6)
+    assert Expected(many[1:], Error(1e-5, 1e-6), Error(1e-6, 1e-6)).budget == Error(4e-5, 4e-6), "luck, in few values"
     assert Expected(torch.ones(1), Error(1.0, 1.0, 1.0, 1e-5)).budget.alone == math.inf, "eager has lost digits itself"
     assert Expected(torch.ones(1), Error(0.0, 0.0), Error(1e-6, 1e-6)).budget == Error(1e-6, 1e-6)
     assert floor(torch.float32, roundings(10000), Error()).max == pytest.approx(16 * 2**-23 + 100 * 2**-24)

@@ -11,7 +11,7 @@ import torch
 
 from qimeng.envs.errors import accuracy
 from qimeng.envs.errors.accuracy import Error, Expected
-from qimeng.envs.errors.float64 import NEARBY, Near, nearby
+from qimeng.envs.errors.float64 import NEARBY, Near, move_nearby, nearby
 from qimeng.envs.errors.nearby_inputs import FAR, NEARBY_TRIALS, most_nearby, second_look
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.region_reference import RegionReference
@@ -139,6 +139,26 @@ def test_logits_that_are_nearly_the_same_are_no_reason_to_refuse_an_honest_progr
     assert first > 0, "what this test is about does not happen any more"
 
 
+def test_rounding_behind_what_saturates_is_no_reason_to_refuse_an_honest_program():
+    """Behind a sigmoid that is 1 all inputs nearby are the same: new roundings come from the parameters alone."""
+
+    def later(state: State, x: torch.Tensor) -> torch.Tensor:
+        return honest({k.replace("1.", "0.", 1).replace("2.", "1.", 1): v for k, v in state.items()}, x.sigmoid())
+
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(32, 4)
+    linear.weight.data.mul_(300)
+    module = torch.nn.Sequential(torch.nn.Sigmoid(), linear, torch.nn.BatchNorm1d(4))
+    refs = references(module, torch.rand(3, 32) + 50, 0)
+    first = 0
+    for trial in refs.fresh(200):
+        y = later(refs.state(trial.draw), refs.inputs(trial.draw)[0])
+        error, text = accuracy.check(y, trial.expected[0])
+        first += text is not None
+        assert text is None or refs.look_again(trial, 0, y, error) is not None
+    assert first > 0, "what this test is about does not happen any more"
+
+
 def test_eagers_error_nearby_is_told_relative_to_the_result_in_question():
     refs = References(KernelSpec.from_function(torch.sin, (torch.randn(4, 4),)), None, CPU)
     near, at = torch.full((4, 4), 100.0), torch.ones(4, 4)
@@ -191,6 +211,18 @@ def test_inputs_nearby_keep_their_domain_layout_and_sign():
         (moved,) = nearby((x,), ("real",), Near(1, NEARBY[0]))
         off = 1 - moved.double() / x.double()
         assert most / 4 < float(off.max()) <= most + torch.finfo(dtype).eps, "every rounding falls out anew"
+
+
+def test_a_state_nearby_keeps_integers_masks_and_constants_that_are_no_parameters():
+    module = torch.nn.BatchNorm1d(8)
+    module.register_buffer("mask", torch.tensor([0.0, 1.0, 1.0, 0.0]))
+    torch.nn.init.normal_(module.bias)
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    move_nearby(module, Near(1))
+    after = module.state_dict()
+    assert {k for k in before if torch.equal(before[k], after[k])} == {"num_batches_tracked", "mask", "running_mean"}
+    factor = after["bias"] / before["bias"]
+    assert float(factor.min()) >= 1 - 1 / 64 - 1e-6 and float(factor.max()) <= 1 and float(factor.std()) > 1e-3
 
 
 def test_a_second_look_ends_as_soon_as_it_can_and_is_refused_to_what_is_far_off():
