@@ -6,7 +6,7 @@ import gc
 import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,12 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True)
-def drawn_by_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def drawn_by_name(request: pytest.FixtureRequest) -> Iterator[None]:
     """The judge's secret seeds follow from the test's name: what fails once fails again."""
     source = random.Random(request.node.nodeid)
-    monkeypatch.setattr(random, "SystemRandom", lambda: source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(random, "SystemRandom", lambda: source)
+        yield
 
 
 @pytest.fixture(scope="session")
