@@ -91,6 +91,22 @@ class Device:
         return self.name.endswith("(here)")
 
 
+@dataclass(frozen=True)
+class Card:
+    """The GPU that something was measured on, as it calls itself.
+
+    Attributes:
+        name: such as ``"NVIDIA H100 PCIe"``; cards of one row of `DEVICES` may differ.
+        driver: version of its driver; empty where it does not tell.
+    """
+
+    name: str
+    driver: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}, driver {self.driver}" if self.driver else self.name
+
+
 CAPABILITIES = {
     "approximate": "special functions (log, exp, tanh, sqrt …) of reduced accuracy by one instruction",
     "bf16": "bfloat16 arithmetic",
@@ -202,6 +218,16 @@ def target_device(name: str | None = None) -> Device:
     return current_device() or DEVICES["h200"]
 
 
+def current_card() -> Card | None:
+    """The GPU of this machine, as `current_device` means it; None when there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    driver = driver_version()
+    return Card(torch.cuda.get_device_name(0), "" if driver == "none" else driver)
+
+
 @lru_cache(1)
 def driver_version() -> str:
     """Version of the GPU's driver, as its kernel module says; ``"none"`` where there is none."""
@@ -216,4 +242,14 @@ def driver_version() -> str:
     return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip().split("\n")[0] or "none"
 
 
-__all__ = ["DEVICES", "Device", "capabilities_of", "current_device", "device_named", "driver_version", "target_device"]
+__all__ = [
+    "DEVICES",
+    "Card",
+    "Device",
+    "capabilities_of",
+    "current_card",
+    "current_device",
+    "device_named",
+    "driver_version",
+    "target_device",
+]

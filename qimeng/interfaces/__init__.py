@@ -4,12 +4,15 @@ Deals in plain data. Knows nothing about how a kernel is written, checked, timed
 """
 
 from qimeng.interfaces.evaluator import EngineReport, Evaluator, ReferenceFacts, SerialEvaluator, Ticket
+from qimeng.interfaces.faults import ASKED_AGAIN, FAULTS, LASTING, Fault
 from qimeng.interfaces.requests import Asked, EvaluationRequest, FinalOptions
-from qimeng.interfaces.results import LASTING, Accuracy, Evaluation, Gate, Resources, Scope, Timing
+from qimeng.interfaces.results import Accuracy, Evaluation, Gate, Resources, Scope, Timing
 from qimeng.interfaces.roles import Coder, Memory, Planner, Reprints
 from qimeng.interfaces.steps import Action, Observation, Patch, Request, Step
 
 __all__ = [
+    "ASKED_AGAIN",
+    "FAULTS",
     "LASTING",
     "Accuracy",
     "Action",
@@ -19,6 +22,7 @@ __all__ = [
     "Evaluation",
     "EvaluationRequest",
     "Evaluator",
+    "Fault",
     "FinalOptions",
     "Gate",
     "Memory",

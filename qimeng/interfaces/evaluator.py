@@ -2,7 +2,7 @@
 
 Deals in the two methods of an engine and what is built on them. Knows nothing about how a program is judged. The
 engines that come with the library: `qimeng.envs.judge.gpu_evaluator`, `qimeng.envs.estimate.estimator` and
-`qimeng.envs.engines.local_pool`.
+`qimeng.envs.workers.local_pool`.
 """
 
 from __future__ import annotations
@@ -56,11 +56,15 @@ class EngineReport:
         seconds: wall seconds by part since it was made, its own opening included; empty where it does not count them.
         stored: answers that came from a store.
         reference: what it found out about the specification; None where it runs no program.
+        again: requests that it judged again, by whose fault that was (`qimeng.interfaces.Fault`).
+        reason: why it did so last, in words; empty where it never did.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     stored: int = 0
     reference: ReferenceFacts | None = None
+    again: Mapping[str, int] = field(default_factory=dict)
+    reason: str = ""
 
 
 class Evaluator(ABC):

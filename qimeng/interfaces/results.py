@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from qimeng.device import Card
+from qimeng.interfaces.faults import FAULTS, LASTING, Fault
+
 
 class Gate(str, Enum):
     """The gates of an evaluation in the order they are passed."""
@@ -109,13 +112,6 @@ class Resources:
     kernels: int = 0
 
 
-LASTING = frozenset(
-    "illegal coder forbidden compile resources unsupported meta error wrong illegal-access too-fast tampered "
-    "not-a-kernel sanitizer".split()
-)
-"""Classes of failure that are the program's fault. All others may come from a busy machine."""
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """What the evaluator found out about one program.
@@ -124,8 +120,8 @@ class Evaluation:
         gate: the last gate reached; `Gate.PASSED` when all were passed.
         error: why the gate refused it, in words that help repair; None when it passed.
         failure: class of the failure: one of `LASTING` (``"wrong"``, ``"compile"``, ``"resources"`` …), or
-            ``"crash"``, ``"timeout"``, ``"memory"``, ``"judge"`` (the judge itself could not go on) …; None when it
-            passed.
+            ``"crash"``, ``"timeout"``, ``"memory"``, ``"machine"``, ``"judge"`` … (`qimeng.interfaces.faults`); None
+            when it passed.
         timing: the candidate's times.
         eager: PyTorch's times on the same inputs, in the same mode.
         chosen: index of the alternative of the patch that was kept.
@@ -148,6 +144,7 @@ class Evaluation:
             all were.
         scope: what the times are of.
         refused: why other alternatives of the patch were refused, a line each.
+        card: the GPU that ran the program; None where none did.
     """
 
     gate: Gate
@@ -172,6 +169,7 @@ class Evaluation:
     unchecked: str = ""
     scope: Scope = Scope.PROGRAM
     refused: tuple[str, ...] = ()
+    card: Card | None = None
 
     @property
     def ok(self) -> bool:
@@ -182,6 +180,11 @@ class Evaluation:
     def lasting(self) -> bool:
         """True where judging the program again would find the same (times aside); see `LASTING`."""
         return self.ok or self.failure in LASTING
+
+    @property
+    def fault(self) -> Fault | None:
+        """Whose fault the failure is; None when it passed, or where the failure is nobody's (`FAULTS`)."""
+        return None if self.failure is None else FAULTS.get(self.failure)
 
     @property
     def ms(self) -> float | None:
@@ -215,8 +218,8 @@ class Evaluation:
         data["gate"], data["scope"] = Gate(data["gate"]), Scope(data.get("scope", Scope.PROGRAM))
         for key in ("notes", "sandbox", "refused"):
             data[key] = tuple(data.get(key, ()))
-        for key, kind in (("timing", Timing), ("eager", Timing), ("resources", Resources)):
-            if data[key] is not None:
+        for key, kind in (("timing", Timing), ("eager", Timing), ("resources", Resources), ("card", Card)):
+            if data.get(key) is not None:
                 data[key] = kind(**data[key])
         data["compiled"] = {mode: Timing(**timing) for mode, timing in data.get("compiled", {}).items()}
         if data["accuracy"] is not None:
@@ -225,4 +228,4 @@ class Evaluation:
         return cls(**data)
 
 
-__all__ = ["Accuracy", "Evaluation", "Gate", "LASTING", "Resources", "Scope", "Timing"]
+__all__ = ["Accuracy", "Evaluation", "Gate", "Resources", "Scope", "Timing"]

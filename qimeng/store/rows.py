@@ -29,7 +29,7 @@ class Conditions:
         device: name of the device.
         mode: precision mode.
         estimated: True where times come from the analytic model, so that they never mix with measured ones.
-        versions: (name, version) of the evaluator, torch, triton and the driver.
+        versions: (name, version) of the evaluator, torch, triton and the driver; the card's name, where one measured.
     """
 
     spec: str

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from qimeng.device import Device, target_device
+from qimeng.device import Device, current_card, target_device
 from qimeng.device_lock import DeviceLock, lock_path
 from qimeng.envs.cost.time_bounds import least_ms
 from qimeng.envs.judge.baseline import Baseline
@@ -38,6 +38,7 @@ from qimeng.envs.judge.worker_supply import WorkerSupply
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.screening.sanitizer import check_tools
 from qimeng.envs.screening.static_pass import advised
+from qimeng.envs.workers.answering import no_verdict
 from qimeng.envs.workers.compile import Compilers
 from qimeng.envs.workers.foreign_folders import remove_folder
 from qimeng.envs.workers.forkserver import ForkServer, WorkerFailed
@@ -47,6 +48,7 @@ from qimeng.envs.workers.worker_setup import Setup
 from qimeng.errors import DeviceError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Asked, EngineReport, Evaluation, EvaluationRequest, Gate, ReferenceFacts, SerialEvaluator
+from qimeng.interfaces.faults import MACHINE_FAILED
 from qimeng.spec import KernelSpec
 
 MEMORY_WAIT_S, LOOK_EVERY_S = 60.0, 0.25
@@ -85,6 +87,7 @@ class GpuEvaluator(SerialEvaluator):
     Attributes:
         version: part of the key under which evaluations are stored.
         estimated: False: times are measured.
+        card: the GPU, as it calls itself; None on the CPU.
         references: the expected results.
         compiled: torch.compile's programs, which the final verification times where they were begun.
         times: takes the programs' times.
@@ -122,6 +125,7 @@ class GpuEvaluator(SerialEvaluator):
         self.server = server or shared_server()
         self.server.prepare(library_modules(spec))
         self.sandbox, self.any_text = sandbox, any_text
+        self.card = current_card() if self.torch_device.type == "cuda" else None
         self._begun: set[str] = set()
         unwatched = ""
         if throttle is None and self.torch_device.type == "cuda":
@@ -216,7 +220,7 @@ class GpuEvaluator(SerialEvaluator):
                 self.references.release()
             for part, seconds in clock.seconds.items():
                 self.spent[part] = self.spent.get(part, 0.0) + seconds
-        return replace(found, seconds=dict(clock.seconds))
+        return replace(found, seconds=dict(clock.seconds), card=self.card)
 
     def close(self) -> None:
         """End the processes of this evaluator, remove its folder, give its memory back."""
@@ -247,7 +251,7 @@ class GpuEvaluator(SerialEvaluator):
         while (found := self._in_memory(request, clock, economize)) is None:
             if not economize():
                 text = f"not judged: the memory of {self.torch_device} ran out in the judge's own process; free some"
-                return Evaluation(Gate.PROGRAM, text, "judge")
+                return Evaluation(Gate.PROGRAM, text, MACHINE_FAILED)
         return found
 
     def _economize(self, clock: Clock, end: float) -> bool:
@@ -339,7 +343,7 @@ class GpuEvaluator(SerialEvaluator):
             found = self._told(run, gates.judge(run))
             return found
         except WorkerFailed as failed:
-            return self._told(run, Evaluation(Gate.PROGRAM, f"the judge could not go on: {failed}", "judge"))
+            return self._told(run, no_verdict(str(failed)))
         finally:
             run.finish(found is not None and found.ok)
             if not self.workers.keeps_one and not run.thorough:  # a final verification is the last one, as a rule

@@ -24,6 +24,7 @@ from qimeng.interfaces import (
     Evaluation,
     EvaluationRequest,
     Evaluator,
+    Fault,
     Patch,
     Scope,
     SerialEvaluator,
@@ -94,7 +95,7 @@ class RegionJudges(SerialEvaluator):
             return replace(found, notes=(*found.notes, f"judged as a whole program: {reason}"))
         patch = Patch(target=alone.region.id, alternatives=request.patch.alternatives)
         found = judge.ask(EvaluationRequest(alone.program, patch))
-        if found.failure == "judge":  # it could not go on, which says nothing about the patch
+        if found.fault in (Fault.MACHINE, Fault.JUDGE):  # it could not go on, which says nothing about the patch
             return self.whole.ask(replace(request, asked=Asked.TIMING))
         return replace(found, scope=Scope.REGION)
 

@@ -208,6 +208,7 @@ def _result(
         *ledger.faults.values(),
         *([f"not all that was tried is stored: {session.store.lost}"] if session.store and session.store.lost else []),
         *(memory.remarks() if (memory := task.context.coder.memory) is not None else ()),
+        *_asked_again(task),
     ]
     result = Result(
         name=task.name,
@@ -234,6 +235,13 @@ def _result(
     )
     session.tell("end", f"{result.headline}{' (estimated)' if result.estimated else ''}")
     return result
+
+
+def _asked_again(task: Task) -> list[str]:
+    """What the judge asked again, and why; nothing where it asked all once."""
+    report = task.evaluator.report
+    counts = ", ".join(f"{count} after a fault of a {fault}" for fault, count in sorted(report.again.items()))
+    return [f"judged again: {counts}; the last: {report.reason}"] if counts else []
 
 
 def established(best: State) -> tuple[State, ...]:

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from qimeng.actions import Context
-from qimeng.device import Device, current_device, device_named, driver_version, target_device
+from qimeng.device import Device, current_card, current_device, device_named, driver_version, target_device
 from qimeng.envs.judge.region_judges import MANY_REGIONS
 from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.task import Task
@@ -263,7 +263,10 @@ def evaluator_kind(device: Device) -> type[Evaluator]:
 def conditions_of(spec: KernelSpec, evaluator: Evaluator, device: Device) -> Conditions:
     """What the judge's findings depend on besides the program."""
     estimated = not device.measured if evaluator.estimated is None else evaluator.estimated
-    return Conditions(spec.digest, device.name, spec.mode, estimated, versions_of(evaluator))
+    versions = versions_of(evaluator)
+    if device.measured and (card := current_card()) is not None:
+        versions += (("card", card.name),)
+    return Conditions(spec.digest, device.name, spec.mode, estimated, versions)
 
 
 def versions_of(evaluator: Evaluator) -> tuple[tuple[str, str], ...]:

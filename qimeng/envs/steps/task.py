@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qimeng.actions import Context
+from qimeng.envs.workers.answering import failure_of
 from qimeng.errors import BackendError, QimengError
 from qimeng.interfaces import (
     Action,
@@ -117,7 +118,7 @@ class Task:
         except Exception as error:  # noqa: BLE001  (another package's engine may raise anything)
             what = (str(error).splitlines() or [""])[0]
             text = f"the evaluator {self.evaluator.name} raised {type(error).__name__}: {what} ({_place(error)})"
-            return Evaluation(Gate.PROGRAM, text, "judge")
+            return Evaluation(Gate.PROGRAM, text, failure_of(error))
 
 
 def _place(error: Exception) -> str:

@@ -30,6 +30,7 @@ from qimeng.envs.workers.foreign_folders import remove_folder
 from qimeng.envs.workers.fork_loop import STATUS
 from qimeng.envs.workers.plain_text import plain_text
 from qimeng.errors import QimengError
+from qimeng.interfaces.faults import MACHINE_FAILED
 
 PRELOAD = ("torch", "qimeng.envs.workers.worker", "qimeng.envs.workers.compile", "qimeng.envs.workers.preload:warm_up")
 """Modules that the server imports before it forks; after a colon, a function that it calls."""
@@ -42,6 +43,8 @@ _CPU_CLOCK = 2
 START_S = 120.0
 """Seconds that a process may take until it is ready; the first waits for the server's imports as well."""
 
+SERVER_GONE, NOT_STARTED = "the fork server is gone", "the process could not be started"
+"""How a process ends that is not of its own doing, nor of what runs in it."""
 
 OWN_FAILURES = frozenset({"error", "exit", "memory", "illegal-access", "tampered", "mutated", "wrong"})
 """Classes of failure that a process may report itself (`qimeng.envs.workers.service`); how it ended is the judge's."""
@@ -52,7 +55,8 @@ class WorkerFailed(QimengError):
 
     Attributes:
         kind: ``"crash"`` (a signal), ``"exit"``, ``"timeout"``, ``"memory"``, ``"illegal-access"``, ``"error"``
-            (an exception in it) or ``"protocol"`` (it sent what is no message).
+            (an exception in it), ``"protocol"`` (it sent what is no message) or ``"machine"`` (the server that
+            starts processes is gone, or could not start it).
     """
 
     code = "worker"
@@ -218,9 +222,9 @@ class Process:
         raw = os.read(self._status_fd, STATUS.size)
         status = STATUS.unpack(raw)[0] if len(raw) == STATUS.size else None
         if status is None:
-            self._ended = "the fork server is gone"
+            self._ended = SERVER_GONE
         elif status < 0:
-            self._ended = "the process could not be started"
+            self._ended = NOT_STARTED
         elif os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
             self._ended = f"killed by signal {number} ({_SIGNALS.get(number, 'a real-time signal')})"
@@ -235,7 +239,9 @@ class Process:
             self._await_end()
         reason, log = self._ended or "it was ended before", self.log().strip()
         self.kill()
-        kind = "exit" if "exit status" in reason else "crash"
+        kind = (
+            MACHINE_FAILED if reason in (SERVER_GONE, NOT_STARTED) else "exit" if "exit status" in reason else "crash"
+        )
         return WorkerFailed(kind, reason + (f"; its last output: {log[-600:]}" if log else ""))
 
     @staticmethod
@@ -338,7 +344,7 @@ class ForkServer:
                     self._relaunch()
                 self._channel.send(pack(message), [theirs.fileno(), status_write, log])
         except (Closed, OSError) as error:
-            raise WorkerFailed("crash", "the fork server is gone") from error
+            raise WorkerFailed(MACHINE_FAILED, SERVER_GONE) from error
         finally:
             theirs.close()
             os.close(status_write)

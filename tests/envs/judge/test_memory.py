@@ -14,7 +14,7 @@ from qimeng.envs.cost import memory_plan
 from qimeng.envs.judge import gpu_evaluator
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.workers.worker_setup import Draw
-from qimeng.interfaces import Asked, Evaluation, EvaluationRequest, Gate
+from qimeng.interfaces import Asked, Evaluation, EvaluationRequest, Fault, Gate
 from qimeng.program.program import Program
 
 
@@ -81,7 +81,7 @@ def test_what_a_plan_took_that_was_too_large_counts_as_time_of_the_judge(
     began = time.perf_counter()
     found = evaluator.answer(checked(evaluator))
     wall, after = time.perf_counter() - began, evaluator.report.seconds
-    assert found.failure == "judge" and found.seconds["check"] >= 0.25 * len(memory_plan.WAYS)
+    assert found.failure == "machine" and found.seconds["check"] >= 0.25 * len(memory_plan.WAYS)
     assert wall - 0.1 < sum(found.seconds.values()) <= wall
     assert after["check"] - before.get("check", 0.0) == pytest.approx(found.seconds["check"])
 
@@ -94,7 +94,7 @@ def test_where_no_plan_is_left_the_program_is_not_judged_and_the_message_says_so
 
     monkeypatch.setattr(evaluator.references, "make", short)
     found = evaluator.answer(checked(evaluator))
-    assert found.failure == "judge" and "ran out" in (found.error or "")
+    assert found.fault is Fault.MACHINE and "ran out" in (found.error or "")
     assert evaluator.references.plan.way == "none" and evaluator.references.kind == "eager-highest"
 
 

@@ -31,6 +31,7 @@ from qimeng.interfaces import (
     Evaluation,
     EvaluationRequest,
     Evaluator,
+    Fault,
     FinalOptions,
     Gate,
     Patch,
@@ -281,13 +282,16 @@ def test_answers_come_in_the_order_they_end(pool: LocalPool) -> None:
         list(pool.gather(tickets))
 
 
-def test_a_process_that_dies_loses_its_own_request_alone(pool: LocalPool) -> None:
+def test_a_process_that_dies_loses_nothing_and_what_it_was_at_is_asked_again(pool: LocalPool) -> None:
+    before = pool.report.again.get("machine", 0)
     tickets = [pool.submit(EvaluationRequest(named(text))) for text in ("die", "a", "raise", "b", "c")]
     found = {t.request.program.source: e for t, e in pool.gather(tickets)}
     assert [text for text, e in found.items() if not e.ok] in (["die", "raise"], ["raise", "die"])
     died, raised = found["die"], found["raise"]
-    assert died.failure == raised.failure == "judge" and not died.lasting, "no verdict on the program"
-    assert "SIGKILL" in (died.error or "") and "ValueError: no" in (raised.error or "")
+    assert (died.fault, raised.fault) == (Fault.MACHINE, Fault.JUDGE) and not died.lasting, "no verdict on the program"
+    assert "SIGKILL" in (died.error or "") and (died.error or "").endswith("(tried 3 times)")
+    assert "ValueError: no" in (raised.error or ""), "it would raise again, and was not asked again"
+    assert pool.report.again == {"machine": before + 2} and "SIGKILL" in pool.report.reason
     assert pool.evaluate(named("later")).ok
 
 
@@ -295,7 +299,7 @@ def test_one_that_takes_too_long_is_ended(pool: LocalPool) -> None:
     slow = pool.submit(EvaluationRequest(named("sleep 60"), seconds=0.3))
     other = pool.submit(EvaluationRequest(named("other")))
     found = dict(pool.gather([slow, other]))
-    assert found[other].ok and found[slow].failure == "timeout"
+    assert found[other].ok and found[slow].failure == "late"
     assert found[slow].error == "the judge took longer than 0.3 s" and not found[slow].lasting
 
 
@@ -382,7 +386,7 @@ def test_programs_are_judged_at_one_place() -> None:
         "envs/judge/region_judges.py",
         "envs/steps/ahead.py",
         "envs/steps/caching.py",
-        "envs/workers/local_pool.py",
+        "envs/workers/answering.py",
         "planner/lm/live.py",
     }
     assert found - engines == {"envs/steps/task.py", "exploits/suite.py"}, "ask through the task (`Task.judged`)"

@@ -67,7 +67,7 @@ def test_a_server_that_was_ended_is_started_anew() -> None:
         server._process.wait(60)
         with pytest.raises(WorkerFailed, match="gone") as failed:
             orphan.call("hang", timeout_s=60)
-        assert failed.value.kind == "crash"
+        assert failed.value.kind == "machine"
         fresh = start(server)
         assert fresh.call("say", timeout_s=60, word="again")[0] == "hello again"
         fresh.kill()
