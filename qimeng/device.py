@@ -112,6 +112,7 @@ CAPABILITIES = {
     "bf16": "bfloat16 arithmetic",
     "fp8": "matrix products of 8-bit floating numbers",
     "descriptors": "tiles copied to and from shared memory through tensor descriptors (NVIDIA's TMA)",
+    "dependent": "a kernel that is launched while the one before it ends (programmatic dependent launch)",
     "warpgroup": "matrix products by whole warp groups (wgmma, tcgen05), which the full rate needs",
 }
 """What a device may offer beyond plain arithmetic, in words."""
@@ -121,12 +122,13 @@ _CUDA_RANGE = {
     "bf16": (80, 999),
     "fp8": (89, 999),
     "descriptors": (90, 999),
+    "dependent": (90, 999),
     "warpgroup": (90, 120),
 }
 """Capability to the first compute capability (times ten) that has it, and the first above that which has not.
 
-Source: PTX ISA, "Target ISA notes" of the instructions ex2.approx, cvt.bf16, mma with e4m3, cp.async.bulk.tensor, wgmma
-and tcgen05.
+Source: PTX ISA, "Target ISA notes" of the instructions ex2.approx, cvt.bf16, mma with e4m3, cp.async.bulk.tensor,
+griddepcontrol, wgmma and tcgen05.
 """
 
 _HIP = {"gfx90a": ("bf16",), "gfx942": ("bf16", "fp8"), "gfx950": ("bf16", "fp8")}
@@ -137,7 +139,7 @@ def capabilities_of(kind: str, arch: int | str) -> tuple[str, ...]:
     """What a device of that kind and architecture offers, of `CAPABILITIES`.
 
     >>> capabilities_of("cuda", 120)
-    ('approximate', 'bf16', 'fp8', 'descriptors')
+    ('approximate', 'bf16', 'fp8', 'descriptors', 'dependent')
     """
     if kind != "cuda":
         return _HIP.get(str(arch), ())

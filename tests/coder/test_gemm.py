@@ -124,6 +124,7 @@ MEDIUM = shapes((70, 50), (50, 90))
 PLANES = [{"precision": "fp16"}, {"precision": "fp16", "descriptors": True, "promote": 64}]
 TF32 = [{"precision": "tf32", **more} for more in ({}, {"packed": "ab"}, {"packed": "b", "descriptors": True})]
 case("odd", mm, ODD, [*PLAIN, *SPLIT, {"precision": "tf32x3", "promote": 64}])
+case("dependent launches", mm, ODD, [dict(SPLIT[0], dependent=True), {"splits": 3, "dependent": True}])
 case("mixed magnitudes", lambda s, x, y: x @ y.T, shapes((70, 200), (90, 200), spread=True), [*PLAIN, *SPLIT], 5e-6)
 case("persistent", mm, ODD, [dict(s, persistent=True) for s in BOTH])
 INLINE: list[dict[str, Any]] = [{"precision": "fp16x3", "inline": s} for s in ("ab", "a", "b")]

@@ -46,7 +46,8 @@ def main(channel: Channel, setup: Setup) -> None:
 def mend() -> None:
     """Round to bf16, multiply bf16 and TF32 operands, and round `fma` once, as a GPU does.
 
-    Autotuners take their first choice. A truth that is broadcast stays one; the interpreter would make a number of it.
+    Autotuners take their first choice. A kernel need not wait for the one before it. A truth that is broadcast stays
+    one; the interpreter would make a number of it.
     """
     import triton.language as tl
     from triton.runtime.autotuner import Autotuner
@@ -91,8 +92,14 @@ def mend() -> None:
     InterpreterBuilder.create_splat = create_splat
     InterpreterBuilder.rounds_to_bfloat16 = True  # programs ask for it (`qimeng.program.emit`)
     Autotuner.run = first_only
+    for name in ("gdc_wait", "gdc_launch_dependents"):  # one kernel runs after the other here
+        setattr(tl.extra.cuda, name, _nothing)
     mend_folds()
     quicken()
+
+
+def _nothing(**unused: Any) -> None:
+    """A kernel's wait for the one before it, or its leave for the next one to start."""
 
 
 class _Units:

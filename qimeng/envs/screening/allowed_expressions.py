@@ -23,6 +23,10 @@ from qimeng.envs.screening.allowed_names import (
 )
 from qimeng.envs.screening.text_scopes import COMPREHENSIONS, Scopes, bindings, bound, is_global, is_local
 
+EARLY, WAIT = "launch_pdl", "triton.language.extra.cuda.gdc_wait"
+"""The option of a launch that begins before the kernel before it ends (programmatic dependent launch), and what the
+kernel calls to wait for that one's results."""
+
 
 @dataclass(frozen=True, order=True)
 class Violation:
@@ -85,6 +89,9 @@ class Expressions(ABC):
             yield from self._name(node, scopes, bare)
         elif isinstance(node, ast.Attribute):
             yield from self._attribute_of(node, scopes)
+        elif isinstance(node, ast.Constant):
+            if node.value == EARLY:
+                yield Violation(node.lineno, EARLY, "write it as a keyword of the launch")
         elif isinstance(node, ast.Lambda):
             yield from self._function(node, scopes)
         elif isinstance(node, COMPREHENSIONS):
@@ -145,6 +152,8 @@ class Expressions(ABC):
             if not (isinstance(text, ast.Constant) and isinstance(text.value, str)) or ASM_STATE.search(text.value):
                 yield Violation(node.lineno, "inline assembly", "it is a constant text that computes from its operands")
         yield from self._expression(function, scopes, bare=False)
+        if any(keyword.arg == EARLY for keyword in node.keywords) and not self._waits(function):
+            yield Violation(node.lineno, EARLY, f"launch so only a kernel of the file that begins with `{WAIT}()`")
         counts = isinstance(function, ast.Name) and function.id in (
             "len",
             "sorted",
@@ -157,6 +166,17 @@ class Expressions(ABC):
             yield from self._expression(argument, scopes, bare=counts)
         for keyword in node.keywords:
             yield from self._expression(keyword.value, scopes, bare=keyword.arg in ("configs", "key"))
+
+    def _waits(self, launched: ast.expr) -> bool:
+        """Whether `launched` is ``kernel[grid]`` of a kernel that first waits for the kernel before it."""
+        if not (isinstance(launched, ast.Subscript) and isinstance(launched.value, ast.Name)):
+            return False
+        named = [f for f in self.tree.body if isinstance(f, ast.FunctionDef) and f.name == launched.value.id]
+        if len(named) != 1:
+            return False
+        lines = named[0].body[1:] if ast.get_docstring(named[0]) is not None else named[0].body
+        first = lines[0].value if lines and isinstance(lines[0], ast.Expr) else None
+        return isinstance(first, ast.Call) and self.dotted(first.func) == WAIT
 
     def _use(self, node: ast.AST, dotted: str) -> Iterator[Violation]:
         line = getattr(node, "lineno", 1)

@@ -37,6 +37,7 @@ FINE = [
     "def sizes(n):\n    return [triton.Config({'B': n}, num_stages=2)]\n@triton.autotune(configs=sizes(64), key=['n'])\n"
     "@triton.heuristics({'EVEN': lambda args: args['n'] % 64 == 0})\n@triton.jit\ndef k(x, n, EVEN: tl.constexpr):\n    pass",
     "import torch.nn.functional as F\nfrom torch import nn\ndef entry(x):\n    return (F.gelu(x, approximate='tanh'),)",
+    "@triton.jit\ndef k(x):\n    'Doc.'\n    tl.extra.cuda.gdc_wait()\n    tl.store(x, 1)\ndef f(x):\n    k[(1,)](x, launch_pdl=True)\n    return (x,)",
     "from triton.language.extra import libdevice\n@triton.jit\ndef k(x):\n    tl.store(x, libdevice.tanh(tl.load(x)))",
     "import math\nLOG2E = 1.0 / math.log(2)\nBLOCK = tl.constexpr(128)\nTABLE = {(1, 2): 64, 'a': (1, 2)}\n"
     "def entry(x):\n    n = TABLE.get(tuple(x.shape), 32) if x.dim() in TABLE else TABLE['a'][0]\n    return (x * n * LOG2E,)",
@@ -138,6 +139,8 @@ FORBIDDEN = {
     "def f(x):\n    print(x, file=3)": "print to a file",
     "def f(x):\n    return type('A', (), {})": "type of three",
     "def f(x):\n    return unknown(x)": "is defined nowhere",
+    "@triton.jit\ndef k(x):\n    tl.store(x, 1)\n    tl.extra.cuda.gdc_wait()\ndef f(x):\n    k[(1,)](x, launch_pdl=True)": "line 6: launch_pdl",
+    "@triton.jit\ndef k(x):\n    pass\ndef f(x):\n    k[(1,)](x, **{'launch_pdl': True})": "line 5: launch_pdl",
     "@triton.autotune(configs=[], key=[])\n@triton.jit\ndef k(x):\n    pass\ndef f(x):\n    c = k.configs\n    c.append(1)": ".configs",
 }  # fmt: skip
 

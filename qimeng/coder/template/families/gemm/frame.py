@@ -26,6 +26,13 @@ COLLECTORS = 256
 one part after the other wait for memory as often as there are parts."""
 
 
+WAIT = "tl.extra.cuda.gdc_wait()"
+"""First line of a kernel that is launched while the one before it ends: from there on that one's results are read.
+
+PTX ISA, griddepcontrol.wait: it ends when the kernels before have completed and their writes can be seen. Where no
+kernel is left to wait for, it does nothing."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A kernel's text and the line that launches it."""
@@ -50,7 +57,19 @@ class Frame:
         operands: tuple[Operand, Operand],
         names: dict[int, str],
         prefix: str,
+        follows: bool = False,
     ):
+        """Lay the kernels out.
+
+        Args:
+            plan: the product.
+            schedule: its blocks and forms.
+            operands: the left and the right one.
+            names: variable of each source.
+            prefix: beginning of every top-level name.
+            follows: whether the entry function launches a kernel before the product, as packing does.
+        """
+        self.follows = follows
         self.plan, self.schedule, self.operands, self.names, self.prefix = plan, schedule, operands, names, prefix
         steps = steps_of(plan, schedule)
         per = -(-steps // min(schedule.splits, steps))
@@ -129,6 +148,8 @@ class Frame:
     ) -> Kernel:
         """A kernel with its launch; `parameters` may name one several times."""
         parameters = list(dict.fromkeys(parameters))
+        if self.schedule.dependent and (self.follows or name != "product"):
+            body, options = [WAIT, *body], f"{options}, launch_pdl=True"
         passed = [*map(self._argument, parameters), *(f"{k}={v}" for k, v in sizes.items()), options]
         text = self._text(name, doc, parameters, " ".join(sizes), body)
         return Kernel(text, f"{self.prefix}_{name}[({grid},)]({', '.join(passed)})")
@@ -154,4 +175,4 @@ def _collect_tile(plan: GemmPlan) -> tuple[int, int]:
     return rows, columns
 
 
-__all__ = ["COLLECT", "Frame", "Kernel", "steps_of"]
+__all__ = ["COLLECT", "WAIT", "Frame", "Kernel", "steps_of"]

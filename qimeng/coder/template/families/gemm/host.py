@@ -80,7 +80,8 @@ class _Host:
         self.operands = (a, b)
         self.prepared = [o for o in self.operands if is_prepared(plan, schedule, o.side)]
         self.stager = Stager(plan, prefix) if NAME in loads.names.values() else None
-        self.kernels = Kernels(plan, schedule, self.operands, loads.names, prefix)
+        follows = self.stager is not None or any(o.made and o not in self.prepared for o in self.operands)
+        self.kernels = Kernels(plan, schedule, self.operands, loads.names, prefix, follows)
 
     def source(self) -> str:
         """The whole text."""

@@ -102,7 +102,7 @@ def default_schedule(plan: GemmPlan, device: Device, mode: str) -> GemmSchedule:
     else:
         precision = "tf32" if mode == "high" else "ieee"
         base = GemmSchedule(block_m=64, block_n=64, block_k=32, warps=4, stages=3, precision=precision)
-    fitted = _fit(plan, device, base)
+    fitted = _fit(plan, device, base.but(dependent=device.has("dependent")))
     while shared_bytes(plan, fitted) > device.shared_per_block and fitted.stages > 1:
         fitted = fitted.but(stages=fitted.stages - 1)
     return fitted
