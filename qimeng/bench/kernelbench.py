@@ -81,17 +81,15 @@ def load_levels(root: Path | str, levels: str = "1", selection: str = "") -> tup
 
 
 def _numbers_by_level(levels: Sequence[int], selection: str) -> Mapping[int, list[int]]:
-    own: dict[int, list[int]] = {}
+    own: dict[int, set[int]] = {}
     for part in filter(None, (p.strip() for p in selection.split(";"))):
         level, slash, numbers = part.partition("/")
-        if not slash:
-            own.update(dict.fromkeys(levels, parse_numbers(part)))
-        elif parse_numbers(level)[:1] and int(level) in levels:
-            own[int(level)] = parse_numbers(numbers)
-        else:
+        if slash and not (parse_numbers(level)[:1] and int(level) in levels):
             asked = ",".join(map(str, levels))
             raise SuiteError(f"the selection {part!r} is of a level that is not asked for ({asked})")
-    return {level: own.get(level, []) for level in sorted(own) or levels}
+        for each in [int(level)] if slash else levels:
+            own.setdefault(each, set()).update(parse_numbers(numbers if slash else part))
+    return {level: sorted(own.get(level, ())) for level in sorted(own) or levels}
 
 
 __all__ = ["KernelBench", "load_levels"]

@@ -53,6 +53,7 @@ def test_kernelbench_comes_in_the_order_of_its_numbers(checkout: Path) -> None:
 
 def test_a_selection_picks_numbers(checkout: Path) -> None:
     assert ids(load_levels(checkout, "1", "10,1-2")) == ["level1/1", "level1/2", "level1/10"]
+    assert ids(load_levels(checkout, "1", "1/10;1/2;1/1-2")) == ["level1/1", "level1/2", "level1/10"]
     with pytest.raises(SuiteError, match="level 1 has no problem 3, 4"):
         load_levels(checkout, "1", "2-4")
     with pytest.raises(SuiteError, match="no KernelBench level 3"):
