@@ -11,6 +11,7 @@ from qimeng.envs.errors import accuracy
 from qimeng.envs.errors.accuracy import Error
 from qimeng.envs.errors.float64 import NamedAsDouble
 from qimeng.envs.estimate.interpret import gpu_arithmetic
+from qimeng.envs.judge import exact_reference
 from qimeng.envs.judge.reference import SMALL, References
 from qimeng.envs.judge.region_reference import RegionReference
 from qimeng.graph.ops import longest_reduction
@@ -342,3 +343,18 @@ def test_what_the_module_refuses_is_left_out_and_float64_stays_the_reference(err
     for _ in range(20):
         list(refs.fresh(1))
     assert refs.kind == "float64"
+
+
+def test_large_outputs_are_moved_by_an_ulp_once_for_each_distribution(monkeypatch: pytest.MonkeyPatch):
+    refs, runs = references(torch.nn.Linear(16, 8), torch.randn(4, 16)), []
+    module = refs._exact_module(refs.state(refs._new_draw("given", None)))
+    module.register_forward_hook(lambda *_: runs.append(1))
+
+    def counted() -> int:
+        runs.clear()
+        assert refs.make(refs._new_draw("given", None)) is not None
+        return len(runs)
+
+    assert [counted(), counted()] == [2, 2]
+    monkeypatch.setattr(exact_reference, "LARGE", 1)
+    assert [counted(), counted()] == [1, 1]
