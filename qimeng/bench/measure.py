@@ -154,6 +154,7 @@ def _with_result(row: Row, result: Result) -> Row:
         eager=final.eager,
         compiled=compiled.get(first),
         compiled_modes=compiled,
+        compiled_wrong=final.compiled_wrong,
         compiled_best=compiled.get(best),
         compiled_best_mode=best,
         generated_share=final.generated_share,

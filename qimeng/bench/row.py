@@ -133,6 +133,7 @@ class Row:
         eager: times of PyTorch eager in the same mode, measured in turns with the candidate.
         compiled: times of torch.compile in the first mode asked for.
         compiled_modes: mode of torch.compile to its times, for those that could be timed; notes say why others not.
+        compiled_wrong: those whose results are further from eager's than a candidate's may be, and by how much.
         compiled_best: times of the fastest of them.
         compiled_best_mode: its name.
         generated_share: share of the device time in generated kernels, 0 to 1.
@@ -180,6 +181,7 @@ class Row:
     eager: Timing | None = None
     compiled: Timing | None = None
     compiled_modes: Mapping[str, Timing] = field(default_factory=dict)
+    compiled_wrong: Mapping[str, str] = field(default_factory=dict)
     compiled_best: Timing | None = None
     compiled_best_mode: str = ""
     generated_share: float | None = None

@@ -36,6 +36,8 @@ class GroupSummary:
         compile_best_over_eager: the same for its fastest mode.
         over_compile: geometric mean of torch.compile's time over ours.
         over_compile_best: the same against torch.compile's fastest mode.
+        over_compile_right: as `over_compile`, over the rows where torch.compile's result is as accurate as a
+            candidate's has to be.
         roofline_over_eager: the geometric mean that a program at the roofline would have.
         roofline_fraction: median of the bound over our time.
         half_generated: share of all its problems with a right result that spends at least half of its GPU time in
@@ -52,6 +54,7 @@ class GroupSummary:
     compile_best_over_eager: float | None
     over_compile: float | None
     over_compile_best: float | None
+    over_compile_right: float | None
     roofline_over_eager: float | None
     roofline_fraction: float | None
     half_generated: float | None
@@ -110,6 +113,7 @@ class Summary:
         kernelbench_wrong: problems that pass our rule and not KernelBench's.
         eager_unstable: problems on which eager run twice fails KernelBench's rule.
         exact_fails: problems on which the float64 result itself fails that rule.
+        compiled_wrong: problems on which torch.compile's result is outside the budget of a candidate.
         degenerate: problem to the reason why a constant passes.
         random: problems with random operators, which stay on PyTorch.
         kinds: what each kind of action did.
@@ -141,6 +145,7 @@ class Summary:
     kernelbench_wrong: tuple[str, ...]
     eager_unstable: tuple[str, ...]
     exact_fails: tuple[str, ...]
+    compiled_wrong: tuple[str, ...]
     degenerate: dict[str, str]
     random: tuple[str, ...]
     kinds: tuple[KindSummary, ...]
@@ -229,6 +234,7 @@ def _summarize(label: str, estimated: bool, rows: Sequence[Row]) -> Summary:
         kernelbench_wrong=tuple(r.id for r in right if r.kernelbench is False),
         eager_unstable=tuple(r.id for r in rows if r.eager_unstable),
         exact_fails=tuple(r.id for r in rows if r.exact_fails),
+        compiled_wrong=tuple(r.id for r in rows if r.compiled_wrong),
         degenerate={r.id: r.degenerate for r in rows if r.degenerate},
         random=tuple(r.id for r in rows if r.random),
         kinds=_kinds(rows),
@@ -254,6 +260,7 @@ def _group(name: str, rows: Sequence[Row]) -> GroupSummary:
         compile_best_over_eager=geometric_mean(r.compile_best_speedup for r in timed),
         over_compile=geometric_mean(r.over_compile for r in timed),
         over_compile_best=geometric_mean(r.over_compile_best for r in timed),
+        over_compile_right=geometric_mean(r.over_compile for r in timed if not r.compiled_wrong),
         roofline_over_eager=geometric_mean(floors),
         roofline_fraction=_median(r.roofline_fraction for r in timed),
         half_generated=_half_generated(rows),

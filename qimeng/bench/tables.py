@@ -100,11 +100,14 @@ def speed(rows: Sequence[Row]) -> str:
     several = any(len(row.compiled_modes) > 1 for row in rows)
     head = ["run", "group", "problems", "over eager", "torch.compile over eager", "over torch.compile"]
     head += ["its best mode over eager", "over its best mode"] if several else []
+    wrong = any(row.compiled_wrong for row in rows)
+    head += ["over torch.compile, where it keeps to the error budget"] if wrong else []
     table = [[*head, "roofline over eager", "share of the roofline (median)", "half of the GPU time generated"]]
     for s in summaries:
         for g in s.groups:
             best = (g.compile_best_over_eager, g.over_compile_best) if several else ()
-            means = (g.over_eager, g.compile_over_eager, g.over_compile, *best, g.roofline_over_eager)
+            right = (g.over_compile_right,) if wrong else ()
+            means = (g.over_eager, g.compile_over_eager, g.over_compile, *best, *right, g.roofline_over_eager)
             shares = (g.roofline_fraction, g.half_generated)
             count = str(g.problems) if g.timed == g.problems else f"{g.timed} of {g.problems}"
             table.append([s.settings, g.group, count, *map(number, means), *map(percent, shares)])
@@ -147,6 +150,7 @@ def exceptions_of(summary: Summary) -> dict[str, list[str]]:
         "right, but not by KernelBench's rule": list(summary.kernelbench_wrong),
         "eager run twice fails KernelBench's rule": list(summary.eager_unstable),
         "the float64 result fails KernelBench's rule": list(summary.exact_fails),
+        "torch.compile is outside the error budget": list(summary.compiled_wrong),
         "degenerate": [f"{name}: {why}" for name, why in summary.degenerate.items()],
         "random operators": list(summary.random),
         "below 0.98 of eager": list(summary.too_slow),
@@ -215,6 +219,7 @@ def _note(row: Row) -> str:
         (bool(row.eager_unstable), "eager run twice fails KernelBench's rule"),
         (bool(row.exact_fails), "the float64 result fails KernelBench's rule"),
         (row.kernelbench is False, "fails KernelBench's rule"),
+        (bool(row.compiled_wrong), f"torch.compile is outside the error budget ({', '.join(row.compiled_wrong)})"),
         (not row.captured, "not captured"),
         (row.estimated, "estimated"),
         (bool(row.launch), f"launched as a {row.launch}"),

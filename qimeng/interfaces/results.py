@@ -140,6 +140,7 @@ class Evaluation:
         sandbox: layers of the sandbox that the candidate ran in (`qimeng.envs.sandbox.LAYERS`).
         compiled: mode of torch.compile to its times, in turns with the candidate, where it was asked for
             (`FinalOptions.compile_modes`).
+        compiled_wrong: those of them whose results are further from eager's than a candidate's may be, and by how much.
         unchecked: why the program's results, or those of some kernels, were not compared with the reference; empty if
             all were.
         scope: what the times are of.
@@ -166,6 +167,7 @@ class Evaluation:
     notes: tuple[str, ...] = ()
     sandbox: tuple[str, ...] = ()
     compiled: Mapping[str, Timing] = field(default_factory=dict)
+    compiled_wrong: Mapping[str, str] = field(default_factory=dict)
     unchecked: str = ""
     scope: Scope = Scope.PROGRAM
     refused: tuple[str, ...] = ()

@@ -152,7 +152,7 @@ def test_problems_that_a_reader_should_know_of() -> None:
         row(1, 1.0, random=True),
         row(2, 2.2, kernelbench=False, eager_unstable=True),
         row(3, None, degenerate="zeros pass"),
-        row(4, 1.0, peak_bytes=150),
+        row(4, 1.0, peak_bytes=150, compiled_wrong={"default": "max error 1"}),
         row(5, 1.0, right=False, error="gate program: wrong"),
     ]
     (s,) = summarize(rows)
@@ -161,6 +161,7 @@ def test_problems_that_a_reader_should_know_of() -> None:
         "not right": ["level1/3: broke", "level1/5: gate program: wrong"],
         "right, but not by KernelBench's rule": ["level1/2"],
         "eager run twice fails KernelBench's rule": ["level1/2"],
+        "torch.compile is outside the error budget": ["level1/4"],
         "degenerate": ["level1/3: zeros pass"],
         "random operators": ["level1/1"],
         "below 0.98 of eager": ["level1/2"],

@@ -36,6 +36,14 @@ def test_the_best_mode_has_columns_where_several_were_timed(tmp_path: Path) -> N
     assert "| pointwise and reduction | 1 | 2.00 | 2.00 | 1.00 | 2.50 | 0.80 | 4.00 | 50 % | 100 % |" in text
 
 
+def test_rows_where_torch_compile_is_outside_the_budget_are_counted_apart(tmp_path: Path) -> None:
+    append_row(tmp_path / "rows.jsonl", row(1, 1.0))
+    append_row(tmp_path / "rows.jsonl", row(2, 4.0, compiled_wrong={"default": "max error 1"}))
+    text = render("<!-- bench:speed rows.jsonl -->\n<!-- /bench -->\n", tmp_path)
+    assert "where it keeps to the error budget" in text
+    assert "| pointwise and reduction | 2 | 1.00 | 2.00 | 0.50 | 1.00 |" in text
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_view_copes_with_results_and_failures(view: str, tmp_path: Path) -> None:
     append_row(tmp_path / "rows.jsonl", row(1, 1.0))

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from qimeng.envs.errors import accuracy
+from qimeng.envs.errors.float64 import tensors_in
 from qimeng.envs.workers.call_batch import Batch
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.forkserver import FEW_QUEUES, ForkServer, Process
@@ -124,7 +126,7 @@ def ask_times(process: Process, draw_seed: Callable[[], int], timeout_s: float, 
 
 
 def main(channel: Channel, setup: Setup) -> None:
-    """Answer `ready`, `compile`, `time`, `peak`, and what the judge asks in order to time batches itself."""
+    """Answer `ready`, `compile`, `differ`, `time`, `peak`, and what the judge asks to time batches itself."""
     set_mode(setup.mode)
     device = torch.device(setup.device)
     open_device(device)
@@ -133,6 +135,7 @@ def main(channel: Channel, setup: Setup) -> None:
     commands: dict[str, Callable[..., Any]] = {
         "ready": lambda: {"pid": os.getpid()},
         "compile": bench.compile,
+        "differ": bench.differ,
         "time": bench.time,
         "peak": bench.peak,
         "arm": bench.arm,
@@ -161,6 +164,15 @@ class _Bench:
 
         self.call = compile_module(self.module, mode, self._inputs(seed), threads, lock)
         self._tidy()
+
+    def differ(self, seed: int) -> list[tuple[float, ...]]:
+        """For each output of floats, the figures of the error that is timed here, beside eager on the same inputs."""
+        eager = tensors_in(self.module(*self._inputs(seed)))
+        found = tensors_in(self.call(*self._inputs(seed)))
+        pairs = [(y, r) for y, r in zip(found, eager, strict=True) if accuracy.is_float(r)]
+        errors: list[tuple[float, ...]] = [accuracy.measure(y, r).figures for y, r in pairs]
+        self._tidy()
+        return errors
 
     def time(self, seed: int, effort: Effort) -> dict[str, Any]:
         samples = self.stopwatch.measure(self.call, self._inputs, seed, effort)

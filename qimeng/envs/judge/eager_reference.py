@@ -132,6 +132,11 @@ class EagerReference:
         return bool(self.parameters.module.state_dict())
 
     @property
+    def is_smooth(self) -> bool:
+        """Whether two runs on the same inputs differ by roundings alone: nothing is drawn at random, nothing jumps."""
+        return self._jumps is False and not self.random
+
+    @property
     def output_bytes(self) -> list[int]:
         """Bytes of each output tensor."""
         return [leaf.bytes for leaf in self.facts.leaves if leaf.is_tensor]

@@ -6,10 +6,11 @@ Deals in the parts of the judge put together: references, workers, baselines, th
 
 from __future__ import annotations
 
+import math
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from qimeng.device import Device, current_card, target_device
 from qimeng.device_lock import DeviceLock, lock_path
 from qimeng.envs.cost.time_bounds import least_ms
+from qimeng.envs.errors.accuracy import is_float
 from qimeng.envs.judge.baseline import Baseline
 from qimeng.envs.judge.device_memory import DeviceMemory
 from qimeng.envs.judge.device_turns import DeviceTurns
@@ -308,9 +310,30 @@ class GpuEvaluator(SerialEvaluator):
         turns = self.times.turns
         compiled = {m: turns[compiled_name(m)] for m in self.compiled.ready if compiled_name(m) in turns}
         failed = tuple(f"torch.compile {m} is not timed: {reason}" for m, reason in self.compiled.failed.items())
-        found = replace(found, compiled=compiled, notes=(*found.notes, *failed))
+        wrong = self._compiled_wrong(tuple(compiled))
+        less = tuple(f"torch.compile {mode} is less accurate than a candidate may be: {w}" for mode, w in wrong.items())
+        found = replace(found, compiled=compiled, compiled_wrong=wrong, notes=(*found.notes, *failed, *less))
         program = run.candidates[found.chosen].program
         return found if program.fallback else sanitized(program, found, tools, run, self._setup.spec)
+
+    def _compiled_wrong(self, modes: Sequence[str]) -> dict[str, str]:
+        """Modes of torch.compile whose error is above a candidate's budget, such as TF32 where eager has fp32."""
+        refs, found = self.references, {}
+        trial = next(iter(refs.trials(1)), None) if refs.is_smooth and modes else None
+        if trial is None:
+            return {}
+        allowed = [e.budget + e.error for e in trial.outputs if is_float(e.value)]
+        for mode in modes:
+            try:
+                errors = self.compiled.errors(mode)
+            except WorkerFailed:
+                continue  # memory that others hold, say; its times stand
+            for error, most in zip(errors, allowed, strict=True):
+                if not error.within(most):
+                    figures = zip(("max", "rms", "across", "alone"), error.figures, most.figures, strict=True)
+                    name, mine, budget = max(figures, key=lambda f: f[1] / f[2] if f[2] else math.inf)
+                    found[mode] = f"{name} error {mine:.3g} beside eager, allowed {budget:.3g}"
+        return found
 
     def _run(
         self,

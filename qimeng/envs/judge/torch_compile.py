@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from qimeng.envs.errors.accuracy import Error
 from qimeng.envs.judge.baseline import ask_times
 from qimeng.envs.workers.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.workers.shared_server import shared_server
@@ -100,6 +101,15 @@ class TorchCompile:
             WorkerFailed: its process failed.
         """
         return ask_times(self._processes[mode], self._draw_seed, self._timeout_s, effort)
+
+    def errors(self, mode: str) -> list[Error]:
+        """How far each output of floats is from eager's on fresh inputs as given, of a mode that is ready.
+
+        Raises:
+            WorkerFailed: its process failed.
+        """
+        found, _ = self._processes[mode].call("differ", self._timeout_s, seed=self._draw_seed())
+        return [Error(*figures) for figures in found]
 
     def give_up(self, mode: str, reason: str) -> None:
         """A mode that was ready cannot be timed."""

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from qimeng.device_lock import DeviceLock
+from qimeng.envs.errors.accuracy import Error
+from qimeng.envs.judge.baseline import _Bench
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.torch_compile import TorchCompile, check_modes
 from qimeng.envs.judge.torch_compile_process import _measure_alone, compile_module
 from qimeng.envs.workers.channel import Channel
@@ -16,6 +19,8 @@ from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.envs.workers.service import serve
 from qimeng.envs.workers.stopwatch import Effort
 from qimeng.envs.workers.worker_setup import Setup
+from qimeng.program.verify import capture_spec
+from qimeng.spec import KernelSpec
 
 SETUP = Setup(b"", "default", "cpu")
 PRELOAD = ("tests.envs.judge.test_torch_compile",)
@@ -117,3 +122,35 @@ def test_a_module_is_compiled_for_real() -> None:
     with torch.no_grad():
         call = compile_module(module, "default", (x,), 1, "")
         torch.testing.assert_close(call(x), module(x))
+
+
+class Rounded(torch.nn.Module):
+    """A product whose operands lose digits where `coarse` is set, as TF32 does."""
+
+    coarse = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cut = x.bfloat16().float() if self.coarse else x
+        return cut @ cut.T
+
+
+def test_the_compiled_result_is_held_against_eager_s() -> None:
+    spec = KernelSpec.from_module(Rounded(), (torch.randn(32, 64),))
+    bench = _Bench(spec, torch.device("cpu"))
+    assert max(bench.differ(3)[0]) == 0.0
+    coarse = Rounded()
+    coarse.coarse = True
+    bench.call = coarse
+    assert 1e-4 < bench.differ(3)[0][0] < 1.0
+
+
+def test_a_mode_outside_the_budget_of_a_candidate_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = KernelSpec.from_module(torch.nn.Linear(64, 16), (torch.randn(8, 64),))
+    judge = GpuEvaluator(spec, capture_spec(spec), torch_device="cpu")
+    try:
+        errors = {"default": [Error(1e-3, 1e-4)], "max-autotune": [Error(1e-7, 1e-8)]}
+        monkeypatch.setattr(judge.compiled, "errors", errors.__getitem__)
+        wrong = judge._compiled_wrong(tuple(errors))
+    finally:
+        judge.close()
+    assert list(wrong) == ["default"] and "max error 0.001 beside eager, allowed" in wrong["default"]
