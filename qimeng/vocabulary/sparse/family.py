@@ -51,7 +51,7 @@ class SparseProducts(Family[SparsePlan, SparseSchedule]):
     def plan(self, region: Region) -> SparsePlan:
         """The product, its right operand as kept blocks."""
         kept, product = sparse_product(region)
-        gemm = read_weight_by(plan_gemm(product), reader_of(kept))
+        gemm = read_weight_by(plan_gemm(product, one_row=True), reader_of(kept))
         if kept.block == 1:
             gemm = replace(gemm, a=replace(gemm.a, reader=left_operand))
         names = {v: f"x{i}" for i, v in enumerate(product.inputs)}

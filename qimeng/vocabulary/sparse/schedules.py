@@ -76,6 +76,15 @@ Shape = tuple[int, int, int, int, int]
 SOME = 32
 """Rows up to which a tile has few columns, so that there are enough programs."""
 
+ONE_SWEEP: tuple[Shape, ...] = (
+    (1, 8, 32, 4, 0),
+    (1, 4, 64, 4, 0),
+    (1, 16, 16, 4, 0),
+    (1, 4, 32, 2, 0),
+    (1, 2, 64, 1, 0),
+    (1, 64, 32, 1, 256),
+    (1, 64, 64, 2, 1024),
+)
 SOME_SWEEP: tuple[Shape, ...] = (
     (32, 4, 16, 4, 0),
     (32, 8, 8, 4, 0),
@@ -131,13 +140,13 @@ def _single(plan: SparsePlan) -> tuple[SparseSchedule, ...]:
             transposed=True,
             share=share,
         )
-        for m, n, k, warps, share in (SOME_SWEEP if rows <= SOME else MANY_SWEEP)
+        for m, n, k, warps, share in (ONE_SWEEP if rows == 1 else SOME_SWEEP if rows <= SOME else MANY_SWEEP)
     ]
     high = min(power_of_two(rows), ROWS)
     long = max(STEPS[0], min(power_of_two(each), STEPS[1], VALUES // high))
     shapes = [(high, long, 4), (high, max(STEPS[0], long // 2), 2), (max(1, high // 2), long, 4), (high, long, 1)]
     gathered = [SparseSchedule(block_m=m, block_n=1, block_k=k, warps=w, stages=2) for m, k, w in shapes]
-    made = gathered if rows < TURNED else [*found, gathered[2]]
+    made = gathered if 1 < rows < TURNED else [*found, gathered[2]]
     return tuple(dict.fromkeys(made))[:MAX_ALTERNATIVES]
 
 
@@ -201,18 +210,18 @@ def _limits(plan: SparsePlan, schedule: SparseSchedule) -> tuple[tuple[int, int,
     if block > 1:
         return (LEAST, LEAST, block), (MOST, block, block)
     if schedule.transposed:
-        return (TURNED, 1, 1), (MOST, MOST_COLUMNS, STEPS[1])
+        return (min(TURNED, power_of_two(plan.gemm.shape[1])), 1, 1), (MOST, MOST_COLUMNS, STEPS[1])
     return (1, 1, STEPS[0]), (ROWS, 1, STEPS[1])
 
 
 def _loads_stay(schedule: SparseSchedule) -> bool:
-    """Whether a step's elements are fewer than threads, of single elements on a transposed left operand.
+    """Whether a step's elements are fewer than threads, of single elements on several rows that are read transposed.
 
     Triton 3.6 then has each thread load what it multiplies by. Of more it takes every element once and passes all that
     the step has read through shared memory.
     """
     lanes = schedule.block_k * (1 if schedule.share else schedule.block_n)
-    return not schedule.transposed or lanes < 32 * schedule.warps
+    return not schedule.transposed or schedule.block_m == 1 or lanes < 32 * schedule.warps
 
 
 class Split(SparseMove):

@@ -64,9 +64,9 @@ class TurnedTensor(Turned):
 
 
 def lies_turned(plan: GemmPlan) -> bool:
-    """Whether the rows of the left operand are neighbours in memory."""
+    """Whether the rows of the left operand are neighbours in memory; a single row lies so where it is contiguous."""
     found = strides_of_tensor(plan, plan.a)
-    return found is not None and found[1] == 1
+    return found is not None and (found[1] if plan.m else found[2]) == 1
 
 
 def left_operand(side: Side, plan: GemmPlan, schedule: GemmSchedule, prefix: str, names: dict[int, str]) -> Operand:

@@ -25,8 +25,11 @@ CASES = {
     "csr, fp32": Case("csr:20", (20, 130, 40), F32, choices=(0, 1, 2)),
     "csr, many rows": Case("csr:3", (150, 192, 130), BF16, bias=False),
     "csr, few rows": Case("csr:10", (3, 200, 96), BF16, choices=(0, 2)),
-    "csr, every schedule": Case("csr:6", (72, 130, 60), F16, choices=tuple(range(8))),
+    "csr, every schedule": Case("csr:6", (72, 70, 60), F16, choices=tuple(range(8))),
     "csr, shared, activation": Case("csr:5", (20, 100, 72), BF16, nn.SiLU(), fused=True, choices=(5, 6)),
+    "csr, one row": Case("csr:10", (1, 200, 96), BF16, nn.GELU(), fused=True, choices=(0, 5, 7)),
+    "csr, one row, fp32": Case("csr:3", (1, 203, 40), F32, choices=(0, 5)),
+    "bsr, one row": Case("bsr:16:30", (1, 200, 96), BF16),
     "csr, lies transposed": Case("csr:5", (24, 100, 72), BF16, choices=(0, 5), turned=True),
     "csr, one weight": Case("csr:0.001", (8, 200, 96), BF16),
 }
