@@ -135,6 +135,8 @@ class Family(ABC, Generic[P, S]):
         schedule: its class of schedules.
         spares: what it fuses products with never goes to memory and would be large there, so that a planner does well
             to fuse towards it even where a library is fast at the products alone.
+        rivals: names of families that may be faster where they cover a region as well; lowering measures their plain
+            schedules beside this one's.
         moves: name of a kind of action to the move that carries it out; kinds that are missing here do not apply.
     """
 
@@ -142,6 +144,7 @@ class Family(ABC, Generic[P, S]):
     about: str = ""
     schedule: type[S]
     spares: bool = False
+    rivals: tuple[str, ...] = ()
     moves: Mapping[str, Move[P, S]] = {}
 
     # -- matching

@@ -65,7 +65,8 @@ def register_family(family: AnyFamily) -> AnyFamily:
 
     Raises:
         ValueError: a family of that name is registered already, the name is not an identifier, the schedule is no
-            frozen dataclass of that family whose fields have defaults, or a move is no `Move`.
+            frozen dataclass of that family whose fields have defaults, rivals are no names of others, or a move is no
+            `Move`.
     """
     name, schedule = getattr(family, "name", None), getattr(family, "schedule", None)
     if not isinstance(family, Family):
@@ -81,6 +82,8 @@ def register_family(family: AnyFamily) -> AnyFamily:
             f"the schedule of the family {name!r} says that it is of {schedule().family!r}; "
             f"give it the field family: str = family_field({name!r})"
         )
+    if not isinstance(family.rivals, tuple) or any(not isinstance(n, str) or n == name for n in family.rivals):
+        raise ValueError(f"the family {name!r} has the rivals {family.rivals!r}; give a tuple of other families' names")
     if wrong := [kind for kind, move in family.moves.items() if not isinstance(move, Move)]:
         raise ValueError(f"the family {name!r} has a move {wrong[0]!r} that is no Move")
     mine, others = {name: guarded(family)}, dict(_own)
@@ -138,6 +141,19 @@ def covering(region: Region) -> tuple[AnyFamily, Any]:
     if isinstance(found, Unsupported):
         raise found.with_traceback(None)
     return found, plan_of(found, region)
+
+
+def rivals(region: Region, family: AnyFamily) -> list[tuple[AnyFamily, Any]]:
+    """The rivals of `family` that cover `region` as well, and their plans; one that fails by itself is left out."""
+    found = []
+    for name in (n for n in family.rivals if n in families()):
+        try:
+            found.append((families()[name], plan_of(families()[name], region)))
+        except Unsupported:
+            continue
+        except FamilyFault as fault:
+            _faults[name] = str(fault)
+    return found
 
 
 def uncovered(region: Region) -> str | None:
@@ -249,6 +265,7 @@ __all__ = [
     "plan_of",
     "refusal",
     "register_family",
+    "rivals",
     "take_faults",
     "uncovered",
     "unregister_family",

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,17 @@ from qimeng.envs.cost.kernel_time import cost_of
 from qimeng.envs.steps.loop import optimize
 from qimeng.envs.steps.result import Result
 from qimeng.errors import QimengError
-from qimeng.family import Family, families, is_built_in, register_family, schedule_from_data, unregister_family
+from qimeng.family import (
+    Family,
+    families,
+    family_field,
+    is_built_in,
+    register_family,
+    rivals,
+    schedule_from_data,
+    take_faults,
+    unregister_family,
+)
 from qimeng.graph.capture import capture
 from qimeng.interfaces import Action, Patch, Request
 from qimeng.planner.greedy import GreedySearch
@@ -102,6 +113,11 @@ class Other(Schedule):
     pass
 
 
+@dataclass(frozen=True)
+class WeakSchedule(Schedule):
+    family: str = family_field("weak")
+
+
 class BadMove(Retile):
     def schedules(self, *args: Any) -> Any:
         return (BandSchedule(block=3),)
@@ -158,6 +174,33 @@ def test_registering_what_is_no_family_is_refused() -> None:
     family.moves = {"tiling": None}  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="a move 'tiling' that is no Move"):
         register_family(family)
+    for found in ("tile", ("banded",), (1,)):
+        with pytest.raises(ValueError, match="has the rivals .*; give a tuple of other families' names"):
+            register_family(type("Rivalled", (Banded,), {"rivals": found})())
+
+
+class Rivalled(Banded):
+    rivals = ("tile", "nobody")
+
+
+def test_the_plain_schedules_of_rivals_are_measured_beside() -> None:
+    register_family(Rivalled())
+    program, context = whole(), fake_task(capture(Module, inputs), coder=TemplateCoder()).context
+    action = Action("lowering", (program.regions[0].id,))
+    patch = context.coder.write(Request(program, action, context.device))
+    found = [made.schedule.family for made in patch.alternatives if made.schedule is not None]
+    assert found[0] == "banded" and found[-1] == "tile" and set(found) == {"banded", "tile"}
+
+
+def test_a_rival_that_fails_is_left_out_with_a_note() -> None:
+    register_family(type("Weak", (Raises,), {"name": "weak", "schedule": WeakSchedule})("plan"))
+    register_family(type("Strong", (Banded,), {"rivals": ("weak",)})())
+    try:
+        (region,) = whole().regions
+        assert rivals(region, families()["banded"]) == []
+        assert "its plan raised ZeroDivisionError: oops" in take_faults()["weak"]
+    finally:
+        unregister_family("weak")
 
 
 class Here(EntryPoint):

@@ -24,7 +24,7 @@ FACTOR = 2
 
 @dataclass
 class Case:
-    """A layer, the form of its weight, and the numbers of the configurations to run."""
+    """A layer, of a transposed input where `turned`, the form of its weight, and the configurations to run."""
 
     weights: str
     sizes: tuple[int, int, int]
@@ -33,6 +33,7 @@ class Case:
     bias: bool = True
     choices: tuple[int, ...] = (0, 2)
     fused: bool = False
+    turned: bool = False
 
 
 def check(module: str, names: Sequence[str]) -> None:

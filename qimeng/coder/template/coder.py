@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from qimeng.actions import Context, ScheduleKind, each_lowered, kind_named, rewritten
 from qimeng.coder.template.reprint import reprinted
 from qimeng.errors import CoderError, IllegalAction
-from qimeng.family import MAX_ALTERNATIVES, Unsupported, covering, family_of, is_built_in, plan_of, refusal, uncovered
+from qimeng.family import (
+    MAX_ALTERNATIVES,
+    Unsupported,
+    covering,
+    family_of,
+    is_built_in,
+    plan_of,
+    refusal,
+    rivals,
+    uncovered,
+)
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.region import Region
 from qimeng.interfaces import Coder, Patch, Reprints, Request
@@ -59,13 +69,15 @@ class TemplateCoder(Coder, Reprints):
         return rewrite.patch(printed, f"{rewrite.to_write.label()} as {printed[0].schedule}")
 
     def _lowered(self, region: Region, request: Request) -> tuple[Implementation, ...]:
-        """The region under its plain schedule, and under others where that one is no safe guess."""
+        """The region under its plain schedule, and under others, of rival families too, where that is no safe guess."""
         device, mode = request.device, request.mode
         family, plan = covering(region)
         schedule = family.default(plan, device, mode)
         guesses = family.guesses(plan, schedule, device, mode)
         fitting = [s for s in guesses if refusal(family, plan, s, device) is None]
-        return self._printed(region, [schedule, *fitting[: MAX_ALTERNATIVES - 1]])
+        plain = [(other, its, other.default(its, device, mode)) for other, its in rivals(region, family)]
+        others = [s for other, its, s in plain if refusal(other, its, s, device) is None]
+        return self._printed(region, [schedule, *fitting[: MAX_ALTERNATIVES - 1 - len(others)], *others])
 
     def _tuned(self, region: Region, kind: ScheduleKind, request: Request) -> tuple[tuple[Implementation, ...], str]:
         """The configurations that the action leads to, and the present one, so that a step is never a step back."""

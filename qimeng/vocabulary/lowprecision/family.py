@@ -32,6 +32,7 @@ class StoredProducts(Family[StoredPlan, StoredSchedule]):
     name = "lowprecision"
     about = "products with stored weights"
     schedule = StoredSchedule
+    rivals = ("tile",)  # of one row: a reduction of rows, without tensor cores
 
     def __init__(self) -> None:
         self.moves = moves()
@@ -39,7 +40,7 @@ class StoredProducts(Family[StoredPlan, StoredSchedule]):
     def plan(self, region: Region) -> StoredPlan:
         """The product, its right operand as codes and scales."""
         stored = stored_weight(region)
-        gemm = read_weight_by(plan_gemm(stored.product), reader_of(stored))
+        gemm = read_weight_by(plan_gemm(stored.product, one_row=True), reader_of(stored))
         names = {v: f"x{i}" for i, v in enumerate(stored.product.inputs)}
         names |= {stored.codes: CODES, stored.scale: SCALE}
         return StoredPlan(gemm, stored, tuple(names[v] for v in region.inputs), names[stored.widened])

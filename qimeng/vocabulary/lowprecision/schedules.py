@@ -129,6 +129,9 @@ def _fit(plan: StoredPlan, device: Device, blocks: Blocks, precision: str) -> St
     )
 
 
+COPIED = 4
+"""Least bytes of a thread that are copied to shared memory while others are used."""
+
 WARPGROUP = 64
 """Rows from which Hopper's tensor cores read both operands from shared memory."""
 
@@ -143,13 +146,18 @@ def shared_bytes(plan: StoredPlan, schedule: StoredSchedule) -> int:
     """Bytes of shared memory of a block, as Triton 3.6 allocates them for sm_90 (within 1 %).
 
     Each stage but the last holds a block of activations, of codes, and of the scales of groups. Where warpgroups
-    multiply, the activations take the last stage too. There, and in plain fp32, the widened block has its own place.
+    multiply, the activations take the last stage too. There, and in plain fp32, the widened block has its own place. Of
+    one row of activations only that row is held, and once where a thread's part is too small to be copied (4 bytes).
     """
     s, stored = schedule, plan.stored
     left = s.block_m * s.block_k * itemsize(plan.gemm.dtype)
     codes = s.block_n * s.block_k * stored.bits // 8
     scales = s.block_n * max(s.block_k // stored.group, 1) * itemsize("float32") if stored.group and not s.sums else 0
-    total = (left + codes + scales) * max(s.stages - 1, 1)
+    once = 0
+    if plan.gemm.shape[1] == 1:
+        row = s.block_k * itemsize(plan.gemm.dtype)
+        left, once = (row, 0) if row >= COPIED * 32 * s.warps else (0, row)
+    total = (left + codes + scales) * max(s.stages - 1, 1) + once
     widened = s.block_n * s.block_k * itemsize(plan.gemm.dtype)
     if not plan.gemm.half:
         return total + (widened if s.precision == "ieee" else 0)

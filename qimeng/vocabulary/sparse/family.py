@@ -7,23 +7,35 @@ of a family.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from qimeng.coder.template.families.gemm.host import print_gemm, with_inputs
 from qimeng.coder.template.families.gemm.plan import plan_gemm, read_weight_by
 from qimeng.device import Device
 from qimeng.family import Cost, Family, Needs
+from qimeng.graph.opgraph import itemsize
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
 from qimeng.vocabulary.sparse.kept import sparse_product
-from qimeng.vocabulary.sparse.reading import AT, FIRST, VALUES, reader_of
+from qimeng.vocabulary.sparse.reading import AT, FIRST, VALUES, kernel_before, reader_of
 from qimeng.vocabulary.sparse.schedules import (
     Pipeline,
     SparsePlan,
     SparseSchedule,
+    Split,
     Tiling,
+    held_values,
     schedules,
     shared_bytes,
 )
+from qimeng.vocabulary.sparse.turned import left_operand
+
+SECTOR = 32
+"""Bytes that the L2 cache gives for one element whose neighbours are not wanted."""
+
+L2_BYTE = 6.5
+"""Multiply-adds in fp32 that an SM could carry out while it gets a byte from L2: on an H100 4.4 TB/s were measured with
+single elements, and it has 33.5e12 multiply-adds a second."""
 
 
 class SparseProducts(Family[SparsePlan, SparseSchedule]):
@@ -34,12 +46,14 @@ class SparseProducts(Family[SparsePlan, SparseSchedule]):
     schedule = SparseSchedule
 
     def __init__(self) -> None:
-        self.moves = {"tiling": Tiling(), "pipeline": Pipeline()}
+        self.moves = {"tiling": Tiling(), "pipeline": Pipeline(), "split": Split()}
 
     def plan(self, region: Region) -> SparsePlan:
         """The product, its right operand as kept blocks."""
         kept, product = sparse_product(region)
-        gemm = read_weight_by(plan_gemm(product), reader_of(kept))
+        gemm = read_weight_by(plan_gemm(product, one_row=True), reader_of(kept))
+        if kept.block == 1:
+            gemm = replace(gemm, a=replace(gemm.a, reader=left_operand))
         names = {v: f"x{i}" for i, v in enumerate(product.inputs)}
         names |= {kept.first: FIRST, kept.at: AT, kept.values: VALUES}
         return SparsePlan(gemm, kept, tuple(names[v] for v in region.inputs), names[kept.weight])
@@ -54,32 +68,35 @@ class SparseProducts(Family[SparsePlan, SparseSchedule]):
 
     def needs(self, plan: SparsePlan, schedule: SparseSchedule) -> Needs:
         """The stages of both operands; the accumulator in registers."""
-        s = schedule
-        held = s.block_m * (s.block_k if plan.kept.block == 1 else s.block_n)
-        return Needs(shared_bytes(plan, s), s.warps, held, values_per_thread=255)
+        held = held_values(plan, schedule)
+        return Needs(shared_bytes(plan, schedule), schedule.warps, held, values_per_thread=255)
 
     def print(self, plan: SparsePlan, schedule: SparseSchedule, prefix: str) -> Implementation:
         """The gemm family's kernels; the entry function takes blocks and indices where the weight would be."""
-        made = print_gemm(plan.gemm, schedule, prefix)
-        return with_inputs(made, prefix, plan.inputs, plan.hidden, VALUES)
+        made = with_inputs(print_gemm(plan.gemm, schedule, prefix), prefix, plan.inputs, plan.hidden, VALUES)
+        before = kernel_before(plan.gemm, schedule, prefix)
+        return replace(made, source=f"{before}\n\n{made.source}") if before else made
 
     def cost(self, plan: SparsePlan, schedule: SparseSchedule) -> Cost:
-        """The share of the multiply-adds that is carried out."""
+        """The share of the multiply-adds that is carried out; those of single elements wait for the L2 cache."""
         _, m, n, k = plan.gemm.shape
         s, kept = schedule, plan.kept
         down = math.ceil(m / s.block_m)
+        read = itemsize(plan.gemm.dtype) if s.transposed else SECTOR
+        waits = max(1.0, read * L2_BYTE) if kept.block == 1 else 1.0
         return Cost(
             tile=(s.block_m, s.block_n),
             products=3 if s.precision == "tf32x3" else 1,
             programs=down * math.ceil(n / s.block_n),
-            padded=down * s.block_m * kept.count * kept.block**2 / (m * n * k),
+            padded=waits * down * s.block_m * kept.count * kept.block**2 / (m * n * k),
         )
 
     def intents(
         self, region: Region, schedule: SparseSchedule | None, device: Device, mode: str
     ) -> tuple[tuple[str, str], ...]:
-        """Stages and warps, then tiles."""
-        return ("pipeline", "stages"), ("pipeline", "warps"), ("tiling", "taller"), ("tiling", "smaller")
+        """Stages and warps, then tiles; shares of single elements before."""
+        tuned = ("pipeline", "stages"), ("pipeline", "warps"), ("tiling", "taller"), ("tiling", "smaller")
+        return (("split", "more"), ("split", "fewer"), *tuned) if schedule and schedule.transposed else tuned
 
 
 __all__ = ["SparseProducts"]

@@ -1,20 +1,24 @@
-"""Main loops over the kept blocks of a weight: blocks on the tensor cores, single elements one by one.
+"""How the main loop walks what is kept of a weight: blocks on the tensor cores, single elements one by one.
+
+The loops over single elements on a transposed left operand are in `qimeng.vocabulary.sparse.elements`.
 
 Deals in loads, loops and masks of one tile. Knows nothing about schedules or launches.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from qimeng.coder.template.families.gemm.loop import indent
 from qimeng.coder.template.families.gemm.operand import Operand
+from qimeng.coder.template.families.gemm.operands import operand
+from qimeng.coder.template.families.gemm.plan import GemmPlan
+from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import scheme_of
+from qimeng.family import Unsupported
+from qimeng.vocabulary.sparse.elements import AT, FIRST, SUMS, VALUES, Shares, by_columns
 from qimeng.vocabulary.sparse.kept import Kept
-
-FIRST, AT, VALUES = "b_first", "b_at", "b_values"
-"""Variables of the entry function."""
-
-WIDE = 1 << 31
-"""Elements from which on offsets take 64 bits."""
+from qimeng.vocabulary.sparse.turned import WIDE, Turned
 
 
 class KeptOperand(Operand):
@@ -25,14 +29,31 @@ class KeptOperand(Operand):
 
     def _arrange(self) -> None:
         self.given = (FIRST, AT, VALUES)
-        self.parameters, self.arguments = [f"{name}_ptr" for name in self.given], list(self.given)
+        names = [FIRST, SUMS] if self.shares else list(self.given)
+        self.parameters, self.arguments = [f"{name}_ptr" for name in names], names
+        self.host = self.shares.launch() if self.shares else []
+
+    @cached_property
+    def shares(self) -> Shares | None:
+        """The kernel that gives each program the same number of elements, where the schedule has one."""
+        share = getattr(self.schedule, "share", 0)
+        if not share:
+            return None
+        left = operand(self.plan, self.schedule, self.plan.a, self.prefix, self.names)
+        if not isinstance(left, Turned):
+            raise Unsupported("shares of single elements on a left operand that is not transposed")
+        return Shares(self.kept, left, share, self.prefix)
 
     def fetch(self, target: str, k: str, plane: str = "0") -> list[str]:
         """Nothing: the loop is the operand's own."""
         raise AssertionError("a product of kept blocks has a loop of its own")
 
     def loop(self, left: Operand) -> list[str]:
-        """Walk the kept blocks of the tile's row of blocks."""
+        """Walk the kept blocks of the tile's row of blocks, or the single elements of its columns."""
+        if self.shares:
+            return self.shares.add(self.schedule.block_n)
+        if isinstance(left, Turned):
+            return by_columns(left, self.plan.shape[2], self.schedule.block_n)
         row = "col0" if self.kept.block == 1 else f"col0 // {self.kept.block}"
         head = [
             f"row_of_blocks = {row}",
@@ -83,4 +104,11 @@ def reader_of(kept: Kept) -> type[KeptOperand]:
     return type("KeptBlocks", (KeptOperand,), {"kept": kept})
 
 
-__all__ = ["AT", "FIRST", "VALUES", "KeptOperand", "reader_of"]
+def kernel_before(plan: GemmPlan, schedule: GemmSchedule, prefix: str) -> str:
+    """The text of the kernel that leaves sums for the product; empty where there is none."""
+    made = operand(plan, schedule, plan.b, prefix, plan.loads.names)
+    assert isinstance(made, KeptOperand)
+    return made.shares.kernel() if made.shares else ""
+
+
+__all__ = ["AT", "FIRST", "VALUES", "KeptOperand", "kernel_before", "reader_of"]

@@ -1,7 +1,9 @@
 """Which schedules a product with kept blocks starts from, and its tunings.
 
-Reasoned from what is moved, not swept. A tile is as wide as a block, or half of it; single elements have tiles of one
-column. Deals in block sizes. Knows nothing about kernel text.
+Reasoned from what is moved, not swept. A tile of blocks is as wide as a block, or half of it. Of single elements the
+left operand is read along its rows where there are more than a few: an H100 took 631 us for 1 % of 4096 x 4096 and 512
+rows where each element gathers along the depth, 4.4 TB/s of sectors from L2 of which a sixteenth is used. Deals in
+block sizes. Knows nothing about kernel text.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
+from qimeng.errors import IllegalAction
 from qimeng.family import MAX_ALTERNATIVES, Move, family_field
 from qimeng.graph.opgraph import itemsize
 from qimeng.vocabulary.sparse.kept import Kept
@@ -20,9 +23,23 @@ from qimeng.vocabulary.sparse.kept import Kept
 
 @dataclass(frozen=True)
 class SparseSchedule(GemmSchedule):
-    """How a product with kept blocks is cut into tiles; see `GemmSchedule` for the fields."""
+    """How a product with kept blocks is cut into tiles; see `GemmSchedule` for the other fields.
+
+    Attributes:
+        transposed: single elements meet runs of the left operand's rows, which lie so or are written so before; a step
+            takes `block_k` elements of each of a tile's `block_n` columns.
+        share: single elements that each program of a kernel before takes, `block_k` a step, whatever columns they
+            belong to, so that a long column is split; the product then adds sums. 0: a program takes whole columns.
+    """
 
     family: str = family_field("sparse")
+    transposed: bool = False
+    share: int = 0
+
+    @property
+    def numerics(self) -> str:
+        """In which order single elements are added, as well."""
+        return f"{super().numerics}, {self.transposed}, {self.share}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,18 +68,50 @@ ROWS, STEPS = 64, (16, 512)
 VALUES = 4096
 """Products that a step of single elements makes at most."""
 
+TURNED = 8
+"""Rows from which they are read as runs: 16 bytes of a half type."""
+
+Shape = tuple[int, int, int, int, int]
+
+SOME = 32
+"""Rows up to which a tile has few columns, so that there are enough programs."""
+
+ONE_SWEEP: tuple[Shape, ...] = (
+    (1, 8, 32, 4, 0),
+    (1, 4, 64, 4, 0),
+    (1, 16, 16, 4, 0),
+    (1, 4, 32, 2, 0),
+    (1, 2, 64, 1, 0),
+    (1, 64, 32, 1, 256),
+    (1, 64, 64, 2, 1024),
+)
+SOME_SWEEP: tuple[Shape, ...] = (
+    (32, 4, 16, 4, 0),
+    (32, 8, 8, 4, 0),
+    (32, 2, 32, 4, 0),
+    (32, 4, 8, 2, 0),
+    (32, 16, 4, 4, 0),
+    (32, 16, 16, 1, 128),
+    (32, 16, 32, 2, 256),
+)
+MANY_SWEEP: tuple[Shape, ...] = (
+    (64, 16, 4, 4, 0),
+    (128, 16, 2, 4, 0),
+    (32, 16, 4, 4, 0),
+    (128, 8, 4, 4, 0),
+    (16, 16, 4, 4, 0),
+    (64, 16, 8, 1, 128),
+    (128, 32, 16, 4, 512),
+)
+"""Rows and columns of a tile, elements of a step, warps, elements of a share. The rows of a thin tile stay in L1."""
+
 
 def schedules(plan: SparsePlan) -> tuple[SparseSchedule, ...]:
     """At most eight schedules, the best guess first, each once."""
     _, rows, _, depth = plan.gemm.shape
     block = plan.kept.block
     if block == 1:
-        each = max(1, plan.kept.count // plan.kept.shape[0])
-        high = min(power_of_two(rows), ROWS)
-        long = max(STEPS[0], min(power_of_two(each), STEPS[1], VALUES // high))
-        found = [(high, long, 4), (high, max(STEPS[0], long // 2), 2), (max(1, high // 2), long, 4), (high, long, 1)]
-        made = [SparseSchedule(block_m=m, block_n=1, block_k=k, warps=w, stages=2) for m, k, w in found]
-        return tuple(dict.fromkeys(made))
+        return _single(plan)
     high = max(LEAST, min(power_of_two(rows), 128))
     precisions = ("ieee",) if plan.gemm.half else ("ieee", "tf32x3")
     half, twice = max(LEAST, high // 2), min(MOST, high * 2)
@@ -76,6 +125,34 @@ def schedules(plan: SparsePlan) -> tuple[SparseSchedule, ...]:
     return tuple(dict.fromkeys(made))[:MAX_ALTERNATIVES]
 
 
+def _single(plan: SparsePlan) -> tuple[SparseSchedule, ...]:
+    """Those of single elements: tiles of several columns first where the rows are worth reading as runs."""
+    _, rows, columns, _ = plan.gemm.shape
+    each = max(1, plan.kept.count // plan.kept.shape[0])
+    found = [
+        SparseSchedule(
+            block_m=min(m, power_of_two(rows)),
+            block_n=min(n, power_of_two(columns)),
+            block_k=min(k, power_of_two(each)),
+            group_m=1,
+            warps=warps,
+            stages=2,
+            transposed=True,
+            share=share,
+        )
+        for m, n, k, warps, share in (ONE_SWEEP if rows == 1 else SOME_SWEEP if rows <= SOME else MANY_SWEEP)
+    ]
+    high = min(power_of_two(rows), ROWS)
+    long = max(STEPS[0], min(power_of_two(each), STEPS[1], VALUES // high))
+    shapes = [(high, long, 4), (high, max(STEPS[0], long // 2), 2), (max(1, high // 2), long, 4), (high, long, 1)]
+    gathered = [SparseSchedule(block_m=m, block_n=1, block_k=k, warps=w, stages=2) for m, k, w in shapes]
+    made = gathered if 1 < rows < TURNED else [*found, gathered[2]]
+    return tuple(dict.fromkeys(made))[:MAX_ALTERNATIVES]
+
+
+MOST_COLUMNS, SHARES = 64, (64, 4096)
+"""The most columns of a tile of single elements, and the least and the most of these in a share."""
+
 WARPGROUP = 64
 """Rows from which Hopper's tensor cores read both operands from shared memory."""
 
@@ -87,10 +164,18 @@ def shared_bytes(plan: SparsePlan, schedule: SparseSchedule) -> int:
     """
     s = schedule
     if plan.kept.block == 1:
-        return 4 * s.block_m * s.block_k
+        return 4 * held_values(plan, s)
     ahead = max(1, (s.stages - 1) // 2)
     held = ahead + (s.block_m >= WARPGROUP and s.warps >= 4)
     return (s.block_m + s.block_n) * s.block_k * itemsize(plan.gemm.dtype) * held + 4 * ahead
+
+
+def held_values(plan: SparsePlan, schedule: SparseSchedule) -> int:
+    """Sums that a block holds, of single elements those of each place of a step."""
+    s = schedule
+    if plan.kept.block > 1:
+        return s.block_m * s.block_n
+    return s.block_m * max(s.block_k, s.block_n) if s.share or not s.transposed else s.block_m * s.block_n * s.block_k
 
 
 SparseMove = Move[SparsePlan, SparseSchedule]
@@ -101,21 +186,60 @@ class Tiling(SparseMove):
 
     def schedules(self, plan: SparsePlan, schedule: SparseSchedule, param: str, device: Device) -> Sequence:
         """None where a block allows no other."""
-        s, block = schedule, plan.kept.block
-        least, most = (1, ROWS) if block == 1 else (LEAST, MOST)
+        s = schedule
         found = {
             "taller": [s.but(block_m=s.block_m * 2)],
             "wider": [s.but(block_n=s.block_n * 2)],
             "deeper": [s.but(block_k=s.block_k * 2)],
             "smaller": [s.but(block_m=s.block_m // 2), s.but(block_n=s.block_n // 2), s.but(block_k=s.block_k // 2)],
         }.get(param, [])
+        (low_m, low_n, low_k), (high_m, high_n, high_k) = _limits(plan, s)
         return tuple(
             c
             for c in found
-            if least <= c.block_m <= most
-            and (c.block_n == 1 if block == 1 else LEAST <= c.block_n <= block)
-            and (STEPS[0] <= c.block_k <= STEPS[1] if block == 1 else c.block_k == block)
+            if low_m <= c.block_m <= high_m
+            and low_n <= c.block_n <= high_n
+            and low_k <= c.block_k <= high_k
+            and _loads_stay(c)
         )
+
+
+def _limits(plan: SparsePlan, schedule: SparseSchedule) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """The least and the most rows, columns and depth of a tile."""
+    block = plan.kept.block
+    if block > 1:
+        return (LEAST, LEAST, block), (MOST, block, block)
+    if schedule.transposed:
+        return (min(TURNED, power_of_two(plan.gemm.shape[1])), 1, 1), (MOST, MOST_COLUMNS, STEPS[1])
+    return (1, 1, STEPS[0]), (ROWS, 1, STEPS[1])
+
+
+def _loads_stay(schedule: SparseSchedule) -> bool:
+    """Whether a step's elements are fewer than threads, of single elements on several rows that are read transposed.
+
+    Triton 3.6 then has each thread load what it multiplies by. Of more it takes every element once and passes all that
+    the step has read through shared memory.
+    """
+    lanes = schedule.block_k * (1 if schedule.share else schedule.block_n)
+    return not schedule.transposed or schedule.block_m == 1 or lanes < 32 * schedule.warps
+
+
+class Split(SparseMove):
+    """The single elements of a program: fewer or more for each, or whole columns."""
+
+    def check(self, plan: SparsePlan, schedule: SparseSchedule, param: str, device: Device, mode: str) -> None:
+        """Only of single elements that meet runs of rows."""
+        if not schedule.transposed:
+            raise IllegalAction("only single elements that meet a transposed left operand are shared by number")
+
+    def schedules(self, plan: SparsePlan, schedule: SparseSchedule, param: str, device: Device) -> Sequence:
+        """Shares of 64 to 4096 elements; past the last one, whole columns."""
+        s, (least, most) = schedule, SHARES
+        if param == "more":
+            found = [s.share // 2, s.share // 4] if s.share else [512, 128]
+        else:
+            found = [s.share * 2, s.share * 4, 0] if s.share else []
+        return tuple(s.but(share=n) for n in found if n == 0 or least <= n <= most)
 
 
 class Pipeline(SparseMove):
@@ -125,7 +249,7 @@ class Pipeline(SparseMove):
         """Depths of 3 to 8, warps from 1 to 8."""
         s = schedule
         found = [s.but(warps=w) for w in (1, 2, 4, 8)] if param == "warps" else [s.but(stages=n) for n in (3, 4, 6, 8)]
-        return tuple(c for c in found if c != s)
+        return tuple(c for c in found if c != s and _loads_stay(c))
 
 
-__all__ = ["Pipeline", "SparsePlan", "SparseSchedule", "Tiling", "schedules", "shared_bytes"]
+__all__ = ["Pipeline", "SparsePlan", "SparseSchedule", "Split", "Tiling", "held_values", "schedules", "shared_bytes"]

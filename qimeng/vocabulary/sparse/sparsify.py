@@ -10,6 +10,7 @@ from qimeng.actions import find_region
 from qimeng.device import Device
 from qimeng.errors import IllegalAction
 from qimeng.family import Unsupported
+from qimeng.graph.opgraph import itemsize
 from qimeng.graph.ops import category
 from qimeng.graph.region import Region
 from qimeng.graph.state import settled_nodes
@@ -20,6 +21,10 @@ from qimeng.vocabulary.weight_readers import WeightReader
 
 SHARE = 0.75
 """Share of a weight's bytes up to which its blocks with their indices are worth reading."""
+
+
+L2_SHARE = 1.3
+"""Rate at which single elements come from the L2 cache over that of the memory: 4.4 of 3.35 TB/s on an H100."""
 
 
 class Sparsify(WeightReader):
@@ -41,7 +46,7 @@ class Sparsify(WeightReader):
     def promising(self, program: Program, action: Action, device: Device) -> bool:
         """Where what is left takes less time than the whole product, by the device's peak rates.
 
-        Single elements are multiplied one by one, blocks by the tensor cores.
+        Blocks are multiplied by the tensor cores. Of each single element and row, an element comes from the L2 cache.
         """
         kept = _kept(find_region(program, action))
         if kept is None:
@@ -51,8 +56,10 @@ class Sparsify(WeightReader):
         rows = sum(program.graph.meta(v).numel for v in find_region(program, action).outputs[:1]) / high
         peak = device.peak_tflops(weight.dtype)
         whole = _seconds(2 * rows * high * wide, weight.bytes, peak, device)
-        rate = device.fp32_tflops if kept.block == 1 else peak
-        return _seconds(2 * rows * kept.count * kept.block**2, kept.bytes, rate, device) < whole
+        if kept.block == 1:
+            read = rows * kept.count * itemsize(weight.dtype) / (L2_SHARE * device.bandwidth_gbs * 1e9)
+            return max(read, kept.bytes / (device.bandwidth_gbs * 1e9)) < whole
+        return _seconds(2 * rows * kept.count * kept.block**2, kept.bytes, peak, device) < whole
 
     def reading(self, region: Region) -> set[str]:
         """The nodes of `region`, and those that put its weight together.

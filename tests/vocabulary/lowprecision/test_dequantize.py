@@ -14,7 +14,7 @@ from qimeng.device import DEVICES
 from qimeng.envs.steps.loop import optimize
 from qimeng.graph.narrowest import narrowest
 from qimeng.graph.state import settled_nodes
-from qimeng.interfaces import Action
+from qimeng.interfaces import Action, Request
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.program.origin import is_printed
@@ -57,6 +57,27 @@ def test_the_region_then_reads_codes_and_scales(text: str, share: float) -> None
     with pytest.raises(IllegalAction, match="reads its weights as they are stored already"):
         check_action(program, Action("dequantize", (region.id,)), CONTEXT)
     assert {"tiling", "pipeline", "reordering", "unfuse"} <= kinds_of(program)
+
+
+@pytest.mark.parametrize("text", ["int8", "int4", "fp8"])
+def test_one_row_is_offered_as_tiles_and_as_a_reduction_of_rows(text: str) -> None:
+    module, x = layer(1, 512, 256, BF16, after=nn.GELU())
+    start = start_of(spec_of(module, x, text))
+    patch = CONTEXT.coder.write(Request(start, action_of(start, "dequantize"), CONTEXT.device))
+    found = [made.schedule.family for made in patch.alternatives if made.schedule is not None]
+    assert found == ["lowprecision"] * 7 + ["tile"]
+    for number in (0, 7):
+        program = patch.apply(start, number)
+        fused = after(program, action_of(program, "fusion"))
+        assert len(fused.called) == 1 and fused.implementation(fused.called[0]).generated
+
+
+def test_a_reduction_of_one_row_is_not_fused_with_its_product() -> None:
+    module, x = layer(1, 512, 256, BF16, after=nn.Softmax(-1))
+    start = start_of(spec_of(module, x, "int8"))
+    program = after(start, action_of(start, "dequantize"))
+    with pytest.raises(IllegalAction, match="a reduction of a matrix product with one row"):
+        check_action(program, Action("fusion", tuple(r.id for r in program.called)), CONTEXT)
 
 
 def test_the_smallest_values_are_found_nearest_to_the_weight() -> None:

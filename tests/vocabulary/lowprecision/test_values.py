@@ -17,18 +17,18 @@ CASES = {
     "int8, fp16, activation": Case("int8", (5, 96, 72), F16, nn.GELU(), fused=True),
     "int8, fp32": Case("int8", (4, 130, 40), F32, choices=(0, 1)),
     "int8, many rows": Case("int8", (150, 96, 130), BF16, bias=False),
-    "int8, one row": Case("int8", (1, 100, 40), F16, choices=(0,)),
+    "int8, one row": Case("int8", (1, 100, 40), F16, choices=(0, 7)),
     "fp8": Case("fp8", (8, 200, 96), BF16),
     "fp8, fp16, activation": Case("fp8", (20, 96, 72), F16, nn.GELU(), fused=True),
     "fp8, fp32": Case("fp8", (4, 130, 40), F32, choices=(0, 1)),
-    "fp8, one row": Case("fp8", (1, 100, 40), BF16, choices=(0,)),
+    "fp8, one row": Case("fp8", (1, 100, 40), BF16, choices=(0, 7)),
     "int4": Case("int4", (8, 256, 64), BF16, choices=(0, 1, 2)),
     "int4, group does not divide": Case("int4:64", (3, 200, 50), F16),
     "int4, group above the depth": Case("int4:128", (16, 100, 33), BF16),
     "int4, small groups, activation": Case("int4:16", (17, 75, 40), F16, nn.SiLU(), fused=True),
     "int4, fp32": Case("int4:32", (4, 70, 24), F32, choices=(0, 1)),
     "int4, many rows": Case("int4:64", (140, 192, 100), BF16, bias=False),
-    "int4, one row": Case("int4:32", (1, 96, 40), F16, choices=(0,)),
+    "int4, one row": Case("int4:32", (1, 96, 40), F16, nn.GELU(), fused=True, choices=(0, 2, 7)),
 }
 
 

@@ -9,7 +9,6 @@ from torch import nn
 from qimeng import IllegalAction, KernelSpec
 from qimeng.actions import check_action, legal_actions
 from qimeng.envs.steps.loop import optimize
-from qimeng.graph.opgraph import Value
 from qimeng.interfaces import Action
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.heuristic import HeuristicPlanner
@@ -117,9 +116,9 @@ def test_a_scripted_search_takes_it_and_tunes_it() -> None:
     assert [s.action.kind for s in result.steps if s.accepted][:3] == ["sparsify", "fusion", "tiling"]
 
 
-def test_one_row_is_refused_with_the_reason() -> None:
+def test_one_row_is_read_where_it_lies() -> None:
     module, x = layer(1, 256, 64, BF16)
-    program = start_of(spec_of(module, x, "csr:5"))
-    assert Value in map(type, program.graph.results())
-    with pytest.raises(IllegalAction, match="cannot read the blocks of its weight"):
-        check_action(program, Action("sparsify", (program.called[0].id,)), CONTEXT)
+    for text in ("csr:5", "bsr:16:20"):
+        start = start_of(spec_of(module, x, text))
+        program = after(start, action_of(start, "sparsify"))
+        assert "_pack_a" not in program.implementation(reading(program)).source

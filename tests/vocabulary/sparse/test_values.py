@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from qimeng import KernelSpec
-from tests.vocabulary.sparse.samples import action_of, after, layer, reading, spec_of, start_of
+from tests.vocabulary.sparse.samples import Turned, action_of, after, layer, reading, spec_of, start_of
 from tests.vocabulary.values import BF16, F16, F32, Case, check, run
 
 CASES = {
@@ -24,6 +24,13 @@ CASES = {
     "csr, activation": Case("csr:5", (5, 100, 72), F16, nn.SiLU(), fused=True),
     "csr, fp32": Case("csr:20", (20, 130, 40), F32, choices=(0, 1, 2)),
     "csr, many rows": Case("csr:3", (150, 192, 130), BF16, bias=False),
+    "csr, few rows": Case("csr:10", (3, 200, 96), BF16, choices=(0, 2)),
+    "csr, every schedule": Case("csr:6", (72, 70, 60), F16, choices=tuple(range(8))),
+    "csr, shared, activation": Case("csr:5", (20, 100, 72), BF16, nn.SiLU(), fused=True, choices=(5, 6)),
+    "csr, one row": Case("csr:10", (1, 200, 96), BF16, nn.GELU(), fused=True, choices=(0, 5, 7)),
+    "csr, one row, fp32": Case("csr:3", (1, 203, 40), F32, choices=(0, 5)),
+    "bsr, one row": Case("bsr:16:30", (1, 200, 96), BF16),
+    "csr, lies transposed": Case("csr:5", (24, 100, 72), BF16, choices=(0, 5), turned=True),
     "csr, one weight": Case("csr:0.001", (8, 200, 96), BF16),
 }
 """One block or weight leaves all other rows empty."""
@@ -32,6 +39,8 @@ CASES = {
 def errors_of(case: Case, choice: int) -> tuple[float, float]:
     """The largest errors of a program, and of PyTorch, against the declared computation in float64."""
     module, x = layer(*case.sizes, case.dtype, bias=case.bias, after=case.after)
+    if case.turned:
+        module, x = Turned(*module), x.t().contiguous()
     with torch.no_grad():
         module[0].weight[:33].zero_()  # rows of nothing
         module[0].weight[34] *= 100

@@ -68,12 +68,13 @@ def _needed(lines: list[str], wanted: set[str]) -> set[str]:
     return wanted
 
 
-def nest_of(region: Region, joined: bool = False) -> tuple[Nest, Loads]:
+def nest_of(region: Region, joined: bool = False, one_row: bool = False) -> tuple[Nest, Loads]:
     """The region's loop nest with its loads.
 
     Args:
         region: the region.
         joined: let reductions over different axes walk the same ones.
+        one_row: a product of one row is a product as well, not a sum of each column.
 
     Raises:
         Unsupported: no template covers it; the message says why.
@@ -84,7 +85,7 @@ def nest_of(region: Region, joined: bool = False) -> tuple[Nest, Loads]:
             if not any(Value(node.name) == v for v in _reachable(region, loads)):
                 raise Unsupported(f"{node.packet} in the middle of a region")
     loads = find_loads(region)
-    nest = build_nest(RULES, region, loads.values)
+    nest = build_nest(RULES, region, loads.values, one_row)
     if joined:
         nest.join_reductions()
     nest.finish()

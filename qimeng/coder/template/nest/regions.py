@@ -19,24 +19,28 @@ Found = tuple[Region, Nest, Loads]
 """A region, its loop nest, and how its inputs reach the kernels."""
 
 
-def region_nest(region: Region) -> Found:
+def region_nest(region: Region, one_row: bool = False) -> Found:
     """The loop nest of `region`, or of an equal region that was read before, with that region: its names count.
+
+    Args:
+        region: the region.
+        one_row: a product of one row is a product as well, not a sum of each column.
 
     Raises:
         Unsupported: no template covers it; the message says why.
     """
-    found = _region_nest(RegionKey(region))
+    found = _region_nest(RegionKey(region), one_row)
     if isinstance(found, Unsupported):
         raise found.with_traceback(None)
     return found
 
 
 @lru_cache(1024)
-def _region_nest(key: RegionKey) -> Found | Unsupported:
+def _region_nest(key: RegionKey, one_row: bool) -> Found | Unsupported:
     region = key.region
     try:
         _refuse(region)
-        nest, loads = nest_of(region)
+        nest, loads = nest_of(region, one_row=one_row)
         if any(s.scalar for s in nest.sources) and any(e.dtype == "float64" for e in nest.exprs):
             raise Unsupported("a Python number in float64 arithmetic: kernels take numbers as float32")
         return region, nest, loads

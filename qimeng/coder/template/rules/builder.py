@@ -27,9 +27,14 @@ Operand = Expr | Number
 
 
 class Builder:
-    """Records a region's expressions in a `Nest` while following shapes."""
+    """Records a region's expressions in a `Nest` while following shapes.
 
-    def __init__(self) -> None:
+    Args:
+        one_row: a product of one row is a product as well, where others take it for a sum of each column.
+    """
+
+    def __init__(self, one_row: bool = False) -> None:
+        self.one_row = one_row
         self.nest = Nest(Axes())
         self.axes = self.nest.axes
 
@@ -163,7 +168,8 @@ class Builder:
         """
         a, b = self.own(a), self.own(b)
         self.axes.unify(a.dims[-1], b.dims[-2])
-        if not always and (not a.dims[-2] or not b.dims[-1] or not a.dims[-1]):
+        rows = bool(a.dims[-2]) or self.one_row
+        if not always and not (rows and b.dims[-1] and a.dims[-1]):
             left = self.nest.add(Expr("identity", (a,), (*a.dims, ()), a.dtype))
             right = self.nest.add(Expr("identity", (b,), (*b.dims[:-2], (), *b.dims[-2:]), b.dtype))
             return self.reduce(
@@ -232,13 +238,16 @@ def _find(e: Expr, test: Callable[[Expr], bool]) -> Expr | None:
     return None
 
 
-def build_nest(rule_table: dict[str, Callable[..., Any]], region: Any, sources: dict[Any, Source]) -> Nest:
+def build_nest(
+    rule_table: dict[str, Callable[..., Any]], region: Any, sources: dict[Any, Source], one_row: bool = False
+) -> Nest:
     """The loop nest of `region`, not finished (`Nest.finish`).
 
     Args:
         rule_table: operator packet to rule (`RULES`).
         region: a `qimeng.graph.region.Region`.
         sources: the values that are loaded (inputs, or views of inputs made beforehand) as `Source`.
+        one_row: see `Builder`.
 
     Raises:
         Unsupported: an operator has no rule, or shapes do not line up.
@@ -248,7 +257,7 @@ def build_nest(rule_table: dict[str, Callable[..., Any]], region: Any, sources: 
     from qimeng.graph.ops import EXACT
     from qimeng.graph.rounding import shown_halves
 
-    b = Builder()
+    b = Builder(one_row)
     b.nest.sources = sorted(sources.values(), key=lambda s: s.number)
     held: dict[Any, Expr] = {}
     shown = shown_halves(region.graph)

@@ -196,13 +196,18 @@ def used_axes(nest: Nest, roots: list[Expr], stop: Callable[[Expr], bool] = lamb
     return frozenset(a for e in reach(roots, stop) if e.op == "index" for a in e.reduced)
 
 
-def plan_gemm(region: Region) -> GemmPlan:
+def plan_gemm(region: Region, one_row: bool = False) -> GemmPlan:
     """The plan for `region`.
+
+    Args:
+        region: the region.
+        one_row: products with one row are covered as well, but for reductions of their results. They are computed as
+            tiles of rows, of which one is stored.
 
     Raises:
         Unsupported: no template covers it, or it is not a product with a pointwise prologue and a tile-wise epilogue.
     """
-    region, nest, loads = region_nest(region)
+    region, nest, loads = region_nest(region, one_row)
     if nest.dot is not None and nest.ordered:
         raise Unsupported("a scan beside a matrix product")
     dots = [e for e in nest.exprs if e.op == "dot"]
@@ -221,12 +226,14 @@ def plan_gemm(region: Region) -> GemmPlan:
     batch = tuple(x for x in order if x in in_a and x in in_b)
     m = tuple(x for x in order if x in in_a and x not in in_b)
     n = tuple(x for x in order if x in in_b and x not in in_a)
-    if not m or not n or not k:
+    if not n or not k or not (m or one_row):
         raise Unsupported("a matrix product with one row or one column")
     if a.dtype != b.dtype or a.dtype not in ("float32", "float16", "bfloat16"):
         raise Unsupported(f"a matrix product of {a.dtype} and {b.dtype}")
     left = _side(region, nest, loads, "a", a, m, k, batch)
     right = _side(region, nest, loads, "b", b, n, k, batch)
+    if not m and nest.reductions():
+        raise Unsupported("a reduction of a matrix product with one row")
     reductions, over, finals = _reductions(nest, dot, m, n)
     tiles = tuple(i for i in range(len(nest.outputs)) if i not in finals)
     triangle = _triangle(nest, tiles, finals, m, n)
