@@ -1,0 +1,144 @@
+"""The kinds of action on reductions by segment: computing rows where they are reduced, and the form of the reduction.
+
+Deals in regions and in names of forms. Knows nothing about kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qimeng.actions import Context, GraphRewrite, Kind, ScheduleKind, find_region
+from qimeng.device import Device
+from qimeng.errors import IllegalAction
+from qimeng.family import Unsupported
+from qimeng.graph.opgraph import Node, OpGraph, Value
+from qimeng.graph.ops import category
+from qimeng.graph.region import Region, repartition
+from qimeng.interfaces import Action
+from qimeng.program.program import Program
+from qimeng.vocabulary.irregular.plan import BESIDE
+from qimeng.vocabulary.irregular.schedules import FORMS
+from qimeng.vocabulary.irregular.segments import FILLS, READERS, Segments, segments_of
+
+OF_A_ROW = ("pointwise", "view", "indexing")
+"""Categories of operators that are computed again for each row that is reduced."""
+
+
+class Aggregate(Kind):
+    """Compute rows where they are reduced by segment, so that messages between nodes never go to memory.
+
+    What makes the rows, gathers and pointwise operators, is taken over from the regions before. Equal regions change
+    together.
+
+    args: the region of the reduction.
+    rewrite: ``m = x[src] * w; y.index_add_(0, dst, m)`` -> a kernel that gathers, multiplies and sums by segment
+    """
+
+    name = "aggregate"
+    local = False
+
+    def proposals(self, program: Program, context: Context) -> Iterator[Action]:
+        """One for each reduction that leaves its rows to other regions, equal ones once."""
+        seen = set[str]()
+        for region in program.called:
+            if region.signature not in seen and reduction_of(region) is not None:
+                seen.add(region.signature)
+                yield Action(self.name, (region.id,))
+
+    def promising(self, program: Program, action: Action, device: Device) -> bool:
+        """Always: every operator before a reduction writes all rows, and the next one reads them."""
+        return True
+
+    def check(self, program: Program, action: Action, context: Context) -> None:
+        """Legal where there is something to take over and the coder can implement the whole."""
+        target = self.target(program, action)
+        if (reason := context.coder.can_implement(target)) is not None:
+            raise IllegalAction(f"{target.label()} cannot be reduced where its rows are computed: {reason}")
+
+    def target(self, program: Program, action: Action) -> Region:
+        """The region that computes its rows itself."""
+        region = find_region(program, action)
+        nodes = self._nodes(region)
+        return next(r for r in self._partition(program, region) if set(r.nodes) == nodes)
+
+    def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
+        """The partition in which the region, and those equal to it, compute their rows."""
+        region = self.target(program, action)
+        note = f"{region.label()} computes its rows itself"
+        return GraphRewrite(self._partition(program, find_region(program, action)), region, note=note)
+
+    def _partition(self, program: Program, region: Region) -> tuple[Region, ...]:
+        sets = [self._nodes(r) if r.signature == region.signature else set(r.nodes) for r in program.regions]
+        return repartition(program.graph, sets)
+
+    def _nodes(self, region: Region) -> set[str]:
+        """The nodes of `region`, and those that make its rows.
+
+        Raises:
+            IllegalAction: it reduces nothing by segment, or computes its rows already.
+        """
+        segments = reduction_of(region)
+        if segments is None:
+            raise IllegalAction(f"{region.label()} reduces no rows by segment (index_add, scatter_reduce …)")
+        taken = set(region.nodes) | made_of_rows(region.graph, segments)
+        if taken == set(region.nodes):
+            raise IllegalAction(f"{region.label()} computes its rows itself, or only reads them; lower it")
+        return taken
+
+
+def reduction_of(region: Region) -> Segments | None:
+    """What `region` reduces by segment; None where that is nothing, or not covered."""
+    found = [n for n in region.ops if n.packet in READERS]
+    try:
+        return segments_of(region.graph, found[0]) if len(found) == 1 else None
+    except Unsupported:
+        return None
+
+
+def made_of_rows(graph: OpGraph, segments: Segments) -> set[str]:
+    """Operators that make the rows, one row after the other, and those that make the index and the first values."""
+    count, found = graph.meta(segments.rows).shape[0], set[str]()
+
+    def walk(value: Value, wanted: bool) -> None:
+        node = graph.nodes[value.node]
+        if node.kind != "op" or node.name in found or not (_is_row(graph, node, count) if wanted else _is_beside(node)):
+            return
+        found.add(node.name)
+        for operand in node.operands():
+            walk(operand, wanted)
+
+    walk(segments.rows, True)
+    walk(segments.by, False)
+    base = segments.node.operands()[0]
+    if graph.nodes[base.node].packet in FILLS:
+        found.add(base.node)
+    return found
+
+
+def _is_row(graph: OpGraph, node: Node, count: int) -> bool:
+    """Whether `node` makes a value for each of `count` rows, or only looks at one in another way."""
+    kind = "indexing" if node.packet == "aten.index" else category(node)
+    meta = node.metas[0]
+    if len(node.metas) != 1 or meta is None or kind not in OF_A_ROW:
+        return False
+    return kind == "view" or (bool(meta.shape) and meta.shape[0] == count)
+
+
+def _is_beside(node: Node) -> bool:
+    return node.packet in BESIDE
+
+
+class IrregularForm(ScheduleKind):
+    """Reduce rows by segment in another form.
+
+    args: ``sorted`` (rows in the order of their segments; the same sums in every call), ``bucket`` (rows counted into
+    segments by atomics, then summed), ``atomic`` (rows added to sums in memory as they come). The last two give sums
+    that differ in the last bits from call to call, and are refused under `torch.use_deterministic_algorithms`.
+    rewrite: ``for segment: for row in order[segment]: sum += row`` -> ``for row: atomic_add(sum[segment[row]], row)``
+    """
+
+    name = "irregular"
+    options = FORMS
+
+
+__all__ = ["Aggregate", "IrregularForm", "made_of_rows", "reduction_of"]

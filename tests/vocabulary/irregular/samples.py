@@ -1,0 +1,56 @@
+"""Layers of graph networks, bags and segments, and their programs, for the tests beside this file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from qimeng.graph.region import Region
+from qimeng.program.program import Program
+from qimeng.vocabulary.irregular.kinds import reduction_of
+from tests.vocabulary.lowprecision.samples import CONTEXT, action_of, after, start_of
+
+
+class Layer(nn.Module):
+    """Messages between nodes, weighted by edge, an activation, and their reduction at each node."""
+
+    def __init__(self, reduce: str = "index_add", edges: torch.Tensor | None = None):
+        super().__init__()
+        self.reduce = reduce
+        self.register_buffer("edges", edges)
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor, edges: torch.Tensor | None = None) -> Any:
+        source, target = self.edges if edges is None else edges
+        messages = torch.relu(x.index_select(0, source) * weights.unsqueeze(-1))
+        base, spread = torch.zeros_like(x), target.view(-1, 1).expand_as(messages)
+        if self.reduce == "index_add":
+            return base.index_add_(0, target, messages)
+        if self.reduce == "index":
+            return torch.zeros_like(x).index_add(0, target, torch.relu(x[source] * weights[:, None]))
+        if self.reduce == "onto x":
+            return x.index_add(0, target, messages)
+        if self.reduce == "scatter_add":
+            return base.scatter_add_(0, spread, messages)
+        if self.reduce.startswith("index_reduce"):
+            return base.index_reduce_(0, target, messages, self.reduce.split()[1], include_self=False)
+        name, own = self.reduce.split()
+        return (x if own == "joined" else base).scatter_reduce(0, spread, messages, name, include_self=own == "joined")
+
+
+def graph(nodes: int, edges: int, seed: int = 0) -> torch.Tensor:
+    """[2, edges]: edges between nodes drawn at random, some twice; the last fifth of the nodes gets none."""
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randint(0, nodes, (edges,), generator=generator)
+    target = torch.randint(0, max(1, nodes * 4 // 5), (edges,), generator=generator)
+    source[1], target[1] = source[0], target[0]
+    return torch.stack([source, target])
+
+
+def reducing(program: Program) -> Region:
+    """The region that reduces by segment."""
+    return next(r for r in program.called if reduction_of(r) is not None)
+
+
+__all__ = ["CONTEXT", "Layer", "action_of", "after", "graph", "reducing", "start_of"]
