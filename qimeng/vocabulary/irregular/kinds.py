@@ -79,7 +79,9 @@ class Aggregate(Kind):
         """
         segments = reduction_of(region)
         if segments is None:
-            raise IllegalAction(f"{region.label()} reduces no rows by segment (index_add, scatter_reduce …)")
+            raise IllegalAction(
+                f"{region.label()} reduces no rows by segment (index_add, scatter_reduce, embedding_bag …)"
+            )
         taken = set(region.nodes) | made_of_rows(region.graph, segments)
         if taken == set(region.nodes):
             raise IllegalAction(f"{region.label()} computes its rows itself, or only reads them; lower it")
@@ -97,7 +99,7 @@ def reduction_of(region: Region) -> Segments | None:
 
 def made_of_rows(graph: OpGraph, segments: Segments) -> set[str]:
     """Operators that make the rows, one row after the other, and those that make the index and the first values."""
-    count, found = graph.meta(segments.rows).shape[0], set[str]()
+    count, found = segments.size, set[str]()
 
     def walk(value: Value, wanted: bool) -> None:
         node = graph.nodes[value.node]
@@ -107,11 +109,10 @@ def made_of_rows(graph: OpGraph, segments: Segments) -> set[str]:
         for operand in node.operands():
             walk(operand, wanted)
 
-    walk(segments.rows, True)
-    walk(segments.by, False)
-    base = segments.node.operands()[0]
-    if graph.nodes[base.node].packet in FILLS:
-        found.add(base.node)
+    for value in segments.node.operands():
+        walk(value, value in segments.made and not segments.gathers)
+    if segments.base is None and graph.nodes[segments.node.operands()[0].node].packet in FILLS:
+        found.add(segments.node.operands()[0].node)
     return found
 
 

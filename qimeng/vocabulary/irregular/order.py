@@ -28,7 +28,7 @@ class Order:
 
     def __init__(self, plan: SegmentPlan, schedule: SegmentSchedule, prefix: str):
         self.plan, self.schedule, self.prefix = plan, schedule, prefix
-        self.settled = plan.settled and schedule.form == "sorted"
+        self.settled = plan.settled and schedule.form == "sorted" and plan.segments.by is not None
         self.made = ("order", "first")
         self.parameters, self.arguments = ["order_ptr", "first_ptr"], ["order", "first"]
 
@@ -47,8 +47,7 @@ class Order:
 
     def segment(self, row: str, mask: str, name: str) -> list[str]:
         """Lines that load the segment of `row`; negative ones count from the end where PyTorch lets them."""
-        stride = self.plan.region.graph.meta(self.plan.segments.by).stride[0]
-        step = "" if stride == 1 else f" * {stride}"
+        step = _step(self.plan)
         lines = [f"{name} = tl.load({self.index} + {row}{step}, mask={mask}, other=-1)"]
         if self.plan.segments.wraps:
             lines.append(f"{name} = tl.where(({name} < 0) & {mask}, {name} + {self.plan.segments.count}, {name})")
@@ -62,7 +61,7 @@ class Order:
             return self._sorted()
         if self.schedule.form == "atomic":
             return []
-        rows, count, by, p = self.plan.rows, self.plan.segments.count, self.plan.by, self.prefix
+        rows, count, by, p = self.plan.rows, self.plan.segments.count, self.plan.place, self.prefix
         grid = f"[({-(-rows // BLOCK)},)]"
         return [
             f"rank = torch.empty({rows}, dtype=torch.int32, device={by}.device)",
@@ -105,7 +104,7 @@ class Order:
 
     def _sorted(self) -> list[str]:
         """Rows by their segment, of equal ones the first first; those outside come last, and no segment has them."""
-        count, by = self.plan.segments.count, self.plan.by
+        count, by = self.plan.segments.count, self.plan.place
         wrap = [f"own = torch.where(own < 0, own + {count}, own)"] if self.plan.segments.wraps else []
         return [
             f"own = {by}",
@@ -123,7 +122,7 @@ class Order:
         It refuses an index out of range, as PyTorch does at every call; tensors without data have none.
         """
         given = ", ".join(self.plan.parameters[i] for i in self.plan.order_inputs)
-        count, by, least = self.plan.segments.count, self.plan.by, -self.plan.segments.count
+        count, by, least = self.plan.segments.count, self.plan.place, -self.plan.segments.count
         low = least if self.plan.segments.wraps else 0
         lines = [
             f'"""Rows by segment; {count} segments."""',
@@ -136,4 +135,58 @@ class Order:
         return f"def {self.prefix}_prepare({given}):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
 
 
-__all__ = ["BLOCK", "Order"]
+class Neighbours(Order):
+    """Rows of a segment lie side by side: there is no order to find. Offsets out of range are cut off."""
+
+    def __init__(self, plan: SegmentPlan, schedule: SegmentSchedule, prefix: str):
+        super().__init__(plan, schedule, prefix)
+        self.settled = False
+        made = "" if plan.segments.even else "first" if plan.segments.lengths is not None else plan.place
+        self.parameters, self.arguments = ([], []) if not made else (["first_ptr"], [made])
+
+    def bounds(self, segment: str, mask: str, low: str, high: str) -> list[str]:
+        """By offsets, by sums of lengths, or by the number of rows of each."""
+        found, size = self.plan.segments, self.plan.rows
+        if found.even:
+            text = f"{{0}} = tl.where({mask}, ({segment}{{1}}) * {found.even}, 0)"
+            return [text.format(low, ""), text.format(high, " + 1")]
+        step = "" if found.offsets is None else _step(self.plan)
+        given = self.plan.region.graph.meta(found.offsets).shape[0] if found.offsets is not None else found.count + 1
+        lines = []
+        for name, at in ((low, segment), (high, f"({segment} + 1)")):
+            inside = mask if given > found.count or name == low else f"({mask}) & ({at} < {given})"
+            other = 0 if inside == mask else size
+            text = f"tl.load(first_ptr + {at}{step}, mask={inside}, other={other})"
+            lines.append(f"{name} = tl.minimum(tl.maximum({text}, 0), {size}).to(tl.int32)")
+        if given == found.count:
+            lines.append(f"{high} = tl.where({mask}, {high}, 0)")
+        return lines
+
+    def row(self, number: str, mask: str) -> str:
+        """The row itself."""
+        return number
+
+    def lines(self) -> list[str]:
+        """Where segments begin, from their lengths."""
+        if self.plan.segments.lengths is None:
+            return []
+        return [f"first = torch.nn.functional.pad(torch.cumsum({self.plan.place}, 0), (1, 0))"]
+
+    def kernels(self) -> Sequence[str]:
+        """None."""
+        return ()
+
+
+def _step(plan: SegmentPlan) -> str:
+    """The stride of the tensor that says where rows belong, as a factor."""
+    assert plan.segments.place is not None
+    stride = plan.region.graph.meta(plan.segments.place).stride[0]
+    return "" if stride == 1 else f" * {stride}"
+
+
+def order_of(plan: SegmentPlan, schedule: SegmentSchedule, prefix: str) -> Order:
+    """How rows are found in a region."""
+    return (Order if plan.segments.by is not None else Neighbours)(plan, schedule, prefix)
+
+
+__all__ = ["BLOCK", "Neighbours", "Order", "order_of"]

@@ -6,6 +6,7 @@ Deals in regions and nests. Knows nothing about schedules or kernel text.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qimeng.coder.template.nest.axes import Dim, strides_of
@@ -14,9 +15,9 @@ from qimeng.coder.template.nest.ir import Nest, Source, is_wide
 from qimeng.coder.template.nest.loads import Loads, nest_of
 from qimeng.coder.template.rules.builder import build_nest
 from qimeng.family import NotConcerned, Unsupported
-from qimeng.graph.opgraph import Meta, Value
+from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, row_major
 from qimeng.graph.ops import VIEWS
-from qimeng.graph.region import Region, call_text, region_of
+from qimeng.graph.region import Region, call_text, make_region, region_of
 from qimeng.graph.state import is_state
 from qimeng.vocabulary.irregular.segments import READERS, Segments, segments_of
 
@@ -36,10 +37,10 @@ class SegmentPlan:
         parameters: the entry function's parameters, in the order of the region's inputs.
         before: lines of the entry function before its kernels.
         base: variable of what results begin with; empty for a number.
-        by: variable of the index.
-        order: lines that compute the index from `order_inputs` alone.
-        order_inputs: positions of the region's inputs that the index is made of.
-        settled: whether those are parameters and buffers alone, so that the order is found once.
+        place: variable of the tensor that says where rows belong; empty where numbers do.
+        order: lines that compute it from `order_inputs` alone.
+        order_inputs: positions of the region's inputs that it is made of.
+        settled: whether those are parameters and buffers alone, so that an order is found once.
         out: shape, strides and dtype of the result.
     """
 
@@ -50,7 +51,7 @@ class SegmentPlan:
     parameters: tuple[str, ...]
     before: tuple[str, ...]
     base: str
-    by: str
+    place: str
     order: tuple[str, ...]
     order_inputs: tuple[int, ...]
     settled: bool
@@ -59,7 +60,7 @@ class SegmentPlan:
     @property
     def rows(self) -> int:
         """Number of rows."""
-        return self.region.graph.meta(self.segments.rows).shape[0]
+        return self.segments.size
 
     @property
     def columns(self) -> int:
@@ -103,16 +104,14 @@ def plan_segments(region: Region) -> SegmentPlan:
     segments = segments_of(graph, found[0])
     if region.outputs != (Value(found[0].name),):
         raise Unsupported(f"besides the result of {found[0].packet}, the region returns other values")
-    rows = before(region, segments.rows)
-    part = region_of(graph, rows, (segments.rows,))
-    loads = Loads({segments.rows: Source(0, *_layout(graph.meta(segments.rows)))}, {0: "x0"}, ())
-    given: tuple[Value, ...] = (segments.rows,)
-    if rows:
-        given = part.inputs
+    part, given = _rows(region, segments)
+    if part is not None:
         _refuse(part)
         nest, loads = nest_of(part)
     else:
-        nest = build_nest({}, region_of(graph, (), (segments.rows,)), loads.values)
+        source = Source(0, *_layout(graph.meta(given[0])))
+        loads = Loads({given[0]: source}, {0: "x0"}, ())
+        nest = build_nest({}, region_of(graph, (), given), loads.values)
         nest.finish()
     if nest.reduced or nest.dots or nest.ordered:
         raise Unsupported("a sum or a product inside of what is reduced")
@@ -121,19 +120,48 @@ def plan_segments(region: Region) -> SegmentPlan:
     return _assembled(region, segments, nest, loads, given)
 
 
+def _rows(region: Region, segments: Segments) -> tuple[Region | None, tuple[Value, ...]]:
+    """What computes the rows, and the values of `region` that are its inputs; no region where rows are read."""
+    graph = region.graph
+    if segments.gathers:
+        made = gathered([graph.meta(v) for v in segments.made])
+        return make_region(made, (n.name for n in made.ops())), segments.made
+    nodes = before(region, segments.made[0])
+    if not nodes:
+        return None, segments.made
+    part = region_of(graph, nodes, segments.made)
+    return part, part.inputs
+
+
+def gathered(metas: Sequence[Meta]) -> OpGraph:
+    """The graph of rows of a table by their numbers, times their weights if there are any: inputs x0, x1 and x2."""
+    nodes = [Node(f"x{i}", "input", str(i), metas=(meta,)) for i, meta in enumerate(metas)]
+    table, numbers, *weights = metas
+    shape = (*numbers.shape, *table.shape[1:])
+    meta = Meta(shape, row_major(shape), table.dtype)
+    nodes.append(Node("rows", "op", "aten.index_select.default", (Value("x0"), 0, Value("x1")), metas=(meta,)))
+    for one in weights:
+        column = Meta((*one.shape, 1), (*one.stride, 1), one.dtype)
+        nodes.append(Node("column", "op", "aten.unsqueeze.default", (Value("x2"), -1), metas=(column,)))
+        nodes.append(Node("times", "op", "aten.mul.Tensor", (Value("rows"), Value("column")), metas=(meta,)))
+    return OpGraph({n.name: n for n in nodes}, (Value(nodes[-1].name),), n_inputs=len(metas))
+
+
 def _assembled(region: Region, segments: Segments, nest: Nest, loads: Loads, given: tuple[Value, ...]) -> SegmentPlan:
     graph = region.graph
-    texts = {v: f"x{i}" for i, v in enumerate(given)}
+    texts = {v: f"x{i}" for i, v in enumerate(given) if v in region.inputs}
     texts |= {v: f"i{i}" for i, v in enumerate(region.inputs) if v not in texts}
     order: list[str] = []
-    by = beside(region, segments.by, texts, order)
+    place = "" if segments.place is None else beside(region, segments.place, texts, order)
     lines = [*order]
+    for i, v in enumerate(given):
+        if (text := beside(region, v, texts, lines)) != f"x{i}":
+            lines.append(f"x{i} = {text}")
     base = "" if segments.base is None else beside(region, segments.base, texts, lines)
     needed = {n for v in segments.node.operands() for n in before(region, v)} | {segments.node.name}
-    other = set(region.nodes) - needed
-    if other:
+    if other := set(region.nodes) - needed:
         raise Unsupported(f"{', '.join(sorted(other))}: the region does more than reduce by segment")
-    used = _inputs_below(region, segments.by)
+    used = set() if segments.place is None else _inputs_below(region, segments.place)
     return SegmentPlan(
         region,
         segments,
@@ -142,10 +170,10 @@ def _assembled(region: Region, segments: Segments, nest: Nest, loads: Loads, giv
         tuple(texts[v] for v in region.inputs),
         tuple(dict.fromkeys([*lines, *loads.prelude])),
         base,
-        by,
+        place,
         tuple(order),
         tuple(i for i, v in enumerate(region.inputs) if v in used),
-        all(graph.nodes[v.node].kind in ("parameter", "buffer") and is_state(graph, v) for v in used),
+        bool(used) and all(graph.nodes[v.node].kind in ("parameter", "buffer") and is_state(graph, v) for v in used),
         graph.meta(Value(segments.node.name)),
     )
 
@@ -200,4 +228,4 @@ def _refuse(part: Region) -> None:
             raise Unsupported("an empty tensor")
 
 
-__all__ = ["BESIDE", "SegmentPlan", "before", "beside", "plan_segments"]
+__all__ = ["BESIDE", "SegmentPlan", "before", "beside", "gathered", "plan_segments"]

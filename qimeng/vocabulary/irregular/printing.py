@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 
-from qimeng.coder.template.triton.emitter import Emitter, without_unused
+from qimeng.coder.template.triton.emitter import Emitter, literal, without_unused
 from qimeng.coder.template.triton.walks import spread
 from qimeng.family import Unsupported
 from qimeng.graph.opgraph import Meta, row_major
 from qimeng.program.program import Implementation
-from qimeng.vocabulary.irregular.order import Order
+from qimeng.vocabulary.irregular.order import order_of
 from qimeng.vocabulary.irregular.plan import SegmentPlan
 from qimeng.vocabulary.irregular.schedules import SegmentSchedule
 
@@ -45,6 +45,8 @@ def print_segments(plan: SegmentPlan, schedule: SegmentSchedule, prefix: str) ->
     """
     if schedule.form == "atomic" and plan.segments.kind not in ("sum", "mean"):
         raise Unsupported(f"atomics for the {plan.segments.kind} of rows")
+    if schedule.form != "sorted" and plan.segments.by is None:
+        raise Unsupported(f"the form {schedule.form!r} for rows that lie in the order of their segments")
     return (_Atomic if schedule.form == "atomic" else _Walked)(plan, schedule, prefix).implementation()
 
 
@@ -53,7 +55,7 @@ class _Printed:
 
     def __init__(self, plan: SegmentPlan, schedule: SegmentSchedule, prefix: str):
         self.plan, self.schedule, self.prefix = plan, schedule, prefix
-        self.segments, self.order = plan.segments, Order(plan, schedule, prefix)
+        self.segments, self.order = plan.segments, order_of(plan, schedule, prefix)
         self.blocks = -(-plan.columns // schedule.block_r)
         self.stored = plan.out if not self._in_parts() else Meta(plan.out.shape, row_major(plan.out.shape), "float32")
 
@@ -118,7 +120,7 @@ class _Printed:
 
     def finish(self, em: Emitter, total: str, count: str, mask: str) -> list[str]:
         """Lines that store a tile of results; `mask` says which segments and columns exist."""
-        base, lines = repr(self.segments.fill), []
+        base, lines = literal(self.segments.fill, "float32"), []
         if self.plan.base:
             meta = self.plan.region.graph.meta(self.segments.base)  # type: ignore[arg-type]
             lines = [f"base = tl.load(base_ptr + {self.place(em, meta)}, mask={mask}, other=0.0).to(tl.float32)"]
@@ -250,7 +252,7 @@ class _Atomic(_Printed):
         launches = [f"total = torch.empty_strided({shape}, dtype=torch.float32, device={device}).zero_()"]
         launches += [f"count = torch.zeros({count}, dtype=torch.int32, device={device})"] if mean else []
         grid = str(-(-plan.rows // s.lanes) * self.blocks)
-        launches.append(self.launch("add", grid, [*used, plan.by, *sums]))
+        launches.append(self.launch("add", grid, [*used, plan.place, *sums]))
         if not self._in_parts():
             return kernels, [*launches, "y = total"]
         return [*kernels, self._finishing(em, sums)], [*launches, *self._finished(sums)]

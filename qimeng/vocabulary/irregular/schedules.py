@@ -60,7 +60,7 @@ WIDEST, TILE, MOST_LANES = 128, 1024, 256
 
 def default_schedule(plan: SegmentPlan) -> SegmentSchedule:
     """Rows in a fixed order where that costs nothing or is asked for, else in counted buckets."""
-    form = "sorted" if plan.settled or asks_for_order() else "bucket"
+    form = "sorted" if plan.settled or plan.segments.by is None or asks_for_order() else "bucket"
     wide = min(power_of_two(plan.columns), WIDEST)
     lanes = max(1, min(TILE // wide, MOST_LANES))
     each = min(power_of_two(max(1, plan.rows // plan.segments.count)), lanes)
@@ -124,6 +124,8 @@ class Form(SegmentMove):
         kind = plan.segments.kind
         if param == schedule.form:
             raise IllegalAction(f"rows are reduced in the form {param} already")
+        if plan.segments.by is None:
+            raise IllegalAction(f"{param}: rows lie in the order of their segments, one side by side with the next")
         if param == "atomic" and kind not in ("sum", "mean"):
             raise IllegalAction(f"atomic: rows are added by atomics, and this reduction takes the {kind}")
         if param != "sorted" and kind in ("sum", "mean") and asks_for_order():

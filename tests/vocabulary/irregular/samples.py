@@ -39,6 +39,28 @@ class Layer(nn.Module):
         return (x if own == "joined" else base).scatter_reduce(0, spread, messages, name, include_self=own == "joined")
 
 
+class Bags(nn.Module):
+    """Bags of a table's rows."""
+
+    def __init__(self, mode: str, *, last: bool = False, rows: int = 40, width: int = 20):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(rows, width, mode=mode, include_last_offset=last)
+
+    def forward(self, numbers: torch.Tensor, offsets: Any = None, weights: Any = None) -> Any:
+        return self.bag(numbers, offsets, weights)
+
+
+class Segments(nn.Module):
+    """Neighbouring rows, scaled, reduced by segment."""
+
+    def __init__(self, reduce: str, by: str, initial: float | None = None):
+        super().__init__()
+        self.reduce, self.by, self.initial = reduce, by, initial
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> Any:
+        return torch.segment_reduce(x * 2, self.reduce, axis=0, initial=self.initial, **{self.by: place})
+
+
 def graph(nodes: int, edges: int, seed: int = 0) -> torch.Tensor:
     """[2, edges]: edges between nodes drawn at random, some twice; the last fifth of the nodes gets none."""
     generator = torch.Generator().manual_seed(seed)
@@ -53,4 +75,4 @@ def reducing(program: Program) -> Region:
     return next(r for r in program.called if reduction_of(r) is not None)
 
 
-__all__ = ["CONTEXT", "Layer", "action_of", "after", "graph", "reducing", "start_of"]
+__all__ = ["CONTEXT", "Bags", "Layer", "Segments", "action_of", "after", "graph", "reducing", "start_of"]

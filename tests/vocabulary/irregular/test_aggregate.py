@@ -14,7 +14,7 @@ from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.program.program import Program
 from qimeng.testing import fake_task
-from tests.vocabulary.irregular.samples import CONTEXT, Layer, action_of, after, graph, reducing, start_of
+from tests.vocabulary.irregular.samples import CONTEXT, Bags, Layer, action_of, after, graph, reducing, start_of
 
 
 def program_of(module: nn.Module, *inputs: torch.Tensor) -> Program:
@@ -89,6 +89,25 @@ def test_sums_keep_their_order_where_pytorch_is_asked_for_the_same_results() -> 
         torch.use_deterministic_algorithms(False)
 
 
+def test_bags_are_lowered_as_they_are_and_take_their_offsets_over() -> None:
+    by_offsets = program_of(Bags("sum"), torch.randint(0, 40, (30,)), torch.tensor([0, 4, 4, 10]))
+    assert "aggregate" not in {a.kind for a in legal_actions(by_offsets, CONTEXT)}
+    assert "computes its rows itself, or only reads them; lower it" in refusal(by_offsets, "aggregate")
+    lowered = after(by_offsets, action_of(by_offsets, "lowering"))
+    assert "rows lie in the order of their segments" in refusal(lowered, "irregular", "atomic")
+    even = program_of(Bags("sum"), torch.randint(0, 40, (6, 5)))
+    assert [r.label() for r in even.regions] == ["arange", "_embedding_bag_forward_only"]
+    program = after(even, action_of(even, "aggregate"))
+    assert [r.label() for r in program.regions] == ["arange+_embedding_bag_forward_only"]
+    assert "first_ptr" not in program.implementation(program.regions[0]).source
+
+
+def test_a_row_that_bags_leave_out_is_refused() -> None:
+    module = nn.EmbeddingBag(40, 8, mode="sum", padding_idx=3)
+    program = program_of(module, torch.randint(0, 40, (30,)), torch.tensor([0, 4, 4, 10]))
+    assert "an embedding bag that leaves out row 3" in refusal(program, "lowering")
+
+
 def test_what_is_no_reduction_by_segment_is_left_alone() -> None:
     class ByColumn(nn.Module):
         def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -105,7 +124,7 @@ def test_what_is_no_reduction_by_segment_is_left_alone() -> None:
     ):
         program = program_of(module, *inputs)
         assert "aggregate" not in {a.kind for a in legal_actions(program, CONTEXT)}
-        assert "reduces no rows by segment (index_add, scatter_reduce" in refusal(program, "aggregate")
+        assert "reduces no rows by segment (index_add, scatter_reduce, embedding_bag" in refusal(program, "aggregate")
     few = layer(edges=8)
     assert "aggregate" not in {a.kind for a in legal_actions(few, CONTEXT)}
 

@@ -17,7 +17,7 @@ from qimeng.graph.region import Region
 from qimeng.program.implementation import Implementation
 from qimeng.program.program import Program
 from qimeng.vocabulary.irregular.schedules import SegmentSchedule
-from tests.vocabulary.irregular.samples import CONTEXT, Layer, action_of, after, graph, reducing, start_of
+from tests.vocabulary.irregular.samples import CONTEXT, Bags, Layer, action_of, after, graph, reducing, start_of
 
 
 def aggregated(reduce: str, dtype: torch.dtype, *, buffer: bool, width: int = 64) -> Program:
@@ -48,6 +48,26 @@ def test_the_printed_kernel(
 ) -> None:
     region = reducing(aggregated(reduce, torch.bfloat16, buffer=buffer))
     golden(f"{name}.py.txt", printed(region, form=form).source)
+
+
+def bags(dtype: torch.dtype, *, even: bool = False) -> Region:
+    numbers = torch.randint(0, 40, (30, 30))
+    inputs = (numbers,) if even else (numbers.view(-1), torch.arange(0, 900, 30) // 2)
+    start = start_of(KernelSpec.from_module(Bags("mean", width=64).to(dtype), inputs))
+    return reducing(after(start, action_of(start, "aggregate")) if even else start)
+
+
+def test_the_printed_kernel_of_bags(golden: Callable[[str, str], None]) -> None:
+    golden("bags.py.txt", printed(bags(torch.bfloat16)).source)
+    golden("even_bags.py.txt", printed(bags(torch.float32, even=True)).source)
+
+
+@pytest.mark.parametrize("even", [False, True])
+def test_bags_compile_without_spills(even: bool, tmp_path: Path) -> None:
+    region = bags(torch.bfloat16, even=even)
+    made = printed(region, block_s=2, block_e=16, warps=4)
+    (found,) = Compilers(shared_server(), DEVICES["h200"], str(tmp_path), 2, 120.0).compile([job_of(region, made)])
+    assert found.error is None and [k.spills for k in found.kernels] == [0]
 
 
 @pytest.mark.parametrize(
