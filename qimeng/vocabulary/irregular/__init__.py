@@ -1,4 +1,4 @@
-"""Irregular computations: gathers, reductions by segment, messages between nodes; actions and kernels.
+"""Irregular computations: gathers, reductions by segment, products with chosen matrices; actions and kernels.
 
 Importing it registers all of that. `qimeng.plugins.SHIPPED` names it.
 """
@@ -6,13 +6,16 @@ Importing it registers all of that. `qimeng.plugins.SHIPPED` names it.
 from qimeng.actions import register
 from qimeng.family import register_family
 from qimeng.vocabulary.irregular.family import Irregular
+from qimeng.vocabulary.irregular.grouped_family import GroupedProducts
 from qimeng.vocabulary.irregular.kinds import Aggregate, IrregularForm
+from qimeng.vocabulary.irregular.route import Route
 
 
 def _enter() -> None:
-    register(Aggregate())
-    register(IrregularForm())
+    for kind in (Aggregate(), IrregularForm(), Route()):
+        register(kind)
     register_family(Irregular())
+    register_family(GroupedProducts())
 
 
 _enter()

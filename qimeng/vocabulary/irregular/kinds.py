@@ -5,26 +5,25 @@ Deals in regions and in names of forms. Knows nothing about kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from qimeng.actions import Context, GraphRewrite, Kind, ScheduleKind, find_region
+from qimeng.actions import ScheduleKind
 from qimeng.device import Device
 from qimeng.errors import IllegalAction
 from qimeng.family import Unsupported
 from qimeng.graph.opgraph import Node, OpGraph, Value
 from qimeng.graph.ops import category
-from qimeng.graph.region import Region, repartition
+from qimeng.graph.region import Region
 from qimeng.interfaces import Action
 from qimeng.program.program import Program
 from qimeng.vocabulary.irregular.plan import BESIDE
 from qimeng.vocabulary.irregular.schedules import FORMS
 from qimeng.vocabulary.irregular.segments import FILLS, READERS, Segments, segments_of
+from qimeng.vocabulary.taking_over import TakingOver
 
 OF_A_ROW = ("pointwise", "view", "indexing")
 """Categories of operators that are computed again for each row that is reduced."""
 
 
-class Aggregate(Kind):
+class Aggregate(TakingOver):
     """Compute rows where they are reduced by segment, so that messages between nodes never go to memory.
 
     What makes the rows, gathers and pointwise operators, is taken over from the regions before. Equal regions change
@@ -35,43 +34,17 @@ class Aggregate(Kind):
     """
 
     name = "aggregate"
-    local = False
-
-    def proposals(self, program: Program, context: Context) -> Iterator[Action]:
-        """One for each reduction that leaves its rows to other regions, equal ones once."""
-        seen = set[str]()
-        for region in program.called:
-            if region.signature not in seen and reduction_of(region) is not None:
-                seen.add(region.signature)
-                yield Action(self.name, (region.id,))
+    task = "compute its rows itself"
 
     def promising(self, program: Program, action: Action, device: Device) -> bool:
         """Always: every operator before a reduction writes all rows, and the next one reads them."""
         return True
 
-    def check(self, program: Program, action: Action, context: Context) -> None:
-        """Legal where there is something to take over and the coder can implement the whole."""
-        target = self.target(program, action)
-        if (reason := context.coder.can_implement(target)) is not None:
-            raise IllegalAction(f"{target.label()} cannot be reduced where its rows are computed: {reason}")
+    def concerns(self, region: Region) -> bool:
+        """Whether rows are reduced by segment."""
+        return reduction_of(region) is not None
 
-    def target(self, program: Program, action: Action) -> Region:
-        """The region that computes its rows itself."""
-        region = find_region(program, action)
-        nodes = self._nodes(region)
-        return next(r for r in self._partition(program, region) if set(r.nodes) == nodes)
-
-    def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
-        """The partition in which the region, and those equal to it, compute their rows."""
-        region = self.target(program, action)
-        note = f"{region.label()} computes its rows itself"
-        return GraphRewrite(self._partition(program, find_region(program, action)), region, note=note)
-
-    def _partition(self, program: Program, region: Region) -> tuple[Region, ...]:
-        sets = [self._nodes(r) if r.signature == region.signature else set(r.nodes) for r in program.regions]
-        return repartition(program.graph, sets)
-
-    def _nodes(self, region: Region) -> set[str]:
+    def reading(self, region: Region) -> set[str]:
         """The nodes of `region`, and those that make its rows.
 
         Raises:

@@ -7,12 +7,33 @@ around them. Knows nothing about what rows are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from qimeng.vocabulary.irregular.plan import SegmentPlan
-from qimeng.vocabulary.irregular.schedules import SegmentSchedule
 
 BLOCK = 256
 """Rows that a program counts."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which segment each row belongs to.
+
+    Attributes:
+        name: variable of the index in the entry function.
+        rows: number of rows.
+        count: number of segments.
+        stride: of the index, in elements.
+        wraps: whether a negative index counts from the end.
+        clamps: whether an index out of range counts as the nearest segment; elsewhere its row is in none.
+    """
+
+    name: str
+    rows: int
+    count: int
+    stride: int = 1
+    wraps: bool = False
+    clamps: bool = False
 
 
 class Order:
@@ -26,9 +47,8 @@ class Order:
 
     index = "index_ptr"
 
-    def __init__(self, plan: SegmentPlan, schedule: SegmentSchedule, prefix: str):
-        self.plan, self.schedule, self.prefix = plan, schedule, prefix
-        self.settled = plan.settled and schedule.form == "sorted" and plan.segments.by is not None
+    def __init__(self, places: Places, form: str, prefix: str, *, settled: bool = False):
+        self.places, self.form, self.prefix, self.settled = places, form, prefix, settled
         self.made = ("order", "first")
         self.parameters, self.arguments = ["order_ptr", "first_ptr"], ["order", "first"]
 
@@ -47,21 +67,23 @@ class Order:
 
     def segment(self, row: str, mask: str, name: str) -> list[str]:
         """Lines that load the segment of `row`; negative ones count from the end where PyTorch lets them."""
-        step = _step(self.plan)
-        lines = [f"{name} = tl.load({self.index} + {row}{step}, mask={mask}, other=-1)"]
-        if self.plan.segments.wraps:
-            lines.append(f"{name} = tl.where(({name} < 0) & {mask}, {name} + {self.plan.segments.count}, {name})")
+        places = self.places
+        lines = [f"{name} = tl.load({self.index} + {row}{_step(places.stride)}, mask={mask}, other=-1)"]
+        if places.wraps:
+            lines.append(f"{name} = tl.where(({name} < 0) & {mask}, {name} + {places.count}, {name})")
+        if places.clamps:
+            lines.append(f"{name} = tl.minimum(tl.maximum({name}, 0), {places.count - 1})")
         return lines
 
     # -- around them
 
     def lines(self) -> list[str]:
         """Lines of the entry function, at every call."""
-        if self.schedule.form == "sorted":
+        if self.form == "sorted":
             return self._sorted()
-        if self.schedule.form == "atomic":
+        if self.form == "atomic":
             return []
-        rows, count, by, p = self.plan.rows, self.plan.segments.count, self.plan.place, self.prefix
+        rows, count, by, p = self.places.rows, self.places.count, self.places.name, self.prefix
         grid = f"[({-(-rows // BLOCK)},)]"
         return [
             f"rank = torch.empty({rows}, dtype=torch.int32, device={by}.device)",
@@ -74,9 +96,9 @@ class Order:
 
     def kernels(self) -> Sequence[str]:
         """The kernels that `lines` launch."""
-        if self.schedule.form != "bucket":
+        if self.form != "bucket":
             return ()
-        count, rows = self.plan.segments.count, self.plan.rows
+        count, rows = self.places.count, self.places.rows
         head = [
             "e = tl.program_id(0) * B + tl.arange(0, B)",
             f"inside = e < {rows}",
@@ -104,8 +126,8 @@ class Order:
 
     def _sorted(self) -> list[str]:
         """Rows by their segment, of equal ones the first first; those outside come last, and no segment has them."""
-        count, by = self.plan.segments.count, self.plan.place
-        wrap = [f"own = torch.where(own < 0, own + {count}, own)"] if self.plan.segments.wraps else []
+        count, by = self.places.count, self.places.name
+        wrap = [f"own = torch.where(own < 0, own + {count}, own)"] if self.places.wraps else []
         return [
             f"own = {by}",
             *wrap,
@@ -116,49 +138,52 @@ class Order:
             "first = torch.searchsorted(found, ends, out_int32=True)",
         ]
 
-    def prepare(self) -> str:
+    def prepare(self, given: Sequence[str], before: Sequence[str]) -> str:
         """The function that finds the order once.
 
         It refuses an index out of range, as PyTorch does at every call; tensors without data have none.
+
+        Args:
+            given: its parameters.
+            before: lines that make the index of them.
         """
-        given = ", ".join(self.plan.parameters[i] for i in self.plan.order_inputs)
-        count, by, least = self.plan.segments.count, self.plan.place, -self.plan.segments.count
-        low = least if self.plan.segments.wraps else 0
+        count, by = self.places.count, self.places.name
+        low = -count if self.places.wraps else 0
         lines = [
             f'"""Rows by segment; {count} segments."""',
-            *self.plan.order,
+            *before,
             f"if not {by}.is_meta and bool((({by} < {low}) | ({by} >= {count})).any()):",
             f'    raise ValueError("an index of a reduction by segment is not in {low} to {count - 1}")',
             *self._sorted(),
             "return (order, first)",
         ]
-        return f"def {self.prefix}_prepare({given}):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
+        return f"def {self.prefix}_prepare({', '.join(given)}):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
 
 
 class Neighbours(Order):
     """Rows of a segment lie side by side: there is no order to find. Offsets out of range are cut off."""
 
-    def __init__(self, plan: SegmentPlan, schedule: SegmentSchedule, prefix: str):
-        super().__init__(plan, schedule, prefix)
-        self.settled = False
-        made = "" if plan.segments.even else "first" if plan.segments.lengths is not None else plan.place
+    def __init__(self, plan: SegmentPlan, prefix: str):
+        self.segments = found = plan.segments
+        stride = 1 if found.offsets is None else plan.region.graph.meta(found.offsets).stride[0]
+        self.given = found.count + 1 if found.offsets is None else plan.region.graph.meta(found.offsets).shape[0]
+        super().__init__(Places(plan.place, found.size, found.count, stride), "sorted", prefix)
+        made = "" if found.even else "first" if found.lengths is not None else plan.place
         self.parameters, self.arguments = ([], []) if not made else (["first_ptr"], [made])
 
     def bounds(self, segment: str, mask: str, low: str, high: str) -> list[str]:
         """By offsets, by sums of lengths, or by the number of rows of each."""
-        found, size = self.plan.segments, self.plan.rows
+        found, size, step = self.segments, self.places.rows, _step(self.places.stride)
         if found.even:
             text = f"{{0}} = tl.where({mask}, ({segment}{{1}}) * {found.even}, 0)"
             return [text.format(low, ""), text.format(high, " + 1")]
-        step = "" if found.offsets is None else _step(self.plan)
-        given = self.plan.region.graph.meta(found.offsets).shape[0] if found.offsets is not None else found.count + 1
         lines = []
         for name, at in ((low, segment), (high, f"({segment} + 1)")):
-            inside = mask if given > found.count or name == low else f"({mask}) & ({at} < {given})"
+            inside = mask if self.given > found.count or name == low else f"({mask}) & ({at} < {self.given})"
             other = 0 if inside == mask else size
             text = f"tl.load(first_ptr + {at}{step}, mask={inside}, other={other})"
             lines.append(f"{name} = tl.minimum(tl.maximum({text}, 0), {size}).to(tl.int32)")
-        if given == found.count:
+        if self.given == found.count:
             lines.append(f"{high} = tl.where({mask}, {high}, 0)")
         return lines
 
@@ -168,25 +193,27 @@ class Neighbours(Order):
 
     def lines(self) -> list[str]:
         """Where segments begin, from their lengths."""
-        if self.plan.segments.lengths is None:
+        if self.segments.lengths is None:
             return []
-        return [f"first = torch.nn.functional.pad(torch.cumsum({self.plan.place}, 0), (1, 0))"]
+        return [f"first = torch.nn.functional.pad(torch.cumsum({self.places.name}, 0), (1, 0))"]
 
     def kernels(self) -> Sequence[str]:
         """None."""
         return ()
 
 
-def _step(plan: SegmentPlan) -> str:
-    """The stride of the tensor that says where rows belong, as a factor."""
-    assert plan.segments.place is not None
-    stride = plan.region.graph.meta(plan.segments.place).stride[0]
+def _step(stride: int) -> str:
+    """A stride as a factor."""
     return "" if stride == 1 else f" * {stride}"
 
 
-def order_of(plan: SegmentPlan, schedule: SegmentSchedule, prefix: str) -> Order:
+def order_of(plan: SegmentPlan, form: str, prefix: str) -> Order:
     """How rows are found in a region."""
-    return (Order if plan.segments.by is not None else Neighbours)(plan, schedule, prefix)
+    found = plan.segments
+    if found.by is None:
+        return Neighbours(plan, prefix)
+    places = Places(plan.place, found.size, found.count, plan.region.graph.meta(found.by).stride[0], found.wraps)
+    return Order(places, form, prefix, settled=plan.settled and form == "sorted")
 
 
-__all__ = ["BLOCK", "Neighbours", "Order", "order_of"]
+__all__ = ["BLOCK", "Neighbours", "Order", "Places", "order_of"]

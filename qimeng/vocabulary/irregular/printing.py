@@ -55,7 +55,7 @@ class _Printed:
 
     def __init__(self, plan: SegmentPlan, schedule: SegmentSchedule, prefix: str):
         self.plan, self.schedule, self.prefix = plan, schedule, prefix
-        self.segments, self.order = plan.segments, order_of(plan, schedule, prefix)
+        self.segments, self.order = plan.segments, order_of(plan, schedule.form, prefix)
         self.blocks = -(-plan.columns // schedule.block_r)
         self.stored = plan.out if not self._in_parts() else Meta(plan.out.shape, row_major(plan.out.shape), "float32")
 
@@ -141,7 +141,7 @@ class _Printed:
         entry = [f"def {p}_run({', '.join(given)}):", *(f"    {line}" for line in (*lines, *launches, "return (y,)"))]
         parts = [*kernels, *([] if order.settled else order.kernels())]
         if order.settled:
-            parts.append(order.prepare())
+            parts.append(order.prepare([plan.parameters[i] for i in plan.order_inputs], plan.order))
         body = "\n\n".join([*(part.rstrip("\n") + "\n" for part in parts), "\n".join(entry) + "\n"])
         helper = BETTER.format(prefix=p, kind=self.segments.kind) if f"{p}_{self.segments.kind})" in body else ""
         once = order.settled

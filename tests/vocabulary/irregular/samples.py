@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from qimeng.graph.region import Region
 from qimeng.program.program import Program
@@ -61,6 +62,31 @@ class Segments(nn.Module):
         return torch.segment_reduce(x * 2, self.reduce, axis=0, initial=self.initial, **{self.by: place})
 
 
+class Experts(nn.Module):
+    """A layer of experts: the best of each row are chosen, and their results weighted."""
+
+    def __init__(self, form: str, experts: int = 8, width: int = 20, inner: int = 28, best: int = 2):
+        super().__init__()
+        self.form, self.best = form, best
+        self.router = nn.Linear(width, experts, bias=False)
+        self.up = nn.Parameter(torch.randn(experts, inner, width) / 8)
+        self.down = nn.Parameter(torch.randn(experts, width, inner) / 8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        weights, chosen = torch.topk(torch.softmax(self.router(x), -1), self.best)
+        weights = (weights / weights.sum(-1, keepdim=True)).unsqueeze(-1)
+        if self.form == "einsum":
+            inner = functional.silu(torch.einsum("td,tkhd->tkh", x, self.up[chosen]))
+            return (torch.einsum("tkh,tkdh->tkd", inner, self.down[chosen]) * weights).sum(1)
+        if self.form == "matmul":
+            inner = functional.silu(torch.matmul(self.up[chosen], x[:, None, :, None]))
+            return (torch.matmul(self.down[chosen], inner).squeeze(-1) * weights).sum(1)
+        flat = chosen.view(-1)
+        inner = torch.bmm(x.repeat_interleave(self.best, 0).unsqueeze(1), self.up[flat].transpose(1, 2))
+        found = torch.bmm(functional.silu(inner), self.down.transpose(1, 2).index_select(0, flat))
+        return (found.view(len(x), self.best, -1) * weights).sum(1)
+
+
 def graph(nodes: int, edges: int, seed: int = 0) -> torch.Tensor:
     """[2, edges]: edges between nodes drawn at random, some twice; the last fifth of the nodes gets none."""
     generator = torch.Generator().manual_seed(seed)
@@ -75,4 +101,4 @@ def reducing(program: Program) -> Region:
     return next(r for r in program.called if reduction_of(r) is not None)
 
 
-__all__ = ["CONTEXT", "Bags", "Layer", "Segments", "action_of", "after", "graph", "reducing", "start_of"]
+__all__ = ["CONTEXT", "Bags", "Experts", "Layer", "Segments", "action_of", "after", "graph", "reducing", "start_of"]
