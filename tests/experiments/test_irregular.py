@@ -58,12 +58,12 @@ def test_it_asks_for_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_it_runs_at_small_sizes_on_the_cpu(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    done = run(path, "--tiny")
+    done = run(path, "--tiny", "--only", "gnn")
     assert done.returncode == 0, done.stderr
     rows = list(map(json.loads, path.read_text().splitlines()))
-    assert [row["case"] for row in rows] == [c.name for c in irregular.cases(tiny=True)]
+    assert [row["case"] for row in rows] == [c.name for c in irregular.cases(tiny=True) if c.group == "gnn"]
     for row in rows:
         assert {"eager", "torch.compile"} <= row["over"].keys()
-        assert row["best_schedule"].startswith("grouped(" if row["group"] == "moe" else "irregular(")
+        assert row["best_schedule"].startswith("irregular(")
         far = row["largest_difference_over_rms"]
         assert far.keys() == row["turns_ms"].keys() and max(far.values()) < 64 * torch.finfo(torch.float32).eps

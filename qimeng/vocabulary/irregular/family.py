@@ -18,6 +18,7 @@ from qimeng.vocabulary.irregular.schedules import (
     Form,
     Pipeline,
     SegmentSchedule,
+    Split,
     Tiling,
     default_schedule,
     guesses,
@@ -33,7 +34,7 @@ class Irregular(Family[SegmentPlan, SegmentSchedule]):
     schedule = SegmentSchedule
 
     def __init__(self) -> None:
-        self.moves = {"irregular": Form(), "tiling": Tiling(), "pipeline": Pipeline()}
+        self.moves = {"irregular": Form(), "split": Split(), "tiling": Tiling(), "pipeline": Pipeline()}
 
     def plan(self, region: Region) -> SegmentPlan:
         """The reduction, and the loop nest of its rows."""
@@ -72,7 +73,15 @@ class Irregular(Family[SegmentPlan, SegmentSchedule]):
     ) -> tuple[tuple[str, str], ...]:
         """The other forms, then tiles."""
         forms = tuple(("irregular", f) for f in reversed(FORMS) if schedule is None or f != schedule.form)
-        return (*forms, ("tiling", "deeper"), ("tiling", "taller"), ("tiling", "smaller"), ("pipeline", "warps"))
+        return (
+            *forms,
+            ("split", "more"),
+            ("split", "fewer"),
+            ("tiling", "deeper"),
+            ("tiling", "taller"),
+            ("tiling", "smaller"),
+            ("pipeline", "warps"),
+        )
 
     def samples(self) -> tuple[Sample, ...]:
         """Sums by segment, and a layer of a graph network on a ring of nodes."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qimeng.vocabulary.irregular.plan import SegmentPlan
+from qimeng.vocabulary.irregular.schedules import SegmentSchedule
 
 BLOCK = 256
 """Rows that a program counts."""
@@ -138,7 +139,22 @@ class Order:
             "first = torch.searchsorted(found, ends, out_int32=True)",
         ]
 
-    def prepare(self, given: Sequence[str], before: Sequence[str]) -> str:
+    def pieces(self, longest: int) -> int:
+        """How many pieces of at most `longest` rows there can be beyond the first one of each segment; 0 for none."""
+        return self.places.rows // longest if longest else 0
+
+    def piece_lines(self, longest: int) -> list[str]:
+        """Lines that find the number of each segment's first piece, and the segment of each piece."""
+        if not (most := self.pieces(longest)):
+            return []
+        return [
+            f"more = (first[1:] - first[:-1] - 1).clamp_min(0) // {longest}",
+            "pieces = torch.nn.functional.pad(torch.cumsum(more, 0, dtype=torch.int32), (1, 0))",
+            f"numbers = torch.arange({most}, dtype=torch.int32, device=first.device)",
+            "owner = torch.searchsorted(pieces[1:], numbers, right=True, out_int32=True)",
+        ]
+
+    def prepare(self, given: Sequence[str], before: Sequence[str], after: Sequence[str] = ()) -> str:
         """The function that finds the order once.
 
         It refuses an index out of range, as PyTorch does at every call; tensors without data have none.
@@ -146,6 +162,7 @@ class Order:
         Args:
             given: its parameters.
             before: lines that make the index of them.
+            after: lines that find the pieces of long segments (`piece_lines`).
         """
         count, by = self.places.count, self.places.name
         low = -count if self.places.wraps else 0
@@ -155,7 +172,8 @@ class Order:
             f"if not {by}.is_meta and bool((({by} < {low}) | ({by} >= {count})).any()):",
             f'    raise ValueError("an index of a reduction by segment is not in {low} to {count - 1}")',
             *self._sorted(),
-            "return (order, first)",
+            *after,
+            f"return ({', '.join([*self.made, *(('pieces', 'owner') if after else ())])})",
         ]
         return f"def {self.prefix}_prepare({', '.join(given)}):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
 
@@ -163,12 +181,14 @@ class Order:
 class Neighbours(Order):
     """Rows of a segment lie side by side: there is no order to find. Offsets out of range are cut off."""
 
-    def __init__(self, plan: SegmentPlan, prefix: str):
-        self.segments = found = plan.segments
+    def __init__(self, plan: SegmentPlan, prefix: str, *, whole: bool = False):
+        """Where `whole` says so, offsets are copied as the kernels want them: with the last one, none out of range."""
+        self.segments, self.whole = plan.segments, whole and not plan.segments.even
+        found = plan.segments
         stride = 1 if found.offsets is None else plan.region.graph.meta(found.offsets).stride[0]
         self.given = found.count + 1 if found.offsets is None else plan.region.graph.meta(found.offsets).shape[0]
         super().__init__(Places(plan.place, found.size, found.count, stride), "sorted", prefix)
-        made = "" if found.even else "first" if found.lengths is not None else plan.place
+        made = "" if found.even else "first" if found.lengths is not None or self.whole else plan.place
         self.parameters, self.arguments = ([], []) if not made else (["first_ptr"], [made])
 
     def bounds(self, segment: str, mask: str, low: str, high: str) -> list[str]:
@@ -177,6 +197,8 @@ class Neighbours(Order):
         if found.even:
             text = f"{{0}} = tl.where({mask}, ({segment}{{1}}) * {found.even}, 0)"
             return [text.format(low, ""), text.format(high, " + 1")]
+        if self.whole:
+            return super().bounds(segment, mask, low, high)
         lines = []
         for name, at in ((low, segment), (high, f"({segment} + 1)")):
             inside = mask if self.given > found.count or name == low else f"({mask}) & ({at} < {self.given})"
@@ -193,9 +215,20 @@ class Neighbours(Order):
 
     def lines(self) -> list[str]:
         """Where segments begin, from their lengths."""
-        if self.segments.lengths is None:
+        name, size = self.places.name, self.places.rows
+        if self.segments.lengths is not None:
+            lines = [f"first = torch.nn.functional.pad(torch.cumsum({name}, 0), (1, 0))"]
+        elif not self.whole:
             return []
-        return [f"first = torch.nn.functional.pad(torch.cumsum({self.places.name}, 0), (1, 0))"]
+        elif self.given == self.segments.count:
+            lines = [f"first = torch.nn.functional.pad({name}, (0, 1), value={size})"]
+        else:
+            lines = [f"first = {name}"]
+        return [*lines, *([f"first = first.clamp(0, {size}).to(torch.int32)"] if self.whole else [])]
+
+    def pieces(self, longest: int) -> int:
+        """None where every segment has the same number of rows, no more than that."""
+        return 0 if self.segments.even else super().pieces(longest)
 
     def kernels(self) -> Sequence[str]:
         """None."""
@@ -207,11 +240,11 @@ def _step(stride: int) -> str:
     return "" if stride == 1 else f" * {stride}"
 
 
-def order_of(plan: SegmentPlan, form: str, prefix: str) -> Order:
+def order_of(plan: SegmentPlan, schedule: SegmentSchedule, prefix: str) -> Order:
     """How rows are found in a region."""
-    found = plan.segments
+    found, form = plan.segments, schedule.form
     if found.by is None:
-        return Neighbours(plan, prefix)
+        return Neighbours(plan, prefix, whole=bool(schedule.longest) and found.size >= schedule.longest)
     places = Places(plan.place, found.size, found.count, plan.region.graph.meta(found.by).stride[0], found.wraps)
     return Order(places, form, prefix, settled=plan.settled and form == "sorted")
 

@@ -34,6 +34,8 @@ class SegmentSchedule(Schedule):
         block_e: rows of each segment that a step takes.
         block_r: elements of a row.
         warps: warps of a program.
+        longest: rows of a segment that its program walks; further ones are walked by other programs, so many by each.
+            0 where it walks all.
     """
 
     family: str = family_field("irregular")
@@ -42,6 +44,7 @@ class SegmentSchedule(Schedule):
     block_e: int = a_power(8)
     block_r: int = a_power(64)
     warps: int = a_power(2)
+    longest: int = 0
 
     @property
     def lanes(self) -> int:
@@ -51,11 +54,18 @@ class SegmentSchedule(Schedule):
     @property
     def numerics(self) -> str:
         """In which order rows are added."""
-        return f"{self.form} {self.block_e}"
+        return f"{self.form} {self.block_e} {self.longest}"
+
+    def fault(self) -> str:
+        """As for every schedule, and where pieces have a negative number of rows."""
+        return super().fault() or ("" if type(self.longest) is int and self.longest >= 0 else f"{self.longest = }")
 
 
 WIDEST, TILE, MOST_LANES = 128, 1024, 256
 """The most elements of a row in a tile; elements of the first tile; the most rows of one."""
+
+LONGEST, SHORTEST = 1024, 128
+"""Rows of a piece of a long segment at first, and at least."""
 
 
 def default_schedule(plan: SegmentPlan) -> SegmentSchedule:
@@ -64,7 +74,8 @@ def default_schedule(plan: SegmentPlan) -> SegmentSchedule:
     wide = min(power_of_two(plan.columns), WIDEST)
     lanes = max(1, min(TILE // wide, MOST_LANES))
     each = min(power_of_two(max(1, plan.rows // plan.segments.count)), lanes)
-    return SegmentSchedule(form=form, block_s=lanes // each, block_e=each, block_r=wide)
+    made = SegmentSchedule(form=form, block_s=lanes // each, block_e=each, block_r=wide)
+    return made.but(longest=LONGEST) if plan.settled and may_be_long(plan, LONGEST) else made
 
 
 def guesses(plan: SegmentPlan, schedule: SegmentSchedule) -> tuple[SegmentSchedule, ...]:
@@ -73,13 +84,18 @@ def guesses(plan: SegmentPlan, schedule: SegmentSchedule) -> tuple[SegmentSchedu
     found = [
         s.but(block_s=lanes, block_e=1),
         s.but(block_s=1, block_e=lanes),
+        *([s.but(longest=0 if s.longest else LONGEST)] if may_be_long(plan, LONGEST) else []),
         s.but(warps=4),
-        s.but(warps=1),
         s.but(block_s=max(1, s.block_s // 2), warps=1),
         s.but(block_r=max(1, s.block_r // 2), warps=1),
         s.but(block_s=s.block_s * 2, warps=4),
     ]
     return tuple(dict.fromkeys(c for c in found if c != s and c.lanes <= MOST_LANES))[: MAX_ALTERNATIVES - 1]
+
+
+def may_be_long(plan: SegmentPlan, longest: int) -> bool:
+    """Whether a segment may have more rows than that."""
+    return not plan.segments.even and plan.rows > longest
 
 
 def asks_for_order() -> bool:
@@ -116,6 +132,26 @@ class Pipeline(SegmentMove):
         return tuple(s for s in found if s != schedule)
 
 
+class Split(SegmentMove):
+    """More or fewer programs for a long segment."""
+
+    def check(self, plan: SegmentPlan, schedule: SegmentSchedule, param: str, device: Device, mode: str) -> None:
+        """Rows that are added to sums in memory are shared among programs already."""
+        if schedule.form == "atomic":
+            raise IllegalAction(f"split {param}: in the form atomic, programs share all rows evenly")
+        if plan.segments.even:
+            raise IllegalAction(f"split {param}: every segment has {plan.segments.even} rows")
+
+    def schedules(self, plan: SegmentPlan, schedule: SegmentSchedule, param: str, device: Device) -> Sequence:
+        """Pieces of half or twice the rows; none at all where they would be longer than all rows."""
+        long = schedule.longest
+        if param == "more":
+            found = [long // 2 if long else LONGEST]
+        else:
+            found = [long * 2, 0] if param == "fewer" and long else []
+        return tuple(schedule.but(longest=n) for n in found if n == 0 or (n >= SHORTEST and may_be_long(plan, n)))
+
+
 class Form(SegmentMove):
     """Another order of the rows."""
 
@@ -138,9 +174,12 @@ class Form(SegmentMove):
 
     def schedules(self, plan: SegmentPlan, schedule: SegmentSchedule, param: str, device: Device) -> Sequence:
         """The same tile; atomics need no rows of one segment side by side, so that more fit."""
-        return (schedule.but(form=param),) if param in FORMS else ()
+        if param not in FORMS:
+            return ()
+        return (schedule.but(form=param, longest=0 if param == "atomic" else schedule.longest),)
 
 
 __all__ = [
-    "FORMS", "Form", "Pipeline", "SegmentSchedule", "Tiling", "asks_for_order", "default_schedule", "guesses",
+    "FORMS", "LONGEST", "Form", "Pipeline", "SegmentSchedule", "Split", "Tiling", "asks_for_order", "default_schedule",
+    "guesses", "may_be_long",
 ]  # fmt: skip

@@ -108,6 +108,20 @@ def test_a_row_that_bags_leave_out_is_refused() -> None:
     assert "an embedding bag that leaves out row 3" in refusal(program, "lowering")
 
 
+def test_long_segments_are_shared_among_programs() -> None:
+    short = layer()
+    assert "nothing to change" in refusal(after(short, action_of(short, "aggregate")), "split", "more")
+    start = layer(buffer=True, edges=3000)
+    program = after(start, action_of(start, "aggregate"))
+    assert "longest=1024" in str(program.schedule(reducing(program)))
+    shorter = after(program, Action("split", (reducing(program).id,), "more"))
+    assert "longest=512" in str(shorter.schedule(reducing(shorter)))
+    whole = after(program, Action("split", (reducing(program).id,), "fewer"), 1)
+    assert "longest" not in str(whole.schedule(reducing(whole)))
+    atomic = after(program, Action("irregular", (reducing(program).id,), "atomic"))
+    assert "programs share all rows evenly" in refusal(atomic, "split", "more")
+
+
 def test_what_is_no_reduction_by_segment_is_left_alone() -> None:
     class ByColumn(nn.Module):
         def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -57,6 +57,11 @@ def bags(dtype: torch.dtype, *, even: bool = False) -> Region:
     return reducing(after(start, action_of(start, "aggregate")) if even else start)
 
 
+def test_the_printed_kernels_of_long_segments(golden: Callable[[str, str], None]) -> None:
+    region = reducing(aggregated("index_add", torch.float32, buffer=True))
+    golden("pieces.py.txt", printed(region, longest=256).source)
+
+
 def test_the_printed_kernel_of_bags(golden: Callable[[str, str], None]) -> None:
     golden("bags.py.txt", printed(bags(torch.bfloat16)).source)
     golden("even_bags.py.txt", printed(bags(torch.float32, even=True)).source)
@@ -79,6 +84,8 @@ def test_bags_compile_without_spills(even: bool, tmp_path: Path) -> None:
         ("amax apart", torch.bfloat16, {"block_s": 4, "block_e": 8, "warps": 4}),
         ("amax apart", torch.float16, {"block_s": 1, "block_e": 16, "warps": 1}),
         ("mean apart", torch.float32, {"form": "sorted", "block_s": 16, "block_e": 1}),
+        ("mean apart", torch.float32, {"longest": 128}),
+        ("amax apart", torch.bfloat16, {"longest": 128, "block_s": 2, "block_e": 16, "warps": 4}),
     ],
 )
 def test_it_compiles_without_spills(
