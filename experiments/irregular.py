@@ -4,12 +4,12 @@
     TRITON_INTERPRET=1 python -m experiments.irregular rows.jsonl --tiny
 
 A row of JSON for each case, written as soon as it is known: in turns, with a cold L2, milliseconds of each
-configuration that the actions `aggregate`, `route` and `lowering` begin with and of each form of `irregular`, of
-PyTorch in eager mode, of torch.compile, and of what a library offers for the same: torch.sparse for weighted sums over
-a graph, PyTorch's grouped products (torch._grouped_mm) and a loop over the experts in use. Where a call does not go
-into a CUDA graph, it is timed without one and named so. Each result's distance from float64 is written down. ``--tiny``
-tries the script on the CPU at small sizes, with Triton's interpreter; its times mean nothing. Deals in running and
-writing down.
+configuration that the actions `aggregate`, `dispatch`, `route` and `lowering` begin with and of each form of
+`irregular`, of PyTorch in eager mode, of torch.compile, and of what a library offers for the same: torch.sparse for
+weighted sums over a graph, PyTorch's grouped products (torch._grouped_mm) and a loop over the experts in use. Where a
+call does not go into a CUDA graph, it is timed without one and named so. Each result's distance from float64 is written
+down. ``--tiny`` tries the script on the CPU at small sizes, with Triton's interpreter; its times mean nothing. Deals in
+running and writing down.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 
-FAMILIES = ("irregular", "grouped")
+FAMILIES = ("irregular", "grouped", "routed")
 """Families that this is about."""
 
 SHOWN = ("failed", "best_ms", "best_schedule", "over", "over_best_library", "not_timed")
@@ -126,6 +126,10 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[rows, width] to [rows, width]."""
         weights, chosen = self.choose(x)
+        if self.form == "all":  # all experts for all rows, most weighed by zero
+            shares = x.new_zeros(len(x), len(self.up)).scatter(1, chosen, weights.squeeze(-1))
+            inner = functional.silu(torch.matmul(x, self.up.transpose(1, 2)))
+            return (torch.matmul(inner, self.down.transpose(1, 2)) * shares.t().unsqueeze(-1)).sum(0)
         if self.form == "einsum":
             inner = functional.silu(torch.einsum("td,tkhd->tkh", x, self.up[chosen]))
             return (torch.einsum("tkh,tkdh->tkd", inner, self.down[chosen]) * weights).sum(1)
@@ -145,6 +149,7 @@ def cases(tiny: bool) -> list[Case]:
             Case("bag", "sum", {"rows": 100, "bags": 12, "each": 5, "width": 16}),
             Case("segment", "mean", {"segments": 9, "rows": 80, "width": 16}),
             Case("moe", "einsum", {"experts": 4, "rows": 12, "width": 32, "inner": 48}),
+            Case("moe", "all", {"experts": 4, "rows": 12, "width": 32, "inner": 48}),
         ]
     sizes = [(10_000, 160_000, 128), (100_000, 1_600_000, 64), (20_000, 2_000_000, 128)]
     found = [
@@ -170,6 +175,7 @@ def cases(tiny: bool) -> list[Case]:
         Case("moe", form, {"experts": e, "rows": t, "width": 1024, "inner": 2048}, dtype="bfloat16")
         for form, e, t in (
             ("einsum", 8, 64), ("einsum", 16, 128), ("einsum", 64, 128), ("bmm", 32, 256), ("einsum", 8, 8),
+            ("all", 8, 1024), ("all", 64, 1024), ("all", 32, 128), ("all", 16, 4096),
         )
     ]  # fmt: skip
     return found
@@ -252,8 +258,8 @@ def begun(program: Program, context: Context) -> Action | None:
     waiting = [r for r in program.called if not program.implementation(r).generated]
     mine = {r.id for r in waiting if (f := concerned(r)) is not None and f.name in FAMILIES}
     offered = legal_actions(program, context)
-    for kind in ("aggregate", "route", "lowering"):
-        found = [a for a in offered if a.kind == kind and (kind == "route" or a.regions[0] in mine)]
+    for kind in ("aggregate", "dispatch", "route", "lowering"):
+        found = [a for a in offered if a.kind == kind and (kind in ("dispatch", "route") or a.regions[0] in mine)]
         if found:
             return found[0]
     return None

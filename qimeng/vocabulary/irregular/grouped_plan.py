@@ -150,5 +150,6 @@ class Pipeline(GroupedMove):
 
 
 __all__ = [
-    "GroupedPlan", "GroupedSchedule", "Pipeline", "Tiling", "plan_grouped", "schedules", "shared_bytes", "tiles",
+    "LEAST", "MOST", "GroupedPlan", "GroupedSchedule", "Pipeline", "Tiling", "plan_grouped", "schedules",
+    "shared_bytes", "tiles",
 ]  # fmt: skip

@@ -222,13 +222,13 @@ def _made(
     shape, given = graph.meta(Value(node.name)).shape, graph.meta(rows).shape
     if not given or not shape or graph.meta(by).shape != (given[0],) or given[1:] != shape[1:]:
         raise Unsupported(f"rows {given} by an index {graph.meta(by).shape} into {shape}")
-    fill = _number(graph, base)
+    fill = number_of(graph, base)
     joins = joins and not (kind == "sum" and fill == 0)
     first = base if fill is None else None
     return Segments(node, kind, (rows,), given[0], shape[0], by, wraps=wraps, base=first, fill=fill or 0.0, joins=joins)
 
 
-def _number(graph: OpGraph, value: Value) -> float | None:
+def number_of(graph: OpGraph, value: Value) -> float | None:
     """The number that all elements of `value` are; None where they may differ."""
     node = graph.nodes[value.node]
     if node.packet not in FILLS:
@@ -258,4 +258,6 @@ def spread_from(graph: OpGraph, index: Value) -> Value:
     return value
 
 
-__all__ = ["DTYPES", "FEW", "FILLS", "KINDS", "READERS", "Segments", "reduces", "segments_of", "spread_from"]
+__all__ = [
+    "DTYPES", "FEW", "FILLS", "KINDS", "READERS", "Segments", "number_of", "reduces", "segments_of", "spread_from",
+]  # fmt: skip

@@ -87,6 +87,32 @@ class Experts(nn.Module):
         return (found.view(len(x), self.best, -1) * weights).sum(1)
 
 
+class AllExperts(nn.Module):
+    """A layer that computes all experts, and weighs those that were not chosen by zero."""
+
+    def __init__(self, form: str, experts: int = 8, width: int = 20, inner: int = 28, best: int = 2):
+        super().__init__()
+        self.form, self.best = form, best
+        self.router = nn.Linear(width, experts, bias=False)
+        self.up = nn.Parameter(torch.randn(experts, width, inner * (2 if form == "gated" else 1)) / 4)
+        self.gate = nn.Parameter(torch.randn(experts, inner, width) / 4)
+        self.down = nn.Parameter(torch.randn(experts, inner, width) / 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        scores = torch.softmax(self.router(x), -1)
+        weights, chosen = torch.topk(scores, self.best)
+        shares = torch.zeros_like(scores).scatter(1, chosen, weights / weights.sum(-1, keepdim=True))
+        if self.form == "gated":  # one product for gate and values
+            gate, values = torch.matmul(x, self.up).chunk(2, -1)
+            inner = functional.silu(gate) * values
+        elif self.form == "repeated":  # the gate's matrices lie transposed
+            rows = x.repeat(len(self.up), 1).view(len(self.up), -1, x.shape[1])
+            inner = functional.gelu(torch.bmm(rows, self.gate.transpose(1, 2))) * torch.bmm(rows, self.up)
+        else:
+            inner = torch.matmul(x, self.up)
+        return (torch.matmul(inner, self.down) * shares.t().unsqueeze(-1)).sum(0)
+
+
 def graph(nodes: int, edges: int, seed: int = 0) -> torch.Tensor:
     """[2, edges]: edges between nodes drawn at random, some twice; the last fifth of the nodes gets none."""
     generator = torch.Generator().manual_seed(seed)
@@ -101,4 +127,16 @@ def reducing(program: Program) -> Region:
     return next(r for r in program.called if reduction_of(r) is not None)
 
 
-__all__ = ["CONTEXT", "Bags", "Experts", "Layer", "Segments", "action_of", "after", "graph", "reducing", "start_of"]
+__all__ = [
+    "CONTEXT",
+    "AllExperts",
+    "Bags",
+    "Experts",
+    "Layer",
+    "Segments",
+    "action_of",
+    "after",
+    "graph",
+    "reducing",
+    "start_of",
+]
