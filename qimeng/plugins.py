@@ -21,7 +21,7 @@ from qimeng.errors import QimengError
 FILES = "QIMENG_PLUGINS"
 """Variable with the files that bring objects, divided as in PATH; processes that are started have it too."""
 
-SHIPPED = ("qimeng.vocabulary.lowprecision", "qimeng.vocabulary.sparse")
+SHIPPED = ("qimeng.vocabulary.lowprecision", "qimeng.vocabulary.sparse", "qimeng.vocabulary.irregular")
 """Packages that come with the library and register what they bring when they are imported, as a user's would."""
 
 _run: set[str] = set()

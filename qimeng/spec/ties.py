@@ -50,7 +50,7 @@ def tied(leaves: Sequence[Leaf]) -> tuple[Leaf, ...]:
     for leaf in leaves:
         if id(leaf) in stays:
             leaf = replace(leaf, domain="fixed", limited=())
-        elif leaf.domain == "index" and id(leaf) in values and _adds_up(values[id(leaf)], sizes):
+        elif leaf.domain in ("index", "permutation") and id(leaf) in values and _adds_up(values[id(leaf)], sizes):
             leaf = replace(leaf, limited=(Shuffled((0,)),))
         found.append(leaf)
     return tuple(found)

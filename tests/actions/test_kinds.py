@@ -125,7 +125,7 @@ def test_a_patch_is_a_diff_of_the_source(context: Context, golden: Callable[[str
         (
             "linear",
             Action("nothing", ("?",)),
-            "unknown kind of action 'nothing'; known: algebra, cluster, dequantize, fusion",
+            "unknown kind of action 'nothing'; known: aggregate, algebra, cluster, dequantize",
         ),
         ("softmax", Action("reordering", ("?",), "grouped"), "kernels of the family 'tile' have no reordering"),
         ("softmax", Action("split", ("?",), "resident"), "nothing to change"),

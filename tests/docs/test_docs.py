@@ -16,10 +16,14 @@ import pytest
 from typer.main import get_command
 
 import qimeng
-from qimeng.actions import kinds, unregister
+from qimeng.actions import Context, kinds, legal_actions, unregister
+from qimeng.coder.template.coder import TemplateCoder
+from qimeng.device import DEVICES
 from qimeng.errors import QimengError
 from qimeng.family import unregister_family
 from qimeng.interfaces import LASTING
+from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec.declared import unregister_weights
 from qimeng.testing import FakeEvaluator
 
@@ -77,6 +81,15 @@ def test_the_block_about_weights_with_zeros_declares_them() -> None:
     names: dict[str, Any] = {}
     exec(compile(block, "sparse.md", "exec", dont_inherit=True), names)
     assert names["spec"].weights == "bsr:64:25"
+
+
+def test_the_block_about_irregular_computations_makes_a_layer() -> None:
+    (block,) = blocks(ROOT / "docs" / "irregular.md", "python")
+    names: dict[str, Any] = {}
+    exec(compile(block, "irregular.md", "exec", dont_inherit=True), names)
+    program = Program.start(capture_spec(names["spec"], verify=False))
+    context = Context(DEVICES["h100"], TemplateCoder())
+    assert "aggregate" in {a.kind for a in legal_actions(program, context)}
 
 
 @pytest.mark.slow

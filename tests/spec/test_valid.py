@@ -113,6 +113,12 @@ def test_every_input_is_redrawn_and_the_module_takes_it(case: str) -> None:
     assert [t.draw.distribution for t in trials] == [EXAMPLES, "given"]
 
 
+def test_lengths_that_all_differ_are_only_reordered_too() -> None:
+    spec = KernelSpec.of(chunks, (torch.randn(10, 8), torch.tensor([3, 5, 2])))
+    assert spec.domains[1] == "permutation" and len(spec.leaves[1].ways) == 1
+    assert {tuple(sorted(spec.inputs(seed)[1].tolist())) for seed in range(6)} == {(2, 3, 5)}
+
+
 def test_columns_of_a_sparse_matrix_stay_with_its_rows_and_that_is_said() -> None:
     inputs = (torch.tensor([0, 2, 3, 5]), torch.tensor([0, 2, 1, 0, 1]), torch.randn(5), torch.randn(3, 4))
     spec = KernelSpec.of(sparse_product, inputs)

@@ -17,6 +17,7 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device
 from qimeng.errors import CoderError, IllegalAction
 from qimeng.family import AnyFamily, Sample, families
+from qimeng.family.registry import BUILT_IN
 from qimeng.graph.capture import capture
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
@@ -38,7 +39,7 @@ def example(
         action: whose kind and choice are shown; another choice of the kind, where this one applies to none of them.
         device: what the code is for.
         mode: precision mode.
-        family: of the region at hand, so that the example is of the same if it can.
+        family: of the region at hand, so that the example is of the same if it can; else of one that everybody knows.
     """
     return _example(kind_named(action.kind), action.param, device, mode, family)
 
@@ -47,7 +48,7 @@ def example(
 def _example(kind: Kind, param: str, device: Device, mode: str, family: AnyFamily | None) -> tuple[str, str] | None:
     context = Context(device, _CODER, mode)
     other: tuple[str, str] | None = None
-    every = [(f is not family, sample) for f in families().values() for sample in f.samples()]
+    every = [((f is not family, f.name not in BUILT_IN), sample) for f in families().values() for sample in f.samples()]
     for _, sample in sorted(every, key=lambda pair: pair[0]):
         for program in _states(sample, context):
             for action in kind.proposals(program, context):

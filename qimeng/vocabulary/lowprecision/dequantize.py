@@ -33,7 +33,7 @@ class Dequantize(WeightReader):
     """
 
     name = "dequantize"
-    reads = "its weight as it is stored"
+    task = "read its weight as it is stored"
 
     def concerns(self, region: Region) -> bool:
         """Whether the weight is computed once."""

@@ -37,7 +37,7 @@ class Sparsify(WeightReader):
     """
 
     name = "sparsify"
-    reads = "the blocks of its weight that are kept"
+    task = "read the blocks of its weight that are kept"
 
     def concerns(self, region: Region) -> bool:
         """Whether the weight is made of kept blocks."""

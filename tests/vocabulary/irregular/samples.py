@@ -1,0 +1,142 @@
+"""Layers of graph networks, bags and segments, and their programs, for the tests beside this file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from qimeng.graph.region import Region
+from qimeng.program.program import Program
+from qimeng.vocabulary.irregular.kinds import reduction_of
+from tests.vocabulary.lowprecision.samples import CONTEXT, action_of, after, start_of
+
+
+class Layer(nn.Module):
+    """Messages between nodes, weighted by edge, an activation, and their reduction at each node."""
+
+    def __init__(self, reduce: str = "index_add", edges: torch.Tensor | None = None):
+        super().__init__()
+        self.reduce = reduce
+        self.register_buffer("edges", edges)
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor, edges: torch.Tensor | None = None) -> Any:
+        source, target = self.edges if edges is None else edges
+        messages = torch.relu(x.index_select(0, source) * weights.unsqueeze(-1))
+        base, spread = torch.zeros_like(x), target.view(-1, 1).expand_as(messages)
+        if self.reduce == "index_add":
+            return base.index_add_(0, target, messages)
+        if self.reduce == "index":
+            return torch.zeros_like(x).index_add(0, target, torch.relu(x[source] * weights[:, None]))
+        if self.reduce == "onto x":
+            return x.index_add(0, target, messages)
+        if self.reduce == "scatter_add":
+            return base.scatter_add_(0, spread, messages)
+        if self.reduce.startswith("index_reduce"):
+            return base.index_reduce_(0, target, messages, self.reduce.split()[1], include_self=False)
+        name, own = self.reduce.split()
+        return (x if own == "joined" else base).scatter_reduce(0, spread, messages, name, include_self=own == "joined")
+
+
+class Bags(nn.Module):
+    """Bags of a table's rows."""
+
+    def __init__(self, mode: str, *, last: bool = False, rows: int = 40, width: int = 20):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(rows, width, mode=mode, include_last_offset=last)
+
+    def forward(self, numbers: torch.Tensor, offsets: Any = None, weights: Any = None) -> Any:
+        return self.bag(numbers, offsets, weights)
+
+
+class Segments(nn.Module):
+    """Neighbouring rows, scaled, reduced by segment."""
+
+    def __init__(self, reduce: str, by: str, initial: float | None = None):
+        super().__init__()
+        self.reduce, self.by, self.initial = reduce, by, initial
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> Any:
+        return torch.segment_reduce(x * 2, self.reduce, axis=0, initial=self.initial, **{self.by: place})
+
+
+class Experts(nn.Module):
+    """A layer of experts: the best of each row are chosen, and their results weighted."""
+
+    def __init__(self, form: str, experts: int = 8, width: int = 20, inner: int = 28, best: int = 2):
+        super().__init__()
+        self.form, self.best = form, best
+        self.router = nn.Linear(width, experts, bias=False)
+        self.up = nn.Parameter(torch.randn(experts, inner, width) / 8)
+        self.down = nn.Parameter(torch.randn(experts, width, inner) / 8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        weights, chosen = torch.topk(torch.softmax(self.router(x), -1), self.best)
+        weights = (weights / weights.sum(-1, keepdim=True)).unsqueeze(-1)
+        if self.form == "einsum":
+            inner = functional.silu(torch.einsum("td,tkhd->tkh", x, self.up[chosen]))
+            return (torch.einsum("tkh,tkdh->tkd", inner, self.down[chosen]) * weights).sum(1)
+        if self.form == "matmul":
+            inner = functional.silu(torch.matmul(self.up[chosen], x[:, None, :, None]))
+            return (torch.matmul(self.down[chosen], inner).squeeze(-1) * weights).sum(1)
+        flat = chosen.view(-1)
+        inner = torch.bmm(x.repeat_interleave(self.best, 0).unsqueeze(1), self.up[flat].transpose(1, 2))
+        found = torch.bmm(functional.silu(inner), self.down.transpose(1, 2).index_select(0, flat))
+        return (found.view(len(x), self.best, -1) * weights).sum(1)
+
+
+class AllExperts(nn.Module):
+    """A layer that computes all experts, and weighs those that were not chosen by zero."""
+
+    def __init__(self, form: str, experts: int = 8, width: int = 20, inner: int = 28, best: int = 2):
+        super().__init__()
+        self.form, self.best = form, best
+        self.router = nn.Linear(width, experts, bias=False)
+        self.up = nn.Parameter(torch.randn(experts, width, inner * (2 if form == "gated" else 1)) / 4)
+        self.gate = nn.Parameter(torch.randn(experts, inner, width) / 4)
+        self.down = nn.Parameter(torch.randn(experts, inner, width) / 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        scores = torch.softmax(self.router(x), -1)
+        weights, chosen = torch.topk(scores, self.best)
+        shares = torch.zeros_like(scores).scatter(1, chosen, weights / weights.sum(-1, keepdim=True))
+        if self.form == "gated":  # one product for gate and values
+            gate, values = torch.matmul(x, self.up).chunk(2, -1)
+            inner = functional.silu(gate) * values
+        elif self.form == "repeated":  # the gate's matrices lie transposed
+            rows = x.repeat(len(self.up), 1).view(len(self.up), -1, x.shape[1])
+            inner = functional.gelu(torch.bmm(rows, self.gate.transpose(1, 2))) * torch.bmm(rows, self.up)
+        else:
+            inner = torch.matmul(x, self.up)
+        return (torch.matmul(inner, self.down) * shares.t().unsqueeze(-1)).sum(0)
+
+
+def graph(nodes: int, edges: int, seed: int = 0) -> torch.Tensor:
+    """[2, edges]: edges between nodes drawn at random, some twice; the last fifth of the nodes gets none."""
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randint(0, nodes, (edges,), generator=generator)
+    target = torch.randint(0, max(1, nodes * 4 // 5), (edges,), generator=generator)
+    source[1], target[1] = source[0], target[0]
+    return torch.stack([source, target])
+
+
+def reducing(program: Program) -> Region:
+    """The region that reduces by segment."""
+    return next(r for r in program.called if reduction_of(r) is not None)
+
+
+__all__ = [
+    "CONTEXT",
+    "AllExperts",
+    "Bags",
+    "Experts",
+    "Layer",
+    "Segments",
+    "action_of",
+    "after",
+    "graph",
+    "reducing",
+    "start_of",
+]
