@@ -1,0 +1,52 @@
+"""One cluster of simulated nodes for all tests of this folder; its GPUs are numbers in Ray's books, and no more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+STORE_BYTES = 80 << 20
+
+
+class Nodes:
+    """A cluster of this machine: a head without GPUs, and nodes that tests add and remove."""
+
+    def __init__(self) -> None:
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # 127.0.0.1 stays 127.0.0.1
+        pytest.importorskip("ray", reason="ray is not installed (the extra cluster)")
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 1, "num_gpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        self.cluster = Cluster(initialize_head=True, head_node_args={**head, "node_ip_address": "127.0.0.1"})
+        self.address: str = self.cluster.address
+
+    def add(self, gpus: int = 1, generation: str = "H100") -> Any:
+        """A node with so many GPUs."""
+        labels = {"ray.io/accelerator-type": generation}
+        return self.cluster.add_node(
+            num_cpus=1,
+            num_gpus=gpus,
+            labels=labels,
+            object_store_memory=STORE_BYTES,
+            node_ip_address="127.0.0.1",
+        )
+
+    def remove(self, node: Any) -> None:
+        """Kill a node, all its processes at once."""
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+@pytest.fixture(scope="package")
+def nodes() -> Iterator[Nodes]:
+    made = Nodes()
+    yield made
+    made.close()
