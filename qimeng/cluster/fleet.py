@@ -35,8 +35,8 @@ REFRESH_S = 2.0
 REST_S, SICK = 60.0, 3
 """A GPU at which so many calls in a row ended by a machine's fault is given nothing for so many seconds."""
 PAUSE_S = 2.0
-"""Seconds for which a GPU is given nothing after its keeper was lost: as long as Ray may take to see a node leave, or
-to start the keeper anew."""
+"""Seconds for which a GPU is given nothing after its keeper was lost, and twice as long each time that it is lost
+again: Ray starts a keeper anew in a second, and may take a quarter of a minute to see that a node has left."""
 PATIENCE_S = 300.0
 """Seconds that a run waits for a GPU to come back when all have left."""
 
@@ -86,6 +86,7 @@ class Fleet:
         self._in_a_row: Counter[Gpu] = Counter()
         self._resting: dict[Gpu, float] = {}
         self._paused: dict[Gpu, float] = {}
+        self._lost_in_a_row: Counter[Gpu] = Counter()
         self.lost: Counter[str] = Counter()
         self._closed = threading.Event()
         self._pulse = threading.Thread(target=self._say_it_lives, daemon=True, name="qimeng-cluster")
@@ -107,8 +108,9 @@ class Fleet:
     def look(self) -> None:
         """List the nodes anew."""
         self._listed = (time.monotonic(), self._all())
-        for gpu in [gpu for gpu in self._keepers if gpu not in self._listed[1]]:
-            del self._keepers[gpu]
+        for known in (self._keepers, self._paused, self._lost_in_a_row, self._resting, self._in_a_row):
+            for gpu in [gpu for gpu in known if gpu not in self._listed[1]]:
+                del known[gpu]
 
     def await_gpu(self) -> None:
         """Wait until there is a GPU.
@@ -191,10 +193,13 @@ class Fleet:
         except errors.RayError as error:
             self.lost[call.gpu.name] += 1
             self._keepers.pop(call.gpu, None)
-            self._paused[call.gpu] = time.monotonic() + PAUSE_S
+            if self.ready(call.gpu):  # else it was lost with another call of the moment
+                self._paused[call.gpu] = time.monotonic() + PAUSE_S * 2 ** self._lost_in_a_row[call.gpu]
+                self._lost_in_a_row[call.gpu] += 1
             self.look()
             why = str(error).strip().splitlines()[0]
             return Reply(failure=f"{call.gpu.name} was lost ({type(error).__name__}: {why})", alive=False)
+        self._lost_in_a_row.pop(call.gpu, None)
         return found
 
     def _say_it_lives(self) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 STORE_BYTES = 80 << 20
+HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+"""A node that was killed is seen to be gone in two seconds, not fifteen."""
 
 
 class Nodes:
@@ -19,8 +21,15 @@ class Nodes:
         pytest.importorskip("ray", reason="ray is not installed (the extra cluster)")
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 1, "num_gpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
-        self.cluster = Cluster(initialize_head=True, head_node_args={**head, "node_ip_address": "127.0.0.1"})
+        head = {
+            "num_cpus": 1,
+            "num_gpus": 0,
+            "include_dashboard": False,
+            "object_store_memory": STORE_BYTES,
+            "node_ip_address": "127.0.0.1",
+            "_system_config": HEALTH,
+        }
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self.cluster.address
 
     def add(self, gpus: int = 1, generation: str = "H100") -> Any:
