@@ -26,6 +26,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from qimeng.cli_bench import app as bench_app
+from qimeng.cli_cluster import app as cluster_app
 from qimeng.cli_coder import BaseUrl, Calls, Candidates, CoderName, Money, PriceList, Prompts, Tokens, made_coder
 from qimeng.cli_collect import app as collect_app
 from qimeng.cli_console import console
@@ -46,6 +47,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(collect_app, name="collect")
+app.add_typer(cluster_app, name="cluster")
 
 INTERRUPTED = 130
 """What typer exits with on Ctrl-C (128 and the number of SIGINT, as shells do)."""

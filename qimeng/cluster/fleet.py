@@ -151,6 +151,16 @@ class Fleet:
         with contextlib.suppress(self._ray.exceptions.RayError):
             self._keeper(call.gpu).stop.remote(self.run, call.lane)
 
+    def stopped(self, calls: Sequence[Call], seconds: float) -> list[Reply]:
+        """End these calls, and wait so long for what they leave behind."""
+        for call in calls:
+            self.stop(call)
+        if not calls or not self._ray.is_initialized():
+            return []
+        references = {call.reference: call for call in calls}
+        ready, _ = self._ray.wait(list(references), num_returns=len(references), timeout=seconds)
+        return [self._reply(references[reference]) for reference in ready]
+
     def rest(self, gpu: Gpu, machine: bool) -> None:
         """Count how a call at a GPU ended: by a machine's fault or not; after several such, it rests for a while."""
         self._in_a_row[gpu] = self._in_a_row[gpu] + 1 if machine else 0
@@ -180,7 +190,7 @@ class Fleet:
 
     def _keeper(self, gpu: Gpu) -> Any:
         if gpu not in self._keepers:
-            self._keepers[gpu] = keeper_of(self._ray, gpu)
+            self._keepers[gpu] = keeper_of(self._ray, gpu, sum(g.node == gpu.node for g in self._listed[1]))
             self._keepers[gpu].see.remote(self.run)
         return self._keepers[gpu]
 
@@ -209,8 +219,8 @@ class Fleet:
                     keeper.see.remote(self.run)
 
 
-def keeper_of(ray: Any, gpu: Gpu) -> Any:
-    """The actor that keeps a GPU; it is made where there is none yet, and outlives who made it."""
+def keeper_of(ray: Any, gpu: Gpu, beside: int) -> Any:
+    """The actor that keeps a GPU, one of `beside` of its node; made where there is none, it outlives its maker."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     kind = ray.remote(Supervisor).options(
@@ -224,7 +234,7 @@ def keeper_of(ray: Any, gpu: Gpu) -> Any:
         max_task_retries=TASK_RETRIES,
         scheduling_strategy=NodeAffinitySchedulingStrategy(gpu.node, soft=False),
     )
-    return kind.remote(gpu.name, gpu.generation)
+    return kind.remote(gpu.name, gpu.generation, beside)
 
 
 def described(ray: Any, gpus: Iterable[Gpu], seconds: float = 5.0) -> dict[Gpu, dict[str, Any]]:

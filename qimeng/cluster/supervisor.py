@@ -9,13 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
+import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
+from qimeng.bench.gpus import share_of_cores
 from qimeng.cluster.turns import Turns
 from qimeng.envs.workers.task_process import TaskProcess
 
@@ -23,6 +28,10 @@ LEASE_S = 60.0
 """Seconds after which the work of a run is ended whose driver has not been heard of."""
 DISMISSAL_S = 5.0
 """Seconds that an idle process may take to end."""
+TASK_FOLDER = "QIMENG_TASK_FOLDER"
+"""Variable of the processes: an empty folder whose files go back with what the task returns, and are removed."""
+FILES_BYTES = 256 << 20
+"""The most that goes back of a task's folder; larger files stay away."""
 
 
 @dataclass(frozen=True)
@@ -34,27 +43,31 @@ class Reply:
         failure: why it did not, in words.
         alive: whether the process lives on, so that the work itself raised.
         late: whether it was ended because it took too long.
+        files: what the task left in its folder (`TASK_FOLDER`), by name, also where it was ended.
     """
 
     result: bytes | None = None
     failure: str | None = None
     alive: bool = True
     late: bool = False
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Supervisor:
     """The keeper of one GPU; an actor with one thread, whose methods take turns at every `await`.
 
     Each lane of a run has a process of its own, which works on one call after another. Processes inherit the
-    environment of the actor: Ray has set there which GPU is theirs.
+    environment of the actor: Ray has set there which GPU is theirs. Their number of threads is not Ray's, which is one.
 
     Args:
         name: of the GPU.
         generation: of the GPU.
+        beside: GPUs of its node, which share the cores.
     """
 
-    def __init__(self, name: str, generation: str):
-        self._name, self._generation = name, generation
+    def __init__(self, name: str, generation: str, beside: int = 1):
+        self._name, self._generation, self._beside = name, generation, beside
+        self._folders: dict[tuple[str, int], Path] = {}
         self._turns = Turns()
         self._processes: dict[tuple[str, int], TaskProcess] = {}
         self._stopped: dict[tuple[str, int], asyncio.Event] = {}
@@ -107,7 +120,7 @@ class Supervisor:
                 async with self._turns.turn(run, priority, beside):
                     reply = Reply(failure="stopped", alive=False)
                     if not stopped.is_set():
-                        reply = await self._called(key, work, task, limit_s, stopped)
+                        reply = await self._called(key, work, task, beside, limit_s, stopped)
             finally:
                 del self._stopped[key]
         self._done += 1
@@ -133,20 +146,35 @@ class Supervisor:
             await asyncio.to_thread(process.dismiss, DISMISSAL_S)
         for key in [key for key, lock in self._locks.items() if key[0] == run and not lock.locked()]:
             del self._locks[key]
+            if key in self._folders:
+                shutil.rmtree(self._folders.pop(key), ignore_errors=True)
         self._turns.forget(run)
 
     # -- parts
 
     async def _called(
-        self, lane: tuple[str, int], work: bytes, task: Any, limit_s: float | None, stopped: asyncio.Event
+        self, lane: tuple[str, int], work: bytes, task: Any, beside: int, limit_s: float | None, stopped: asyncio.Event
     ) -> Reply:
-        if lane not in self._processes:
-            try:
-                self._processes[lane] = TaskProcess()
-            except OSError as error:
-                return Reply(failure=f"no process could be started: {error}", alive=False)
-        process = self._processes[lane]
-        await asyncio.to_thread(process.send, called, (work, task))  # a large one waits until the process reads it
+        try:
+            if lane not in self._folders:
+                self._folders[lane] = Path(tempfile.mkdtemp(prefix="qimeng_task_"))
+            if lane not in self._processes:
+                shared = share_of_cores(self._beside * beside)
+                self._processes[lane] = TaskProcess({**shared, TASK_FOLDER: str(self._folders[lane])})
+        except OSError as error:
+            return Reply(failure=f"no process could be started: {error}", alive=False)
+        reply = await self._answered(lane, self._processes[lane], (work, task), limit_s, stopped)
+        return replace(reply, files=await asyncio.to_thread(taken, self._folders[lane]))
+
+    async def _answered(
+        self,
+        lane: tuple[str, int],
+        process: TaskProcess,
+        pair: tuple[bytes, Any],
+        limit_s: float | None,
+        stopped: asyncio.Event,
+    ) -> Reply:
+        await asyncio.to_thread(process.send, called, pair)  # a large one waits until the process reads it
         ready = asyncio.get_running_loop().create_future()
         waiter = asyncio.ensure_future(stopped.wait())
         loop, fd = asyncio.get_running_loop(), process.pipe.fileno()
@@ -176,6 +204,20 @@ class Supervisor:
                     await self.end(run)
 
 
+def taken(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, largest last and up to `FILES_BYTES` in all; the folder is empty then."""
+    found, room = {}, FILES_BYTES
+    for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_size):
+        if path.is_file() and path.stat().st_size <= room:
+            found[path.name] = path.read_bytes()
+            room -= len(found[path.name])
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
 def called(pair: tuple[bytes, Any]) -> bytes:
     """In a process of the GPU: the work done on the task, pickled."""
     work, task = pair
@@ -184,4 +226,4 @@ def called(pair: tuple[bytes, Any]) -> bytes:
     return found
 
 
-__all__ = ["Reply", "Supervisor"]
+__all__ = ["LEASE_S", "TASK_FOLDER", "Reply", "Supervisor"]

@@ -11,19 +11,21 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import cloudpickle
 
 from qimeng.bench.pool import Outcome, Place, Pool, Queue
 from qimeng.cluster.fleet import Call, Fleet, packed
-from qimeng.cluster.gpus import Gpu
+from qimeng.cluster.gpus import ClusterError, Gpu
 from qimeng.cluster.supervisor import Reply
 from qimeng.envs.workers.queueing import TRIES
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+ENDING_S = 5.0
+"""Seconds that tasks which are ended may take to send what they have left behind."""
 NO_GPU_S = 0.5
 """Seconds between two looks for a GPU that new tasks could go to."""
 
@@ -38,7 +40,8 @@ class ClusterTasks(Pool):
     Args:
         fleet: the GPUs; the pool closes it.
         slots: tasks at once on each GPU.
-        unpack: makes the result of a task from what the work returned, in this process.
+        on_files: called in this process with the files that a task left in its folder
+            (`qimeng.cluster.supervisor.TASK_FOLDER`), also where the task was ended.
         clock: seconds that only move forward.
 
     Attributes:
@@ -49,11 +52,11 @@ class ClusterTasks(Pool):
         self,
         fleet: Fleet,
         slots: int = 1,
-        unpack: Callable[[Any], Any] = lambda result: result,
+        on_files: Callable[[Mapping[str, bytes]], None] = lambda files: None,
         clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__((), clock)
-        self._fleet, self._slots, self._unpack = fleet, slots, unpack
+        self._fleet, self._slots, self._on_files = fleet, slots, on_files
         self._begun: dict[Call, int] = {}
         self._places: dict[Gpu, Place] = {}
         self._again: list[int] = []
@@ -64,17 +67,17 @@ class ClusterTasks(Pool):
         self._begun.clear()
         self._fleet.close()
 
-    def ask(self, work: Callable[[None], R], limit_s: float = 120.0) -> R:
-        """What `work` returns at one of the GPUs, for example which device that is.
+    def ask(self, work: Callable[[], R], limit_s: float = 120.0) -> R:
+        """What `work()` returns at one of the GPUs, for example which device that is.
 
         Raises:
-            RuntimeError: it failed there.
+            ClusterError: it failed there.
         """
-        outcome = next(iter(self.run([None], work, limit_s)))
+        (outcome,) = self.run([work], _result_of, limit_s)
         if outcome.failure is not None:
-            raise RuntimeError(f"the cluster's GPU could not be asked: {outcome.failure}")
-        result: R = outcome.result  # type: ignore[assignment]
-        return result
+            raise ClusterError(f"a GPU of the cluster could not be asked: {outcome.failure}")
+        found: Any = outcome.result
+        return cast(R, found)
 
     def run(
         self,
@@ -112,6 +115,7 @@ class ClusterTasks(Pool):
                 for call, reply in self._fleet.ended(self._seconds_to(stop_at, bool(queue or self._again))):
                     if (number := self._begun.pop(call, -1)) < 0:
                         continue
+                    self._take(reply)
                     lost = reply.result is None and not reply.alive and not reply.late
                     self._fleet.rest(call.gpu, lost)
                     if lost and len(tried[number]) < TRIES:
@@ -162,15 +166,23 @@ class ClusterTasks(Pool):
             return Outcome(task, failure=f"took longer than {limit_s:.0f} s")
         if reply.result is None:
             return Outcome(task, failure=reply.failure if reply.alive else f"{reply.failure} (tried {TRIES} times)")
-        return Outcome(task, self._unpack(cloudpickle.loads(reply.result)))
+        return Outcome(task, cloudpickle.loads(reply.result))
 
     def _cut_off(self) -> list[int]:
-        """End what is in flight; the numbers of those tasks."""
-        ended = list(self._begun.values())
-        for call in self._begun:
-            self._fleet.stop(call)
+        """End what is in flight, and keep what it has left behind; the numbers of those tasks."""
+        calls, ended = list(self._begun), list(self._begun.values())
         self._begun.clear()
+        for reply in self._fleet.stopped(calls, ENDING_S):
+            self._take(reply)
         return ended
+
+    def _take(self, reply: Reply) -> None:
+        if reply.files:
+            self._on_files(reply.files)
+
+
+def _result_of(work: Callable[[], Any]) -> Any:
+    return work()
 
 
 __all__ = ["ClusterTasks"]

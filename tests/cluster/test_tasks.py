@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from qimeng.bench.pool import Outcome
 from qimeng.cluster.fleet import Fleet
 from qimeng.cluster.gpus import ClusterError
+from qimeng.cluster.supervisor import TASK_FOLDER
 from qimeng.cluster.tasks import ClusterTasks
 from tests.cluster.conftest import Nodes
 
@@ -55,6 +57,7 @@ def misbehave(what: str) -> str:
         raise ValueError("no")
     if what == "die":
         os._exit(3)
+    (Path(os.environ[TASK_FOLDER]) / what).write_text("was here")
     if what == "sleep":
         time.sleep(60)
     return what
@@ -62,7 +65,8 @@ def misbehave(what: str) -> str:
 
 def test_what_a_task_does_is_its_outcome_and_a_death_is_tried_elsewhere(nodes: Nodes) -> None:
     node = nodes.add(2)
-    with ClusterTasks(Fleet(nodes.address)) as pool:
+    files: list[str] = []
+    with ClusterTasks(Fleet(nodes.address), on_files=files.extend) as pool:
         began = time.monotonic()
         found = {o.task: o for o in pool.run(["raise", "die", "sleep", "fine"], misbehave, 5.0)}
         assert time.monotonic() - began < 40
@@ -70,9 +74,11 @@ def test_what_a_task_does_is_its_outcome_and_a_death_is_tried_elsewhere(nodes: N
         assert found["sleep"].failure == "took longer than 5 s"
         assert found["die"].failure == "the worker process died: exit code 3 (tried 3 times)"
         assert len(pool.again) == 2 and sum(pool.again.values()) == 2, "each GPU once before the last try"
-        assert pool.ask(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) in ("0", "1")
+        assert pool.ask(lambda: os.environ["CUDA_VISIBLE_DEVICES"]) in ("0", "1")
+        assert sorted(files) == ["fine", "sleep"], "what is ended leaves its files as well"
         cut = list(pool.run(["sleep"] * 3, misbehave, 60.0, stop_at=time.monotonic() + 1.0))
         assert [o.interrupted for o in cut] == [True] * 2, "the third was not begun"
+        assert sorted(files) == ["fine", "sleep"] + ["sleep"] * 2
     nodes.remove(node)
 
 
