@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qimeng.cluster.connection import LOOPBACK
+
+ROOT = Path(__file__).resolve().parents[2]
 STORE_BYTES = 80 << 20
 HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
 """A node that was killed is seen to be gone in two seconds, not fifteen."""
@@ -17,7 +21,6 @@ class Nodes:
     """A cluster of this machine: a head without GPUs, and nodes that tests add and remove."""
 
     def __init__(self) -> None:
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # 127.0.0.1 stays 127.0.0.1
         pytest.importorskip("ray", reason="ray is not installed (the extra cluster)")
         from ray.cluster_utils import Cluster
 
@@ -56,6 +59,10 @@ class Nodes:
 
 @pytest.fixture(scope="package")
 def nodes() -> Iterator[Nodes]:
-    made = Nodes()
-    yield made
-    made.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LOOPBACK, "0")  # 127.0.0.1 stays 127.0.0.1
+        paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))  # for what runs there to find the tests
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        made = Nodes()
+        yield made
+        made.close()

@@ -5,7 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from pathlib import Path
 
+from qimeng.bench.collect import Assignment
+from qimeng.bench.explore import Explored
+from qimeng.cluster.supervisor import TASK_FOLDER
 from qimeng.device import Card
 from qimeng.envs.workers.answering import no_verdict
 from qimeng.graph.opgraph import OpGraph
@@ -44,3 +48,10 @@ def here() -> str:
 
 def measuring() -> tuple[Evaluator, OpGraph]:
     return Measuring(), NOTHING
+
+
+def explore_there(assignment: Assignment, delay: float = 0.0) -> Explored:
+    """At a GPU of a cluster: explore a spec with fakes, into the folder of the task."""
+    from tests.bench import collecting
+
+    return collecting.work(assignment, Path(os.environ[TASK_FOLDER]), delay)
