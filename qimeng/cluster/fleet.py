@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import threading
 import time
@@ -104,6 +105,13 @@ class Fleet:
     def ready(self, gpu: Gpu) -> bool:
         """False for a moment after its keeper was lost."""
         return self._paused.get(gpu, 0.0) <= time.monotonic()
+
+    def least_used(self, gpus: Sequence[Gpu]) -> Gpu | None:
+        """The GPU that the fewest runs have work on, as far as their keepers say so in a moment; None of none."""
+        if len(gpus) < 2:
+            return next(iter(gpus), None)
+        said = described(self._ray, gpus, seconds=2.0)
+        return min(random.sample(gpus, len(gpus)), key=lambda gpu: said[gpu]["runs"] if gpu in said else 0)
 
     def look(self) -> None:
         """List the nodes anew."""

@@ -132,8 +132,7 @@ class ClusterPool(QueueingEvaluator):
                 f"{self._home.name} has left the cluster, or cannot be used; {self._measured} answers of it do not "
                 "compare with another GPU's: start this search again (ClusterPool.begin_again)"
             )
-        counted = {gpu: self._used.get(gpu, 0) for gpu in gpus if gpu != self._home}
-        self._home = min(counted, key=lambda gpu: (counted[gpu], gpu), default=None)
+        self._home = self._fleet.least_used([gpu for gpu in gpus if gpu != self._home])
 
     def _begin(self, job: Job, place: Hashable) -> None:
         assert isinstance(place, Gpu)

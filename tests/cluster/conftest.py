@@ -66,3 +66,11 @@ def nodes() -> Iterator[Nodes]:
         made = Nodes()
         yield made
         made.close()
+
+
+@pytest.fixture(scope="package")
+def mixed(nodes: Nodes) -> str:
+    """The address of the cluster, with GPUs that no test kills: two of generation B200, one of A100."""
+    nodes.add(2, "B200")
+    nodes.add(1, "A100")
+    return nodes.address
