@@ -30,6 +30,7 @@ from qimeng.cli_coder import (
 )
 from qimeng.cli_console import console
 from qimeng.cli_names import check_names, listed, number, split
+from qimeng.cluster.turns import NORMAL
 from qimeng.errors import QimengError
 from qimeng.planner import PLANNER, PLANNERS, SEARCH, SEARCHES
 
@@ -132,7 +133,7 @@ def run(
     settings = Settings(mode, dtype, planner, named, search, seconds_each, evaluations, modes, compile_seconds)
     if cluster and writer.free_hand:
         raise QimengError("a language model as coder does not run on a cluster: its answers are stored on this machine")
-    pool = cluster_tasks(cluster, generation, jobs, gpus) if cluster else None
+    pool = cluster_tasks(cluster, generation, jobs, gpus, NORMAL) if cluster else None
     target = device_there(pool, device) if pool else make_device(device or None)
     options = RunOptions(
         settings,

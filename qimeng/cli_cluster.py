@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from qimeng.cli_console import console
-from qimeng.errors import QimengError
 
 if TYPE_CHECKING:
     from qimeng.cluster.tasks import ClusterTasks
     from qimeng.device import Device
+    from qimeng.envs.steps.result import Result
+    from qimeng.spec import KernelSpec
 
 app = typer.Typer(help="A cluster of GPUs (Ray): what it has and does.", no_args_is_help=True)
 
@@ -38,7 +42,7 @@ def cluster_tasks(
     generation: str,
     jobs: int,
     gpus: int,
-    background: bool = False,
+    priority: int,
     on_files: Callable[[Mapping[str, bytes]], None] = lambda files: None,
 ) -> ClusterTasks:
     """The pool of a command that has `--cluster`.
@@ -49,35 +53,53 @@ def cluster_tasks(
     from qimeng.cluster.fleet import Fleet
     from qimeng.cluster.gpus import ClusterError
     from qimeng.cluster.tasks import ClusterTasks
-    from qimeng.cluster.turns import BACKGROUND, NORMAL
 
     if gpus:
         raise ClusterError("--gpus counts the GPUs of this machine; with --cluster, all of one --generation are used")
-    fleet = Fleet(address, generation, BACKGROUND if background else NORMAL)
-    return ClusterTasks(fleet, jobs, on_files)
+    return ClusterTasks(Fleet(address, generation, priority), jobs, on_files)
 
 
 def device_there(pool: ClusterTasks, device: str) -> Device:
     """The device of the cluster's GPUs, or the one to estimate for."""
-    from functools import partial
-
     from qimeng.envs.steps.setup import make_device
 
     return pool.ask(partial(make_device, device or None))
 
 
-def refuse_cluster(address: str, command: str, instead: str) -> None:
-    """Refuse `--cluster` where a command has no use for it.
+def on_cluster(
+    address: str, generation: str, spec: KernelSpec, options: dict[str, Any], folder: Path, screen: Console
+) -> Result:
+    """What `qimeng optimize --cluster` found, from the folder that its files were written to.
+
+    An interrupted run leaves its store there, which the same command goes on from.
 
     Raises:
-        QimengError: it is given.
+        ClusterError: there is no such cluster, or the optimization failed there.
     """
-    if address:
-        raise QimengError(f"`qimeng {command}` does not run on a cluster: {instead}")
+    from qimeng.cluster.optimizing import STORE, Wanted, optimize_there, write_files
+    from qimeng.cluster.turns import PERSON
+    from qimeng.envs.steps.result import Result
+
+    stored = _stored_in(folder / STORE)
+    with cluster_tasks(address, generation, 1, 0, PERSON, partial(write_files, folder)) as pool:
+        screen.print(f"optimizing on a GPU of {address} for {options['seconds']:g} s; steps are shown at the end")
+        optimize_there(pool, Wanted(spec.to_bytes(), options, stored), options["seconds"])
+    return Result.load(folder)
+
+
+def _stored_in(path: Path) -> bytes:
+    """A store as one file's content, its journal written into it; nothing where there is none."""
+    from qimeng.store import Store
+
+    if not path.is_file():
+        return b""
+    with Store(path):  # SQLite writes the journal into the file when the last one closes it
+        pass
+    return path.read_bytes()
 
 
 @app.callback()
-def cluster() -> None:
+def _cluster() -> None:
     """A cluster of GPUs (Ray): what it has and does."""
 
 
@@ -112,4 +134,4 @@ def status(
     console().print(table)
 
 
-__all__ = ["Cluster", "Generation", "app", "cluster_tasks", "device_there", "refuse_cluster", "status"]
+__all__ = ["Cluster", "Generation", "app", "cluster_tasks", "device_there", "on_cluster", "status"]

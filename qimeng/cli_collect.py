@@ -14,6 +14,7 @@ import typer
 from qimeng.cli_cluster import Cluster, Generation, cluster_tasks, device_there
 from qimeng.cli_console import console
 from qimeng.cli_names import number
+from qimeng.cluster.turns import BACKGROUND
 from qimeng.errors import QimengError
 
 if TYPE_CHECKING:
@@ -67,9 +68,7 @@ def collect(
         raise QimengError(str(error)) from None
     pool = None
     if cluster:
-        pool = cluster_tasks(
-            cluster, generation, jobs, gpus, background=True, on_files=partial(merge_files, out / STORE)
-        )
+        pool = cluster_tasks(cluster, generation, jobs, gpus, BACKGROUND, on_files=partial(merge_files, out / STORE))
     target = device_there(pool, device) if pool else make_device(device or None)
     plan = Plan(
         seed,

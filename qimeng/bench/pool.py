@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from qimeng.envs.workers.task_process import TaskProcess
 
@@ -78,7 +78,7 @@ class Pool:
         self.places, self._clock = tuple(places), clock
         self._workers: list[_Worker] = []
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -198,7 +198,7 @@ class Fleet:
 
     def _keeper(self, gpu: Gpu) -> Any:
         if gpu not in self._keepers:
-            self._keepers[gpu] = keeper_of(self._ray, gpu, sum(g.node == gpu.node for g in self._listed[1]))
+            self._keepers[gpu] = _keeper_of(self._ray, gpu, sum(g.node == gpu.node for g in self._listed[1]))
             self._keepers[gpu].see.remote(self.run)
         return self._keepers[gpu]
 
@@ -227,7 +227,7 @@ class Fleet:
                     keeper.see.remote(self.run)
 
 
-def keeper_of(ray: Any, gpu: Gpu, beside: int) -> Any:
+def _keeper_of(ray: Any, gpu: Gpu, beside: int) -> Any:
     """The actor that keeps a GPU, one of `beside` of its node; made where there is none, it outlives its maker."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -56,14 +56,14 @@ def gpus_of(nodes: Iterable[Mapping[str, Any]]) -> tuple[Gpu, ...]:
     """
     alive = sorted((node for node in nodes if node["Alive"]), key=lambda node: str(node["NodeID"]))
     found = tuple(
-        Gpu(node["NodeID"], i, generation_of(node))
+        Gpu(node["NodeID"], i, _generation_of(node))
         for node in alive
         for i in range(int(node["Resources"].get("GPU", 0)))
     )
     return found or tuple(Gpu(node["NodeID"], 0, NONE) for node in alive if node["Resources"].get("CPU", 0) >= 1)
 
 
-def generation_of(node: Mapping[str, Any]) -> str:
+def _generation_of(node: Mapping[str, Any]) -> str:
     """What the GPUs of a node are, as its label says, or its resource; empty where neither does."""
     label = (node.get("Labels") or {}).get(LABEL, "")
     named = (key.removeprefix(RESOURCE) for key in node["Resources"] if key.startswith(RESOURCE))

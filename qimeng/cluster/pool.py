@@ -33,8 +33,6 @@ class GpuLeft(ClusterError):
     measured on another GPU.
     """
 
-    code = "gpu-left"
-
 
 class ClusterPool(QueueingEvaluator):
     """Evaluators on a cluster behind one boundary, for one specification.

@@ -164,7 +164,7 @@ class Supervisor:
         except OSError as error:
             return Reply(failure=f"no process could be started: {error}", alive=False)
         reply = await self._answered(lane, self._processes[lane], (work, task), limit_s, stopped)
-        return replace(reply, files=await asyncio.to_thread(taken, self._folders[lane]))
+        return replace(reply, files=await asyncio.to_thread(_taken, self._folders[lane]))
 
     async def _answered(
         self,
@@ -174,7 +174,7 @@ class Supervisor:
         limit_s: float | None,
         stopped: asyncio.Event,
     ) -> Reply:
-        await asyncio.to_thread(process.send, called, pair)  # a large one waits until the process reads it
+        await asyncio.to_thread(process.send, _called, pair)  # a large one waits until the process reads it
         ready = asyncio.get_running_loop().create_future()
         waiter = asyncio.ensure_future(stopped.wait())
         loop, fd = asyncio.get_running_loop(), process.pipe.fileno()
@@ -204,7 +204,7 @@ class Supervisor:
                     await self.end(run)
 
 
-def taken(folder: Path) -> dict[str, bytes]:
+def _taken(folder: Path) -> dict[str, bytes]:
     """The files of a folder, largest last and up to `FILES_BYTES` in all; the folder is empty then."""
     found, room = {}, FILES_BYTES
     for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_size):
@@ -218,7 +218,7 @@ def taken(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def called(pair: tuple[bytes, Any]) -> bytes:
+def _called(pair: tuple[bytes, Any]) -> bytes:
     """In a process of the GPU: the work done on the task, pickled."""
     work, task = pair
     made = cloudpickle.loads(work)

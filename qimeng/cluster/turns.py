@@ -99,4 +99,4 @@ class Turns:
             first.begun.set()
 
 
-__all__ = ["BACKGROUND", "NORMAL", "PERSON", "Turns"]
+__all__ = ["BACKGROUND", "NORMAL", "PERSON", "Turn", "Turns"]

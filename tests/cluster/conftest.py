@@ -61,6 +61,7 @@ class Nodes:
 def nodes() -> Iterator[Nodes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(LOOPBACK, "0")  # 127.0.0.1 stays 127.0.0.1
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token lies in the home folder
         paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))  # for what runs there to find the tests
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         made = Nodes()
