@@ -35,7 +35,7 @@ def test_a_collection_on_a_cluster_is_that_of_one_process(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, away, here = nodes.add(2), tmp_path / "away", tmp_path / "here"
-    pool = ClusterTasks(Fleet(nodes.address), on_files=partial(merge_files, away / STORE))
+    pool = ClusterTasks(Fleet(nodes.address, "H100"), on_files=partial(merge_files, away / STORE))
     rows = collect(collecting.plan(2), away, explore_there, collecting.DEVICE, pool=pool)
     monkeypatch.setattr("qimeng.bench.collect.Pool", Inline)
     alone = collect(collecting.plan(2), here, partial(collecting.work, out=here), collecting.DEVICE)

@@ -154,7 +154,7 @@ def killed_meanwhile(nodes: Nodes, kills: int, seed: int) -> tuple[dict[str, Eva
     """All answers of a pool whose nodes are killed at random, one after another, and replaced."""
     rng = random.Random(seed)
     alive = [nodes.add(1), nodes.add(1)]
-    pool = ClusterPool(measuring, Measuring, Fleet(nodes.address), pinned=False, lanes=1)
+    pool = ClusterPool(measuring, Measuring, Fleet(nodes.address, "H100"), pinned=False, lanes=1)
     tickets = [pool.submit(request(text)) for text in texts_of(kills)]
     found: dict[str, Evaluation] = {}
     try:

@@ -45,7 +45,7 @@ def test_tasks_of_nodes_that_are_killed_are_done_elsewhere(nodes: Nodes, kills: 
             nodes.remove(alive.pop(rng.randrange(len(alive))))
             alive.append(nodes.add(1))
 
-    with ClusterTasks(Fleet(nodes.address), slots=2) as pool:
+    with ClusterTasks(Fleet(nodes.address, "H100"), slots=2) as pool:
         assert results(pool.run(range(count), square, 60.0), kill) == {n: n * n for n in range(count)}
         assert not at and sum(pool.again.values()) > 0
     for node in alive:
@@ -66,7 +66,7 @@ def misbehave(what: str) -> str:
 def test_what_a_task_does_is_its_outcome_and_a_death_is_tried_elsewhere(nodes: Nodes) -> None:
     node = nodes.add(2)
     files: list[str] = []
-    with ClusterTasks(Fleet(nodes.address), on_files=files.extend) as pool:
+    with ClusterTasks(Fleet(nodes.address, "H100"), on_files=files.extend) as pool:
         began = time.monotonic()
         found = {o.task: o for o in pool.run(["raise", "die", "sleep", "fine"], misbehave, 5.0)}
         assert time.monotonic() - began < 40
@@ -84,7 +84,7 @@ def test_what_a_task_does_is_its_outcome_and_a_death_is_tried_elsewhere(nodes: N
 
 def test_tasks_wait_for_a_gpu_and_give_up_after_a_while(nodes: Nodes) -> None:
     node = nodes.add(1)
-    fleet = Fleet(nodes.address, patience=1.0)
+    fleet = Fleet(nodes.address, "H100", patience=1.0)
     nodes.remove(node)
     while fleet.gpus:
         time.sleep(0.2)
