@@ -35,9 +35,11 @@ REFRESH_S = 2.0
 """Seconds for which a list of the nodes is good."""
 REST_S, SICK = 60.0, 3
 """A GPU at which so many calls in a row ended by a machine's fault is given nothing for so many seconds."""
-PAUSE_S = 2.0
-"""Seconds for which a GPU is given nothing after its keeper was lost, and twice as long each time that it is lost
-again: Ray starts a keeper anew in a second, and may take a quarter of a minute to see that a node has left."""
+PAUSE_S = 1.0
+"""Seconds until a keeper that was lost is asked again whether it is there: Ray starts one anew in a second, and may
+take a quarter of a minute to see that a node has left. Work waits for the answer, or it would be lost there as well."""
+PROBE_S = 0.25
+"""Seconds between two looks whether a keeper has answered, where other calls are waited for."""
 PATIENCE_S = 300.0
 """Seconds that a run waits for a GPU to come back when all have left."""
 
@@ -86,8 +88,9 @@ class Fleet:
         self._calls: dict[Any, Call] = {}
         self._in_a_row: Counter[Gpu] = Counter()
         self._resting: dict[Gpu, float] = {}
-        self._paused: dict[Gpu, float] = {}
-        self._lost_in_a_row: Counter[Gpu] = Counter()
+        self._there: dict[Gpu, bool] = {}
+        self._probes: dict[Gpu, Any] = {}
+        self._probed_next: dict[Gpu, float] = {}
         self.lost: Counter[str] = Counter()
         self._closed = threading.Event()
         self._pulse = threading.Thread(target=self._say_it_lives, daemon=True, name="qimeng-cluster")
@@ -103,8 +106,27 @@ class Fleet:
         return tuple(gpu for gpu in of_ours if self._resting.get(gpu, 0.0) <= now)
 
     def ready(self, gpu: Gpu) -> bool:
-        """False for a moment after its keeper was lost."""
-        return self._paused.get(gpu, 0.0) <= time.monotonic()
+        """Whether its keeper has answered, since it was last lost if it was; does not wait for that.
+
+        Where it has not, it is asked: a GPU that another program of the cluster holds has no keeper, and is not ready.
+        """
+        if self._there.get(gpu, False):
+            return True
+        now = time.monotonic()
+        if gpu not in self._probes:
+            if self._probed_next.get(gpu, 0.0) <= now:
+                self._probes[gpu] = self._keeper(gpu).describe.remote()
+            return False
+        if not self._ray.wait([self._probes[gpu]], timeout=0)[0]:
+            return False
+        try:
+            self._ray.get(self._probes.pop(gpu))
+        except self._ray.exceptions.RayError:
+            self._keepers.pop(gpu, None)
+            self._probed_next[gpu] = now + PAUSE_S
+            return False
+        self._there[gpu] = True
+        return True
 
     def least_used(self, gpus: Sequence[Gpu]) -> Gpu | None:
         """The GPU that the fewest runs have work on, as far as their keepers say so in a moment; None of none."""
@@ -116,25 +138,24 @@ class Fleet:
     def look(self) -> None:
         """List the nodes anew."""
         self._listed = (time.monotonic(), self._all())
-        for known in (self._keepers, self._paused, self._lost_in_a_row, self._resting, self._in_a_row):
+        for known in (self._keepers, self._there, self._probes, self._probed_next, self._resting, self._in_a_row):
             for gpu in [gpu for gpu in known if gpu not in self._listed[1]]:
                 del known[gpu]
 
     def await_gpu(self) -> None:
-        """Wait until there is a GPU.
+        """Wait until there is a GPU whose keeper answers.
 
         Raises:
             ClusterError: there is none for longer than the run's patience.
         """
         until = time.monotonic() + self._patience
-        while not self.gpus:
+        while not any([self.ready(gpu) for gpu in self.gpus]):
             if time.monotonic() >= until:
                 raise ClusterError(
-                    f"no GPU of generation {self.generation!r} is left in the cluster, and none came back within "
-                    f"{self._patience:g} s; what was measured is kept: run the same command again to go on"
+                    f"no GPU of generation {self.generation!r} is left in the cluster, or free for this, and none came "
+                    f"within {self._patience:g} s; what was measured is kept: run the same command again to go on"
                 )
-            time.sleep(min(0.2, self._patience))
-            self.look()
+            time.sleep(min(0.05, self._patience))
 
     def begin(self, gpu: Gpu, lane: int, work: bytes, task: Any, beside: int = 1, limit_s: float | None = None) -> Call:
         """Have a GPU work on a task: see `Supervisor.work`."""
@@ -147,7 +168,7 @@ class Fleet:
         """Wait for a call to end, at most so long, and take those that have."""
         if not self._calls:
             return []
-        limit = LEASE_S if seconds is None else seconds
+        limit = min(LEASE_S if seconds is None else seconds, PROBE_S if self._probes else LEASE_S)
         ready, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=limit)
         if ready:  # and all others that have ended meanwhile
             ready, _ = self._ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
@@ -199,7 +220,6 @@ class Fleet:
     def _keeper(self, gpu: Gpu) -> Any:
         if gpu not in self._keepers:
             self._keepers[gpu] = _keeper_of(self._ray, gpu, sum(g.node == gpu.node for g in self._listed[1]))
-            self._keepers[gpu].see.remote(self.run)
         return self._keepers[gpu]
 
     def _reply(self, call: Call) -> Reply:
@@ -211,13 +231,11 @@ class Fleet:
         except errors.RayError as error:
             self.lost[call.gpu.name] += 1
             self._keepers.pop(call.gpu, None)
-            if self.ready(call.gpu):  # else it was lost with another call of the moment
-                self._paused[call.gpu] = time.monotonic() + PAUSE_S * 2 ** self._lost_in_a_row[call.gpu]
-                self._lost_in_a_row[call.gpu] += 1
+            self._there.pop(call.gpu, None)
+            self._probed_next[call.gpu] = time.monotonic() + PAUSE_S
             self.look()
             why = str(error).strip().splitlines()[0]
             return Reply(failure=f"{call.gpu.name} was lost ({type(error).__name__}: {why})", alive=False)
-        self._lost_in_a_row.pop(call.gpu, None)
         return found
 
     def _say_it_lives(self) -> None:
@@ -265,4 +283,4 @@ def packed(work: Any) -> bytes:
     return data
 
 
-__all__ = ["Call", "Fleet", "described", "packed"]
+__all__ = ["PROBE_S", "Call", "Fleet", "described", "packed"]

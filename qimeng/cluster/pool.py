@@ -12,7 +12,7 @@ from functools import partial
 
 import cloudpickle
 
-from qimeng.cluster.fleet import Call, Fleet, packed
+from qimeng.cluster.fleet import PROBE_S, Call, Fleet, packed
 from qimeng.cluster.gpus import ClusterError, Gpu
 from qimeng.envs.workers.answering import Make, answer, no_verdict
 from qimeng.envs.workers.queueing import Job, QueueingEvaluator
@@ -22,8 +22,6 @@ from qimeng.interfaces.faults import JUDGE_FAILED, MACHINE_FAILED
 
 LANES = 2
 """Requests at a time on a GPU, as in the pool of this machine: while one is measured, the other is compiled."""
-NO_GPU_S = 0.2
-"""Seconds between two looks for a GPU."""
 
 
 class GpuLeft(ClusterError):
@@ -146,7 +144,7 @@ class ClusterPool(QueueingEvaluator):
             self._start()
             if not self._calls:  # a keeper was lost a moment ago
                 left = self._seconds_to(until)
-                time.sleep(NO_GPU_S if left is None else min(NO_GPU_S, left))
+                time.sleep(PROBE_S if left is None else min(PROBE_S, left))
         for call, reply in self._fleet.ended(self._seconds_to(until)):
             job = self._calls.pop(call, None)
             if job is None:  # given up before

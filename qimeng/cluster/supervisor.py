@@ -93,10 +93,9 @@ class Supervisor:
         }
 
     async def see(self, run: str) -> None:
-        """The driver of `run` lives."""
-        self._seen[run] = time.monotonic()
-        if self._watch is None:
-            self._watch = asyncio.get_running_loop().create_task(self._end_the_unseen())
+        """The driver of `run` lives; nothing where the run has had no work here."""
+        if run in self._seen:
+            self._seen[run] = time.monotonic()
 
     async def work(
         self, run: str, lane: int, work: bytes, task: Any, priority: int, beside: int, limit_s: float | None
@@ -112,7 +111,9 @@ class Supervisor:
             beside: see `qimeng.cluster.turns.Turn`.
             limit_s: seconds that it may take, from when its turn begins; None for no limit.
         """
-        await self.see(run)
+        self._seen[run] = time.monotonic()
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().create_task(self._end_the_unseen())
         key, stopped = (run, lane), asyncio.Event()
         async with self._locks.setdefault(key, asyncio.Lock()):  # one that was stopped may still be ending
             self._stopped[key] = stopped

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import cloudpickle
 
 from qimeng.bench.pool import Outcome, Place, Pool, Queue
-from qimeng.cluster.fleet import Call, Fleet, packed
+from qimeng.cluster.fleet import PROBE_S, Call, Fleet, packed
 from qimeng.cluster.gpus import ClusterError, Gpu
 from qimeng.cluster.supervisor import Reply
 from qimeng.envs.workers.queueing import TRIES
@@ -26,8 +26,8 @@ R = TypeVar("R")
 
 ENDING_S = 5.0
 """Seconds that tasks which are ended may take to send what they have left behind."""
-NO_GPU_S = 0.5
-"""Seconds between two looks for a GPU that new tasks could go to."""
+NEW_GPU_S = 2.0
+"""Seconds between two looks for a GPU that has come, where tasks wait."""
 
 
 class ClusterTasks(Pool):
@@ -110,7 +110,7 @@ class ClusterTasks(Pool):
                     if not (queue or self._again) or clock() >= min(start_before, stop_at):
                         return
                     self._fleet.await_gpu()
-                    time.sleep(NO_GPU_S)
+                    time.sleep(PROBE_S)
                     continue
                 for call, reply in self._fleet.ended(self._seconds_to(stop_at, bool(queue or self._again))):
                     if (number := self._begun.pop(call, -1)) < 0:
@@ -158,7 +158,7 @@ class ClusterTasks(Pool):
         """Seconds that may be waited for the end of a task; None for ever."""
         ends = [stop_at - self._clock()] if stop_at < math.inf else []
         if more:  # a GPU may come meanwhile
-            ends.append(4 * NO_GPU_S)
+            ends.append(NEW_GPU_S)
         return max(0.0, min(ends)) if ends else None
 
     def _outcome(self, task: Any, reply: Reply, limit_s: float) -> Outcome[Any, Any]:

@@ -165,7 +165,10 @@ def killed_meanwhile(nodes: Nodes, kills: int, seed: int) -> tuple[dict[str, Eva
             found[text] = replace(answer, card=None)
             if at and len(found) >= at[0]:
                 at.pop(0)
-                nodes.remove(alive.pop(rng.randrange(len(alive))))
+                busy = {call.gpu.node for call in pool._calls}
+                victims = [node for node in alive if node.node_id in busy] or alive
+                alive.remove(victim := rng.choice(victims))
+                nodes.remove(victim)
                 alive.append(nodes.add(1))
     finally:
         pool.close()
@@ -175,7 +178,7 @@ def killed_meanwhile(nodes: Nodes, kills: int, seed: int) -> tuple[dict[str, Eva
 
 
 def texts_of(kills: int) -> list[str]:
-    return [f"{'wrong ' if i % 7 == 3 else 'sleep 0.02 '}{i}" for i in range(12 * kills)]
+    return [f"{'wrong ' if i % 7 == 3 else 'sleep 0.1 '}{i}" for i in range(12 * kills)]
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
