@@ -26,6 +26,8 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from qimeng.cli_bench import app as bench_app
+from qimeng.cli_cluster import Cluster, Generation, on_cluster
+from qimeng.cli_cluster import app as cluster_app
 from qimeng.cli_coder import BaseUrl, Calls, Candidates, CoderName, Money, PriceList, Prompts, Tokens, made_coder
 from qimeng.cli_collect import app as collect_app
 from qimeng.cli_console import console
@@ -46,6 +48,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(collect_app, name="collect")
+app.add_typer(cluster_app, name="cluster")
 
 INTERRUPTED = 130
 """What typer exits with on Ctrl-C (128 and the number of SIGINT, as shells do)."""
@@ -110,6 +113,8 @@ def optimize(
     ] = "",
     out: Annotated[Path | None, typer.Option(help="Folder for the result. Default: runs/FILE.")] = None,
     store: Annotated[Path | None, typer.Option(help="Store to resume from. Default: OUT/store.sqlite.")] = None,
+    cluster: Cluster = "",
+    generation: Generation = "",
     interactive: Annotated[
         bool,
         typer.Option("--interactive", help="Ask before every step. Answers are read from standard input, one a line."),
@@ -132,6 +137,17 @@ def optimize(
     folder = out or Path("runs") / file.stem
     folder.mkdir(parents=True, exist_ok=True)
     screen = console(stderr=as_json)
+    if cluster:
+        if interactive or store or writer.free_hand:
+            raise QimengError(
+                "with --cluster, neither --interactive, --store nor a language model as coder can be used: all of them "
+                "need this machine"
+            )
+        options = {"seconds": seconds, "evaluations": evaluations, "planner": planner, "coder": coder, "search": search}
+        options |= {"device": device or None, "mode": mode, "compile_modes": modes}
+        options["sanitize"] = check_tools(split(sanitize))
+        _print_result(on_cluster(cluster, generation, spec, options, folder, screen), folder, as_json)
+        return
     asking = terminal_search(screen, planner, search) if interactive else None
     with ProgressDisplay(screen, estimated=not target.measured, quiet=interactive) as display:
         result = plan_and_code(
@@ -148,7 +164,10 @@ def optimize(
             store=store or folder / "store.sqlite",
             on_step=display,
         )
-    folder = _saved(result, folder)
+    _print_result(result, _saved(result, folder), as_json)
+
+
+def _print_result(result: Result, folder: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps({**json.loads(result.to_json()), "steps": result.rows(), "folder": str(folder)}))
         return

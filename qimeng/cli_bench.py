@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from qimeng.cli_cluster import Cluster, Generation, cluster_tasks, device_there
 from qimeng.cli_coder import (
     BaseUrl,
     Calls,
@@ -29,6 +30,8 @@ from qimeng.cli_coder import (
 )
 from qimeng.cli_console import console
 from qimeng.cli_names import check_names, listed, number, split
+from qimeng.cluster.turns import NORMAL
+from qimeng.errors import QimengError
 from qimeng.planner import PLANNER, PLANNERS, SEARCH, SEARCHES
 
 if TYPE_CHECKING:
@@ -101,6 +104,8 @@ def run(
     ] = 60.0,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs to use; 0 for all that are visible.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Problems worked on at the same time on each GPU.")] = 1,
+    cluster: Cluster = "",
+    generation: Generation = "",
     retry: Annotated[bool, typer.Option(help="Run problems again that failed before.")] = False,
     out: Annotated[Path, typer.Option(help="File of rows. An interrupted run resumes.")] = Path("rows.jsonl"),
 ) -> None:
@@ -126,11 +131,14 @@ def run(
     writer = made_coder(coder, base_url, llm_calls, llm_tokens, llm_money, llm_prices, candidates, llm_prompts)
     named = coder_label(coder, candidates, llm_prompts)
     settings = Settings(mode, dtype, planner, named, search, seconds_each, evaluations, modes, compile_seconds)
-    target = make_device(device or None)
+    if cluster and writer.free_hand:
+        raise QimengError("a language model as coder does not run on a cluster: its answers are stored on this machine")
+    pool = cluster_tasks(cluster, generation, jobs, gpus, NORMAL) if cluster else None
+    target = device_there(pool, device) if pool else make_device(device or None)
     options = RunOptions(
         settings,
         total_seconds,
-        gpu_places(gpus, jobs, visible_gpus() if target.measured else ()),
+        () if pool else gpu_places(gpus, jobs, visible_gpus() if target.measured else ()),
         target.memory_bytes if target.measured else 0,
         kept,
         overhead_seconds,
@@ -153,6 +161,7 @@ def run(
             out,
             look=partial(prepare, dtype=dtype, modes=len(modes)) if target.measured else partial(survey, dtype=dtype),
             on_row=lambda row: screen.print(row_line(row), markup=False),
+            pool=pool,
         )
     except KeyboardInterrupt:
         screen.print(

@@ -5,13 +5,16 @@ Deals in arguments and printing. Knows nothing about how specs are drawn, explor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qimeng.cli_cluster import Cluster, Generation, cluster_tasks, device_there
 from qimeng.cli_console import console
 from qimeng.cli_names import number
+from qimeng.cluster.turns import BACKGROUND
 from qimeng.errors import QimengError
 
 if TYPE_CHECKING:
@@ -42,6 +45,8 @@ def collect(
     coder: Annotated[str, typer.Option(help="Name of the coder.")] = "template",
     gpus: Annotated[int, typer.Option(help="GPUs to use; 0 for all that are visible.")] = 0,
     jobs: Annotated[int, typer.Option(help="Specs explored at the same time on each GPU.")] = 2,
+    cluster: Cluster = "",
+    generation: Generation = "",
     retry: Annotated[bool, typer.Option(help="Try specs again that failed before.")] = False,
 ) -> None:
     """Explore generated specs with several planners, and store everything that was tried."""
@@ -52,6 +57,7 @@ def collect(
     from qimeng.bench.collect import LOG, STORE, Plan, explore_one, read_log
     from qimeng.bench.collect import collect as run
     from qimeng.bench.gpus import gpu_places, visible_gpus
+    from qimeng.cluster.collecting import explore_away, merge_files
     from qimeng.envs.steps.setup import make_coder, make_device
     from qimeng.planner.data.generate import Bytes
     from qimeng.store import Store
@@ -60,7 +66,10 @@ def collect(
         make_coder(coder)
     except ValueError as error:
         raise QimengError(str(error)) from None
-    target = make_device(device or None)
+    pool = None
+    if cluster:
+        pool = cluster_tasks(cluster, generation, jobs, gpus, BACKGROUND, on_files=partial(merge_files, out / STORE))
+    target = device_there(pool, device) if pool else make_device(device or None)
     plan = Plan(
         seed,
         specs,
@@ -71,13 +80,14 @@ def collect(
         seconds_each,
         total_seconds,
         overhead_seconds,
-        gpu_places(gpus, jobs, visible_gpus() if target.measured else ()),
+        () if pool else gpu_places(gpus, jobs, visible_gpus() if target.measured else ()),
         retry,
     )
     screen = console()
     out.mkdir(parents=True, exist_ok=True)
-    work = partial(explore_one, store=out / STORE, seconds=seconds_each, device=device, coder=coder)
-    rows = run(plan, out, work, target.name, lambda row: screen.print(row_line(row), markup=False))
+    explored: Callable[..., Explored] = explore_away if pool else partial(explore_one, store=out / STORE)
+    work = partial(explored, seconds=seconds_each, device=device, coder=coder)
+    rows = run(plan, out, work, target.name, lambda row: screen.print(row_line(row), markup=False), pool)
     with Store(out / STORE) as store:
         counts = store.counts()
     stored = ", ".join(f"{n} {table}" for table, n in counts.items())

@@ -37,11 +37,19 @@ def train(
     seconds: Annotated[
         float, typer.Option(callback=number, help="Seconds after which PPO, and so the run, ends; 0 for no limit.")
     ] = 0.0,
+    cluster: Annotated[
+        str, typer.Option(help="Refused: training runs on this machine. `qimeng collect` has this option.")
+    ] = "",
     explain: Annotated[
         bool, typer.Option("--explain", help="Print all settings with their meaning, and exit.")
     ] = False,
 ) -> None:
     """Train a planner: imitation of the best branches of stored trees, then PPO."""
+    if cluster:
+        raise QimengError(
+            "`qimeng train` does not run on a cluster: it learns from stored trees on this machine; make them with "
+            "`qimeng collect --cluster` and pack them with `qimeng collect export`"
+        )
     from qimeng.planner.lm.config import load_config, to_toml
     from qimeng.planner.lm.run import Run, prepare
     from qimeng.planner.lm.sources import gather

@@ -98,10 +98,12 @@ class Card:
     Attributes:
         name: such as ``"NVIDIA H100 PCIe"``; cards of one row of `DEVICES` may differ.
         driver: version of its driver; empty where it does not tell.
+        uuid: tells it from others of its kind; empty where that is not known.
     """
 
     name: str
     driver: str = ""
+    uuid: str = ""
 
     def __str__(self) -> str:
         return f"{self.name}, driver {self.driver}" if self.driver else self.name
@@ -227,7 +229,8 @@ def current_card() -> Card | None:
     if not torch.cuda.is_available():
         return None
     driver = driver_version()
-    return Card(torch.cuda.get_device_name(0), "" if driver == "none" else driver)
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    return Card(torch.cuda.get_device_name(0), "" if driver == "none" else driver, uuid)
 
 
 @lru_cache(1)

@@ -135,7 +135,12 @@ def assignments(plan: Plan, log: Path, device: str) -> list[Assignment]:
 
 
 def collect(
-    plan: Plan, out: Path, work: Work, device: str, on_row: Callable[[Explored], None] = lambda row: None
+    plan: Plan,
+    out: Path,
+    work: Work,
+    device: str,
+    on_row: Callable[[Explored], None] = lambda row: None,
+    pool: Pool | None = None,
 ) -> tuple[Explored, ...]:
     """Explore what is not in the log yet and append each spec's row as soon as it is there.
 
@@ -145,6 +150,7 @@ def collect(
         work: explores one spec, in a worker process.
         device: name of the device that `work` explores for.
         on_row: called when a row is stored.
+        pool: has the workers, and is closed here; by default worker processes at the places of `plan`.
 
     Returns:
         The new rows, in the order they were finished.
@@ -152,7 +158,7 @@ def collect(
     out.mkdir(parents=True, exist_ok=True)
     log, rows = out / LOG, []
     end = time.monotonic() + plan.total_seconds
-    with Pool(plan.places) as pool:
+    with pool or Pool(plan.places) as pool:
         outcomes = pool.run(
             assignments(plan, log, device),
             work,

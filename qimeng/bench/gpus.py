@@ -46,12 +46,16 @@ def gpu_places(gpus: int, jobs: int, visible: Sequence[str], cores: int | None =
     if gpus > max(len(visible), 1):
         raise GpuError(f"--gpus {gpus}: this machine shows {len(visible)} (CUDA_VISIBLE_DEVICES may hide some)")
     used = visible[: gpus or None]
-    cores = cores or len(os.sched_getaffinity(0))
-    threads = max(1, round(OVERLAP * cores / (max(len(used), 1) * jobs)))
-    shared = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)}
+    shared = {} if "OMP_NUM_THREADS" in os.environ else share_of_cores(max(len(used), 1) * jobs, cores)
     if not used:
         return (Place("cpu", jobs, shared),)
     return tuple(Place(f"gpu {name}", jobs, {**shared, "CUDA_VISIBLE_DEVICES": name}) for name in used)
 
 
-__all__ = ["GpuError", "gpu_places", "visible_gpus"]
+def share_of_cores(workers: int, cores: int | None = None) -> dict[str, str]:
+    """The variables that share the cores of this machine, or so many, among workers."""
+    cores = cores or len(os.sched_getaffinity(0))
+    return {"OMP_NUM_THREADS": str(max(1, round(OVERLAP * cores / workers)))}
+
+
+__all__ = ["GpuError", "gpu_places", "share_of_cores", "visible_gpus"]

@@ -62,6 +62,7 @@ def run_suite(
     look: Callable[[Problem], Facts] | None = None,
     on_start: Callable[[Problem, Place], None] = lambda problem, place: None,
     on_row: Callable[[Row], None] = lambda row: None,
+    pool: Pool | None = None,
 ) -> tuple[Row, ...]:
     """Run what is not in `out` yet and append each row as soon as it is there.
 
@@ -74,13 +75,14 @@ def run_suite(
             which warms it up; without it no problem is left out and none waits for memory.
         on_start: called when a problem is started.
         on_row: called when its row is stored.
+        pool: has the workers, and is closed here; by default worker processes at the places of `options`.
 
     Returns:
         The new rows, in the order they were finished.
     """
     end, rows = time.monotonic() + options.total_seconds, []
     todo = pending(problems, options, out)
-    with Pool(options.places) as pool:
+    with pool or Pool(options.places) as pool:
         known = _looked_at(pool, todo, look, end) if look is not None else {}
         todo = [p for p in todo if _wanted(known.get(p, Facts()), options.families)]
         todo.sort(key=lambda p: -known.get(p, Facts()).memory_bytes)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from qimeng.envs.workers.task_process import TaskProcess
 
@@ -78,7 +78,7 @@ class Pool:
         self.places, self._clock = tuple(places), clock
         self._workers: list[_Worker] = []
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -119,7 +119,7 @@ class Pool:
             may_start: whether a task may run at a place beside those that run there; asked again when one of them ends.
             on_start: called when a task is started.
         """
-        queue, clock = _Queue(tasks, may_start), self._clock
+        queue, clock = Queue(tasks, may_start), self._clock
         try:
             while True:
                 while clock() < start_before:
@@ -174,11 +174,19 @@ class _Waiting(Generic[T]):
     overtaken: int = 0
 
 
-class _Queue(Generic[T]):
-    """Tasks that wait, in order."""
+class Queue(Generic[T]):
+    """Tasks that wait, in order.
+
+    Args:
+        tasks: what waits.
+        may_start: see `Pool.run`.
+    """
 
     def __init__(self, tasks: Iterable[T], may_start: Callable[[T, Sequence[T]], bool]):
         self._waiting, self._may_start = [_Waiting(task) for task in tasks], may_start
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def take(self, running: Sequence[tuple[Place, Sequence[T]]]) -> tuple[T, Place] | None:
         """The next task and its place; None where none may start now.
@@ -216,4 +224,4 @@ def _collect(worker: _Worker, ready: bool, now: float, limit_s: float, stop_at: 
     return None
 
 
-__all__ = ["Outcome", "Place", "Pool"]
+__all__ = ["Outcome", "Place", "Pool", "Queue"]

@@ -167,5 +167,5 @@ def test_what_a_judge_raises_in_its_process_is_an_answer(monkeypatch: pytest.Mon
 def test_an_evaluation_says_which_card_it_is_from() -> None:
     found = replace(RIGHT, card=Card("NVIDIA H100 PCIe", "580.65.06"))
     assert Evaluation.from_json(found.to_json()) == found and str(found.card) == "NVIDIA H100 PCIe, driver 580.65.06"
-    older = found.to_json().replace('"card": {"driver": "580.65.06", "name": "NVIDIA H100 PCIe"}, ', "")
+    older = found.to_json().replace('"card": {"driver": "580.65.06", "name": "NVIDIA H100 PCIe", "uuid": ""}, ', "")
     assert Evaluation.from_json(older) == RIGHT, "one that an older version stored"

@@ -1,0 +1,1 @@
+"""Evaluations and whole tasks on the GPUs of several machines; needs the extra ``cluster`` (Ray)."""

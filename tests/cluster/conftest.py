@@ -1,0 +1,88 @@
+"""One cluster of simulated nodes for all tests of this folder; its GPUs are numbers in Ray's books, and no more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from qimeng.cluster.connection import LOOPBACK
+
+ROOT = Path(__file__).resolve().parents[2]
+STORE_BYTES = 80 << 20
+HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+"""A node that was killed is seen to be gone in two seconds, not fifteen."""
+
+
+class Nodes:
+    """A cluster of this machine: a head without GPUs, and nodes that tests add and remove."""
+
+    def __init__(self) -> None:
+        pytest.importorskip("ray", reason="ray is not installed (the extra cluster)")
+        from ray.cluster_utils import Cluster
+
+        head = {
+            "num_cpus": 1,
+            "num_gpus": 0,
+            "include_dashboard": False,
+            "object_store_memory": STORE_BYTES,
+            "node_ip_address": "127.0.0.1",
+            "_system_config": HEALTH,
+        }
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address: str = self.cluster.address
+
+    def add(self, gpus: int = 1, generation: str = "H100") -> Any:
+        """A node with so many GPUs."""
+        labels = {"ray.io/accelerator-type": generation}
+        return self.cluster.add_node(
+            num_cpus=1,
+            num_gpus=gpus,
+            labels=labels,
+            object_store_memory=STORE_BYTES,
+            node_ip_address="127.0.0.1",
+        )
+
+    def remove(self, node: Any) -> None:
+        """Kill a node, all its processes at once: Ray's own would live for another second."""
+        below = [child for raylet in raylets(node) for child in psutil.Process(raylet).children(recursive=True)]
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+def raylets(node: Any) -> list[int]:
+    """Ids of a node's own process, whose children its actors are."""
+    return [info.process.pid for info in node.all_processes.get("raylet", [])]
+
+
+@pytest.fixture(scope="package")
+def nodes() -> Iterator[Nodes]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LOOPBACK, "0")  # 127.0.0.1 stays 127.0.0.1
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token lies in the home folder
+        paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))  # for what runs there to find the tests
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        made = Nodes()
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="package")
+def mixed(nodes: Nodes) -> str:
+    """The address of the cluster, with GPUs that no test kills: two of generation B200, one of A100."""
+    nodes.add(2, "B200")
+    nodes.add(1, "A100")
+    return nodes.address

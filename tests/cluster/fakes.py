@@ -1,0 +1,57 @@
+"""Evaluators that need no GPU, and do what the text of a program says."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+from qimeng.bench.collect import Assignment
+from qimeng.bench.explore import Explored
+from qimeng.cluster.supervisor import TASK_FOLDER
+from qimeng.device import Card
+from qimeng.envs.workers.answering import no_verdict
+from qimeng.graph.opgraph import OpGraph
+from qimeng.interfaces import Evaluation, EvaluationRequest, Evaluator, Gate, SerialEvaluator, Timing
+from qimeng.program.program import Program
+
+NOTHING = OpGraph({}, ())
+
+
+def request(text: str, seconds: float | None = None) -> EvaluationRequest:
+    return EvaluationRequest(Program(NOTHING, (), {}, text), seconds=seconds)
+
+
+class Measuring(SerialEvaluator):
+    """Its times follow from the program's text; its card is the GPU that Ray gave the process."""
+
+    version, estimated = 7, False
+
+    def answer(self, request: EvaluationRequest) -> Evaluation:
+        text = request.program.fallback
+        if text.startswith("sleep"):
+            time.sleep(float(text.split()[1]))
+        if text.startswith("wrong"):
+            return Evaluation(Gate.PROGRAM, "other values", "wrong")
+        if text.startswith("busy"):
+            return Evaluation(Gate.TIMING, "too busy", "not-timed")
+        if text.startswith("broken"):
+            return no_verdict("it fell off the bus")
+        ms = 1 + int(hashlib.sha256(text.encode()).hexdigest()[:6], 16) / 2**24
+        return Evaluation(Gate.PASSED, timing=Timing(ms), eager=Timing(2.0), card=Card(here()))
+
+
+def here() -> str:
+    return f"gpu {os.environ.get('CUDA_VISIBLE_DEVICES')} of {os.getppid()}"
+
+
+def measuring() -> tuple[Evaluator, OpGraph]:
+    return Measuring(), NOTHING
+
+
+def explore_there(assignment: Assignment, delay: float = 0.0) -> Explored:
+    """At a GPU of a cluster: explore a spec with fakes, into the folder of the task."""
+    from tests.bench import collecting
+
+    return collecting.work(assignment, Path(os.environ[TASK_FOLDER]), delay)
