@@ -39,13 +39,18 @@ def data(
     draw: Annotated[int, typer.Option(help="Drawn specs whose patches nobody judged.")] = 0,
     walks: Annotated[int, typer.Option(help="Through each drawn spec, at each size.")] = 1,
     sizes: Annotated[int, typer.Option(help="Of four sizes, how many each drawn spec has.")] = 4,
+    further: Annotated[
+        int, typer.Option(help="Specs of convolutions, windows, scans and recurrences, not judged.")
+    ] = 0,
+    cuda: Annotated[bool, typer.Option("--cuda", help="Walks through drawn specs lead to CUDA C++ too.")] = False,
+    repairs: Annotated[float, typer.Option(help="Share of what is learnt that is learnt as a repair as well.")] = 0.0,
     processes: Processes = CORES,
     seed: int = 0,
 ) -> None:
     """Make the examples."""
     from experiments.writer.steps import data as run
 
-    run(out, store, draw, sizes, walks, others, processes, seed)
+    run(out, store, draw, sizes, walks, others, processes, seed, further, cuda, repairs)
 
 
 @app.command()
