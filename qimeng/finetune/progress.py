@@ -43,4 +43,11 @@ def kept(path: Path, settings: Mapping[str, Any], device: str) -> dict[str, Any]
     return found if found["settings"] == dict(settings) else None
 
 
-__all__ = ["keep", "kept", "schedule"]
+def put(weights: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    """Write `values` into parameters of the same names, in place."""
+    with torch.no_grad():
+        for name, parameter in weights.items():
+            parameter.copy_(values[name])
+
+
+__all__ = ["keep", "kept", "put", "schedule"]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from qimeng.finetune.conversations import Row, batch_of, batches, log_probabilities, reply_logits, rows_that_fit
-from qimeng.finetune.progress import keep, kept, schedule
+from qimeng.finetune.progress import keep, kept, put, schedule
 from qimeng.finetune.weights import FinetuneError, trained
 
 CHECKPOINT = "sft.pt"
@@ -91,7 +91,7 @@ def fine_tune(
     state: dict[str, Any] = {"step": 0, "seconds": 0.0, "tokens": 0}
     found = kept(folder / CHECKPOINT, settings, str(device))
     if found is not None:
-        _put(weights, found["weights"])
+        put(weights, found["weights"])
         optimizer.load_state_dict(found["optimizer"])
         state = found["state"]
     model.train()
@@ -174,12 +174,6 @@ def _order(rows: Sequence[Row], how: Sft, first: int) -> Iterator[list[list[int]
 
 def _packs(rows: Sequence[Row], numbers: Sequence[int], how: Sft) -> list[list[list[int]]]:
     return batches([rows[n] for n in numbers], how.length, how.tokens)
-
-
-def _put(weights: Mapping[str, torch.nn.Parameter | torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for name, p in weights.items():
-            p.copy_(values[name])
 
 
 __all__ = ["Sft", "fine_tune", "looked_at"]

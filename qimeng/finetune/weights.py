@@ -112,12 +112,16 @@ def tiny(texts: Iterable[str], size: MiniSize = TINY, vocabulary: int = 320, see
     return make_mini(len(tokenizer), size, seed), tokenizer
 
 
-def adapted(model: Any, rank: int) -> Any:
+def adapted(model: Any, rank: int, seed: int = 0) -> Any:
     """The model with a LoRA adapter of this rank on every linear layer, the only part that is trained; 0 for none.
 
-    Source: LoRA (arXiv 2106.09685); alpha is twice the rank.
+    Source: LoRA (arXiv 2106.09685); alpha is twice the rank. The seed is that of the adapter's first weights.
     """
-    return with_lora(model, rank, 2 * rank) if rank else model
+    if not rank:
+        return model
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return with_lora(model, rank, 2 * rank)
 
 
 def trained(model: Any) -> dict[str, torch.Tensor]:
