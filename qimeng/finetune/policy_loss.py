@@ -57,4 +57,4 @@ def clipped_share(
     return float((beyond & mask.bool()).sum() / mask.sum().clamp(min=1))
 
 
-__all__ = ["clipped_share", "policy_loss"]
+__all__ = ["CLIP_HIGH", "CLIP_LOW", "clipped_share", "policy_loss"]

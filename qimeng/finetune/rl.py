@@ -84,6 +84,8 @@ class Rl:
     def __post_init__(self) -> None:
         if self.advantages not in ADVANTAGES:
             raise FinetuneError(f"advantages = {self.advantages!r} is none of {', '.join(ADVANTAGES)}")
+        if self.temperature <= 0:
+            raise FinetuneError(f"temperature = {self.temperature} draws nothing by chance: take one above 0, say 1")
         if self.group < 2:
             raise FinetuneError(f"group = {self.group}: an answer is compared with others, so take at least 2")
 

@@ -43,7 +43,8 @@ class Sampler:
     Args:
         model: a causal language model, with or without an adapter; its weights may change between two calls.
         tokenizer: its tokenizer.
-        temperature: of sampling, above 0; nothing else changes the distribution.
+        temperature: of sampling; nothing else changes the distribution. 0 takes the likeliest tokens, and gives their
+            log-probabilities at a temperature of 1.
         max_tokens: longest reply.
         length: longest prompt and reply together; also the size of the cache.
         batch: replies drawn together.
@@ -59,8 +60,6 @@ class Sampler:
         length: int = 4096,
         batch: int = 64,
     ):
-        if temperature <= 0:
-            raise ValueError(f"a temperature of {temperature} draws nothing by chance: take one above 0")
         self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
         self.max_tokens, self.length, self.batch = max_tokens, length, batch
 
@@ -94,21 +93,21 @@ class Sampler:
         full = [*prompts, *([prompts[-1]] * (self.batch - len(prompts)))]
         ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in full], device=device)
         seen = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in full], device=device)
-        recorder = _Recorder(self.temperature)
+        recorder = _Recorder(self.temperature or 1.0)
+        chance: dict[str, Any] = {"do_sample": False}
+        if self.temperature:
+            chance = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             out = self.model.generate(
                 input_ids=ids,
                 attention_mask=seen,
                 max_new_tokens=min(self.max_tokens, self.length - longest),
-                do_sample=True,
-                temperature=self.temperature,
-                top_k=0,
-                top_p=1.0,
                 eos_token_id=end,
                 pad_token_id=pad,
                 cache_implementation="static",
                 max_cache_len=self.length,
                 logits_processor=LogitsProcessorList([recorder]),
+                **chance,
             )
         scores = recorder.of(out, longest).cpu()
         replies = out[:, longest:].cpu().tolist()

@@ -62,8 +62,12 @@ def test_draws_are_as_likely_as_the_sampler_says(model: tuple[Any, Any]) -> None
             wanted = log_probabilities(lm, batch_of([s.row], [[0]]), 0.7)
         assert torch.allclose(s.log_probabilities, wanted, atol=1e-4)
         assert len(s.row.reply) == 5 or s.finished
-    with pytest.raises(ValueError, match="above 0"):
-        Sampler(lm, tokenizer, temperature=0.0)
+    likeliest = Sampler(lm, tokenizer, temperature=0.0, max_tokens=5, length=64, batch=3)
+    (one,), (other,) = likeliest.sample(asked[:1], 0), likeliest.sample(asked[:1], 1)
+    assert one.row == other.row
+    with torch.no_grad():
+        wanted = log_probabilities(lm, batch_of([one.row], [[0]]))
+    assert torch.allclose(one.log_probabilities, wanted, atol=1e-4)
 
 
 def test_a_reply_ends_with_its_end(model: tuple[Any, Any]) -> None:
@@ -183,6 +187,8 @@ def test_a_killed_run_continues_where_it_was(tmp_path: Path) -> None:
 def test_settings_that_teach_nothing(model: tuple[Any, Any], tmp_path: Path) -> None:
     with pytest.raises(FinetuneError, match="at least 2"):
         Rl(group=1)
+    with pytest.raises(FinetuneError, match="above 0"):
+        Rl(temperature=0.0)
     with pytest.raises(FinetuneError, match="leave-one-out, grpo"):
         Rl(advantages="ppo")
     with pytest.raises(FinetuneError, match="no request"):
