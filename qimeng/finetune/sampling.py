@@ -7,6 +7,7 @@ is worth.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,7 @@ class Sampler:
     ):
         self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
         self.max_tokens, self.length, self.batch = max_tokens, length, batch
+        self._cache: Any = None
 
     def sample(self, conversations: Sequence[Sequence[Message]], seed: int) -> list[Sampled]:
         """One reply to each conversation; an empty one, cut off, where the prompt leaves no room.
@@ -104,14 +106,25 @@ class Sampler:
                 max_new_tokens=min(self.max_tokens, self.length - longest),
                 eos_token_id=end,
                 pad_token_id=pad,
-                cache_implementation="static",
-                max_cache_len=self.length,
                 logits_processor=LogitsProcessorList([recorder]),
+                **self._held(),
                 **chance,
             )
         scores = recorder.of(out, longest).cpu()
         replies = out[:, longest:].cpu().tolist()
         return [self._sampled(p, replies[n], scores[n]) for n, p in enumerate(prompts)]
+
+    def _held(self) -> dict[str, Any]:
+        """The cache, empty, as `generate` takes it: one for all calls, so that a recorded CUDA graph finds it."""
+        from transformers import StaticCache
+
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        if self._cache is None:
+            self._cache = StaticCache(config=base.config, max_cache_len=self.length)
+        else:
+            self._cache.reset()
+        named = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
+        return {named: self._cache}
 
     def _sampled(self, prompt: tuple[int, ...], reply: list[int], scores: torch.Tensor) -> Sampled:
         end = self.tokenizer.eos_token_id

@@ -70,6 +70,20 @@ def test_draws_are_as_likely_as_the_sampler_says(model: tuple[Any, Any]) -> None
     assert torch.allclose(one.log_probabilities, wanted, atol=1e-4)
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_the_sampler_and_the_trainer_agree(model: tuple[Any, Any]) -> None:
+    lm, tokenizer = model
+    lm = adapted(lm.to(device="cuda", dtype=torch.bfloat16), 4)
+    sampler = Sampler(lm, tokenizer, max_tokens=32, length=128, batch=4)
+    asked = [(Message("user", text),) for text in ("a", "write one", "write two digits")]
+    for seed in range(3):  # the second call replays what the first one recorded
+        for s in sampler.sample(asked, seed):
+            with torch.no_grad():
+                trainer = log_probabilities(lm, batch_of([s.row], [[0]]).to("cuda")).cpu()
+            assert torch.allclose(s.log_probabilities, trainer, atol=0.1)
+            assert abs(float((s.log_probabilities - trainer).mean())) < 0.02
+
+
 def test_a_reply_ends_with_its_end(model: tuple[Any, Any]) -> None:
     lm, tokenizer = model
     sampler = Sampler(lm, tokenizer, max_tokens=400, length=500, batch=4)
