@@ -32,7 +32,7 @@ from qimeng.finetune.rl import Rl, reinforce
 from qimeng.finetune.rollout import Asked, Trajectory, rollout
 from qimeng.finetune.sampling import Sampler
 from qimeng.finetune.sft import Sft, fine_tune
-from qimeng.finetune.weights import adapted, load, save
+from qimeng.finetune.weights import adapted, load, load_adapted, save
 
 PRETRAINED, TUNED, REINFORCED = "pretrained", "tuned", "reinforced"
 
@@ -166,7 +166,7 @@ def turns(
         every = [e for part in PARTS for e in asked[part]]
         grader = JudgeGrader(every, target_of(device), pool, partial(verdicts, device=device))
         for writer in writers:
-            lm, tokenizer = load(out / writer, torch.bfloat16 if place() == "cuda" else torch.float32, place())
+            lm, tokenizer = load_adapted(out / writer, torch.bfloat16 if place() == "cuda" else torch.float32, place())
             sampler = Sampler(lm, tokenizer, temperature=temperature, max_tokens=max_tokens, length=length, batch=batch)
             for part in PARTS:
                 left = [e for e in asked[part] if (writer, part, e.key) not in done]

@@ -12,6 +12,7 @@ whole, as a folder that `qimeng.coder.llm.local_chat.LocalChat` reads, with the 
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,30 @@ def adapted(model: Any, rank: int, seed: int = 0) -> Any:
         return with_lora(model, rank, 2 * rank)
 
 
+def load_adapted(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> tuple[Any, Any]:
+    """A model that `save` wrote, as it was trained: its base with its adapter beside it; whole where it has none.
+
+    Args:
+        folder: of the trained model.
+        dtype: of the base's weights.
+        device: where the model goes.
+
+    Raises:
+        FinetuneError: it cannot be loaded, or its base is neither where it was nor beside it.
+    """
+    described = folder / ADAPTER / "adapter_config.json"
+    if not described.exists():
+        return load(folder, dtype, device)
+    from peft import PeftModel
+
+    named = Path(json.loads(described.read_text())["base_model_name_or_path"])
+    base = next((p for p in (named, folder.parent / named.name) if p.is_dir()), None)
+    if base is None:
+        raise FinetuneError(f"{folder} was trained from {named}, which is gone: put it beside {folder.name}")
+    model, tokenizer = load(base, dtype, device)
+    return PeftModel.from_pretrained(model, folder / ADAPTER).to(device), tokenizer
+
+
 def trained(model: Any) -> dict[str, torch.Tensor]:
     """The parameters that are trained, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -140,7 +165,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if hasattr(model, "merge_and_unload"):
         model.save_pretrained(folder / ADAPTER)
-        model = model.merge_and_unload()
+        model = model.float().merge_and_unload()  # what an adapter adds is lost where bfloat16 rounds the sum
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -154,6 +179,7 @@ __all__ = [
     "FinetuneError",
     "adapted",
     "load",
+    "load_adapted",
     "save",
     "tiny",
     "trained",

@@ -26,7 +26,7 @@ from qimeng.finetune.conversations import (
 )
 from qimeng.finetune.progress import keep, kept
 from qimeng.finetune.sft import Sft, fine_tune, looked_at
-from qimeng.finetune.weights import ADAPTER, SMOL, FinetuneError, adapted, load, save, tiny, trained
+from qimeng.finetune.weights import ADAPTER, SMOL, FinetuneError, adapted, load, load_adapted, save, tiny, trained
 
 
 def said(question: str, answer: str) -> tuple[Message, ...]:
@@ -92,7 +92,8 @@ def test_a_row_in_a_pack_is_as_likely_as_alone(model: tuple[Any, Any]) -> None:
 
 
 def test_only_the_adapter_is_trained_and_it_is_part_of_what_is_saved(model: tuple[Any, Any], tmp_path: Path) -> None:
-    lm, tokenizer = model
+    save(*model, tmp_path / "base")
+    lm, tokenizer = load(tmp_path / "base")
     before = {name: p.clone() for name, p in lm.named_parameters()}
     rows = [encoded(tokenizer, pair) for pair in PAIRS]
     lm = adapted(lm, 4)
@@ -108,9 +109,14 @@ def test_only_the_adapter_is_trained_and_it_is_part_of_what_is_saved(model: tupl
     assert all(any(torch.equal(p, old) for old in before.values() if old.shape == p.shape) for p in kept_same)
     wanted = looked_at(lm, rows, 64)["held_loss"]
     save(lm, tokenizer, tmp_path / "out")
-    again, _ = load(tmp_path / "out")
-    assert looked_at(again, rows, 64)["held_loss"] == pytest.approx(wanted, rel=1e-3)
+    for again, _ in (load(tmp_path / "out"), load_adapted(tmp_path / "out")):
+        assert looked_at(again, rows, 64)["held_loss"] == pytest.approx(wanted, rel=1e-3)
     assert (tmp_path / "out" / ADAPTER / "adapter_model.safetensors").exists()
+    assert hasattr(load_adapted(tmp_path / "out")[0], "peft_config")
+    assert not hasattr(load_adapted(tmp_path / "base")[0], "peft_config")
+    (tmp_path / "base").rename(tmp_path / "moved")
+    with pytest.raises(FinetuneError, match="which is gone"):
+        load_adapted(tmp_path / "out")
     assert next(iter(LocalChat(tmp_path / "out", max_tokens=4, device="cpu").ask(PAIRS[0][:1]))).reply_tokens <= 4
 
 
