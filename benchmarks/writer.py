@@ -117,14 +117,23 @@ def sft(
     epochs: float = 2.0,
     length: Annotated[int, typer.Option(help="Tokens of a pack; longer conversations are left out.")] = 4096,
     tokens: Annotated[int, typer.Option(help="Of an update.")] = 32_768,
-    rate: Annotated[float, typer.Option(help="3e-4 suits an adapter, 5e-5 a whole model.")] = 3e-4,
+    rate: Annotated[float, typer.Option(help="Take a tenth for a whole model.")] = 3e-4,
+    target: Annotated[str, typer.Option(help="Folder in OUT of the trained model.")] = "tuned",
     seed: int = 0,
 ) -> None:
     """Fine-tune a pretrained model on the examples."""
     from experiments.writer.tuning import sft as run
     from qimeng.finetune.sft import Sft
 
-    run(out, model, Sft(epochs, 60 * minutes, length, tokens, rate, seed=seed), rank, now)
+    run(out, model, Sft(epochs, 60 * minutes, length, tokens, rate, seed=seed), rank, now, target)
+
+
+@app.command()
+def conversations(out: Out, file: Annotated[Path, typer.Argument(help="JSON lines to write.")]) -> None:
+    """Write what is learnt as conversations, which `qimeng finetune` reads."""
+    from experiments.writer.tuning import conversations as run
+
+    print(f"{file}: {run(out, file)} conversations")
 
 
 @app.command()

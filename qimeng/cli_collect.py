@@ -176,4 +176,4 @@ def row_line(row: Explored) -> str:
     )
 
 
-__all__ = ["app", "collect", "export", "merge", "overlaps", "row_line"]
+__all__ = ["app", "collect", "dataset", "export", "merge", "overlaps", "row_line"]

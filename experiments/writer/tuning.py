@@ -53,7 +53,7 @@ def loaded(name: str | Path, rank: int, seed: int = 0) -> tuple[Any, Any]:
     return adapted(model, rank, seed), tokenizer
 
 
-def sft(out: Path, model: str, how: Sft, rank: int = 16, now_minutes: float = 1e6) -> None:
+def sft(out: Path, model: str, how: Sft, rank: int = 16, now_minutes: float = 1e6, target: str = TUNED) -> None:
     """Fine-tune a pretrained model on what is learnt.
 
     Args:
@@ -62,6 +62,7 @@ def sft(out: Path, model: str, how: Sft, rank: int = 16, now_minutes: float = 1e
         how: epochs, seconds over all runs, tokens of a pack and an update, rate, seed.
         rank: of the adapter; 0 trains the whole model.
         now_minutes: of this run.
+        target: folder in `out` of the trained model.
     """
     began = time.monotonic()
     if not (out / PRETRAINED / "model.safetensors").exists():
@@ -69,10 +70,20 @@ def sft(out: Path, model: str, how: Sft, rank: int = 16, now_minutes: float = 1e
     lm, tokenizer = loaded(out / PRETRAINED, rank, how.seed)
     rows = [encoded(tokenizer, said(e)) for e in read(out, LEARNT)]
     held_out = [encoded(tokenizer, said(e)) for part in PARTS for e in requests(out, part, LOOKED_AT)]
-    tell = _teller(out / "tuning.jsonl", {**asdict(how), "rank": rank, "model": model})
+    tell = _teller(out / "tuning.jsonl", {**asdict(how), "rank": rank, "model": model, "target": target})
     run_s = 60 * now_minutes - (time.monotonic() - began)
-    fine_tune(lm, rows, how, out / TUNED, held_out=held_out, run_s=run_s, on_row=tell)
-    save(lm, tokenizer, out / TUNED)
+    fine_tune(lm, rows, how, out / target, held_out=held_out, run_s=run_s, on_row=tell)
+    save(lm, tokenizer, out / target)
+
+
+def conversations(out: Path, file: Path) -> int:
+    """Write what is learnt as JSON lines with ``messages``, which `qimeng finetune` reads; how many there are."""
+    lines = []
+    for example in read(out, LEARNT):
+        turns = [{"role": m.role, "content": m.text} for m in said(example)]
+        lines.append(json.dumps({"messages": turns, "key": example.key, "verified": example.verified}))
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return len(lines)
 
 
 def said(example: Example) -> tuple[Message, ...]:
@@ -207,4 +218,16 @@ def _teller(path: Path, settings: Mapping[str, Any]) -> Any:
     return tell
 
 
-__all__ = ["PRETRAINED", "REINFORCED", "TUNED", "loaded", "place", "rl", "said", "sft", "target_of", "turns"]
+__all__ = [
+    "PRETRAINED",
+    "REINFORCED",
+    "TUNED",
+    "conversations",
+    "loaded",
+    "place",
+    "rl",
+    "said",
+    "sft",
+    "target_of",
+    "turns",
+]

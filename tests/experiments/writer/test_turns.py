@@ -15,6 +15,7 @@ from experiments.writer.examples import Draw, examples_of
 from experiments.writer.folder import LEARNT, PARTS, write
 from experiments.writer.turns import Conversation, best_of, figures, pass_at, read_conversations, turns_table
 from qimeng.bench.row import Environment
+from qimeng.finetune.conversations import read_conversations as read_messages
 from qimeng.finetune.rl import Rl
 from qimeng.finetune.rollout import Answered, Graded, Grader
 from qimeng.finetune.sft import Sft
@@ -89,6 +90,8 @@ def test_tuning_reinforcing_and_asking_in_one_folder(
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{e.to_json()}\n" for e in short))
     monkeypatch.setattr(tuning, "JudgeGrader", Lengths)
     save(*tiny([t for e in short for t in (*e.prompt, e.answer)], SIZE, 300), tmp_path / "start")
+    assert tuning.conversations(tmp_path, tmp_path / "talks.jsonl") == 3
+    assert list(read_messages(tmp_path / "talks.jsonl")) == [tuning.said(e) for e in short]
     how = Sft(epochs=1, length=4096, tokens=4096, rate=1e-2)
     tuning.sft(tmp_path, str(tmp_path / "start"), how, rank=2)
     rl = Rl(steps=1, requests=2, group=2, turns=2, max_tokens=4, length=4096, batch=4, tokens=4096)
