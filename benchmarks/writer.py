@@ -5,6 +5,9 @@
     python -m benchmarks.writer answer OUT --requests 120 --minutes 5
     python -m benchmarks.writer judge  OUT --requests 120 --minutes 10
     python -m benchmarks.writer table  OUT
+    python -m benchmarks.writer sft    OUT --minutes 20         a pretrained model instead (extra `smol`)
+    python -m benchmarks.writer rl     OUT --minutes 30         that one, by reinforcement over turns
+    python -m benchmarks.writer turns  OUT --writer tuned       conversations on what is held out, with repairs
     python -m benchmarks.writer toy    OUT          all of it, tiny, on a CPU, from patches that nobody judged
 
 Every command uses all GPUs of the machine and can be repeated: `data` begins anew, the others continue. Another
@@ -39,13 +42,18 @@ def data(
     draw: Annotated[int, typer.Option(help="Drawn specs whose patches nobody judged.")] = 0,
     walks: Annotated[int, typer.Option(help="Through each drawn spec, at each size.")] = 1,
     sizes: Annotated[int, typer.Option(help="Of four sizes, how many each drawn spec has.")] = 4,
+    further: Annotated[
+        int, typer.Option(help="Specs of convolutions, windows, scans and recurrences, not judged.")
+    ] = 0,
+    cuda: Annotated[bool, typer.Option("--cuda", help="Walks through drawn specs lead to CUDA C++ too.")] = False,
+    repairs: Annotated[float, typer.Option(help="Share of what is learnt that is learnt as a repair as well.")] = 0.0,
     processes: Processes = CORES,
     seed: int = 0,
 ) -> None:
     """Make the examples."""
     from experiments.writer.steps import data as run
 
-    run(out, store, draw, sizes, walks, others, processes, seed)
+    run(out, store, draw, sizes, walks, others, processes, seed, further, cuda, repairs)
 
 
 @app.command()
@@ -97,6 +105,102 @@ def table(out: Out) -> None:
     from experiments.writer.steps import table as run
 
     run(out)
+
+
+@app.command()
+def sft(
+    out: Out,
+    model: Annotated[str, typer.Option(help="smol, a folder, or a name on Hugging Face's hub.")] = "smol",
+    minutes: Annotated[float, typer.Option(help="Of the training, over all runs.")] = 20.0,
+    now: Annotated[float, typer.Option(help="Minutes of this run.")] = 1e6,
+    rank: Annotated[int, typer.Option(help="Of the LoRA adapter; 0 trains the whole model.")] = 16,
+    epochs: float = 2.0,
+    length: Annotated[int, typer.Option(help="Tokens of a pack; longer conversations are left out.")] = 4096,
+    tokens: Annotated[int, typer.Option(help="Of an update.")] = 32_768,
+    rate: Annotated[float, typer.Option(help="Take a tenth for a whole model.")] = 3e-4,
+    target: Annotated[str, typer.Option(help="Folder in OUT of the trained model.")] = "tuned",
+    seed: int = 0,
+) -> None:
+    """Fine-tune a pretrained model on the examples."""
+    from experiments.writer.tuning import sft as run
+    from qimeng.finetune.sft import Sft
+
+    run(out, model, Sft(epochs, 60 * minutes, length, tokens, rate, seed=seed), rank, now, target)
+
+
+@app.command()
+def conversations(out: Out, file: Annotated[Path, typer.Argument(help="JSON lines to write.")]) -> None:
+    """Write what is learnt as conversations, which `qimeng finetune` reads."""
+    from experiments.writer.tuning import conversations as run
+
+    print(f"{file}: {run(out, file)} conversations")
+
+
+@app.command()
+def rl(
+    out: Out,
+    source: Annotated[str, typer.Option(help="Folder in OUT of the model to begin with.")] = "tuned",
+    target: Annotated[str, typer.Option(help="Folder in OUT of the trained model.")] = "reinforced",
+    minutes: Annotated[float, typer.Option(help="Of the training, over all runs.")] = 30.0,
+    now: Annotated[float, typer.Option(help="Minutes of this run; a round is finished.")] = 1e6,
+    steps: Annotated[int, typer.Option(help="Rounds.")] = 100,
+    requests: Annotated[int, typer.Option(help="Of a round.")] = 8,
+    group: Annotated[int, typer.Option(help="Conversations about each request.")] = 8,
+    turns: Annotated[int, typer.Option(help="Most replies of a conversation.")] = 3,
+    rank: Annotated[int, typer.Option(help="Of the LoRA adapter; 0 trains the whole model.")] = 16,
+    rate: float = 1e-5,
+    longest: Annotated[int, typer.Option(help="Tokens of a reply.")] = 1536,
+    length: Annotated[int, typer.Option(help="Tokens of prompt and reply.")] = 4096,
+    asked: Annotated[int, typer.Option(help="Requests to draw from.")] = 2000,
+    advantages: Annotated[str, typer.Option(help="leave-one-out or grpo.")] = "leave-one-out",
+    mismatch: Annotated[bool, typer.Option(help="Drop conversations where sampler and trainer differ.")] = True,
+    shares: Annotated[bool, typer.Option(help="Drop right answers that do little of the work.")] = True,
+    jobs: Jobs = 4,
+    device: Annotated[str, typer.Option(help="Without a GPU: the device to estimate for.")] = "",
+    seed: int = 0,
+) -> None:
+    """Train a fine-tuned model by reinforcement over turns."""
+    from experiments.writer.tuning import rl as run
+    from qimeng.finetune.rl import Rl
+
+    how = Rl(
+        steps=steps,
+        seconds=60 * minutes,
+        requests=requests,
+        group=group,
+        turns=turns,
+        max_tokens=longest,
+        length=length,
+        batch=requests * group,
+        rate=rate,
+        advantages=advantages,
+        mismatch=mismatch,
+        shares=shares,
+        seed=seed,
+    )
+    run(out, how, source, target, rank, asked, jobs, now, device or None)
+
+
+@app.command()
+def turns(
+    out: Out,
+    writer: Annotated[list[str], typer.Option(help="Folder in OUT of a model; may be repeated.")],
+    requests: Requests = 100,
+    group: Annotated[int, typer.Option(help="Conversations about each request.")] = 4,
+    most: Annotated[int, typer.Option(help="Replies of a conversation.")] = 3,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest.")] = 0.7,
+    longest: Annotated[int, typer.Option(help="Tokens of a reply.")] = 2048,
+    length: Annotated[int, typer.Option(help="Tokens of prompt and reply.")] = 6144,
+    batch: Annotated[int, typer.Option(help="Replies drawn together.")] = 64,
+    minutes: Minutes = 10.0,
+    jobs: Jobs = 4,
+    device: Annotated[str, typer.Option(help="Without a GPU: the device to estimate for.")] = "",
+    seed: int = 0,
+) -> None:
+    """Hold conversations about held-out requests, with real repairs, and print the shares by turn."""
+    from experiments.writer.tuning import turns as run
+
+    run(out, writer, requests, group, most, temperature, longest, length, batch, jobs, minutes, device or None, seed)
 
 
 @app.command()

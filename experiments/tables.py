@@ -17,6 +17,7 @@ from experiments.trust.product_views import PRODUCTS
 from experiments.trust.views import JOURNALS
 from experiments.writer.judging import WRITERS
 from experiments.writer.judging import read_rows as read_judged
+from experiments.writer.turns import TURNS, read_conversations
 from qimeng.bench.row import read_rows
 from qimeng.bench.tables import VIEWS, Kinds
 from qimeng.bench.tables import render as render_kinds
@@ -27,6 +28,7 @@ KINDS: Kinds = (
     (REPLAYS, read_replays),
     (BOUNDS, read_bounds),
     (WRITERS, read_judged),
+    (TURNS, read_conversations),
     (BESIDE, read_beside),
     (LANGUAGE_TABLES, read_languages),
 )

@@ -31,6 +31,7 @@ from qimeng.cli_cluster import app as cluster_app
 from qimeng.cli_coder import BaseUrl, Calls, Candidates, CoderName, Money, PriceList, Prompts, Tokens, made_coder
 from qimeng.cli_collect import app as collect_app
 from qimeng.cli_console import console
+from qimeng.cli_finetune import finetune
 from qimeng.cli_names import check_names, listed, number, split
 from qimeng.cli_report import replay, report
 from qimeng.cli_train import adapt, train
@@ -337,6 +338,7 @@ app.command()(report)
 app.command()(replay)
 app.command()(train)
 app.command()(adapt)
+app.command()(finetune)
 
 
 def print_markdown(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The command line of training data: `qimeng collect`, `collect merge`, `collect export`, `collect overlaps`.
+"""The command line of training data: `qimeng collect`, and its commands `merge`, `export`, `dataset`, `overlaps`.
 
 Deals in arguments and printing. Knows nothing about how specs are drawn, explored or exported.
 """
@@ -136,6 +136,23 @@ def export(
 
 
 @app.command()
+def dataset(
+    sources: Annotated[list[Path], typer.Argument(help="Folders of collections, or exported files.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("runs/dataset"),
+    licence: Annotated[str, typer.Option(help="Of specs and patches, as Hugging Face's hub calls it.")] = "apache-2.0",
+) -> None:
+    """Write trees, patches and verdicts as a dataset with a card, without any benchmark's problem."""
+    from qimeng.planner.data.dataset import export_dataset, read_sources
+
+    found = export_dataset(read_sources(sources), out, licence)
+    rows = ", ".join(f"{n} {name}" for name, n in found.rows.items())
+    print(f"{out}: {rows}; load it with datasets.load_dataset({str(out)!r}, 'steps')")
+    print(f"left out: {found.reserved} trees of benchmarks' problems")
+    for why, n in sorted(found.unknown.items()):
+        print(f"left out: {n} trees, because {why}")
+
+
+@app.command()
 def overlaps(
     problems: Annotated[Path, typer.Argument(help="Folder of problem files, searched recursively.")],
     specs: Annotated[int, typer.Option(help="Number of specs.")] = 2000,
@@ -169,4 +186,4 @@ def row_line(row: Explored) -> str:
     )
 
 
-__all__ = ["app", "collect", "export", "merge", "overlaps", "row_line"]
+__all__ = ["app", "collect", "dataset", "export", "merge", "overlaps", "row_line"]

@@ -40,6 +40,7 @@ LAYERS = (
     {"vocabulary"},
     {"envs"},
     {"planner"},
+    {"finetune"},
     {"api", "arguments", "cli", "bench", "cluster", "doctor", "exploits", "integration", "report", "testing"},
 )
 """Imports point upwards in this list only: a part imports its own layer and those above it."""

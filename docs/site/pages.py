@@ -27,6 +27,7 @@ MINUTES = {
     "replay": "half a minute",
     "doctor": "half a minute; `--exploits` some minutes",
     "train": "as long as its settings say; `--seconds` ends it",
+    "finetune": "as long as its passes take; `--seconds` ends it",
     "adapt": "as long as its settings say; `--seconds` ends it",
     "bench": "seconds for each problem: its budget and 20 s",
     "collect": "the budget (`--total-seconds`)",

@@ -21,6 +21,7 @@ from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 
+from experiments.writer.further import further
 from experiments.writer.resized import resized
 from qimeng.actions import Context, kinds
 from qimeng.coder.llm.chat import ChatError, Message, Reply
@@ -29,7 +30,7 @@ from qimeng.coder.llm.reply import read_reply
 from qimeng.coder.llm.shown import base_source, shown_source, target_region
 from qimeng.coder.llm.similar import Traits, traits_of
 from qimeng.coder.llm.words import Words
-from qimeng.coder.template.coder import TemplateCoder
+from qimeng.coder.template.coder import TemplateCoder, with_cuda
 from qimeng.device import device_named
 from qimeng.envs.judge.ranking import beats
 from qimeng.envs.sandbox.layer import end_with_parent
@@ -37,7 +38,9 @@ from qimeng.errors import CoderError, IllegalAction, ReplayError
 from qimeng.graph.capture import CaptureError
 from qimeng.interfaces import Action, Evaluation, Request
 from qimeng.interfaces.records import action_from_data, program_from_json, program_to_json
-from qimeng.planner.data.generate import Bytes, Drawn, draw
+from qimeng.planner.data.generate import Bytes, draw
+from qimeng.planner.data.overlap import reserved
+from qimeng.planner.data.signature import structure
 from qimeng.planner.data.tree import Tree, TreeError
 from qimeng.planner.data.tree_file import read_trees
 from qimeng.planner.data.tree_store import trees_of
@@ -71,6 +74,7 @@ class Example:
         prompt: text of each message: system, user.
         answer: the code, as the template coder prints it, or with expressions in the place of numbers.
         verified: whether a judge accepted it; else the template coder wrote it and nobody looked.
+        failed: a broken answer that came first and what the gates said to it; None where the answer is the first.
     """
 
     source: str
@@ -84,6 +88,7 @@ class Example:
     prompt: tuple[str, str]
     answer: str
     verified: bool
+    failed: tuple[str, str] | None = None
 
     @property
     def chain(self) -> str:
@@ -99,7 +104,9 @@ class Example:
     @property
     def key(self) -> str:
         """Hash of the question."""
-        return hashlib.blake2b("\n".join((*self.prompt, self.device)).encode(), digest_size=8).hexdigest()
+        return hashlib.blake2b(
+            "\n".join((*self.prompt, *(self.failed or ()), self.device)).encode(), digest_size=8
+        ).hexdigest()
 
     @property
     def reply(self) -> str:
@@ -109,7 +116,10 @@ class Example:
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation that asks for it."""
-        return Message("system", self.prompt[0]), Message("user", self.prompt[1])
+        first = Message("system", self.prompt[0]), Message("user", self.prompt[1])
+        if self.failed is None:
+            return first
+        return (*first, Message("assistant", self.failed[0]), Message("user", self.failed[1]))
 
     def request(self) -> Request:
         """The request, captured anew."""
@@ -129,7 +139,9 @@ class Example:
         outputs = tuple((tuple(shape), dtype) for shape, dtype in t["outputs"])
         traits = Traits(tuple(t["ops"]), outputs, t["kind"], t["param"])
         action = action_from_data(data["action"])
-        return cls(**{**data, "traits": traits, "action": action, "prompt": tuple(data["prompt"])})
+        failed = data.get("failed")
+        given = {"prompt": tuple(data["prompt"]), "failed": None if failed is None else tuple(failed)}
+        return cls(**{**data, "traits": traits, "action": action, **given})
 
 
 def read_source(path: Path) -> Iterator[Tree]:
@@ -144,12 +156,16 @@ def read_source(path: Path) -> Iterator[Tree]:
 def from_tree(tree: Tree, others: int = 0) -> Iterator[Example]:
     """The examples of what was explored of one spec, and the same steps at `others` other sizes of it.
 
+    None of a spec that has the structure of a benchmark's problem (`qimeng.planner.data.overlap.reserved`).
+
     Raises:
         CaptureError: this version does not capture the spec.
         TreeError: it captures another program than was explored.
         ReplayError: a patch cannot be applied any more.
     """
     spec, start = tree.spec(), tree.start()
+    if structure(start.graph) in reserved():
+        return
     tree = tree.today(start)
     judged = {(purpose, subject): e for purpose, subject, e in tree.evaluations}
     device = device_named(tree.conditions.device.removesuffix("(here)"))
@@ -181,23 +197,33 @@ def from_tree(tree: Tree, others: int = 0) -> Iterator[Example]:
         yield from example_of(other, request, patch.alternatives[0], False)
 
 
-def from_drawn(drawn: Drawn, device: str = "h200", steps: int = 12, walks: int = 1, seed: int = 0) -> Iterator[Example]:
-    """What the template coder writes on random walks over a drawn spec; nobody judged it.
+def from_spec(
+    spec: KernelSpec, device: str = "h200", steps: int = 12, walks: int = 1, seed: int = 0, cuda: bool = False
+) -> Iterator[Example]:
+    """What the template coder writes on random walks over `spec`; nobody judged it.
 
     Args:
-        drawn: the spec.
+        spec: with a text.
         device: what it is written for.
         steps: of each walk.
         walks: which fuse other regions each, so that one spec gives many operator chains.
         seed: of the walks.
+        cuda: whether walks lead to kernels in CUDA C++ too.
+
+    Raises:
+        CaptureError: this version does not capture the spec.
     """
-    start = Program.start(capture_spec(drawn.spec, verify=False))
+    start = Program.start(capture_spec(spec, verify=False))
+    if structure(start.graph) in reserved():
+        return
     for number in range(walks):
-        yield from _walk(drawn.spec, start, device, steps, random.Random(f"{seed + number}/{drawn.spec.digest}"))
+        yield from _walk(spec, start, device, steps, random.Random(f"{seed + number}/{spec.digest}"), cuda)
 
 
-def _walk(spec: KernelSpec, start: Program, device: str, steps: int, rng: random.Random) -> Iterator[Example]:
-    coder, program = TemplateCoder(), start
+def _walk(
+    spec: KernelSpec, start: Program, device: str, steps: int, rng: random.Random, cuda: bool
+) -> Iterator[Example]:
+    coder, program = with_cuda() if cuda else TemplateCoder(), start
     context = Context(device_named(device), coder, spec.mode)
     for _ in range(steps):
         action = _by_chance(program, context, rng)
@@ -258,12 +284,27 @@ def example_of(spec: KernelSpec, request: Request, implementation: Implementatio
 
 @dataclass(frozen=True)
 class Draw:
-    """A drawn spec to walk over: number `index` of the sequence `seed`, its inputs of the size `sizes`; how often."""
+    """A drawn spec to walk over.
+
+    Attributes:
+        seed: of the sequence.
+        index: number in it.
+        sizes: of its inputs; None for number `index` of the other sequence (`experiments.writer.further`).
+        walks: how many.
+        cuda: whether they lead to CUDA C++ too.
+    """
 
     seed: int
     index: int
-    sizes: Bytes
+    sizes: Bytes | None
     walks: int = 1
+    cuda: bool = False
+
+    def spec(self) -> KernelSpec:
+        """The spec."""
+        if self.sizes is None:
+            return further(self.seed, self.index)[1]
+        return draw(self.seed, self.index, self.sizes).spec
 
 
 def units(
@@ -273,6 +314,8 @@ def units(
     sizes: Sequence[Bytes] = (),
     at: int | None = None,
     walks: int = 1,
+    others: int = 0,
+    cuda: bool = False,
 ) -> Iterator[Tree | Draw]:
     """What examples are made of: the trees of stores or files, then the first `count` drawn specs.
 
@@ -283,12 +326,16 @@ def units(
         sizes: that one may have; the same number at another size has the same operators on other shapes.
         at: how many of `sizes` each one has, in turn; all by default.
         walks: over each, at each size.
+        others: further specs, of the families that are not drawn otherwise (`experiments.writer.further`).
+        cuda: whether walks lead to CUDA C++ too.
     """
     for path in sources:
         yield from read_source(path)
     for index in range(count):
         for turn in range(len(sizes) if at is None else at):
-            yield Draw(seed, index, sizes[(index + turn) % len(sizes)], walks)
+            yield Draw(seed, index, sizes[(index + turn) % len(sizes)], walks, cuda)
+    for index in range(others):
+        yield Draw(seed, index, None, walks, cuda)
 
 
 def examples_of(unit: Tree | Draw, others: int = 0) -> list[Example]:
@@ -296,7 +343,7 @@ def examples_of(unit: Tree | Draw, others: int = 0) -> list[Example]:
     try:
         if isinstance(unit, Tree):
             return list(from_tree(unit, others))
-        return list(from_drawn(draw(unit.seed, unit.index, unit.sizes), walks=unit.walks))
+        return list(from_spec(unit.spec(), walks=unit.walks, cuda=unit.cuda))
     except (CaptureError, ReplayError, TreeError):
         return []
 
@@ -353,4 +400,4 @@ def _share(text: str) -> float:
     return int(hashlib.blake2b(text.encode(), digest_size=4).hexdigest(), 16) / 0xFFFFFFFF
 
 
-__all__ = ["Draw", "Example", "Split", "collect", "examples_of", "from_drawn", "from_tree", "split", "units"]
+__all__ = ["Draw", "Example", "Split", "collect", "examples_of", "from_spec", "from_tree", "split", "units"]

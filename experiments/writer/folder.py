@@ -16,6 +16,7 @@ from pathlib import Path
 from experiments.writer.answering import Written, read_answers
 from experiments.writer.copying import CopyCoder, worth_copying
 from experiments.writer.examples import LIMITS, WORDS, Example, Split, split
+from experiments.writer.repairs import repairs
 from experiments.writer.symbolic import Code, Expressions
 from qimeng.coder.llm.coder import LLMCoder
 from qimeng.coder.llm.words import Words
@@ -44,18 +45,21 @@ CODERS = ("trained", "copy", "untrained", "template")
 """Who is judged; the template coder shows what the patches that nobody judged are worth."""
 
 
-def write(out: Path, examples: Iterable[Example], processes: int = 1) -> Split:
+def write(out: Path, examples: Iterable[Example], processes: int = 1, share: float = 0.0) -> Split:
     """Part `examples` and write each part to a file, what is asked with what is worth copying for it.
 
     Args:
         out: the folder, made where it does not exist.
         examples: their answers as the template coder prints them.
         processes: that put expressions in the place of these answers' numbers.
+        share: of what is learnt that is learnt once more as a repair (`experiments.writer.repairs`).
     """
     out.mkdir(parents=True, exist_ok=True)
     whole = split(tuple(examples))
     parts = Split(*_expressed((whole.learnt, _first(whole.shapes, ASKED), _first(whole.chains, ASKED)), processes))
-    copied = worth_copying(parts.learnt, (*parts.shapes, *parts.chains), NEAREST)
+    if share:
+        parts = replace(parts, learnt=(*parts.learnt, *repairs(parts.learnt, share, processes)))
+    copied = worth_copying([e for e in parts.learnt if e.failed is None], (*parts.shapes, *parts.chains), NEAREST)
     for name, some in ((LEARNT, parts.learnt), ("shapes", parts.shapes), ("chains", parts.chains), (COPIED, copied)):
         with open(out / f"{name}.jsonl", "w") as file:
             file.writelines(f"{example.to_json()}\n" for example in some)

@@ -16,16 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.writer.examples import Example
+from qimeng.finetune.weights import CHAT_TEMPLATE, WORDS
 from qimeng.planner.lm.mini import END, MiniSize, make_mini, train_tokenizer
-
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>\n{{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>\n{% endif %}"
-)
-"""How a conversation is one text."""
-
-WORDS = r" ?[A-Za-z_]+|[0-9]| ?[^\sA-Za-z_0-9]+|\s+"
-"""What no token spans two of: each digit is a token, so that any number can be copied."""
 
 TOGETHER = 1000
 """Examples that are made tokens of together: what a tokenizer keeps meanwhile does not grow with all of them."""
@@ -46,7 +38,7 @@ def new_writer(examples: Sequence[Example], size: str, folder: Path, seed: int =
         rng = random.Random(seed)
         some = rng.sample(list(examples), min(len(examples), 4000))
         tokenizer = train_tokenizer((t for e in some for t in (*e.prompt, e.answer)), vocabulary, WORDS)
-        tokenizer.chat_template = TEMPLATE
+        tokenizer.chat_template = CHAT_TEMPLATE
         tokenizer.save_pretrained(folder)
     make_mini(len(_tokenizer(folder)), SIZES[size], seed).save_pretrained(folder)
 

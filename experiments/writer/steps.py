@@ -53,6 +53,9 @@ def data(
     others: int = 8,
     processes: int = 1,
     seed: int = 0,
+    further: int = 0,
+    cuda: bool = False,
+    repairs: float = 0.0,
 ) -> None:
     """Make the examples.
 
@@ -65,16 +68,23 @@ def data(
         others: other sizes at which steps are written again.
         processes: that write.
         seed: of the drawn specs.
+        further: specs of the families that are not drawn otherwise: convolutions, windows, scans, recurrences.
+        cuda: whether walks lead to CUDA C++ too.
+        repairs: share of what is learnt that is learnt once more as a repair.
     """
-    for name in ("untrained", "trained"):
+    for name in ("untrained", "trained", "pretrained", "tuned", "reinforced"):
         shutil.rmtree(out / name, ignore_errors=True)
     for name in (ANSWERS, JUDGED):
         (out / name).unlink(missing_ok=True)
-    some = units(list(stores), seed, draw, SIZES, sizes, walks)
-    parts = write(out, collect(some, processes, others), processes)
+    some = units(list(stores), seed, draw, SIZES, sizes, walks, further, cuda)
+    parts = write(out, collect(some, processes, others), processes, repairs)
     counts = {name: len(getattr(parts, name)) for name in (LEARNT, *PARTS)}
     learnt = parts.learnt
     counts |= {"verified": sum(e.verified for e in learnt), "chains learnt": len({e.chain for e in learnt})}
+    counts |= {
+        "repairs": sum(e.failed is not None for e in learnt),
+        "cuda": sum("__global__" in e.answer for e in learnt),
+    }
     (out / "examples.json").write_text(json.dumps({**counts, "environment": asdict(environment(target_device()))}))
     print(json.dumps(counts), flush=True)
 

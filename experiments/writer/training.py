@@ -7,7 +7,6 @@ are averaged. Knows nothing about what the texts mean.
 from __future__ import annotations
 
 import math
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from experiments.writer.model import Row
+from qimeng.finetune import progress
 
 TOGETHER = 8
 """Updates between two looks at the clock, which all GPUs take together."""
@@ -153,12 +153,11 @@ def train(
     rows = [row for row in rows if len(row[0]) <= longest]
     settings = {**asdict(how), "rows": len(rows), "count": member.count, "size": model.num_parameters()}
     kept, state = target / "checkpoint.pt", {"step": 0, "seconds": 0.0, "tokens": 0}
-    if kept.exists():
-        found = torch.load(kept, map_location=device, weights_only=True)
-        if found["settings"] == settings:
-            model.load_state_dict(found["model"])
-            optimizer.load_state_dict(found["optimizer"])
-            state = found["state"]
+    found = progress.kept(kept, settings, device)
+    if found is not None:
+        model.load_state_dict(found["model"])
+        optimizer.load_state_dict(found["optimizer"])
+        state = found["state"]
     scores: Any = Scores(model)
     if how.compiled:  # the whole model took longer than a minute
         for layer in model.model.layers:
@@ -181,7 +180,7 @@ def train(
         if not running:
             break
         for group in optimizer.param_groups:
-            group["lr"] = how.rate * schedule(share)
+            group["lr"] = how.rate * progress.schedule(share)
         batch = _batch([rows[i] for i in places], how.prompt_weight)
         loss = _loss(scores, batch, device)
         loss.backward()
@@ -202,17 +201,6 @@ def train(
         model.save_pretrained(target)
     member.leave()
     return figures
-
-
-def schedule(share: float) -> float:
-    """The learning rate over its highest, `share` of the way through.
-
-    >>> [round(schedule(s), 2) for s in (0.0, 0.025, 0.05, 1.0)]
-    [0.0, 0.5, 1.0, 0.05]
-    """
-    if share < 0.05:
-        return share / 0.05
-    return 0.05 + 0.475 * (1 + math.cos(math.pi * (share - 0.05) / 0.95))
 
 
 def looked_at(model: Any, rows: Sequence[Row], device: str) -> Figures:
@@ -280,11 +268,8 @@ def _order(rows: Sequence[Row], how: Training, member: Member, first: int) -> It
 
 
 def _keep(path: Path, model: Any, optimizer: Any, settings: Figures, state: Figures) -> None:
-    """Write a checkpoint; one that is killed meanwhile leaves the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "settings": settings, "state": state}
-    torch.save(parts, path.with_suffix(".new"))
-    os.replace(path.with_suffix(".new"), path)
+    progress.keep(path, parts)
 
 
 __all__ = ["Member", "Scores", "Training", "looked_at", "train"]

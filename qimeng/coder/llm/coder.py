@@ -153,7 +153,7 @@ class LLMCoder(Coder, HasChat):
             self.account.failures[error.kind] += 1
             if not left:
                 raise error
-            messages = _told(messages, replies[0], error)
+            messages = told(messages, replies[0], error)
         raise AssertionError("the last round raises")
 
     def _record(
@@ -191,8 +191,14 @@ def _read(reply: Reply, request: Request, region: Region) -> Implementation | Ch
         return error
 
 
-def _told(messages: Sequence[Message], reply: Reply, error: ChatError) -> tuple[Message, ...]:
-    """The continued conversation: the answer, unless it is too long, and what is wrong with it."""
+def told(messages: Sequence[Message], reply: Reply, error: ChatError) -> tuple[Message, ...]:
+    """The continued conversation: the answer, unless it is too long, and what is wrong with it.
+
+    Args:
+        messages: the conversation.
+        reply: the answer that cannot be read.
+        error: why.
+    """
     text = f"Your answer cannot be used: {error}."
     if reply.finish == "stop" and reply.text.strip() and len(reply.text) <= QUOTED:
         return (*messages, Message("assistant", tame(reply.text)), Message("user", text))
@@ -200,4 +206,4 @@ def _told(messages: Sequence[Message], reply: Reply, error: ChatError) -> tuple[
     return (*before, Message(last.role, f"{last.text}\n\n{text}"))
 
 
-__all__ = ["LLMCoder", "ModelMemory"]
+__all__ = ["LLMCoder", "ModelMemory", "told"]

@@ -136,4 +136,4 @@ def draw_many(
             yield drawn
 
 
-__all__ = ["FAMILIES", "Bytes", "Drawn", "GenerateError", "draw", "draw_many"]
+__all__ = ["DTYPES", "FAMILIES", "Bytes", "Drawn", "GenerateError", "draw", "draw_many"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,17 @@ def write_trees(
     chosen = [replace(t, source="") if t.family in without_source else t for t in trees_of(store) if keep(t)]
     if not chosen:
         raise TreeError(f"{store.path} holds no tree of a drawn spec that is wanted")
-    chosen.sort(key=lambda t: (t.seed or 0, t.index or 0, t.name, t.conditions.digest))
+    return put_trees(chosen, path)
+
+
+def put_trees(trees: Sequence[Tree], path: Path | str) -> Written:
+    """Write `trees` to `path`, in an order that depends on them alone.
+
+    Args:
+        trees: at least one.
+        path: file to write.
+    """
+    chosen = sorted(trees, key=lambda t: (t.seed or 0, t.index or 0, t.name, t.conditions.digest))
     counts = Written(
         specs=len({t.conditions.spec for t in chosen}),
         trees=len(chosen),
@@ -130,4 +140,4 @@ def _head(line: str, path: Path | str) -> dict[str, Any]:
     return head
 
 
-__all__ = ["Written", "describe", "read_trees", "write_trees"]
+__all__ = ["Written", "describe", "put_trees", "read_trees", "write_trees"]

@@ -105,10 +105,15 @@ def from_hub(name: str, scale: Scale | None = None, dtype: str = "float32", leng
 
 def add_lora(model: PlannerModel, rank: int = 16, alpha: int = 32, targets: str | list[str] = "all-linear") -> None:
     """Give the language model a LoRA adapter, the only part of it that is trained from now on."""
+    model.scorer.lm = with_lora(model.scorer.lm, rank, alpha, targets)
+
+
+def with_lora(lm: Any, rank: int, alpha: int, targets: str | list[str] = "all-linear") -> Any:
+    """The causal language model `lm` with a LoRA adapter, the only part of it that is trained from now on."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM")
-    model.scorer.lm = get_peft_model(model.scorer.lm, config)
+    return get_peft_model(lm, config)
 
 
 def save(model: PlannerModel, folder: str | Path, card: Card, half: bool = False) -> None:
@@ -297,4 +302,15 @@ def _card_text(model: PlannerModel, card: Card) -> str:
     return "\n".join(lines)
 
 
-__all__ = ["Card", "PlannerModel", "add_lora", "fingerprint", "from_hub", "is_planner", "load", "new_mini", "save"]
+__all__ = [
+    "Card",
+    "PlannerModel",
+    "add_lora",
+    "fingerprint",
+    "from_hub",
+    "is_planner",
+    "load",
+    "new_mini",
+    "save",
+    "with_lora",
+]

@@ -1,0 +1,225 @@
+"""What a writer's replies are worth: read, compared with what is known, screened, and judged on every GPU.
+
+Deals in replies to examples and in verdicts. The cheap gates come first: whether a reply can be read, whether it
+changes anything, whether it was judged before, and what `qimeng.finetune.screens` says. Knows nothing about how a
+model is trained on grades.
+
+The speedup is over the program before the step (Kernel-Smith), the share is that of the generated regions' own
+kernels: a step that writes one region of ten is not lazy.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby
+
+import torch
+
+from experiments.writer.examples import Example
+from experiments.writer.repairs import Says, patch_of, refused_turn
+from qimeng.bench.pool import Pool
+from qimeng.coder.llm.chat import ChatError, Message, Reply
+from qimeng.coder.llm.coder import LLMCoder, told
+from qimeng.coder.llm.shown import base_source, shown_source
+from qimeng.device import Device
+from qimeng.envs.steps.setup import make_task
+from qimeng.errors import QimengError
+from qimeng.finetune.rewards import turn_reward
+from qimeng.finetune.rollout import Answered, Graded, Grader
+from qimeng.finetune.screens import Screens
+from qimeng.interfaces import Evaluation, Evaluator, Fault, Patch, Request
+from qimeng.interfaces.records import program_from_json
+from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
+
+UNCHANGED = "this is the present code: nothing is changed; make the change that is asked for"
+
+BEGIN_S, EACH_S = 90.0, 60.0
+"""Seconds that a judge may take to begin, and for each reply."""
+
+UNKNOWN = "judge"
+"""Failure of a reply that could not be judged."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gates and the judge found out about one reply.
+
+    Attributes:
+        failure: gate and class of the failure; empty where it is right.
+        reason: why, in words.
+        ms: device milliseconds of the program with it.
+        parent_ms: of the program before.
+        share: share of the generated regions' time that is their own kernels'.
+        counted: whether it is the reply's verdict; False where a machine or the judge failed.
+    """
+
+    failure: str = ""
+    reason: str = ""
+    ms: float | None = None
+    parent_ms: float | None = None
+    share: float = 0.0
+    counted: bool = True
+
+    @property
+    def speedup(self) -> float:
+        """Over the program before; 0 where a time is missing."""
+        return self.parent_ms / self.ms if self.ms and self.parent_ms and not self.failure else 0.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """Replies to one example that one judge sees."""
+
+    example: Example
+    replies: tuple[str, ...]
+
+
+def verdicts(question: Question, device: str | None = None) -> list[Verdict]:
+    """The judge's verdicts on each reply.
+
+    Args:
+        question: replies that can be read.
+        device: name of a device to estimate for; the GPU of this machine by default.
+
+    Raises:
+        QimengError: there is no judge for the spec.
+    """
+    e = question.example
+    spec = KernelSpec.from_source(e.source, "asked", dtype=e.dtype, mode=e.mode)
+    task = make_task(spec, coder=LLMCoder(Says(Reply(""))), device=device)  # judged as a model's are
+    with closing(task.evaluator) as evaluator:
+        program = program_from_json(e.program, task.start.graph)
+        request = Request(program, e.action, task.context.device, e.mode)
+        parent_ms = evaluator.evaluate(program).ms
+        return [_verdict(evaluator, request, text, parent_ms) for text in question.replies]
+
+
+def _verdict(evaluator: Evaluator, request: Request, text: str, parent_ms: float | None) -> Verdict:
+    try:
+        patch = patch_of(request, Reply(text))
+    except QimengError as error:
+        return Verdict("write coder", str(error))
+    found = evaluator.evaluate(request.program, patch)
+    if not found.ok:
+        ours = found.fault in (Fault.MEASUREMENT, Fault.MACHINE, Fault.JUDGE)
+        return Verdict(f"{found.gate.value} {found.failure}", found.error or "", counted=not ours)
+    return Verdict("", "", found.ms, parent_ms, own_share(found, patch.apply(request.program, found.chosen)))
+
+
+def own_share(found: Evaluation, program: Program) -> float:
+    """PR of the generated regions: the measured share of generated kernels over the share that these regions have.
+
+    0 where neither is known, or no region is generated.
+    """
+    total = sum(found.region_ms.values())
+    own = sum(ms for r, ms in found.region_ms.items() if program.implementation(program.region(r)).generated)
+    return min(1.0, (found.generated_share or 0.0) * total / own) if own else 0.0
+
+
+class JudgeGrader(Grader):
+    """Grades replies to examples.
+
+    Args:
+        examples: what may be asked, by key.
+        device: what is written for.
+        pool: of judges.
+        work: `verdicts`, with its device.
+        processes: compilations at once.
+    """
+
+    def __init__(
+        self,
+        examples: Iterable[Example],
+        device: Device,
+        pool: Pool,
+        work: Callable[[Question], list[Verdict]] = verdicts,
+        processes: int | None = None,
+    ):
+        self._examples = {e.key: e for e in examples}
+        self._pool, self._work, self._device = pool, work, device
+        self._screens = Screens(device, processes)
+        self._known: dict[tuple[str, str], Verdict] = {}
+        self._request = lru_cache(256)(self._captured)
+
+    def _captured(self, key: str) -> Request:
+        return replace(self._examples[key].request(), device=self._device)
+
+    def grade(self, answers: Sequence[Answered]) -> list[Graded]:
+        """The grades; replies that nothing is known about are screened together, then judged together."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # judges need memory of the same GPU
+        found: dict[int, Graded] = {}
+        patches: dict[int, tuple[Request, Patch, tuple[str, str]]] = {}
+        for number, answer in enumerate(answers):
+            example, request = self._examples[answer.key], self._request(answer.key)
+            reply = Reply(answer.text, finish="stop" if answer.finished else "length")
+            try:
+                patch = patch_of(request, reply)
+            except ChatError as error:
+                then = told(example.messages, reply, error)
+                found[number] = Graded(0.0, False, failure=f"write {error.kind}", then=then)
+                continue
+            except QimengError:  # the request does not fit this version: no verdict on the reply
+                found[number] = Graded(0.0, False, failure="write coder", counted=False)
+                continue
+            patches[number] = request, patch, (answer.key, patch.alternatives[0].digest)
+        self._screen(patches.values())
+        self._judge(answers, patches)
+        for number, (request, patch, key) in patches.items():
+            verdict = self._known.get(key, Verdict(UNKNOWN, counted=False))
+            found[number] = self._graded(answers[number].key, request, patch, verdict)
+        return [found[number] for number in range(len(answers))]
+
+    def _screen(self, some: Iterable[tuple[Request, Patch, tuple[str, str]]]) -> None:
+        """Verdicts of the gates that need no GPU, on what is not known yet."""
+        new: dict[tuple[str, str], tuple[Request, Patch]] = {}
+        for request, patch, key in some:
+            if key in self._known:
+                continue
+            if _same(shown_source(patch.alternatives[0]), base_source(request)):
+                self._known[key] = Verdict("write duplicate", UNCHANGED)
+            else:
+                new[key] = request, patch
+        refusals = self._screens.refusals([(request.program, patch) for request, patch in new.values()])
+        for key, refusal in zip(new, refusals, strict=True):
+            if refusal is not None and refusal.lasting:
+                self._known[key] = Verdict(f"{refusal.gate.value} {refusal.failure}", refusal.error or "")
+
+    def _judge(
+        self, answers: Sequence[Answered], patches: Mapping[int, tuple[Request, Patch, tuple[str, str]]]
+    ) -> None:
+        """Verdicts of the judge, on what is not known yet."""
+        new = {key: answers[number] for number, (_, _, key) in patches.items() if key not in self._known}
+        order = sorted(new, key=lambda key: key[0])
+        groups = {name: list(some) for name, some in groupby(order, lambda key: key[0])}
+        questions = [Question(self._examples[n], tuple(new[key].text for key in some)) for n, some in groups.items()]
+        if not questions:
+            return
+        limit_s = BEGIN_S + EACH_S * max(len(q.replies) for q in questions)
+        for outcome in self._pool.run(questions, self._work, limit_s):
+            keys = groups[outcome.task.example.key]
+            for key, verdict in zip(keys, outcome.result or (), strict=False):
+                if verdict.counted:
+                    self._known[key] = verdict
+
+    def _graded(self, key: str, request: Request, patch: Patch, verdict: Verdict) -> Graded:
+        if not verdict.failure:
+            reward = turn_reward(True, verdict.speedup, verdict.share)
+            return Graded(reward, True, verdict.share, verdict.speedup)
+        example = self._examples[key]
+        turn = refused_turn(request, example.messages, patch, verdict.reason) if verdict.counted else None
+        then: tuple[Message, ...] = (*example.messages, *turn) if turn else ()
+        return Graded(0.0, False, failure=verdict.failure, then=then, counted=verdict.counted)
+
+
+def _same(text: str, other: str | None) -> bool:
+    """Whether two Python texts differ at most in comments and spaces."""
+    return other is not None and ast.dump(ast.parse(text)) == ast.dump(ast.parse(other))
+
+
+__all__ = ["JudgeGrader", "Question", "Verdict", "own_share", "verdicts"]

@@ -1,0 +1,233 @@
+"""The steps that train a pretrained writer: fine-tuning, reinforcement, and conversations on what is held out.
+
+Deals in one folder (`experiments.writer.folder`), and in time. Every step can be repeated and continues. The folder
+gets the models ``pretrained``, ``tuned`` and ``reinforced``, `tuning.jsonl` and `reinforcement.jsonl` (figures),
+`rounds.jsonl` (conversations of the reinforcement) and `turns.jsonl` (conversations on what is held out).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.writer.examples import Example
+from experiments.writer.folder import LEARNT, PARTS, read, requests
+from experiments.writer.grading import JudgeGrader, verdicts
+from experiments.writer.turns import Conversation, read_conversations, turns_table
+from qimeng.bench.environment import environment
+from qimeng.bench.gpus import gpu_places, visible_gpus
+from qimeng.bench.pool import Pool
+from qimeng.bench.row import append_line
+from qimeng.coder.llm.chat import Message
+from qimeng.device import target_device
+from qimeng.finetune.conversations import encoded
+from qimeng.finetune.rl import Rl, reinforce
+from qimeng.finetune.rollout import Asked, Trajectory, rollout
+from qimeng.finetune.sampling import Sampler
+from qimeng.finetune.sft import Sft, fine_tune
+from qimeng.finetune.weights import adapted, load, load_adapted, save
+
+PRETRAINED, TUNED, REINFORCED = "pretrained", "tuned", "reinforced"
+
+LOOKED_AT = 48
+"""Held-out examples of each part that fine-tuning is looked at with."""
+
+
+def place() -> str:
+    """Where models run."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def loaded(name: str | Path, rank: int, seed: int = 0) -> tuple[Any, Any]:
+    """Model and tokenizer, to be trained: with an adapter of this rank beside weights in bfloat16, or whole for 0."""
+    kind = place()
+    dtype = torch.bfloat16 if rank and kind == "cuda" else torch.float32
+    model, tokenizer = load(name, dtype, kind)
+    return adapted(model, rank, seed), tokenizer
+
+
+def sft(out: Path, model: str, how: Sft, rank: int = 16, now_minutes: float = 1e6, target: str = TUNED) -> None:
+    """Fine-tune a pretrained model on what is learnt.
+
+    Args:
+        out: the folder.
+        model: see `qimeng.finetune.weights.load`.
+        how: epochs, seconds over all runs, tokens of a pack and an update, rate, seed.
+        rank: of the adapter; 0 trains the whole model.
+        now_minutes: of this run.
+        target: folder in `out` of the trained model.
+    """
+    began = time.monotonic()
+    if not (out / PRETRAINED / "model.safetensors").exists():
+        save(*load(model, torch.bfloat16), out / PRETRAINED)
+    lm, tokenizer = loaded(out / PRETRAINED, rank, how.seed)
+    rows = [encoded(tokenizer, said(e)) for e in read(out, LEARNT)]
+    held_out = [encoded(tokenizer, said(e)) for part in PARTS for e in requests(out, part, LOOKED_AT)]
+    tell = _teller(out / "tuning.jsonl", {**asdict(how), "rank": rank, "model": model, "target": target})
+    run_s = 60 * now_minutes - (time.monotonic() - began)
+    fine_tune(lm, rows, how, out / target, held_out=held_out, run_s=run_s, on_row=tell)
+    save(lm, tokenizer, out / target)
+
+
+def conversations(out: Path, file: Path) -> int:
+    """Write what is learnt as JSON lines with ``messages``, which `qimeng finetune` reads; how many there are."""
+    lines = []
+    for example in read(out, LEARNT):
+        turns = [{"role": m.role, "content": m.text} for m in said(example)]
+        lines.append(json.dumps({"messages": turns, "key": example.key, "verified": example.verified}))
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return len(lines)
+
+
+def said(example: Example) -> tuple[Message, ...]:
+    """The conversation with the answer that was accepted."""
+    return (*example.messages, Message("assistant", example.reply))
+
+
+def rl(
+    out: Path,
+    how: Rl,
+    source: str = TUNED,
+    target: str = REINFORCED,
+    rank: int = 16,
+    asked: int = 2000,
+    jobs: int = 4,
+    now_minutes: float = 1e6,
+    device: str | None = None,
+) -> None:
+    """Train a fine-tuned model by reinforcement, on requests that are learnt from.
+
+    Args:
+        out: the folder.
+        how: rounds, seconds over all runs, group, turns, rate, what is left out, seed.
+        source: folder in `out` of the model to begin with.
+        target: folder in `out` of the trained one.
+        rank: of the adapter; 0 trains the whole model.
+        asked: requests to draw from, what a judge accepted first.
+        jobs: judges on each GPU.
+        now_minutes: of this run.
+        device: name of a device to estimate for; the GPU of this machine by default.
+    """
+    began = time.monotonic()
+    lm, tokenizer = loaded(out / source, rank, how.seed)
+    examples = sorted((e for e in read(out, LEARNT) if e.failed is None), key=lambda e: (not e.verified, e.key))[:asked]
+    tell = _teller(out / "reinforcement.jsonl", {**asdict(how), "rank": rank, "source": source, "target": target})
+    run_s = 60 * now_minutes - (time.monotonic() - began)
+
+    def keep(step: int, some: Sequence[Trajectory]) -> None:
+        for one in some:
+            turns = [
+                {"text": t.sampled.text, "failure": t.graded.failure, "reward": t.graded.reward} for t in one.turns
+            ]
+            append_line(
+                out / "rounds.jsonl", json.dumps({"target": target, "step": step, "key": one.key, "turns": turns})
+            )
+
+    with _pool(jobs) as pool:
+        grader = JudgeGrader(examples, target_of(device), pool, partial(verdicts, device=device))
+        questions = [Asked(e.key, e.messages) for e in examples]
+        reinforce(lm, tokenizer, questions, grader, how, out / target, run_s=run_s, on_row=tell, on_trajectories=keep)
+    save(lm, tokenizer, out / target)
+
+
+def turns(
+    out: Path,
+    writers: Sequence[str],
+    count: int = 100,
+    group: int = 4,
+    most: int = 3,
+    temperature: float = 0.7,
+    max_tokens: int = 1536,
+    length: int = 6144,
+    batch: int = 64,
+    jobs: int = 4,
+    minutes: float = 10.0,
+    device: str | None = None,
+    seed: int = 0,
+) -> None:
+    """Conversations of several turns on what is held out, with real repairs; appended to `turns.jsonl`.
+
+    Args:
+        out: the folder.
+        writers: folders in `out` of models.
+        count: requests of each set.
+        group: conversations about each; with one at temperature 0 it is the likeliest.
+        most: replies of a conversation.
+        temperature: of sampling.
+        max_tokens: longest reply.
+        length: longest prompt and reply together.
+        batch: replies drawn together.
+        jobs: judges on each GPU.
+        minutes: after which nothing is begun.
+        device: name of a device to estimate for; the GPU of this machine by default.
+        seed: of sampling.
+    """
+    stop_at, file = time.monotonic() + 60 * minutes, out / "turns.jsonl"
+    where = environment(target_of(device))
+    done = {(r.writer, r.part, r.key) for r in read_conversations(file) if not r.error}
+    asked = {part: requests(out, part, count) for part in PARTS}
+    with _pool(jobs) as pool:
+        every = [e for part in PARTS for e in asked[part]]
+        grader = JudgeGrader(every, target_of(device), pool, partial(verdicts, device=device))
+        for writer in writers:
+            lm, tokenizer = load_adapted(out / writer, torch.bfloat16 if place() == "cuda" else torch.float32, place())
+            sampler = Sampler(lm, tokenizer, temperature=temperature, max_tokens=max_tokens, length=length, batch=batch)
+            for part in PARTS:
+                left = [e for e in asked[part] if (writer, part, e.key) not in done]
+                each = max(1, batch // group)
+                for first in range(0, len(left), each):
+                    if time.monotonic() > stop_at:
+                        return
+                    some = {e.key: e for e in left[first : first + each]}
+                    questions = [Asked(key, e.messages) for key, e in some.items()]
+                    found = rollout(sampler, grader, questions, group, most, seed + first)
+                    for number, one in enumerate(found):
+                        row = Conversation.of(writer, part, some[one.key], number % group, one, where)
+                        append_line(file, row.to_json())
+                    print(writer, part, first + len(some), "of", len(left), flush=True)
+            del lm, sampler
+    print(turns_table(read_conversations(file)), end="")
+
+
+def target_of(device: str | None) -> Any:
+    """The device that is written for."""
+    from qimeng.envs.steps.setup import make_device
+
+    return make_device(device)
+
+
+def _pool(jobs: int) -> Pool:
+    return Pool(gpu_places(0, jobs, visible_gpus()))
+
+
+def _teller(path: Path, settings: Mapping[str, Any]) -> Any:
+    """Writes settings, then figures, to a file and to the screen."""
+    append_line(path, json.dumps({**settings, "environment": asdict(environment(target_device()))}))
+
+    def tell(row: Mapping[str, float]) -> None:
+        append_line(path, json.dumps(dict(row)))
+        print(json.dumps({name: round(value, 4) for name, value in row.items()}), flush=True)
+
+    return tell
+
+
+__all__ = [
+    "PRETRAINED",
+    "REINFORCED",
+    "TUNED",
+    "conversations",
+    "loaded",
+    "place",
+    "rl",
+    "said",
+    "sft",
+    "target_of",
+    "turns",
+]

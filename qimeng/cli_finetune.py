@@ -1,0 +1,63 @@
+"""The command line of trained coders: `qimeng finetune`.
+
+Deals in arguments and in showing progress. Knows nothing about how models are trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qimeng.cli_console import console
+from qimeng.cli_names import number
+
+
+def finetune(
+    conversations: Annotated[Path, typer.Argument(help="JSON lines with `messages`; the last turn is learnt.")],
+    out: Annotated[Path, typer.Option(help="Folder of the trained model. An interrupted run resumes.")] = Path(
+        "runs/coder"
+    ),
+    model: Annotated[
+        str, typer.Option(help="smol (SmolLM2-135M-Instruct), a folder, or a name on Hugging Face's hub.")
+    ] = "smol",
+    rank: Annotated[int, typer.Option(min=0, help="Rank of the LoRA adapter; 0 trains the whole model.")] = 16,
+    epochs: Annotated[float, typer.Option(callback=number, help="Passes over the conversations.")] = 2.0,
+    seconds: Annotated[float, typer.Option(callback=number, help="Time limit over all runs; 0 for none.")] = 0.0,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a pack; longer conversations are left out.")] = 4096,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an update.")] = 32_768,
+    rate: Annotated[
+        float, typer.Option(callback=number, help="Highest learning rate; take a tenth for a whole model.")
+    ] = 3e-4,
+    seed: Annotated[int, typer.Option(help="Seed of the order and of the adapter.")] = 0,
+) -> None:
+    """Fine-tune a language model on conversations, to be used as coder="transformers:FOLDER"."""
+    import torch
+
+    from qimeng.finetune.conversations import encoded, read_conversations
+    from qimeng.finetune.sft import Sft, fine_tune
+    from qimeng.finetune.weights import adapted, load, save
+
+    screen = console()
+    said = list(read_conversations(conversations))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    beside = rank and device == "cuda"  # weights that stay as they are may be short
+    lm, tokenizer = load(model, torch.bfloat16 if beside else torch.float32, device)
+    lm = adapted(lm, rank, seed)
+    rows = [encoded(tokenizer, messages) for messages in said]
+    how = Sft(epochs, seconds or math.inf, length, tokens, rate, seed=seed)
+
+    def tell(row: Mapping[str, float]) -> None:
+        screen.print(f"update {row['step']:.0f}: loss {row.get('loss', math.nan):.4f}", markup=False)
+
+    found = fine_tune(lm, rows, how, out, on_row=tell)
+    save(lm, tokenizer, out)
+    left_out = len(rows) - int(found["examples"])
+    screen.print(f"{int(found['examples'])} conversations learnt, {left_out} too long", markup=False)
+    screen.print(f"written: {out}; use it as coder='transformers:{out}'", markup=False)
+
+
+__all__ = ["finetune"]

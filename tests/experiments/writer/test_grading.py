@@ -1,0 +1,135 @@
+"""Grades of replies: the cheap gates first, a judge for what they leave, and what a conversation goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from experiments.writer import grading
+from experiments.writer.examples import Draw, Example, examples_of
+from experiments.writer.grading import JudgeGrader, Question, Verdict, own_share, verdicts
+from experiments.writer.repairs import patch_of
+from qimeng.coder.llm.chat import Reply
+from qimeng.device import device_named
+from qimeng.envs.steps.task import Task
+from qimeng.finetune.rollout import Answered, Graded
+from qimeng.interfaces import Evaluation, Gate
+from qimeng.planner.data.generate import Bytes
+from qimeng.program.program import Program
+from qimeng.testing import FakeEvaluator, fake_task
+from tests.bench.inline import Inline
+
+H200 = device_named("h200")
+
+
+@pytest.fixture(scope="module")
+def examples() -> list[Example]:
+    return examples_of(Draw(0, 1, Bytes(1 << 14, 1 << 16)))
+
+
+class Counting(Inline):
+    """A pool that remembers what it was asked."""
+
+    def __init__(self, answer: Callable[[Question], list[Verdict]]):
+        super().__init__()
+        self.asked: list[Question] = []
+        self.answer = answer
+
+    def run(self, tasks, work, *unused, **limits):  # type: ignore[no-untyped-def]
+        self.asked += tasks
+        return super().run(tasks, self.answer, *unused, **limits)
+
+
+def right(question: Question) -> list[Verdict]:
+    return [Verdict("", "", 1.0, 2.0, 0.5) for _ in question.replies]
+
+
+def grades(pool: Counting, examples: list[Example], *replies: tuple[Example, str]) -> tuple[JudgeGrader, list[Graded]]:
+    grader = JudgeGrader(examples, H200, pool)  # type: ignore[arg-type]
+    return grader, grader.grade([Answered(e.key, e.messages, text, True, n) for n, (e, text) in enumerate(replies)])
+
+
+@pytest.mark.slow
+def test_replies_meet_the_cheap_gates_first(examples: list[Example]) -> None:
+    tiling = next(e for e in examples if e.traits.kind in ("tiling", "vectorization", "pipeline"))
+    lowering = next(e for e in examples if e.traits.kind == "lowering")
+    present = tiling.prompt[1].split("```python\n")[-1].split("```")[0]
+    pool = Counting(right)
+    grader, found = grades(
+        pool,
+        examples,
+        (lowering, lowering.reply),
+        (lowering, "I would write a kernel."),
+        (lowering, lowering.reply.replace("tl.load", "tl.fetch")),
+        (lowering, lowering.reply),
+        (tiling, f"```python\n{present}```"),
+        (tiling, tiling.reply),
+    )
+    assert [g.failure for g in found] == ["", "write format", "compile compile", "", "write duplicate", ""]
+    assert [g.reward for g in found] == [3.5, 0, 0, 3.5, 0, 3.5] and found[0].speedup == 2.0 and found[0].share == 0.5
+    assert sorted(len(q.replies) for q in pool.asked) == [1, 1], "equal replies are judged once"
+    assert all(g.counted for g in found) and not found[0].then
+    assert found[1].then[-1].text.startswith("Your answer cannot be used: ") and len(found[1].then) == 4
+    assert "tl.fetch" in found[2].then[-1].text and "tl.fetch" in found[2].then[-2].text
+    assert grading.UNCHANGED in found[4].then[-1].text
+    before = len(pool.asked)
+    again = grader.grade([Answered(lowering.key, found[1].then, lowering.reply, True)])
+    assert again[0].reward == 3.5 and len(pool.asked) == before
+    (cut,) = grader.grade([Answered(lowering.key, lowering.messages, lowering.reply, False)])
+    assert cut.failure == "write cut-off" and not cut.right
+
+
+def test_what_a_machine_failed_counts_for_nothing(examples: list[Example], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Passes:
+        def __init__(self, *unused: object) -> None:
+            pass
+
+        def refusals(self, some: list[object]) -> list[None]:
+            return [None] * len(some)
+
+    monkeypatch.setattr(grading, "Screens", Passes)
+    lowering = next(e for e in examples if e.traits.kind == "lowering")
+
+    def fails(question: Question) -> list[Verdict]:
+        raise OSError("the disk is full")
+
+    _, (found,) = grades(Counting(fails), examples, (lowering, lowering.reply))
+    assert not found.counted and not found.right and not found.then
+    late = Counting(lambda question: [Verdict("region late", "no time", counted=False)])
+    _, (found,) = grades(late, examples, (lowering, lowering.reply))
+    assert not found.counted and not found.then
+    wrong = Counting(lambda question: [Verdict("region wrong", "output 0 differs by 3")])
+    _, (found,) = grades(wrong, examples, (lowering, lowering.reply))
+    assert found.counted and "output 0 differs by 3" in found.then[-1].text
+
+
+def test_verdicts_of_a_judge(examples: list[Example], monkeypatch: pytest.MonkeyPatch) -> None:
+    lowering = next(e for e in examples if e.traits.kind == "lowering")
+
+    def task_of(evaluator: FakeEvaluator) -> Callable[..., Task]:
+        return lambda spec, coder, device: fake_task(lowering.request().program.graph, evaluator)
+
+    monkeypatch.setattr(grading, "make_task", task_of(FakeEvaluator()))
+    one, unread = verdicts(Question(lowering, (lowering.reply, "no code")))
+    assert not one.failure and one.share == pytest.approx(1.0) and one.speedup > 0
+    assert unread.failure == "write coder" and unread.speedup == 0
+    monkeypatch.setattr(grading, "make_task", task_of(FakeEvaluator(wrong=lambda program: "it differs")))
+    (found,) = verdicts(Question(lowering, (lowering.reply,)))
+    assert found == Verdict("region wrong", "it differs")
+
+
+def test_the_share_is_that_of_the_generated_regions(examples: list[Example]) -> None:
+    """Two regions, 1 and 3 ms; the first is generated, which claims a quarter; its kernels have a tenth of all."""
+    lowering = next(e for e in examples if e.traits.kind == "lowering")
+    request = lowering.request()
+    program = patch_of(request, Reply(lowering.reply)).apply(request.program)
+    generated = [r.id for r in program.regions if program.implementation(r).generated]
+    plain = [r.id for r in program.regions if r.id not in generated]
+    times = {generated[0]: 1.0, plain[0]: 3.0}
+    found = Evaluation(Gate.PASSED, region_ms=times, generated_share=0.25)
+    assert own_share(found, program) == pytest.approx(1.0)
+    assert own_share(replace(found, generated_share=0.1), program) == pytest.approx(0.4)
+    assert own_share(replace(found, region_ms={plain[0]: 1.0}), program) == 0
+    assert own_share(found, Program.start(program.graph)) == 0

@@ -1,0 +1,50 @@
+"""`qimeng finetune`, and the grader that the documentation shows."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from qimeng.cli import app
+from qimeng.coder.llm.local_chat import LocalChat
+from qimeng.finetune.rl import reinforce
+from qimeng.finetune.weights import save, tiny
+from qimeng.planner.lm.mini import MiniSize
+
+TRAINING = Path(__file__).resolve().parents[2] / "docs" / "training.md"
+SIZE = MiniSize(hidden=32, layers=1, heads=2, kv_heads=1, inner=64, positions=256)
+
+
+def test_a_model_is_trained_on_a_file(tmp_path: Path) -> None:
+    talks = [
+        [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": "yes " * n}] for n in (1, 2, 90)
+    ]
+    (tmp_path / "talks.jsonl").write_text("".join(f"{json.dumps({'messages': talk})}\n" for talk in talks))
+    save(*tiny(["say 1 yes"], SIZE, 260), tmp_path / "base")
+    given = [
+        "finetune",
+        str(tmp_path / "talks.jsonl"),
+        "--model",
+        str(tmp_path / "base"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = CliRunner().invoke(app, [*given, "--length", "64", "--tokens", "64", "--epochs", "3", "--rank", "2"])
+    assert done.exit_code == 0, done.output
+    assert "2 conversations learnt, 1 too long" in done.output and "transformers:" in done.output
+    chat = LocalChat(tmp_path / "out", max_tokens=4, device="cpu")
+    assert LocalChat(f"{tmp_path / 'base'}+{tmp_path / 'out' / 'adapter'}").adapter.endswith("adapter")
+    assert chat.name.endswith("out")
+
+
+def test_the_grader_of_the_documentation_trains(tmp_path: Path) -> None:
+    block = next(b for b in re.findall(r"```python\n(.*?)```", TRAINING.read_text(), re.DOTALL) if "Grader" in b)
+    names: dict[str, Any] = {}
+    exec(compile(block.replace("steps=100", "steps=2, max_tokens=8, length=64, batch=8"), "training.md", "exec"), names)
+    model, tokenizer = tiny(["Write a kernel."], SIZE, 260)
+    last = reinforce(model, tokenizer, names["questions"], names["Short"](), names["how"], tmp_path)
+    assert last["step"] == 2 and 0 <= last["first_right"] <= 1
