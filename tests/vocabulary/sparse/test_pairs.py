@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from qimeng import IllegalAction, SpecError
 from qimeng.actions import check_action, legal_actions
 from qimeng.interfaces import Action
 from qimeng.library import is_library
 from qimeng.spec.declared import weight_form
+from qimeng.vocabulary.sparse import detected
 from tests.vocabulary.sparse.samples import CONTEXT, action_of, after, layer, spec_of, start_of
 
 BF16 = torch.bfloat16
@@ -26,6 +28,20 @@ def test_the_two_largest_of_each_four_are_kept() -> None:
     assert exact.dtype is torch.float64 and torch.equal(exact, found.double())
     with pytest.raises(SpecError, match="tensor cores skip two of each four, declare '2:4'"):
         weight_form("2:8")
+
+
+def test_two_of_four_are_detected_where_no_other_form_is_smaller() -> None:
+    layers = [nn.Linear(128, 64).to(BF16), nn.Linear(64, 128).to(BF16)]
+    for linear in layers:
+        with torch.no_grad():
+            linear.weight.copy_(weight_form("2:4").declared(linear.weight))
+    assert detected(nn.Sequential(*layers)) == "2:4"
+    with pytest.raises(SpecError, match="are worth it"):
+        detected(nn.Sequential(*layers).float())
+    with torch.no_grad():
+        for linear in layers:
+            linear.weight[:, 16:] = 0
+    assert detected(nn.Sequential(*layers)).startswith("bsr:16:")
 
 
 def test_the_action_chooses_the_library_whose_weight_is_prepared_once() -> None:
