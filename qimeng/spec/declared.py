@@ -76,7 +76,8 @@ def weight_form(text: str) -> WeightForm:
     word, _, rest = str(text).partition(":")
     _installed.take()
     if word not in _MAKERS:
-        raise SpecError(f"weights={text!r}: no such form of weights; known: {', '.join(sorted(_MAKERS))}")
+        known = ", ".join(f"{word}:…" if word.isdecimal() else word for word in sorted(_MAKERS))
+        raise SpecError(f"weights={text!r}: no such form of weights; known: {known}")
     return _MAKERS[word](rest)
 
 
