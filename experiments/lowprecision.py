@@ -4,7 +4,8 @@
 
 A row of JSON for each layer (weights, rows, sizes of Llama's layers): what the usual search found by the judge's clock,
 and in turns, each in a CUDA graph with a cold L2, milliseconds of the result, of PyTorch on the declared weights in
-bf16, of PyTorch's own int4 and int8 products and of torchao where it is installed. ``--sweep`` times each configuration
+bf16, of PyTorch's own int4 and int8 products, and of torchao and gemlite (`pip install gemlite==0.6.0`) where they
+are installed; a library that fails is written down with its reason. ``--sweep`` times each configuration
 that the action `dequantize` begins with instead, without a judge. Deals in running and writing down.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict
 from functools import partial
@@ -36,7 +37,7 @@ from qimeng.interfaces import Request
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec.declared import weight_form
-from qimeng.vocabulary.lowprecision.forms import INT4, INT8, scaled
+from qimeng.vocabulary.lowprecision.forms import FP8, INT4, INT8, scaled
 
 LAYERS = {"q": (4096, 4096), "up": (4096, 14336), "down": (14336, 4096)}
 """K and N of Llama 3 8B's layers."""
@@ -64,20 +65,31 @@ def layer_of(case: str) -> tuple[nn.Linear, Tensor, str]:
     return layer, torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16), weights
 
 
-def libraries(layer: nn.Linear, x: Tensor, weights: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """PyTorch on the declared weights, and each library's product of such weights, ready to be called."""
-    declared = weight_form(weights).declared(layer.weight)
-    yield "eager", lambda: functional.linear(x, declared)
-    if weights == "int4":
+def libraries(layer: nn.Linear, x: Tensor, weights: str) -> dict[str, Callable[[], Callable[[], Any]]]:
+    """Name to what makes the call: PyTorch on the declared weights, and each library's product of such weights."""
+
+    def eager() -> Callable[[], Any]:
+        declared = weight_form(weights).declared(layer.weight)
+        return lambda: functional.linear(x, declared)
+
+    def int4pack() -> Callable[[], Any]:
         packed, scales = _tiny(layer.weight)
-        yield "torch int4pack", lambda: torch.ops.aten._weight_int4pack_mm(x, packed, 128, scales)
-    elif weights == "int8":
+        return lambda: torch.ops.aten._weight_int4pack_mm(x, packed, 128, scales)
+
+    def int8pack() -> Callable[[], Any]:
         codes, scale = scaled(layer.weight, INT8)
         bytes_, column = codes.round().to(torch.int8), scale.flatten().to(torch.bfloat16)
-        yield "torch int8pack", lambda: torch.ops.aten._weight_int8pack_mm(x, bytes_, column)
-    if find_spec("torchao") is not None:
-        made = _torchao(layer, weights)
-        yield "torchao", lambda: made(x)
+        return lambda: torch.ops.aten._weight_int8pack_mm(x, bytes_, column)
+
+    own = {"int4": {"torch int4pack": int4pack}, "int8": {"torch int8pack": int8pack}}.get(weights, {})
+    others = {"torchao": _torchao, "gemlite": _gemlite}
+    return {"eager": eager, **own} | {
+        name: partial(_calls, make, layer, x, weights) for name, make in others.items() if find_spec(name) is not None
+    }
+
+
+def _calls(make: Callable[[nn.Linear, str], nn.Module], layer: nn.Linear, x: Tensor, weights: str) -> Callable[[], Any]:
+    return partial(make(layer, weights), x)
 
 
 def _tiny(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,6 +112,25 @@ def _torchao(layer: nn.Linear, weights: str) -> nn.Module:
     return made
 
 
+def _gemlite(layer: nn.Linear, weights: str) -> nn.Module:
+    """GemLite's layer on the very codes of the declaration, its scales of int4 rounded to bf16."""
+    from gemlite import helper
+
+    weight, dtype = layer.weight, layer.weight.dtype
+    if weights == "int4":
+        rows, depth = weight.shape
+        codes, scale = scaled(weight.view(rows, depth // 128, 128), INT4)
+        whole, size = (codes.round() + 8).to(torch.uint8).view(rows, depth), scale.squeeze(-1).to(dtype)
+        made = helper.A16Wn(device="cuda", dtype=dtype).from_weights(whole, size, torch.full_like(size, 8), 4, 128)
+    else:
+        codes, scale = scaled(weight, INT8 if weights == "int8" else FP8)
+        bytes_ = codes.round().to(torch.int8) if weights == "int8" else codes.to(torch.float8_e4m3fn)
+        kind = helper.A16W8_INT8 if weights == "int8" else helper.A16W8_FP8
+        made = kind(device="cuda", dtype=dtype).from_weights(bytes_, scales=scale)
+    found: nn.Module = made
+    return found
+
+
 def in_turns(calls: Calls) -> tuple[dict[str, float], dict[str, str]]:
     """Median milliseconds of each call, all taking turns; and why others could not be timed."""
     ready, failed = {}, {}
@@ -116,10 +147,11 @@ def beside(case: str, found: Calls) -> dict[str, Any]:
     """Times of `found` and of the libraries on the same input, and how far each result is from the declared one."""
     layer, x, weights = layer_of(case)
     failed, calls = {}, dict(found)
-    try:
-        calls |= dict(libraries(layer, x, weights))
-    except Exception as error:  # noqa: BLE001 - as above
-        failed["libraries"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    for name, make in libraries(layer, x, weights).items():
+        try:
+            calls[name] = make()
+        except Exception as error:  # noqa: BLE001 - as above
+            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     times, others = in_turns(calls)
     exact = functional.linear(x.double(), weight_form(weights).declared(layer.weight.double()))
     off = {name: float((calls[name]().double() - exact).abs().max() / exact.square().mean().sqrt()) for name in times}

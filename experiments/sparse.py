@@ -5,10 +5,10 @@
 
 A row of JSON for each layer (form, share that is not zero, rows, sizes), written as soon as it is known: in turns, with
 a cold L2, milliseconds of each configuration that the action `sparsify` begins with, of the dense product in eager mode
-and from torch.compile, and of torch.sparse on the same weight as CSR and, for blocks, as BSR. Where a call does not go
-into a CUDA graph, it is timed without one and named so. Each result's distance from float64 is written down. ``--tiny``
-tries the script on the CPU at small sizes, with Triton's interpreter; its times mean nothing. Deals in running and
-writing down.
+and from torch.compile, and of torch.sparse on the same weight as CSR (cuSPARSE) and, for blocks, as BSR, or as 2:4.
+Where a call does not go into a CUDA graph, it is timed without one and named so. Each result's distance from float64 is
+written down. ``--tiny`` tries the script on the CPU at small sizes, with Triton's interpreter; its times mean nothing.
+Deals in running and writing down.
 """
 
 from __future__ import annotations
@@ -42,12 +42,25 @@ from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec.declared import weight_form
 from qimeng.vocabulary.sparse.forms import grid
+from qimeng.vocabulary.sparse.pairs import paired
 
 PERCENT = (1, 2, 5, 10, 20, 50)
 """Shares of blocks, or of elements, that are not zero."""
 
 FORMS = {"bsr:32": 32, "bsr:64": 64, "bsr:16": 16, "bsr:128": 128, "csr": 1}
 """Form to the side of its blocks."""
+
+
+PAIRS = "2:4"
+"""The form of which two of each four neighbours are kept."""
+
+NAMED = {
+    "torch csr": "cuSPARSE through torch.sparse",
+    "torch bsr": "PyTorch's own Triton kernel for blocks",
+    "torch bsr mm": "the same, or cuSPARSE where it does not apply",
+    "torch semi-structured": "cuSPARSELt, or CUTLASS without it, by torch.sparse.to_sparse_semi_structured",
+}
+"""What computes in each of PyTorch's sparse products."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ class Case:
     @property
     def weights(self) -> str:
         """The declaration."""
-        return f"{self.form}:{self.percent}"
+        return self.form if self.form == PAIRS else f"{self.form}:{self.percent}"
 
     @property
     def name(self) -> str:
@@ -76,7 +89,8 @@ def cases(tiny: bool) -> list[Case]:
     sizes = [(8, 128, 128)] if tiny else [(512, 4096, 4096), (16, 4096, 4096), (4096, 4096, 4096), (64, 4096, 14336)]
     shares = (5, 20) if tiny else PERCENT
     forms = ("bsr:16", "bsr:32", "csr") if tiny else tuple(FORMS)
-    return [Case(form, percent, *size) for size, form, percent in itertools.product(sizes, forms, shares)]
+    found = [Case(form, percent, *size) for size, form, percent in itertools.product(sizes, forms, shares)]
+    return found + [Case(PAIRS, 50, *size) for size in sizes]
 
 
 SHOWN = ("failed", "refused", "best_ms", "best_schedule", "over", "over_torch_sparse", "not_timed")
@@ -93,6 +107,10 @@ def layer_of(case: Case, device: str) -> tuple[nn.Linear, Tensor]:
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     layer = nn.Linear(case.depth, case.columns, bias=False, device=device, dtype=dtype).requires_grad_(False)
+    x = torch.randn(case.rows, case.depth, device=device, dtype=dtype)
+    if case.form == PAIRS:
+        layer.weight.copy_(paired(layer.weight))
+        return layer, x
     block = FORMS[case.form]
     rows, columns = grid((case.columns, case.depth), block)
     count = max(1, rows * columns * case.percent // 100)
@@ -102,13 +120,22 @@ def layer_of(case: Case, device: str) -> tuple[nn.Linear, Tensor]:
     layer.weight.mul_(mask[: case.columns, : case.depth])
     if not torch.equal(weight_form(case.weights).declared(layer.weight), layer.weight):
         raise RuntimeError(f"{case.name}: the declared weight is not the weight itself")
-    return layer, torch.randn(case.rows, case.depth, device=device, dtype=dtype)
+    return layer, x
 
 
 def libraries(case: Case, layer: nn.Linear, x: Tensor) -> Calls:
     """PyTorch's products with the same weight, each made ready when it is first called."""
     compiled = torch.compile(layer)
     calls: Calls = {"eager": lambda: functional.linear(x, layer.weight), "torch.compile": lambda: compiled(x)}
+    if case.form == PAIRS:
+        compressed: list[Tensor] = []
+
+        def structured() -> Tensor:
+            if not compressed:  # where it fails, that is this call's own failure
+                compressed.append(torch.sparse.to_sparse_semi_structured(layer.weight))
+            return functional.linear(x, compressed[0])
+
+        return calls | {"torch semi-structured": structured}
     csr = layer.weight.to_sparse_csr()
     calls["torch csr"] = lambda: (csr @ x.t()).t()
     block = FORMS[case.form]
@@ -134,7 +161,7 @@ def candidates(case: Case, layer: nn.Linear, x: Tensor, device: Device, place: s
     for number, made in enumerate(patch.alternatives):
         module = patch.apply(start, number).load().Model().to(place)
         module.load_state_dict(layer.state_dict())
-        calls[str(made.schedule)] = partial(module, x)
+        calls[str(made.schedule or "sparse by the library")] = partial(module, x)
     return calls, ""
 
 
@@ -199,6 +226,7 @@ def measured(case: Case, device: Device, place: str) -> dict[str, Any]:
         over = {name: ms / times[best] for name, ms in times.items() if name not in own}
         sparse = min((share for name, share in over.items() if name.startswith("torch ")), default=None)
         row |= {"best_ms": times[best], "best_schedule": best, "over": over, "over_torch_sparse": sparse}
+    row["libraries"] = {name: NAMED[name] for name in calls if name in NAMED}
     return row | ({"refused": refusal} if refusal else {})
 
 
@@ -225,7 +253,7 @@ def main(
             return
         head = {
             "case": case.name,
-            "block": FORMS[case.form],
+            "block": FORMS.get(case.form, 0),
             **asdict(case),
             "dtype": "float32" if tiny else "bfloat16",
         }

@@ -5,10 +5,11 @@ One library call, one file. They count as library, never as generated, and the f
 
 from qimeng.library.base import LANGUAGE, LibraryCall, NotOffered
 from qimeng.library.inductor import COMPILE_S, compiles
-from qimeng.library.registry import CALLS, is_library, largest_group, written
+from qimeng.library.registry import CALLS, CHOSEN, is_library, largest_group, written
 
 __all__ = [
     "CALLS",
+    "CHOSEN",
     "COMPILE_S",
     "LANGUAGE",
     "LibraryCall",

@@ -12,6 +12,7 @@ from qimeng.library.channels_last import ChannelsLast
 from qimeng.library.cudnn import Cudnn
 from qimeng.library.fused import FusedLinear
 from qimeng.library.inductor import Inductor
+from qimeng.library.structured import Structured
 from qimeng.program.implementation import Implementation
 from qimeng.program.program import Program
 
@@ -25,7 +26,10 @@ CALLS: dict[str, LibraryCall] = {
         FusedLinear(),
     )
 }
-"""Every way by name, in the order in which they are offered."""
+"""Every way by name, in the order in which the action `library` offers them."""
+
+CHOSEN: dict[str, LibraryCall] = {call.name: call for call in (Structured(),)}
+"""Ways that other kinds of action choose."""
 
 
 def written(region: Region, name: str) -> Implementation:
@@ -34,7 +38,7 @@ def written(region: Region, name: str) -> Implementation:
     Raises:
         NotOffered: it computes no such region.
     """
-    return CALLS[name].write(region, f"{name.replace('-', '_')}_{region.signature}")
+    return (CALLS | CHOSEN)[name].write(region, f"{name.replace('-', '_')}_{region.signature}")
 
 
 def is_library(region: Region, implementation: Implementation) -> bool:
@@ -43,7 +47,7 @@ def is_library(region: Region, implementation: Implementation) -> bool:
         return False
     name = implementation.entry.removesuffix(f"_{region.signature}").replace("_", "-")
     try:
-        return name in CALLS and implementation == written(region, name)
+        return name in CALLS | CHOSEN and implementation == written(region, name)
     except NotOffered:
         return False
 
@@ -58,4 +62,4 @@ def largest_group(program: Program) -> tuple[Region, ...]:
     return max(groups, key=lambda g: sum(len(r.nodes) for r in g), default=())
 
 
-__all__ = ["CALLS", "is_library", "largest_group", "written"]
+__all__ = ["CALLS", "CHOSEN", "is_library", "largest_group", "written"]

@@ -55,9 +55,9 @@ def register_weights(word: str, make: Maker) -> None:
         make: makes the form.
 
     Raises:
-        ValueError: the word is no identifier, or taken.
+        ValueError: the word is neither an identifier nor a number, or taken.
     """
-    if not word.isidentifier() or word in _MAKERS:
+    if not (word.isidentifier() or word.isdecimal()) or word in _MAKERS:
         raise ValueError(f"a form of weights needs an identifier of its own, not {word!r}")
     _MAKERS[word] = make
 
@@ -76,7 +76,8 @@ def weight_form(text: str) -> WeightForm:
     word, _, rest = str(text).partition(":")
     _installed.take()
     if word not in _MAKERS:
-        raise SpecError(f"weights={text!r}: no such form of weights; known: {', '.join(sorted(_MAKERS))}")
+        known = ", ".join(f"{word}:…" if word.isdecimal() else word for word in sorted(_MAKERS))
+        raise SpecError(f"weights={text!r}: no such form of weights; known: {known}")
     return _MAKERS[word](rest)
 
 

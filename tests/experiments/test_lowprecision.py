@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 from experiments import lowprecision
 from qimeng import KernelSpec, plan_and_code
 from qimeng.device import current_device
+from qimeng.spec.declared import weight_form
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +27,45 @@ def test_the_cases_have_few_and_many_rows_of_every_form() -> None:
         rows = {r for w, r, _ in lowprecision.CASES.values() if w == weights}
         assert {1, 8, 64, 2048} <= rows
     assert {layer for _, _, layer in lowprecision.CASES.values()} == set(lowprecision.LAYERS)
+
+
+def test_each_library_fails_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.Linear(256, 64, bias=False).to(torch.bfloat16), torch.randn(2, 256, dtype=torch.bfloat16)
+    monkeypatch.setattr(lowprecision, "layer_of", lambda case: (layer, x, case))
+    monkeypatch.setattr(lowprecision, "in_turns", lambda calls: (dict.fromkeys(calls, 1.0), {}))
+    monkeypatch.setattr(lowprecision, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "torchao", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "gemlite", None)
+    with torch.no_grad():
+        row = lowprecision.beside("fp8", {})
+    assert set(row["turns_ms"]) == {"eager"} and set(row["not_timed"]) == {"torchao", "gemlite"}
+    assert all("torchao" in text or "gemlite" in text for text in row["not_timed"].values())
+
+
+def test_codes_go_to_gemlite_as_they_are_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GemLite itself needs a GPU; what it is given is held against the declared weight."""
+    given: dict[str, torch.Tensor] = {}
+
+    class Takes:
+        def __init__(self, device: str, dtype: torch.dtype):
+            assert device == "cuda" and dtype is torch.bfloat16
+
+        def from_weights(self, codes: torch.Tensor, scales: torch.Tensor, *more: Any) -> nn.Module:
+            given.update(codes=codes, scales=scales, zeros=more[0] if more else torch.zeros(()))
+            return nn.Identity()
+
+    helper = SimpleNamespace(A16Wn=Takes, A16W8_INT8=Takes, A16W8_FP8=Takes)
+    monkeypatch.setitem(sys.modules, "gemlite", SimpleNamespace(helper=helper))
+    layer = nn.Linear(256, 64, bias=False).to(torch.bfloat16)
+    for weights in ("int4", "int8", "fp8"):
+        with torch.no_grad():
+            lowprecision._gemlite(layer, weights)
+            declared = weight_form(weights).declared(layer.weight).float()
+        groups = given["scales"].shape[1]
+        codes = given["codes"].float().view(64, groups, -1)
+        zeros = given["zeros"].float()[..., None] if weights == "int4" else 0.0
+        found = ((codes - zeros) * given["scales"].float()[..., None]).view(64, 256)
+        assert (found - declared).abs().max() <= declared.abs().max() * 2.0**-7
 
 
 @pytest.mark.skipif(current_device() is not None, reason="there is a GPU")

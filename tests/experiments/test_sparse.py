@@ -26,7 +26,8 @@ def run(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def test_the_cases_have_all_shares_of_every_form() -> None:
     found = sparse.cases(tiny=False)
     assert len({c.name for c in found}) == len(found)
-    assert {(c.form, c.percent) for c in found} == {(f, p) for f in sparse.FORMS for p in sparse.PERCENT}
+    expected = {(f, p) for f in sparse.FORMS for p in sparse.PERCENT} | {("2:4", 50)}
+    assert {(c.form, c.percent) for c in found} == expected and "2:4 16x4096x4096" in {c.name for c in found}
 
 
 def test_the_layer_has_as_many_blocks_as_declared() -> None:
@@ -52,6 +53,16 @@ def test_it_runs_at_small_sizes_on_the_cpu(tmp_path: Path) -> None:
     assert row["best_schedule"].startswith("sparse(")
     far = row["largest_difference_over_rms"]
     assert far.keys() == row["turns_ms"].keys() and max(far.values()) < 64 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.slow
+def test_two_of_four_run_at_small_sizes_on_the_cpu(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    done = run(path, "--tiny", "--only", "2:4")
+    assert done.returncode == 0, done.stderr
+    (row,) = map(json.loads, path.read_text().splitlines())
+    assert "torch semi-structured" in row["not_timed"] and "cuSPARSELt" in row["libraries"]["torch semi-structured"]
+    assert "fp16 or bf16" in row["refused"], "in fp32 on the CPU"
 
 
 def test_no_case_is_begun_after_the_limit(tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ from qimeng.spec.declared import register_weights
 from qimeng.vocabulary.sparse.detect import detected
 from qimeng.vocabulary.sparse.family import SparseProducts
 from qimeng.vocabulary.sparse.forms import bsr, csr
+from qimeng.vocabulary.sparse.pairs import pairs
 from qimeng.vocabulary.sparse.sparsify import Sparsify
 
 
 def _enter() -> None:
     register_weights("bsr", bsr)
     register_weights("csr", csr)
+    register_weights("2", pairs)
     register(Sparsify())
     register_family(SparseProducts())
 

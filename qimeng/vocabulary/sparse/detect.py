@@ -13,8 +13,13 @@ from fractions import Fraction
 import torch
 
 from qimeng.errors import SpecError
+from qimeng.library.structured import SIDE
 from qimeng.vocabulary.sparse.forms import BLOCKS, Sparse, grid
+from qimeng.vocabulary.sparse.pairs import Pairs, paired
 from qimeng.vocabulary.sparse.sparsify import SHARE
+
+HALF = (torch.float16, torch.bfloat16)
+"""Dtypes of weights that sparse tensor cores take here."""
 
 INDEX_BYTES = 4
 """Of a block's column."""
@@ -35,12 +40,15 @@ def detected(module: torch.nn.Module) -> str:
     if not weights:
         raise SpecError(f"{type(module).__name__} has no torch.nn.Linear")
     whole = sum(w.nbytes for w in weights)
-    found = [_form(weights, block) for block in (*reversed(BLOCKS), 1)]
-    size, form = min(((_bytes(weights, form), form) for form in found), key=lambda pair: pair[0])
+    forms = [_form(weights, block) for block in (*reversed(BLOCKS), 1)]
+    found = [(_bytes(weights, form), form.text) for form in forms]
+    if all(w.dtype in HALF and not any(s % SIDE for s in w.shape) and torch.equal(paired(w), w) for w in weights):
+        found.append((whole * 9 // 16, Pairs.text))  # half of the numbers, and two bits for the place of each
+    size, text = min(found, key=lambda pair: pair[0])
     if size > SHARE * whole:
-        texts = ", ".join(f"{_bytes(weights, f)} B as {f.text!r}" for f in found)
+        texts = ", ".join(f"{bytes_} B as {text!r}" for bytes_, text in found)
         raise SpecError(f"at most {SHARE:.0%} of {whole} B of weights are worth it, and all that they hold is {texts}")
-    return form.text
+    return text
 
 
 def _form(weights: Sequence[torch.Tensor], block: int) -> Sparse:

@@ -92,10 +92,10 @@ def _kept(graph: OpGraph, weight: Value) -> Kept | None:
     count, block, _ = blocks
     made = _captured(meta.shape, meta.dtype, block, count)
     same: dict[Value, Value] = {}
-    if not _agree(made, made.outputs[-1], graph, weight, same):
+    if not agree(made, made.outputs[-1], graph, weight, same):
         return None
     first, at, values = (same[v] for v in made.outputs[:-1])
-    return Kept(graph, first, at, values, weight, frozenset(_between(graph, weight, {first, at, values})))
+    return Kept(graph, first, at, values, weight, frozenset(between(graph, weight, {first, at, values})))
 
 
 def _put(graph: OpGraph, weight: Value) -> Value | None:
@@ -120,7 +120,7 @@ def _captured(shape: tuple[int, ...], dtype: str, block: int, count: int) -> OpG
     return capture(Form, lambda: (torch.empty(shape, dtype=getattr(torch, dtype)),))
 
 
-def _agree(made: OpGraph, a: Value, graph: OpGraph, b: Value, same: dict[Value, Value]) -> bool:
+def agree(made: OpGraph, a: Value, graph: OpGraph, b: Value, same: dict[Value, Value]) -> bool:
     """Whether `b` of `graph` is computed as `a` of `made` is, whose input may be anything; fills in `same`."""
     waiting = [(a, b)]
     while waiting:
@@ -147,7 +147,7 @@ def _plain(arguments: Any) -> Any:
     return tuple(map(_plain, arguments)) if isinstance(arguments, (tuple, list)) else arguments
 
 
-def _between(graph: OpGraph, goal: Value, start: set[Value]) -> Iterator[str]:
+def between(graph: OpGraph, goal: Value, start: set[Value]) -> Iterator[str]:
     """Names of the operators from the values of `start` to `goal`."""
     waiting, seen = [goal], set[str]()
     while waiting:
@@ -184,4 +184,4 @@ def sparse_product(region: Region) -> tuple[Kept, Region]:
     return kept, region_of(graph, rest, region.outputs)
 
 
-__all__ = ["Kept", "kept_blocks", "sparse_product"]
+__all__ = ["Kept", "agree", "between", "kept_blocks", "sparse_product"]

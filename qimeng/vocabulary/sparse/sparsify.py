@@ -6,7 +6,9 @@ kernels.
 
 from __future__ import annotations
 
-from qimeng.actions import find_region
+from dataclasses import replace
+
+from qimeng.actions import Context, GraphRewrite, find_region
 from qimeng.device import Device
 from qimeng.errors import IllegalAction
 from qimeng.family import Unsupported
@@ -15,13 +17,18 @@ from qimeng.graph.ops import category
 from qimeng.graph.region import Region
 from qimeng.graph.state import settled_nodes
 from qimeng.interfaces import Action
+from qimeng.library import CHOSEN, NotOffered, written
 from qimeng.program.program import Program
 from qimeng.vocabulary.sparse.kept import Kept, kept_blocks
+from qimeng.vocabulary.sparse.pairs import making
 from qimeng.vocabulary.weight_readers import WeightReader
 
 SHARE = 0.75
 """Share of a weight's bytes up to which its blocks with their indices are worth reading."""
 
+
+STRUCTURED = "structured"
+"""The library's product with 2:4 weights."""
 
 L2_SHARE = 1.3
 """Rate at which single elements come from the L2 cache over that of the memory: 4.4 of 3.35 TB/s on an H100."""
@@ -41,7 +48,25 @@ class Sparsify(WeightReader):
 
     def concerns(self, region: Region) -> bool:
         """Whether the weight is made of kept blocks."""
-        return _kept(region) is not None
+        return _kept(region) is not None or bool(_pairs(region))
+
+    def check(self, program: Program, action: Action, context: Context) -> None:
+        """Legal as for every `WeightReader`; of two of each four neighbours, where the library multiplies by them."""
+        if not _pairs(find_region(program, action)):
+            super().check(program, action, context)
+            return
+        region = self.target(program, action)
+        try:
+            CHOSEN[STRUCTURED].check(region, context.device)
+        except NotOffered as error:
+            raise IllegalAction(f"{region.label()}: {error}") from None
+
+    def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
+        """As for every `WeightReader`; of two of each four neighbours the library's product."""
+        found = super().apply(program, action, context)
+        if not _pairs(find_region(program, action)) or found.region is None:
+            return found
+        return replace(found, implementation=written(found.region, STRUCTURED))
 
     def promising(self, program: Program, action: Action, device: Device) -> bool:
         """Where what is left takes less time than the whole product, by the device's peak rates.
@@ -50,7 +75,7 @@ class Sparsify(WeightReader):
         """
         kept = _kept(find_region(program, action))
         if kept is None:
-            return False
+            return True  # by sparse tensor cores, which take half of the time and of the bytes
         high, wide = kept.shape
         weight = program.graph.meta(kept.weight)
         rows = sum(program.graph.meta(v).numel for v in find_region(program, action).outputs[:1]) / high
@@ -68,6 +93,10 @@ class Sparsify(WeightReader):
             IllegalAction: its weight is not made of kept blocks, they are too many, or it reads them so already.
         """
         kept = _kept(region)
+        if kept is None and (pairs := _pairs(region)):
+            if pairs <= set(region.nodes):
+                raise IllegalAction(f"{region.label()} is the library's product of two of each four already")
+            return set(region.nodes) | pairs
         if kept is None:
             raise IllegalAction(f"{region.label()} multiplies by no weight that a declaration makes of kept blocks")
         whole = region.graph.meta(kept.weight).bytes
@@ -94,6 +123,14 @@ def _kept(region: Region) -> Kept | None:
             except Unsupported:
                 continue
     return None
+
+
+def _pairs(region: Region) -> frozenset[str]:
+    """The operators that keep two of each four neighbours of the weight of `region`'s linear layer."""
+    graph = region.graph
+    settled = settled_nodes(graph)
+    weights = [n.operands()[1] for n in region.ops if n.packet == "aten.linear"]
+    return next((found for w in weights if w.node in settled and (found := making(graph, w))), frozenset())
 
 
 __all__ = ["SHARE", "Sparsify"]

@@ -106,7 +106,7 @@ def test_the_declaration_belongs_to_the_digest_and_travels() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("int3", "weights='int3': no such form of weights; known: bsr, csr, fp8, int4, int8"),
+        ("int3", "weights='int3': no such form of weights; known: 2:…, bsr, csr, fp8, int4, int8"),
         ("int8:64", "int8 has a scale for each output channel and takes no group size"),
         ("fp8:128", "fp8 has a scale for each output channel and takes no group size"),
         ("int4:100", "the group size must be one of 16, 32, 64, 128, 256, 512, 1024"),
