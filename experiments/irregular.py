@@ -14,9 +14,6 @@ running and writing down.
 
 from __future__ import annotations
 
-import json
-import os
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -29,14 +26,13 @@ import typer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.case_rows import Place, write_rows
 from experiments.graphs import GRAPHS
 from experiments.sparse import Calls, in_turns
-from qimeng import KernelSpec, QimengError
+from qimeng import KernelSpec
 from qimeng.actions import Context, legal_actions
-from qimeng.bench.environment import environment
 from qimeng.coder.template.coder import TemplateCoder
-from qimeng.device import DEVICES, Device, current_device
-from qimeng.envs.estimate.interpreter import mend
+from qimeng.device import Device
 from qimeng.family import MAX_ALTERNATIVES, concerned
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
@@ -330,32 +326,11 @@ def main(
     tiny: Annotated[bool, typer.Option(help="Small sizes on the CPU, to try the script.")] = False,
 ) -> None:
     """Measure the cases one after the other."""
-    began, device = time.monotonic(), DEVICES["h100"] if tiny else current_device()
-    if device is None:
-        raise typer.BadParameter("this needs a GPU; --tiny tries it without")
-    if tiny and os.environ.get("TRITON_INTERPRET") != "1":
-        raise typer.BadParameter("--tiny needs TRITON_INTERPRET=1 in the environment")
-    if tiny:
-        mend()
+    place = Place.of(tiny)
     warnings.filterwarnings("ignore", "Sparse ")
-    place = "cpu" if tiny else "cuda"
-    facts = {} if tiny else asdict(environment(device))
-    for case in (c for c in cases(tiny) if c.name.startswith(only)):
-        if time.monotonic() - began > seconds:
-            print(f"stopped after {seconds:g} s, before {case.name}", flush=True)
-            return
-        head = {"case": case.name, **asdict(case)}
-        try:
-            with torch.no_grad():
-                row = measured(case, device, place)
-        except (QimengError, RuntimeError) as error:  # one case may fail, the others go on
-            row = {"failed": f"{type(error).__name__}: {error}"[:500]}
-        with out.open("a") as file:
-            file.write(json.dumps(head | row | {"environment": facts}) + "\n")
-        print(json.dumps(head | {k: row[k] for k in SHOWN if k in row}), flush=True)
-        torch.compiler.reset()  # which takes no more than eight forms of one function
-        if not tiny:
-            torch.cuda.empty_cache()
+    chosen = [c for c in cases(tiny) if c.name.startswith(only)]
+    measures = [({"case": c.name, **asdict(c)}, partial(measured, c, place.device, place.name)) for c in chosen]
+    write_rows(out, measures, place, seconds, SHOWN)
 
 
 if __name__ == "__main__":

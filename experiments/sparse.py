@@ -14,8 +14,6 @@ Deals in running and writing down.
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import statistics
 import time
 import warnings
@@ -30,13 +28,12 @@ import typer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.case_rows import Place, write_rows
 from experiments.products import CALLS, ROUNDS, timer
-from qimeng import IllegalAction, KernelSpec, QimengError
+from qimeng import IllegalAction, KernelSpec
 from qimeng.actions import Context, check_action, legal_actions
-from qimeng.bench.environment import environment
 from qimeng.coder.template.coder import TemplateCoder
-from qimeng.device import DEVICES, Device, current_device
-from qimeng.envs.estimate.interpreter import mend
+from qimeng.device import Device
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
@@ -237,37 +234,13 @@ def main(
     tiny: Annotated[bool, typer.Option(help="Small sizes on the CPU, to try the script.")] = False,
 ) -> None:
     """Measure the layers one after the other."""
-    began, device = time.monotonic(), DEVICES["h100"] if tiny else current_device()
-    if device is None:
-        raise typer.BadParameter("this needs a GPU; --tiny tries it without")
-    if tiny and os.environ.get("TRITON_INTERPRET") != "1":
-        raise typer.BadParameter("--tiny needs TRITON_INTERPRET=1 in the environment")
-    if tiny:
-        mend()
+    place = Place.of(tiny)
     warnings.filterwarnings("ignore", "Sparse .* support is in beta")
-    place = "cpu" if tiny else "cuda"
-    facts = {} if tiny else asdict(environment(device))
-    for case in (c for c in cases(tiny) if c.name.startswith(only)):
-        if time.monotonic() - began > seconds:
-            print(f"stopped after {seconds:g} s, before {case.name}", flush=True)
-            return
-        head = {
-            "case": case.name,
-            "block": FORMS.get(case.form, 0),
-            **asdict(case),
-            "dtype": "float32" if tiny else "bfloat16",
-        }
-        try:
-            with torch.no_grad():
-                row = measured(case, device, place)
-        except (QimengError, RuntimeError) as error:  # one case may fail, the others go on
-            row = {"failed": f"{type(error).__name__}: {error}"[:500]}
-        with out.open("a") as file:
-            file.write(json.dumps(head | row | {"environment": facts}) + "\n")
-        print(json.dumps(head | {k: row[k] for k in SHOWN if k in row}), flush=True)
-        torch.compiler.reset()  # which takes no more than eight forms of one function
-        if not tiny:
-            torch.cuda.empty_cache()
+    dtype = "float32" if tiny else "bfloat16"
+    chosen = [c for c in cases(tiny) if c.name.startswith(only)]
+    heads = [{"case": c.name, "block": FORMS.get(c.form, 0), **asdict(c), "dtype": dtype} for c in chosen]
+    measures = [partial(measured, c, place.device, place.name) for c in chosen]
+    write_rows(out, zip(heads, measures, strict=True), place, seconds, SHOWN)
 
 
 if __name__ == "__main__":

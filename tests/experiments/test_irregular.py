@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,14 +10,7 @@ import torch
 
 from experiments import graphs, irregular
 from qimeng.device import current_device
-
-ROOT = Path(__file__).parents[2]
-
-
-def run(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "experiments.irregular", str(path), *options]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
+from tests.experiments.scripts import run
 
 
 def test_the_cases_have_names_of_their_own_and_every_group() -> None:
@@ -51,14 +41,14 @@ def test_what_libraries_compute_is_the_same() -> None:
 
 @pytest.mark.skipif(current_device() is not None, reason="there is a GPU")
 def test_it_asks_for_a_gpu(tmp_path: Path) -> None:
-    done = run(tmp_path / "rows.jsonl")
+    done = run("irregular", tmp_path / "rows.jsonl")
     assert done.returncode != 0 and "this needs a GPU" in done.stderr
 
 
 @pytest.mark.slow
 def test_it_runs_at_small_sizes_on_the_cpu(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    done = run(path, "--tiny", "--only", "gnn")
+    done = run("irregular", path, "--tiny", "--only", "gnn")
     assert done.returncode == 0, done.stderr
     rows = list(map(json.loads, path.read_text().splitlines()))
     assert [row["case"] for row in rows] == [c.name for c in irregular.cases(tiny=True) if c.group == "gnn"]

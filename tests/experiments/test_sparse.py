@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,14 +10,7 @@ import torch
 
 from experiments import sparse
 from qimeng.device import current_device
-
-ROOT = Path(__file__).parents[2]
-
-
-def run(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "experiments.sparse", str(path), *options]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
+from tests.experiments.scripts import run
 
 
 def test_the_cases_have_all_shares_of_every_form() -> None:
@@ -39,14 +29,14 @@ def test_the_layer_has_as_many_blocks_as_declared() -> None:
 
 @pytest.mark.skipif(current_device() is not None, reason="there is a GPU")
 def test_it_asks_for_a_gpu(tmp_path: Path) -> None:
-    done = run(tmp_path / "rows.jsonl")
+    done = run("sparse", tmp_path / "rows.jsonl")
     assert done.returncode != 0 and "this needs a GPU" in done.stderr
 
 
 @pytest.mark.slow
 def test_it_runs_at_small_sizes_on_the_cpu(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    done = run(path, "--tiny", "--only", "bsr:16:5")
+    done = run("sparse", path, "--tiny", "--only", "bsr:16:5")
     assert done.returncode == 0, done.stderr
     (row,) = map(json.loads, path.read_text().splitlines())
     assert row["case"] == "bsr:16:5 8x128x128" and {"eager", "torch csr"} <= row["over"].keys()
@@ -66,5 +56,5 @@ def test_two_of_four_run_at_small_sizes_on_the_cpu(tmp_path: Path) -> None:
 
 
 def test_no_case_is_begun_after_the_limit(tmp_path: Path) -> None:
-    done = run(tmp_path / "rows.jsonl", "--tiny", "--seconds", "0")
+    done = run("sparse", tmp_path / "rows.jsonl", "--tiny", "--seconds", "0")
     assert done.returncode == 0 and "stopped after 0 s, before bsr:16:5" in done.stdout

@@ -5,10 +5,13 @@ Deals in what the library asks of a family, and hands it on to the files beside 
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from qimeng.device import Device
 from qimeng.family import Cost, Family, Needs, Sample
+from qimeng.graph.opgraph import itemsize
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
 from qimeng.vocabulary.irregular.plan import SegmentPlan, plan_segments
@@ -24,6 +27,9 @@ from qimeng.vocabulary.irregular.schedules import (
     guesses,
 )
 from qimeng.vocabulary.irregular.segments import reduces
+
+BLOCKS = 1024
+"""Blocks that run at a time on a large GPU, about: together they need the whole table in the L2 cache."""
 
 
 class Irregular(Family[SegmentPlan, SegmentSchedule]):
@@ -65,8 +71,14 @@ class Irregular(Family[SegmentPlan, SegmentSchedule]):
         return print_segments(plan, schedule, prefix)
 
     def cost(self, plan: SegmentPlan, schedule: SegmentSchedule) -> Cost:
-        """A block asks for a tile of rows at once."""
-        return Cost(block_bytes=tile_bytes(schedule))
+        """A block asks for a tile of rows at once; rows of a table are read once for each that is gathered."""
+        table, times = gathered_table(plan)
+        return Cost(
+            block_bytes=tile_bytes(schedule),
+            again_reads=max(times - 1, 0),
+            again_bytes=table,
+            held_bytes=table // BLOCKS,
+        )
 
     def intents(
         self, region: Region, schedule: SegmentSchedule | None, device: Device, mode: str
@@ -86,6 +98,15 @@ class Irregular(Family[SegmentPlan, SegmentSchedule]):
     def samples(self) -> tuple[Sample, ...]:
         """Sums by segment, and a layer of a graph network on a ring of nodes."""
         return (_Sums, ((64, 32), (128, 32))), (_Ring, ((64, 32),))
+
+
+def gathered_table(plan: SegmentPlan) -> tuple[int, int]:
+    """Bytes of the largest table that rows are gathered from, and how often it is read in all; zeros for none."""
+    tables = {e.param for e in plan.nest.exprs if e.op == "load" and e.access}
+    sizes = [math.prod(s.shape) * itemsize(s.dtype) for s in (plan.nest.sources[i] for i in tables) if len(s.shape) > 1]
+    if not sizes:
+        return 0, 0
+    return max(sizes), plan.rows * plan.columns * itemsize(plan.out.dtype) // max(sizes)
 
 
 class _Sums(torch.nn.Module):
@@ -113,4 +134,4 @@ class _Ring(torch.nn.Module):
         return torch.zeros_like(x).index_add(0, self.target, torch.relu(x.index_select(0, self.source)))
 
 
-__all__ = ["Irregular"]
+__all__ = ["Irregular", "gathered_table"]

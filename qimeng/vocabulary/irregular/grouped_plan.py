@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
@@ -121,13 +122,10 @@ def tiles(plan: GroupedPlan, schedule: GroupedSchedule) -> int:
     return found.slots // schedule.block_m + min(found.slots, found.groups)
 
 
-GroupedMove = Move[GroupedPlan, GroupedSchedule]
-
-
-class Tiling(GroupedMove):
+class Tiling(Move[Any, Any]):
     """Tiles of other shapes."""
 
-    def schedules(self, plan: GroupedPlan, schedule: GroupedSchedule, param: str, device: Device) -> Sequence:
+    def schedules(self, plan: object, schedule: GemmSchedule, param: str, device: Device) -> Sequence:
         """Twice or half along one side."""
         s = schedule
         found = {
@@ -139,10 +137,10 @@ class Tiling(GroupedMove):
         return tuple(c for c in found if all(LEAST <= b <= MOST for b in (c.block_m, c.block_n, c.block_k)))
 
 
-class Pipeline(GroupedMove):
+class Pipeline(Move[Any, Any]):
     """Other depths of the pipeline, other numbers of warps."""
 
-    def schedules(self, plan: GroupedPlan, schedule: GroupedSchedule, param: str, device: Device) -> Sequence:
+    def schedules(self, plan: object, schedule: GemmSchedule, param: str, device: Device) -> Sequence:
         """Depths of 2 to 5, 2 to 8 warps."""
         s = schedule
         found = [s.but(warps=w) for w in (2, 4, 8)] if param == "warps" else [s.but(stages=n) for n in (2, 3, 4, 5)]

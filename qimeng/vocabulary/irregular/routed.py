@@ -8,7 +8,6 @@ between the products; a second one multiplies again and weighs; a last one adds 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
@@ -16,13 +15,12 @@ from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.nest.loads import nest_of
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.coder.template.triton.emitter import Emitter
-from qimeng.device import Device
-from qimeng.family import Move, NotConcerned, Unsupported, family_field
+from qimeng.family import NotConcerned, Unsupported, family_field
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, itemsize, map_values, row_major
 from qimeng.graph.region import Region, make_region
 from qimeng.program.program import Implementation
 from qimeng.vocabulary.irregular.dense_experts import Layer, experts_layer, plain
-from qimeng.vocabulary.irregular.grouped_plan import LEAST, MOST
+from qimeng.vocabulary.irregular.grouped_plan import LEAST
 from qimeng.vocabulary.irregular.grouped_printing import Product, launch
 from qimeng.vocabulary.irregular.order import Order, Places
 from qimeng.vocabulary.irregular.plan import before, beside
@@ -180,29 +178,6 @@ def tiles(plan: RoutedPlan, schedule: RoutedSchedule) -> int:
     return plan.slots // schedule.block_m + min(plan.slots, plan.sizes[1])
 
 
-class Tiling(Move[RoutedPlan, RoutedSchedule]):
-    """Tiles of other shapes."""
-
-    def schedules(self, plan: RoutedPlan, schedule: RoutedSchedule, param: str, device: Device) -> Sequence:
-        """Twice or half along one side."""
-        s = schedule
-        sides = {"taller": ("block_m",), "wider": ("block_n",), "deeper": ("block_k",)}
-        found = [s.but(**{f: getattr(s, f) * 2}) for f in sides.get(param, ())]
-        if param == "smaller":
-            found = [s.but(**{f: getattr(s, f) // 2}) for f in ("block_m", "block_n", "block_k")]
-        return tuple(c for c in found if all(LEAST <= b <= MOST for b in (c.block_m, c.block_n, c.block_k)))
-
-
-class Pipeline(Move[RoutedPlan, RoutedSchedule]):
-    """Other depths of the pipeline, other numbers of warps."""
-
-    def schedules(self, plan: RoutedPlan, schedule: RoutedSchedule, param: str, device: Device) -> Sequence:
-        """Depths of 2 to 5, 2 to 8 warps."""
-        s = schedule
-        found = [s.but(warps=w) for w in (2, 4, 8)] if param == "warps" else [s.but(stages=n) for n in (2, 3, 4, 5)]
-        return tuple(c for c in found if c != s)
-
-
 # -- the text
 
 COMBINE = """@triton.jit
@@ -280,6 +255,6 @@ def _strides(meta: Meta, start: int) -> tuple[int, int, int, int]:
 
 
 __all__ = [
-    "Pipeline", "RoutedPlan", "RoutedSchedule", "Tiling", "plan_routed", "print_routed", "schedules", "shared_bytes",
+    "RoutedPlan", "RoutedSchedule", "plan_routed", "print_routed", "schedules", "shared_bytes",
     "tiles",
 ]  # fmt: skip

@@ -12,11 +12,10 @@ from qimeng.family import Cost, Family, Needs, NotConcerned, Sample, Unsupported
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
 from qimeng.vocabulary.irregular.dense_experts import experts_layer
+from qimeng.vocabulary.irregular.grouped_plan import Pipeline, Tiling
 from qimeng.vocabulary.irregular.routed import (
-    Pipeline,
     RoutedPlan,
     RoutedSchedule,
-    Tiling,
     plan_routed,
     print_routed,
     schedules,

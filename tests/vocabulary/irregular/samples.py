@@ -40,6 +40,21 @@ class Layer(nn.Module):
         return (x if own == "joined" else base).scatter_reduce(0, spread, messages, name, include_self=own == "joined")
 
 
+class Attention(nn.Module):
+    """A layer in which each node weighs its neighbours by a softmax over its edges, over the number of its edges."""
+
+    def forward(self, x: torch.Tensor, scores: torch.Tensor, edges: torch.Tensor) -> Any:
+        source, target = edges
+        logits = functional.leaky_relu(scores[source] + scores[target], 0.2)
+        spread, lowest = target.view(-1, 1).expand_as(logits), torch.full_like(scores, -1e9)
+        largest = lowest.scatter_reduce(0, spread, logits, "amax")
+        weights = (logits - largest[target]).exp()
+        total = torch.zeros_like(scores).scatter_add(0, spread, weights)
+        shares = weights / (total[target] + 1e-16)
+        count = torch.zeros(len(x)).index_add(0, target, torch.ones(len(target))).clamp(min=1)
+        return torch.zeros_like(x).index_add(0, target, x[source] * shares.unsqueeze(-1)) / count[:, None, None]
+
+
 class Bags(nn.Module):
     """Bags of a table's rows."""
 

@@ -10,6 +10,7 @@ import torch
 
 from qimeng import KernelSpec
 from qimeng.device import DEVICES
+from qimeng.envs.cost.kernel_time import cost_of
 from qimeng.envs.workers.compile import Compilers, job_of
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.family import covering
@@ -65,6 +66,12 @@ def test_the_printed_kernels_of_long_segments(golden: Callable[[str, str], None]
 def test_the_printed_kernel_of_bags(golden: Callable[[str, str], None]) -> None:
     golden("bags.py.txt", printed(bags(torch.bfloat16)).source)
     golden("even_bags.py.txt", printed(bags(torch.float32, even=True)).source)
+
+
+def test_the_estimate_counts_a_row_for_each_that_is_gathered() -> None:
+    region = reducing(aggregated("index_add", torch.float32, buffer=False))
+    cost = cost_of(region, printed(region))
+    assert (cost.again_reads, cost.again_bytes) == (900 // 100 - 1, 100 * 64 * 4)
 
 
 @pytest.mark.parametrize("even", [False, True])

@@ -16,9 +16,9 @@ from torch import nn
 
 from qimeng import KernelSpec
 from qimeng.actions import legal_actions
-from qimeng.interfaces import Request
+from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
-from tests.vocabulary.irregular.samples import CONTEXT, Bags, Layer, Segments, graph, reducing, start_of
+from tests.vocabulary.irregular.samples import CONTEXT, Attention, Bags, Layer, Segments, graph, reducing, start_of
 from tests.vocabulary.values import BF16, F16, F32, FACTOR, FLOORS, check
 
 Made = Callable[[torch.dtype], tuple[nn.Module, tuple[Any, ...]]]
@@ -79,6 +79,11 @@ def segments(reduce: str, by: str, initial: float | None = None, long: int = 1) 
     return made
 
 
+def attention(dtype: torch.dtype) -> tuple[nn.Module, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    return Attention(), (torch.randn(20, 4, 6).to(dtype), torch.randn(20, 4).to(dtype), graph(20, 70))
+
+
 ALL = (F32, F16, BF16)
 
 CASES = {
@@ -112,6 +117,7 @@ CASES = {
     "hubs, extremes": Case(layer("amax apart", 7, 1100, 40), tiles=(1,)),
     "long bags": Case(bags("mean", long=30), tiles=(1,)),
     "long segments by lengths": Case(segments("max", "lengths", long=40), tiles=(1,)),
+    "attention over edges": Case(attention, tiles=(0,)),
     "one segment": Case(layer("mean apart", 1, 50, 8)),
 }
 
@@ -130,6 +136,14 @@ def programs(case: Case, dtype: torch.dtype) -> Iterator[tuple[str, Program]]:
     assert program.implementation(reducing(program)).generated
     for form in (a for a in legal_actions(program, CONTEXT) if a.kind in ("irregular", "split")):
         yield str(form), CONTEXT.coder.write(Request(program, form, CONTEXT.device)).apply(program, 0)
+
+    while (last := action_named(program, "aggregate")) is not None:
+        program = CONTEXT.coder.write(Request(program, last, CONTEXT.device)).apply(program, 0)
+        yield "another", program
+
+
+def action_named(program: Program, kind: str) -> Action | None:
+    return next((a for a in legal_actions(program, CONTEXT) if a.kind == kind), None)
 
 
 def rows(name: str) -> Iterator[dict[str, Any]]:
