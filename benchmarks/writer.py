@@ -155,6 +155,9 @@ def rl(
     advantages: Annotated[str, typer.Option(help="leave-one-out or grpo.")] = "leave-one-out",
     mismatch: Annotated[bool, typer.Option(help="Drop conversations where sampler and trainer differ.")] = True,
     shares: Annotated[bool, typer.Option(help="Drop right answers that do little of the work.")] = True,
+    mixed: Annotated[
+        bool, typer.Option(help="Compute in bfloat16; without it, sampler and trainer differ less.")
+    ] = True,
     jobs: Jobs = 4,
     device: Annotated[str, typer.Option(help="Without a GPU: the device to estimate for.")] = "",
     seed: int = 0,
@@ -176,6 +179,7 @@ def rl(
         advantages=advantages,
         mismatch=mismatch,
         shares=shares,
+        mixed=mixed,
         seed=seed,
     )
     run(out, how, source, target, rank, asked, jobs, now, device or None)
