@@ -116,7 +116,7 @@ def sft(
     rank: Annotated[int, typer.Option(help="Of the LoRA adapter; 0 trains the whole model.")] = 16,
     epochs: float = 2.0,
     length: Annotated[int, typer.Option(help="Tokens of a pack; longer conversations are left out.")] = 4096,
-    tokens: Annotated[int, typer.Option(help="Of an update.")] = 32_768,
+    tokens: Annotated[int, typer.Option(help="Of an update.")] = 16_384,
     rate: Annotated[float, typer.Option(help="Take a tenth for a whole model.")] = 3e-4,
     target: Annotated[str, typer.Option(help="Folder in OUT of the trained model.")] = "tuned",
     seed: int = 0,
