@@ -116,7 +116,7 @@ def sft(
     rank: Annotated[int, typer.Option(help="Of the LoRA adapter; 0 trains the whole model.")] = 16,
     epochs: float = 2.0,
     length: Annotated[int, typer.Option(help="Tokens of a pack; longer conversations are left out.")] = 4096,
-    tokens: Annotated[int, typer.Option(help="Of an update.")] = 32_768,
+    tokens: Annotated[int, typer.Option(help="Of an update.")] = 16_384,
     rate: Annotated[float, typer.Option(help="Take a tenth for a whole model.")] = 3e-4,
     target: Annotated[str, typer.Option(help="Folder in OUT of the trained model.")] = "tuned",
     seed: int = 0,
@@ -155,6 +155,9 @@ def rl(
     advantages: Annotated[str, typer.Option(help="leave-one-out or grpo.")] = "leave-one-out",
     mismatch: Annotated[bool, typer.Option(help="Drop conversations where sampler and trainer differ.")] = True,
     shares: Annotated[bool, typer.Option(help="Drop right answers that do little of the work.")] = True,
+    mixed: Annotated[
+        bool, typer.Option(help="Compute in bfloat16; without it, sampler and trainer differ less.")
+    ] = True,
     jobs: Jobs = 4,
     device: Annotated[str, typer.Option(help="Without a GPU: the device to estimate for.")] = "",
     seed: int = 0,
@@ -176,6 +179,7 @@ def rl(
         advantages=advantages,
         mismatch=mismatch,
         shares=shares,
+        mixed=mixed,
         seed=seed,
     )
     run(out, how, source, target, rank, asked, jobs, now, device or None)

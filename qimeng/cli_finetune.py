@@ -28,7 +28,7 @@ def finetune(
     epochs: Annotated[float, typer.Option(callback=number, help="Passes over the conversations.")] = 2.0,
     seconds: Annotated[float, typer.Option(callback=number, help="Time limit over all runs; 0 for none.")] = 0.0,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a pack; longer conversations are left out.")] = 4096,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an update.")] = 32_768,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an update.")] = 16_384,
     rate: Annotated[
         float, typer.Option(callback=number, help="Highest learning rate; take a tenth for a whole model.")
     ] = 3e-4,

@@ -45,10 +45,13 @@ def place() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def loaded(name: str | Path, rank: int, seed: int = 0) -> tuple[Any, Any]:
-    """Model and tokenizer, to be trained: with an adapter of this rank beside weights in bfloat16, or whole for 0."""
+def loaded(name: str | Path, rank: int, seed: int = 0, mixed: bool = True) -> tuple[Any, Any]:
+    """Model and tokenizer, to be trained: with an adapter of this rank beside weights in bfloat16, or whole for 0.
+
+    Without `mixed` weights are in float32 all the same.
+    """
     kind = place()
-    dtype = torch.bfloat16 if rank and kind == "cuda" else torch.float32
+    dtype = torch.bfloat16 if mixed and rank and kind == "cuda" else torch.float32
     model, tokenizer = load(name, dtype, kind)
     return adapted(model, rank, seed), tokenizer
 
@@ -116,7 +119,7 @@ def rl(
         device: name of a device to estimate for; the GPU of this machine by default.
     """
     began = time.monotonic()
-    lm, tokenizer = loaded(out / source, rank, how.seed)
+    lm, tokenizer = loaded(out / source, rank, how.seed, how.mixed)
     examples = sorted((e for e in read(out, LEARNT) if e.failed is None), key=lambda e: (not e.verified, e.key))[:asked]
     tell = _teller(out / "reinforcement.jsonl", {**asdict(how), "rank": rank, "source": source, "target": target})
     run_s = 60 * now_minutes - (time.monotonic() - began)

@@ -149,31 +149,33 @@ def batches(rows: Sequence[Row], room: int, tokens: int) -> list[list[list[int]]
     return [packs[first : first + each] for first in range(0, len(packs), each)]
 
 
-def reply_logits(model: Any, batch: Batch) -> torch.Tensor:
+def reply_logits(model: Any, batch: Batch, mixed: bool = True) -> torch.Tensor:
     """Logits of the tokens after the batch's places (n x vocabulary, float32).
 
     Args:
         model: a causal language model of `transformers`, with or without an adapter; on the batch's device.
         batch: what it reads.
+        mixed: whether a GPU computes in bfloat16 whatever the weights are; else in the weights' own dtype.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     kind, head = batch.ids.device.type, base.get_output_embeddings()
-    with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+    with torch.autocast(kind, torch.bfloat16, enabled=mixed and kind == "cuda"):
         read = base.base_model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False)
         hidden = read.last_hidden_state.flatten(0, 1)[batch.places]
         logits: torch.Tensor = head(hidden.to(head.weight.dtype))
     return logits.float()
 
 
-def log_probabilities(model: Any, batch: Batch, temperature: float = 1.0) -> torch.Tensor:
+def log_probabilities(model: Any, batch: Batch, temperature: float = 1.0, mixed: bool = True) -> torch.Tensor:
     """Log-probability of each wanted token (n, float32).
 
     Args:
         model: as for `reply_logits`.
         batch: what it reads.
         temperature: that tokens are sampled with; logits are divided by it.
+        mixed: as for `reply_logits`.
     """
-    logits = reply_logits(model, batch) / temperature
+    logits = reply_logits(model, batch, mixed) / temperature
     return -torch.nn.functional.cross_entropy(logits, batch.wanted, reduction="none")
 
 

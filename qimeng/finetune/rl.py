@@ -56,6 +56,7 @@ class Rl:
         shares: whether right answers whose kernels do little of the work are dropped by chance (PRS).
         low: clip of a token's ratio below 1.
         high: clip above 1.
+        mixed: whether a GPU computes in bfloat16; in float32 weights without it, sampler and trainer differ less.
         keep_s: seconds between two checkpoints.
         seed: of requests, replies and draws.
     """
@@ -78,6 +79,7 @@ class Rl:
     shares: bool = True
     low: float = CLIP_LOW
     high: float = CLIP_HIGH
+    mixed: bool = True
     keep_s: float = 120.0
     seed: int = 0
 
@@ -185,6 +187,7 @@ def reinforce(
         max_tokens=how.max_tokens,
         length=how.length,
         batch=how.batch,
+        mixed=how.mixed,
     )
     timed = _Timed(grader)
     step, before, saved = int(state["step"]), float(state["seconds"]), time.monotonic()
@@ -267,7 +270,7 @@ def _old(model: Any, rows: Sequence[Row], how: Rl) -> list[torch.Tensor]:
     with torch.no_grad():
         for packs in batches(rows, how.length, how.tokens):
             batch = batch_of(rows, packs).to(device)
-            each, owner = log_probabilities(model, batch, how.temperature).cpu(), batch.owner.cpu()
+            each, owner = log_probabilities(model, batch, how.temperature, how.mixed).cpu(), batch.owner.cpu()
             found |= {n: each[owner == n] for pack in packs for n in pack}
     return [found[n] for n in range(len(rows))]
 
@@ -284,7 +287,7 @@ def _step(
         batch = batch_of(rows, packs).to(device)
         old = torch.cat([some[n][1] for pack in packs for n in pack]).to(device)
         gains = torch.tensor([sample.advantage for sample, _ in some], device=device, dtype=torch.float32)[batch.owner]
-        new, mask = log_probabilities(model, batch, how.temperature), torch.ones_like(old)
+        new, mask = log_probabilities(model, batch, how.temperature, how.mixed), torch.ones_like(old)
         part = policy_loss(new, old, gains, mask, how.low, how.high) * (len(old) / total)
         part.backward()
         loss += part.item()

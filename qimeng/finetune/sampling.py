@@ -49,6 +49,7 @@ class Sampler:
         max_tokens: longest reply.
         length: longest prompt and reply together; also the size of the cache.
         batch: replies drawn together.
+        mixed: whether a GPU computes in bfloat16 whatever the weights are; else in the weights' own dtype.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class Sampler:
         max_tokens: int = 1024,
         length: int = 4096,
         batch: int = 64,
+        mixed: bool = True,
     ):
         self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
         self.max_tokens, self.length, self.batch = max_tokens, length, batch
+        self.mixed = mixed
         self._cache: Any = None
 
     def sample(self, conversations: Sequence[Sequence[Message]], seed: int) -> list[Sampled]:
@@ -99,7 +102,7 @@ class Sampler:
         chance: dict[str, Any] = {"do_sample": False}
         if self.temperature:
             chance = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=self.mixed and device.type == "cuda"):
             out = self.model.generate(
                 input_ids=ids,
                 attention_mask=seen,

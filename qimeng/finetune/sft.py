@@ -43,7 +43,7 @@ class Sft:
     epochs: float = 2.0
     seconds: float = math.inf
     length: int = 4096
-    tokens: int = 32_768
+    tokens: int = 16_384
     rate: float = 3e-4
     clip: float = 1.0
     keep_s: float = 60.0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
         folder: made where it does not exist.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / ADAPTER, ignore_errors=True)  # of an earlier training
     if hasattr(model, "merge_and_unload"):
         model.save_pretrained(folder / ADAPTER)
         model = model.float().merge_and_unload()  # what an adapter adds is lost where bfloat16 rounds the sum

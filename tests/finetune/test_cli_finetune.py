@@ -10,6 +10,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from qimeng.cli import app
+from qimeng.coder.llm.chat import Message
 from qimeng.coder.llm.local_chat import LocalChat
 from qimeng.finetune.rl import reinforce
 from qimeng.finetune.weights import save, tiny
@@ -20,25 +21,17 @@ SIZE = MiniSize(hidden=32, layers=1, heads=2, kv_heads=1, inner=64, positions=25
 
 
 def test_a_model_is_trained_on_a_file(tmp_path: Path) -> None:
-    talks = [
-        [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": "yes " * n}] for n in (1, 2, 90)
-    ]
-    (tmp_path / "talks.jsonl").write_text("".join(f"{json.dumps({'messages': talk})}\n" for talk in talks))
-    save(*tiny(["say 1 yes"], SIZE, 260), tmp_path / "base")
-    given = [
-        "finetune",
-        str(tmp_path / "talks.jsonl"),
-        "--model",
-        str(tmp_path / "base"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    done = CliRunner().invoke(app, [*given, "--length", "64", "--tokens", "64", "--epochs", "3", "--rank", "2"])
+    file, base, out = tmp_path / "talks.jsonl", tmp_path / "base", tmp_path / "out"
+    talks = [({"role": "user", "content": "say"}, {"role": "assistant", "content": "yes " * n}) for n in (1, 2, 90)]
+    file.write_text("".join(f"{json.dumps({'messages': talk})}\n" for talk in talks))
+    save(*tiny(["say 1 yes"], SIZE, 260), base)
+    given = ["finetune", str(file), "--model", str(base), "--out", str(out), "--rank", "2", "--epochs", "3"]
+    done = CliRunner().invoke(app, [*given, "--length", "64", "--tokens", "64"])
     assert done.exit_code == 0, done.output
     assert "2 conversations learnt, 1 too long" in done.output and "transformers:" in done.output
-    chat = LocalChat(tmp_path / "out", max_tokens=4, device="cpu")
-    assert LocalChat(f"{tmp_path / 'base'}+{tmp_path / 'out' / 'adapter'}").adapter.endswith("adapter")
-    assert chat.name.endswith("out")
+    for name in (str(out), f"{base}+{out / 'adapter'}"):
+        (reply,) = LocalChat(name, max_tokens=4, device="cpu").ask([Message("user", "say")])
+        assert reply.reply_tokens <= 4
 
 
 def test_the_grader_of_the_documentation_trains(tmp_path: Path) -> None:
