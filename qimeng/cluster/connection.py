@@ -53,10 +53,10 @@ def connect(address: str) -> ModuleType:
             os.environ.setdefault(AUTH_MODE, "token")
     import ray
 
-    if ray.is_initialized():
-        return ray
     if host:
         _knock(address, host, port)
+    if ray.is_initialized():
+        return ray
     options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "error"}
     if address == LOCAL:
         options |= {"include_dashboard": False, "object_store_memory": STORE_BYTES, "_node_ip_address": "127.0.0.1"}

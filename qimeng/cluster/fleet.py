@@ -88,6 +88,7 @@ class Fleet:
         self._calls: dict[Any, Call] = {}
         self._in_a_row: Counter[Gpu] = Counter()
         self._resting: dict[Gpu, float] = {}
+        self._said: tuple[float, dict[Gpu, tuple[int, int]]] = (0.0, {})
         self._there: dict[Gpu, bool] = {}
         self._probes: dict[Gpu, Any] = {}
         self._probed_next: dict[Gpu, float] = {}
@@ -128,12 +129,15 @@ class Fleet:
         self._there[gpu] = True
         return True
 
-    def least_used(self, gpus: Sequence[Gpu]) -> Gpu | None:
-        """The GPU that the fewest runs have work on, as far as their keepers say so in a moment; None of none."""
+    def by_use(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+        """The GPUs with the least work of all runs first, as their keepers said in the last moments; else by chance."""
         if len(gpus) < 2:
-            return next(iter(gpus), None)
-        said = described(self._ray, gpus, seconds=2.0)
-        return min(random.sample(gpus, len(gpus)), key=lambda gpu: said[gpu]["runs"] if gpu in said else 0)
+            return list(gpus)
+        now = time.monotonic()
+        if now - self._said[0] >= REFRESH_S or any(gpu not in self._said[1] for gpu in gpus):
+            said = described(self._ray, gpus, seconds=REFRESH_S / 4)
+            self._said = (now, {gpu: _use_of(said.get(gpu)) for gpu in gpus})
+        return sorted(random.sample(gpus, len(gpus)), key=lambda gpu: self._said[1][gpu])
 
     def look(self) -> None:
         """List the nodes anew."""
@@ -275,6 +279,10 @@ def described(ray: Any, gpus: Iterable[Gpu], seconds: float = 5.0) -> dict[Gpu, 
         with contextlib.suppress(ray.exceptions.RayError):
             found[asked[reference]] = ray.get(reference)
     return found
+
+
+def _use_of(said: dict[str, Any] | None) -> tuple[int, int]:
+    return (said["running"] + said["waiting"], said["runs"]) if said else (0, 0)
 
 
 def packed(work: Any) -> bytes:

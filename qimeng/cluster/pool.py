@@ -128,7 +128,7 @@ class ClusterPool(QueueingEvaluator):
                 f"{self._home.name} has left the cluster, or cannot be used; {self._measured} answers of it do not "
                 "compare with another GPU's: start this search again (ClusterPool.begin_again)"
             )
-        self._home = self._fleet.least_used([gpu for gpu in gpus if gpu != self._home])
+        self._home = next(iter(self._fleet.by_use([gpu for gpu in gpus if gpu != self._home])), None)
 
     def _begin(self, job: Job, place: Hashable) -> None:
         assert isinstance(place, Gpu)

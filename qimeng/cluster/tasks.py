@@ -139,6 +139,8 @@ class ClusterTasks(Pool):
         for gpu in alive:
             self._places.setdefault(gpu, Place(gpu.name, self._slots))
         free = [gpu for gpu in alive if self._fleet.ready(gpu) and len(self._lanes(gpu)) < self._slots]
+        if queue or self._again:
+            free = self._fleet.by_use(free)
         for number in self._again:
             fresh = [gpu for gpu in free if gpu not in tried[number]]
             if not fresh and all(gpu in tried[number] for gpu in alive):

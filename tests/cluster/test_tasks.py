@@ -20,7 +20,7 @@ from tests.cluster.conftest import Nodes
 
 
 def square(n: int) -> tuple[int, str]:
-    time.sleep(0.02)
+    time.sleep(0.1)
     return n * n, os.environ.get("CUDA_VISIBLE_DEVICES", "none")
 
 
@@ -42,7 +42,9 @@ def test_tasks_of_nodes_that_are_killed_are_done_elsewhere(nodes: Nodes, kills: 
     def kill(done: int) -> None:
         if at and done >= at[0]:
             at.pop(0)
-            nodes.remove(alive.pop(rng.randrange(len(alive))))
+            busy = {call.gpu.node for call in pool._begun}
+            alive.remove(victim := rng.choice([node for node in alive if node.node_id in busy] or alive))
+            nodes.remove(victim)
             alive.append(nodes.add(1))
 
     with ClusterTasks(Fleet(nodes.address, "H100"), slots=2) as pool:
