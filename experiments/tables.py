@@ -12,6 +12,7 @@ from experiments.languages import LANGUAGE_TABLES, read_languages
 from experiments.planners.bound import BOUNDS, read_bounds
 from experiments.planners.replay import read_replays
 from experiments.planners.summary import REPLAYS
+from experiments.rivals import RIVALS
 from experiments.trust.journal import read_journal
 from experiments.trust.product_views import PRODUCTS
 from experiments.trust.views import JOURNALS
@@ -29,7 +30,7 @@ KINDS: Kinds = (
     (BOUNDS, read_bounds),
     (WRITERS, read_judged),
     (TURNS, read_conversations),
-    (BESIDE, read_beside),
+    (BESIDE | RIVALS, read_beside),
     (LANGUAGE_TABLES, read_languages),
 )
 """What a marker may ask for, and how the rows are read that it is made of."""
