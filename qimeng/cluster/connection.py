@@ -53,10 +53,11 @@ def connect(address: str) -> ModuleType:
             os.environ.setdefault(AUTH_MODE, "token")
     import ray
 
+    found: ModuleType = ray
     if host:
         _knock(address, host, port)
     if ray.is_initialized():
-        return ray
+        return found
     options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "error"}
     if address == LOCAL:
         options |= {"include_dashboard": False, "object_store_memory": STORE_BYTES, "_node_ip_address": "127.0.0.1"}
@@ -65,7 +66,7 @@ def connect(address: str) -> ModuleType:
             ray.init(address=address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise _no_answer(address, error) from error
-    return ray
+    return found
 
 
 def _has_token() -> bool:
