@@ -202,8 +202,13 @@ def timer(run: Callable[[], Any]) -> Callable[[], float]:
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
+    try:
+        with torch.cuda.graph(graph):
+            run()
+    except Exception:
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]  # else it thinks it is still recorded
+        generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
+        raise
     cold = _cold()
 
     def take() -> float:
