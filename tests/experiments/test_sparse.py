@@ -48,7 +48,7 @@ def test_it_runs_at_small_sizes_on_the_cpu(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_of_four_run_at_small_sizes_on_the_cpu(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    done = run(path, "--tiny", "--only", "2:4")
+    done = run("sparse", path, "--tiny", "--only", "2:4")
     assert done.returncode == 0, done.stderr
     (row,) = map(json.loads, path.read_text().splitlines())
     assert "torch semi-structured" in row["not_timed"] and "cuSPARSELt" in row["libraries"]["torch semi-structured"]

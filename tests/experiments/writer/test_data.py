@@ -24,7 +24,7 @@ SMALL = Bytes(1 << 14, 1 << 16)
 
 @pytest.fixture(scope="module")
 def examples() -> list[Example]:
-    return examples_of(Draw(0, 1, SMALL, 2, cuda=True))
+    return examples_of(Draw(0, 1, SMALL, 6, cuda=True))
 
 
 def is_cuda(example: Example) -> bool:

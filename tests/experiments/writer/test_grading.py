@@ -6,18 +6,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 from experiments.writer import grading
 from experiments.writer.examples import Draw, Example, examples_of
 from experiments.writer.grading import JudgeGrader, Question, Verdict, own_share, verdicts
-from experiments.writer.repairs import patch_of
-from qimeng.coder.llm.chat import Reply
+from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.envs.steps.task import Task
 from qimeng.finetune.rollout import Answered, Graded
-from qimeng.interfaces import Evaluation, Gate
+from qimeng.interfaces import Action, Evaluation, Gate, Request
 from qimeng.planner.data.generate import Bytes
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
+from qimeng.spec import KernelSpec
 from qimeng.testing import FakeEvaluator, fake_task
 from tests.bench.inline import Inline
 
@@ -120,11 +122,12 @@ def test_verdicts_of_a_judge(examples: list[Example], monkeypatch: pytest.Monkey
     assert found == Verdict("region wrong", "it differs")
 
 
-def test_the_share_is_that_of_the_generated_regions(examples: list[Example]) -> None:
+def test_the_share_is_that_of_the_generated_regions() -> None:
     """Two regions, 1 and 3 ms; the first is generated, which claims a quarter; its kernels have a tenth of all."""
-    lowering = next(e for e in examples if e.traits.kind == "lowering")
-    request = lowering.request()
-    program = patch_of(request, Reply(lowering.reply)).apply(request.program)
+    spec = KernelSpec.from_module(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()), (torch.randn(8, 64),))
+    start = Program.start(capture_spec(spec))
+    request = Request(start, Action("lowering", (start.regions[-1].id,)), H200)
+    program = TemplateCoder().write(request).apply(start)
     generated = [r.id for r in program.regions if program.implementation(r).generated]
     plain = [r.id for r in program.regions if r.id not in generated]
     times = {generated[0]: 1.0, plain[0]: 3.0}

@@ -29,9 +29,10 @@ from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import device_named
 from qimeng.envs.steps.caching import CachingEvaluator
 from qimeng.envs.steps.session import Session
-from qimeng.interfaces import Evaluation, Patch
+from qimeng.interfaces import Action, Evaluation, Patch
 from qimeng.planner.data.generate import Bytes, draw
 from qimeng.planner.data.tree_store import put_drawn, trees_of
+from qimeng.planner.heuristic_facts import has_product
 from qimeng.planner.lm.mini import MiniSize
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
@@ -177,16 +178,17 @@ def test_only_right_and_faster_steps_are_learnt() -> None:
 
 
 def test_steps_are_written_again_at_other_sizes(examples: list[Example]) -> None:
-    lowering = next(e for e in examples if e.traits.kind == "lowering")
-    spec = KernelSpec.from_source(lowering.source, "s", dtype=lowering.dtype, mode=lowering.mode)
-    device = device_named("h200")
-    found = list(resized(spec, [(lowering.action,)], device, 3))
+    one = examples[0]
+    spec = KernelSpec.from_source(one.source, "s", dtype=one.dtype, mode=one.mode)
+    device, start = device_named("h200"), Program.start(capture_spec(spec))
+    lowering = Action("lowering", (next(r.id for r in start.regions if has_product(r)),))
+    found = list(resized(spec, [(lowering,)], device, 3))
     sources = {other.source for other, _, _ in found}
     assert 2 <= len(sources) <= 3 and spec.source not in sources
     for other, request, patch in found:
         assert other.source and other.source.partition("class")[2] == (spec.source or "").partition("class")[2]
-        assert request.action == lowering.action and len(patch.alternatives) == 1
-    first = next(resized(spec, [(lowering.action,)], device, 3))
+        assert request.action == lowering and len(patch.alternatives) == 1
+    first = next(resized(spec, [(lowering,)], device, 3))
     assert first[0].source == found[0][0].source and first[2].alternatives == found[0][2].alternatives
 
 
