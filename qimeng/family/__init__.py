@@ -19,7 +19,7 @@ from qimeng.family.registry import (
     word_of,
 )
 from qimeng.family.stored import schedule_from_data
-from qimeng.program.schedule import Schedule, count, family_field, power_of_two
+from qimeng.program.schedule import Schedule, count, device_flag, family_field, power_of_two
 
 __all__ = [
     "MAX_ALTERNATIVES",
@@ -37,6 +37,7 @@ __all__ = [
     "count",
     "covering",
     "families",
+    "device_flag",
     "family_field",
     "family_of",
     "is_built_in",

@@ -21,6 +21,11 @@ def count(default: int = 1) -> Any:
     return field(default=default, metadata={"admits": "count"})
 
 
+def device_flag() -> Any:
+    """A field that a family turns on wherever the device can do it: no choice, and so not shown in texts."""
+    return field(default=False, metadata={"shown": False})
+
+
 def family_field(name: str) -> Any:
     """The field `family` of a family's own schedule class; it is no argument."""
     return field(default=name, init=False)
@@ -59,8 +64,8 @@ class Schedule:
         return ""
 
     def __str__(self) -> str:
-        shown = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"{self.family}({', '.join(shown)})"
+        chosen = [f for f in fields(self) if f.metadata.get("shown", True) and getattr(self, f.name) != f.default]
+        return f"{self.family}({', '.join(f'{f.name}={getattr(self, f.name)}' for f in chosen)})"
 
 
-__all__ = ["Schedule", "count", "family_field", "power_of_two"]
+__all__ = ["Schedule", "count", "device_flag", "family_field", "power_of_two"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qimeng.program.schedule import Schedule, count, family_field, power_of_two
+from qimeng.program.schedule import Schedule, count, device_flag, family_field, power_of_two
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class GemmSchedule(Schedule):
     flat: bool = False
     stores: bool = False
     staged: bool = False
-    dependent: bool = False
+    dependent: bool = device_flag()
     fast: bool = False
 
     @property
