@@ -51,11 +51,11 @@ def connect(address: str) -> ModuleType:
         os.environ.setdefault(LOOPBACK, "0")  # read when Ray is imported, as the next
         if _has_token():  # Ray itself does so for "auto" alone; to another machine a token goes when its owner says so
             os.environ.setdefault(AUTH_MODE, "token")
+    if host:
+        _knock(address, host, port)
     import ray
 
     found: ModuleType = ray
-    if host:
-        _knock(address, host, port)
     if ray.is_initialized():
         return found
     options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "error"}

@@ -85,8 +85,8 @@ class NamedAsDouble(DispatchMode):
 def _is_slow_in_cudnn(x: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> bool:
     """Whether PyTorch's own convolution in float64, a product of columns, is faster than cuDNN's.
 
-    Measured with torch 2.11 on an H100: 2 to 6 times for transposed convolutions, 1.2 to 2.3 times for windows of
-    several elements that move by one, 0.4 times for others.
+    Seen with torch 2.11 on an H100: it is for transposed convolutions and for windows of several elements that move by
+    one; it is slower for pointwise and strided ones, and takes as long where channels are in groups.
     """
     _, stride, _, _, transposed, _, groups = arguments
     windows = weight[0, 0].numel() > 1 and all(s == 1 for s in stride) and groups == 1

@@ -167,12 +167,10 @@ class _Bench:
 
     def differ(self, seed: int) -> list[tuple[float, ...]]:
         """For each output of floats, the figures of the error that is timed here, beside eager on the same inputs."""
-        eager = tensors_in(self.module(*self._inputs(seed)))
-        found = tensors_in(self.call(*self._inputs(seed)))
-        pairs = [(y, r) for y, r in zip(found, eager, strict=True) if accuracy.is_float(r)]
-        errors: list[tuple[float, ...]] = [accuracy.measure(y, r).figures for y, r in pairs]
-        self._tidy()
-        return errors
+        try:
+            return self._errors(seed)
+        finally:
+            self._tidy()
 
     def time(self, seed: int, effort: Effort) -> dict[str, Any]:
         samples = self.stopwatch.measure(self.call, self._inputs, seed, effort)
@@ -226,6 +224,11 @@ class _Bench:
         if self.device.type == "cuda":
             torch.cuda.ipc_collect()
         self._tidy()
+
+    def _errors(self, seed: int) -> list[tuple[float, ...]]:
+        eager = tensors_in(self.module(*self._inputs(seed)))
+        found = tensors_in(self.call(*self._inputs(seed)))
+        return [accuracy.measure(y, r).figures for y, r in zip(found, eager, strict=True) if accuracy.is_float(r)]
 
     def _called(self, nothing: bool) -> Callable[..., Any]:
         assert self.batch is not None
