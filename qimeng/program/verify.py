@@ -28,7 +28,7 @@ from qimeng.graph.structure import structure_of
 from qimeng.program.program import Program, load_source
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
 from qimeng.spec.patience import LIMIT_S, TooLong, patience
-from qimeng.spec.reduce import RUNNABLE
+from qimeng.spec.reduce import MUCH, RUNNABLE
 from qimeng.spec.returned import opened
 from qimeng.spec.seeding import seed_generators
 
@@ -71,11 +71,11 @@ def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> 
         return _settling(spec, for_device(spec, device, known if known is not None else _capture(spec)))
     graph = _capture(spec)
     try:
-        graph = _verified(spec, graph)
+        graph = _verified(spec, graph, device)
     except CaptureError:
         if not _free(graph):
             raise
-        graph = _verified(spec, _capture(spec, specialise=True))
+        graph = _verified(spec, _capture(spec, specialise=True), device)
     return _settling(spec, with_call(spec, for_device(spec, device, graph)))
 
 
@@ -105,12 +105,12 @@ class _OtherLayout(CaptureError):
         self.number, self.order = number, order
 
 
-def _verified(spec: KernelSpec, graph: OpGraph) -> OpGraph:
+def _verified(spec: KernelSpec, graph: OpGraph, device: str) -> OpGraph:
     """`graph` once it is right, its outputs laid out in memory as the module's."""
     orders: dict[int, tuple[int, ...]] = {}
     while True:
         try:
-            verify_graph(spec, graph, orders)
+            verify_graph(spec, graph, orders, device)
             return laid_out(graph, orders)
         except _OtherLayout as other:
             if other.number in orders:
@@ -186,23 +186,27 @@ def _free(graph: OpGraph) -> set[int]:
     return {int(n.target) for n in graph.nodes.values() if n.kind == "scalar"}
 
 
-def verify_graph(spec: KernelSpec, graph: OpGraph, orders: Mapping[int, tuple[int, ...]] | None = None) -> None:
+def verify_graph(
+    spec: KernelSpec, graph: OpGraph, orders: Mapping[int, tuple[int, ...]] | None = None, device: str = "cpu"
+) -> None:
     """Compare the program of `graph`, all on PyTorch, with the module it was captured from.
 
     It uses the user's own inputs, twice so that state shows, and two seeds, the last one with other parameters. Then
     Python numbers are changed: free numbers must take effect, others must be refused. Compared are structure, type,
     shape, stride, dtype, values, buffers, and shared memory of outputs. It runs at reduced size if that has the same
-    operators in the same order; else at full size, on the GPU if that is too large for the CPU.
+    operators in the same order; else at full size. What is large runs on the GPU if the program will; what is too
+    large for the CPU runs there in any case.
 
     Args:
         spec: makes the module.
         graph: what was captured.
         orders: outputs that get another layout than the graph's (`qimeng.graph.layout`).
+        device: where the program will run.
 
     Raises:
         CaptureError: a difference, or no size at which the two can be compared; the message names it.
     """
-    small, device = spec.reduced(), "cpu"
+    small = spec.reduced()
     reduced = graph
     if small is not spec:
         reduced = _capture(small, specialise=not _free(graph))
@@ -210,13 +214,17 @@ def verify_graph(spec: KernelSpec, graph: OpGraph, orders: Mapping[int, tuple[in
             _SMALL[small] = reduced
     if not same_operators(reduced, graph):
         small, reduced = spec, graph
-    if small is spec and _elements(graph) > RUNNABLE:
+    elements = _elements(reduced)
+    if small is spec and elements > RUNNABLE:
+        device = "cuda"
         if not torch.cuda.is_available():
             raise CaptureError(
-                f"it has {_elements(graph)} elements and no smaller size does the same, so that the graph cannot be "
-                "checked against the module without a GPU"
+                f"it has {elements} elements and no smaller size does the same, so that the graph cannot be checked "
+                "against the module without a GPU"
             )
-        device = "cuda"
+    elif elements <= MUCH:
+        device = "cpu"
+    if device == "cuda":
         reduced = with_strides(reduced, seen_on(device))
     reduced = laid_out(reduced, orders or {})
     module = small.module(device)
