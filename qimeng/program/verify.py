@@ -43,6 +43,9 @@ NEAR = 4.0
 SEED = 0
 """Of random generators before each call that is compared."""
 
+MANY = 200
+"""Operators from which on a second capture, at reduced size, takes longer than a run at full size on a GPU."""
+
 SHARE = 0.5
 """Part of the seconds for a user's code (`qimeng.spec.patience.LIMIT_S`) that one capture may take."""
 
@@ -194,8 +197,8 @@ def verify_graph(
     It uses the user's own inputs, twice so that state shows, and two seeds, the last one with other parameters. Then
     Python numbers are changed: free numbers must take effect, others must be refused. Compared are structure, type,
     shape, stride, dtype, values, buffers, and shared memory of outputs. It runs at reduced size if that has the same
-    operators in the same order; else at full size. What is large runs on the GPU if the program will; what is too
-    large for the CPU runs there in any case.
+    operators in the same order; else at full size. If the program will run on the GPU, what is large runs there, and
+    a graph of `MANY` operators at full size. What is too large for the CPU runs on the GPU in any case.
 
     Args:
         spec: makes the module.
@@ -206,7 +209,7 @@ def verify_graph(
     Raises:
         CaptureError: a difference, or no size at which the two can be compared; the message names it.
     """
-    small = spec.reduced()
+    small = spec if device == "cuda" and _whole_is_quicker(graph) else spec.reduced()
     reduced = graph
     if small is not spec:
         reduced = _capture(small, specialise=not _free(graph))
@@ -246,6 +249,14 @@ def verify_graph(
         except ValueError:
             continue
         raise CaptureError(f"the graph was made for one value of input {position} but takes another")
+
+
+def _whole_is_quicker(graph: OpGraph) -> bool:
+    """Whether to run `graph` at full size on this machine's GPU: it has many operators, and memory is left for it."""
+    if len(graph.nodes) <= MANY or not torch.cuda.is_available():
+        return False
+    free, _ = torch.cuda.mem_get_info()
+    return 4 * _elements(graph) <= free / 2  # as if nothing was freed, in float32; module and graph take turns
 
 
 def _elements(graph: OpGraph) -> int:
