@@ -1,6 +1,6 @@
 """Evaluations an hour and a GPU, by a pool of this machine and through a cluster on one and two GPUs.
 
-``python -m experiments.cluster.rate OUT --seconds 450`` needs two GPUs and Ray; ``--estimate`` tries it without a GPU.
+``python -m experiments.cluster.rate OUT --seconds 450`` needs two GPUs and Ray; ``--fake`` tries it without a GPU.
 The same programs are evaluated in every arm, in the same order, each arm in a fresh process that compiles anew. An arm
 on one GPU of two has half of the cores. Every spec has a pool of its own, with one request in flight on each GPU, so
 that several judges share a GPU as they do in a benchmark with several jobs. Answers count from the moment at which
@@ -28,7 +28,7 @@ import typer
 from experiments.cluster.lock_use import LockUse, lock_files
 from experiments.cluster.streams import Answer, watch
 from experiments.cluster.views import cluster_rate
-from experiments.cluster.work import ESTIMATED, Work, make_work
+from experiments.cluster.work import Work, device_of, make_work
 from experiments.trust.journal import Journal, read_journal
 from qimeng.bench.environment import environment
 from qimeng.bench.gpus import share_of_cores, visible_gpus
@@ -36,8 +36,6 @@ from qimeng.bench.row import append_line
 from qimeng.cluster.connection import LOCAL, LOOPBACK, NAMESPACE, connect, disconnect
 from qimeng.cluster.fleet import Fleet
 from qimeng.cluster.pool import ClusterPool
-from qimeng.device import target_device
-from qimeng.envs.steps.setup import evaluator_kind
 from qimeng.envs.workers.local_pool import LocalPool
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Evaluation, EvaluationRequest, Evaluator, Gate, SerialEvaluator, Timing
@@ -79,12 +77,12 @@ class Machine:
     Attributes:
         gpus: what CUDA_VISIBLE_DEVICES calls them; numbers of no meaning where there is none.
         cores: of the processor.
-        estimated: whether there is no GPU.
+        fake: whether evaluations are only played, without GPU.
     """
 
     gpus: tuple[str, ...]
     cores: tuple[int, ...]
-    estimated: bool
+    fake: bool
 
 
 def run_arm(works: bytes, machine: Machine, arm: Arm, seconds: float, rows: Path) -> None:
@@ -92,7 +90,6 @@ def run_arm(works: bytes, machine: Machine, arm: Arm, seconds: float, rows: Path
     end = time.monotonic() + seconds
     _narrow(arm, machine)
     made: list[Work] = pickle.loads(works)
-    kind = evaluator_kind(target_device(ESTIMATED if machine.estimated else None))
     lanes, use = len(made), LockUse(())
 
     def begin() -> None:
@@ -107,11 +104,11 @@ def run_arm(works: bytes, machine: Machine, arm: Arm, seconds: float, rows: Path
 
     def open_pool(work: Work) -> Evaluator:
         if not arm.cluster:
-            return LocalPool(work.make, kind, ({},))
+            return LocalPool(work.make, work.kind, ({},))
         fleet = Fleet(LOCAL)
         while not all([fleet.ready(gpu) for gpu in fleet.gpus]) and time.monotonic() < end:
             time.sleep(0.05)
-        return ClusterPool(work.make, kind, fleet, pinned=False, lanes=lanes)
+        return ClusterPool(work.make, work.kind, fleet, pinned=False, lanes=lanes)
 
     found = watch(made, open_pool, arm.gpus, end, begin)
     held = use.end()
@@ -164,14 +161,14 @@ def _narrow(arm: Arm, machine: Machine) -> None:
     """This process and its children: as many GPUs as the arm uses, their share of the cores, folders of their own."""
     count = len(machine.cores) * arm.gpus // len(machine.gpus)
     os.sched_setaffinity(0, set(machine.cores[: max(1, count)]))
-    if not machine.estimated:
+    if not machine.fake:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(machine.gpus[: arm.gpus])
     os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="cluster_rate_")
 
 
 def _connect(arm: Arm, machine: Machine) -> None:
     """A cluster of this machine, as ``--cluster local`` has it; with GPUs in name only where there is none."""
-    if machine.estimated:
+    if machine.fake:
         os.environ[LOOPBACK] = "0"
         import ray
 
@@ -218,7 +215,7 @@ def measure_way(works: bytes, machine: Machine, rows: Path) -> None:
     disconnect()
 
 
-def measure(out: Path, seconds: float, specs: Sequence[int], gpus: int, estimate: bool, seed: int) -> None:
+def measure(out: Path, seconds: float, specs: Sequence[int], gpus: int, fake: bool, seed: int) -> None:
     """All arms, one after the other; see the module.
 
     Args:
@@ -226,19 +223,19 @@ def measure(out: Path, seconds: float, specs: Sequence[int], gpus: int, estimate
         seconds: for everything.
         specs: numbers of drawn specs; each has a pool.
         gpus: 1 leaves the arm on two GPUs out.
-        estimate: times of a model, without a GPU.
+        fake: evaluations are only played, without a GPU.
         seed: of the specs.
 
     Raises:
         typer.BadParameter: there are not so many GPUs.
     """
     end = time.monotonic() + seconds
-    seen = tuple(map(str, range(gpus))) if estimate else visible_gpus()
+    seen = tuple(map(str, range(gpus))) if fake else visible_gpus()
     if len(seen) < gpus:
-        raise typer.BadParameter(f"this needs {gpus} GPUs, and there are {len(seen)}; --estimate tries it without")
-    machine = Machine(seen, tuple(sorted(os.sched_getaffinity(0))), estimate)
-    journal = Journal(out, environment(target_device(ESTIMATED if estimate else None)))
-    made = make_work(specs, seed, estimate, len(machine.cores))
+        raise typer.BadParameter(f"this needs {gpus} GPUs, and there are {len(seen)}; --fake tries it without")
+    machine = Machine(seen, tuple(sorted(os.sched_getaffinity(0))), fake)
+    journal = Journal(out, environment(device_of(fake)))
+    made = make_work(specs, seed, fake, len(machine.cores))
     print({work.spec.name: len(work.programs) for work in made}, f"{end - time.monotonic():.0f} s left", flush=True)
     works = pickle.dumps(made)
     _in_process(journal, measure_way, works, machine)
@@ -268,10 +265,10 @@ def main(
     gpus: Annotated[int, typer.Option(help="2, or 1 to leave the arm on two GPUs out.")] = 2,
     specs: Annotated[str, typer.Option(help="Numbers of drawn specs, divided by commas.")] = "0,1,2,3,4,5",
     seed: Annotated[int, typer.Option(help="Of the sequence of specs.")] = 0,
-    estimate: Annotated[bool, typer.Option(help="Try it without a GPU.")] = False,
+    fake: Annotated[bool, typer.Option(help="Try it without a GPU.")] = False,
 ) -> None:
     """Measure the rates of a pool of this machine and of a cluster."""
-    measure(out, seconds, [int(n) for n in specs.split(",")], gpus, estimate, seed)
+    measure(out, seconds, [int(n) for n in specs.split(",")], gpus, fake, seed)
 
 
 if __name__ == "__main__":

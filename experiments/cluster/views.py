@@ -49,6 +49,39 @@ def cluster_rate(rows: Rows) -> str:
     return "\n\n".join([_where(rows), markdown(table), *_sentences(rows, arms, answers)])
 
 
+def cluster_scaling(rows: Rows) -> str:
+    """A line for each simulated run: its rate beside that of one simulated GPU, and what was asked again."""
+    found = [row for row in rows if row["what"] == "simulated"]
+    one = {r["times"]["source"]: r["an_hour_a_gpu"] for r in found if r["scenario"]["gpus"] == 1}
+    head = ["simulated run", "GPUs", "an hour and a GPU", "efficiency", "lock idle", "measuring", "asked again"]
+    table = [[*head, "calls lost", "answers", "of"]]
+    for row in found:
+        base = one.get(row["times"]["source"])
+        again = ", ".join(f"{count} for a {whose}'s fault" for whose, count in sorted(row["again"].items()))
+        table.append(
+            [
+                row["scenario"]["name"],
+                str(row["scenario"]["gpus"]),
+                number(row["an_hour_a_gpu"], 0),
+                percent(row["an_hour_a_gpu"] / base if base else None),
+                percent(row["idle"]),
+                percent(row["measuring"]),
+                again or "none",
+                str(row["lost"]),
+                str(row["answers"]),
+                str(row["requests"]),
+            ]
+        )
+    sources = []
+    for times in {row["times"]["source"]: row["times"] for row in found}.values():
+        real = f"; measured there on one GPU: {number(times['an_hour'], 0)} an hour" if times["an_hour"] else ""
+        sources.append(
+            f"Simulated, with the seconds of `{times['source']}`, {times['judges']} judges a GPU and "
+            f"{number(1e3 * times['call_s'], 1)} ms of the driver for each request{real}."
+        )
+    return "\n\n".join([*sources, markdown(table)])
+
+
 def an_hour(arm: Mapping[str, Any]) -> float | None:
     """Evaluations an hour and a GPU of an arm's row."""
     return 3600 * arm["evaluations"] / arm["window_s"] / arm["arm"]["gpus"] if arm["window_s"] else None
@@ -109,7 +142,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-CLUSTERS: dict[str, Callable[[Rows], str]] = {"cluster-rate": cluster_rate}
+CLUSTERS: dict[str, Callable[[Rows], str]] = {"cluster-rate": cluster_rate, "cluster-scaling": cluster_scaling}
 """Name of a table to the function that makes it of rows."""
 
-__all__ = ["CLUSTERS", "an_hour", "cluster_rate", "efficiency"]
+__all__ = ["CLUSTERS", "an_hour", "cluster_rate", "cluster_scaling", "efficiency"]

@@ -14,18 +14,21 @@ from multiprocessing import get_context
 
 from experiments.trust.cost import FAMILIES, LEVEL_2, LITTLE
 from experiments.trust.programs import programs_along
-from qimeng.device import target_device
+from qimeng.device import DEVICES, Device, target_device
+from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.steps.setup import make_task
 from qimeng.errors import QimengError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import EvaluationRequest, Evaluator
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
+from qimeng.testing import FakeEvaluator
 
 WALKS = 8
 """Through each spec; a walk has some ten programs."""
-ESTIMATED = "h100"
-"""The device that times are estimated for where there is no GPU."""
+FAKE_S = 0.2
+"""Seconds of an evaluation that is only played."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,12 @@ class Work:
     Attributes:
         spec: the spec.
         programs: without repetition, in an order by chance, so that any part of them is like the whole.
-        estimated: whether there is no GPU, and times come from a model.
+        fake: whether evaluations are only played (`qimeng.testing`), to try a script without a GPU.
     """
 
     spec: KernelSpec
     programs: tuple[Program, ...]
-    estimated: bool
+    fake: bool
 
     @property
     def requests(self) -> list[EvaluationRequest]:
@@ -50,27 +53,41 @@ class Work:
     @property
     def make(self) -> partial[tuple[Evaluator, OpGraph]]:
         """Makes the judge, in the process that it works in."""
-        return partial(_judge_of, self.spec.to_bytes(), ESTIMATED if self.estimated else None)
+        return partial(_fake_of if self.fake else _judge_of, self.spec.to_bytes())
+
+    @property
+    def kind(self) -> type[Evaluator]:
+        """The judge's class."""
+        return FakeEvaluator if self.fake else GpuEvaluator
 
 
-def _judge_of(spec: bytes, device: str | None) -> tuple[Evaluator, OpGraph]:
-    task = make_task(KernelSpec.from_bytes(spec), device=device)
+def _judge_of(spec: bytes) -> tuple[Evaluator, OpGraph]:
+    task = make_task(KernelSpec.from_bytes(spec), device="cuda")
     return task.evaluator, task.start.graph
 
 
-def make_work(numbers: Sequence[int], seed: int, estimated: bool, processes: int, walks: int = WALKS) -> list[Work]:
+def _fake_of(spec: bytes) -> tuple[Evaluator, OpGraph]:
+    return FakeEvaluator(device_of(True), delay=FAKE_S), capture_spec(KernelSpec.from_bytes(spec))
+
+
+def device_of(fake: bool) -> Device:
+    """The device that kernels are written for."""
+    return DEVICES["h100"] if fake else target_device()
+
+
+def make_work(numbers: Sequence[int], seed: int, fake: bool, processes: int, walks: int = WALKS) -> list[Work]:
     """The work of these specs of a sequence; one that cannot be captured is left out.
 
     Args:
         numbers: of the specs.
         seed: of the sequence.
-        estimated: see `Work`; inputs are small then.
+        fake: see `Work`; inputs are small then.
         processes: that write programs.
         walks: through each spec.
     """
     found: dict[int, tuple[KernelSpec, dict[str, Program]]] = {}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        jobs = {pool.submit(_walk, seed, n, estimated, walk): n for walk in range(walks) for n in numbers}
+        jobs = {pool.submit(_walk, seed, n, fake, walk): n for walk in range(walks) for n in numbers}
         for done in as_completed(jobs):
             try:
                 spec, programs = done.result()
@@ -84,13 +101,12 @@ def make_work(numbers: Sequence[int], seed: int, estimated: bool, processes: int
         spec, known = found[n]
         order = sorted(known)
         random.Random(f"{seed}/{n}/order").shuffle(order)
-        works.append(Work(spec, tuple(known[digest] for digest in order), estimated))
+        works.append(Work(spec, tuple(known[digest] for digest in order), fake))
     return works
 
 
-def _walk(seed: int, number: int, estimated: bool, walk: int) -> tuple[KernelSpec, tuple[Program, ...]]:
-    device = target_device(ESTIMATED if estimated else None)
-    return programs_along(seed, number, LITTLE if estimated else LEVEL_2, device, FAMILIES, walk)
+def _walk(seed: int, number: int, fake: bool, walk: int) -> tuple[KernelSpec, tuple[Program, ...]]:
+    return programs_along(seed, number, LITTLE if fake else LEVEL_2, device_of(fake), FAMILIES, walk)
 
 
-__all__ = ["ESTIMATED", "WALKS", "Work", "make_work"]
+__all__ = ["FAKE_S", "WALKS", "Work", "device_of", "make_work"]
