@@ -71,6 +71,33 @@ def make_subject(
     return Subject(drawn.spec, drawn.family, graph, walk.program, tuple(walk.steps))
 
 
+def programs_along(
+    seed: int, number: int, sizes: Bytes, device: Device, families: Sequence[str] = (), variant: int = 0, steps: int = 8
+) -> tuple[KernelSpec, tuple[Program, ...]]:
+    """Spec `number` of the sequence `seed`, and every program with a kernel along a walk as a search takes it.
+
+    Args:
+        seed: of the sequence.
+        number: in the sequence.
+        sizes: bytes of its inputs and parameters.
+        device: the device that kernels are printed for.
+        families: drawn from these only; all by default.
+        variant: number of the walk among those for this spec.
+        steps: that change a schedule, after all regions have kernels.
+
+    Raises:
+        QimengError: the spec cannot be captured.
+    """
+    drawn = draw(seed, number, sizes, families)
+    graph = capture_spec(drawn.spec, device="cuda" if device.measured else "cpu")
+    walk = _Walk(Program.start(graph), drawn.spec.mode, device, random.Random(f"{seed}/{number}/walk {variant}"))
+    walk.take(frozenset({"fusion"}), MOST_STEPS, param="")
+    walk.programs.clear()
+    walk.take(frozenset({"lowering"}), MOST_STEPS)
+    walk.take(SCHEDULES, steps)
+    return drawn.spec, tuple(walk.programs)
+
+
 class _Walk:
     """Random legal actions, whose patches are taken without asking a judge."""
 
@@ -78,6 +105,7 @@ class _Walk:
         self.program, self.mode, self.device, self.rng = program, mode, device, rng
         self.coder = TemplateCoder()
         self.steps: list[str] = []
+        self.programs: list[Program] = []
 
     def take(self, kinds: frozenset[str], count: int, param: str | None = None) -> None:
         """Up to `count` actions of these kinds (with this `param`), as long as any is legal."""
@@ -94,6 +122,7 @@ class _Walk:
                 continue
             self.program = patch.apply(self.program, self.rng.randrange(max(1, len(patch.alternatives))))
             self.steps.append(f"{action.kind} {action.param}".strip())
+            self.programs.append(self.program)
 
 
-__all__ = ["Subject", "make_subject"]
+__all__ = ["Subject", "make_subject", "programs_along"]

@@ -79,10 +79,10 @@ class Fleet:
     def __init__(
         self, address: str = "local", generation: str = "", priority: int = NORMAL, patience: float = PATIENCE_S
     ):
-        self._ray = connect(address)
+        self._ray = self._connect(address)
         self.run = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.priority, self._patience = priority, patience
-        self._listed: tuple[float, tuple[Gpu, ...]] = (time.monotonic(), self._all())
+        self._listed: tuple[float, tuple[Gpu, ...]] = (self.clock(), self._all())
         self.generation = chosen_generation(self._listed[1], generation)
         self._keepers: dict[Gpu, Any] = {}
         self._calls: dict[Any, Call] = {}
@@ -100,7 +100,7 @@ class Fleet:
     @property
     def gpus(self) -> tuple[Gpu, ...]:
         """Those that live now, without the ones that rest."""
-        now = time.monotonic()
+        now = self.clock()
         if now - self._listed[0] >= REFRESH_S:
             self.look()
         of_ours = [gpu for gpu in self._listed[1] if gpu.generation == self.generation]
@@ -113,7 +113,7 @@ class Fleet:
         """
         if self._there.get(gpu, False):
             return True
-        now = time.monotonic()
+        now = self.clock()
         if gpu not in self._probes:
             if self._probed_next.get(gpu, 0.0) <= now:
                 self._probes[gpu] = self._keeper(gpu).describe.remote()
@@ -133,7 +133,7 @@ class Fleet:
         """The GPUs with the least work of all runs first, as their keepers said in the last moments; else by chance."""
         if len(gpus) < 2:
             return list(gpus)
-        now = time.monotonic()
+        now = self.clock()
         if now - self._said[0] >= REFRESH_S or any(gpu not in self._said[1] for gpu in gpus):
             said = described(self._ray, gpus, seconds=REFRESH_S / 4)
             self._said = (now, {gpu: _use_of(said.get(gpu)) for gpu in gpus})
@@ -141,7 +141,7 @@ class Fleet:
 
     def look(self) -> None:
         """List the nodes anew."""
-        self._listed = (time.monotonic(), self._all())
+        self._listed = (self.clock(), self._all())
         for known in (self._keepers, self._there, self._probes, self._probed_next, self._resting, self._in_a_row):
             for gpu in [gpu for gpu in known if gpu not in self._listed[1]]:
                 del known[gpu]
@@ -152,14 +152,14 @@ class Fleet:
         Raises:
             ClusterError: there is none for longer than the run's patience.
         """
-        until = time.monotonic() + self._patience
+        until = self.clock() + self._patience
         while not any([self.ready(gpu) for gpu in self.gpus]):
-            if time.monotonic() >= until:
+            if self.clock() >= until:
                 raise ClusterError(
                     f"no GPU of generation {self.generation!r} is left in the cluster, or free for this, and none came "
                     f"within {self._patience:g} s; what was measured is kept: run the same command again to go on"
                 )
-            time.sleep(min(0.05, self._patience))
+            self.pause(min(0.05, self._patience))
 
     def begin(self, gpu: Gpu, lane: int, work: bytes, task: Any, beside: int = 1, limit_s: float | None = None) -> Call:
         """Have a GPU work on a task: see `Supervisor.work`."""
@@ -199,7 +199,7 @@ class Fleet:
         self._in_a_row[gpu] = self._in_a_row[gpu] + 1 if machine else 0
         if self._in_a_row[gpu] >= SICK:
             self._in_a_row[gpu] = 0
-            self._resting[gpu] = time.monotonic() + REST_S
+            self._resting[gpu] = self.clock() + REST_S
 
     def close(self) -> None:
         """End all that the run has on the cluster; harmless where it was closed before."""
@@ -216,14 +216,28 @@ class Fleet:
         if left:  # long enough for processes to be ended, short enough for Ctrl-C
             self._ray.wait(left, num_returns=len(left), timeout=3.0)
 
+    def clock(self) -> float:
+        """Seconds that only move forward."""
+        return time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
     # -- parts
+
+    def _connect(self, address: str) -> Any:
+        return connect(address)
+
+    def _make_keeper(self, gpu: Gpu, beside: int) -> Any:
+        return _keeper_of(self._ray, gpu, beside)
 
     def _all(self) -> tuple[Gpu, ...]:
         return gpus_of(self._ray.nodes())
 
     def _keeper(self, gpu: Gpu) -> Any:
         if gpu not in self._keepers:
-            self._keepers[gpu] = _keeper_of(self._ray, gpu, sum(g.node == gpu.node for g in self._listed[1]))
+            self._keepers[gpu] = self._make_keeper(gpu, sum(g.node == gpu.node for g in self._listed[1]))
         return self._keepers[gpu]
 
     def _reply(self, call: Call) -> Reply:
@@ -236,7 +250,7 @@ class Fleet:
             self.lost[call.gpu.name] += 1
             self._keepers.pop(call.gpu, None)
             self._there.pop(call.gpu, None)
-            self._probed_next[call.gpu] = time.monotonic() + PAUSE_S
+            self._probed_next[call.gpu] = self.clock() + PAUSE_S
             self.look()
             why = str(error).strip().splitlines()[0]
             return Reply(failure=f"{call.gpu.name} was lost ({type(error).__name__}: {why})", alive=False)

@@ -6,7 +6,7 @@ machine (`qimeng.envs.workers.local_pool`). Knows nothing about how its evaluato
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from functools import partial
 
@@ -115,9 +115,9 @@ class ClusterPool(QueueingEvaluator):
         """The one that was used least recently first."""
         self._stay()
         gpus = self._fleet.gpus if self._home is None else (self._home,)
-        busy = [call.gpu for call in self._calls]
-        free = [gpu for gpu in gpus if busy.count(gpu) < self._lanes and self._fleet.ready(gpu)]
-        return sorted(free, key=lambda gpu: (busy.count(gpu), self._used.get(gpu, 0)))
+        busy = Counter(call.gpu for call in self._calls)
+        free = [gpu for gpu in gpus if busy[gpu] < self._lanes and self._fleet.ready(gpu)]
+        return sorted(free, key=lambda gpu: (busy[gpu], self._used.get(gpu, 0)))
 
     def _stay(self) -> None:
         """Choose the home of a pinned pool, or see whether it is still there."""
@@ -144,7 +144,7 @@ class ClusterPool(QueueingEvaluator):
             self._start()
             if not self._calls:  # a keeper was lost a moment ago
                 left = self._seconds_to(until)
-                time.sleep(PROBE_S if left is None else min(PROBE_S, left))
+                self._fleet.pause(PROBE_S if left is None else min(PROBE_S, left))
         for call, reply in self._fleet.ended(self._seconds_to(until)):
             job = self._calls.pop(call, None)
             if job is None:  # given up before

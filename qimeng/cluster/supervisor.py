@@ -23,6 +23,7 @@ import cloudpickle
 from qimeng.bench.gpus import share_of_cores
 from qimeng.cluster.turns import Turns
 from qimeng.envs.workers.task_process import TaskProcess
+from qimeng.errors import in_words
 
 LEASE_S = 60.0
 """Seconds after which the work of a run is ended whose driver has not been heard of."""
@@ -190,7 +191,10 @@ class Supervisor:
             process.kill()
             why = "stopped" if stopped.is_set() else f"took longer than {limit_s:.0f} s"
             return Reply(failure=why, alive=False, late=not stopped.is_set())
-        result, failure, alive = process.receive()
+        found, failure, alive = process.receive()
+        result, broken = found or (None, "")
+        if broken:
+            failure, alive = broken, False
         if not alive:
             del self._processes[lane]
             process.kill()
@@ -219,12 +223,26 @@ def _taken(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def _called(pair: tuple[bytes, Any]) -> bytes:
-    """In a process of the GPU: the work done on the task, pickled."""
+def _called(pair: tuple[bytes, Any]) -> tuple[bytes | None, str]:
+    """In a process of the GPU: the work done on the task, pickled; or why nothing can be done here any more."""
     work, task = pair
     made = cloudpickle.loads(work)
-    found: bytes = cloudpickle.dumps(made(cloudpickle.loads(task) if isinstance(task, bytes) else task))
-    return found
+    try:
+        return cloudpickle.dumps(made(cloudpickle.loads(task) if isinstance(task, bytes) else task)), ""
+    except RuntimeError as error:
+        if not _is_driver_error(error):
+            raise
+        return None, f"the GPU or its driver failed: {in_words(error)}"
+
+
+def _is_driver_error(error: RuntimeError) -> bool:
+    """Whether CUDA itself failed, after which this process can do nothing more; memory that ran out is the task's."""
+    import torch  # the keeper itself does without
+
+    from qimeng.envs.workers.answering import failure_of
+    from qimeng.interfaces.faults import MACHINE_FAILED
+
+    return failure_of(error) == MACHINE_FAILED and not isinstance(error, torch.OutOfMemoryError)
 
 
 __all__ = ["LEASE_S", "TASK_FOLDER", "Reply", "Supervisor"]

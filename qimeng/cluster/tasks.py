@@ -110,7 +110,7 @@ class ClusterTasks(Pool):
                     if not (queue or self._again) or clock() >= min(start_before, stop_at):
                         return
                     self._fleet.await_gpu()
-                    time.sleep(PROBE_S)
+                    self._fleet.pause(PROBE_S)
                     continue
                 for call, reply in self._fleet.ended(self._seconds_to(stop_at, bool(queue or self._again))):
                     if (number := self._begun.pop(call, -1)) < 0:
