@@ -86,7 +86,7 @@ def explore(
     places = gpu_places(gpus, jobs, visible_gpus() if target.measured else ())
     if which == TREES:
         half, asked = TRAINING, TRAINED
-        methods = tuple(map(Method.parse, ("heuristic", "lm")))
+        methods = tuple(map(Method.parse, trained_by()))
     elif which == HELD:
         half, methods = HELD_OUT, tuple(map(Method.parse, methods_of(out)))
         runs = sum(len(SEEDS) if m.draws else 1 for m in methods)
@@ -203,6 +203,11 @@ def replay(
     for row in replay_at_once(trees, methods, where, cores, seconds, SEEDS, EVALUATIONS, done):
         append_replay(rows, row)
         print(f"{row.name:<24} {row.method.label:<24} seed {row.seed}: {row.share(10):.0%} after 10", flush=True)
+
+
+def trained_by() -> tuple[str, ...]:
+    """Who explores the trees to train on, before chance: the rule, and the planner that is to be adapted."""
+    return ("heuristic", "lm")
 
 
 def folder_of(out: Path, how: str, seed: int) -> Path:
