@@ -6,8 +6,9 @@ seeds do. Knows nothing about how rows are made.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -154,7 +155,38 @@ def planners_main(rows: Sequence[ReplayRow]) -> str:
     return planners([row for row in rows if row.method.label in wanted])
 
 
-REPLAYS: dict[str, Callable[[Sequence[ReplayRow]], str]] = {"planners": planners, "planners_main": planners_main}
+def pooled(rows: Sequence[ReplayRow]) -> list[ReplayRow]:
+    """Rows of planners that differ in a training seed alone (``NAME-0``, ``NAME-1, best-of-n`` …) as one method's."""
+    found = []
+    for row in rows:
+        match = re.fullmatch(r"(.+)-(\d+)((?:, .+)?)", row.method.label)
+        if match:
+            method = Method(match[1] + match[3], "", row.method.search)
+            row = replace(row, method=method, seed=1000 * int(match[2]) + row.seed)
+        found.append(row)
+    return found
+
+
+def planners_pooled(rows: Sequence[ReplayRow]) -> str:
+    """The same as `planners` with training seeds as one method, and how far each is ahead of ``before``."""
+    together = pooled(rows)
+    before = next((r.method for r in together if r.method.label == "before"), None)
+    ahead = [["points ahead of before", "specs", *(f"after {n}" for n in AT)]]
+    for method in dict.fromkeys(r.method for r in together if before and r.method.label not in ("before", "random")):
+        some = [r for r in together if r.method in (method, before)]
+        for other, figures in advantages(some, method).items():
+            assert other == before
+            specs = len({r.spec for r in some if r.method == method} & {r.spec for r in some if r.method == before})
+            shown = [f"{100 * f.value:+.0f} ({100 * f.low:+.0f} … {100 * f.high:+.0f})" for f in figures.values()]
+            ahead.append([method.label, str(specs), *shown])
+    return planners(together) + "\n\n" + markdown(ahead)
+
+
+REPLAYS: dict[str, Callable[[Sequence[ReplayRow]], str]] = {
+    "planners": planners,
+    "planners_main": planners_main,
+    "planners_pooled": planners_pooled,
+}
 """What a table in a document may ask for."""
 
 
@@ -223,5 +255,7 @@ __all__ = [
     "bootstrap",
     "percents",
     "planners",
+    "planners_pooled",
+    "pooled",
     "summarize",
 ]

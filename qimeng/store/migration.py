@@ -272,7 +272,8 @@ class _Rows:
             about = json.loads(row[1]) if row is not None else None
             if not about or not about.get("source"):
                 return None
-            spec = KernelSpec.from_source(about["source"], row[0], dtype=about["dtype"], mode=about["mode"])
+            more = {"dtype": about["dtype"], "mode": about["mode"], "weights": about.get("weights", "")}
+            spec = KernelSpec.from_source(about["source"], row[0], **more)
             device = "cpu" if conditions.estimated or not torch.cuda.is_available() else "cuda"
             return Program.start(capture_spec(spec, device=device)) if spec.digest == conditions.spec else None
         except (QimengError, ValueError, KeyError, TypeError, AttributeError):  # another text than `put_drawn` writes

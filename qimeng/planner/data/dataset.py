@@ -54,7 +54,7 @@ _VERDICT: Columns = {
 
 COLUMNS: dict[str, Columns] = {
     "specs": {
-        **dict.fromkeys(("spec", "name", "family", "dtype", "mode"), "string"),
+        **dict.fromkeys(("spec", "name", "family", "dtype", "mode", "weights"), "string"),
         **dict.fromkeys(("seed", "index"), "int64"),
         **dict.fromkeys(("structure", "whole", "source"), "string"),
     },
@@ -192,7 +192,9 @@ def _specs(some: Some) -> Iterator[dict[str, Any]]:
     for tree, signatures in some.values():
         if tree.conditions.spec not in seen:
             seen.add(tree.conditions.spec)
-            about = {name: getattr(tree, name) for name in ("name", "family", "dtype", "mode", "seed", "index")}
+            about = {
+                name: getattr(tree, name) for name in ("name", "family", "dtype", "mode", "weights", "seed", "index")
+            }
             yield {"spec": tree.conditions.spec, **about, **asdict(signatures), "source": tree.source}
 
 

@@ -56,6 +56,7 @@ class Tree:
         patches: digest of each patch to its record.
         edges: steps, accepted or not.
         identity: rule by which its programs are named (`qimeng.program.identity.IDENTITY`).
+        weights: what the spec declares of its weights (`KernelSpec.weights`); empty where it declares nothing.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Tree:
     patches: Mapping[str, PatchRecord]
     edges: tuple[StoredStep, ...]
     identity: int = IDENTITY
+    weights: str = ""
 
     def spec(self) -> KernelSpec:
         """The spec.
@@ -83,7 +85,7 @@ class Tree:
             raise TreeError(
                 f"the text of {self.name} was left out of its tree: `qimeng collect merge --listed FILE` puts it back"
             )
-        return KernelSpec.from_source(self.source, self.name, dtype=self.dtype, mode=self.mode)
+        return KernelSpec.from_source(self.source, self.name, dtype=self.dtype, mode=self.mode, weights=self.weights)
 
     def with_source(self, source: str) -> Tree:
         """The same with the text that was left out.
@@ -279,6 +281,7 @@ class Tree:
         patch = {d: i for i, d in enumerate(self.patches)}
         keys = {evaluation_key(self.conditions, s, p): i for i, (p, s, _) in enumerate(self.evaluations)}
         about = {k: getattr(self, k) for k in (*ABOUT, "identity")}
+        about |= {"weights": self.weights} if self.weights else {}
         return {
             **about,
             "conditions": asdict(self.conditions),
@@ -322,7 +325,7 @@ class Tree:
             for parent, (kind, regions, param), patch, evaluation, accepted, child in data["edges"]
             if patch is None or names[patch] in patches
         )
-        about = {**{k: data[k] for k in ABOUT}, "identity": data.get("identity", 1)}
+        about = {**{k: data[k] for k in ABOUT}, "identity": data.get("identity", 1), "weights": data.get("weights", "")}
         return cls(**about, conditions=conditions, evaluations=evaluations, patches=patches, edges=edges)
 
 

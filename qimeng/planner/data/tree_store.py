@@ -31,7 +31,7 @@ ERROR = 240
 def put_drawn(store: Store, drawn: Drawn) -> None:
     """Keep a drawn spec in the store, with all that is needed to make it again."""
     s, where = drawn.spec, {"family": drawn.family, "seed": drawn.seed, "index": drawn.index}
-    body = {"source": s.source, "dtype": s.dtype, "mode": s.mode, **where}
+    body = {"source": s.source, "dtype": s.dtype, "mode": s.mode, "weights": s.weights, **where}
     store.put_spec(s.digest, s.name, json.dumps(body, sort_keys=True))
 
 
@@ -42,7 +42,7 @@ def put_tree(store: Store, tree: Tree) -> None:
         TreeError: it has programs under old names, and nothing of it can be applied any more (`Tree.today`).
     """
     tree = tree if tree.identity == IDENTITY else tree.today()
-    body = {k: getattr(tree, k) for k in ABOUT if k != "name"}
+    body = {k: getattr(tree, k) for k in (*ABOUT, "weights") if k != "name"}
     store.put_spec(tree.conditions.spec, tree.name, json.dumps(body, sort_keys=True))
     store.merge(tree.store())
 
@@ -71,6 +71,7 @@ def trees_of(store: Store) -> Iterator[Tree]:
             evaluations=tuple(judged),
             patches={d: r for d, r in records.items() if r is not None},
             edges=tuple(e for e in edges if e.patch is None or records[e.patch] is not None),
+            weights=about.get("weights", ""),
         )
 
 

@@ -31,7 +31,7 @@ from qimeng.store import Conditions, StoredStep
 
 T = TypeVar("T")
 
-MANY = 48
+MANY = 16
 """So many trees or more are captured by several processes, which take seconds to start."""
 
 ENDLESS = Budget(seconds=float("inf"), evaluations=1 << 30, steps=1 << 30)
