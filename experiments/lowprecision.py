@@ -2,11 +2,13 @@
 
     python -m experiments.lowprecision rows.jsonl --seconds 30 --only int4
 
-A row of JSON for each layer (weights, rows, sizes of Llama's layers): what the usual search found by the judge's clock,
+A row of JSON for each layer (weights, rows, sizes of Llama's layers; ``fp8a`` and ``int8a`` declare activations too,
+with PyTorch's products of codes as rivals): what the usual search found by the judge's clock,
 and in turns, each in a CUDA graph with a cold L2, milliseconds of the result, of PyTorch on the declared weights in
 bf16, of PyTorch's own int4 and int8 products, and of torchao and gemlite (`pip install gemlite==0.6.0`) where they
 are installed; a library that fails is written down with its reason. ``--sweep`` times each configuration
-that the action `dequantize` begins with instead, without a judge. Deals in running and writing down.
+that the action `dequantize` or `multiply_codes` begins with instead, without a judge. Deals in running and writing
+down.
 """
 
 from __future__ import annotations
@@ -27,16 +29,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.products import ROUNDS, timer
+from experiments.quantized_rivals import codes_of, rivals
 from qimeng import KernelSpec, QimengError, plan_and_code
 from qimeng.actions import Context, legal_actions
 from qimeng.bench.environment import environment
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import Device, current_device
 from qimeng.envs.steps.result import Result
-from qimeng.interfaces import Request
+from qimeng.family import covering
+from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
-from qimeng.spec.declared import weight_form
+from qimeng.spec.declared import activation_form, weight_form
 from qimeng.vocabulary.lowprecision.forms import FP8, INT4, INT8, scaled
 
 LAYERS = {"q": (4096, 4096), "up": (4096, 14336), "down": (14336, 4096)}
@@ -47,8 +51,13 @@ CASES: dict[str, tuple[str, int, str]] = {
     for weights in ("int8", "int4", "fp8")
     for layer, sizes in (("q", (1, 8, 64, 2048)), ("up", (1, 16)), ("down", (1, 8)))
     for rows in sizes[: 4 if weights != "fp8" else 1 + (layer == "q")]
+} | {
+    f"{weights}a {layer} {rows}": (f"{weights}a", rows, layer)
+    for weights in ("fp8", "int8")
+    for layer in LAYERS
+    for rows in (16, 64, 512, 2048, 8192)
 }
-"""Name of a case to its weights, rows and layer."""
+"""Name of a case to its weights (with "a" at the end: activations as well), rows and layer."""
 
 MODES = ("default", "max-autotune-no-cudagraphs")
 """Of torch.compile, timed by the judge."""
@@ -65,12 +74,21 @@ def layer_of(case: str) -> tuple[nn.Linear, Tensor, str]:
     return layer, torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16), weights
 
 
+def declared(weights: str) -> dict[str, Any]:
+    """What a spec declares in a case."""
+    kind = weights.removesuffix("a")
+    return {"weights": kind} | ({"activations": kind} if kind != weights else {})
+
+
 def libraries(layer: nn.Linear, x: Tensor, weights: str) -> dict[str, Callable[[], Callable[[], Any]]]:
-    """Name to what makes the call: PyTorch on the declared weights, and each library's product of such weights."""
+    """Name to what makes the call: PyTorch on what is declared, and each library's product of such weights."""
+    if "activations" in declared(weights):
+        spec = KernelSpec.from_module(layer, (x,), **declared(weights))
+        return {"eager": lambda: partial(spec.module(str(x.device)), x), **rivals(layer, x, weights.removesuffix("a"))}
 
     def eager() -> Callable[[], Any]:
-        declared = weight_form(weights).declared(layer.weight)
-        return lambda: functional.linear(x, declared)
+        weight = weight_form(weights).declared(layer.weight)
+        return lambda: functional.linear(x, weight)
 
     def int4pack() -> Callable[[], Any]:
         packed, scales = _tiny(layer.weight)
@@ -153,15 +171,30 @@ def beside(case: str, found: Calls) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - as above
             failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     times, others = in_turns(calls)
-    exact = functional.linear(x.double(), weight_form(weights).declared(layer.weight.double()))
-    off = {name: float((calls[name]().double() - exact).abs().max() / exact.square().mean().sqrt()) for name in times}
-    return {"turns_ms": times, "largest_difference_over_rms": off, "not_timed": failed | others}
+    exact = exact_of(layer, x, weights)
+    off, usual = {}, {}
+    for name in times:
+        left = calls[name]().double() - exact
+        off[name] = float(left.abs().max() / exact.square().mean().sqrt())
+        usual[name] = float((left.square().mean() / exact.square().mean()).sqrt())
+    different = {"largest_difference_over_rms": off, "rms_difference_over_rms": usual}
+    return {"turns_ms": times, **different, "not_timed": failed | others}
+
+
+def exact_of(layer: nn.Linear, x: Tensor, weights: str) -> Tensor:
+    """The declared computation in float64."""
+    words = declared(weights)
+    if "activations" in words:
+        given = activation_form(words["activations"], words["weights"]).declared(x.double())
+    else:
+        given = x.double()
+    return functional.linear(given, weight_form(words["weights"]).declared(layer.weight.double()))
 
 
 def searched(case: str, seconds: float) -> dict[str, Any]:
     """What the usual search finds for one layer."""
     layer, x, weights = layer_of(case)
-    spec = KernelSpec.from_module(layer, (x,), weights=weights, name=case)
+    spec = KernelSpec.from_module(layer, (x,), **declared(weights), name=case)
     result = plan_and_code(spec, seconds=seconds, planner="heuristic", compile_modes=MODES)
     module = result.module
     return judged(result) | beside(case, {"qimeng": lambda: module(x)})
@@ -189,18 +222,39 @@ def judged(result: Result) -> dict[str, Any]:
 
 
 def swept(case: str, device: Device) -> dict[str, Any]:
-    """Times of each configuration that `dequantize` begins with."""
+    """Times of each configuration that the case's action begins with; products of codes alone as well."""
     layer, x, weights = layer_of(case)
-    spec = KernelSpec.from_module(layer, (x,), weights=weights)
+    coded = "activations" in declared(weights)
+    spec = KernelSpec.from_module(layer, (x,), **declared(weights))
     start, context = Program.start(capture_spec(spec, verify=False, device="cuda")), Context(device, TemplateCoder())
-    action = next(a for a in legal_actions(start, context) if a.kind == "dequantize")
+    kind = "multiply_codes" if coded else "dequantize"
+    action = next(a for a in legal_actions(start, context) if a.kind == kind)
     patch = context.coder.write(Request(start, action, device))
     calls: Calls = {}
     for number, made in enumerate(patch.alternatives):
-        module = patch.apply(start, number).load().Model().to("cuda")
+        program = patch.apply(start, number)
+        if coded:
+            region = next(r for r in program.called if program.schedule(r) is None)
+            making = Request(program, Action("lowering", (region.id,)), device)
+            program = context.coder.write(making).apply(program)
+        loaded = program.load()
+        module = loaded.Model().to("cuda")
         module.load_state_dict(layer.state_dict())
         calls[str(made.schedule)] = partial(module, x)
+        if coded:
+            calls[f"product alone, {made.schedule}"] = alone(program, getattr(loaded, made.entry), layer, x)
     return beside(case, calls)
+
+
+def alone(program: Program, entry: Callable[..., Any], layer: nn.Linear, x: Tensor) -> Callable[[], Any]:
+    """The product of a program on codes that are there already."""
+    region = next(r for r in program.called if "linear" in r.label())
+    plan = covering(region)[1]
+    kind = "fp8" if plan.coded.floating else "int8"
+    (left, left_scale), (right, right_scale) = codes_of(x, kind), codes_of(layer.weight, kind)
+    given = {"a_codes": left, "a_scale": left_scale, "b_codes": right, "b_scale": right_scale}
+    arguments = [given[name] for name in plan.inputs]
+    return lambda: entry(*arguments)[0]
 
 
 def main(

@@ -21,7 +21,10 @@ from qimeng.errors import QimengError
 FILES = "QIMENG_PLUGINS"
 """Variable with the files that bring objects, divided as in PATH; processes that are started have it too."""
 
-SHIPPED = ("qimeng.vocabulary.lowprecision", "qimeng.vocabulary.sparse", "qimeng.vocabulary.irregular")
+SHIPPED = (
+    "qimeng.vocabulary.lowprecision", "qimeng.vocabulary.quantized", "qimeng.vocabulary.sparse",
+    "qimeng.vocabulary.irregular",
+)  # fmt: skip
 """Packages that come with the library and register what they bring when they are imported, as a user's would."""
 
 _run: set[str] = set()

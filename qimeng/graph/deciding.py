@@ -60,7 +60,8 @@ def _decides(graph: OpGraph, node: Node) -> bool:
     if node.packet in ("aten.max", "aten.min", "aten.cummax", "aten.cummin"):
         return len(node.metas) > 1  # with positions
     if node.packet == "aten._to_copy":
-        return node.metas[0] is not None and "float" not in node.metas[0].dtype
+        made = node.metas[0]
+        return made is not None and ("float" not in made.dtype or made.dtype.startswith("float8"))
     return node.packet in CHOICES or (node.packet in JUMPS and node.packet not in SIGNS)
 
 

@@ -20,7 +20,7 @@ from torch.utils import _pytree
 
 from qimeng.errors import SpecError
 from qimeng.spec.call import Call, arranged, with_keywords
-from qimeng.spec.declared import declare, weight_form
+from qimeng.spec.declared import activation_form, declare, weight_form
 from qimeng.spec.distributions import EXAMPLES, redistribute
 from qimeng.spec.fake import fake_tensors
 from qimeng.spec.kept import make_state
@@ -76,6 +76,8 @@ class KernelSpec:
             beforehand on the CPU.
         weights: how the weights of linear layers may be stored, such as ``"int8"`` or ``"int4:64"``. That is part of
             the computation: its reference and PyTorch multiply by such weights too. Empty where they are as they are.
+        activations: how the inputs of linear layers are read, such as ``"int8"``, beside weights of that form. Part of
+            the computation too. Empty where they are as they are.
     """
 
     name: str
@@ -89,6 +91,7 @@ class KernelSpec:
     accepts_any: bool = False
     updated: tuple[str, ...] = ()
     weights: str = ""
+    activations: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -101,6 +104,8 @@ class KernelSpec:
             raise SpecError(f"unknown input domain {unknown[0]!r}; known: {', '.join(DOMAINS)}")
         if self.weights:
             object.__setattr__(self, "weights", weight_form(self.weights).text)
+        if self.activations:
+            object.__setattr__(self, "activations", activation_form(self.activations, self.weights).text)
 
     # ---- making one
 
@@ -286,7 +291,8 @@ class KernelSpec:
         if target is not native:
             cast(module, target, only=native)
         if self.weights:
-            declare(module, weight_form(self.weights))
+            inputs = activation_form(self.activations, self.weights) if self.activations else None
+            declare(module, weight_form(self.weights), inputs)
         if dtype is not None:
             cast(module, dtype)
         return in_mode(module, self.training)
@@ -431,6 +437,7 @@ class KernelSpec:
         """
         parts = [self.origin.content, self.dtype, self.mode, self.training, self.declared, self.tolerances]
         parts += [self.weights] if self.weights else []
+        parts += [f"activations {self.activations}"] if self.activations else []
         return hashlib.blake2b("\n".join(map(str, parts)).encode(), digest_size=8).hexdigest()
 
     def __eq__(self, other: object) -> bool:

@@ -69,9 +69,11 @@ def _makes_integers(graph: OpGraph, node: Node, used: Set[Value]) -> bool:
 
 
 def _floating(meta: Meta | None) -> bool | None:
-    """Whether that is a tensor of floats; None where it is no tensor."""
+    """Whether that is a tensor of floats, not of codes for them (fp8); None where it is no tensor."""
     if meta is None:
         return None
+    if meta.dtype.startswith("float8"):
+        return False
     dtype: torch.dtype = getattr(torch, meta.dtype)
     return dtype.is_floating_point or dtype.is_complex
 

@@ -54,6 +54,7 @@ def mend() -> None:
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     multiply, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
+    between_floats = InterpreterBuilder.create_fp_to_fp
     spread = InterpreterBuilder.create_splat
     tune = Autotuner.run
 
@@ -69,6 +70,11 @@ def mend() -> None:
         if source.dtype.scalar.is_int() and target.scalar.is_bf16():  # else their bits would be taken for a bf16's
             return _rounded(TensorHandle(source.data.astype(np.float32), tl.float32))
         return cast(self, source, target)
+
+    def create_fp_to_fp(self: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source.dtype.scalar.is_fp32() and target.scalar.is_fp8e4nv():  # the interpreter's own has no carry
+            return TensorHandle(_fp8(source.data), tl.float8e4nv)
+        return between_floats(self, source, target, rounding)
 
     def create_splat(self: Any, result: Any, one: Any) -> Any:
         if one.data.dtype == np.bool_:
@@ -89,7 +95,7 @@ def mend() -> None:
 
     InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl
     InterpreterBuilder.create_inline_asm, InterpreterBuilder.create_fma = create_inline_asm, create_fma
-    InterpreterBuilder.create_splat = create_splat
+    InterpreterBuilder.create_splat, InterpreterBuilder.create_fp_to_fp = create_splat, create_fp_to_fp
     InterpreterBuilder.rounds_to_bfloat16 = True  # programs ask for it (`qimeng.program.emit`)
     Autotuner.run = first_only
     for name in ("gdc_wait", "gdc_launch_dependents"):  # one kernel runs after the other here
@@ -100,6 +106,14 @@ def mend() -> None:
 
 def _nothing(**unused: Any) -> None:
     """A kernel's wait for the one before it, or its leave for the next one to start."""
+
+
+def _fp8(data: Any) -> Any:
+    """Numbers rounded to fp8 (e4m3) as its bits, as ``cvt.rn.satfinite.e4m3x2.f32`` rounds them."""
+    import torch
+
+    held = torch.from_numpy(np.ascontiguousarray(data)).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return held.view(torch.uint8).numpy()
 
 
 class _Units:

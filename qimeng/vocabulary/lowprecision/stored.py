@@ -63,26 +63,26 @@ def stored_weight(region: Region) -> Stored:
     if len(products) != 1 or not made:
         raise NotConcerned("no linear layer with a weight that is widened beside it")
     weight = made[0].operands()[1]
-    walk = _Walk(region)
+    walk = Walk(region)
     codes, scale, bits, group, depth = walk.weight(weight)
-    for name in walk.passed:
-        readers = {u for port in range(len(graph.nodes[name].metas)) for u in graph.users().get(Value(name, port), ())}
-        others = (readers & set(region.nodes)) - walk.passed - {made[0].name}
-        if others or any(v.node == name for v in region.outputs):
-            raise Unsupported(f"{name}, which widens the weight, is read besides")
+    walk.check_unread({made[0].name})
     rest = tuple(n for n in region.nodes if n not in walk.passed)
     return Stored(codes, scale, bits, group, depth, weight, region_of(graph, rest, region.outputs))
 
 
-class _Walk:
+class Walk:
     """From a weight back to its codes and scales.
 
     Attributes:
+        graph: the region's graph.
+        inside: names of the region's operators.
+        given: the region's outputs.
         passed: names of the operators on the way.
     """
 
     def __init__(self, region: Region):
-        self.graph, self.inside, self.passed = region.graph, set(region.nodes), set[str]()
+        self.graph, self.inside, self.given = region.graph, set(region.nodes), region.outputs
+        self.passed = set[str]()
 
     def weight(self, weight: Value) -> tuple[Value, Value, int, int, int]:
         """Codes, scales, bits, group and depth."""
@@ -112,6 +112,15 @@ class _Walk:
             if value == codes and meta.numel != size or shape[0] != rows:
                 raise Unsupported(f"{meta.numel} bytes of codes for {rows} rows of {depth}")
         return codes, scale, bits, shape[-1] if grouped else 0, depth
+
+    def check_unread(self, products: set[str]) -> None:
+        """Raise `Unsupported` where what was passed is read by others than `products`."""
+        graph = self.graph
+        for name in self.passed:
+            values = [Value(name, port) for port in range(len(graph.nodes[name].metas))]
+            readers = {u for v in values for u in graph.users().get(v, ())} & self.inside
+            if readers - self.passed - products or any(v.node == name for v in self.given):
+                raise Unsupported(f"{name}, which widens an operand, is read besides")
 
     def nibbles(self, value: Value) -> Value:
         """The packed pairs that `value` unpacks."""
@@ -148,4 +157,4 @@ class _Walk:
         return value
 
 
-__all__ = ["SAME_ORDER", "Stored", "stored_weight"]
+__all__ = ["CODES", "SAME_ORDER", "Stored", "Walk", "stored_weight"]

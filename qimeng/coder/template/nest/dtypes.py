@@ -11,7 +11,7 @@ DTYPES = (
 """What a nest may hold."""
 
 CONVERTED = ("float8_e4m3fn",)
-"""What a nest may read, and converts at once: a GPU's own rounding to it is not PyTorch's."""
+"""What a nest may read, and converts at once; or write, where it computes no further with it."""
 
 
 def compute_dtype(dtype: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
+from qimeng.coder.template.nest.dtypes import CONVERTED, compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.nest.ir import Nest
 
@@ -56,7 +56,7 @@ def _jumps(e: Expr) -> bool:
     if e.op == "load":
         return bool(e.args)  # computed positions
     if e.op == "cast":
-        return not is_float(e.dtype)
+        return not is_float(e.dtype) or e.dtype in CONVERTED
     step = e.param if e.op == "reduce" else e.param.kind if e.op == "scan" else e.op
     return step in STEPS and 0 not in [a for a in e.args if not isinstance(a, Expr)]  # a sign does not change
 

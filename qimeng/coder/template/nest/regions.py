@@ -60,7 +60,9 @@ def _refuse(region: Region) -> None:
         meta = region.graph.meta(value)
         if meta.dtype.startswith("complex"):
             raise Unsupported("complex numbers")
-    made = (meta for n in region.ops for meta in n.metas if meta is not None)
+    inside = {v for n in region.ops for v in n.operands()}
+    written = {n.name for n in region.ops if n.packet == "aten._to_copy" and Value(n.name) not in inside}
+    made = (m for n in region.ops for m in n.metas if m and not (n.name in written and m.dtype in CONVERTED))
     converted = {v for n in region.ops if n.packet == "aten._to_copy" for v in n.operands()}
     converted -= {v for n in region.ops if n.packet != "aten._to_copy" for v in n.operands()}
     read = (region.graph.meta(v) for v in region.inputs if v not in converted or _dtype(region, v) not in CONVERTED)

@@ -20,6 +20,9 @@ from qimeng.coder.template.nest.ir import Nest
 from qimeng.coder.template.triton import ops
 from qimeng.coder.template.triton.combined import combined
 
+MOST_FP8 = 464
+"""Magnitude up to which a number rounds to one of fp8 (e4m3): half a step above 448, the largest."""
+
 
 @dataclass
 class Walk:
@@ -206,6 +209,8 @@ class Emitter:
             return inner
         if constant(e.args[0]) is not None and "tl." not in inner:  # a number has no dtype that it could change
             inner = f"tl.full([1, 1], {inner}, {ops.TRITON_DTYPE[have]})"
+        if want in CONVERTED:  # as in PyTorch: a GPU's own conversion gives its largest number for what is above
+            inner = f"tl.where(tl.abs({inner}) > {MOST_FP8}, float('nan'), {inner})"
         if want == "uint8" and is_float(have):  # a negative number wraps, as in PyTorch; the GPU's conversion gives 0
             inner = f"({inner}).to(tl.int64)"
         target = self.fresh()

@@ -225,7 +225,7 @@ def known(op: str) -> bool:
 TRITON_DTYPE = {
     "float32": "tl.float32", "float64": "tl.float64", "float16": "tl.float16", "bfloat16": "tl.bfloat16",
     "int64": "tl.int64", "int32": "tl.int32", "int16": "tl.int16", "int8": "tl.int8", "uint8": "tl.uint8",
-    "bool": "tl.int1",
+    "bool": "tl.int1", "float8_e4m3fn": "tl.float8e4nv",
 }  # fmt: skip
 """PyTorch dtype name to Triton's."""
 
