@@ -9,6 +9,7 @@ from qimeng.spec.declared import register_weights
 from qimeng.vocabulary.sparse.detect import detected
 from qimeng.vocabulary.sparse.family import SparseProducts
 from qimeng.vocabulary.sparse.forms import bsr, csr
+from qimeng.vocabulary.sparse.masked_family import Masked
 from qimeng.vocabulary.sparse.pairs import pairs
 from qimeng.vocabulary.sparse.sparsify import Sparsify
 
@@ -19,6 +20,7 @@ def _enter() -> None:
     register_weights("2", pairs)
     register(Sparsify())
     register_family(SparseProducts())
+    register_family(Masked())
 
 
 _enter()
