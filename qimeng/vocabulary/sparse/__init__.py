@@ -11,6 +11,7 @@ from qimeng.vocabulary.sparse.family import SparseProducts
 from qimeng.vocabulary.sparse.forms import bsr, csr
 from qimeng.vocabulary.sparse.masked_family import Masked
 from qimeng.vocabulary.sparse.pairs import pairs
+from qimeng.vocabulary.sparse.sampled_family import Sampled
 from qimeng.vocabulary.sparse.sparsify import Sparsify
 
 
@@ -21,6 +22,7 @@ def _enter() -> None:
     register(Sparsify())
     register_family(SparseProducts())
     register_family(Masked())
+    register_family(Sampled())
 
 
 _enter()

@@ -10,7 +10,6 @@ Deals in kernel text. Knows nothing about which schedule is good.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from qimeng.coder.template.families.attention.guard import looked_at, seen_batch
@@ -22,6 +21,7 @@ from qimeng.coder.template.families.attention.tiles import Tiles
 from qimeng.family import family_field
 from qimeng.program.program import Implementation
 from qimeng.vocabulary.sparse.masked import ListedBounds, held
+from qimeng.vocabulary.sparse.preparing import made_of
 
 PLACES, WHOLE, SOME = "places", "whole", "some"
 """Variables of the entry function: the steps of each tile of queries in the order of a list, how many of them are seen
@@ -74,8 +74,8 @@ def print_masked(plan: AttentionPlan, schedule: MaskedSchedule, prefix: str) -> 
     count = plan.extent(seen_batch(plan)) * tiles.row_blocks * tiles.steps
     options = f"num_warps={GUARD_WARPS}"
     kernel, launch = kernel_text(plan, f"{prefix}_list", list_body(tiles), sizes_of(tiles), count, options, ("kind",))
-    names = {plan.loads.names[n] for n in held(plan)} & set(re.findall(r"\w+", launch))
-    given, views = _made_of(names, plan.loads.prelude)
+    names = {plan.loads.names[n] for n in held(plan.region, plan.loads)} & set(re.findall(r"\w+", launch))
+    given, views = made_of(names, plan.loads.prelude)
     by = f"x{given[0]}"
     lines = [
         f'"""Steps of {schedule.block_n} keys of each tile of {schedule.block_m} queries: whole, in part, hidden."""',
@@ -108,17 +108,6 @@ def list_body(tiles: Tiles) -> list[str]:
         "any = tl.max(tl.max(seen, axis=1), axis=0)",
         "tl.store(kind_ptr + t, 1 + any - tl.max(tl.max(lost, axis=1), axis=0))",
     ]
-
-
-def _made_of(names: set[str], prelude: Sequence[str]) -> tuple[tuple[int, ...], list[str]]:
-    """Numbers of the region's inputs that the variables `names` are made of, and the lines of `prelude` that do it."""
-    wanted, lines = set(names), list[str]()
-    for line in reversed(prelude):
-        target, call = line.split(" = ", 1)
-        if target in wanted:
-            wanted |= set(re.findall(r"\b[wx]\d+", call))
-            lines.insert(0, line)
-    return tuple(sorted(int(n[1:]) for n in wanted if n[0] == "x")), lines
 
 
 __all__ = ["Listed", "MaskedSchedule", "list_body", "print_masked"]
