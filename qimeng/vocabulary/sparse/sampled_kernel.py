@@ -23,8 +23,8 @@ from qimeng.vocabulary.sparse.preparing import made_of
 from qimeng.vocabulary.sparse.sampled import FACTOR, SEEN, Gate, SampledPlan
 
 EMPTY, WILD = "empty", "wild"
-"""Variables of the entry function: 1 for each tile that nobody needs; 1 for each strip of rows of the left operand, then
-of columns of the right one, that is not finite."""
+"""Variables of the entry function: 1 for each tile that nobody needs; 1 for each strip of rows of the left operand,
+then of columns of the right one, that is not finite."""
 
 DEPTH, WARPS = 64, 4
 """Depths that a step of the second kernel reads; warps of both."""
