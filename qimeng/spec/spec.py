@@ -76,6 +76,8 @@ class KernelSpec:
             beforehand on the CPU.
         weights: how the weights of linear layers may be stored, such as ``"int8"`` or ``"int4:64"``. That is part of
             the computation: its reference and PyTorch multiply by such weights too. Empty where they are as they are.
+        deterministic: whether results must have the same bits in every call on the same inputs. Kernels that add in an
+            order which changes from call to call are then refused.
     """
 
     name: str
@@ -89,6 +91,7 @@ class KernelSpec:
     accepts_any: bool = False
     updated: tuple[str, ...] = ()
     weights: str = ""
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -431,6 +434,7 @@ class KernelSpec:
         """
         parts = [self.origin.content, self.dtype, self.mode, self.training, self.declared, self.tolerances]
         parts += [self.weights] if self.weights else []
+        parts += ["deterministic"] if self.deterministic else []
         return hashlib.blake2b("\n".join(map(str, parts)).encode(), digest_size=8).hexdigest()
 
     def __eq__(self, other: object) -> bool:
