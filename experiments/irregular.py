@@ -1,4 +1,4 @@
-"""Layers of graph networks, bags, segments and experts on a GPU, beside PyTorch, torch.compile and libraries.
+"""Layers of graph networks, bags, segments, experts and sorts on a GPU, beside PyTorch, torch.compile and libraries.
 
     python -m experiments.irregular rows.jsonl --seconds 400 --only "gnn rmat"
     TRITON_INTERPRET=1 python -m experiments.irregular rows.jsonl --tiny
@@ -38,7 +38,7 @@ from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 
-FAMILIES = ("irregular", "grouped", "routed")
+FAMILIES = ("irregular", "grouped", "routed", "sort")
 """Families that this is about."""
 
 SHOWN = ("failed", "best_ms", "best_schedule", "over", "over_best_library", "not_timed")
@@ -50,8 +50,8 @@ class Case:
     """One computation.
 
     Attributes:
-        group: ``"gnn"``, ``"bag"``, ``"segment"`` or ``"moe"``.
-        kind: of graph, of bag, of reduction, or how experts are written.
+        group: ``"gnn"``, ``"bag"``, ``"segment"``, ``"moe"`` or ``"sort"``.
+        kind: of graph, of bag, of reduction, how experts are written, or what is put in order.
         sizes: by name.
         held: whether the edges are a buffer, so that their order is found once.
         dtype: of floating tensors.
@@ -135,6 +135,22 @@ class Experts(nn.Module):
         return (found.view(len(x), 2, -1) * weights).sum(1)
 
 
+class Ordered(nn.Module):
+    """Rows in order, or their largest elements, with their places."""
+
+    def __init__(self, kind: str, count: int):
+        super().__init__()
+        self.kind, self.count = kind, count
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[rows, width] to values and places."""
+        if self.kind == "topk":
+            values, places = torch.topk(x, self.count)
+        else:
+            values, places = torch.sort(x, dim=-1, stable=self.kind == "stable", descending=True)
+        return values, places
+
+
 def cases(tiny: bool) -> list[Case]:
     """Every case; those that say most come first in their group."""
     if tiny:
@@ -146,6 +162,7 @@ def cases(tiny: bool) -> list[Case]:
             Case("segment", "mean", {"segments": 9, "rows": 80, "width": 16}),
             Case("moe", "einsum", {"experts": 4, "rows": 12, "width": 32, "inner": 48}),
             Case("moe", "all", {"experts": 4, "rows": 12, "width": 32, "inner": 48}),
+            Case("sort", "stable", {"rows": 8, "width": 50}),
         ]
     sizes = [(10_000, 160_000, 128), (100_000, 1_600_000, 64), (20_000, 2_000_000, 128)]
     found = [
@@ -172,6 +189,14 @@ def cases(tiny: bool) -> list[Case]:
         for form, e, t in (
             ("einsum", 8, 64), ("einsum", 16, 128), ("einsum", 64, 128), ("bmm", 32, 256), ("einsum", 8, 8),
             ("all", 8, 1024), ("all", 64, 1024), ("all", 32, 128), ("all", 16, 4096),
+        )
+    ]  # fmt: skip
+    found += [
+        Case("sort", kind, dict(zip(("rows", "width", "count"), size, strict=False)), dtype=dtype)
+        for kind, dtype, size in (
+            ("sort", "float32", (16_384, 1024)), ("sort", "float32", (131_072, 128)),
+            ("stable", "bfloat16", (8192, 4096)),
+            ("topk", "float32", (16_384, 1024, 64)), ("topk", "float32", (4096, 4096, 8)),
         )
     ]  # fmt: skip
     return found
@@ -206,6 +231,9 @@ def made(case: Case, place: str) -> tuple[nn.Module, tuple[Any, ...], Calls]:
         lengths[0] += n["rows"] - lengths.sum()
         x, gate = (torch.randn(n["rows"], n["width"], device=place, dtype=dtype) for _ in range(2))
         module, inputs = Segmented(case.kind), (x, gate, lengths)
+    elif case.group == "sort":
+        module = Ordered(case.kind, n.get("count", n["width"]))
+        inputs = (torch.randn(n["rows"], n["width"], device=place, dtype=dtype),)
     else:
         experts = Experts(case.kind, n["experts"], n["width"], n["inner"]).to(place, dtype)
         module = experts.requires_grad_(False)
@@ -297,7 +325,7 @@ def measured(case: Case, device: Device, place: str) -> dict[str, Any]:
     exact = exact_of(module, state, wide)
     scale, times = exact.square().mean().sqrt(), row["turns_ms"]
     row["largest_difference_over_rms"] = {
-        name: float(((own | others)[name]().double() - exact).abs().max() / scale) for name in times
+        name: float((values_of((own | others)[name]()).double() - exact).abs().max() / scale) for name in times
     }
     if best := min((name for name in own if name in times), key=times.__getitem__, default=""):
         over = {name: ms / times[best] for name, ms in times.items() if name not in own}
@@ -306,11 +334,16 @@ def measured(case: Case, device: Device, place: str) -> dict[str, Any]:
     return row
 
 
+def values_of(result: Any) -> Tensor:
+    """The result, or the first one: of a sort, the values."""
+    found: Tensor = result[0] if isinstance(result, tuple) else result
+    return found
+
+
 def exact_of(module: nn.Module, state: dict[str, Tensor], inputs: list[Any]) -> Tensor:
     """The computation in float64; what a row's experts are is decided in the module's own dtype."""
     if not isinstance(module, Experts):
-        found: Tensor = torch.func.functional_call(module, state, tuple(inputs))
-        return found
+        return values_of(torch.func.functional_call(module, state, tuple(inputs)))
     (x,) = inputs
     weights, chosen = module.choose(x.to(module.up.dtype))
     inner = functional.silu(torch.stack([x @ w.mT for w in state["up"]]))

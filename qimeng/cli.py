@@ -108,6 +108,10 @@ def optimize(
     compile_modes: Annotated[
         str, typer.Option(help="Modes of torch.compile to compare with, comma-separated; '' for none.")
     ] = "default",
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="Ask for the same bits in every call; kernels whose sums vary are out."),
+    ] = False,
     sanitize: Annotated[
         str,
         typer.Option(help="compute-sanitizer tools to run on the final program: memcheck,racecheck,initcheck."),
@@ -134,7 +138,7 @@ def optimize(
     check_names(planner, coder, search, mode, dtype, modes)
     writer = made_coder(coder, base_url, llm_calls, llm_tokens, llm_money, llm_prices, candidates, llm_prompts)
     target = make_device(device or None)
-    spec = KernelSpec.from_file(file, dtype=dtype, mode=mode)
+    spec = KernelSpec.from_file(file, dtype=dtype, mode=mode, deterministic=deterministic)
     folder = out or Path("runs") / file.stem
     folder.mkdir(parents=True, exist_ok=True)
     screen = console(stderr=as_json)

@@ -77,6 +77,7 @@ def cut(region: Region) -> Cut:
         out_spec=structure_of(_pytree.tree_structure(tuple(range(len(region.outputs))))),
         n_inputs=len(read),
         settles=graph.settles,
+        deterministic=graph.deterministic,
         around=Surroundings(
             frozenset(v for v in deciding_values(graph) if v.node in inside),
             frozenset(v for v in shown_halves(graph) if v.node in inside),

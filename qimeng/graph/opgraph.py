@@ -128,6 +128,7 @@ class OpGraph:
         call: names and defaults of the arguments, for calls that use them.
         settles: whether operators that depend on parameters and buffers alone are computed once, and again only when
             one of these changes (`qimeng.graph.state`); True for graphs that a rewrite made.
+        deterministic: whether results must have the same bits in every call.
         around: what is known of the graph that this one was cut from (`qimeng.graph.cut`); None for a whole one.
     """
 
@@ -141,6 +142,7 @@ class OpGraph:
     training: bool | None = None
     call: Call = field(default_factory=Call)
     settles: bool = False
+    deterministic: bool = False
     around: Surroundings | None = None
 
     def __repr__(self) -> str:

@@ -98,6 +98,8 @@ class Region:
     def signature(self) -> str:
         """Hash of what the region computes: text, shapes, strides, dtypes, which values are parameters, decide or show.
 
+        So is whether its results must have the same bits in every call.
+
         Regions with equal signatures share one implementation.
         """
         parts = [self.function()]
@@ -110,6 +112,7 @@ class Region:
         parts += [f"{number} decides" for number, v in enumerate(self.outputs) if v in deciding]
         shown = {v.node for v in shown_halves(self.graph)}
         parts += [f"{number} shows" for number, name in enumerate(self.nodes) if name in shown]
+        parts += ["deterministic"] if self.graph.deterministic else []
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
     def bytes_moved(self) -> int:

@@ -99,6 +99,7 @@ def _graph_digest(graph: OpGraph) -> str:
         graph.training,
         graph.call,
         *(["settles"] if graph.settles else []),
+        *(["deterministic"] if graph.deterministic else []),
         *([] if graph.around is None else [_around(graph.around, number)]),
     )
 

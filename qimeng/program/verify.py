@@ -71,7 +71,7 @@ def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> 
     """
     if not verify:
         known = _SMALL.get(spec)
-        return _settling(spec, for_device(spec, device, known if known is not None else _capture(spec)))
+        return _as_asked(spec, for_device(spec, device, known if known is not None else _capture(spec)))
     graph = _capture(spec)
     try:
         graph = _verified(spec, graph, device)
@@ -79,12 +79,12 @@ def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> 
         if not _free(graph):
             raise
         graph = _verified(spec, _capture(spec, specialise=True), device)
-    return _settling(spec, with_call(spec, for_device(spec, device, graph)))
+    return _as_asked(spec, with_call(spec, for_device(spec, device, graph)))
 
 
-def _settling(spec: KernelSpec, graph: OpGraph) -> OpGraph:
-    """`graph`, in which what the spec declares of weights is computed once."""
-    return replace(graph, settles=True) if spec.weights else graph
+def _as_asked(spec: KernelSpec, graph: OpGraph) -> OpGraph:
+    """`graph`, in which what the spec declares of weights is computed once, and whose results it may want repeated."""
+    return replace(graph, settles=bool(spec.weights) or graph.settles, deterministic=spec.deterministic)
 
 
 def with_call(spec: KernelSpec, graph: OpGraph) -> OpGraph:

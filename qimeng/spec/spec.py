@@ -78,6 +78,8 @@ class KernelSpec:
             the computation: its reference and PyTorch multiply by such weights too. Empty where they are as they are.
         activations: how the inputs of linear layers are read, such as ``"int8"``, beside weights of that form. Part of
             the computation too. Empty where they are as they are.
+        deterministic: whether results must have the same bits in every call on the same inputs. Kernels that add in an
+            order which changes from call to call are then refused.
     """
 
     name: str
@@ -92,6 +94,7 @@ class KernelSpec:
     updated: tuple[str, ...] = ()
     weights: str = ""
     activations: str = ""
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -438,6 +441,7 @@ class KernelSpec:
         parts = [self.origin.content, self.dtype, self.mode, self.training, self.declared, self.tolerances]
         parts += [self.weights] if self.weights else []
         parts += [f"activations {self.activations}"] if self.activations else []
+        parts += ["deterministic"] if self.deterministic else []
         return hashlib.blake2b("\n".join(map(str, parts)).encode(), digest_size=8).hexdigest()
 
     def __eq__(self, other: object) -> bool:

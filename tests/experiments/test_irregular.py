@@ -12,11 +12,13 @@ from experiments import graphs, irregular
 from qimeng.device import current_device
 from tests.experiments.scripts import run
 
+GROUPS = {"gnn", "bag", "segment", "moe", "sort"}
+
 
 def test_the_cases_have_names_of_their_own_and_every_group() -> None:
     found = irregular.cases(tiny=False)
     assert len({c.name for c in found}) == len(found) >= 20
-    assert {c.group for c in found} == {c.group for c in irregular.cases(tiny=True)} == {"gnn", "bag", "segment", "moe"}
+    assert {c.group for c in found} == {c.group for c in irregular.cases(tiny=True)} == GROUPS
     assert {c.kind.split()[0] for c in found if c.group == "gnn"} == set(graphs.GRAPHS)
     assert {c.sizes["experts"] for c in found if c.group == "moe"} == {8, 16, 32, 64}
 

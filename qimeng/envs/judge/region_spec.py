@@ -159,6 +159,7 @@ def region_spec(
         spec.training,
         tolerances=spec.tolerances,
         accepts_any=any_value,
+        deterministic=spec.deterministic,
     )
     graph = replace(found.graph, call=held.call(len(inputs)))
     regions = tuple(replace(r, graph=graph) for r in found.regions)

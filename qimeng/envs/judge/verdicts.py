@@ -36,6 +36,7 @@ RUNS_OVERLAPPING = 16
 """The same where a kernel may be wrong now and then (`qimeng.backend.facts.overlapping_reads`)."""
 REPEATS, REPEATS_S = 100, 1.0
 """Calls of a final verification on the same inputs again and again, at most, and seconds that they may take."""
+MUST_REPEAT = "the spec asks for the same bits in every call, and {} runs on the same inputs differ"
 NOT_REPEATABLE = "not repeatable bit for bit: {} runs on the same inputs differ, each within its error budget"
 
 
@@ -250,6 +251,7 @@ class Judge:
         """Call the program again and again on a few inputs, in any order: each time it has to be right.
 
         That shows a race, or a wrong call among many, where a call takes little: as many calls as fit in `REPEATS_S`.
+        Where the spec asks for it, each time with the same bits.
         """
         refs, sums = self.references, dict[int, set[tuple[int, ...]]]()
         trials = list(refs.fresh(1 if refs.plan.tidy else 2))
@@ -262,8 +264,10 @@ class Judge:
             sums.setdefault(which, set()).add(tuple(tensor_bits.checksum(x) for x in found.tensors))
             worker.call("release", self.limit_s, tidy=refs.plan.tidy)
             number += 1
-        notes = (NOT_REPEATABLE.format(number),) if any(len(s) > 1 for s in sums.values()) else ()
-        return Verdict(notes=notes)
+        differ = any(len(s) > 1 for s in sums.values())
+        if differ and refs.spec.deterministic:
+            return Verdict(failure="wrong", error=MUST_REPEAT.format(number))
+        return Verdict(notes=(NOT_REPEATABLE.format(number),) if differ else ())
 
     def compare(
         self,

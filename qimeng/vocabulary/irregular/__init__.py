@@ -1,4 +1,4 @@
-"""Irregular computations: gathers, reductions by segment, products with chosen matrices; actions and kernels.
+"""Irregular computations: gathers, reductions by segment, products with chosen matrices, sorts; actions and kernels.
 
 Importing it registers all of that. `qimeng.plugins.SHIPPED` names it.
 """
@@ -10,6 +10,7 @@ from qimeng.vocabulary.irregular.grouped_family import GroupedProducts
 from qimeng.vocabulary.irregular.kinds import Aggregate, IrregularForm
 from qimeng.vocabulary.irregular.route import Dispatch, Route
 from qimeng.vocabulary.irregular.routed_family import RoutedExperts
+from qimeng.vocabulary.irregular.sort_family import Sort
 
 
 def _enter() -> None:
@@ -18,6 +19,7 @@ def _enter() -> None:
     register_family(Irregular())
     register_family(GroupedProducts())
     register_family(RoutedExperts())
+    register_family(Sort())
 
 
 _enter()

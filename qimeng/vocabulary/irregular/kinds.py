@@ -107,7 +107,8 @@ class IrregularForm(ScheduleKind):
 
     args: ``sorted`` (rows in the order of their segments; the same sums in every call), ``bucket`` (rows counted into
     segments by atomics, then summed), ``atomic`` (rows added to sums in memory as they come). The last two give sums
-    that differ in the last bits from call to call, and are refused under `torch.use_deterministic_algorithms`.
+    that differ in the last bits from call to call. A spec with ``deterministic=True`` refuses them, and so does
+    `torch.use_deterministic_algorithms`.
     rewrite: ``for segment: for row in order[segment]: sum += row`` -> ``for row: atomic_add(sum[segment[row]], row)``
     """
 

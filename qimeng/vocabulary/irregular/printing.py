@@ -13,7 +13,7 @@ from qimeng.family import Unsupported
 from qimeng.program.program import Implementation
 from qimeng.vocabulary.irregular.atomic import Atomic
 from qimeng.vocabulary.irregular.plan import SegmentPlan
-from qimeng.vocabulary.irregular.schedules import SegmentSchedule
+from qimeng.vocabulary.irregular.schedules import SegmentSchedule, changes_sums, wants_order
 from qimeng.vocabulary.irregular.walked import Walked
 
 
@@ -27,6 +27,8 @@ def print_segments(plan: SegmentPlan, schedule: SegmentSchedule, prefix: str) ->
         raise Unsupported(f"atomics for the {plan.segments.kind} of rows")
     if schedule.form != "sorted" and plan.segments.by is None:
         raise Unsupported(f"the form {schedule.form!r} for rows that lie in the order of their segments")
+    if changes_sums(plan, schedule.form) and (why := wants_order(plan)):
+        raise Unsupported(f"sums in the form {schedule.form!r}, whose order changes from call to call: {why}")
     return (Atomic if schedule.form == "atomic" else Walked)(plan, schedule, prefix).implementation()
 
 

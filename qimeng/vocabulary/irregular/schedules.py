@@ -70,7 +70,7 @@ LONGEST, SHORTEST = 1024, 128
 
 def default_schedule(plan: SegmentPlan) -> SegmentSchedule:
     """Rows in a fixed order where that costs nothing or is asked for, else in counted buckets."""
-    form = "sorted" if plan.settled or plan.segments.by is None or asks_for_order() else "bucket"
+    form = "sorted" if plan.settled or plan.segments.by is None or wants_order(plan) else "bucket"
     wide = min(power_of_two(plan.columns), WIDEST)
     lanes = max(1, min(TILE // wide, MOST_LANES))
     each = min(power_of_two(max(1, plan.rows // plan.segments.count)), lanes)
@@ -98,9 +98,16 @@ def may_be_long(plan: SegmentPlan, longest: int) -> bool:
     return not plan.segments.even and plan.rows > longest
 
 
-def asks_for_order() -> bool:
-    """Whether results have to be the same in every call, as `torch.use_deterministic_algorithms` asks."""
-    return torch.are_deterministic_algorithms_enabled()
+def wants_order(plan: SegmentPlan) -> str:
+    """Who asks for the same sums in every call, the spec or PyTorch's switch; empty where nobody does."""
+    if plan.region.graph.deterministic:
+        return "the spec asks for the same bits in every call (deterministic=True)"
+    return "torch.use_deterministic_algorithms is on" if torch.are_deterministic_algorithms_enabled() else ""
+
+
+def changes_sums(plan: SegmentPlan, form: str) -> bool:
+    """Whether the sums of a form are added in an order that changes from call to call."""
+    return form != "sorted" and plan.segments.by is not None and plan.segments.kind in ("sum", "mean")
 
 
 SegmentMove = Move[SegmentPlan, SegmentSchedule]
@@ -164,11 +171,8 @@ class Form(SegmentMove):
             raise IllegalAction(f"{param}: rows lie in the order of their segments, one side by side with the next")
         if param == "atomic" and kind not in ("sum", "mean"):
             raise IllegalAction(f"atomic: rows are added by atomics, and this reduction takes the {kind}")
-        if param != "sorted" and kind in ("sum", "mean") and asks_for_order():
-            raise IllegalAction(
-                f"{param}: the order of the sums changes from call to call, and torch.use_deterministic_algorithms is "
-                "on; take sorted, or turn it off"
-            )
+        if changes_sums(plan, param) and (why := wants_order(plan)):
+            raise IllegalAction(f"{param}: the order of the sums changes from call to call, and {why}; take sorted")
         if param == "bucket" and plan.settled:
             raise IllegalAction("bucket: the index is a buffer, whose order is found once: sorted costs nothing")
 
@@ -180,6 +184,6 @@ class Form(SegmentMove):
 
 
 __all__ = [
-    "FORMS", "LONGEST", "Form", "Pipeline", "SegmentSchedule", "Split", "Tiling", "asks_for_order", "default_schedule",
-    "guesses", "may_be_long",
+    "FORMS", "LONGEST", "Form", "Pipeline", "SegmentSchedule", "Split", "Tiling", "changes_sums",
+    "default_schedule", "guesses", "may_be_long", "wants_order",
 ]  # fmt: skip

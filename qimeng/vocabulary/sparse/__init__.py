@@ -9,7 +9,9 @@ from qimeng.spec.declared import register_weights
 from qimeng.vocabulary.sparse.detect import detected
 from qimeng.vocabulary.sparse.family import SparseProducts
 from qimeng.vocabulary.sparse.forms import bsr, csr
+from qimeng.vocabulary.sparse.masked_family import Masked
 from qimeng.vocabulary.sparse.pairs import pairs
+from qimeng.vocabulary.sparse.sampled_family import Sampled
 from qimeng.vocabulary.sparse.sparsify import Sparsify
 
 
@@ -19,6 +21,8 @@ def _enter() -> None:
     register_weights("2", pairs)
     register(Sparsify())
     register_family(SparseProducts())
+    register_family(Masked())
+    register_family(Sampled())
 
 
 _enter()

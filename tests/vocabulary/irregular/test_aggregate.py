@@ -89,6 +89,18 @@ def test_sums_keep_their_order_where_pytorch_is_asked_for_the_same_results() -> 
         torch.use_deterministic_algorithms(False)
 
 
+def test_sums_keep_their_order_where_the_spec_asks_for_the_same_results() -> None:
+    edges = graph(25, 70)
+    inputs = torch.randn(25, 20), torch.rand(70), edges
+    start = start_of(KernelSpec.from_module(Layer(), inputs, deterministic=True))
+    program = after(start, action_of(start, "aggregate"))
+    assert getattr(program.schedule(reducing(program)), "form", "") == "sorted"
+    assert "the spec asks for the same bits in every call" in refusal(program, "irregular", "bucket")
+    free = start_of(KernelSpec.from_module(Layer(), inputs))
+    assert getattr(after(free, action_of(free, "aggregate")).schedule(reducing(free)), "form", "bucket") == "bucket"
+    assert free.digest != start.digest
+
+
 def test_bags_are_lowered_as_they_are_and_take_their_offsets_over() -> None:
     by_offsets = program_of(Bags("sum"), torch.randint(0, 40, (30,)), torch.tensor([0, 4, 4, 10]))
     assert "aggregate" not in {a.kind for a in legal_actions(by_offsets, CONTEXT)}

@@ -70,7 +70,7 @@ def bounds_of(nest: Nest, expr: Expr, keys: Dim, rows: Dim, scores: frozenset[in
     query: Dim = ()
     masks, conditions = [], []
     for choice, condition, inner, seen in choices_of(expr, softmax):
-        parts = _all_of(condition, seen)
+        parts = all_of(condition, seen)
         found = [_compared(nest, c, keys, rows, seen) for c in parts]
         conditions += [(c, seen) for c, f in zip(parts, found, strict=True) if f is None and _is_read(c, keys)]
         known = [f for f in found if f is not None]
@@ -121,14 +121,14 @@ def choices_of(e: Expr, softmax: bool) -> Iterator[tuple[Expr, Expr, Expr, bool]
             return
 
 
-def _all_of(condition: Any, seen: bool) -> list[Expr]:
+def all_of(condition: Any, seen: bool) -> list[Expr]:
     """The conditions that all hold where `condition` is `seen`."""
     if condition.op == "identity":
-        return _all_of(condition.args[0], seen)
+        return all_of(condition.args[0], seen)
     if condition.op == "and" and seen:
-        return [c for a in condition.args for c in _all_of(a, True)]
+        return [c for a in condition.args for c in all_of(a, True)]
     if condition.op == "or" and not seen:
-        return [c for a in condition.args for c in _all_of(a, False)]
+        return [c for a in condition.args for c in all_of(a, False)]
     return [condition]
 
 
@@ -199,4 +199,4 @@ def linear(nest: Nest, e: Any) -> Linear | None:
     return None
 
 
-__all__ = ["Bounds", "bounds_of", "choices_of", "linear"]
+__all__ = ["Bounds", "all_of", "bounds_of", "choices_of", "linear"]

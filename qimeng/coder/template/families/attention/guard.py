@@ -6,11 +6,13 @@ block is left out. Deals in kernel text. Knows nothing about the product's own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qimeng.coder.template.families.attention.plan import AttentionPlan
 from qimeng.coder.template.families.attention.tiles import Tiles, zeros
 from qimeng.coder.template.nest.axes import Dim
+from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.nest.sizes import power_of_two
 
 CHUNK = 128
@@ -61,8 +63,28 @@ def seen_batch(plan: AttentionPlan) -> Dim:
 
 def seen_body(tiles: Tiles) -> list[str]:
     """The lines of the kernel that writes, for one tile of queries and one step of keys, whether any is seen."""
-    plan, blocks, steps = tiles.plan, tiles.row_blocks, tiles.steps
-    more, walks = tiles.batch_walk(seen_batch(plan))
+    bounds = tiles.plan.bounds
+    lines, texts, (rows, keys) = looked_at(tiles, bounds.conditions, seen_batch(tiles.plan))
+    every = " & ".join(filter(None, [*texts, rows, keys]))
+    lines.append(f"any = tl.where({every}, 1, 0) + tl.zeros([BM, BN], tl.int32)")
+    return [*lines, "tl.store(seen_ptr + t, tl.max(tl.max(any, axis=1), axis=0))"]
+
+
+def looked_at(
+    tiles: Tiles, conditions: Sequence[tuple[Expr, bool]], batch: Dim
+) -> tuple[list[str], list[str], tuple[str, str]]:
+    """Lines that look at one tile of queries and one step of keys, program by program.
+
+    Args:
+        tiles: the kernel's tiles.
+        conditions: what is read, each with its value where a key is seen.
+        batch: the batch axes along which they change.
+
+    Returns:
+        The lines; the text of each condition; the masks of queries and of keys, empty where none overhang.
+    """
+    blocks, steps = tiles.row_blocks, tiles.steps
+    more, walks = tiles.batch_walk(batch)
     lines = ["t = tl.program_id(0)", f"z = t // {blocks * steps}"]
     lines += [f"rm = t // {steps} % {blocks} * BM + tl.arange(0, BM)[:, None]"]
     lines += [f"rn = t % {steps} * BN + tl.arange(0, BN)[None, :]"]
@@ -70,11 +92,9 @@ def seen_body(tiles: Tiles) -> list[str]:
     masks = {"p": f"(rm < {tiles.rows})"} if tiles.row_mask else {}
     masks |= {"r": f"(rn < {tiles.keys})"} if tiles.overhangs else {}
     em = tiles.emitter_over([*walks, *down[1], *across[1]], masks, "e")
-    texts = [em.value(c) if seen else f"({em.value(c)} == 0)" for c, seen in plan.bounds.conditions]
-    every = " & ".join([*texts, *masks.values()])
+    texts = [em.value(c) if seen else f"({em.value(c)} == 0)" for c, seen in conditions]
     lines += [*more, *down[0], *across[0], *zeros(em.lines, "BM", "BN"), *em.lines]
-    lines.append(f"any = tl.where({every}, 1, 0) + tl.zeros([BM, BN], tl.int32)")
-    return [*lines, "tl.store(seen_ptr + t, tl.max(tl.max(any, axis=1), axis=0))"]
+    return lines, texts, (masks.get("p", ""), masks.get("r", ""))
 
 
-__all__ = ["CHUNK", "Flags", "flags_of", "guard_body", "seen_batch", "seen_body"]
+__all__ = ["CHUNK", "Flags", "flags_of", "guard_body", "looked_at", "seen_batch", "seen_body"]

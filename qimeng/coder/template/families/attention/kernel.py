@@ -18,8 +18,6 @@ from collections.abc import Sequence
 
 from qimeng.coder.template.families.attention.bounds import choices_of
 from qimeng.coder.template.families.attention.guard import flags_of, seen_batch
-from qimeng.coder.template.families.attention.plan import AttentionPlan
-from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.coder.template.families.attention.split import merge_parts, share, store_part
 from qimeng.coder.template.families.attention.tiles import Tiles, zeros
 from qimeng.coder.template.families.attention.weights import number
@@ -31,17 +29,15 @@ LOG2E = 1.4426950408889634
 """exp(x) is 2 to the power of this times x."""
 
 
-def attention_body(plan: AttentionPlan, schedule: AttentionSchedule, prefix: str) -> list[str]:
-    """The lines of the kernel for one tile of queries, or for its part of the keys."""
-    return _Kernel(Tiles(plan, schedule, prefix)).lines()
+class Kernel:
+    """The kernel, and the one that puts its parts together; which keys are walked is for subclasses to change.
 
+    Attributes:
+        given: variables of the entry function with what is prepared once, each read by its pointer.
+    """
 
-def merge_body(plan: AttentionPlan, schedule: AttentionSchedule, prefix: str) -> list[str]:
-    """The lines of the kernel that finishes a tile of queries whose keys several programs share."""
-    return _Kernel(Tiles(plan, schedule, prefix)).merge()
+    given: tuple[str, ...] = ()
 
-
-class _Kernel:
     def __init__(self, tiles: Tiles):
         self.t, self.plan, self.weights = tiles, tiles.plan, tiles.plan.weights
         self.base = tiles.emitter(tiles.at_rows, masks=tiles.row_mask, letter="f")
@@ -53,21 +49,14 @@ class _Kernel:
 
     def lines(self) -> list[str]:
         """The whole kernel."""
-        t, low, high, splits = self.t, "0", str(self.t.keys), self.t.schedule.splits
-        blocks = t.row_blocks
+        t, splits, blocks = self.t, self.t.schedule.splits, self.t.row_blocks
         number = f"t % {blocks}" if self.bounds.high is None else f"{blocks - 1} - t % {blocks}"  # longest first
         lines = ["t = tl.program_id(0)"]
         if splits > 1:
             lines = [f"part = tl.program_id(0) % {splits}", f"t = tl.program_id(0) // {splits}"]
         lines += self._tile(number)
         lines += [*(t.query() if self.plan.query is not None else []), *self._hoisted(), *self._running()]
-        if self.bounds:
-            lines += self._range()
-            low, high = "low", "high"
-        if splits > 1:
-            lines += share(t, bool(self.bounds))
-            low, high = "low", "high"
-        lines += self._walk_keys(low, high)
+        lines += self.keys()
         if self.scaled is not None:
             lines.append(f"m *= {self.factor!r}")
         return [*lines, *(store_part(t) if splits > 1 else self._after())]
@@ -107,6 +96,17 @@ class _Kernel:
         return [*zeros(lines, "BM", "BN"), *lines]
 
     # -- which keys
+    def keys(self) -> list[str]:
+        """Lines that walk the keys of the tile: those from the first to the last that any query sees."""
+        lines, low, high = [], "0", str(self.t.keys)
+        if self.bounds:
+            lines += self._range()
+            low, high = "low", "high"
+        if self.t.schedule.splits > 1:
+            lines += share(self.t, bool(self.bounds))
+            low, high = "low", "high"
+        return [*lines, *self._walk_keys(low, high)]
+
     def _range(self) -> list[str]:
         """Lines that leave in `low` and `high` which keys any query sees, and in `inside` where all see all."""
         b, n = self.bounds, self.t.keys
@@ -121,14 +121,13 @@ class _Kernel:
                 f"inside = tl.minimum(tl.maximum(first + {b.high + 1 if b.high is not None else 0}, 0), {n}) // BN * BN"
             ]
         lines += self._seen() if b.conditions else []
+        return [*lines, *self.wild(), "low = tl.where(wild, 0, low)", f"high = tl.where(wild, {n}, high)"]
+
+    def wild(self) -> list[str]:
+        """Lines that leave in `wild` whether a value of the batch element is an infinity or no number."""
         flags = flags_of(self.plan)
         at, chunk = f"flags_ptr + z * {flags.chunks}", f"tl.arange(0, {flags.width})"
-        lines += [
-            f"wild = tl.max(tl.load({at} + {chunk}, mask={chunk} < {flags.chunks}, other=0), axis=0) > 0",
-            "low = tl.where(wild, 0, low)",
-            f"high = tl.where(wild, {n}, high)",
-        ]
-        return lines
+        return [f"wild = tl.max(tl.load({at} + {chunk}, mask={chunk} < {flags.chunks}, other=0), axis=0) > 0"]
 
     def _seen(self) -> list[str]:
         """Lines that leave out the steps before the first and after the last in which a key is seen."""
@@ -166,7 +165,8 @@ class _Kernel:
         whole = str(self.t.keys // self.t.schedule.block_n * self.t.schedule.block_n)
         splits = self.t.schedule.splits > 1
         if self.t.specialized:  # the compiler shares one loop among its warps
-            return self._loop(low, high, bool(self.bounds) or self.t.overhangs, "v")
+            steps = f"tl.range({low}, {high}, BN, warp_specialize=True)"
+            return self.loop([f"for start in {steps}:"], bool(self.bounds) or self.t.overhangs, "v")
         if self.by_position and not splits:
             return [*self._loop("0", "inside", False, "u"), *self._loop("inside", high, True, "v")]
         if self.by_position or (splits and self.t.overhangs and not self.bounds):
@@ -180,12 +180,13 @@ class _Kernel:
         return [*self._loop(low, whole, False, "u"), *self._loop(whole, high, True, "v")]
 
     def _loop(self, low: str, high: str, masked: bool, letter: str) -> list[str]:
+        return self.loop([f"for start in range({low}, {high}, BN):"], masked, letter)
+
+    def loop(self, head: Sequence[str], masked: bool, letter: str) -> list[str]:
+        """The loop that `head` begins, which sets in `start` the first key of a step."""
         body = ["rn = start + tl.arange(0, BN)[None, :]", *self._keys_and_scores(masked)]
         body += self._weights(masked, letter)
-        steps = f"range({low}, {high}, BN)"
-        if self.t.specialized:
-            steps = f"tl.range({low}, {high}, BN, warp_specialize=True)"
-        return [f"for start in {steps}:", *(f"    {line}" for line in body)]
+        return [*head, *(f"    {line}" for line in body)]
 
     def _keys_and_scores(self, masked: bool) -> list[str]:
         lines = [f"n_ok = rn < {self.t.keys}"] if masked and self.t.overhangs else []
@@ -308,4 +309,4 @@ def _is_moderate(exprs: Sequence[Expr]) -> bool:
     return not any(is_huge(e) or is_added(e) for e in exprs) and not any(1e37 < abs(a) < math.inf for a in numbers)
 
 
-__all__ = ["attention_body", "merge_body"]
+__all__ = ["Kernel"]

@@ -266,4 +266,4 @@ def _check_reads(plan: AttentionPlan) -> None:
             raise Unsupported("an output has axes that the attention does not have")
 
 
-__all__ = ["FEW_QUERIES", "HALVES", "MOST_DEPTH", "AttentionPlan", "plan_attention"]
+__all__ = ["FEW_QUERIES", "HALVES", "MOST_DEPTH", "TALL", "AttentionPlan", "plan_attention"]

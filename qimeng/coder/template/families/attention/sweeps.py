@@ -157,6 +157,7 @@ __all__ = [
     "NARROW_SWEEP",
     "WIDE_BOUNDED_SWEEP",
     "WIDE_SWEEP",
+    "Blocks",
     "default_schedule",
     "fitted",
     "guesses",

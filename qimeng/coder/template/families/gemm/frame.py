@@ -48,6 +48,7 @@ class Frame:
         splits: programs that share the depth of a tile (no more than have something to do).
         epilogue: the epilogue for the tiles that go through it.
         results: descriptors of the outputs that leave through one, by number.
+        skips: tiles whose depth is not walked; None where all are.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Frame:
         self.splits = -(-steps // per)
         self.pieces = schedule.pieces
         self.exact = exact_schedules(plan, schedule)
+        self.skips = plan.skips(schedule) if plan.skips is not None else None
         width = schedule.block_n // self.pieces
         apart = self.splits > 1 or self.exact  # tiles of another size hand over results too, or other kernels do
         self.results = {} if apart else results_of(plan, schedule, width)

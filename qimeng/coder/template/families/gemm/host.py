@@ -160,6 +160,8 @@ class _Host:
 
     def _entry(self, launches: Sequence[str]) -> str:
         given = [v for o in self.prepared for v in o.made] + [v for o in self.operands for v in o.given]
+        skips = self.kernels.skips
+        given += skips.given if skips else ()
         inputs = [f"x{i}" for i in range(len(self.region.inputs))]
         lines = [*self.views(self._read()), f"device = {self._tensor()}.device"]
         for i, (_, shape, stride, dtype) in enumerate(self.nest.outputs):
@@ -169,7 +171,7 @@ class _Host:
             if o.made and o not in self.prepared:
                 lines.append(f"{', '.join(o.made)}, = {self._pack(o)}")
         lines += [line for o in self.operands for line in o.host]
-        lines += [*self.kernels.buffers(), *launches]
+        lines += [*self.kernels.buffers(), *(skips.made if skips else ()), *launches]
         lines.append(f"return ({', '.join(f'y{i}' for i in range(len(self.nest.outputs)))},)")
         head = f"def {self.prefix}_run({', '.join([*inputs, *given])}):"
         return "\n".join([head, *indent(lines)]) + "\n"

@@ -61,7 +61,8 @@ class Kernels(Frame):
         body = self._tile_of(*tiles.grid)
         body += tiles.positions() if early else []
         body += [*(self._level() if self.exact else []), *(line for o in self.operands for line in o.setup)]
-        body += main_loop(plan, s, self.operands, steps_of(plan, s), self.splits, "level > 0" if self.exact else "")
+        tests = [*(["(level > 0)"] if self.exact else []), *([f"({self.skips.test})"] if self.skips else [])]
+        body += main_loop(plan, s, self.operands, steps_of(plan, s), self.splits, " | ".join(tests))
         body += tiles.positions() if not early and (scaled or self.splits > 1) else []
         if scaled:
             body.append(f"acc = acc * ({' * '.join(o.inverse() for o in scaled)})")
@@ -75,6 +76,7 @@ class Kernels(Frame):
             body.insert(0, "t = tl.program_id(0)")
         doc = f"{plan.dtype if plan.half else s.precision}."
         parameters = [p for o in self.operands for p in o.parameters] + ["levels_ptr"] * bool(self.exact)
+        parameters += [f"{name}_ptr" for name in self.skips.read] if self.skips else []
         sources = [i for o in self.operands for i in o.sources]
         return self._of_tiles("product", doc, s, parameters, sources, body, grid)
 

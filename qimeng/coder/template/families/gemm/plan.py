@@ -76,6 +76,23 @@ class Triangle:
     offset: int
 
 
+@dataclass(frozen=True)
+class Skips:
+    """Tiles of the result whose depth need not be walked; their product counts as 0.
+
+    Attributes:
+        given: parameters of the entry function after the inputs.
+        made: lines of the entry function before the product.
+        read: variables of the entry function that the product's kernel reads, each by its pointer.
+        test: text of that kernel which is true for a tile at `row0`, `col0` that is left out.
+    """
+
+    given: tuple[str, ...]
+    made: tuple[str, ...]
+    read: tuple[str, ...]
+    test: str
+
+
 @dataclass(frozen=True, eq=False)
 class GemmPlan:
     """A region as prologue, product, epilogue.
@@ -96,6 +113,7 @@ class GemmPlan:
         over: which sides they reduce: ``"n"`` (rows), ``"m"`` (columns), ``"mn"``; empty without reductions.
         finals: numbers of the outputs that need the reductions' results.
         triangle: where nothing but zeros is stored outside a triangle.
+        skips: makes `Skips` for tiles of a schedule, where another family knows of tiles that nobody needs.
     """
 
     region: Region
@@ -113,6 +131,7 @@ class GemmPlan:
     over: str
     finals: tuple[int, ...]
     triangle: Triangle | None
+    skips: Callable[..., Skips] | None = None
 
     def extent(self, atoms: Atoms) -> int:
         """Number of positions along `atoms`."""
@@ -389,6 +408,7 @@ __all__ = [
     "Atoms",
     "GemmPlan",
     "Side",
+    "Skips",
     "Triangle",
     "plan_gemm",
     "read_weight_by",
