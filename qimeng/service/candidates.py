@@ -92,7 +92,7 @@ def results_of(graph: OpGraph, region: Region) -> list[Value]:
 
 
 def _as_region(text: str, graph: OpGraph, region: Region) -> str:
-    """`text` with a function in the region's own order of arguments and results, which calls the candidate's `entry`."""
+    """`text` with a function in the region's order of arguments and results, which calls the candidate's `entry`."""
     functions = {s.name: s for s in ast.parse(text).body if isinstance(s, ast.FunctionDef)}
     if FUNCTION not in functions:
         raise NoProgram(f"the text defines neither a function `{FUNCTION}` nor a class `{MODEL}`")

@@ -7,15 +7,16 @@ judge; knows nothing about HTTP, queues or who asks.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from qimeng.coder.llm.chat import ChatError
+from qimeng.device_lock import DeviceLock, lock_path
+from qimeng.envs.judge.device_memory import DeviceMemory
 from qimeng.envs.sandbox import entered_here
-from qimeng.envs.steps.setup import make_task, versions_of
+from qimeng.envs.steps.setup import make_task
 from qimeng.envs.steps.task import Task
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.service import serve
@@ -40,21 +41,19 @@ class _Opened:
     spec: KernelSpec
 
     @classmethod
-    def open(cls, reference: Reference, device: str) -> dict[str, str]:
-        """Load, check and capture the reference, and make its judge; the versions of what will judge.
+    def open(cls, reference: Reference, device: str) -> None:
+        """Load, check and capture the reference, and make its judge.
 
         Raises:
             SpecError: it cannot be judged; the message says why.
         """
-        training = {} if reference.training is None else {"training": reference.training}
-        spec = KernelSpec.from_source(
-            reference.source, "reference", dtype=reference.dtype, mode=reference.mode, **training
-        )
+        spec = KernelSpec.from_source(reference.source, "reference", dtype=reference.dtype, mode=reference.mode)
+        if reference.training is not None:
+            spec = spec.with_(training=reference.training)
         task = make_task(spec, device=device or None, by_region=False)
         if task.start.fallback:
             raise SpecError(task.reason)
         cls.spec, cls.task = spec, task
-        return dict(versions_of(task.evaluator))
 
     @classmethod
     def judge(cls, candidate: Candidate, options: Options, compile_seconds: float) -> str:
@@ -67,6 +66,22 @@ class _Opened:
             return Evaluation(Gate.WRITE, str(error)[:2000], "coder").to_json()
         final = FinalOptions(options.compile_modes, compile_seconds)
         return cls.task.evaluator.ask(EvaluationRequest(program, asked=Asked(options.asked), options=final)).to_json()
+
+
+def lock_files(channel: Channel) -> None:
+    """In a process that no stranger's text reaches: make the files by which judges share this machine's GPU."""
+    serve(channel, {"ready": _ready, "make": _make_lock_files})
+
+
+def _make_lock_files() -> list[str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    path = lock_path(torch.device("cuda", 0))
+    DeviceLock(path).close()
+    DeviceMemory(path).close()
+    return [path, f"{path}.gate", f"{path}.memory", f"{path}.memory.gate", f"{path}.users"]
 
 
 def _ready() -> dict[str, Any]:
@@ -98,4 +113,4 @@ def _stay_importable() -> None:
         sys.path.insert(0, str(links))
 
 
-__all__ = ["main"]
+__all__ = ["lock_files", "main"]

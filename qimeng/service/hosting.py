@@ -8,24 +8,28 @@ baseline is measured once. Deals in submissions as text; knows nothing about que
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from qimeng.envs.sandbox.sandbox import needs_landlock
 from qimeng.envs.workers.answering import no_verdict
-from qimeng.envs.workers.forkserver import ForkServer, Process, WorkerFailed
+from qimeng.envs.workers.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.workers.plain_text import plain_text
 from qimeng.interfaces import EngineReport, Evaluation, Gate
 from qimeng.interfaces.faults import JUDGE_FAILED, MACHINE_FAILED
 from qimeng.service.messages import REFERENCE_FAILED, Reference, Submission
 
-PRELOAD = ("torch", "qimeng.service.host_process", "qimeng.envs.workers.preload:warm_up")
+_HOST = "qimeng.service.host_process"
+PRELOAD = ("torch", _HOST, "qimeng.envs.workers.preload:warm_up")
 MESSAGE_CHARS = 8000
 """The most that is kept of a message."""
-ANSWER_BYTES = 1 << 20
+ANSWER_CHARS = 1 << 20
 """The longest evaluation that a host may send."""
 MOST_S = 86400.0
+"""Seconds that a host may take for a candidate: the pool gives up before, and ends this process."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Host:
 
     Args:
         server: starts it.
+        locks: files that it may write besides its own: those by which judges share a GPU.
         reference: what it has.
         settings: how it judges.
 
@@ -56,15 +61,13 @@ class Host:
         BadReference: the reference did not load, ended the process, or took too long.
     """
 
-    def __init__(self, server: ForkServer, reference: Reference, settings: Settings):
+    def __init__(self, server: ForkServer, locks: Sequence[str], reference: Reference, settings: Settings):
         self.reference, self._settings = reference, settings
-        self._process: Process = server.start(
-            "qimeng.service.host_process:main", sandbox="host", writable=_locks(server)
-        )
+        self._process: Process = server.start(f"{_HOST}:main", sandbox="host", writable=locks)
         try:
             self._process.send("ready")
-            self.layers = tuple(self._process.await_ready()["sandbox"])
-            self.versions = self._open()
+            self._process.await_ready()
+            self._open()
         except BaseException:
             self.close()
             raise
@@ -75,17 +78,12 @@ class Host:
         Raises:
             WorkerFailed: the host failed, or sent what is no evaluation.
         """
-        data, _ = self._process.call(
-            "judge",
-            MOST_S,
-            candidate=submission.candidate,
-            options=submission.options,
-            compile_seconds=self._settings.compile_s,
-        )
-        if not isinstance(data, str) or len(data) > ANSWER_BYTES:
+        asked = {"candidate": submission.candidate, "options": submission.options}
+        data = self._ask("judge", MOST_S, **asked, compile_seconds=self._settings.compile_s)
+        if not isinstance(data, str) or len(data) > ANSWER_CHARS:
             raise WorkerFailed("protocol", "the answer is no evaluation")
         try:
-            return Evaluation.from_json(Evaluation.from_json(data).to_json())
+            return Evaluation.from_json(_bounded(data))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise WorkerFailed("protocol", f"the answer is no evaluation: {type(error).__name__}") from error
 
@@ -98,31 +96,28 @@ class Host:
         """End it with all that it started."""
         self._process.kill()
 
-    def _open(self) -> Mapping[str, str]:
+    def _open(self) -> None:
         limit = self._settings.reference_s
         try:
-            data, _ = self._process.call("open", limit, reference=self.reference, device=self._settings.device)
+            self._ask("open", limit, reference=self.reference, device=self._settings.device)
         except WorkerFailed as failed:
             if failed.kind == MACHINE_FAILED:
                 raise
             text = f"it did not load and capture within {limit:g} s" if failed.kind == "timeout" else str(failed)
-            raise BadReference(f"the reference cannot be judged: {text}", failed.kind) from None
-        return data if isinstance(data, dict) else {}
+            raise BadReference(f"the reference cannot be judged: {text}") from None
+
+    def _ask(self, command: str, limit_s: float, **arguments: Any) -> Any:
+        data, files = self._process.call(command, limit_s, **arguments)
+        for fd in files:  # it has no reason to send any
+            os.close(fd)
+        return data
 
 
 class BadReference(Exception):
-    """A reference that cannot be judged.
-
-    Attributes:
-        kind: how it failed, as of `WorkerFailed`.
-    """
-
-    def __init__(self, message: str, kind: str):
-        super().__init__(message)
-        self.kind = kind
+    """A reference that cannot be judged; the message says why."""
 
 
-_servers: list[ForkServer] = []
+_servers: list[tuple[ForkServer, list[str]]] = []
 _hosts: list[Host] = []
 
 
@@ -137,12 +132,33 @@ def judge_apart(settings: Settings, text: str) -> tuple[str, EngineReport]:
     try:
         found = _hosted(settings, submission.reference).judge(submission)
     except BadReference as error:
-        found = Evaluation(Gate.WRITE, str(error), REFERENCE_FAILED)
+        found = Evaluation(Gate.WRITE, _cut(str(error)), REFERENCE_FAILED)
     except WorkerFailed as failed:
         close_hosts()
         machine = failed.kind in (MACHINE_FAILED, "crash", "memory")
         found = no_verdict(str(failed), MACHINE_FAILED if machine else JUDGE_FAILED)
-    return _bounded(found).to_json(), EngineReport()
+    return found.to_json(), EngineReport()
+
+
+def describe(settings: Settings) -> dict[str, Any]:
+    """What would judge here: ``device``, ``gpu`` (its name; empty without one), ``measured`` and ``versions``.
+
+    It opens the device, so it is called in a process of its own.
+
+    Raises:
+        DeviceError: an unknown device.
+    """
+    from qimeng.device import current_card
+    from qimeng.envs.steps.setup import evaluator_kind, make_device, versions_here
+
+    device = make_device(settings.device or None)
+    kind = evaluator_kind(device)
+    return {
+        "device": device.name,
+        "gpu": str(current_card() or ""),
+        "measured": device.measured,
+        "versions": {"qimeng": version("qimeng"), **dict(versions_here(f"{kind.__name__} {kind.version}"))},
+    }
 
 
 def close_hosts() -> None:
@@ -155,21 +171,28 @@ def _hosted(settings: Settings, reference: Reference) -> Host:
     if not _servers:
         if missing := needs_landlock():
             raise WorkerFailed(MACHINE_FAILED, missing)
-        _servers.append(ForkServer(PRELOAD))
+        server = ForkServer(PRELOAD)
+        _servers.append((server, _locks(server)))
     if _hosts and (_hosts[0].reference != reference or not _hosts[0].alive):
         close_hosts()
     if not _hosts:
-        _hosts.append(Host(_servers[0], reference, settings))
+        _hosts.append(Host(*_servers[0], reference, settings))
     return _hosts[0]
 
 
 def _locks(server: ForkServer) -> list[str]:
-    return []
+    process = server.start(f"{_HOST}:lock_files")
+    try:
+        process.send("ready")
+        process.await_ready()
+        return list(process.call("make", START_S)[0])
+    finally:
+        process.kill()
 
 
-def _bounded(found: Evaluation) -> Evaluation:
-    """The evaluation with plain text of bounded length."""
-    return Evaluation.from_json(json.dumps(_cut(json.loads(found.to_json()))))
+def _bounded(text: str) -> str:
+    """The evaluation's JSON, with plain texts of bounded length in it."""
+    return json.dumps(_cut(json.loads(text)))
 
 
 def _cut(item: Any) -> Any:
@@ -181,4 +204,4 @@ def _cut(item: Any) -> Any:
     return {key: _cut(value) for key, value in item.items()} if isinstance(item, dict) else item
 
 
-__all__ = ["PRELOAD", "BadReference", "Host", "Settings", "close_hosts", "judge_apart"]
+__all__ = ["PRELOAD", "BadReference", "Host", "Settings", "close_hosts", "describe", "judge_apart"]

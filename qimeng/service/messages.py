@@ -132,8 +132,8 @@ class Failure:
     """Why a candidate did not pass, or was not judged.
 
     Attributes:
-        kind: whose fault it is: ``"kernel"``, ``"measurement"``, ``"machine"``, ``"judge"`` (`qimeng.interfaces.Fault`),
-            or ``"reference"``.
+        kind: whose fault it is: ``"kernel"``, ``"measurement"``, ``"machine"``, ``"judge"``
+            (`qimeng.interfaces.Fault`), or ``"reference"``.
         gate: where it was refused (`qimeng.interfaces.Gate`).
         failure: class of the failure, such as ``"wrong"`` or ``"compile"`` (`Evaluation.failure`).
         message: why, in words that help repair.

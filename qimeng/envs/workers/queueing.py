@@ -195,10 +195,14 @@ class QueueingEvaluator(Evaluator):
         for job in self._waiting.values():
             fresh = [place for place in free if place not in job.tried]
             if fresh:
-                return job, fresh[0]
+                return job, self._best(job, fresh)
             if all(place in job.tried for place in self._places):
-                return job, free[0]
+                return job, self._best(job, free)
         return None
+
+    def _best(self, job: Job, free: Sequence[Hashable]) -> Hashable:
+        """The place for a job among free ones."""
+        return free[0]
 
     def _give_up(self) -> None:
         """Answer the jobs whose time is used up."""
