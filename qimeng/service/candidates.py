@@ -18,7 +18,9 @@ from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.region import Region, merge
 from qimeng.program.program import Program
 from qimeng.service.messages import Candidate, Form
+from qimeng.service.model_class import Original, Untranslated, as_function
 from qimeng.spec import KernelSpec
+from qimeng.spec.origin import SourceOrigin, init_arguments
 
 FUNCTION, MODEL = "entry", "ModelNew"
 """What a candidate defines: a function, or KernelBench's class."""
@@ -63,7 +65,7 @@ def program_of(candidate: Candidate, graph: OpGraph, spec: KernelSpec) -> Progra
     if form is Form.AUTO:
         form = Form.MODEL if _defines(text, MODEL) else Form.PROGRAM
     if form is Form.MODEL:
-        raise NoProgram(f"{MODEL} is not understood yet", "unsupported")
+        text = _as_function(text, graph, region, spec)
     return program.with_implementation(region.id, implementation_of(_as_region(text, graph, region), region))
 
 
@@ -116,6 +118,32 @@ def _as_region(text: str, graph: OpGraph, region: Region) -> str:
         body = [f"    found = {call}", f"    return ({', '.join(f'found[{i}]' for i in order)},)"]
     head = f"def {ENTRY}({', '.join([*own, *names[len(given) :]])}):"
     return "\n".join([renamed(text, {FUNCTION: _OWN_ENTRY}).rstrip(), "", "", head, *body, ""])
+
+
+def _as_function(text: str, graph: OpGraph, region: Region, spec: KernelSpec) -> str:
+    """The text of a class `ModelNew` with a function `entry` that makes it of its arguments and calls it."""
+    flat = not graph.in_spec.parts or all(part.kind == "leaf" for part in graph.in_spec.parts[0].parts)
+    if graph.mutations or not flat or graph.out_spec.kind not in ("leaf", "tuple", "list"):
+        raise NoProgram(
+            f"a {MODEL} is judged where `forward` takes tensors, returns tensors and updates no buffer; for this "
+            f"reference, write a function `{FUNCTION}`",
+            "unsupported",
+        )
+    assert isinstance(spec.origin, SourceOrigin)
+    given = arguments_of(graph, region)
+    names = [f"given{number}" for number in range(len(given))]
+    nodes = [graph.nodes[value.node] for value in given]
+    state = {n.target: name for n, name in zip(nodes, names, strict=True) if n.kind in ("parameter", "buffer")}
+    at = {n.target: name for n, name in zip(nodes, names, strict=True) if n.target not in state}
+    inputs = [at.get(str(number), repr(graph.scalars.get(number))) for number in range(graph.n_inputs)]
+    space = spec.origin.namespace
+    arguments, keywords = init_arguments(space.Model, space.get_init_inputs())
+    module = spec.module("cpu")
+    single = graph.out_spec.kind == "leaf"
+    try:
+        return as_function(text, MODEL, FUNCTION, names, Original(module, arguments, keywords, state, inputs, single))
+    except Untranslated as error:
+        raise NoProgram(f"{MODEL}: {error}", "unsupported") from None
 
 
 def _said(graph: OpGraph, value: Value) -> str:

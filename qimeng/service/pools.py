@@ -8,7 +8,7 @@ HTTP or clients.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from qimeng.cluster.pool import ClusterPool
@@ -38,11 +38,12 @@ class _Apart(QueueingEvaluator):
 
     def _begin(self, job: Job, place: Hashable) -> None:
         self._has[place] = _reference_of(job)
-        super()._begin(job, place)  # type: ignore[safe-super]
+        super()._begin(job, place)
 
-    @property
+    @cached_property
     def _has(self) -> dict[Hashable, Reference]:
-        return self.__dict__.setdefault("_references", {})
+        """The reference that each place had last."""
+        return {}
 
 
 class LocalApart(_Apart, LocalPool):
