@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
@@ -18,6 +19,7 @@ from qimeng.envs.sandbox.sandbox import needs_landlock
 from qimeng.envs.workers.answering import no_verdict
 from qimeng.envs.workers.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.workers.plain_text import plain_text
+from qimeng.envs.workers.shared_server import shared_server
 from qimeng.interfaces import EngineReport, Evaluation, Gate
 from qimeng.interfaces.faults import JUDGE_FAILED, MACHINE_FAILED
 from qimeng.service.messages import REFERENCE_FAILED, Reference, Submission
@@ -117,7 +119,6 @@ class BadReference(Exception):
     """A reference that cannot be judged; the message says why."""
 
 
-_servers: list[tuple[ForkServer, list[str]]] = []
 _hosts: list[Host] = []
 
 
@@ -168,24 +169,22 @@ def close_hosts() -> None:
 
 
 def _hosted(settings: Settings, reference: Reference) -> Host:
-    if not _servers:
-        if missing := needs_landlock():
-            raise WorkerFailed(MACHINE_FAILED, missing)
-        server = ForkServer(PRELOAD)
-        _servers.append((server, _locks(server)))
+    if missing := needs_landlock():
+        raise WorkerFailed(MACHINE_FAILED, missing)
     if _hosts and (_hosts[0].reference != reference or not _hosts[0].alive):
         close_hosts()
     if not _hosts:
-        _hosts.append(Host(*_servers[0], reference, settings))
+        _hosts.append(Host(shared_server(PRELOAD), _locks(), reference, settings))
     return _hosts[0]
 
 
-def _locks(server: ForkServer) -> list[str]:
-    process = server.start(f"{_HOST}:lock_files")
+@lru_cache(1)
+def _locks() -> tuple[str, ...]:
+    process = shared_server(PRELOAD).start(f"{_HOST}:lock_files")
     try:
         process.send("ready")
         process.await_ready()
-        return list(process.call("make", START_S)[0])
+        return tuple(process.call("make", START_S)[0])
     finally:
         process.kill()
 
