@@ -7,6 +7,8 @@ judge; knows nothing about HTTP, queues or who asks.
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -56,16 +58,20 @@ class _Opened:
         cls.spec, cls.task = spec, task
 
     @classmethod
-    def judge(cls, candidate: Candidate, options: Options, compile_seconds: float) -> str:
-        """The evaluation of a candidate, as JSON."""
+    def judge(cls, candidate: Candidate, options: Options, compile_seconds: float) -> Any:
+        """The evaluation of a candidate, as data for JSON."""
+        return _finite(json.loads(cls._evaluation(candidate, options, compile_seconds).to_json()))
+
+    @classmethod
+    def _evaluation(cls, candidate: Candidate, options: Options, compile_seconds: float) -> Evaluation:
         try:
             program = program_of(candidate, cls.task.start.graph, cls.spec)
         except NoProgram as error:
-            return Evaluation(Gate.WRITE, str(error), error.failure).to_json()
+            return Evaluation(Gate.WRITE, str(error), error.failure)
         except (ChatError, SyntaxError, ValueError, RecursionError) as error:
-            return Evaluation(Gate.WRITE, str(error)[:2000], "coder").to_json()
+            return Evaluation(Gate.WRITE, str(error)[:2000], "coder")
         final = FinalOptions(options.compile_modes, compile_seconds)
-        return cls.task.evaluator.ask(EvaluationRequest(program, asked=Asked(options.asked), options=final)).to_json()
+        return cls.task.evaluator.ask(EvaluationRequest(program, asked=Asked(options.asked), options=final))
 
 
 def lock_files(channel: Channel) -> None:
@@ -86,6 +92,15 @@ def _make_lock_files() -> list[str]:
 
 def _ready() -> dict[str, Any]:
     return {"pid": os.getpid(), "sandbox": list(entered_here().entered)}
+
+
+def _finite(item: Any) -> Any:
+    """`item` with the largest number in place of errors that are not finite, which JSON has no word for."""
+    if isinstance(item, float) and not math.isfinite(item):
+        return sys.float_info.max
+    if isinstance(item, list):
+        return [_finite(x) for x in item]
+    return {key: _finite(value) for key, value in item.items()} if isinstance(item, dict) else item
 
 
 def _print_nothing() -> None:

@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
-from qimeng.envs.sandbox.sandbox import needs_landlock
 from qimeng.envs.workers.answering import no_verdict
 from qimeng.envs.workers.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.workers.plain_text import plain_text
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.interfaces import EngineReport, Evaluation, Gate
 from qimeng.interfaces.faults import JUDGE_FAILED, MACHINE_FAILED
-from qimeng.service.messages import REFERENCE_FAILED, Reference, Submission
+from qimeng.service.messages import REFERENCE_FAILED, Answer, Reference, Submission
 
 _HOST = "qimeng.service.host_process"
 PRELOAD = ("torch", _HOST, "qimeng.envs.workers.preload:warm_up")
+REQUIRED = ("environment", "files", "landlock", "seccomp")
+"""Layers of the sandbox without which no stranger's code is run; the others are a second fence."""
+IDLE_S = 300.0
+"""Seconds after which a host that nobody asks is ended."""
 MESSAGE_CHARS = 8000
 """The most that is kept of a message."""
 ANSWER_CHARS = 1 << 20
@@ -64,11 +69,13 @@ class Host:
     """
 
     def __init__(self, server: ForkServer, locks: Sequence[str], reference: Reference, settings: Settings):
-        self.reference, self._settings = reference, settings
+        self.reference, self._settings, self._rest = reference, settings, ExitStack()
         self._process: Process = server.start(f"{_HOST}:main", sandbox="host", writable=locks)
         try:
             self._process.send("ready")
-            self._process.await_ready()
+            missing = [layer for layer in REQUIRED if layer not in self._process.await_ready()["sandbox"]]
+            if missing:
+                raise WorkerFailed(MACHINE_FAILED, f"strangers' code is not run here: no {', '.join(missing)}")
             self._open()
         except BaseException:
             self.close()
@@ -81,13 +88,7 @@ class Host:
             WorkerFailed: the host failed, or sent what is no evaluation.
         """
         asked = {"candidate": submission.candidate, "options": submission.options}
-        data = self._ask("judge", MOST_S, **asked, compile_seconds=self._settings.compile_s)
-        if not isinstance(data, str) or len(data) > ANSWER_CHARS:
-            raise WorkerFailed("protocol", "the answer is no evaluation")
-        try:
-            return Evaluation.from_json(_bounded(data))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise WorkerFailed("protocol", f"the answer is no evaluation: {type(error).__name__}") from error
+        return evaluation_from(self._ask("judge", MOST_S, **asked, compile_seconds=self._settings.compile_s))
 
     @property
     def alive(self) -> bool:
@@ -109,10 +110,37 @@ class Host:
             raise BadReference(f"the reference cannot be judged: {text}") from None
 
     def _ask(self, command: str, limit_s: float, **arguments: Any) -> Any:
-        data, files = self._process.call(command, limit_s, **arguments)
+        """Its answer; between two questions it is paused with all that it started."""
+        self._rest.close()
+        try:
+            data, files = self._process.call(command, limit_s, **arguments)
+        finally:
+            if self._process.alive:
+                self._rest.enter_context(self._process.paused())
         for fd in files:  # it has no reason to send any
             os.close(fd)
         return data
+
+
+def evaluation_from(data: Any) -> Evaluation:
+    """The evaluation that a host sent, which may say anything.
+
+    Args:
+        data: JSON of the channel (`qimeng.envs.workers.channel`): finite numbers and plain texts.
+
+    Raises:
+        WorkerFailed: it is none.
+    """
+    from pydantic import TypeAdapter
+
+    try:
+        if len(json.dumps(data)) > ANSWER_CHARS:
+            raise ValueError("it is too long")
+        found: Evaluation = TypeAdapter(Evaluation).validate_python(_cut(data))
+        json.dumps(asdict(Answer.of(found)), allow_nan=False)
+        return found
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise WorkerFailed("protocol", f"the host sent no evaluation: {type(error).__name__}") from error
 
 
 class BadReference(Exception):
@@ -120,6 +148,10 @@ class BadReference(Exception):
 
 
 _hosts: list[Host] = []
+
+
+_lock = threading.Lock()
+_timers: list[threading.Timer] = []
 
 
 def judge_apart(settings: Settings, text: str) -> tuple[str, EngineReport]:
@@ -130,15 +162,25 @@ def judge_apart(settings: Settings, text: str) -> tuple[str, EngineReport]:
         text: the submission's JSON.
     """
     submission = Submission.from_json(text)
+    with _lock:
+        return _judged(settings, submission).to_json(), EngineReport()
+
+
+def _judged(settings: Settings, submission: Submission) -> Evaluation:
+    while _timers:
+        _timers.pop().cancel()
     try:
         found = _hosted(settings, submission.reference).judge(submission)
     except BadReference as error:
         found = Evaluation(Gate.WRITE, _cut(str(error)), REFERENCE_FAILED)
     except WorkerFailed as failed:
-        close_hosts()
+        _close_hosts()
         machine = failed.kind in (MACHINE_FAILED, "crash", "memory")
         found = no_verdict(str(failed), MACHINE_FAILED if machine else JUDGE_FAILED)
-    return found.to_json(), EngineReport()
+    _timers.append(threading.Timer(IDLE_S, close_hosts))
+    _timers[0].daemon = True
+    _timers[0].start()
+    return found
 
 
 def describe(settings: Settings) -> dict[str, Any]:
@@ -164,15 +206,18 @@ def describe(settings: Settings) -> dict[str, Any]:
 
 def close_hosts() -> None:
     """End the host of this process."""
+    with _lock:
+        _close_hosts()
+
+
+def _close_hosts() -> None:
     while _hosts:
         _hosts.pop().close()
 
 
 def _hosted(settings: Settings, reference: Reference) -> Host:
-    if missing := needs_landlock():
-        raise WorkerFailed(MACHINE_FAILED, missing)
     if _hosts and (_hosts[0].reference != reference or not _hosts[0].alive):
-        close_hosts()
+        _close_hosts()
     if not _hosts:
         _hosts.append(Host(shared_server(PRELOAD), _locks(), reference, settings))
     return _hosts[0]
@@ -189,11 +234,6 @@ def _locks() -> tuple[str, ...]:
         process.kill()
 
 
-def _bounded(text: str) -> str:
-    """The evaluation's JSON, with plain texts of bounded length in it."""
-    return json.dumps(_cut(json.loads(text)))
-
-
 def _cut(item: Any) -> Any:
     if isinstance(item, str):
         text = plain_text(item)
@@ -203,4 +243,15 @@ def _cut(item: Any) -> Any:
     return {key: _cut(value) for key, value in item.items()} if isinstance(item, dict) else item
 
 
-__all__ = ["PRELOAD", "BadReference", "Host", "Settings", "close_hosts", "describe", "judge_apart"]
+__all__ = [
+    "MESSAGE_CHARS",
+    "PRELOAD",
+    "BadReference",
+    "Host",
+    "REQUIRED",
+    "Settings",
+    "close_hosts",
+    "describe",
+    "evaluation_from",
+    "judge_apart",
+]

@@ -207,10 +207,7 @@ class Jobs:
 
     def _finish(self, job_id: str, found: Evaluation) -> None:
         self._tickets.pop(job_id, None)
-        try:
-            answer = Answer.of(found, self._versions)
-        except (ValueError, TypeError, AttributeError, ArithmeticError):  # a host sent numbers that are none
-            answer = Answer.of(no_verdict("the host sent an evaluation that makes no sense", "judge"), self._versions)
+        answer = Answer.of(found, self._versions)
         with self._lock:
             job = self._open.pop(job_id, None)
             if job is None:

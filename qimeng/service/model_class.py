@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -299,7 +299,7 @@ class _Model:
         return f"{self._dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
 
 
-def _is_own(node: ast.AST, use: type[ast.expr_context]) -> bool:
+def _is_own(node: ast.AST, use: type[ast.expr_context]) -> TypeGuard[ast.Attribute]:
     """Whether `node` is an attribute of ``self`` that is read, or stored."""
     return (
         isinstance(node, ast.Attribute)

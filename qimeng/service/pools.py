@@ -33,12 +33,10 @@ class _Apart(QueueingEvaluator):
     """Prefers a place that has the reference of a submission already."""
 
     def _best(self, job: Job, free: Sequence[Hashable]) -> Hashable:
-        reference = _reference_of(job)
-        return next((place for place in free if self._has.get(place) == reference), free[0])
-
-    def _begin(self, job: Job, place: Hashable) -> None:
-        self._has[place] = _reference_of(job)
-        super()._begin(job, place)
+        reference = cast(Submission, job.request).reference
+        chosen = next((place for place in free if self._has.get(place) == reference), free[0])
+        self._has[chosen] = reference
+        return chosen
 
     @cached_property
     def _has(self) -> dict[Hashable, Reference]:
@@ -57,7 +55,7 @@ class LocalApart(_Apart, LocalPool):
 
     def __init__(self, settings: Settings, measured: bool, environments: Sequence[Mapping[str, str]]):
         super().__init__(_NO_MAKE, _kind(measured), environments)
-        self._work = partial(judge_apart, settings)  # type: ignore[assignment]
+        self._work = partial(judge_apart, settings)
 
 
 class ClusterApart(_Apart, ClusterPool):
@@ -96,10 +94,6 @@ def described_here(settings: Settings, environment: Mapping[str, str]) -> dict[s
 
 def _kind(measured: bool) -> type[GpuEvaluator] | type[EstimatingEvaluator]:
     return GpuEvaluator if measured else EstimatingEvaluator
-
-
-def _reference_of(job: Job) -> Reference:
-    return cast(Submission, job.request).reference
 
 
 __all__ = ["ClusterApart", "LocalApart", "described_here"]

@@ -14,11 +14,10 @@ from typing import Any
 from qimeng.bench.gpus import gpu_places, visible_gpus
 from qimeng.cluster.tasks import ClusterTasks
 from qimeng.envs.sandbox import Sandbox
-from qimeng.envs.sandbox.sandbox import needs_landlock
 from qimeng.envs.workers.queueing import QueueingEvaluator
 from qimeng.errors import QimengError
 from qimeng.service.app import make_app
-from qimeng.service.hosting import Settings, describe
+from qimeng.service.hosting import REQUIRED, Settings, describe
 from qimeng.service.jobs import Jobs
 from qimeng.service.limits import Limits
 from qimeng.service.pools import ClusterApart, LocalApart, described_here
@@ -62,13 +61,14 @@ class Place:
         """
         if self.cluster:
             return self._on_cluster()
-        if missing := needs_landlock():
-            raise ServiceError(missing.partition(":")[0] + ": strangers' code is judged on Linux with landlock only")
+        lacks = Sandbox("host").layers_available().skipped
+        if missing := [f"{layer} ({lacks[layer]})" for layer in REQUIRED if layer in lacks]:
+            raise ServiceError(f"strangers' code is not run here: the sandbox lacks {', '.join(missing)}")
         places = gpu_places(self.gpus, self.jobs, visible_gpus())
         environments: Sequence[Mapping[str, str]] = [p.environment for p in places for _ in range(p.slots)]
         about = described_here(self.settings, environments[0])
         about["places"] = [p.name for p in places]
-        about["sandbox_lacks"] = dict(Sandbox("host").layers_available().skipped)
+        about["sandbox_lacks"] = dict(lacks)
         return lambda: LocalApart(self.settings, about["measured"], environments), about
 
     def _on_cluster(self) -> tuple[Callable[[], QueueingEvaluator], dict[str, Any]]:

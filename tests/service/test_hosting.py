@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.interfaces import Asked, Evaluation
+from qimeng.service import hosting
 from qimeng.service.hosting import PRELOAD, BadReference, Host, Settings, close_hosts, judge_apart
 from qimeng.service.messages import Answer, Candidate, Options, Reference, Submission
 
@@ -108,6 +110,7 @@ def test_right_and_wrong_candidates_of_one_reference() -> None:
         assert (found.fault, found.compiled, found.correct, found.estimated) == (None, True, True, True)
         assert found.generated_share == 1.0 and found.speedup is not None and found.speedup > 0
         assert {"landlock", "seccomp"} <= set(found.evaluation["sandbox"])
+        assert _is_stopped(hosting._hosts[0]._process.pid), "between two questions nothing of a stranger's runs"
     found = answered(REFERENCE, MODEL.replace("tl.maximum(total, 0.0)", "tl.maximum(total, 0.1)"))
     assert found.fault is not None and (found.fault.failure, found.correct) == ("wrong", False)
     found = answered(REFERENCE, FUNCTION.replace("o = torch", "keep.append(x); o = torch") + "keep = []\n")
@@ -118,6 +121,13 @@ def test_right_and_wrong_candidates_of_one_reference() -> None:
     assert found.fault is not None and "linear.weight, linear.bias" in found.fault.message
     found = answered(REFERENCE, MODEL.replace("self.linear", "self.layer"))
     assert found.fault is not None and "nn.Linear" in found.fault.message
+
+
+def _is_stopped(pid: int) -> bool:
+    until = time.monotonic() + 10
+    while Path(f"/proc/{pid}/stat").read_text().split()[2] != "T" and time.monotonic() < until:
+        time.sleep(0.05)
+    return time.monotonic() < until
 
 
 @pytest.mark.parametrize(
