@@ -34,6 +34,7 @@ from qimeng.cli_console import console
 from qimeng.cli_finetune import finetune
 from qimeng.cli_names import check_names, listed, number, split
 from qimeng.cli_report import replay, report
+from qimeng.cli_serve import serve
 from qimeng.cli_train import adapt, train
 from qimeng.errors import QimengError
 from qimeng.planner import PLANNER, PLANNERS, SEARCH, SEARCHES
@@ -343,6 +344,7 @@ app.command()(replay)
 app.command()(train)
 app.command()(adapt)
 app.command()(finetune)
+app.command()(serve)
 
 
 def print_markdown(text: str) -> None:

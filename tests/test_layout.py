@@ -41,7 +41,19 @@ LAYERS = (
     {"envs"},
     {"planner"},
     {"finetune"},
-    {"api", "arguments", "cli", "bench", "cluster", "doctor", "exploits", "integration", "report", "testing"},
+    {
+        "api",
+        "arguments",
+        "cli",
+        "bench",
+        "cluster",
+        "doctor",
+        "exploits",
+        "integration",
+        "report",
+        "service",
+        "testing",
+    },
 )
 """Imports point upwards in this list only: a part imports its own layer and those above it."""
 

@@ -23,8 +23,11 @@ LAYERS = (
 )  # fmt: skip
 """Every layer, in the order in which they are entered: what a later one forbids, an earlier one may need."""
 
-LEVELS: dict[str, tuple[str, ...]] = {"full": LAYERS, "tool": LAYERS, "basic": ("no_new_privs",), "off": ()}
-"""What can be asked for, and its layers; ``"tool"`` allows sockets within a network of its own, which is up."""
+LEVELS: dict[str, tuple[str, ...]] = {
+    "full": LAYERS, "tool": LAYERS, "host": LAYERS, "basic": ("no_new_privs",), "off": (),
+}  # fmt: skip
+"""What can be asked for, and its layers; ``"tool"`` allows sockets within a network of its own, which is up; ``"host"``
+allows what a judge needs that starts sandboxed processes of its own."""
 
 DEFAULT = "full"
 """What evaluators ask for unless told."""
@@ -67,8 +70,9 @@ class Sandbox:
     """What a process gives up before foreign code runs in it.
 
     Attributes:
-        level: ``"full"`` (every layer), ``"tool"`` (the same for a tool that speaks to its target), ``"basic"`` (no new
-            privileges) or ``"off"``.
+        level: ``"full"`` (every layer), ``"tool"`` (the same for a tool that speaks to its target), ``"host"`` (the
+            same for a judge whose specification is a stranger's: `qimeng.service`), ``"basic"`` (no new privileges) or
+            ``"off"``.
     """
 
     level: str = "basic"
@@ -120,7 +124,9 @@ class Sandbox:
                 places.devices(),
                 network="network" not in entered or not tool,
             ),
-            "seccomp": lambda: seccomp.enter("all" if tool and "network" in entered else sockets),
+            "seccomp": lambda: seccomp.enter(
+                "all" if tool and "network" in entered else sockets, seccomp.HOSTS if self.level == "host" else ()
+            ),
         }
         entered: dict[str, str] = {}
         skipped: dict[str, str] = {}

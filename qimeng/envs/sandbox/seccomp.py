@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from qimeng.envs.sandbox.layer import Unavailable, machine, prctl, syscall
@@ -33,6 +34,10 @@ REFUSED = (
     "shmget semget msgget mq_open memfd_secret"
 ).split()
 """Fail with EPERM."""
+
+HOSTS = "unshare setsid setpgid pidfd_getfd".split()
+"""Of these, what a judge in a sandbox needs: its own processes enter sandboxes too, lead groups, and hand over the
+memory that they hold on a GPU."""
 
 SOCKETS = "socket connect bind listen accept accept4".split()
 """Fail with EPERM as well: a pair of sockets is all that a process needs (`socketpair`, for streams: one for datagrams
@@ -87,13 +92,14 @@ class Instruction:
         return struct.pack("=HBBI", self.code, self.if_true, self.if_false, self.value)
 
 
-def program(architecture: str, sockets: str = "pairs") -> list[Instruction]:
+def program(architecture: str, sockets: str = "pairs", spared: Collection[str] = ()) -> list[Instruction]:
     """The filter for `architecture` (a key of `syscalls.NUMBERS`).
 
     Args:
         architecture: of the kernel.
         sockets: ``"pairs"`` and no others; ``"local"`` (those with a name on this machine as well, but none is ever
             connected: CUDA makes one when it begins); ``"all"``, for what has a network of its own.
+        spared: system calls among `REFUSED` that are allowed all the same.
     """
     numbers = NUMBERS[architecture]
     denied, absent, done = (Instruction(_RETURN, _ERROR | number) for number in (errno.EPERM, errno.ENOSYS, 0))
@@ -107,7 +113,8 @@ def program(architecture: str, sockets: str = "pairs") -> list[Instruction]:
     if architecture == "x86_64":
         out += [Instruction(_AT_LEAST, _X32, 0, 1), absent]
     refused = {"pairs": SOCKETS, "local": ["connect"], "all": []}[sockets]
-    for names, answer in ((REFUSED, denied), (refused, denied), (ABSENT, absent), (PRETENDED, done)):
+    never = [name for name in REFUSED if name not in spared]
+    for names, answer in ((never, denied), (refused, denied), (ABSENT, absent), (PRETENDED, done)):
         for name in names:
             if name in numbers:
                 out += [Instruction(_EQUAL, numbers[name], 0, 1), answer]
@@ -141,18 +148,19 @@ def _pairs(numbers: dict[str, int], allowed: Instruction, denied: Instruction) -
     ]
 
 
-def enter(sockets: str = "pairs") -> str:
+def enter(sockets: str = "pairs", spared: Collection[str] = ()) -> str:
     """Put the filter in force, for this process and its children, for good.
 
     Args:
         sockets: see `program`.
+        spared: see `program`.
 
     Raises:
         Unavailable: the kernel has no filters, or the architecture is unknown.
     """
-    _put_in_force(program(machine(), sockets))
+    _put_in_force(program(machine(), sockets, spared))
     said = {"pairs": "no sockets but pairs", "local": "no connections", "all": "sockets allowed"}[sockets]
-    return f"{len(REFUSED)} system calls refused, {said}"
+    return f"{len(REFUSED) - len(spared)} system calls refused, {said}"
 
 
 def close_sockets() -> None:
@@ -180,4 +188,7 @@ def _put_in_force(instructions: list[Instruction]) -> None:
         raise Unavailable(f"thread {thread} cannot take the filter")
 
 
-__all__ = ["ABSENT", "ONLY_SELF", "PRETENDED", "REFUSED", "SOCKETS", "Instruction", "close_sockets", "enter", "program"]
+__all__ = [
+    "ABSENT", "HOSTS", "ONLY_SELF", "PRETENDED", "REFUSED", "SOCKETS", "Instruction", "close_sockets", "enter",
+    "program",
+]  # fmt: skip

@@ -271,6 +271,11 @@ def conditions_of(spec: KernelSpec, evaluator: Evaluator, device: Device) -> Con
 
 def versions_of(evaluator: Evaluator) -> tuple[tuple[str, str], ...]:
     """(name, version) of the evaluator, torch, triton and the driver."""
+    return versions_here(f"{evaluator.name} {evaluator.version}")
+
+
+def versions_here(judge: str) -> tuple[tuple[str, str], ...]:
+    """The same where the evaluator is called `judge`."""
     from importlib.metadata import PackageNotFoundError, version
 
     import torch
@@ -279,9 +284,7 @@ def versions_of(evaluator: Evaluator) -> tuple[tuple[str, str], ...]:
         triton = version("triton")
     except PackageNotFoundError:
         triton = "none"
-    driver = driver_version()
-    judge = f"{evaluator.name} {evaluator.version}"
-    return (("evaluator", judge), ("torch", torch.__version__), ("triton", triton), ("driver", driver))
+    return (("evaluator", judge), ("torch", torch.__version__), ("triton", triton), ("driver", driver_version()))
 
 
 __all__ = [
@@ -294,5 +297,6 @@ __all__ = [
     "make_pool",
     "make_task",
     "region_judges",
+    "versions_here",
     "versions_of",
 ]

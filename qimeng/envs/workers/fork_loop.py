@@ -40,7 +40,7 @@ SHARED = "shared"
 """Folder in the server's own that its processes may read and not write: what it has built for all."""
 
 PROCESSES = 256
-"""Maximum number of processes in a full sandbox, children included; more are killed."""
+"""Maximum number of processes in a full sandbox or a host's, children included; more are killed."""
 MEMORY_FILE_BYTES = memory_bytes() // 2
 """Most bytes of memory files (`memfd_create`) and shared memory that these may hold together; no other limit counts
 them. Files that were sent and not yet received are not seen."""
@@ -160,7 +160,7 @@ def _fork(control: Channel, wake: tuple[int, int], children: dict[int, Child], m
     if pid < 0:
         os.close(status)
     else:
-        children[pid] = Child(token, status, access[0] == "full")
+        children[pid] = Child(token, status, access[0] in ("full", "host"))
 
 
 def _child(

@@ -98,6 +98,26 @@ class QueueingEvaluator(Evaluator):
             self._wait(until)
             self._give_up()
 
+    def has_begun(self, ticket: Ticket) -> bool:
+        """Whether a request is at a place now, or was answered."""
+        job = self._asked.get(ticket)
+        return job is None or self._running.get(job.digest) is job
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Forget a request; where nobody else asked the same, the work on it is ended."""
+        self._answers.pop(ticket, None)
+        job = self._asked.pop(ticket, None)
+        if job is None:
+            return
+        job.tickets.remove(ticket)
+        if job.tickets:
+            return
+        if self._running.pop(job.digest, None) is not None:
+            self._stop(job)
+        else:
+            self._waiting.pop(job.digest, None)
+        self._start()
+
     def close(self) -> None:
         """End every place; what is in flight stays unanswered."""
         self._waiting.clear()
@@ -175,10 +195,14 @@ class QueueingEvaluator(Evaluator):
         for job in self._waiting.values():
             fresh = [place for place in free if place not in job.tried]
             if fresh:
-                return job, fresh[0]
+                return job, self._best(job, fresh)
             if all(place in job.tried for place in self._places):
-                return job, free[0]
+                return job, self._best(job, free)
         return None
+
+    def _best(self, job: Job, free: Sequence[Hashable]) -> Hashable:
+        """The place for a job among free ones."""
+        return free[0]
 
     def _give_up(self) -> None:
         """Answer the jobs whose time is used up."""

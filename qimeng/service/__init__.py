@@ -1,0 +1,1 @@
+"""Evaluation as a service: a server that judges strangers' kernels, and a client."""

@@ -1,0 +1,129 @@
+"""Runs the service: it puts pool, jobs, tokens and app together, and listens.
+
+Deals in choosing the parts. Listens on the loopback interface only, unless there is a token.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from qimeng.bench.gpus import gpu_places, visible_gpus
+from qimeng.cluster.tasks import ClusterTasks
+from qimeng.envs.sandbox import Sandbox
+from qimeng.envs.workers.queueing import QueueingEvaluator
+from qimeng.errors import QimengError
+from qimeng.service.app import make_app
+from qimeng.service.hosting import REQUIRED, Settings, describe
+from qimeng.service.jobs import Jobs
+from qimeng.service.limits import Limits
+from qimeng.service.pools import ClusterApart, LocalApart, described_here
+from qimeng.service.tokens import Tokens
+
+CONNECTIONS = 512
+"""Most connections at a time; more are answered with status 503."""
+
+
+class ServiceError(QimengError):
+    """The service cannot be run as asked; the message says what to do."""
+
+    code = "service"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where submissions are judged.
+
+    Attributes:
+        jobs: submissions at a time on each GPU, or on this machine where it has none.
+        gpus: of this machine to use; 0 for all.
+        cluster: address of a cluster (`qimeng.cluster.connection.connect`); empty for this machine.
+        generation: of the cluster's GPUs.
+        settings: how they are judged.
+    """
+
+    jobs: int = 1
+    gpus: int = 0
+    cluster: str = ""
+    generation: str = ""
+    settings: Settings = field(default_factory=Settings)
+
+    def open(self) -> tuple[Callable[[], QueueingEvaluator], dict[str, Any]]:
+        """What makes its pool, and what judges there (`describe`).
+
+        Raises:
+            ServiceError: nothing here keeps strangers' code from files.
+            ClusterError: there is no such cluster.
+            DeviceError: an unknown device.
+        """
+        if self.cluster:
+            return self._on_cluster()
+        lacks = Sandbox("host").layers_available().skipped
+        if missing := [f"{layer} ({lacks[layer]})" for layer in REQUIRED if layer in lacks]:
+            raise ServiceError(f"strangers' code is not run here: the sandbox lacks {', '.join(missing)}")
+        places = gpu_places(self.gpus, self.jobs, visible_gpus())
+        environments: Sequence[Mapping[str, str]] = [p.environment for p in places for _ in range(p.slots)]
+        about = described_here(self.settings, environments[0])
+        about["places"] = [p.name for p in places]
+        about["sandbox_lacks"] = dict(lacks)
+        return lambda: LocalApart(self.settings, about["measured"], environments), about
+
+    def _on_cluster(self) -> tuple[Callable[[], QueueingEvaluator], dict[str, Any]]:
+        from functools import partial
+
+        from qimeng.cluster.fleet import Fleet
+        from qimeng.cluster.turns import NORMAL
+
+        with ClusterTasks(Fleet(self.cluster, self.generation, NORMAL)) as tasks:
+            about = tasks.ask(partial(describe, self.settings))
+
+        def make() -> QueueingEvaluator:
+            fleet = Fleet(self.cluster, self.generation, NORMAL)
+            return ClusterApart(self.settings, about["measured"], fleet, self.jobs)
+
+        return make, {**about, "places": [f"cluster {self.cluster}"]}
+
+
+def check_address(host: str, tokens: Tokens | None) -> None:
+    """Refuse to listen to others without tokens.
+
+    Raises:
+        ServiceError: `host` is no address of the loopback interface, and there are no tokens.
+    """
+    if tokens is not None or host == "localhost":
+        return
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    raise ServiceError(f"without a token, the service listens on 127.0.0.1 only, not on {host}; use --token-file")
+
+
+def run(place: Place, tokens: Tokens | None, host: str, port: int, limits: Limits | None = None) -> None:
+    """Serve until the process is interrupted.
+
+    Args:
+        place: where submissions are judged.
+        tokens: who may ask; None for every process of this machine.
+        host: address to listen on.
+        port: port to listen on.
+        limits: what is taken.
+
+    Raises:
+        ServiceError: see `check_address` and `Place.open`.
+    """
+    import uvicorn
+
+    check_address(host, tokens)
+    make, about = place.open()
+    jobs = Jobs(make, limits or Limits(), about["versions"])
+    try:
+        app: Any = make_app(jobs, tokens, about)
+        uvicorn.run(app, host=host, port=port, limit_concurrency=CONNECTIONS, server_header=False, log_level="warning")
+    finally:
+        jobs.close()
+
+
+__all__ = ["Place", "ServiceError", "check_address", "run"]

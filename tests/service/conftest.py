@@ -1,0 +1,49 @@
+"""A real server on a free port of the loopback interface, with a fake pool behind it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from qimeng.service.jobs import Jobs
+from qimeng.service.limits import Limits
+from qimeng.service.tokens import Tokens
+from tests.service.fakes import FakePool
+
+TOKEN = "t" * 24
+
+
+@contextmanager
+def serving(pool: Callable[[], Any] = FakePool, limits: Limits | None = None) -> Iterator[str]:
+    """The address of a server."""
+    uvicorn = pytest.importorskip("uvicorn")
+    from qimeng.service.app import make_app
+
+    jobs = Jobs(pool, limits or Limits(), {})
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        app = make_app(jobs, Tokens({"anna": TOKEN}))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+            jobs.close()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving() as found:
+        yield found
