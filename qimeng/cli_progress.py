@@ -49,6 +49,8 @@ class ProgressDisplay:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        if kind is KeyboardInterrupt:
+            self.console.print("no result yet: nothing is written")
 
     def __call__(self, progress: Progress) -> None:
         """Show `progress`."""

@@ -117,7 +117,26 @@ def test_an_interruption_before_there_is_a_result(
 
     monkeypatch.setattr(setup, "make_evaluator", interrupted)
     assert run("optimize", problem, *QUICK, "--out", tmp_path / "out") == 130
-    assert capsys.readouterr().err.strip() == "qimeng: interrupted"
+    said = capsys.readouterr()
+    assert said.out == "no result yet: nothing is written\n" and said.err.strip() == "qimeng: interrupted"
+
+
+def test_an_interruption_before_anything_faster_verifies_nothing(
+    problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qimeng.testing import FakeEvaluator
+
+    judged: list[int] = []
+
+    def interrupted(self: FakeEvaluator, *arguments: object) -> object:
+        judged.append(1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeEvaluator, "answer", interrupted)
+    assert run("optimize", problem, *QUICK, "--json", "--out", tmp_path / "out") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(judged) == 1 and found["on_pytorch"] and found["checked"]
+    assert "interrupted before a faster program was found" in found["notes"]
 
 
 def test_an_interrupted_benchmark_says_how_to_go_on(
