@@ -100,7 +100,7 @@ def optimize(
     if not isinstance(cache, bool | str | Path):
         raise ValueError(f"cache must be True, False or a folder, got {cache!r}")
     parts = names_of("parts", parts)
-    unknown = options.keys() - inspect.signature(plan_and_code).parameters.keys()
+    unknown = options.keys() - inspect.signature(check_options).parameters.keys()
     if unknown:
         raise TypeError(f"optimize() has no option {', '.join(sorted(unknown))}")
     check_options(mode=mode, **options)

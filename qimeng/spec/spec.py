@@ -32,6 +32,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64,
     "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64,
 }  # fmt: skip
+"""Names of the dtypes that a computation may have, short ones too."""
 MODES = ("default", "highest", "high")
 """As PyTorch ships (fp32 matmul, TF32 cuDNN convolutions); no TF32 anywhere; TF32 or better everywhere."""
 
