@@ -18,6 +18,7 @@ from qimeng.envs.steps.result import Result
 from qimeng.envs.steps.setup import make_task
 from qimeng.envs.steps.state import Budget, Progress
 from qimeng.planner import PLANNER, SEARCH, make_search
+from qimeng.spec import check_mode
 from qimeng.spec.patience import within
 from qimeng.store import Store
 
@@ -102,14 +103,10 @@ def plan_and_code(
     began = time.monotonic()
     check_budget(seconds, evaluations)
     check_keywords(kwargs)
-    check_callable("on_step", on_step)
-    check_object("search", search, ("run",))
-    check_object("planner", planner, ("choose",))
-    check_object("coder", coder, ("write",))
-    if evaluator is not None:
-        check_object("evaluator", evaluator, ("submit", "gather"), names=False)
-    if store is not None and not isinstance(store, Path):
-        check_object("store", store, ("put_spec",))
+    check_options(
+        planner=planner, coder=coder, search=search, mode=mode, compile_modes=compile_modes, sanitize=sanitize,
+        store=store, on_step=on_step, evaluator=evaluator,
+    )  # fmt: skip
     modes, tools = names_of("compile_modes", compile_modes), names_of("sanitize", sanitize)
     chosen = make_search(search, planner)
     opened = Store(store) if isinstance(store, str | Path) else store
@@ -125,6 +122,38 @@ def plan_and_code(
             held.callback(task.evaluator.close)
         budget, compiled = Budget(seconds, evaluations), (modes, seconds / 2)
         return run_task(task, chosen, budget, began, compiled, sanitize=tools, store=opened, on_step=on_step)
+
+
+def check_options(
+    *,
+    evaluations: int = 0,
+    planner: str | Planner = PLANNER,
+    coder: str | Coder = "template",
+    search: str | Search = SEARCH,
+    mode: str | None = None,
+    compile_modes: Sequence[str] = (),
+    sanitize: Sequence[str] = (),
+    store: Store | str | Path | None = None,
+    on_step: Callable[[Progress], None] | None = None,
+    evaluator: Evaluator | None = None,
+) -> None:
+    """Refuse options of `plan_and_code` that cannot be used, before any work starts.
+
+    Raises:
+        SpecError: an unknown precision mode.
+        ValueError: as `plan_and_code` says.
+    """
+    check_budget(0, evaluations)
+    check_mode(mode)
+    check_callable("on_step", on_step)
+    check_object("search", search, ("run",))
+    check_object("planner", planner, ("choose",))
+    check_object("coder", coder, ("write",))
+    if evaluator is not None:
+        check_object("evaluator", evaluator, ("submit", "gather"), names=False)
+    if store is not None and not isinstance(store, Path):
+        check_object("store", store, ("put_spec",))
+    names_of("compile_modes", compile_modes), names_of("sanitize", sanitize)
 
 
 def run_task(
@@ -166,4 +195,4 @@ def run_task(
     return optimize(task, search, budget, store, on_step, clock, began)
 
 
-__all__ = ["plan_and_code", "run_task"]
+__all__ = ["check_options", "plan_and_code", "run_task"]

@@ -28,7 +28,18 @@ from rich.table import Table
 from qimeng.cli_bench import app as bench_app
 from qimeng.cli_cluster import Cluster, Generation, on_cluster
 from qimeng.cli_cluster import app as cluster_app
-from qimeng.cli_coder import BaseUrl, Calls, Candidates, CoderName, Money, PriceList, Prompts, Tokens, made_coder
+from qimeng.cli_coder import (
+    BaseUrl,
+    Calls,
+    Candidates,
+    CoderName,
+    Money,
+    PriceList,
+    Prompts,
+    Tokens,
+    check_answered,
+    made_coder,
+)
 from qimeng.cli_collect import app as collect_app
 from qimeng.cli_console import console
 from qimeng.cli_finetune import finetune
@@ -171,6 +182,7 @@ def optimize(
             on_step=display,
         )
     _print_result(result, _saved(result, folder), as_json)
+    check_answered(writer)
 
 
 def _print_result(result: Result, folder: Path, as_json: bool) -> None:

@@ -225,10 +225,12 @@ def families(
 @app.command()
 def summary(rows: Annotated[list[Path], typer.Argument(help="Files of rows.")], as_json: Json = False) -> None:
     """Summarize stored rows: fast_p, geometric means by group, and results of each kind of action."""
-    from qimeng.bench.row import read_rows
+    from qimeng.bench.row import RowError, read_rows
     from qimeng.bench.summary import summarize
 
     found = summarize(row for file in rows for row in read_rows(file))
+    if not found:
+        raise RowError(f"{', '.join(map(str, rows))} holds no rows")
     if as_json:
         print(json.dumps([asdict(s) for s in found], indent=1))
         return

@@ -66,6 +66,18 @@ def made_coder(
         raise QimengError(str(error)) from None
 
 
+def check_answered(coder: Coder) -> None:
+    """Refuse, when all is written, a run whose model was asked and never answered.
+
+    Raises:
+        ChatError: it is one.
+    """
+    from qimeng.coder.llm.coder import ModelMemory
+
+    if isinstance(coder.memory, ModelMemory):
+        coder.memory.check_answered()
+
+
 def coder_label(name: str, candidates: int = 1, prompts: Path | None = None) -> str:
     """The coder's name in tables and rows, with the options that change what it writes.
 
@@ -96,6 +108,7 @@ __all__ = [
     "PriceList",
     "Prompts",
     "Tokens",
+    "check_answered",
     "coder_label",
     "made_coder",
 ]

@@ -29,13 +29,13 @@ def collect(
     out: Annotated[
         Path, typer.Option(help="Folder for the store and the log. An interrupted collection resumes.")
     ] = Path("runs/collection"),
-    specs: Annotated[int, typer.Option(help="Number of specs.")] = 300,
+    specs: Annotated[int, typer.Option(min=1, help="Number of specs.")] = 300,
     seed: Annotated[int, typer.Option(help="Seed of the sequence of specs.")] = 0,
-    first: Annotated[int, typer.Option(help="First spec of the sequence. Give each machine its own range.")] = 0,
+    first: Annotated[int, typer.Option(min=0, help="First spec of the sequence. Give each machine its own range.")] = 0,
     least_mib: Annotated[float, typer.Option(callback=number, help="Minimum MiB of inputs and parameters.")] = 1.0,
     most_mib: Annotated[float, typer.Option(callback=number, help="Maximum MiB of inputs and parameters.")] = 1024.0,
     families: Annotated[str, typer.Option(help="Only these families of specs, comma-separated.")] = "",
-    evaluations: Annotated[int, typer.Option(help="Programs judged for each spec.")] = 24,
+    evaluations: Annotated[int, typer.Option(min=0, help="Programs judged for each spec.")] = 24,
     seconds_each: Annotated[float, typer.Option(callback=number, help="Time budget of a spec.")] = 60.0,
     total_seconds: Annotated[float, typer.Option(callback=number, help="Time budget of the collection.")] = 3600.0,
     overhead_seconds: Annotated[
@@ -43,8 +43,8 @@ def collect(
     ] = 60.0,
     device: Annotated[str, typer.Option(help="Without a GPU: the device to estimate times for.")] = "",
     coder: Annotated[str, typer.Option(help="Name of the coder.")] = "template",
-    gpus: Annotated[int, typer.Option(help="GPUs to use; 0 for all that are visible.")] = 0,
-    jobs: Annotated[int, typer.Option(help="Specs explored at the same time on each GPU.")] = 2,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs to use; 0 for all that are visible.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Specs explored at the same time on each GPU.")] = 2,
     cluster: Cluster = "",
     generation: Generation = "",
     retry: Annotated[bool, typer.Option(help="Try specs again that failed before.")] = False,

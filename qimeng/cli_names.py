@@ -54,6 +54,7 @@ def check_names(
         QimengError: the message lists those that are known.
     """
     from qimeng.bench.families import FAMILIES
+    from qimeng.coder.named import is_form
     from qimeng.envs.judge.torch_compile import check_modes
     from qimeng.envs.steps.setup import make_coder
     from qimeng.planner import make_search
@@ -61,7 +62,8 @@ def check_names(
 
     try:
         make_search(search, planner)
-        make_coder(coder)
+        if not is_form(coder):  # one with a model is made where its server is known
+            make_coder(coder)
         check_modes(compile_modes)
     except ValueError as error:
         raise QimengError(str(error)) from None

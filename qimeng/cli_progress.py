@@ -49,6 +49,8 @@ class ProgressDisplay:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        if kind is KeyboardInterrupt:
+            self.console.print("no result yet: nothing is written")
 
     def __call__(self, progress: Progress) -> None:
         """Show `progress`."""
@@ -57,7 +59,7 @@ class ProgressDisplay:
             if progress.phase != "try" and not (self.quiet and progress.phase == "done"):
                 self.console.print(f"{progress.text}  [{status}]", markup=False, soft_wrap=True)
             return
-        if progress.phase == "done":
+        if progress.phase in ("done", "interrupted"):  # what Ctrl-C again does stays in sight
             self._lines.append(progress.text)
         doing = progress.text if progress.phase != "done" else "choosing the next step"
         self._spinner.update(text=Text(f"{doing}\n  {status}"))

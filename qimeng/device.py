@@ -163,6 +163,7 @@ DEVICES: dict[str, Device] = {
         ),
     )
 }
+"""The devices that kernels can be made for, by name; their rates are the makers' figures."""
 
 
 def device_named(name: str) -> Device:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from qimeng import DeviceError, KernelSpec, SpecError, plan_and_code
+from qimeng import DeviceError, KernelSpec, SpecError, optimize, plan_and_code
 from qimeng.arguments import names_of
 from qimeng.envs.steps.setup import make_device
 from qimeng.testing import FakeCoder, FakeEvaluator
@@ -42,6 +42,23 @@ def test_bad_arguments_are_one_clear_error(changed: dict[str, Any], message: str
     given: dict[str, Any] = {"coder": FakeCoder(), "evaluator": FakeEvaluator(), "planner": "random", "seconds": 5}
     with pytest.raises(ValueError, match=message):
         plan_and_code(nn.ReLU(), (X,), **given | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"parts": 3}, ValueError, "parts must be names"),
+        ({"cache": 3}, ValueError, "cache must be True, False or a folder, got 3"),
+        ({"plannr": "lm"}, TypeError, r"optimize\(\) has no option plannr"),
+        ({"planner": 3}, ValueError, "planner must be a name or an object"),
+        ({"mode": "hig"}, SpecError, "unknown precision mode 'hig'; known: default, highest, high"),
+        ({"example_inputs": X}, SpecError, r"got Tensor; write \(x,\)"),
+        ({"example_inputs": (X[:, :3],)}, SpecError, r"fails on its example inputs \(float32\[4, 3\]\): RuntimeError"),
+    ],
+)
+def test_bad_arguments_for_a_whole_model(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        optimize(nn.Linear(8, 8), **{"example_inputs": (X,), "seconds": 0, **changed})
 
 
 def test_inputs_beside_a_spec_or_a_file_are_refused() -> None:

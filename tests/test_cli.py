@@ -2,6 +2,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ import pytest
 import qimeng
 from qimeng.bench.row import append_row
 from qimeng.cli import main
+from qimeng.coder.llm.account import Account
+from qimeng.coder.llm.coder import ModelMemory
+from qimeng.coder.llm.replies import RecordedChat
 from qimeng.envs.sandbox import LAYERS
 from qimeng.envs.steps.result import Result
 from tests.bench.rows import row
+from tests.coder.llm.scripted import ScriptedChat
 
 
 def run(*arguments: str | Path) -> int:
@@ -101,6 +106,29 @@ def test_an_interrupted_run_keeps_the_best(
     assert found["speedup"] > 1
 
 
+def test_a_run_whose_model_never_answered_is_an_error(
+    problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = Account(failures=Counter(connection=3))
+    memory = ModelMemory(RecordedChat(ScriptedChat(), account), account)
+    monkeypatch.setattr("qimeng.testing.FakeCoder.memory", memory)
+    assert run("optimize", problem, *QUICK, "--evaluations", 1, "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert "never answered (connection): check its server" in error and error.endswith("[model]\n")
+    assert (tmp_path / "out" / "result.json").exists()
+    account.calls = 1
+    memory.check_answered()
+
+
+def test_numbers_and_files_that_say_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "rows.jsonl"
+    empty.touch()
+    assert run("bench", "summary", empty) == 2
+    assert f"{empty} holds no rows" in capsys.readouterr().err
+    assert run("collect", "--specs", -3, "--out", tmp_path / "out") == 2
+    assert "greater than or equal to 1" in capsys.readouterr().err
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("optimize", problem, *QUICK, "--out", problem / "below") == 2
     error = capsys.readouterr().err
@@ -117,7 +145,26 @@ def test_an_interruption_before_there_is_a_result(
 
     monkeypatch.setattr(setup, "make_evaluator", interrupted)
     assert run("optimize", problem, *QUICK, "--out", tmp_path / "out") == 130
-    assert capsys.readouterr().err.strip() == "qimeng: interrupted"
+    said = capsys.readouterr()
+    assert said.out == "no result yet: nothing is written\n" and said.err.strip() == "qimeng: interrupted"
+
+
+def test_an_interruption_before_anything_faster_verifies_nothing(
+    problem: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qimeng.testing import FakeEvaluator
+
+    judged: list[int] = []
+
+    def interrupted(self: FakeEvaluator, *arguments: object) -> object:
+        judged.append(1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeEvaluator, "answer", interrupted)
+    assert run("optimize", problem, *QUICK, "--json", "--out", tmp_path / "out") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(judged) == 1 and found["on_pytorch"] and found["checked"]
+    assert "interrupted before a faster program was found" in found["notes"]
 
 
 def test_an_interrupted_benchmark_says_how_to_go_on(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -34,19 +34,59 @@ MINUTES = {
 }
 """Rough time of commands that take more than a few seconds."""
 
-ROOMS = (
+USERS = (
     "qimeng",
     "qimeng.integration",
     "qimeng.interfaces",
+    "qimeng.bench.suite",
+    "qimeng.store",
+    "qimeng.coder.named",
+    "qimeng.coder.llm.account",
+    "qimeng.cluster.fleet",
+    "qimeng.cluster.pool",
+    "qimeng.spec",
+    "qimeng.spec.declared",
+    "qimeng.vocabulary.sparse",
+)
+"""Modules whose public names users need."""
+
+AUTHORS = (
     "qimeng.actions",
     "qimeng.family",
     "qimeng.planner",
-    "qimeng.bench.suite",
+    "qimeng.planner.search",
+    "qimeng.planner.greedy",
+    "qimeng.planner.heuristic",
+    "qimeng.planner.random",
+    "qimeng.planner.lm.planner",
+    "qimeng.planner.lm.weights",
+    "qimeng.planner.lm.imitation",
+    "qimeng.planner.lm.corpus",
+    "qimeng.planner.lm.mini",
+    "qimeng.planner.lm.scoring",
+    "qimeng.planner.data.tree_file",
+    "qimeng.planner.data.tree_store",
     "qimeng.backend.base",
-    "qimeng.store",
+    "qimeng.coder.llm.chat",
+    "qimeng.coder.template.coder",
+    "qimeng.coder.template.families.tile.family",
+    "qimeng.coder.template.families.tile.plan",
+    "qimeng.coder.template.families.tile.schedule",
+    "qimeng.envs.steps.session",
+    "qimeng.envs.steps.setup",
+    "qimeng.envs.steps.state",
+    "qimeng.envs.steps.loop",
+    "qimeng.envs.steps.task",
+    "qimeng.finetune.rl",
+    "qimeng.finetune.rollout",
+    "qimeng.graph.capture",
+    "qimeng.graph.ops",
+    "qimeng.graph.region",
+    "qimeng.program.program",
+    "qimeng.program.verify",
     "qimeng.testing",
 )
-"""Modules whose public names users and authors of extensions need."""
+"""Modules whose public names authors of extensions and of training code need besides."""
 
 
 # ---- commands
@@ -230,26 +270,39 @@ def _kernels(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> str:
 
 
 def api() -> str:
-    """The public names, with their docstrings."""
-    lines = ["# Python API", "", "What `import qimeng` offers, and what authors of extensions need.", ""]
-    done: set[str] = set()
-    for room in ROOMS:
-        module = import_module(room)
-        names = sorted((n for n in module.__all__ if not n.startswith("__")), key=lambda n: (n[:1].isupper(), n))
-        made = [(n, path) for n in names if (path := _path(module, n)) and path not in done]
-        done |= {path for _, path in made}
-        lines += [f"## {room}", "", (inspect.getdoc(module) or "").partition("\n")[0], ""]
-        for _, path in made:
-            lines += [f"::: {path}", "    options:", "      heading_level: 3", ""]
+    """The public names that users need, with their docstrings."""
+    return _names("Python API", "What `import qimeng` offers, and what stands beside it.", USERS, ())
+
+
+def extension_api() -> str:
+    """Those that authors of extensions need besides."""
+    return _names("API for extensions", "What [extensions](extending.md) and training code use.", AUTHORS, USERS)
+
+
+def _names(title: str, about: str, rooms: Sequence[str], elsewhere: Sequence[str]) -> str:
+    lines = [f"# {title}", "", about, ""]
+    done = {path for room in elsewhere for path, _ in public(room)}
+    for room in rooms:
+        lines += [f"## {room}", "", (inspect.getdoc(import_module(room)) or "").partition("\n")[0], ""]
+        for path, whole in public(room):
+            if path not in done:
+                lines += [f"::: {path}", "    options:", "      heading_level: 3", *([] if whole else ["      members: false"]), ""]
+        done |= {path for path, _ in public(room)}
     return "\n".join(lines)
 
 
-def _path(module: Any, name: str) -> str:
-    """Where a name is defined; empty for what has no docstring of its own, such as a constant."""
-    thing = getattr(module, name)
-    if not (inspect.isclass(thing) or inspect.isfunction(thing)):
-        return ""
-    return f"{thing.__module__}.{thing.__qualname__}"
+def public(room: str) -> list[tuple[str, bool]]:
+    """Where each public name of a module is defined, and whether its members are shown: those of a module are not."""
+    module = import_module(room)
+    names = sorted((n for n in module.__all__ if not n.startswith("__")), key=lambda n: (n[:1].isupper(), n))
+    return [(_path(room, name, inspect.unwrap(getattr(module, name))), not inspect.ismodule(getattr(module, name))) for name in names]
+
+
+def _path(room: str, name: str, thing: Any) -> str:
+    """Where a class or function is defined; other names are shown under the module that offers them."""
+    if inspect.isclass(thing) or inspect.isfunction(thing):
+        return f"{thing.__module__}.{thing.__qualname__}"
+    return f"{room}.{name}"
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -258,6 +311,7 @@ PAGES: dict[str, Callable[[], str]] = {
     **{f"actions/{kind.name}.md": partial(action, kind) for kind in kinds().values()},
     "gallery.md": gallery,
     "api.md": api,
+    "extension_api.md": extension_api,
 }
 
-__all__ = ["PAGES"]
+__all__ = ["AUTHORS", "PAGES", "USERS", "public"]

@@ -67,8 +67,10 @@ def coder_named(
 
 def _chat(kind: str, model: str, base_url: str | None) -> Chat:
     if kind == "openai":
+        from qimeng.coder.llm.keys import check_reachable
         from qimeng.coder.llm.openai_chat import OpenAIChat
 
+        check_reachable(base_url)
         return OpenAIChat(model, base_url)
     from qimeng.coder.llm.local_chat import LocalChat
 

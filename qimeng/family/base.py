@@ -216,5 +216,6 @@ class Family(ABC, Generic[P, S]):
 
 
 AnyFamily = Family[Any, Any]
+"""A family of any plan and any schedule."""
 
 __all__ = ["MAX_ALTERNATIVES", "AnyFamily", "Cost", "Family", "Move", "Needs", "NotConcerned", "Sample", "Unsupported"]

@@ -27,6 +27,7 @@ RESHAPES = frozenset(
 GEMMS = frozenset(
     "aten.mm aten.bmm aten.addmm aten.baddbmm aten.linear aten.matmul aten.mv aten.dot aten.addmv".split()
 )
+"""Operators that are matrix products."""
 
 REDUCTIONS = frozenset(
     "aten.sum aten.mean aten.amax aten.amin aten.max aten.min aten.prod aten.var aten.var_mean aten.std aten.argmax "
@@ -54,6 +55,7 @@ POINTWISE = frozenset(
         "native_dropout prelu _prelu_kernel glu"
     ).split()
 )
+"""Operators that compute each element of the result from the same elements of the operands."""
 
 EXACT = VIEWS | frozenset(
     ("aten." + name)
@@ -94,6 +96,7 @@ LAYERS = frozenset("aten.lstm aten.gru aten.rnn_tanh aten.rnn_relu".split())
 """Recurrent layers: a step of a sequence needs the one before."""
 
 CONVOLUTIONS = frozenset("aten.convolution aten.conv1d aten.conv2d aten.conv3d".split())
+"""Operators that are convolutions."""
 
 
 def category(node: Node) -> str:

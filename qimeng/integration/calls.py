@@ -47,6 +47,17 @@ def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key | None:
         return None
 
 
+def shapes_of(key: Key) -> str:
+    """Shapes of the tensors in a kind of call, for people.
+
+    >>> shapes_of(key_of((torch.zeros(2, 3), 1.0), {"mask": torch.zeros(3)}))
+    '2x3, 3'
+    """
+    if len(key) == 4 and key[0] == "tensor":
+        return "x".join(map(str, key[1])) or "scalar"
+    return ", ".join(filter(None, [shapes_of(part) for part in key if isinstance(part, tuple)]))
+
+
 def _key(x: Any) -> Key:
     kind = type(x)
     if kind is torch.Tensor or kind is nn.Parameter:
@@ -117,4 +128,4 @@ def filled(form: Any, tensors: Sequence[torch.Tensor]) -> Any:
     return {k: filled(v, tensors) for k, v in form.items()} if isinstance(form, dict) else form
 
 
-__all__ = ["Key", "Slot", "copied_into", "filled", "hollow", "key_of", "memory_like", "tensors_of"]
+__all__ = ["Key", "Slot", "copied_into", "filled", "hollow", "key_of", "memory_like", "shapes_of", "tensors_of"]

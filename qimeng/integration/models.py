@@ -5,6 +5,7 @@ Deals in one model and its example calls. Knows nothing about how one part is op
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from qimeng.api import plan_and_code
-from qimeng.arguments import check_budget, check_callable, check_keywords
+from qimeng.api import check_options, plan_and_code
+from qimeng.arguments import check_budget, check_callable, check_keywords, names_of
 from qimeng.device import Device
 from qimeng.envs.steps.result import Result
 from qimeng.envs.steps.setup import make_device
@@ -86,7 +87,9 @@ def optimize(
         ``save(folder)``, ``restore()``.
 
     Raises:
-        SpecError: no example inputs, a model that cannot be copied, or a wrong name in `parts`.
+        SpecError: no example inputs, or the model fails on them; a model that cannot be copied; a wrong name in
+            `parts`; an unknown precision mode.
+        TypeError: an option that `plan_and_code` does not have.
         ValueError: an unknown planner, coder or search; a budget below 0.
     """
     if not isinstance(module, nn.Module):
@@ -94,6 +97,13 @@ def optimize(
     check_budget(seconds)
     check_keywords(kwargs)
     check_callable("on_part", on_part)
+    if not isinstance(cache, bool | str | Path):
+        raise ValueError(f"cache must be True, False or a folder, got {cache!r}")
+    parts = names_of("parts", parts)
+    unknown = options.keys() - inspect.signature(check_options).parameters.keys()
+    if unknown:
+        raise TypeError(f"optimize() has no option {', '.join(sorted(unknown))}")
+    check_options(mode=mode, **options)
     began, row = time.monotonic(), make_device(device)
     calls = _calls(example_inputs, kwargs)
     model = module if inplace else shared_copy(module)
@@ -262,7 +272,7 @@ def _calls(example_inputs: Any, kwargs: Mapping[str, Any] | None) -> list[Argume
             calls.append((one, dict(kwargs or {})))
         else:
             raise SpecError(
-                f"example inputs must be a tuple, a dict, or a list of those; got {type(one).__name__}: (x,)"
+                f"example inputs must be a tuple, a dict, or a list of those; got {type(one).__name__}; write (x,)"
             )
     for args, named in calls:
         if not args and not named:

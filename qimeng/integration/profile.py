@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from qimeng.errors import SpecError
 from qimeng.integration.calls import Key, copied_into, key_of, memory_like
+from qimeng.spec.check import shapes
+from qimeng.spec.own_lines import line_of
 
 ROOT = ""
 """Name of the model itself."""
@@ -52,6 +55,9 @@ def visits(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], devi
         args: of the call.
         kwargs: of the call, by name.
         device: that its kernels run on; on a GPU each submodule's end is waited for, so that times are its own.
+
+    Raises:
+        SpecError: the model raises an error.
     """
     seen: dict[str, Visit] = {}
     stack: list[str] = []
@@ -73,7 +79,13 @@ def visits(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], devi
         stack.pop()
 
     with torch.no_grad():
-        model(*args, **kwargs)
+        try:
+            model(*args, **kwargs)
+        except Exception as error:  # whatever the user's model raises is reported as it is
+            raise SpecError(
+                f"{type(model).__name__}: the model fails on its example inputs ({shapes((args, kwargs))}): "
+                f"{type(error).__name__}: {error}{line_of(error)}. The inputs must fit forward"
+            ) from error
         with _watched(model, enter, leave):
             model(*args, **kwargs)
     return seen

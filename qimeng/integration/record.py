@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
-from qimeng.integration.calls import Key
+from qimeng.integration.calls import Key, shapes_of
 from qimeng.integration.dispatch import REASONS, Dispatch, detach
 from qimeng.integration.package import write
 from qimeng.integration.recording import Recording
@@ -101,11 +101,13 @@ class Record:
         """All of it in Markdown."""
         name = type(self.model).__name__
         lines = [f"# {name}", "", f"**{self._headline()}**, device {self.device}, {self.seconds:.0f} s.", ""]
-        lines += ["| part | modules | share of the time | outcome |", "|---|---|---|---|"]
+        lines += ["| part | modules | shapes | share of the time | outcome |", "|---|---|---|---|---|"]
         for part in self.parts:
             label = f"{part.names[0] or 'the whole model'} ({part.kind})"
-            outcome = part.reason or part.headline
-            lines.append(f"| {label} | {len(part.names)} | {part.share:.0%} | {outcome} |")
+            outcome = part.reason or f"{part.headline}{' (estimated)' if part.estimated else ''}"
+            outcome += ", found earlier" if part.cached else ""
+            shapes = shapes_of(part.key)
+            lines.append(f"| {label} | {len(part.names)} | {shapes} | {part.share:.0%} | {outcome} |")
         lines += ["", *(f"- {note}" for note in self.notes)]
         calls: Counter[str] = sum(self.calls.values(), Counter())
         for reason, count in calls.items():

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from qimeng.envs.steps.loop import Search
     from qimeng.interfaces import Planner
 
-PLANNER_GROUP, SEARCH_GROUP = "qimeng.planners", "qimeng.searches"
-"""Entry-point groups through which other packages add planners and searches."""
+PLANNER_GROUP = "qimeng.planners"
+"""Entry-point group through which other packages add planners."""
+
+SEARCH_GROUP = "qimeng.searches"
+"""Entry-point group through which other packages add searches."""
 
 PLANNERS = {
     "heuristic": "qimeng.planner.heuristic:HeuristicPlanner",
@@ -31,8 +34,11 @@ PLANNERS = {
 }
 """Name to the class's location. Each class is made without arguments."""
 
-PLANNER, SEARCH = "lm", "greedy"
-"""Defaults of `plan_and_code` and ``qimeng optimize``."""
+PLANNER = "lm"
+"""Default planner of `plan_and_code` and ``qimeng optimize``."""
+
+SEARCH = "greedy"
+"""Their default search."""
 
 WITH_FOLDER = {"lm"}
 """Planners that may be named with a folder that holds their weights: ``"lm:runs/planner"``."""

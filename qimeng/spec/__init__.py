@@ -3,7 +3,7 @@
 from qimeng.spec.distributions import DISTRIBUTIONS, EXAMPLES, applies
 from qimeng.spec.leaf import DOMAINS, infer_domain
 from qimeng.spec.perturb import perturb_parameters
-from qimeng.spec.spec import DTYPES, MODES, KernelSpec, Tolerances
+from qimeng.spec.spec import DTYPES, MODES, KernelSpec, Tolerances, check_mode
 
 __all__ = [
     "DISTRIBUTIONS",
@@ -14,6 +14,7 @@ __all__ = [
     "KernelSpec",
     "Tolerances",
     "applies",
+    "check_mode",
     "infer_domain",
     "perturb_parameters",
 ]

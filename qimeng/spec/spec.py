@@ -32,6 +32,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64,
     "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64,
 }  # fmt: skip
+"""Names of the dtypes that a computation may have, short ones too."""
 MODES = ("default", "highest", "high")
 """As PyTorch ships (fp32 matmul, TF32 cuDNN convolutions); no TF32 anywhere; TF32 or better everywhere."""
 
@@ -100,8 +101,7 @@ class KernelSpec:
         if self.dtype not in DTYPES:
             raise SpecError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}")
         object.__setattr__(self, "dtype", str(DTYPES[self.dtype]).removeprefix("torch."))
-        if self.mode not in MODES:
-            raise SpecError(f"unknown precision mode {self.mode!r}; known: {', '.join(MODES)}")
+        check_mode(self.mode)
         unknown = [d for d in self.declared if d not in DOMAINS]
         if unknown:
             raise SpecError(f"unknown input domain {unknown[0]!r}; known: {', '.join(DOMAINS)}")
@@ -122,6 +122,8 @@ class KernelSpec:
             SpecError: the file is missing or no text, does not load, or lacks one of the names.
         """
         path = Path(path)
+        if path.is_dir():
+            raise SpecError(f"{path} is a folder; name a file in it")
         if not path.is_file():
             raise SpecError(f"no such file: {path}")
         try:
@@ -255,7 +257,7 @@ class KernelSpec:
         if not callable(thing):
             raise SpecError(f"a spec is made from a file, a module or a function, not from {type(thing).__name__}")
         if inputs is None and not options.get("kwargs"):
-            raise SpecError(f"example inputs are needed for {type(thing).__name__}: KernelSpec.of(it, (x, y))")
+            raise SpecError(f"example inputs are needed for {type(thing).__name__}: give them as a tuple, (x, y)")
         make = cls.from_module if isinstance(thing, torch.nn.Module) else cls.from_function
         return make(thing, () if inputs is None else inputs, **options)
 
@@ -473,4 +475,14 @@ class KernelSpec:
         return spec
 
 
-__all__ = ["DTYPES", "MODES", "KernelSpec", "Tolerances"]
+def check_mode(mode: str | None) -> None:
+    """Refuse what is no precision mode; None stands for a spec's own.
+
+    Raises:
+        SpecError: the message lists the modes.
+    """
+    if mode is not None and mode not in MODES:
+        raise SpecError(f"unknown precision mode {mode!r}; known: {', '.join(MODES)}")
+
+
+__all__ = ["DTYPES", "MODES", "KernelSpec", "Tolerances", "check_mode"]

@@ -72,8 +72,10 @@ def open_database(path: str) -> sqlite3.Connection:
         if version in OLD:
             _rename(db, path)
     except sqlite3.DatabaseError as error:
+        full = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+        what = "Make room on its disk" if full else "Move it away"
         raise StoreError(
-            f"{path} cannot be opened as a store: {error}. Move it away, or choose another file (--store)"
+            f"{path} cannot be opened as a store: {error}. {what}, or choose another file (--store)"
         ) from None
     return db
 

@@ -54,6 +54,18 @@ class ModelMemory(Memory):
         """
         self._chat.store, self.library = store, Library(store, [spec])
 
+    def check_answered(self) -> None:
+        """Refuse a run whose model was asked and never answered.
+
+        Raises:
+            ChatError: it is one.
+        """
+        account = self._account
+        failed = sorted(account.failures.keys() - {"budget"})
+        if failed and not account.calls:
+            what = f"{self._chat.name} never answered ({', '.join(failed)})"
+            raise ChatError(f"{what}: check its server (--base-url), its key and its name", failed[0])
+
     def remarks(self) -> tuple[str, ...]:
         """The account, where anything was asked."""
         account = self._account

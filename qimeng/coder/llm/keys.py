@@ -40,6 +40,20 @@ def key_for(base_url: str | None, environment: Mapping[str, str] | None = None) 
     return found.strip() if found else None
 
 
+def check_reachable(base_url: str | None) -> None:
+    """Refuse what cannot be reached, before any work starts.
+
+    Raises:
+        ChatError: (``"setup"``) `base_url` is no URL; (``"authentication"``) OpenAI's own server, without a key.
+    """
+    parts = urlsplit(base_url or os.environ.get("OPENAI_BASE_URL") or f"https://{OPENAI_HOST}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ChatError(f"{base_url!r} is no URL of a server; write it as http://localhost:8000/v1", "setup")
+    if parts.hostname == OPENAI_HOST and not key_for(base_url):
+        text = f"{OPENAI_HOST} wants a key: set OPENAI_API_KEY, or name another server (--base-url)"
+        raise ChatError(text, "authentication")
+
+
 def _keyring(path: Path) -> dict[str, str]:
     try:
         with path.open("rb") as file:
@@ -57,4 +71,4 @@ def _keyring(path: Path) -> dict[str, str]:
     return data
 
 
-__all__ = ["KEYRING", "OPENAI_HOST", "key_for"]
+__all__ = ["KEYRING", "OPENAI_HOST", "check_reachable", "key_for"]

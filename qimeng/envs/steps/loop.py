@@ -75,7 +75,10 @@ def optimize(
         stopped = search.run(session)
     except KeyboardInterrupt:
         stopped = "interrupted"
-        session.tell("interrupted", "interrupted: the best program is verified; Ctrl-C again keeps it UNCHECKED")
+        session.tell(
+            "interrupted",
+            "interrupted: the best program is verified; press Ctrl-C again to quit at once, it is then UNCHECKED",
+        )
     except Exception as error:  # a planner or search of the user's own may raise anything
         if not _is_planners(error):
             raise
@@ -118,7 +121,7 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
     another way to write its last kernel is (`qimeng.envs.steps.second_best`). Where that fails too, or is timed slower
     than the candidate before it, that one is next. Where torch.compile, timed beside it, is faster, its
     code is taken (`qimeng.envs.steps.compiled_whole`). Where nothing else passes, or what passes runs on PyTorch alone,
-    the computation is returned as its author wrote it.
+    the computation is returned as its author wrote it; at once, where the search was interrupted before.
     """
     task, ledger = session.task, session.ledger
     with suppress(KeyboardInterrupt):  # then what was judged as a whole before is the best
@@ -126,6 +129,9 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
     best = ledger.best or session.state
     candidates = established(best)
     notes: list[str] = [*([task.reason] if task.reason else []), *remarks]
+    if stopped == "interrupted" and best.program.on_pytorch:  # nothing to verify
+        evaluation = ledger.start or Evaluation(Gate.WRITE, "interrupted before it was judged", "interrupted")
+        return _as_written(session, evaluation, stopped, [*notes, "interrupted before a faster program was found"])
     winner, evaluation, repairs = candidates[0], ledger.start, REPAIRS
     try:
         for number in range(len(candidates) - 1, -1, -1):

@@ -14,6 +14,8 @@ from qimeng.program.program import Program
 from qimeng.recipe import Recipe, RecipeStep
 
 STOP = Action("stop")
+"""Ends a branch of the search."""
+
 ACCIDENTS = 3
 """Times that a program is judged before a possible accident, such as a timeout on a busy machine, counts as its
 failure."""

@@ -32,6 +32,7 @@ from qimeng.envs.workers.channel import Channel, Closed, unpack
 from qimeng.envs.workers.process_tree import children as processes_of
 from qimeng.envs.workers.process_tree import memory_file_bytes, tree
 
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM)
 _PAUSE = {"pause": signal.SIGSTOP, "resume": signal.SIGCONT}
 STATUS = struct.Struct("<i")
 """What is written to a process's status descriptor when it has ended: the status of `waitpid`, or -1 for no process."""
@@ -96,7 +97,8 @@ def run_server(fd: int, preload: Sequence[str]) -> None:
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in _HANDLED:  # until here SIGTERM ends the server, which has no children yet
+        signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
     children: dict[int, Child] = {}  # by process id
     while True:
@@ -181,7 +183,8 @@ def _child(
         if os.getppid() != server:  # the server died before the line above
             os._exit(1)
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in _HANDLED:
+            signal.signal(number, signal.SIG_DFL)
         os.dup2(log, 2)
         os.dup2(log, 1)
         os.close(log)

@@ -367,6 +367,7 @@ class ForkServer:
     def close(self) -> None:
         """End the server and every process it started."""
         self._channel.close()
+        self._process.terminate()  # ends it at once while it imports; later it goes by the channel
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:

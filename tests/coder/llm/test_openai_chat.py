@@ -20,6 +20,7 @@ from tests.coder.llm.endpoint import KEY, Endpoint, Says, served
 
 pytest.importorskip("openai", reason="needs the extra llm")
 from qimeng.coder.llm.openai_chat import LONGEST_WAIT_S, MOST_BYTES, OpenAIChat
+from qimeng.coder.named import coder_named
 
 ASKED = [Message("system", "you write"), Message("user", "write")]
 
@@ -320,6 +321,21 @@ def test_a_keyring_that_is_not_used(make: Callable[[Path], None], told: str, tmp
 def test_no_key_file_is_no_error(tmp_path: Path) -> None:
     assert key_for("https://h/v1", {"QIMENG_KEYRING": str(tmp_path / "none")}) is None
     assert os.path.exists(tmp_path)
+
+
+def test_a_server_is_refused_before_any_work_where_it_cannot_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "QIMENG_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("QIMENG_KEYRING", str(tmp_path / "none"))
+    with pytest.raises(ChatError, match="set OPENAI_API_KEY"):
+        coder_named("openai:m")
+    with pytest.raises(ChatError, match="'nourl' is no URL of a server"):
+        coder_named("hybrid:openai:m", base_url="nourl")
+    assert coder_named("openai:m", base_url="http://localhost:1/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    assert coder_named("openai:m")
 
 
 def test_nobody_waits_longer_than_the_run_has_left() -> None:

@@ -196,3 +196,13 @@ def test_a_paused_process_and_what_it_left_stand_still(server):
     assert becomes(left, "SR")
     assert process.answer(10)[0] == "hello later"
     process.kill()
+
+
+def test_a_server_that_still_imports_ends_at_once_and_another_one_by_itself(server: ForkServer) -> None:
+    early = ForkServer(preload=("torch",))
+    early.close()
+    assert early._process.returncode == -signal.SIGTERM
+    os.kill(server._process.pid, signal.SIGTERM)
+    process = start(server)
+    assert process.call("say", timeout_s=60, word="there")[0] == "hello there"
+    process.kill()
