@@ -18,7 +18,7 @@ import cloudpickle
 from experiments.cluster.simulated_gpus import SimulatedGpu
 from experiments.cluster.virtual_time import VirtualLoop
 from qimeng.cluster.fleet import Fleet
-from qimeng.cluster.gpus import LABEL, Gpu
+from qimeng.cluster.gpus import LABEL, Gpu, gpus_of
 from qimeng.cluster.supervisor import Reply
 from qimeng.interfaces import EngineReport, Evaluation
 
@@ -156,6 +156,10 @@ class SimulatedRay:
         """The actor of a GPU."""
         node = next(node for node in self.machines if node.name == gpu.node)
         return Keeper(self, node, node.gpus[gpu.number])
+
+    def get_actor(self, name: str, namespace: str) -> Keeper:
+        """The actor of a name, as other processes find it."""
+        return next(self.keeper(gpu) for gpu in gpus_of(self.nodes()) if gpu.name == name)
 
     def begin(self, node: Node, work: Any) -> asyncio.Future[Any]:
         """Have something done at a node."""

@@ -255,7 +255,7 @@ class Fleet:
             self._probed_next[call.gpu] = self.clock() + PAUSE_S
             self.look()
             why = str(error).strip().splitlines()[0]
-            return Reply(failure=f"{call.gpu.name} was lost ({type(error).__name__}: {why})", alive=False)
+            return Reply(failure=f"{call.gpu.name} was lost ({type(error).__name__}: {why})", alive=False, gone=True)
         return found
 
     def _say_it_lives(self) -> None:
