@@ -20,13 +20,14 @@ from typing import Annotated, Any
 import typer
 
 from experiments.cluster.simulated_gpus import MEASURING, Service, SimulatedGpu, Spell
-from experiments.cluster.simulated_ray import Node, SimulatedFleet, SimulatedRay, packed_answer
+from experiments.cluster.simulated_ray import Asked, Node, SimulatedFleet, SimulatedRay, packed_answer
 from experiments.cluster.views import ONE, cluster_scaling
 from experiments.cluster.virtual_time import VirtualLoop
 from experiments.trust.journal import Journal, read_journal
 from qimeng.bench.environment import commit
 from qimeng.bench.row import Environment
 from qimeng.cluster.pool import ClusterPool
+from qimeng.cluster.supervisor import Reply
 from qimeng.device import Card
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Evaluation, EvaluationRequest, Gate, SerialEvaluator, Timing
@@ -131,7 +132,7 @@ def simulate(scenario: Scenario, times: Times, each: int = EACH, seed: int = 0) 
         seed: of what happens when.
     """
     loop, rng = VirtualLoop(), random.Random(seed)
-    ray = SimulatedRay(loop, times.services, times.call_s, _answered)
+    ray = SimulatedRay(loop, partial(_answered, times.services), times.call_s)
     a_node = 1 if scenario.gpus <= A_NODE and scenario.losses else min(A_NODE, max(1, scenario.gpus // 2))
     names = iter(f"node{n:04}" for n in range(10_000))
 
@@ -189,11 +190,12 @@ def simulate(scenario: Scenario, times: Times, each: int = EACH, seed: int = 0) 
     }
 
 
-def _answered(node: Node, number: int, fine: bool) -> bytes:
-    card = Card(node.generation)
-    if not fine:
-        return packed_answer(Evaluation(Gate.TIMING, "throttled", "not-timed", card=card).to_json())
-    return packed_answer(Evaluation(Gate.PASSED, timing=Timing(1.0), eager=Timing(1.0), card=card).to_json())
+async def _answered(services: Sequence[Service], node: Node, gpu: SimulatedGpu, asked: Asked) -> Reply:
+    number = int(json.loads(asked.task)["fallback"])
+    service, card = services[number % len(services)], Card(node.generation)
+    if not await gpu.judge(asked.run, asked.lane, service, asked.priority, asked.beside):
+        return packed_answer(Evaluation(Gate.TIMING, "throttled", "not-timed", card=card))
+    return packed_answer(Evaluation(Gate.PASSED, timing=Timing(1.0), eager=Timing(1.0), card=card))
 
 
 def _share(held: Sequence[tuple[float, float, str]], begin: float, end: float, how: Sequence[str] = ()) -> float:

@@ -79,7 +79,7 @@ class Spell:
     end: float
 
 
-@dataclass
+@dataclass(eq=False)
 class SimulatedGpu:
     """One GPU.
 

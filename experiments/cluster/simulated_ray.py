@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 
-from experiments.cluster.simulated_gpus import Service, SimulatedGpu
+from experiments.cluster.simulated_gpus import SimulatedGpu
 from experiments.cluster.virtual_time import VirtualLoop
 from qimeng.cluster.fleet import Fleet
-from qimeng.cluster.gpus import LABEL, Gpu
+from qimeng.cluster.gpus import LABEL, Gpu, gpus_of
 from qimeng.cluster.supervisor import Reply
+from qimeng.interfaces import EngineReport, Evaluation
 
 DETECTION_S = 15.0
 """Seconds until Ray says that a node has left, by its own defaults: three to five checks, three seconds apart."""
@@ -46,18 +48,34 @@ class Node:
         self.calls: set[asyncio.Future[Any]] = set()
 
 
+@dataclass(frozen=True)
+class Asked:
+    """One call of a keeper's `work`: see `qimeng.cluster.supervisor.Supervisor.work`."""
+
+    run: str
+    lane: int
+    work: bytes
+    task: Any
+    priority: int
+    beside: int
+    limit_s: float | None
+
+
+Answer = Callable[[Node, SimulatedGpu, Asked], Awaitable[Reply]]
+"""What a GPU of a node answers to a call."""
+
+
 class SimulatedRay:
     """Stands for the module `ray`.
 
     Args:
         loop: has the time.
-        services: seconds of the parts of request number n, over and over.
+        answer: what the GPUs say.
         call_s: seconds that the driver spends on sending a request and getting its answer.
-        judge: what a GPU says of a request, from its text and whether the time could be told.
     """
 
-    def __init__(self, loop: VirtualLoop, services: Sequence[Service], call_s: float, judge: Callable[..., bytes]):
-        self.loop, self._services, self._call_s, self._judge = loop, services, call_s, judge
+    def __init__(self, loop: VirtualLoop, answer: Answer, call_s: float = 0.0):
+        self.loop, self.call_s, self._answer = loop, call_s, answer
         self.machines: list[Node] = []
         self.exceptions = SimpleNamespace(RayError=Gone, RayTaskError=type("RayTaskError", (Gone,), {}))
         self._computed = time.process_time()
@@ -139,6 +157,10 @@ class SimulatedRay:
         node = next(node for node in self.machines if node.name == gpu.node)
         return Keeper(self, node, node.gpus[gpu.number])
 
+    def get_actor(self, name: str, namespace: str) -> Keeper:
+        """The actor of a name, as other processes find it."""
+        return next(self.keeper(gpu) for gpu in gpus_of(self.nodes()) if gpu.name == name)
+
     def begin(self, node: Node, work: Any) -> asyncio.Future[Any]:
         """Have something done at a node."""
         call = self.loop.create_task(work)
@@ -148,20 +170,12 @@ class SimulatedRay:
             call.cancel()
         return call
 
-    async def judged(
-        self, node: Node, gpu: SimulatedGpu, run: str, lane: int, text: Any, priority: int, beside: int
-    ) -> Reply:
-        """A request's answer."""
-        number = self.number_of(text)
-        fine = await gpu.judge(run, lane, self._services[number % len(self._services)], priority, beside)
-        if node.left is not None and self.loop.now > node.left:
-            await asyncio.sleep(10 * DETECTION_S)  # it has left, and nobody has noticed yet
-        return Reply(self._judge(node, number, fine))
-
-    @staticmethod
-    def number_of(text: str) -> int:
-        """The number that a request has in its text."""
-        return int(text.partition('"fallback": "')[2].partition('"')[0])
+    async def answered(self, node: Node, gpu: SimulatedGpu, asked: Asked) -> Reply:
+        """A call's answer, which does not come where its node leaves meanwhile."""
+        reply = await self._answer(node, gpu, asked)
+        if node.left is not None:
+            await asyncio.sleep(10 * DETECTION_S)  # nobody has noticed yet
+        return reply
 
 
 class Method:
@@ -175,11 +189,7 @@ class Keeper:
     """The methods of a GPU's keeper that a fleet calls (`qimeng.cluster.supervisor.Supervisor`)."""
 
     def __init__(self, ray: SimulatedRay, node: Node, gpu: SimulatedGpu):
-        self.work = Method(
-            lambda run, lane, work, text, priority, beside, limit_s: ray.begin(
-                node, ray.judged(node, gpu, run, lane, text, priority, beside)
-            )
-        )
+        self.work = Method(lambda *asked: ray.begin(node, ray.answered(node, gpu, Asked(*asked))))
         self.describe = Method(lambda: ray.begin(node, self._described(gpu)))
         self.stop = self.end = self.see = Method(lambda *_: ray.begin(node, asyncio.sleep(0)))
 
@@ -193,11 +203,12 @@ class SimulatedFleet(Fleet):
     Args:
         ray: has the GPUs.
         generation: see `Fleet`.
+        options: see `Fleet`.
     """
 
-    def __init__(self, ray: SimulatedRay, generation: str):
+    def __init__(self, ray: SimulatedRay, generation: str, **options: Any):
         self._simulated = ray
-        super().__init__("simulated", generation)
+        super().__init__("simulated", generation, **options)
 
     def _connect(self, address: str) -> Any:
         return self._simulated
@@ -215,19 +226,16 @@ class SimulatedFleet(Fleet):
 
     def begin(self, *arguments: Any, **options: Any) -> Any:
         """See `Fleet.begin`; it costs the driver what a call of Ray costs."""
-        self._simulated.loop.now += self._simulated._call_s
+        self._simulated.loop.now += self._simulated.call_s
         return super().begin(*arguments, **options)
 
     def _say_it_lives(self) -> None:
         pass  # nobody ends the work of a run that is not heard of
 
 
-def packed_answer(answer: str) -> bytes:
-    """An answer as a process of a GPU sends it."""
-    from qimeng.interfaces import EngineReport
-
-    data: bytes = cloudpickle.dumps((answer, EngineReport()))
-    return data
+def packed_answer(found: Evaluation) -> Reply:
+    """An evaluation as a process of a GPU sends it."""
+    return Reply(cloudpickle.dumps((found.to_json(), EngineReport())))
 
 
-__all__ = ["DETECTION_S", "Node", "SimulatedFleet", "SimulatedRay", "packed_answer"]
+__all__ = ["DETECTION_S", "Asked", "Node", "SimulatedFleet", "SimulatedRay", "packed_answer"]

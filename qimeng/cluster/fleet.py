@@ -82,6 +82,7 @@ class Fleet:
         self._ray = self._connect(address)
         self.run = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.priority, self._patience = priority, patience
+        self._known: dict[Gpu, Gpu] = {}
         self._listed: tuple[float, tuple[Gpu, ...]] = (self.clock(), self._all())
         self.generation = chosen_generation(self._listed[1], generation)
         self._keepers: dict[Gpu, Any] = {}
@@ -233,7 +234,8 @@ class Fleet:
         return _keeper_of(self._ray, gpu, beside)
 
     def _all(self) -> tuple[Gpu, ...]:
-        return gpus_of(self._ray.nodes())
+        """Those that are known already are the same objects, which are compared quickest."""
+        return tuple(self._known.setdefault(gpu, gpu) for gpu in gpus_of(self._ray.nodes()))
 
     def _keeper(self, gpu: Gpu) -> Any:
         if gpu not in self._keepers:
@@ -253,7 +255,7 @@ class Fleet:
             self._probed_next[call.gpu] = self.clock() + PAUSE_S
             self.look()
             why = str(error).strip().splitlines()[0]
-            return Reply(failure=f"{call.gpu.name} was lost ({type(error).__name__}: {why})", alive=False)
+            return Reply(failure=f"{call.gpu.name} was lost ({type(error).__name__}: {why})", alive=False, gone=True)
         return found
 
     def _say_it_lives(self) -> None:

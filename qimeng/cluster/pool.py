@@ -40,8 +40,8 @@ class ClusterPool(QueueingEvaluator):
     raised. A pool that is not pinned uses all GPUs of one generation. Each of its answers is then to be taken by
     itself: its baseline was measured beside it, on the card that it names (`Evaluation.card`).
 
-    Where a process, a keeper or a node is lost, the request is judged again elsewhere (`TRIES`), at the pinned GPU
-    where there is no other choice. A kernel's fault is never asked again. An answer counts once, whatever comes later
+    Where a process, a keeper or a node is lost, the request is judged again elsewhere (`TRIES`, `LOSSES`), at the pinned
+    GPU where there is no other choice. A kernel's fault is never asked again. An answer counts once, whatever comes later
     from a place that was given up.
 
     Args:
@@ -161,7 +161,7 @@ class ClusterPool(QueueingEvaluator):
                     self._fleet.stop(call)
             elif found.timing is not None and not found.timing.estimated:
                 self._measured += 1
-            self._settle(job, call.gpu, found)
+            self._settle(job, call.gpu, found, reply.gone)
 
     def _stop(self, job: Job) -> None:
         for call in [call for call, busy in self._calls.items() if busy is job]:

@@ -44,6 +44,7 @@ class Reply:
         failure: why it did not, in words.
         alive: whether the process lives on, so that the work itself raised.
         late: whether it was ended because it took too long.
+        gone: whether the keeper or its node was lost, with all that was there.
         files: what the task left in its folder (`TASK_FOLDER`), by name, also where it was ended.
     """
 
@@ -51,6 +52,7 @@ class Reply:
     failure: str | None = None
     alive: bool = True
     late: bool = False
+    gone: bool = False
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 

@@ -19,7 +19,7 @@ from qimeng.bench.pool import Outcome, Place, Pool, Queue
 from qimeng.cluster.fleet import PROBE_S, Call, Fleet, packed
 from qimeng.cluster.gpus import ClusterError, Gpu
 from qimeng.cluster.supervisor import Reply
-from qimeng.envs.workers.queueing import TRIES
+from qimeng.envs.workers.queueing import may_begin_again
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,8 +33,8 @@ NEW_GPU_S = 2.0
 class ClusterTasks(Pool):
     """Tasks on all GPUs of one generation; used as the pool of this machine is. Close it when done.
 
-    A task whose process, keeper or node is lost is begun again, elsewhere where that is possible, up to
-    `qimeng.envs.workers.queueing.TRIES` times. What a task raises, and one that took too long, are outcomes: they would
+    A task whose process, keeper or node is lost is begun again, elsewhere where that is possible: see
+    `qimeng.envs.workers.queueing.may_begin_again`. What a task raises, and one that took too long, are outcomes: they would
     be the same again. Only so many tasks are in flight as there are GPUs and slots.
 
     Args:
@@ -97,6 +97,7 @@ class ClusterTasks(Pool):
         every, clock, data = list(tasks), self._clock, packed(work)
         queue = Queue(range(len(every)), lambda n, beside: may_start(every[n], [every[m] for m in beside]))
         tried: dict[int, list[Gpu]] = {}
+        gone: Counter[int] = Counter()
         try:
             while True:
                 while clock() < start_before and (chosen := self._next(queue, tried)) is not None:
@@ -118,11 +119,12 @@ class ClusterTasks(Pool):
                     self._take(reply)
                     lost = reply.result is None and not reply.alive and not reply.late
                     self._fleet.rest(call.gpu, lost)
-                    if lost and len(tried[number]) < TRIES:
+                    gone[number] += reply.gone
+                    if lost and may_begin_again(len(tried[number]), gone[number]):
                         self.again[call.gpu.name] += 1
                         self._again.append(number)
                     else:
-                        yield self._outcome(every[number], reply, limit_s)
+                        yield self._outcome(every[number], reply, limit_s, len(tried[number]))
                 if clock() >= stop_at:
                     for number in self._cut_off() + self._again:
                         yield Outcome(every[number], failure="cut off at the end of the run", interrupted=True)
@@ -163,11 +165,11 @@ class ClusterTasks(Pool):
             ends.append(NEW_GPU_S)
         return max(0.0, min(ends)) if ends else None
 
-    def _outcome(self, task: Any, reply: Reply, limit_s: float) -> Outcome[Any, Any]:
+    def _outcome(self, task: Any, reply: Reply, limit_s: float, tried: int) -> Outcome[Any, Any]:
         if reply.late:
             return Outcome(task, failure=f"took longer than {limit_s:.0f} s")
         if reply.result is None:
-            return Outcome(task, failure=reply.failure if reply.alive else f"{reply.failure} (tried {TRIES} times)")
+            return Outcome(task, failure=reply.failure if reply.alive else f"{reply.failure} (tried {tried} times)")
         return Outcome(task, cloudpickle.loads(reply.result))
 
     def _cut_off(self) -> list[int]:

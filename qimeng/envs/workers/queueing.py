@@ -19,6 +19,8 @@ from qimeng.interfaces.faults import LATE
 
 TRIES = 3
 """Times that a request is begun; a fault of a measurement or a machine at the last one is its answer."""
+LOSSES = 10
+"""Times that a request is begun once more because the place where it was has gone, which is no word about the request."""
 
 
 @dataclass(eq=False)
@@ -30,6 +32,7 @@ class Job:
         digest: of the request.
         tickets: of all who asked it.
         tried: the places at which it was begun and not judged, in order.
+        gone: how many of these have gone meanwhile.
         deadline: when it is given up (`time.monotonic`), on whatever place; None for never, or before it was begun.
     """
 
@@ -37,6 +40,7 @@ class Job:
     digest: str
     tickets: list[Ticket] = field(default_factory=list)
     tried: list[Hashable] = field(default_factory=list)
+    gone: int = 0
     deadline: float | None = None
 
 
@@ -160,19 +164,27 @@ class QueueingEvaluator(Evaluator):
                 job.deadline = time.monotonic() + job.request.seconds
             self._begin(job, place)
 
-    def _settle(self, job: Job, place: Hashable, evaluation: Evaluation) -> None:
-        """Answer a job that has ended at `place`, or queue it again, before all others."""
+    def _settle(self, job: Job, place: Hashable, evaluation: Evaluation, gone: bool = False) -> None:
+        """Answer a job that has ended at `place`, or queue it again, before all others.
+
+        Args:
+            job: which is running.
+            place: where.
+            evaluation: its answer, or that there is none.
+            gone: whether the place itself was lost, such as a machine that left.
+        """
         del self._running[job.digest]
         fault = evaluation.fault
         if fault is not None and fault in ASKED_AGAIN:
             job.tried.append(place)
+            job.gone += gone
             self._reason = evaluation.error or ""
-            if len(job.tried) < TRIES:
+            if may_begin_again(len(job.tried), job.gone):
                 self._again[fault.value] += 1
                 self._waiting[job.digest] = job
                 self._waiting.move_to_end(job.digest, last=False)
                 return
-            evaluation = replace(evaluation, error=f"{evaluation.error} (tried {TRIES} times)")
+            evaluation = replace(evaluation, error=f"{evaluation.error} (tried {len(job.tried)} times)")
         self._answer(job, evaluation)
 
     def _seconds_to(self, until: float | None) -> float | None:
@@ -231,9 +243,14 @@ class QueueingEvaluator(Evaluator):
             self._answers[ticket] = evaluation
 
 
+def may_begin_again(tried: int, gone: int) -> bool:
+    """Whether work is begun once more that was begun `tried` times, at places of which `gone` were lost meanwhile."""
+    return tried - gone < TRIES and gone <= LOSSES
+
+
 def _sum(a: EngineReport, b: EngineReport) -> EngineReport:
     seconds = {part: a.seconds.get(part, 0.0) + b.seconds.get(part, 0.0) for part in {**a.seconds, **b.seconds}}
     return EngineReport(seconds, a.stored + b.stored, a.reference or b.reference)
 
 
-__all__ = ["TRIES", "Job", "QueueingEvaluator"]
+__all__ = ["LOSSES", "TRIES", "Job", "QueueingEvaluator", "may_begin_again"]
