@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -125,6 +126,9 @@ def adapt(
     if how not in HOW:
         raise QimengError(f"no such way to adapt: {how!r}; known: {', '.join(HOW)}")
     folder = folder_of(out / planners, how, seed)
+    if (folder / "planner.json").is_file():
+        print(f"{folder} is done")
+        return
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "trees.xz"
     if not file.is_file():
@@ -138,6 +142,8 @@ def adapt(
         print(progress_line(phase, row), flush=True)  # type: ignore[arg-type]
 
     found = run_adaptation(adaptation_config(None, start), folder, 0, said, seconds)
+    for part in (*folder.glob("*.pt"), folder / "imitated"):  # what a killed run goes on from: larger than the planner
+        shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
     print(found.sentence())
 
 
