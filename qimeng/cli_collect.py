@@ -35,6 +35,10 @@ def collect(
     least_mib: Annotated[float, typer.Option(callback=number, help="Minimum MiB of inputs and parameters.")] = 1.0,
     most_mib: Annotated[float, typer.Option(callback=number, help="Maximum MiB of inputs and parameters.")] = 1024.0,
     families: Annotated[str, typer.Option(help="Only these families of specs, comma-separated.")] = "",
+    suite: Annotated[
+        str, typer.Option(help="Explore these specs instead of drawn ones: folder:FOLDER, module:NAME, or a package's.")
+    ] = "",
+    only: Annotated[str, typer.Option(help="With --suite: only these ids or patterns, comma-separated.")] = "",
     evaluations: Annotated[int, typer.Option(min=0, help="Programs judged for each spec.")] = 24,
     seconds_each: Annotated[float, typer.Option(callback=number, help="Time budget of a spec.")] = 60.0,
     total_seconds: Annotated[float, typer.Option(callback=number, help="Time budget of the collection.")] = 3600.0,
@@ -49,14 +53,15 @@ def collect(
     generation: Generation = "",
     retry: Annotated[bool, typer.Option(help="Try specs again that failed before.")] = False,
 ) -> None:
-    """Explore generated specs with several planners, and store everything that was tried."""
+    """Explore generated specs, or a suite's, with several planners, and store everything that was tried."""
     if context.invoked_subcommand is not None:
         return
     from functools import partial
 
-    from qimeng.bench.collect import LOG, STORE, Plan, explore_one, read_log
+    from qimeng.bench.collect import LOG, STORE, Plan, explore_one, read_log, specs_of
     from qimeng.bench.collect import collect as run
     from qimeng.bench.gpus import gpu_places, visible_gpus
+    from qimeng.bench.suites import suite_named
     from qimeng.cluster.collecting import explore_away, merge_files
     from qimeng.envs.steps.setup import make_coder, make_device
     from qimeng.planner.data.generate import Bytes
@@ -82,6 +87,7 @@ def collect(
         overhead_seconds,
         () if pool else gpu_places(gpus, jobs, visible_gpus() if target.measured else ()),
         retry,
+        specs_of(suite_named(suite), only) if suite else (),
     )
     screen = console()
     out.mkdir(parents=True, exist_ok=True)

@@ -75,8 +75,8 @@ def train(
 
 def adapt(
     device: Annotated[str, typer.Option(help="The new device: the device of the trees, or this machine's.")],
-    planner: Annotated[Path, typer.Argument(help="Folder of the planner to adapt.")],
-    trees: Annotated[list[Path] | None, typer.Argument(help="Stored trees of the new device.")] = None,
+    planner: Annotated[Path, typer.Argument(help="Folder of the planner to adapt, or lm for the package's own.")],
+    trees: Annotated[list[Path] | None, typer.Argument(help="Stored trees of the device.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the adapted planner.")] = Path("runs/adapted"),
     evaluations: Annotated[int, typer.Option(min=1, help="Budget: number of programs evaluated.")] = 300,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the LoRA adapter.")] = 8,
@@ -87,10 +87,12 @@ def adapt(
     config: Config = None,
     overrides: Overrides = None,
 ) -> None:
-    """Adapt a planner to a new device: train a LoRA adapter and the value head on a budget of evaluations."""
+    """Adapt a planner to a device or to new actions: train a LoRA adapter and the value head on few evaluations."""
     from qimeng.planner.lm.adapt import Adaptation, adaptation_config, run_adaptation
+    from qimeng.planner.lm.planner import SHIPPED
 
-    given = [f'device="{device}"', f'start="{planner}"', f"lora={rank}", *_named(trees)]
+    start = SHIPPED if str(planner) == "lm" else planner
+    given = [f'device="{device}"', f'start="{start}"', f"lora={rank}", *_named(trees)]
     settings = adaptation_config(config, [*given, *(overrides or ())])
     screen = console()
     with TrainDisplay(screen, settings.ppo.steps) as display:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -37,8 +38,8 @@ BUDGET = 300
 TRAINED = 12
 """Evaluations of each spec to train on."""
 
-TREES, HELD = "training", "heldout"
-"""Folders of the two explorations."""
+TREES, HELD, PLANNERS = "training", "heldout", "planners"
+"""Folders of the two explorations and of the adapted planners."""
 
 HOW: dict[str, tuple[str, ...]] = {
     "short": ("ppo.steps=1024",),
@@ -54,6 +55,7 @@ BEFORE, HEURISTIC, CHANCE = "before=lm", "heuristic", "random=random+best-of-n"
 
 Out = Annotated[Path, typer.Argument(help="Folder of stores, planners and trees.")]
 Device = Annotated[str, typer.Option(help="Without a GPU: device to estimate times for.")]
+Planners = Annotated[str, typer.Option(help="Folder in OUT of the adapted planners.")]
 Small = Annotated[bool, typer.Option(help="A few small specs, to try the steps.")]
 
 
@@ -70,6 +72,7 @@ def explore(
     out: Out,
     which: Annotated[str, typer.Argument(help=f"{TREES} or {HELD}.")],
     device: Device = "",
+    planners: Planners = PLANNERS,
     evaluations: Annotated[int, typer.Option(help="Programs judged for each held-out spec; 0 for as many as fit.")] = 0,
     seconds: Annotated[float, typer.Option(help="Time budget of all.")] = 240.0,
     gpus: Annotated[int, typer.Option(help="GPUs to use; 0 for all that are visible.")] = 0,
@@ -88,7 +91,7 @@ def explore(
         half, asked = TRAINING, TRAINED
         methods = tuple(map(Method.parse, trained_by()))
     elif which == HELD:
-        half, methods = HELD_OUT, tuple(map(Method.parse, methods_of(out)))
+        half, methods = HELD_OUT, tuple(map(Method.parse, methods_of(out / planners)))
         runs = sum(len(SEEDS) if m.draws else 1 for m in methods)
         asked = evaluations or round(1.5 * EVALUATIONS * runs)  # the methods get two thirds
     else:
@@ -107,6 +110,7 @@ def adapt(
     seed: Annotated[int, typer.Option(help="Of the trees that are drawn, and of training.")] = 0,
     budget: Annotated[int, typer.Option(help="Evaluations that the trees hold together.")] = BUDGET,
     planner: Annotated[str, typer.Option(help="Folder of the planner to adapt; that of the package by default.")] = "",
+    planners: Planners = PLANNERS,
     seconds: Annotated[float, typer.Option(help="Seconds after which PPO ends.")] = 240.0,
 ) -> None:
     """Adapt the planner to trees that hold at most so many evaluations; those that validate it are among them."""
@@ -121,7 +125,10 @@ def adapt(
 
     if how not in HOW:
         raise QimengError(f"no such way to adapt: {how!r}; known: {', '.join(HOW)}")
-    folder = folder_of(out, how, seed)
+    folder = folder_of(out / planners, how, seed)
+    if (folder / "planner.json").is_file():
+        print(f"{folder} is done")
+        return
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "trees.xz"
     if not file.is_file():
@@ -135,6 +142,8 @@ def adapt(
         print(progress_line(phase, row), flush=True)  # type: ignore[arg-type]
 
     found = run_adaptation(adaptation_config(None, start), folder, 0, said, seconds)
+    for part in (*folder.glob("*.pt"), folder / "imitated"):  # what a killed run goes on from: larger than the planner
+        shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
     print(found.sentence())
 
 
@@ -143,6 +152,7 @@ def adapt_all(
     out: Out,
     how: Annotated[str, typer.Option(help="Ways, by commas.")] = "short,longer",
     seeds: Annotated[int, typer.Option(help="Seeds of each.")] = 3,
+    planners: Planners = PLANNERS,
     gpus: Annotated[int, typer.Option(help="GPUs to share out; 0 for all that are visible.")] = 0,
     seconds: Annotated[float, typer.Option(help="Seconds after which PPO ends.")] = 240.0,
 ) -> None:
@@ -157,9 +167,9 @@ def adapt_all(
     def run(number: int) -> int:
         way, seed = waiting[number]
         command = [sys.executable, "-m", "experiments.planners.vocabulary", "adapt", str(out)]
-        command += ["--how", way, "--seed", str(seed), "--seconds", str(seconds)]
+        command += ["--how", way, "--seed", str(seed), "--seconds", str(seconds), "--planners", planners]
         where = {"CUDA_VISIBLE_DEVICES": names[number % len(names)]} if names else {}
-        log = folder_of(out, way, seed).with_suffix(".log")
+        log = folder_of(out / planners, way, seed).with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
             return subprocess.run(
@@ -177,30 +187,36 @@ def replay(
     rows: Annotated[Path, typer.Option(help="File of rows; replays that it holds are not made again.")],
     jobs: Annotated[int, typer.Option(help="Replays at once; 0 for as many as there are cores.")] = 0,
     seconds: Annotated[float, typer.Option(help="Time budget; what is left is done the next time.")] = 86400.0,
-    known: Annotated[str, typer.Option(help="Only methods whose label begins so.")] = "",
+    planners: Planners = PLANNERS,
+    alone: Annotated[bool, typer.Option(help="Single trajectories only, no search.")] = False,
+    trees: Annotated[Path | None, typer.Option(help="Exported trees, instead of the held-out ones.")] = None,
 ) -> None:
-    """Replay the planner before and after, the heuristic and chance on the held-out trees."""
+    """Replay the planner before and after, the heuristic and chance on the held-out trees, or on others."""
     from experiments.planners.heldout import best_known
     from experiments.planners.jobs import replay_at_once
     from experiments.planners.replay import append_replay, judged, read_replays
     from qimeng.bench.collect import STORE
     from qimeng.bench.environment import environment
     from qimeng.envs.steps.setup import make_device
+    from qimeng.planner.data.tree_file import read_trees
     from qimeng.planner.data.tree_store import trees_of
     from qimeng.planner.lm.replay import GAIN
     from qimeng.store import Store
 
-    with Store(out / HELD / STORE) as store:
-        explored = sorted(trees_of(store), key=lambda t: t.name)
-    trees = [t for t in explored if best_known(t) >= GAIN]
+    if trees is None:
+        with Store(out / HELD / STORE) as store:
+            explored = sorted(trees_of(store), key=lambda t: t.name)
+    else:
+        explored = [t for t in read_trees(trees) if t.source]
+    worth = [t for t in explored if best_known(t) >= GAIN]
     for tree in explored:
         print(f"  {tree.name}: {judged(tree)} programs judged, best known {best_known(tree):.2f} x eager")
-    print(f"{len(trees)} of {len(explored)} trees have a gain of {GAIN} and count")
-    methods = [m for m in map(Method.parse, methods_of(out)) if m.label.startswith(known)]
+    print(f"{len(worth)} of {len(explored)} trees have a gain of {GAIN} and count")
+    methods = [m for m in map(Method.parse, methods_of(out / planners)) if not alone or m.search == "greedy"]
     done = read_replays(rows) if rows.exists() else ()
-    where = environment(make_device(trees[0].conditions.device.removesuffix("(here)")))
+    where = environment(make_device(worth[0].conditions.device.removesuffix("(here)")))
     cores = jobs or len(os.sched_getaffinity(0))
-    for row in replay_at_once(trees, methods, where, cores, seconds, SEEDS, EVALUATIONS, done):
+    for row in replay_at_once(worth, methods, where, cores, seconds, SEEDS, EVALUATIONS, done):
         append_replay(rows, row)
         print(f"{row.name:<24} {row.method.label:<24} seed {row.seed}: {row.share(10):.0%} after 10", flush=True)
 
@@ -210,14 +226,14 @@ def trained_by() -> tuple[str, ...]:
     return ("heuristic", "lm")
 
 
-def folder_of(out: Path, how: str, seed: int) -> Path:
+def folder_of(planners: Path, how: str, seed: int) -> Path:
     """Where the planner lies that was adapted so."""
-    return out / "planners" / f"{how}-{seed}"
+    return planners / f"{how}-{seed}"
 
 
-def methods_of(out: Path) -> tuple[str, ...]:
+def methods_of(planners: Path) -> tuple[str, ...]:
     """What is compared, single trajectories before searches, so that those have answers where time is short."""
-    found = sorted(p.parent for p in (out / "planners").glob("*/planner.json"))
+    found = sorted(p.parent for p in planners.glob("*/planner.json"))
     alone = [BEFORE, HEURISTIC, *(f"{folder.name}=lm:{folder}" for folder in found)]
     searches = ["before, best-of-n=lm+best-of-n", *(f"{f.name}, best-of-n=lm:{f}+best-of-n" for f in found)]
     return (*alone, CHANCE, *searches)

@@ -4,7 +4,7 @@ A kind is registered by `register` or by an entry point of the group ``qimeng.ac
 """
 
 from qimeng.actions import algebra, cluster, graph_kinds, launch, library, lower_all, schedule_kinds
-from qimeng.actions.base import Context, GraphRewrite, Kind, ScheduleKind, check_schedule, find_region
+from qimeng.actions.base import Context, GraphRewrite, Kind, Remainder, ScheduleKind, check_schedule, find_region
 from qimeng.actions.lower_all import each_lowered
 from qimeng.actions.registry import (
     GROUP,
@@ -25,6 +25,7 @@ __all__ = [
     "Context",
     "GraphRewrite",
     "Kind",
+    "Remainder",
     "ScheduleKind",
     "action_text",
     "algebra",

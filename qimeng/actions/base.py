@@ -76,6 +76,19 @@ class GraphRewrite:
         return Patch(self.regions, target, found, note or self.note, self.rewrites, self.launch)
 
 
+@dataclass(frozen=True)
+class Remainder:
+    """What is left to compute once an action is carried out.
+
+    Attributes:
+        region: one with all that the action's kernel computes; it may have nodes of several present regions.
+        work: share of its arithmetic that is left, above 0, at most 1.
+    """
+
+    region: Region
+    work: float = 1.0
+
+
 class Kind(ABC):
     """One kind of optimization.
 
@@ -113,6 +126,14 @@ class Kind(ABC):
     def target(self, program: Program, action: Action) -> Region:
         """The region that the action is about once it is carried out: by default the one that it names."""
         return find_region(program, action)
+
+    def remains(self, program: Program, action: Action) -> Remainder | None:
+        """What is left to compute once a legal action is carried out, where its regions do not say it.
+
+        What an action may save at most, as planners read it, follows from this. By default from the regions that it
+        names: None.
+        """
+        return None
 
     def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
         """What a legal action makes of the program, but for the kernels; a pure function.
@@ -242,4 +263,4 @@ def find_region(program: Program, action: Action, number: int = 0) -> Region:
     return region
 
 
-__all__ = ["Context", "GraphRewrite", "Kind", "ScheduleKind", "check_schedule", "find_region"]
+__all__ = ["Context", "GraphRewrite", "Kind", "Remainder", "ScheduleKind", "check_schedule", "find_region"]

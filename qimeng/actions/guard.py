@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qimeng.actions.base import GraphRewrite, Kind, ScheduleKind
+from qimeng.actions.base import GraphRewrite, Kind, Remainder, ScheduleKind
 from qimeng.errors import CoderError, IllegalAction, KindFault
 from qimeng.family.guard import schedules_of
 from qimeng.graph.partition_check import partition_fault
@@ -35,6 +35,7 @@ def guarded(kind: Kind) -> Kind:
     guard(kind, "proposals", proposals, fault, *passes)
     guard(kind, "promising", returns(bool), fault, *passes)
     guard(kind, "target", returns(Region), fault, *passes)
+    guard(kind, "remains", lambda found: "" if found is None else returns(Remainder)(found), fault, *passes)
     guard(kind, "apply", returns(GraphRewrite), fault, *passes)
     apply = kind.apply
 

@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from qimeng.bench.explore import Explored, explore
 from qimeng.bench.pool import Place, Pool
+from qimeng.bench.suite import Suite, problems_of
 from qimeng.errors import QimengError, SpecError
 from qimeng.planner.data.generate import Bytes, Drawn, draw, draw_many
 from qimeng.planner.data.tree import Tree, TreeError
@@ -48,6 +49,7 @@ class Plan:
             collection beyond its own.
         places: where specs are explored, and how many at once.
         retry: explore specs again whose stored row is a failure.
+        given: explore these instead of drawn ones (`specs_of`).
     """
 
     seed: int = 0
@@ -61,11 +63,12 @@ class Plan:
     overhead_seconds: float = 60.0
     places: tuple[Place, ...] = (Place(),)
     retry: bool = False
+    given: tuple[Drawn, ...] = ()
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """One spec to explore: small, since it travels to a worker process, which draws the spec itself."""
+    """One spec to explore: small, since it travels to a worker process, which draws the spec itself, unless given."""
 
     seed: int
     index: int
@@ -73,10 +76,11 @@ class Assignment:
     families: tuple[str, ...]
     evaluations: int
     device: str = ""
+    given: Drawn | None = None
 
     def draw(self) -> Drawn:
         """The spec."""
-        return draw(self.seed, self.index, self.sizes, self.families)
+        return self.given or draw(self.seed, self.index, self.sizes, self.families)
 
     def row(self, drawn: Drawn | None = None, error: str | None = None) -> Explored:
         """A row without figures."""
@@ -126,12 +130,32 @@ def assignments(plan: Plan, log: Path, device: str) -> list[Assignment]:
     """
     rows = [r for r in read_log(log) if r.device == device and (r.error is None or not plan.retry)]
     done = {r.spec: r.asked for r in sorted(rows, key=lambda r: r.asked)}
-    wanted = draw_many(plan.seed, plan.count, plan.first, plan.sizes, plan.families)
+    wanted = plan.given or draw_many(plan.seed, plan.count, plan.first, plan.sizes, plan.families)
     return [
-        Assignment(d.seed, d.index, plan.sizes, plan.families, plan.evaluations, device)
+        Assignment(d.seed, d.index, plan.sizes, plan.families, plan.evaluations, device, d if plan.given else None)
         for d in wanted
         if done.get(d.spec.digest, -1) < plan.evaluations
     ]
+
+
+def specs_of(suite: Suite, only: str = "") -> tuple[Drawn, ...]:
+    """The specs of a suite, whose name stands for a family.
+
+    Args:
+        suite: the suite.
+        only: ids and patterns, comma-separated; empty for all.
+
+    Raises:
+        SuiteError: the suite fails, or a pattern fits nothing.
+        SpecError: a spec cannot be made, or is of a live module, of which a store cannot keep the text.
+    """
+    found = []
+    for number, problem in enumerate(problems_of(suite, only)):
+        spec = problem.spec()
+        if not spec.source:
+            raise SpecError(f"{problem.id}: its tree needs the spec's text; make it from a file or from source")
+        found.append(Drawn(spec, suite.name, 0, number))
+    return tuple(found)
 
 
 def collect(
@@ -268,4 +292,5 @@ __all__ = [
     "put_drawn",
     "read_log",
     "read_texts",
+    "specs_of",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 
-from qimeng.actions import Context, GraphRewrite, Kind, find_region
+from qimeng.actions import Context, GraphRewrite, Kind, Remainder, find_region
 from qimeng.errors import IllegalAction
 from qimeng.graph.region import Region, repartition
 from qimeng.interfaces import Action
@@ -60,6 +60,14 @@ class TakingOver(Kind):
         region = find_region(program, action)
         nodes = self.reading(region)
         return next(r for r in self._partition(program, region) if set(r.nodes) == nodes)
+
+    def remains(self, program: Program, action: Action) -> Remainder:
+        """The region with what it takes over."""
+        return Remainder(self.target(program, action), self.work(program, action))
+
+    def work(self, program: Program, action: Action) -> float:
+        """Share of the arithmetic that is left once a legal action is carried out: by default all of it."""
+        return 1.0
 
     def apply(self, program: Program, action: Action, context: Context) -> GraphRewrite:
         """The partition in which the region, and those equal to it, have taken their nodes over."""

@@ -14,16 +14,20 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
-from qimeng.bench.collect import LOG, STORE, append_rows, assignments, collect, explore_one, merge, read_log
+from qimeng.bench.collect import LOG, STORE, append_rows, assignments, collect, explore_one, merge, read_log, specs_of
 from qimeng.bench.explore import Explored, explore
+from qimeng.bench.suite import Suite
 from qimeng.cli import main
-from qimeng.errors import QimengError
+from qimeng.errors import QimengError, SpecError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Observation
 from qimeng.planner.data.generate import draw
+from qimeng.planner.data.tree_store import trees_of
 from qimeng.planner.mixture import MixturePlanner
 from qimeng.program.program import Program
+from qimeng.spec import KernelSpec
 from qimeng.store import Store
 from qimeng.testing import FakeEvaluator, ScriptedPlanner, fake_task, sample_graph
 from tests.bench import collecting
@@ -180,6 +184,30 @@ def test_reserved_structures_are_not_explored(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(overlap, "reserved", lambda: frozenset({own}))
     row = explore_one(one, tmp_path / STORE, 10.0, "h200")
     assert row.error is not None and row.error.startswith("reserved") and row.evaluations == 0
+
+
+def test_the_specs_of_a_suite_are_explored_as_drawn_ones_are(tmp_path: Path) -> None:
+    class Mine(Suite):
+        name = "mine"
+
+        def __init__(self, *specs: KernelSpec):
+            self.specs = specs
+
+        def problems(self) -> Iterator[tuple[str, KernelSpec]]:
+            yield from ((spec.name, spec) for spec in self.specs)
+
+    text = draw(5, 0, collecting.LITTLE, ("product",)).spec.source
+    given = specs_of(Mine(*(KernelSpec.from_source(text, name, mode=name) for name in ("default", "high"))), "high")
+    plan = collecting.plan(given=given)
+    collect(plan, tmp_path, partial(collecting.work, out=tmp_path), collecting.DEVICE)
+    (row,) = read_log(tmp_path / LOG)
+    assert (row.name, row.family, row.index, row.evaluations) == ("high", "mine", 0, 10)
+    with Store(tmp_path / STORE) as store:
+        (tree,) = trees_of(store)
+    assert tree.spec() == given[0].spec and not assignments(plan, tmp_path / LOG, collecting.DEVICE)
+    live = KernelSpec.from_module(torch.nn.Linear(4, 4), (torch.randn(2, 4),))
+    with pytest.raises(SpecError, match="needs the spec's text"):
+        specs_of(Mine(live))
 
 
 def test_mixtures_take_chances(graph: OpGraph) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from qimeng.actions import action_text
+from qimeng.actions import Remainder, action_text, kinds
 from qimeng.device import Device
 from qimeng.envs.cost.roofline import best_tflops, operand_dtype, product_flops
+from qimeng.errors import IllegalAction
 from qimeng.graph.opgraph import Node, OpGraph
 from qimeng.graph.ops import VIEWS, category, flops, precision_of
 from qimeng.graph.region import Region
@@ -47,6 +48,12 @@ def ceilings(
     total = sum(times.values())
 
     def ceiling(action: Action) -> float:
+        remainder = _remains(program, action)
+        if remainder is not None:
+            nodes = set(remainder.region.nodes)
+            present = sum(times[r.id] for r in program.regions if r.id in action.regions or nodes.issuperset(r.nodes))
+            moved = remainder.region.bytes_moved() / (device.bandwidth_gbs * 1e6)
+            return saved(present, max(moved, remainder.work * _least_work_ms(remainder.region, device, mode)))
         regions = [program.region(r) for r in action.regions]
         read = [v for r in regions for v in r.inputs]
         handed = {v for r in regions for v in r.outputs}.intersection(read)
@@ -55,11 +62,21 @@ def ceilings(
         )
         work = sum(_least_work_ms(r, device, mode) for r in regions)
         bound = max(kept / (device.bandwidth_gbs * 1e6), work)
-        present = sum(times[r.id] for r in regions)
+        return saved(sum(times[r.id] for r in regions), bound)
+
+    def saved(present: float, bound: float) -> float:
         left = total - present + min(bound, present)
         return total / left if left > 0 else 1.0
 
     return tuple(ceiling(action) for action in actions)
+
+
+def _remains(program: Program, action: Action) -> Remainder | None:
+    """What the action's kind says is left; None where that follows from the regions, or the kind fails."""
+    try:
+        return kinds()[action.kind].remains(program, action) if action.kind in kinds() else None
+    except IllegalAction:  # a kind of another package at fault, too: a step with it says so
+        return None
 
 
 def _least_work_ms(region: Region, device: Device, mode: str) -> float:

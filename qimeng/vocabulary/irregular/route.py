@@ -78,11 +78,13 @@ class Dispatch(TakingOver):
 
     def promising(self, program: Program, action: Action, device: Device) -> bool:
         """Where at most half of the work is left."""
+        return _layer(find_region(program, action)) is not None and 2 * self.work(program, action) <= 1
+
+    def work(self, program: Program, action: Action) -> float:
+        """Of all experts, the share that each row chooses."""
         layer = _layer(find_region(program, action))
-        if layer is None:
-            return False
-        best = program.graph.meta(layer.chosen).shape[1]
-        return 2 * best <= program.graph.meta(layer.second).shape[0]
+        assert layer is not None, "a legal action"
+        return program.graph.meta(layer.chosen).shape[1] / program.graph.meta(layer.second).shape[0]
 
     def concerns(self, region: Region) -> bool:
         """Whether it adds up weighted results of experts."""

@@ -86,6 +86,13 @@ class Sparsify(WeightReader):
             return max(read, kept.bytes / (device.bandwidth_gbs * 1e9)) < whole
         return _seconds(2 * rows * kept.count * kept.block**2, kept.bytes, peak, device) < whole
 
+    def work(self, program: Program, action: Action) -> float:
+        """The share of the weight that is kept; the rest of a fused region's arithmetic counts little beside it."""
+        kept = _kept(find_region(program, action))
+        if kept is None:
+            return 0.5  # two of each four neighbours
+        return min(1.0, kept.count * kept.block**2 / (kept.shape[0] * kept.shape[1]))
+
     def reading(self, region: Region) -> set[str]:
         """The nodes of `region`, and those that put its weight together.
 

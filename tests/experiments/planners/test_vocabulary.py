@@ -85,7 +85,7 @@ def test_trees_keep_declared_weights_and_the_budget_counts_all(tmp_path: Path, m
     seen = list(read_trees(tmp_path / "planners" / "longer-1" / "trees.xz"))
     assert len(seen) == 1 and sum(len(t.evaluations) for t in seen) <= most
     folder = tmp_path / "planners" / "longer-1"
-    assert {f"longer-1=lm:{folder}", "before=lm"} < set(methods_of(tmp_path))
+    assert {f"longer-1=lm:{folder}", "before=lm"} < set(methods_of(tmp_path / "planners"))
 
 
 def test_training_seeds_are_one_method() -> None:

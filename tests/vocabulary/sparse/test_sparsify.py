@@ -9,12 +9,14 @@ from torch import nn
 from qimeng import IllegalAction, KernelSpec
 from qimeng.actions import check_action, legal_actions
 from qimeng.envs.steps.loop import optimize
+from qimeng.envs.steps.time_shares import bound_ms, ceilings
 from qimeng.interfaces import Action
 from qimeng.planner.greedy import GreedySearch
 from qimeng.planner.heuristic import HeuristicPlanner
 from qimeng.program.program import Program
 from qimeng.testing import ScriptedPlanner, fake_task
 from qimeng.vocabulary.sparse.kept import kept_blocks
+from qimeng.vocabulary.sparse.sparsify import Sparsify
 from tests.vocabulary.sparse.samples import CONTEXT, action_of, after, layer, reading, spec_of, start_of
 
 BF16 = torch.bfloat16
@@ -49,6 +51,21 @@ def test_the_region_then_reads_blocks_and_indices(text: str, block: int, count: 
     assert {"tiling", "pipeline", "unfuse"} <= kinds_of(program)
     back = after(program, action_of(program, "unfuse"))
     assert "sparsify" in kinds_of(back)
+
+
+def test_what_it_may_save_follows_from_what_is_kept() -> None:
+    module, x = layer(4096, 1024, 1024, BF16, bias=False)
+    found = {}
+    for text in ("bsr:32:5", "bsr:32:50"):
+        start = start_of(spec_of(module, x, text))
+        actions = (action_of(start, "sparsify"), action_of(start, "lowering"))
+        found[text] = ceilings(actions, start, None, CONTEXT.device)
+        remainder = Sparsify().remains(start, actions[0])
+        assert remainder.work == pytest.approx(int(text[7:]) / 100, abs=0.01)
+        bound = bound_ms(start.called[0], CONTEXT.device)  # by peak rates, which the times are without a judge
+        least = remainder.region.bytes_moved() / (CONTEXT.device.bandwidth_gbs * 1e6)
+        assert found[text][0] == pytest.approx(bound / max(least, remainder.work * bound), rel=0.02)
+    assert found["bsr:32:5"][0] > found["bsr:32:50"][0] > found["bsr:32:50"][1] == 1.0
 
 
 def test_too_many_blocks_are_refused_with_the_numbers() -> None:
