@@ -59,6 +59,9 @@ def mend() -> None:
     tune = Autotuner.run
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
+        if d.data.dtype == np.int32:  # float64 holds such sums, and numpy multiplies its matrices quickly
+            wide = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64))
+            return type(d)(wide.astype(np.int32) + d.data, d.dtype.scalar)
         tf32 = str(precision).rsplit(".", 1)[-1].upper() == "TF32"
         return multiply(self, _as_seen(a, tf32), _as_seen(b, tf32), d, precision, imprecise)
 
@@ -72,8 +75,10 @@ def mend() -> None:
         return cast(self, source, target)
 
     def create_fp_to_fp(self: Any, source: Any, target: Any, rounding: Any) -> Any:
-        if source.dtype.scalar.is_fp32() and target.scalar.is_fp8e4nv():  # the interpreter's own has no carry
+        if source.dtype.scalar.is_fp32() and target.scalar.is_fp8e4nv():  # the interpreter's own has no carry, no NaN
             return TensorHandle(_fp8(source.data), tl.float8e4nv)
+        if source.dtype.scalar.is_fp8e4nv() and target.scalar.is_fp32():
+            return TensorHandle(_of_fp8(source.data), tl.float32)
         return between_floats(self, source, target, rounding)
 
     def create_splat(self: Any, result: Any, one: Any) -> Any:
@@ -114,6 +119,13 @@ def _fp8(data: Any) -> Any:
 
     held = torch.from_numpy(np.ascontiguousarray(data)).clamp(-448, 448).to(torch.float8_e4m3fn)
     return held.view(torch.uint8).numpy()
+
+
+def _of_fp8(bits: Any) -> Any:
+    """The numbers in fp32 that such bits stand for."""
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(bits)).view(torch.float8_e4m3fn).float().numpy()
 
 
 class _Units:
@@ -180,6 +192,8 @@ def _as_seen(handle: Any, tf32: bool) -> Any:
     dtype = handle.dtype.scalar
     if dtype.is_bf16():
         return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+    if dtype.is_fp8e4nv():
+        return TensorHandle(_of_fp8(handle.data), tl.float32)
     if tf32 and dtype.is_fp32():
         bits = np.ascontiguousarray(handle.data).view(np.uint32) & _TF32_BITS
         return TensorHandle(bits.view(np.float32), tl.float32)
