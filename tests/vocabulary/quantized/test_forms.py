@@ -15,7 +15,6 @@ from tests.vocabulary.lowprecision.samples import layer
 X = torch.randn(6, 96, generator=torch.Generator().manual_seed(1))
 
 
-
 def declared(text: str, x: torch.Tensor) -> torch.Tensor:
     return activation_form(text, text.partition(":")[0]).declared(x)
 
