@@ -110,6 +110,16 @@ class KernelSpec:
         if self.activations:
             object.__setattr__(self, "activations", activation_form(self.activations, self.weights).text)
 
+    @property
+    def declaration(self) -> str:
+        """What is declared of weights and activations, in words; empty where nothing is.
+
+        >>> KernelSpec.from_module(torch.nn.Linear(8, 8), (torch.ones(4, 8),), weights="int8").declaration
+        'weights int8'
+        """
+        words = {"weights": self.weights, "activations": self.activations}
+        return ", ".join(f"{name} {text}" for name, text in words.items() if text)
+
     # ---- making one
 
     @classmethod

@@ -74,10 +74,10 @@ def test_every_block_of_extending_runs(section: str) -> None:
 
 
 def test_the_block_about_stored_weights_declares_them() -> None:
-    (block,) = blocks(ROOT / "docs" / "lowprecision.md", "python")
     names: dict[str, Any] = {}
-    exec(compile(block, "lowprecision.md", "exec", dont_inherit=True), names)
-    assert names["spec"].weights == "int4:64"
+    for block in blocks(ROOT / "docs" / "lowprecision.md", "python"):
+        exec(compile(block, "lowprecision.md", "exec", dont_inherit=True), names)
+    assert names["spec"].weights == "int4:64" and names["both"].activations == "fp8"
 
 
 def test_the_block_about_weights_with_zeros_declares_them() -> None:

@@ -27,6 +27,9 @@ def test_the_cases_have_few_and_many_rows_of_every_form() -> None:
         rows = {r for w, r, _ in lowprecision.CASES.values() if w == weights}
         assert {1, 8, 64, 2048} <= rows
     assert {layer for _, _, layer in lowprecision.CASES.values()} == set(lowprecision.LAYERS)
+    for weights in ("fp8a", "int8a"):
+        assert {r for w, r, _ in lowprecision.CASES.values() if w == weights} == {16, 64, 512, 2048, 8192}
+    assert lowprecision.declared("fp8a") == {"weights": "fp8", "activations": "fp8"}
 
 
 def test_each_library_fails_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,6 +43,22 @@ def test_each_library_fails_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         row = lowprecision.beside("fp8", {})
     assert set(row["turns_ms"]) == {"eager"} and set(row["not_timed"]) == {"torchao", "gemlite"}
     assert all("torchao" in text or "gemlite" in text for text in row["not_timed"].values())
+
+
+@pytest.mark.parametrize("weights", ["fp8a", "int8a"])
+def test_products_of_codes_have_pytorchs_own_as_rivals(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.Linear(256, 64, bias=False).to(torch.bfloat16), torch.randn(32, 256, dtype=torch.bfloat16)
+    monkeypatch.setattr(lowprecision, "layer_of", lambda case: (layer, x, case))
+    monkeypatch.setattr(lowprecision, "in_turns", lambda calls: (dict.fromkeys(calls, 1.0), {}))
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    with torch.no_grad():
+        row = lowprecision.beside(weights, {})
+    names = row["turns_ms"].keys() | row["not_timed"].keys()  # a CPU may not have each of them
+    product = "_int_mm" if weights == "int8a" else "_scaled_mm rows, fast"
+    assert {"eager", "bf16 linear", product} <= names and any(n.startswith("quantize + ") for n in names)
+    assert row["rms_difference_over_rms"]["eager"] < 0.005 < row["rms_difference_over_rms"]["bf16 linear"]
+    if weights == "int8a":
+        assert row["rms_difference_over_rms"]["quantize + _int_mm + scale, compiled"] < 0.005
 
 
 def test_codes_go_to_gemlite_as_they_are_declared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
 """The process in which candidates run where there is no GPU: the worker, with kernels run by Triton's interpreter.
 
 Corrects and completes Triton's interpreter so that results match a GPU's: rounding to bf16, products of bf16 operands,
-operands that tensor cores cut to TF32, approximate units, scans (`interpreted_folds`), autotuned kernels. Knows nothing
-about specifications or verdicts. Must be started with ``TRITON_INTERPRET=1`` in the environment, in a process that has
-not imported Triton.
+operands that tensor cores cut to TF32, approximate units, scans (`interpreted_folds`), fp8 (`interpreted_fp8`),
+autotuned kernels. Knows nothing about specifications or verdicts. Must be started with ``TRITON_INTERPRET=1`` in the
+environment, in a process that has not imported Triton.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from qimeng.envs.estimate.interpreted_folds import mend_folds
+from qimeng.envs.estimate.interpreted_fp8 import mend_fp8, numbers_of
 from qimeng.envs.estimate.interpreter_speed import quicken
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.worker import main as work
@@ -54,11 +55,13 @@ def mend() -> None:
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     multiply, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
-    between_floats = InterpreterBuilder.create_fp_to_fp
     spread = InterpreterBuilder.create_splat
     tune = Autotuner.run
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
+        if d.data.dtype == np.int32:  # float64 holds such sums, and numpy multiplies its matrices quickly
+            wide = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64))
+            return type(d)(wide.astype(np.int32) + d.data, d.dtype.scalar)
         tf32 = str(precision).rsplit(".", 1)[-1].upper() == "TF32"
         return multiply(self, _as_seen(a, tf32), _as_seen(b, tf32), d, precision, imprecise)
 
@@ -70,11 +73,6 @@ def mend() -> None:
         if source.dtype.scalar.is_int() and target.scalar.is_bf16():  # else their bits would be taken for a bf16's
             return _rounded(TensorHandle(source.data.astype(np.float32), tl.float32))
         return cast(self, source, target)
-
-    def create_fp_to_fp(self: Any, source: Any, target: Any, rounding: Any) -> Any:
-        if source.dtype.scalar.is_fp32() and target.scalar.is_fp8e4nv():  # the interpreter's own has no carry
-            return TensorHandle(_fp8(source.data), tl.float8e4nv)
-        return between_floats(self, source, target, rounding)
 
     def create_splat(self: Any, result: Any, one: Any) -> Any:
         if one.data.dtype == np.bool_:
@@ -95,25 +93,18 @@ def mend() -> None:
 
     InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl
     InterpreterBuilder.create_inline_asm, InterpreterBuilder.create_fma = create_inline_asm, create_fma
-    InterpreterBuilder.create_splat, InterpreterBuilder.create_fp_to_fp = create_splat, create_fp_to_fp
+    InterpreterBuilder.create_splat = create_splat
     InterpreterBuilder.rounds_to_bfloat16 = True  # programs ask for it (`qimeng.program.emit`)
     Autotuner.run = first_only
     for name in ("gdc_wait", "gdc_launch_dependents"):  # one kernel runs after the other here
         setattr(tl.extra.cuda, name, _nothing)
     mend_folds()
+    mend_fp8()
     quicken()
 
 
 def _nothing(**unused: Any) -> None:
     """A kernel's wait for the one before it, or its leave for the next one to start."""
-
-
-def _fp8(data: Any) -> Any:
-    """Numbers rounded to fp8 (e4m3) as its bits, as ``cvt.rn.satfinite.e4m3x2.f32`` rounds them."""
-    import torch
-
-    held = torch.from_numpy(np.ascontiguousarray(data)).clamp(-448, 448).to(torch.float8_e4m3fn)
-    return held.view(torch.uint8).numpy()
 
 
 class _Units:
@@ -180,6 +171,8 @@ def _as_seen(handle: Any, tf32: bool) -> Any:
     dtype = handle.dtype.scalar
     if dtype.is_bf16():
         return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+    if dtype.is_fp8e4nv():
+        return TensorHandle(numbers_of(handle.data), tl.float32)
     if tf32 and dtype.is_fp32():
         bits = np.ascontiguousarray(handle.data).view(np.uint32) & _TF32_BITS
         return TensorHandle(bits.view(np.float32), tl.float32)

@@ -70,7 +70,7 @@ class Result:
         program: the program; None in a result read from disk.
         reference: makes the reference module; None in a result read from disk.
         on_pytorch: True where the computation was left on PyTorch, as its author wrote it.
-        declared: what the spec declares of its weights (`KernelSpec.weights`): for PyTorch's times as well.
+        declared: what the spec declares of weights and activations (`KernelSpec.declaration`): for PyTorch's times too.
         roofline: what bounds the computation on the device; None in a result of an older version.
         labels: the operators of each region by its id, those of the start program and of the result.
         environment: versions of what the result was found with.
@@ -125,7 +125,7 @@ class Result:
         if self.evaluation.over_compile:
             speedup += f", {self.evaluation.over_compile:.2f} x torch.compile"
         if self.declared:
-            speedup += f", weights {self.declared} as declared"
+            speedup += f", {self.declared} as declared"
         return f"{speedup}, UNCHECKED" if self.unchecked else speedup
 
     @property

@@ -175,7 +175,7 @@ def make_task(
         reason,
         reference,
         whole,
-        declared=spec.weights,
+        declared=spec.declaration,
         by_region=by_region,
     )
 

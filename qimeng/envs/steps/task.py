@@ -47,7 +47,7 @@ class Task:
         whole: the computation as one PyTorch region, as its author wrote it: what is returned where even the start
             program, which runs operator by operator, is slower than that. None where there is none.
         options: of the final verification.
-        declared: what the spec declares of its weights, such as ``"int8"``; empty where nothing.
+        declared: what the spec declares, such as ``"weights int8"`` (`KernelSpec.declaration`); empty where nothing.
         by_region: whether a step on one region is judged on that region (`qimeng.envs.steps.milestones`).
         legal: legal actions by program, shared by sessions, because replays of one task reach the same programs.
     """

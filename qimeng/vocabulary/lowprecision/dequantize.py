@@ -16,6 +16,7 @@ from qimeng.graph.region import Region
 from qimeng.graph.state import settled_nodes
 from qimeng.interfaces import Action
 from qimeng.program.program import Program
+from qimeng.vocabulary.lowprecision.stored import codes_of
 from qimeng.vocabulary.weight_readers import WeightReader
 
 SHARE = 0.75
@@ -49,12 +50,13 @@ class Dequantize(WeightReader):
         super().check(program, action, context)
 
     def promising(self, program: Program, action: Action, device: Device) -> bool:
-        """Where the product waits for its weight rather than for the tensor cores."""
+        """Where the product waits for its weight rather than for the tensor cores, and its activations are no codes."""
         region = find_region(program, action)
-        moved = sum(program.graph.meta(v).bytes for v in _weights(region)) / (device.bandwidth_gbs * 1e9)
-        return moved > sum(flops(program.graph, n) for n in region.ops if is_product(program.graph, n)) / (
-            device.half_tflops * 1e12
-        )
+        graph, products = program.graph, [n for n in region.ops if is_product(program.graph, n)]
+        if any(codes_of(graph, n.operands()[0]) for n in products):
+            return False
+        moved = sum(graph.meta(v).bytes for v in _weights(region)) / (device.bandwidth_gbs * 1e9)
+        return moved > sum(flops(graph, n) for n in products) / (device.half_tflops * 1e12)
 
     def reading(self, region: Region) -> set[str]:
         """The nodes of `region`, and those that widen its weights.

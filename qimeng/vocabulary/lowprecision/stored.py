@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qimeng.family import NotConcerned, Unsupported
-from qimeng.graph.opgraph import Node, Value
+from qimeng.graph.opgraph import Node, OpGraph, Value
 from qimeng.graph.ops import category
 from qimeng.graph.region import Region, region_of
 
@@ -20,6 +20,9 @@ CODES = ("int8", "float8_e4m3fn")
 
 NIBBLE = 4
 """Bits of half a byte."""
+
+WIDENING = (*SAME_ORDER, "aten._to_copy", "aten.mul")
+"""Operators between codes of 8 bits and the numbers that they stand for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +71,18 @@ def stored_weight(region: Region) -> Stored:
     walk.check_unread({made[0].name})
     rest = tuple(n for n in region.nodes if n not in walk.passed)
     return Stored(codes, scale, bits, group, depth, weight, region_of(graph, rest, region.outputs))
+
+
+def codes_of(graph: OpGraph, value: Value) -> tuple[Value, set[str]] | None:
+    """The codes that `value` is widened from, and the operators that do it; None where it is not."""
+    passed = set[str]()
+    while graph.meta(value).dtype not in CODES:
+        node = graph.nodes[value.node]
+        if node.kind != "op" or node.packet not in WIDENING:
+            return None
+        passed.add(value.node)
+        value = node.operands()[0]
+    return (value, passed) if passed else None
 
 
 class Walk:
@@ -157,4 +172,4 @@ class Walk:
         return value
 
 
-__all__ = ["CODES", "SAME_ORDER", "Stored", "Walk", "stored_weight"]
+__all__ = ["CODES", "SAME_ORDER", "Stored", "Walk", "codes_of", "stored_weight"]

@@ -12,10 +12,7 @@ from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.ops import category
 from qimeng.graph.region import Region, region_of
-from qimeng.vocabulary.lowprecision.stored import CODES, SAME_ORDER, Walk
-
-WIDENING = (*SAME_ORDER, "aten._to_copy", "aten.mul")
-"""Operators between codes and the numbers that they stand for."""
+from qimeng.vocabulary.lowprecision.stored import CODES, Walk, codes_of
 
 DEEPEST = (1 << 31) // 127**2
 """The deepest sum of products of int8 codes that int32 holds."""
@@ -96,18 +93,6 @@ def _activations(walk: Walk, x: Value) -> tuple[Value, Value, bool]:
     return codes, scale, sizes.shape != rows
 
 
-def codes_of(graph: OpGraph, value: Value) -> tuple[Value, set[str]] | None:
-    """The codes that `value` is widened from, and the operators that do it; None where it is not."""
-    passed = set[str]()
-    while graph.meta(value).dtype not in CODES:
-        node = graph.nodes[value.node]
-        if node.kind != "op" or node.packet not in WIDENING:
-            return None
-        passed.add(value.node)
-        value = node.operands()[0]
-    return (value, passed) if passed else None
-
-
 def quantizing(graph: OpGraph, codes: Value, scale: Value) -> set[str]:
     """The operators that make `codes` and `scale` of activations; empty where scales are not the largest magnitudes'.
 
@@ -134,4 +119,4 @@ def quantizing(graph: OpGraph, codes: Value, scale: Value) -> set[str]:
     return found | ({source.node} if graph.nodes[source.node].packet == "aten._to_copy" else set())
 
 
-__all__ = ["DEEPEST", "Coded", "coded_product", "codes_of", "quantizing"]
+__all__ = ["DEEPEST", "Coded", "coded_product", "quantizing"]

@@ -50,9 +50,9 @@ class CodedProducts(Family[CodedPlan, CodedSchedule]):
         return [s for s in schedules(plan, device) if s != schedule]
 
     def needs(self, plan: CodedPlan, schedule: CodedSchedule) -> Needs:
-        """The stages of both operands; one accumulator, or two, in registers."""
-        held = schedule.block_m * schedule.block_n * (2 if schedule.promote else 1)
-        return Needs(shared_bytes(plan, schedule), schedule.warps, held, values_per_thread=255)
+        """The stages of both operands in shared memory; the accumulator is held in registers as a whole."""
+        tile = schedule.block_m * schedule.block_n
+        return Needs(shared_bytes(plan, schedule), schedule.warps, tile, values_per_thread=255)
 
     def print(self, plan: CodedPlan, schedule: CodedSchedule, prefix: str) -> Implementation:
         """The gemm family's kernels; the entry function takes codes and scales where the operands would be."""

@@ -35,11 +35,11 @@ class Quantized(ActivationForm):
         values = x.to(torch.float32)
         over = list(range(values.dim())) if self.whole else [-1]
         largest = values.abs().amax(over, keepdim=True)
-        if self.kind == "fp8":
-            scale = largest.clamp_min(LEAST) * (1 / FP8)
-            return widened((values / scale).to(torch.float8_e4m3fn), scale, x.dtype)
-        scale = largest.clamp_min(LEAST) * (1 / INT8) + largest * 0.0  # an infinity makes it NaN: codes have none
-        return widened((values / scale).round().to(torch.int8), scale, x.dtype)
+        most = FP8 if self.kind == "fp8" else INT8
+        scale = largest.clamp_min(LEAST) * (1 / most) + largest * 0.0  # an infinity makes it NaN: int8 has neither
+        exact = values / scale
+        codes = exact.to(torch.float8_e4m3fn) if self.kind == "fp8" else exact.round().to(torch.int8)
+        return widened(codes, scale, x.dtype)
 
 
 def int8(rest: str) -> Quantized:

@@ -12,7 +12,8 @@ from qimeng.graph.opgraph import Node
 from qimeng.graph.region import Region, repartition
 from qimeng.interfaces import Action
 from qimeng.program.program import Program
-from qimeng.vocabulary.quantized.coded import codes_of, quantizing
+from qimeng.vocabulary.lowprecision.stored import codes_of
+from qimeng.vocabulary.quantized.coded import quantizing
 from qimeng.vocabulary.weight_readers import WeightReader
 
 
