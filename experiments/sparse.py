@@ -5,10 +5,10 @@
 
 A row of JSON for each layer (form, share that is not zero, rows, sizes), written as soon as it is known: in turns, with
 a cold L2, milliseconds of each configuration that the action `sparsify` begins with and of each form of `storage`, of
-the dense product in eager mode and from torch.compile, and of torch.sparse on the same weight as CSR (cuSPARSE) and, for blocks, as BSR, or as 2:4.
-Where a call does not go into a CUDA graph, it is timed without one and named so. Each result's distance from float64 is
-written down. ``--tiny`` tries the script on the CPU at small sizes, with Triton's interpreter; its times mean nothing.
-Deals in running and writing down.
+the dense product in eager mode and from torch.compile, and of torch.sparse on the same weight as CSR (cuSPARSE) and,
+for blocks, as BSR, or as 2:4. Where a call does not go into a CUDA graph, it is timed without one and named so. Each
+result's distance from float64 is written down. ``--tiny`` tries the script on the CPU at small sizes, with Triton's
+interpreter; its times mean nothing. Deals in running and writing down.
 """
 
 from __future__ import annotations

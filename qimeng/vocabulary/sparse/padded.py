@@ -1,8 +1,9 @@
 """Single elements of a weight, padded so that every column of the result has as many (ELL).
 
-The first elements of all columns lie side by side, then the second ones: a step of the loop loads neighbours. Made once
-of the elements by columns. How many steps there are depends on the weight's values alone: weights of which one column is
-long take as many for all. Deals in kernel text and in the host's. Knows nothing about how the left operand is made.
+The first elements of all columns lie side by side, then the second ones: a step of the loop loads neighbours. They are
+made once of the elements by columns. How many steps there are depends on the weight's values alone: weights of which
+one column is long take as many for all. Deals in kernel text and in the host's. Knows nothing about how the left
+operand is made.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ class StorageForm(ScheduleKind):
     args: ``csr`` (by columns of the result, each as long as it is), ``balanced`` (the same number of elements for each
     program, whatever columns they are of: for lengths that differ much), ``ell`` (every column padded to the longest
     one, so that neighbours are loaded together: for lengths that are nearly equal).
-    rewrite: ``for e in range(first[c], first[c + 1]): x[at[e]] * v[e]`` -> ``for e in range(steps): x[at[e, c]] * v[e, c]``
+    rewrite: ``for e in range(first[c], first[c + 1]): x[at[e]] * v[e]`` -> ``for e: x[at[e, c]] * v[e, c]``
     """
 
     name = "storage"
