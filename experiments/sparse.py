@@ -4,11 +4,11 @@
     TRITON_INTERPRET=1 python -m experiments.sparse rows.jsonl --tiny
 
 A row of JSON for each layer (form, share that is not zero, rows, sizes), written as soon as it is known: in turns, with
-a cold L2, milliseconds of each configuration that the action `sparsify` begins with, of the dense product in eager mode
-and from torch.compile, and of torch.sparse on the same weight as CSR (cuSPARSE) and, for blocks, as BSR, or as 2:4.
-Where a call does not go into a CUDA graph, it is timed without one and named so. Each result's distance from float64 is
-written down. ``--tiny`` tries the script on the CPU at small sizes, with Triton's interpreter; its times mean nothing.
-Deals in running and writing down.
+a cold L2, milliseconds of each configuration that the action `sparsify` begins with and of each form of `storage`, of
+the dense product in eager mode and from torch.compile, and of torch.sparse on the same weight as CSR (cuSPARSE) and,
+for blocks, as BSR, or as 2:4. Where a call does not go into a CUDA graph, it is timed without one and named so. Each
+result's distance from float64 is written down. ``--tiny`` tries the script on the CPU at small sizes, with Triton's
+interpreter; its times mean nothing. Deals in running and writing down.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def libraries(case: Case, layer: nn.Linear, x: Tensor) -> Calls:
 
 
 def candidates(case: Case, layer: nn.Linear, x: Tensor, device: Device, place: str) -> tuple[Calls, str]:
-    """The configurations that `sparsify` begins with, by their schedules; or why it is refused."""
+    """The configurations that `sparsify` begins with, and each form of `storage`, by their schedules; or why not."""
     spec = KernelSpec.from_module(layer, (x,), weights=case.weights)
     start, context = Program.start(capture_spec(spec, verify=False, device=place)), Context(device, TemplateCoder())
     action = Action("sparsify", (start.called[0].id,))
@@ -154,11 +154,16 @@ def candidates(case: Case, layer: nn.Linear, x: Tensor, device: Device, place: s
         except IllegalAction as refusal:
             return {}, str(refusal)
     patch = context.coder.write(Request(start, action, device))
+    programs = [patch.apply(start, number) for number in range(len(patch.alternatives))]
+    for form in (a for a in legal_actions(programs[0], context) if a.kind == "storage"):
+        more = context.coder.write(Request(programs[0], form, device))
+        programs += [more.apply(programs[0], number) for number in range(len(more.alternatives))]
     calls: Calls = {}
-    for number, made in enumerate(patch.alternatives):
-        module = patch.apply(start, number).load().Model().to(place)
+    for program in programs:
+        module = program.load().Model().to(place)
         module.load_state_dict(layer.state_dict())
-        calls[str(made.schedule or "sparse by the library")] = partial(module, x)
+        schedule = next((s for r in program.called if (s := program.schedule(r)) is not None), None)
+        calls[str(schedule or "sparse by the library")] = partial(module, x)
     return calls, ""
 
 

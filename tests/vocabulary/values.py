@@ -24,7 +24,7 @@ FACTOR = 2
 
 @dataclass
 class Case:
-    """A layer, of a transposed input where `turned`, the form of its weight, and the configurations to run."""
+    """A layer, of a transposed input where `turned`, the form and `storage` of its weight, configurations to run."""
 
     weights: str
     sizes: tuple[int, int, int]
@@ -34,6 +34,7 @@ class Case:
     choices: tuple[int, ...] = (0, 2)
     fused: bool = False
     turned: bool = False
+    storage: str = ""
 
 
 def check(module: str, names: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ class Sort(Family[SortPlan, SortSchedule]):
     schedule = SortSchedule
 
     def __init__(self) -> None:
-        self.moves = {"tiling": Tiling(), "pipeline": Pipeline()}
+        self.moves = {"tiling": _Tiling(), "pipeline": _Pipeline()}
 
     def plan(self, region: Region) -> SortPlan:
         """The operator and its rows."""
@@ -78,7 +78,7 @@ class Sort(Family[SortPlan, SortSchedule]):
 SortMove = Move[SortPlan, SortSchedule]
 
 
-class Tiling(SortMove):
+class _Tiling(SortMove):
     """Twice or half the rows of a program."""
 
     def schedules(self, plan: SortPlan, schedule: SortSchedule, param: str, device: Device) -> Sequence[SortSchedule]:
@@ -88,7 +88,7 @@ class Tiling(SortMove):
         return (found,) if found != schedule and _fits(plan, found) else ()
 
 
-class Pipeline(SortMove):
+class _Pipeline(SortMove):
     """Other numbers of warps."""
 
     def schedules(self, plan: SortPlan, schedule: SortSchedule, param: str, device: Device) -> Sequence[SortSchedule]:

@@ -87,7 +87,7 @@ def plan_sort(region: Region) -> SortPlan:
     if len(region.nodes) != 1:
         raise Unsupported(f"{found[0].packet} with other operators in one region; it is written alone")
     (node,) = found
-    given = arguments(node)
+    given = _arguments(node)
     meta = region.graph.meta(node.operands()[0])
     made = [m for m in node.metas if m is not None]
     if not meta.shape or not meta.numel:
@@ -114,12 +114,12 @@ def plan_sort(region: Region) -> SortPlan:
 
 def is_few(graph: OpGraph, node: Node) -> bool:
     """Whether `node` takes so few of the largest that the family tile finds each by itself."""
-    given = arguments(node)
+    given = _arguments(node)
     floats = is_float(graph.meta(node.operands()[0]).dtype)
     return "k" in given and floats and int(given["k"]) <= MOST_LARGEST and bool(given.get("largest", True))
 
 
-def arguments(node: Node) -> dict[str, Any]:
+def _arguments(node: Node) -> dict[str, Any]:
     """The arguments of an operator that sorts, after the rows, by name."""
     return dict(zip(SORTS[node.target], node.args[1:], strict=False)) | dict(node.kwargs)
 

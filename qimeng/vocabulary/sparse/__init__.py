@@ -13,6 +13,7 @@ from qimeng.vocabulary.sparse.masked_family import Masked
 from qimeng.vocabulary.sparse.pairs import pairs
 from qimeng.vocabulary.sparse.sampled_family import Sampled
 from qimeng.vocabulary.sparse.sparsify import Sparsify
+from qimeng.vocabulary.sparse.storage import StorageForm
 
 
 def _enter() -> None:
@@ -21,6 +22,7 @@ def _enter() -> None:
     register_weights("2", pairs)
     register(Sparsify())
     register_family(SparseProducts())
+    register(StorageForm())
     register_family(Masked())
     register_family(Sampled())
 

@@ -17,12 +17,14 @@ from qimeng.graph.opgraph import itemsize
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
 from qimeng.vocabulary.sparse.kept import sparse_product
+from qimeng.vocabulary.sparse.padded import PADDED_AT, PADDED_VALUES, prepare_text
 from qimeng.vocabulary.sparse.reading import AT, FIRST, VALUES, kernel_before, reader_of
 from qimeng.vocabulary.sparse.schedules import (
     Pipeline,
     SparsePlan,
     SparseSchedule,
     Split,
+    Storage,
     Tiling,
     held_values,
     schedules,
@@ -46,7 +48,7 @@ class SparseProducts(Family[SparsePlan, SparseSchedule]):
     schedule = SparseSchedule
 
     def __init__(self) -> None:
-        self.moves = {"tiling": Tiling(), "pipeline": Pipeline(), "split": Split()}
+        self.moves = {"tiling": Tiling(), "pipeline": Pipeline(), "split": Split(), "storage": Storage()}
 
     def plan(self, region: Region) -> SparsePlan:
         """The product, its right operand as kept blocks."""
@@ -73,7 +75,12 @@ class SparseProducts(Family[SparsePlan, SparseSchedule]):
 
     def print(self, plan: SparsePlan, schedule: SparseSchedule, prefix: str) -> Implementation:
         """The gemm family's kernels; the entry function takes blocks and indices where the weight would be."""
-        made = with_inputs(print_gemm(plan.gemm, schedule, prefix), prefix, plan.inputs, plan.hidden, VALUES)
+        inputs = [*plan.inputs, *((PADDED_AT, PADDED_VALUES) if schedule.padded else ())]
+        made = with_inputs(print_gemm(plan.gemm, schedule, prefix), prefix, inputs, plan.hidden, VALUES)
+        if schedule.padded:
+            given = tuple(plan.inputs.index(name) for name in (FIRST, AT, VALUES))
+            text = f"{made.source}\n\n{prepare_text(plan.kept, prefix)}"
+            made = replace(made, source=text, prepare=f"{prefix}_prepare", prepare_inputs=given)
         before = kernel_before(plan.gemm, schedule, prefix)
         return replace(made, source=f"{before}\n\n{made.source}") if before else made
 
@@ -96,7 +103,8 @@ class SparseProducts(Family[SparsePlan, SparseSchedule]):
     ) -> tuple[tuple[str, str], ...]:
         """Stages and warps, then tiles; shares of single elements before."""
         tuned = ("pipeline", "stages"), ("pipeline", "warps"), ("tiling", "taller"), ("tiling", "smaller")
-        return (("split", "more"), ("split", "fewer"), *tuned) if schedule and schedule.transposed else tuned
+        single = ("split", "more"), ("split", "fewer"), ("storage", "ell")
+        return (*single, *tuned) if schedule and schedule.transposed else tuned
 
 
 __all__ = ["SparseProducts"]

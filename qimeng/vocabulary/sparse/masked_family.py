@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from qimeng.coder.template.families.attention.family import Attention
-from qimeng.coder.template.families.attention.moves import AttentionMove, moves
+from qimeng.coder.template.families.attention.moves import moves
 from qimeng.coder.template.families.attention.plan import TALL, AttentionPlan
 from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.coder.template.families.attention.sweeps import Blocks, fitted, shared, with_blocks
@@ -89,7 +89,7 @@ class Masked(Family[AttentionPlan, MaskedSchedule]):
 class _OneLoop(Move[AttentionPlan, MaskedSchedule]):
     """A tuning of the attention family, without warps that copy by themselves: the compiler shares one loop alone."""
 
-    def __init__(self, move: AttentionMove):
+    def __init__(self, move: Move[AttentionPlan, AttentionSchedule]):
         self._move = move
 
     def check(self, plan: AttentionPlan, schedule: MaskedSchedule, param: str, device: Device, mode: str) -> None:

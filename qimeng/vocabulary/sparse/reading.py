@@ -18,6 +18,7 @@ from qimeng.coder.template.families.gemm.scheme import scheme_of
 from qimeng.family import Unsupported
 from qimeng.vocabulary.sparse.elements import AT, FIRST, SUMS, VALUES, Shares, by_columns
 from qimeng.vocabulary.sparse.kept import Kept
+from qimeng.vocabulary.sparse.padded import PADDED_AT, PADDED_VALUES, STEPS, by_steps
 from qimeng.vocabulary.sparse.turned import WIDE, Turned
 
 
@@ -29,9 +30,18 @@ class KeptOperand(Operand):
 
     def _arrange(self) -> None:
         self.given = (FIRST, AT, VALUES)
+        if self.ell:
+            self.parameters = [f"{PADDED_AT}_ptr", f"{PADDED_VALUES}_ptr", STEPS]
+            self.arguments = [PADDED_AT, PADDED_VALUES, f"{PADDED_AT}.shape[0]"]
+            return
         names = [FIRST, SUMS] if self.shares else list(self.given)
         self.parameters, self.arguments = [f"{name}_ptr" for name in names], names
         self.host = self.shares.launch() if self.shares else []
+
+    @property
+    def ell(self) -> bool:
+        """Whether columns are padded to one length."""
+        return bool(getattr(self.schedule, "padded", False))
 
     @cached_property
     def shares(self) -> Shares | None:
@@ -52,6 +62,8 @@ class KeptOperand(Operand):
         """Walk the kept blocks of the tile's row of blocks, or the single elements of its columns."""
         if self.shares:
             return self.shares.add(self.schedule.block_n)
+        if isinstance(left, Turned) and self.ell:
+            return by_steps(left, self.plan.shape[2], self.schedule.block_n)
         if isinstance(left, Turned):
             return by_columns(left, self.plan.shape[2], self.schedule.block_n)
         row = "col0" if self.kept.block == 1 else f"col0 // {self.kept.block}"

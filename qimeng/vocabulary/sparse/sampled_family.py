@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from qimeng.coder.template.families.gemm.family import Gemm
-from qimeng.coder.template.families.gemm.moves import GemmMove, moves
+from qimeng.coder.template.families.gemm.moves import moves
+from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.device import Device
 from qimeng.family import Cost, Family, Move, Needs
@@ -77,7 +78,7 @@ class Sampled(Family[SampledPlan, SampledSchedule]):
 class _Plain(Move[SampledPlan, SampledSchedule]):
     """A tuning of the gemm family, without the two loops of a persistent program run as one: some tiles have none."""
 
-    def __init__(self, move: GemmMove):
+    def __init__(self, move: Move[GemmPlan, GemmSchedule]):
         self._move = move
 
     def check(self, plan: SampledPlan, schedule: SampledSchedule, param: str, device: Device, mode: str) -> None:

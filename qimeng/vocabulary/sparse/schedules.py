@@ -30,16 +30,19 @@ class SparseSchedule(GemmSchedule):
             takes `block_k` elements of each of a tile's `block_n` columns.
         share: single elements that each program of a kernel before takes, `block_k` a step, whatever columns they
             belong to, so that a long column is split; the product then adds sums. 0: a program takes whole columns.
+        padded: single elements are stored as many for each column as the longest has (ELL), the first ones of all
+            columns side by side, so that a step takes one of each column of a tile.
     """
 
     family: str = family_field("sparse")
     transposed: bool = False
     share: int = 0
+    padded: bool = False
 
     @property
     def numerics(self) -> str:
         """In which order single elements are added, as well."""
-        return f"{super().numerics}, {self.transposed}, {self.share}"
+        return f"{super().numerics}, {self.transposed}, {self.share}, {self.padded}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +212,8 @@ def _limits(plan: SparsePlan, schedule: SparseSchedule) -> tuple[tuple[int, int,
     block = plan.kept.block
     if block > 1:
         return (LEAST, LEAST, block), (MOST, block, block)
+    if schedule.padded:
+        return (min(TURNED, power_of_two(plan.gemm.shape[1])), 1, 1), (MOST, MOST_PADDED, 1)
     if schedule.transposed:
         return (min(TURNED, power_of_two(plan.gemm.shape[1])), 1, 1), (MOST, MOST_COLUMNS, STEPS[1])
     return (1, 1, STEPS[0]), (ROWS, 1, STEPS[1])
@@ -231,6 +236,8 @@ class Split(SparseMove):
         """Only of single elements that meet runs of rows."""
         if not schedule.transposed:
             raise IllegalAction("only single elements that meet a transposed left operand are shared by number")
+        if schedule.padded:
+            raise IllegalAction("columns are padded to one length: every program takes whole ones; storage balanced")
 
     def schedules(self, plan: SparsePlan, schedule: SparseSchedule, param: str, device: Device) -> Sequence:
         """Shares of 64 to 4096 elements; past the last one, whole columns."""
@@ -240,6 +247,63 @@ class Split(SparseMove):
         else:
             found = [s.share * 2, s.share * 4, 0] if s.share else []
         return tuple(s.but(share=n) for n in found if n == 0 or least <= n <= most)
+
+
+class Storage(SparseMove):
+    """Single elements by columns, in equal shares, or padded to the longest column."""
+
+    def check(self, plan: SparsePlan, schedule: SparseSchedule, param: str, device: Device, mode: str) -> None:
+        """Only of single elements; but for ``csr``, of so many rows that they are read as runs."""
+        if plan.kept.block > 1:
+            raise IllegalAction(f"storage is a choice for single elements, these are {plan.kept.text}")
+        if param == storage_of(schedule):
+            raise IllegalAction(f"the elements are stored as {param} already")
+        rows = plan.gemm.shape[1]
+        if param != "csr" and 1 < rows < TURNED:
+            raise IllegalAction(f"{param} reads runs of {TURNED} rows or more, or one row; these are {rows}")
+
+    def schedules(self, plan: SparsePlan, schedule: SparseSchedule, param: str, device: Device) -> Sequence:
+        """Those of `schedules`, or tiles of padded columns."""
+        if param == "ell":
+            return _padded(plan)
+        return tuple(s for s in _single(plan) if storage_of(s) == param)
+
+
+STORAGES = ("csr", "balanced", "ell")
+"""How single elements are stored and shared among programs: by columns of the result, as many for each program, or
+padded to the longest column."""
+
+
+def storage_of(schedule: SparseSchedule) -> str:
+    """Which of `STORAGES` a schedule is of."""
+    return "ell" if schedule.padded else "balanced" if schedule.share else "csr"
+
+
+MOST_PADDED = 256
+"""The most columns of a tile of padded ones."""
+
+ONE_PADDED: tuple[tuple[int, int, int], ...] = ((1, 128, 4), (1, 64, 2), (1, 32, 1), (1, 256, 8), (1, 256, 4))
+SOME_PADDED: tuple[tuple[int, int, int], ...] = ((32, 16, 4), (32, 32, 4), (16, 32, 4), (32, 8, 2), (8, 32, 2))
+MANY_PADDED: tuple[tuple[int, int, int], ...] = ((64, 16, 4), (64, 32, 4), (128, 16, 4), (32, 32, 4), (128, 32, 8))
+"""Rows and columns of a tile, warps: reasoned from coalesced loads, not swept."""
+
+
+def _padded(plan: SparsePlan) -> tuple[SparseSchedule, ...]:
+    _, rows, columns, _ = plan.gemm.shape
+    made = [
+        SparseSchedule(
+            block_m=min(m, power_of_two(rows)),
+            block_n=min(n, power_of_two(columns)),
+            block_k=1,
+            group_m=1,
+            warps=warps,
+            stages=2,
+            transposed=True,
+            padded=True,
+        )
+        for m, n, warps in (ONE_PADDED if rows == 1 else SOME_PADDED if rows <= SOME else MANY_PADDED)
+    ]
+    return tuple(dict.fromkeys(s for s in made if _loads_stay(s)))
 
 
 class Pipeline(SparseMove):
@@ -252,4 +316,16 @@ class Pipeline(SparseMove):
         return tuple(c for c in found if c != s and _loads_stay(c))
 
 
-__all__ = ["Pipeline", "SparsePlan", "SparseSchedule", "Split", "Tiling", "held_values", "schedules", "shared_bytes"]
+__all__ = [
+    "STORAGES",
+    "Pipeline",
+    "SparsePlan",
+    "SparseSchedule",
+    "Split",
+    "Storage",
+    "Tiling",
+    "held_values",
+    "schedules",
+    "shared_bytes",
+    "storage_of",
+]

@@ -253,6 +253,7 @@ def test_every_kind_that_writes_kernels_has_an_example() -> None:
         "lower_all",
         "dequantize",  # no sample declares its weights
         "sparsify",
+        "storage",
         *_without_cuda(),
     }
     assert all("def region(" in text[0] for text in shown.values() if text is not None)

@@ -242,14 +242,6 @@ def test_a_program_refuses_inputs_that_it_was_not_made_for(evaluator, program):
     assert found.failure == "wrong" and "raise no ValueError: a shorter tensor" in (found.error or ""), found
 
 
-def test_bits_that_differ_are_refused_in_the_end_where_the_spec_asks(evaluator, program, monkeypatch, calm):
-    references = evaluator.references
-    rounding = in_torch("K.append(1); return (a[0].clamp(min=0) * (1 + 2e-7 * (len(K) % 2)),)", before="K = []")
-    monkeypatch.setattr(references, "spec", references.spec.with_(deterministic=True))
-    found = evaluator.evaluate(program.with_implementation(relu(program), rounding), asked=Asked.FINAL)
-    assert found.failure == "wrong" and "asks for the same bits in every call" in (found.error or ""), found
-
-
 def test_a_wrong_call_among_many_is_seen_in_the_end(evaluator, program, monkeypatch, calm):
     monkeypatch.setattr("qimeng.envs.judge.verdicts.REPEATS_S", 20.0)
     rare = in_torch("calls.append(1); return (a[0].clamp(min=0) + (len(calls) == 50),)", before="calls = []")

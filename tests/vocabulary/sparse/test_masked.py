@@ -40,13 +40,15 @@ class Attention(nn.Module):
         super().__init__()
         self.form = form
         self.register_buffer("mask", window())
+        if form in ("all", "none"):
+            self.get_buffer("mask").fill_(form == "all")
         self.register_buffer("documents", torch.arange(LENGTH) // 40)
         heads = torch.stack([window(), window().flip(0)])
         self.register_buffer("heads", heads)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
         mask, attend = self.get_buffer("mask"), functional.scaled_dot_product_attention
-        if self.form == "one operator":
+        if self.form in ("one operator", "all", "none"):
             return attend(q, k, v, attn_mask=mask)
         if self.form == "a part":
             return attend(q, k, v, attn_mask=mask[None, None, : q.shape[2], : k.shape[2]])
@@ -88,7 +90,7 @@ def test_the_blocks_of_a_mask_in_a_buffer_are_listed_once(form: str) -> None:
 
 
 class Given(nn.Module):
-    """Attention under a mask that is an input, that is made of positions, or with none; or beside sums of weights."""
+    """Attention under a mask that is an input, that is added, that positions make; or beside sums of weights."""
 
     def __init__(self, form: str):
         super().__init__()
@@ -100,11 +102,14 @@ class Given(nn.Module):
             return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         if self.form == "none":
             return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.form == "added":
+            bias = torch.zeros(LENGTH, LENGTH).masked_fill(~self.get_buffer("mask"), -1e4)
+            return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         weights = (q @ k.transpose(-2, -1)).masked_fill(~self.get_buffer("mask"), 0.0)
         return (weights / (weights.sum(-1, keepdim=True).abs() + 1)) @ v
 
 
-@pytest.mark.parametrize("form", ["input", "none", "sums"])
+@pytest.mark.parametrize("form", ["input", "none", "sums", "added"])
 def test_other_masks_are_left_to_the_attention_family(form: str) -> None:
     program = start_of(KernelSpec.from_module(Given(form), (*inputs(), window())))
     while (fusion := next((a for a in legal_actions(program, CONTEXT) if a.kind == "fusion"), None)) is not None:
@@ -164,14 +169,18 @@ CASES = {
     "halves": (torch.bfloat16, {}),
     "shared": (torch.float32, {"splits": 3, "block_m": 32, "block_n": 32}),
     "copied": (torch.float16, {"descriptors": True}),
+    "all": (torch.float32, {"block_m": 64, "block_n": 64}),
+    "none": (torch.float32, {"block_m": 64, "block_n": 64}),
     "not finite": (torch.float32, {"block_m": 64, "block_n": 32}),
 }
-QUICK = ["one operator", "shared", "not finite"]
+"""The masks ``all`` and ``none`` hide nothing and everything at first."""
+
+QUICK = ["one operator", "shared", "not finite", "none"]
 
 
 def rows(name: str) -> dict[str, Any]:
     """The largest errors of the program and of PyTorch, relative to |result| + rms, after a change of the mask too."""
-    form = name if name in FORMS else "by head"
+    form = name if name in (*FORMS, "all", "none") else "by head"
     dtype, changes = CASES[name]
     program, module = lowered(form, dtype), Attention(form)
     (region,) = program.called

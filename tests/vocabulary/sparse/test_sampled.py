@@ -42,6 +42,8 @@ class Product(nn.Module):
         torch.manual_seed(1)
         self.form = form
         self.register_buffer("mask", wanted())
+        if form in ("all", "none"):
+            self.get_buffer("mask").fill_(form == "all")
         self.register_buffer("factor", wanted() * torch.randn(ROWS, COLUMNS))
         self.linear = nn.Linear(DEPTH, COLUMNS)
 
@@ -49,7 +51,7 @@ class Product(nn.Module):
         mask, factor = self.get_buffer("mask"), self.get_buffer("factor").to(x.dtype)
         if self.form == "factor":
             return (x @ y) * factor
-        if self.form == "where":
+        if self.form in ("where", "all", "none"):
             return torch.where(mask, torch.relu(x @ y), 0.0)
         if self.form == "filled":
             return (x @ y).masked_fill(~mask, -1e4) + 1
@@ -141,6 +143,8 @@ CASES: dict[str, tuple[str, torch.dtype, dict[str, Any]]] = {
     "factor": ("factor", torch.float32, {"block_m": 32, "block_n": 32}),
     "not finite": ("factor", torch.float32, {"block_m": 32, "block_n": 32}),
     "where": ("where", torch.float32, {"block_m": 32, "block_n": 32}),
+    "all": ("all", torch.float32, {"block_m": 64, "block_n": 64}),
+    "none": ("none", torch.float32, {"block_m": 64, "block_n": 64}),
     "filled": ("filled", torch.float32, {"block_m": 64, "block_n": 32}),
     "bool": ("bool", torch.bfloat16, {"block_m": 32, "block_n": 32}),
     "layer": ("layer", torch.float32, {"block_m": 32, "block_n": 32}),
@@ -149,7 +153,7 @@ CASES: dict[str, tuple[str, torch.dtype, dict[str, Any]]] = {
     "planes": ("where", torch.float32, {"block_m": 32, "block_n": 32, "precision": "fp16x3"}),
     "packed": ("layer", torch.float32, {"block_m": 32, "block_n": 32, "packed": "b"}),
 }
-QUICK = ["factor", "not finite", "where", "layer"]
+QUICK = ["factor", "not finite", "none", "layer"]
 
 
 def rows(name: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from qimeng import KernelSpec
-from tests.vocabulary.sparse.samples import Turned, action_of, after, layer, reading, spec_of, start_of
+from qimeng.actions import legal_actions
+from tests.vocabulary.sparse.samples import CONTEXT, Turned, action_of, after, layer, reading, spec_of, start_of
 from tests.vocabulary.values import BF16, F16, F32, Case, check, run
 
 CASES = {
@@ -32,6 +33,11 @@ CASES = {
     "bsr, one row": Case("bsr:16:30", (1, 200, 96), BF16),
     "csr, lies transposed": Case("csr:5", (24, 100, 72), BF16, choices=(0, 5), turned=True),
     "csr, one weight": Case("csr:0.001", (8, 200, 96), BF16),
+    "ell": Case("csr:5", (20, 100, 72), F16, storage="ell", choices=(0, 1)),
+    "ell, activation": Case("csr:5", (24, 100, 72), BF16, nn.SiLU(), fused=True, storage="ell", choices=(1,)),
+    "ell, one row": Case("csr:10", (1, 200, 96), F32, storage="ell", choices=(0, 2)),
+    "ell, many rows": Case("csr:3", (150, 192, 130), BF16, bias=False, storage="ell"),
+    "balanced": Case("csr:5", (20, 100, 72), BF16, storage="balanced", choices=(0,)),
 }
 """One block or weight leaves all other rows empty."""
 
@@ -46,6 +52,9 @@ def errors_of(case: Case, choice: int) -> tuple[float, float]:
         module[0].weight[34] *= 100
     spec = spec_of(module, x, case.weights)
     program = after(start_of(spec), action_of(start_of(spec), "sparsify"), choice)
+    if case.storage:
+        kind = next(a for a in legal_actions(program, CONTEXT) if a.kind == "storage" and a.param == case.storage)
+        program = after(program, kind, choice)
     if case.fused:
         program = after(program, action_of(program, "fusion"))
         assert len(program.called) == 1
@@ -71,7 +80,7 @@ def errors_beside(
     return float(((y.double() - wanted).abs() / scale).max()), float(((theirs.double() - wanted).abs() / scale).max())
 
 
-QUICK = ["bsr", "bsr, overhanging, activation", "bsr, one block", "csr", "csr, activation", "csr, one weight"]
+QUICK = ["ell", "bsr", "bsr, overhanging, activation", "bsr, one block", "csr", "csr, activation", "csr, one weight"]
 
 
 def test_quick_cases() -> None:

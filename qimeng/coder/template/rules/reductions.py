@@ -285,4 +285,4 @@ def _gather(b: Builder, node: Any, x: Expr, dim: int, index: Expr, sparse_grad: 
     return b.pw("from_bits", b.reduce("sum", picked, [at], True), dtype=x.dtype)
 
 
-__all__ = ["extreme", "position"]
+__all__ = ["MOST_LARGEST", "extreme", "position"]
