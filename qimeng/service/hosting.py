@@ -73,7 +73,8 @@ class Host:
         self._process: Process = server.start(f"{_HOST}:main", sandbox="host", writable=locks)
         try:
             self._process.send("ready")
-            missing = [layer for layer in REQUIRED if layer not in self._process.await_ready()["sandbox"]]
+            entered = self._process.await_ready()["sandbox"]
+            missing = [layer for layer in REQUIRED if layer not in entered]
             if missing:
                 raise WorkerFailed(MACHINE_FAILED, f"strangers' code is not run here: no {', '.join(missing)}")
             self._open()
