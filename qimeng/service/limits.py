@@ -8,20 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qimeng.envs.judge.torch_compile import MODES as COMPILE_MODES
-from qimeng.errors import QimengError
+from qimeng.service.errors import ServiceError
 from qimeng.service.messages import Submission
 from qimeng.spec import DTYPES, MODES
 
 
-class Refused(QimengError):
+class Refused(ServiceError):
     """A request that the service does not take; the message says why.
 
     Attributes:
         status: number of the HTTP answer.
         reason: one word for programs.
     """
-
-    code = "service"
 
     def __init__(self, status: int, reason: str, message: str):
         super().__init__(message)

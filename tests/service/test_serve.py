@@ -14,7 +14,8 @@ import pytest
 
 from qimeng.cli import main
 from qimeng.service.client import EvaluationClient, ServiceFailed
-from qimeng.service.server import ServiceError, check_address
+from qimeng.service.errors import ServiceError
+from qimeng.service.server import check_address
 from qimeng.service.tokens import TokenError, Tokens, make_token, read_tokens
 from tests.service.test_hosting import FUNCTION, REFERENCE
 
