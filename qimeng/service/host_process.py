@@ -116,9 +116,7 @@ def _stay_importable() -> None:
 
     A folder that may not be listed cannot be searched for packages; a link in this process's own folder can.
     """
-    import qimeng
-
-    package = Path(str(qimeng.__file__)).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     try:
         os.listdir(package.parent)
     except PermissionError:

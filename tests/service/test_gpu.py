@@ -82,7 +82,7 @@ def test_a_fused_kernel_is_right_and_measured() -> None:
     ("candidate", "failures"),
     [
         (MODEL.replace("slope * v", "v"), ("wrong",)),
-        (MODEL.replace("row * N + n, tl.where", "row * N * 100000 + n, tl.where"), ("illegal-access", "wrong", "crash")),
+        (MODEL.replace("o + row * N", "o + row * N * 100000"), ("illegal-access", "wrong", "crash")),
         (MODEL.replace("tl.load(x + row", "tl.load(y + row"), ("compile",)),
         (MODEL.replace("        return o", "        return torch.nn.functional.leaky_relu(x * self.scale, self.slope)"),
          ("not-a-kernel",)),
