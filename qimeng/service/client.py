@@ -53,10 +53,16 @@ class EvaluationClient:
     Args:
         url: such as ``"http://127.0.0.1:8460"``.
         token: of this client; by default that of the variable ``QIMENG_SERVICE_TOKEN``.
+
+    Raises:
+        ServiceError: the extra is not installed.
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8460", token: str | None = None):
-        import requests
+        try:
+            import requests
+        except ImportError:
+            raise ServiceError("the client needs the extra `service`: pip install 'qimeng[service]'") from None
 
         self._url, self._session = url.rstrip("/"), requests.Session()
         token = os.environ.get(VARIABLE, "") if token is None else token
