@@ -13,7 +13,7 @@ import typer
 
 from qimeng.cli_cluster import Cluster, Generation
 from qimeng.cli_console import console
-from qimeng.errors import QimengError
+from qimeng.service.errors import ServiceError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +48,7 @@ def serve(
     from importlib.util import find_spec
 
     if find_spec("fastapi") is None or find_spec("uvicorn") is None:
-        raise QimengError("`qimeng serve` needs the extra `service`: pip install 'qimeng[service]'")
+        raise ServiceError("`qimeng serve` needs the extra `service`: pip install 'qimeng[service]'")
     from qimeng.cluster.gpus import ClusterError
     from qimeng.service.hosting import Settings
     from qimeng.service.limits import Limits

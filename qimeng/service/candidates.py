@@ -1,15 +1,14 @@
 """From a stranger's text to a program of the library: one region, which the text computes.
 
-A candidate is a function `entry` of the inputs of `forward`, in order, then the parameters and buffers that the
-computation uses, in the order of the state_dict. It returns a tuple: the outputs, then the buffers that a call updates.
-Buffers that `prepare` makes come after the parameters; its arguments are called as those of `entry`. Deals in text and
-in the order of arguments; runs nothing of the candidate's.
+A candidate is a function `entry` of the inputs of `forward`, in order, then the parameters, then the buffers that the
+computation uses, in the order of `named_parameters` and `named_buffers`. It returns a tuple: the outputs, then the
+buffers that a call updates. Buffers that `prepare` makes come after the others; its arguments are called as those of
+`entry`. Deals in text and in the order of arguments; runs nothing of the candidate's.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
 
 from qimeng.coder.llm.names import renamed
 from qimeng.coder.llm.shown import ENTRY, PREPARE
@@ -69,21 +68,12 @@ def program_of(candidate: Candidate, graph: OpGraph, spec: KernelSpec) -> Progra
     return program.with_implementation(region.id, implementation_of(_as_region(text, graph, region), region))
 
 
-def arguments_of(graph: OpGraph, region: Region, keys: Sequence[str] = ()) -> list[Value]:
-    """The inputs of `region` in the order in which a candidate takes them.
+def arguments_of(graph: OpGraph, region: Region) -> list[Value]:
+    """The inputs of `region`, which is all of `graph`, in the order in which a candidate takes them."""
+    order = {name: number for number, name in enumerate(graph.nodes)}
 
-    Args:
-        graph: of the reference.
-        region: all of it.
-        keys: of the state_dict, in order; by default that of the graph's nodes.
-    """
-    order = {key: number for number, key in enumerate(keys or _state(graph))}
-
-    def place(value: Value) -> tuple[int, int]:
-        node = graph.nodes[value.node]
-        if node.kind in ("parameter", "buffer"):
-            return 1, order.get(node.target, len(order))
-        return 0, int(node.target) if node.target.isdigit() else 0
+    def place(value: Value) -> tuple[bool, int]:
+        return graph.nodes[value.node].kind in ("parameter", "buffer"), order[value.node]
 
     return sorted(region.inputs, key=place)
 
@@ -149,10 +139,6 @@ def _as_function(text: str, graph: OpGraph, region: Region, spec: KernelSpec) ->
 def _said(graph: OpGraph, value: Value) -> str:
     node = graph.nodes[value.node]
     return node.target if node.kind in ("parameter", "buffer") else f"input {node.target}"
-
-
-def _state(graph: OpGraph) -> list[str]:
-    return [node.target for node in graph.nodes.values() if node.kind in ("parameter", "buffer")]
 
 
 def _defines(text: str, name: str) -> bool:

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from qimeng.errors import QimengError
 from qimeng.interfaces import Asked
+from qimeng.service.errors import ServiceError
 from qimeng.service.messages import Answer, Candidate, Form, Options, Reference, Submission
 from qimeng.service.tokens import VARIABLE
 
@@ -23,15 +23,13 @@ WAIT_S = 20.0
 SLACK_S = 30.0
 
 
-class ServiceFailed(QimengError):
+class ServiceFailed(ServiceError):
     """The service refused a request, or could not be reached.
 
     Attributes:
         status: number of the HTTP answer; 0 where there was none.
         reason: in one word, such as ``"queue-full"``.
     """
-
-    code = "service"
 
     def __init__(self, status: int, reason: str, message: str):
         super().__init__(message)
@@ -55,10 +53,16 @@ class EvaluationClient:
     Args:
         url: such as ``"http://127.0.0.1:8460"``.
         token: of this client; by default that of the variable ``QIMENG_SERVICE_TOKEN``.
+
+    Raises:
+        ServiceError: the extra is not installed.
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8460", token: str | None = None):
-        import requests
+        try:
+            import requests
+        except ImportError:
+            raise ServiceError("the client needs the extra `service`: pip install 'qimeng[service]'") from None
 
         self._url, self._session = url.rstrip("/"), requests.Session()
         token = os.environ.get(VARIABLE, "") if token is None else token

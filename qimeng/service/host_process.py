@@ -19,10 +19,10 @@ from qimeng.device_lock import DeviceLock, lock_path
 from qimeng.envs.judge.device_memory import DeviceMemory
 from qimeng.envs.sandbox import entered_here
 from qimeng.envs.steps.setup import make_task
-from qimeng.envs.steps.task import Task
+from qimeng.envs.workers.answering import failure_of, no_verdict
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.service import serve
-from qimeng.errors import SpecError
+from qimeng.errors import SpecError, in_words
 from qimeng.interfaces import Asked, Evaluation, EvaluationRequest, FinalOptions, Gate
 from qimeng.service.candidates import NoProgram, program_of
 from qimeng.service.messages import Candidate, Options, Reference
@@ -33,17 +33,14 @@ def main(channel: Channel) -> None:
     """Answer the commands of `qimeng.service.hosting`."""
     _print_nothing()
     _stay_importable()
-    serve(channel, {"ready": _ready, "open": _Opened.open, "judge": _Opened.judge})
+    opened = _Opened()
+    serve(channel, {"ready": _ready, "open": opened.open, "judge": opened.judge})
 
 
 class _Opened:
     """The reference of this process, once it is opened."""
 
-    task: Task
-    spec: KernelSpec
-
-    @classmethod
-    def open(cls, reference: Reference, device: str) -> None:
+    def open(self, reference: Reference, device: str) -> None:
         """Load, check and capture the reference, and make its judge.
 
         Raises:
@@ -55,23 +52,24 @@ class _Opened:
         task = make_task(spec, device=device or None, by_region=False)
         if task.start.fallback:
             raise SpecError(task.reason)
-        cls.spec, cls.task = spec, task
+        self._spec, self._task = spec, task
 
-    @classmethod
-    def judge(cls, candidate: Candidate, options: Options, compile_seconds: float) -> Any:
+    def judge(self, candidate: Candidate, options: Options, compile_seconds: float) -> Any:
         """The evaluation of a candidate, as data for JSON."""
-        return _finite(json.loads(cls._evaluation(candidate, options, compile_seconds).to_json()))
+        return _finite(json.loads(self._evaluation(candidate, options, compile_seconds).to_json()))
 
-    @classmethod
-    def _evaluation(cls, candidate: Candidate, options: Options, compile_seconds: float) -> Evaluation:
+    def _evaluation(self, candidate: Candidate, options: Options, compile_seconds: float) -> Evaluation:
         try:
-            program = program_of(candidate, cls.task.start.graph, cls.spec)
+            program = program_of(candidate, self._task.start.graph, self._spec)
         except NoProgram as error:
             return Evaluation(Gate.WRITE, str(error), error.failure)
         except (ChatError, SyntaxError, ValueError, RecursionError) as error:
             return Evaluation(Gate.WRITE, str(error)[:2000], "coder")
         final = FinalOptions(options.compile_modes, compile_seconds)
-        return cls.task.evaluator.ask(EvaluationRequest(program, asked=Asked(options.asked), options=final))
+        try:
+            return self._task.evaluator.ask(EvaluationRequest(program, asked=Asked(options.asked), options=final))
+        except Exception as error:  # noqa: BLE001  what a judge raises is no verdict on the program
+            return no_verdict(in_words(error), failure_of(error))
 
 
 def lock_files(channel: Channel) -> None:
@@ -116,9 +114,7 @@ def _stay_importable() -> None:
 
     A folder that may not be listed cannot be searched for packages; a link in this process's own folder can.
     """
-    import qimeng
-
-    package = Path(str(qimeng.__file__)).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     try:
         os.listdir(package.parent)
     except PermissionError:

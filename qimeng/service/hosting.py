@@ -21,7 +21,7 @@ from qimeng.envs.workers.answering import no_verdict
 from qimeng.envs.workers.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.workers.plain_text import plain_text
 from qimeng.envs.workers.shared_server import shared_server
-from qimeng.interfaces import EngineReport, Evaluation, Gate
+from qimeng.interfaces import EngineReport, Evaluation, Fault, Gate
 from qimeng.interfaces.faults import JUDGE_FAILED, MACHINE_FAILED
 from qimeng.service.messages import REFERENCE_FAILED, Answer, Reference, Submission
 
@@ -73,7 +73,8 @@ class Host:
         self._process: Process = server.start(f"{_HOST}:main", sandbox="host", writable=locks)
         try:
             self._process.send("ready")
-            missing = [layer for layer in REQUIRED if layer not in self._process.await_ready()["sandbox"]]
+            entered = self._process.await_ready()["sandbox"]
+            missing = [layer for layer in REQUIRED if layer not in entered]
             if missing:
                 raise WorkerFailed(MACHINE_FAILED, f"strangers' code is not run here: no {', '.join(missing)}")
             self._open()
@@ -148,8 +149,6 @@ class BadReference(Exception):
 
 
 _hosts: list[Host] = []
-
-
 _lock = threading.Lock()
 _timers: list[threading.Timer] = []
 
@@ -174,9 +173,10 @@ def _judged(settings: Settings, submission: Submission) -> Evaluation:
     except BadReference as error:
         found = Evaluation(Gate.WRITE, _cut(str(error)), REFERENCE_FAILED)
     except WorkerFailed as failed:
-        _close_hosts()
         machine = failed.kind in (MACHINE_FAILED, "crash", "memory")
         found = no_verdict(str(failed), MACHINE_FAILED if machine else JUDGE_FAILED)
+    if found.fault in (Fault.MACHINE, Fault.JUDGE):  # what is broken in the host would be for the next submission
+        _close_hosts()
     _timers.append(threading.Timer(IDLE_S, close_hosts))
     _timers[0].daemon = True
     _timers[0].start()

@@ -8,20 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qimeng.envs.judge.torch_compile import MODES as COMPILE_MODES
-from qimeng.errors import QimengError
+from qimeng.interfaces import Asked
+from qimeng.service.errors import ServiceError
 from qimeng.service.messages import Submission
 from qimeng.spec import DTYPES, MODES
 
 
-class Refused(QimengError):
+class Refused(ServiceError):
     """A request that the service does not take; the message says why.
 
     Attributes:
         status: number of the HTTP answer.
         reason: one word for programs.
     """
-
-    code = "service"
 
     def __init__(self, status: int, reason: str, message: str):
         super().__init__(message)
@@ -68,6 +67,8 @@ class Limits:
             raise Refused(422, "invalid", f"unknown dtype; known: {', '.join(DTYPES)}")
         if reference.mode not in MODES:
             raise Refused(422, "invalid", f"unknown precision mode; known: {', '.join(MODES)}")
+        if options.asked is Asked.REGION:
+            raise Refused(422, "invalid", "options.asked: a candidate computes the whole of its reference")
         unknown = [mode for mode in options.compile_modes if mode not in COMPILE_MODES]
         if unknown or len(options.compile_modes) > self.compile_modes:
             raise Refused(422, "invalid", f"compile_modes: at most {self.compile_modes} of {', '.join(COMPILE_MODES)}")

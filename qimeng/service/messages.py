@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
 
-from qimeng.interfaces import Asked, Evaluation, Gate
-from qimeng.interfaces.faults import FAULTS
+from qimeng.interfaces import Asked, Evaluation, Fault, Gate
 from qimeng.program.content import digest_of
 
 REFERENCE_FAILED = "reference"
@@ -22,7 +21,7 @@ HACKS = frozenset({"forbidden", "tampered", "mutated", "not-a-kernel", "too-fast
 """Classes of failure that an honest kernel has no part in: forbidden constructs in the text, a judge that was
 interfered with, work that others do, times that cannot be."""
 
-_BEFORE_RUNNING = (Gate.WRITE, Gate.COMPILE, Gate.RESOURCES)
+_BEFORE_RUNNING = (Gate.WRITE, Gate.COMPILE)
 _STRICT: dict[str, Any] = {"extra": "forbid"}
 
 
@@ -166,7 +165,8 @@ class Answer:
 
     Attributes:
         compiled: whether the text is a program that compiles; None where that was not found out.
-        correct: whether its results are right; None where that was not found out.
+        correct: whether its results are right and its own, so false where a hack was found; None where that was not
+            found out.
         speedup: eager's device time over the candidate's.
         over_compile: the same for the fastest mode of torch.compile that was asked for.
         times: the candidate's.
@@ -205,15 +205,12 @@ class Answer:
     @classmethod
     def of(cls, found: Evaluation, versions: dict[str, str] | None = None) -> Answer:
         """The answer that says what `found` does."""
-        ran = found.fault is not None and FAULTS.get(found.failure or "") is not None and found.fault.value == "kernel"
-        compiled: bool | None = True if found.ok or ran and found.gate not in _BEFORE_RUNNING else None
-        if ran and found.gate in _BEFORE_RUNNING:
-            compiled = found.gate is Gate.RESOURCES
-        correct: bool | None = None
-        if found.ok or found.gate is Gate.TIMING:
-            compiled, correct = True, not found.unchecked or None
-        elif ran:
-            correct = False
+        refused, early = found.fault is Fault.KERNEL, found.gate in _BEFORE_RUNNING
+        past_check = found.ok or found.gate is Gate.TIMING
+        compiled = True if past_check or refused else None
+        correct: bool | None = (not found.unchecked or None) if past_check else None
+        if refused:
+            compiled, correct = not early, False
         message = found.error or ""
         failure = found.failure or "unknown"
         kind = found.fault.value if found.fault is not None else failure

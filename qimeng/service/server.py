@@ -15,8 +15,8 @@ from qimeng.bench.gpus import gpu_places, visible_gpus
 from qimeng.cluster.tasks import ClusterTasks
 from qimeng.envs.sandbox import Sandbox
 from qimeng.envs.workers.queueing import QueueingEvaluator
-from qimeng.errors import QimengError
 from qimeng.service.app import make_app
+from qimeng.service.errors import ServiceError
 from qimeng.service.hosting import REQUIRED, Settings, describe
 from qimeng.service.jobs import Jobs
 from qimeng.service.limits import Limits
@@ -25,12 +25,6 @@ from qimeng.service.tokens import Tokens
 
 CONNECTIONS = 512
 """Most connections at a time; more are answered with status 503."""
-
-
-class ServiceError(QimengError):
-    """The service cannot be run as asked; the message says what to do."""
-
-    code = "service"
 
 
 @dataclass(frozen=True)
@@ -126,4 +120,4 @@ def run(place: Place, tokens: Tokens | None, host: str, port: int, limits: Limit
         jobs.close()
 
 
-__all__ = ["Place", "ServiceError", "check_address", "run"]
+__all__ = ["Place", "check_address", "run"]

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from qimeng.errors import QimengError
+from qimeng.service.errors import ServiceError
 
 VARIABLE = "QIMENG_SERVICE_TOKEN"
 """Environment variable of a server's only token, or of a client's."""
@@ -22,10 +22,8 @@ LEAST = 16
 """Characters that a token has at least."""
 
 
-class TokenError(QimengError):
+class TokenError(ServiceError):
     """A file of tokens cannot be used; the message says what to change."""
-
-    code = "service"
 
 
 class Tokens:

@@ -26,6 +26,8 @@ ANSWERS = {
     "wrong": Evaluation(Gate.PROGRAM, "output 0: off by 1", "wrong"),
     "broken text": Evaluation(Gate.COMPILE, "no such name", "compile"),
     "hack": Evaluation(Gate.COMPILE, "line 1: os.environ: no kernel needs it", "forbidden"),
+    "decoy": Evaluation(Gate.TIMING, "PyTorch does the work", "not-a-kernel"),
+    "busy": Evaluation(Gate.TIMING, "another program uses the GPU", "not-timed"),
     "endless": Evaluation(Gate.WRITE, "it did not load within 1 s", REFERENCE_FAILED),
     "sick": no_verdict("the GPU fell off the bus"),
 }

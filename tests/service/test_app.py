@@ -81,6 +81,8 @@ def test_a_right_candidate_has_its_figures(server: Server) -> None:
         ("wrong", True, False, "kernel", "wrong"),
         ("broken text", False, False, "kernel", "compile"),
         ("hack", False, False, "kernel", "forbidden"),
+        ("decoy", True, False, "kernel", "not-a-kernel"),
+        ("busy", True, True, "measurement", "not-timed"),
         ("endless", None, None, "reference", "reference"),
         ("sick", None, None, "machine", "machine"),
     ],
@@ -92,7 +94,7 @@ def test_a_fault_is_typed(
     assert (answer["compiled"], answer["correct"], answer["speedup"]) == (compiled, correct, None)
     assert (answer["fault"]["kind"], answer["fault"]["failure"]) == (kind, failure)
     assert answer["fault"]["message"]
-    assert bool(answer["hacks"]) is (candidate == "hack")
+    assert bool(answer["hacks"]) is (candidate in ("hack", "decoy"))
     assert server.jobs.metrics()["faults"] == {kind: 1}
 
 
@@ -150,6 +152,7 @@ def test_what_is_too_large_is_refused(server: Server) -> None:
     [
         ({"candidate": {"source": "right"}}, "reference"),
         (body("right", options={"asked": "everything"}), "options.asked"),
+        (body("right", options={"asked": "region"}), "options.asked"),
         (body("right", options={"seconds": 1e9}), "seconds"),
         (body("right", options={"seconds": float("1e-400")}), "seconds"),
         (body("right", options={"compile_modes": ["slow"]}), "compile_modes"),

@@ -14,7 +14,8 @@ import pytest
 
 from qimeng.cli import main
 from qimeng.service.client import EvaluationClient, ServiceFailed
-from qimeng.service.server import ServiceError, check_address
+from qimeng.service.errors import ServiceError
+from qimeng.service.server import check_address
 from qimeng.service.tokens import TokenError, Tokens, make_token, read_tokens
 from tests.service.test_hosting import FUNCTION, REFERENCE
 
@@ -73,7 +74,7 @@ def test_a_whole_trip(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     tokens = tmp_path / "tokens"
     command = [sys.executable, "-m", "qimeng.cli", "serve", "--port", str(port), "--token-file", str(tokens)]
-    command += ["--device", "h100", "--seconds", "300", "--reference-seconds", "20"]
+    command += ["--device", "h100", "--seconds", "300"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as server:
         try:
@@ -85,10 +86,8 @@ def test_a_whole_trip(tmp_path: Path) -> None:
             while client.metrics()["running"] == 0:
                 time.sleep(0.1)
             client.cancel(held)
-            endless = client.evaluate("while True:\n    pass\n", FUNCTION)
-            assert endless.fault is not None and endless.fault.kind == "reference"
             metrics = client.metrics()
-            assert metrics["faults"] == {"kernel": 1, "reference": 1}
+            assert metrics["faults"] == {"kernel": 1}
             assert (metrics["judge"]["device"], metrics["judge"]["measured"]) == ("h100", False)
             assert wrong.versions["evaluator"].startswith("EstimatingEvaluator")
         finally:

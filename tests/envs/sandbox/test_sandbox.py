@@ -446,8 +446,41 @@ def test_a_process_says_which_layers_it_is_in(server, layers):
         process = start(server, level)
         assert set(process.call("layers", timeout_s=30)[0]) == expected
         process.kill()
-    with pytest.raises(ValueError, match="there are full, tool, basic, off"):
+    with pytest.raises(ValueError, match="there are full, tool, host, basic, off"):
         server.start("tests.envs.sandbox.test_sandbox:hostile", sandbox="none")
+
+
+def test_a_host_starts_processes_in_sandboxes_of_their_own(server, layers, needs):
+    needs("landlock")
+    needs("seccomp")
+    text = """
+from qimeng.envs.sandbox import Sandbox
+os.mkdir('inner'); open('secret', 'w').write('of the host')
+read, write = os.pipe()
+pid = os.fork()
+if pid == 0:
+    try:
+        os.setsid()
+        entered = set(Sandbox('full').enter(os.getcwd() + '/inner', files=[write]).entered)
+        open('here', 'w').close()
+        try:
+            open('../secret'); said = 'read'
+        except PermissionError:
+            said = 'refused'
+        try:
+            os.setsid(); said += ', led a group'
+        except PermissionError:
+            said += ', refused'
+        os.write(write, repr((said, {'landlock', 'seccomp'} <= entered)).encode())
+    except BaseException as error:
+        os.write(write, repr(error).encode())
+    os._exit(0)
+os.waitpid(pid, 0)
+found = os.read(read, 999).decode()
+"""
+    kind, found = attempt(server, "host", text)
+    assert (kind, found) == ("done", "('refused, refused', True)")
+    assert attempt(server, "host", "open('/etc/shadow')")[0] == "PermissionError"
 
 
 def test_a_folder_of_packages_is_readable_whatever_its_name(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from qimeng.envs.workers import answering
 from qimeng.envs.workers.answering import answer, failure_of, no_verdict
 from qimeng.envs.workers.forkserver import WorkerFailed
 from qimeng.envs.workers.queueing import TRIES, Job, QueueingEvaluator
-from qimeng.errors import DeviceError
+from qimeng.errors import DeviceError, RequestError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import FAULTS, LASTING, Evaluation, EvaluationRequest, Fault, Gate, SerialEvaluator, Timing
 from qimeng.program.program import Program
@@ -81,6 +81,22 @@ def test_only_a_measurement_and_a_machine_are_asked_again(failure: str) -> None:
     assert found == (replace(bad, error=f"because (tried {TRIES} times)") if again else bad)
     assert engine.report.again == ({bad.fault.value: TRIES - 1} if again and bad.fault else {})
     assert engine.report.reason == ("because" if again else "")
+
+
+def test_a_request_is_cancelled_where_nobody_else_asked_it() -> None:
+    engine = Scripted(lambda text, place: RIGHT, places=("a",))
+    held, same, waiting, other = (engine.submit(request(text)) for text in ("x", "x", "y", "z"))
+    assert [engine.has_begun(t) for t in (held, same, waiting)] == [True, True, False]
+    engine.cancel(held)
+    assert engine.stopped == [], "somebody else waits for it"
+    engine.cancel(waiting)
+    engine.cancel(same)
+    assert [job.request.program.source for job in engine.stopped] == ["x"]
+    assert dict(engine.gather([other])) == {other: RIGHT}
+    assert engine.begun == [("x", "a"), ("z", "a")]
+    engine.cancel(other)
+    with pytest.raises(RequestError):
+        list(engine.gather([held]))
 
 
 def test_every_class_that_is_a_verdict_is_the_kernels_fault() -> None:
