@@ -122,6 +122,11 @@ class _Judge(SerialEvaluator):
         raise NotImplementedError("the judges are simulated")
 
 
+def _made() -> tuple[SerialEvaluator, OpGraph]:
+    """What a pool would make a judge with."""
+    return _Judge(), OpGraph({}, ())
+
+
 def simulate(scenario: Scenario, times: Times, each: int = EACH, seed: int = 0) -> dict[str, Any]:
     """One row: a run of `each` requests for each GPU of its own through a pool that is not pinned.
 
@@ -157,7 +162,7 @@ def simulate(scenario: Scenario, times: Times, each: int = EACH, seed: int = 0) 
         loop.call_later(times.opening_s + (number + rng.random()) * length / (scenario.losses + 1), lose)
 
     fleet = SimulatedFleet(ray, OURS)
-    pool = ClusterPool(partial(int), _Judge, fleet, pinned=False, lanes=times.judges)
+    pool = ClusterPool(_made, _Judge, fleet, pinned=False, lanes=times.judges)
     tickets = [pool.submit(EvaluationRequest(Program(OpGraph({}, ()), (), {}, str(n)))) for n in range(count)]
     ended, answered = [], dict[str, int]()
     for ticket, found in pool.gather(tickets):

@@ -14,6 +14,7 @@ from qimeng.bench.row import Row, read_rows
 from qimeng.envs.steps.result import Result
 from qimeng.errors import QimengError
 from qimeng.report import plots, runs, story
+from qimeng.report.meanings import meanings
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -44,12 +45,14 @@ def result_page(result: Result, folder: Path) -> str:
         "kernels": plots.kernels_plot(before, after) if before and after else "",
         "roofline": plots.roofline_plot(result.roofline, _points(result, chapters)) if result.roofline else "",
     }
+    facts = story.facts(result)
     text: str = _template("result.html").render(
         title=result.name,
         result=result,
         chapters=chapters,
         kept=[c for c in chapters if c.state == "kept"],
-        facts=story.facts(result),
+        facts=facts,
+        meanings=meanings(label for label, _ in facts),
         notes=(*result.notes, *result.evaluation.notes),
         kernels={"before": before, "after": after},
         commands=story.commands(result, folder),

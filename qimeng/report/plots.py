@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 INK = "#010203"
 """Stands for the page's text colour in a plot; replaced by it."""
+FAR = 20
+"""Times below the bound from which on rates are drawn on a logarithmic scale: else all lie on the axis."""
 GOOD, PLAIN, BAD = "#1a7f4b", "#3b6fd4", "#b4483c"
 """Kept, right, refused. Each is told apart by its mark too."""
 
@@ -45,7 +47,12 @@ def roofline_plot(bounds: Roofline, points: Sequence[tuple[str, float, str]]) ->
         axes.axhline(peak, color=INK, lw=1.2)
         axes.set_xlabel("programs in the order in which they were timed, PyTorch last")
         axes.set_xticks([])
-        axes.set_ylim(0, 1.12 * peak)
+        slowest = work / (max((ms for _, ms, _ in points), default=0.0) * 1e9 or 1.0)
+        if points and slowest < peak / FAR:
+            axes.set_yscale("log")
+            axes.set_ylim(slowest / 2, 2 * peak)
+        else:
+            axes.set_ylim(0, 1.12 * peak)
     axes.text(0.01, 0.99, f"bound: {bounds.floor_ms:.4g} ms", transform=axes.transAxes, va="top", color=INK)
     marks = {"kept": ("D", GOOD, "kept"), "right": ("o", PLAIN, "right, not kept"), "base": ("s", INK, "PyTorch")}
     for kind, (mark, colour, label) in marks.items():

@@ -28,6 +28,7 @@ from qimeng.family import unregister_family
 from qimeng.interfaces import LASTING
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
+from qimeng.report.meanings import MEANINGS
 from qimeng.spec.declared import unregister_weights
 from qimeng.testing import FakeEvaluator
 
@@ -204,6 +205,8 @@ def test_the_glossary_has_every_row_of_a_report() -> None:
     labels = re.findall(r'found.append\(\(f?"([^"{,]+)', source)
     assert len(labels) > 8
     assert [label for label in labels if label.strip() not in text.replace("error, maximum and rms", "error")] == []
+    rows = dict(re.findall(r"^\| ([^|*`]+) \| (.*) \|$", text.partition("## Rows of a report")[2], re.MULTILINE))
+    assert {row: re.sub("[*`]", "", rows[row]) for row in MEANINGS} == MEANINGS
     assert [name for name in LASTING if f"`{name}`" not in text] == []
 
 

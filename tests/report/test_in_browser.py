@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from qimeng.bench.row import append_row
+from qimeng.envs.steps.result import Result
 from qimeng.report import report
 from tests.bench.rows import row
 
@@ -63,6 +64,12 @@ def looked_at(text: str, folder: Path, width: int, dark: bool) -> dict[str, Any]
     (found,) = re.findall(r'<pre id="found">(.*?)</pre>', done.stdout)
     made: dict[str, Any] = json.loads(unescape(found))
     return made
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_result_is_readable(result: Result, tmp_path: Path, width: int) -> None:
+    found = looked_at(report(result.save(tmp_path / "result")), tmp_path, width, dark=False)
+    assert found["errors"] == [] and found["wide"] <= 0
 
 
 @pytest.mark.parametrize("width", [1280, 390])

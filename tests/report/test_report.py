@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
-from qimeng import KernelSpec, plan_and_code
 from qimeng.bench.row import append_row
 from qimeng.cli import main
 from qimeng.envs.steps.result import Result
 from qimeng.errors import QimengError
-from qimeng.planner.heuristic import HeuristicPlanner
-from qimeng.planner.mcts import TreeSearch
-from qimeng.program.program import Program
 from qimeng.report import report, result_page
 from qimeng.report.plots import INK
-from qimeng.testing import FakeCoder, FakeEvaluator
 from tests.bench.rows import row
-
-HOSTILE = "</pre><script>alert(1)</script><b>"
+from tests.report.conftest import HOSTILE
 
 
 class Page(HTMLParser):
@@ -53,22 +44,6 @@ class Page(HTMLParser):
 
     def of(self, tag: str) -> list[str]:
         return [text for name, text in self.texts if name == tag]
-
-
-@pytest.fixture(scope="module")
-def result() -> Result:
-    """A search in which some programs are wrong."""
-    module = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Softmax(-1)).eval()
-    spec = KernelSpec.from_module(module, (torch.ones(4, 8),), name="a <small> one")
-    turns: Iterator[int] = iter(range(1000))
-
-    def wrong(program: Program) -> str | None:
-        return f"off by 3 {HOSTILE}" if next(turns) in (3, 5) else None
-
-    search = TreeSearch(HeuristicPlanner())
-    return plan_and_code(
-        spec, seconds=20, evaluations=12, coder=FakeCoder(), evaluator=FakeEvaluator(wrong=wrong), search=search
-    )
 
 
 @pytest.fixture

@@ -130,8 +130,8 @@ def finish(session: Session, stopped: str, remarks: tuple[str, ...] = ()) -> Res
     candidates = established(best)
     notes: list[str] = [*([task.reason] if task.reason else []), *remarks]
     if stopped == "interrupted" and best.program.on_pytorch:  # nothing to verify
-        evaluation = ledger.start or Evaluation(Gate.WRITE, "interrupted before it was judged", "interrupted")
-        return _as_written(session, evaluation, stopped, [*notes, "interrupted before a faster program was found"])
+        seen = ledger.start or Evaluation(Gate.WRITE, "interrupted before it was judged", "interrupted")
+        return _as_written(session, seen, stopped, [*notes, "interrupted before a faster program was found"])
     winner, evaluation, repairs = candidates[0], ledger.start, REPAIRS
     try:
         for number in range(len(candidates) - 1, -1, -1):
