@@ -10,7 +10,7 @@ import selectors
 from typing import Any
 
 
-class _Jumping(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+class _Jumping(selectors.DefaultSelector):
     """Does not wait for files; the seconds that it should wait go by at once."""
 
     loop: VirtualLoop

@@ -45,6 +45,16 @@ def here() -> str:
     return f"gpu {os.environ.get('CUDA_VISIBLE_DEVICES')} of {os.getppid()}"
 
 
+def leave_a_file(name: str) -> int:
+    (Path(os.environ[TASK_FOLDER]) / name).write_text("here")
+    return os.getpid()
+
+
+def lose_the_gpu(name: str) -> None:
+    leave_a_file(name)
+    raise RuntimeError("CUDA error: unspecified launch failure")
+
+
 def misbehave(what: str) -> str:
     if what == "raise":
         raise ValueError("no")

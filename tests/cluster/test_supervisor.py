@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from pathlib import Path
 
 import cloudpickle
 import pytest
 import torch
 
-from qimeng.cluster.supervisor import TASK_FOLDER, Reply, Supervisor, _called
+from qimeng.cluster.supervisor import Reply, Supervisor, _called
+from tests.cluster import light
 
 
 def failing(error: Exception) -> bytes:
@@ -44,23 +43,13 @@ def at_a_keeper(work: object, task: str, limit_s: float | None = None, times: in
     return asyncio.run(calls())
 
 
-def leave_a_file(name: str) -> int:
-    (Path(os.environ[TASK_FOLDER]) / name).write_text("here")
-    return os.getpid()
-
-
-def broken(name: str) -> None:
-    leave_a_file(name)
-    raise RuntimeError("CUDA error: unspecified launch failure")
-
-
 def test_a_process_works_on_and_its_files_come_back() -> None:
-    first, second = at_a_keeper(leave_a_file, "a", times=2)
+    first, second = at_a_keeper(light.leave_a_file, "a", times=2)
     assert first.files == second.files == {"a": b"here"}
     assert first.alive and first.result == second.result is not None, "the same process"
 
 
 def test_a_process_whose_gpu_failed_is_ended_and_its_files_come_back() -> None:
-    (reply,) = at_a_keeper(broken, "a")
+    (reply,) = at_a_keeper(light.lose_the_gpu, "a")
     assert not reply.alive and not reply.late and reply.files == {"a": b"here"}
     assert (reply.failure or "").startswith("the GPU or its driver failed")
