@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.beside import BESIDE, read_beside
+from experiments.cluster.views import CLUSTERS
 from experiments.languages import LANGUAGE_TABLES, read_languages
 from experiments.planners.bound import BOUNDS, read_bounds
 from experiments.planners.replay import read_replays
@@ -25,7 +26,7 @@ from qimeng.bench.tables import render as render_kinds
 
 KINDS: Kinds = (
     (VIEWS, read_rows),
-    (JOURNALS | PRODUCTS, read_journal),
+    (JOURNALS | PRODUCTS | CLUSTERS, read_journal),
     (REPLAYS, read_replays),
     (BOUNDS, read_bounds),
     (WRITERS, read_judged),

@@ -30,7 +30,7 @@ from qimeng.cluster.pool import ClusterPool
 from qimeng.cluster.supervisor import Reply
 from qimeng.device import Card
 from qimeng.graph.opgraph import OpGraph
-from qimeng.interfaces import Evaluation, EvaluationRequest, Gate, SerialEvaluator, Timing
+from qimeng.interfaces import Evaluation, EvaluationRequest, Evaluator, Gate, SerialEvaluator, Timing
 from qimeng.program.program import Program
 
 COUNTS = (1, 2, 8, 64)
@@ -122,8 +122,7 @@ class _Judge(SerialEvaluator):
         raise NotImplementedError("the judges are simulated")
 
 
-def _made() -> tuple[SerialEvaluator, OpGraph]:
-    """What a pool would make a judge with."""
+def _judge() -> tuple[Evaluator, OpGraph]:
     return _Judge(), OpGraph({}, ())
 
 
@@ -162,7 +161,7 @@ def simulate(scenario: Scenario, times: Times, each: int = EACH, seed: int = 0) 
         loop.call_later(times.opening_s + (number + rng.random()) * length / (scenario.losses + 1), lose)
 
     fleet = SimulatedFleet(ray, OURS)
-    pool = ClusterPool(_made, _Judge, fleet, pinned=False, lanes=times.judges)
+    pool = ClusterPool(_judge, _Judge, fleet, pinned=False, lanes=times.judges)
     tickets = [pool.submit(EvaluationRequest(Program(OpGraph({}, ()), (), {}, str(n)))) for n in range(count)]
     ended, answered = [], dict[str, int]()
     for ticket, found in pool.gather(tickets):

@@ -77,11 +77,7 @@ def programs_along(
     """Spec `number` of the sequence `seed`, and every program with a kernel along a walk as a search takes it.
 
     Args:
-        seed: of the sequence.
-        number: in the sequence.
-        sizes: bytes of its inputs and parameters.
-        device: the device that kernels are printed for.
-        families: drawn from these only; all by default.
+        seed, number, sizes, device, families: see `make_subject`.
         variant: number of the walk among those for this spec.
         steps: that change a schedule, after all regions have kernels.
 

@@ -1,4 +1,4 @@
-"""One cluster of simulated nodes for all tests of this folder; its GPUs are numbers in Ray's books, and no more."""
+"""A cluster of simulated nodes, as Ray has them; its GPUs are numbers in Ray's books, and no more."""
 
 from __future__ import annotations
 
@@ -10,30 +10,36 @@ from typing import Any
 
 import psutil
 import pytest
+from filelock import FileLock
 
 from qimeng.cluster.connection import LOOPBACK
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE_BYTES = 80 << 20
-HEALTH = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
-"""A node that was killed is seen to be gone in two seconds, not fifteen."""
+HEALTH = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000, "health_check_failure_threshold": 10}
+"""A node that was killed is seen to be gone when its connection ends; one that a busy machine keeps waiting is not."""
 
 
 class Nodes:
-    """A cluster of this machine: a head without GPUs, and nodes that tests add and remove."""
+    """A cluster of this machine: a head with two GPUs of generation B200, and nodes that tests add and remove.
 
-    def __init__(self) -> None:
-        pytest.importorskip("ray", reason="ray is not installed (the extra cluster)")
+    Args:
+        folder: of temporary files of all its processes.
+    """
+
+    def __init__(self, folder: Path) -> None:
         from ray.cluster_utils import Cluster
 
         head = {
             "num_cpus": 1,
-            "num_gpus": 0,
+            "num_gpus": 2,
+            "labels": {"ray.io/accelerator-type": "B200"},
             "include_dashboard": False,
             "object_store_memory": STORE_BYTES,
             "node_ip_address": "127.0.0.1",
             "_system_config": HEALTH,
         }
+        self.folder = folder
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self.cluster.address
 
@@ -68,21 +74,21 @@ def raylets(node: Any) -> list[int]:
     return [info.process.pid for info in node.all_processes.get("raylet", [])]
 
 
-@pytest.fixture(scope="package")
-def nodes() -> Iterator[Nodes]:
-    with pytest.MonkeyPatch.context() as patch:
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """One cluster at a time on this machine, whichever of pytest's processes has it."""
+    folder = tmp_path_factory.mktemp("cluster")
+    lock = tmp_path_factory.getbasetemp().parent / "cluster.lock"
+    with FileLock(lock), pytest.MonkeyPatch.context() as patch:
         patch.setenv(LOOPBACK, "0")  # 127.0.0.1 stays 127.0.0.1
         patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token lies in the home folder
+        patch.setenv("RAY_TMPDIR", "/tmp")  # the names of its sockets have to be short
+        patch.setenv("TMPDIR", str(folder))
         paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))  # for what runs there to find the tests
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-        made = Nodes()
-        yield made
-        made.close()
-
-
-@pytest.fixture(scope="package")
-def mixed(nodes: Nodes) -> str:
-    """The address of the cluster, with GPUs that no test kills: two of generation B200, one of A100."""
-    nodes.add(2, "B200")
-    nodes.add(1, "A100")
-    return nodes.address
+        pytest.importorskip("ray", reason="ray is not installed (the extra cluster)")  # it reads these when imported
+        made = Nodes(folder)
+        try:
+            yield made
+        finally:
+            made.close()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import time
 from pathlib import Path
 
 from qimeng.bench.collect import Assignment
@@ -13,9 +10,9 @@ from qimeng.bench.explore import Explored
 from qimeng.cluster.supervisor import TASK_FOLDER
 from qimeng.device import Card
 from qimeng.graph.opgraph import OpGraph
-from qimeng.interfaces import Evaluation, EvaluationRequest, Evaluator, Gate, SerialEvaluator, Timing
-from qimeng.interfaces.faults import MACHINE_FAILED
+from qimeng.interfaces import Evaluation, EvaluationRequest, Evaluator, SerialEvaluator
 from qimeng.program.program import Program
+from tests.cluster.light import here, verdict
 
 NOTHING = OpGraph({}, ())
 
@@ -30,31 +27,7 @@ class Measuring(SerialEvaluator):
     version, estimated = 7, False
 
     def answer(self, request: EvaluationRequest) -> Evaluation:
-        text = request.program.fallback
-        if text.startswith("sleep"):
-            time.sleep(float(text.split()[1]))
-        return of_text(text, Card(here()))
-
-
-def of_text(text: str, card: Card) -> Evaluation:
-    """What is to be said of a program with this text."""
-    if text.startswith("wrong"):
-        return Evaluation(Gate.PROGRAM, "other values", "wrong")
-    if text.startswith("busy"):
-        return Evaluation(Gate.TIMING, "too busy", "not-timed")
-    if text.startswith("broken"):
-        return Evaluation(Gate.PROGRAM, "it fell off the bus", MACHINE_FAILED)
-    ms = 1 + int(hashlib.sha256(text.encode()).hexdigest()[:6], 16) / 2**24
-    return Evaluation(Gate.PASSED, timing=Timing(ms), eager=Timing(2.0), card=card)
-
-
-def verdict(asked: str, card: Card) -> Evaluation:
-    """The answer to a request in JSON; nothing is waited for."""
-    return of_text(json.loads(asked)["fallback"], card)
-
-
-def here() -> str:
-    return f"gpu {os.environ.get('CUDA_VISIBLE_DEVICES')} of {os.getppid()}"
+        return verdict(request.to_json(), Card(here()))
 
 
 def measuring() -> tuple[Evaluator, OpGraph]:

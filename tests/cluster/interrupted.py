@@ -15,7 +15,7 @@ from tests.cluster.fakes import explore_there
 
 if __name__ == "__main__":
     address, out, count, delay = sys.argv[1:]
-    pool = ClusterTasks(Fleet(address, "H100"), on_files=partial(merge_files, Path(out) / STORE))
+    pool = ClusterTasks(Fleet(address, "B200"), on_files=partial(merge_files, Path(out) / STORE))
     work = partial(explore_there, delay=float(delay))
     try:
         print("begins", flush=True)

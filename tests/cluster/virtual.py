@@ -15,7 +15,8 @@ from qimeng.cluster.pool import ClusterPool
 from qimeng.cluster.supervisor import Reply
 from qimeng.device import Card
 from qimeng.interfaces import Evaluation, Evaluator
-from tests.cluster.fakes import Measuring, measuring, request, verdict
+from tests.cluster.fakes import Measuring, measuring, request
+from tests.cluster.light import verdict
 
 A_SECOND = Service(0.7, 0.2, 0.1)
 

@@ -1,0 +1,201 @@
+"""The same on Ray itself: few tests, since its processes take seconds. Who judges what: `test_scheduling`.
+
+Processes of GPUs answer without PyTorch (`light`), but for the first test and the collections.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from qimeng.bench.collect import LOG, STORE, collect, read_log
+from qimeng.cluster.collecting import merge_files
+from qimeng.cluster.fleet import Fleet, described
+from qimeng.cluster.pool import ClusterPool
+from qimeng.cluster.tasks import ClusterTasks
+from qimeng.errors import RequestError
+from qimeng.interfaces import Evaluation, Ticket
+from qimeng.store import Store
+from tests.bench import collecting
+from tests.bench.inline import Inline
+from tests.cluster import light
+from tests.cluster.conftest import ROOT, Nodes
+from tests.cluster.fakes import Measuring, explore_there, measuring, request
+from tests.cluster.virtual import judged
+
+SCRIPT = Path(__file__).with_name("interrupted.py")
+LONG_S = 300.0
+"""Seconds after which a busy machine is given up."""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qimeng.cluster.pool.answer", light.answer)
+
+
+def alone(texts: list[str]) -> dict[str, Evaluation]:
+    return {text: replace(Measuring().answer(request(text)), card=None) for text in texts}
+
+
+def test_a_cluster_answers_as_one_process(nodes: Nodes) -> None:
+    pool, texts = ClusterPool(measuring, Measuring, Fleet(nodes.address, "B200")), ["a", "wrong b", "c", "a"]
+    try:
+        assert judged(pool, texts) == alone(texts)
+        assert (pool.name, pool.version, pool.estimated, pool.at_once) == ("Measuring", 7, False, 2)
+        assert pool.home is not None and pool.home.generation == "B200"
+        with pytest.raises(RequestError, match="answered before"):
+            list(pool.gather([Ticket(request("a"))]))
+        late = pool.submit(request("sleep 600", seconds=1.0))
+        (found,) = dict(pool.gather([late])).values()
+        assert (found.failure, found.error) == ("late", "the judge took longer than 1 s")
+        assert pool.evaluate(request("later").program).ok, "its lane is free again"
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_many_requests_take_no_more_memory_than_few(nodes: Nodes, quick: None, count: int) -> None:
+    fleet = Fleet(nodes.address, "B200")
+    pool = ClusterPool(measuring, Measuring, fleet, pinned=False, lanes=1)
+
+    def several(first: int, number: int) -> int:
+        tickets = [pool.submit(request(f"{i}")) for i in range(first, first + number)]
+        return sum(found.ok for _, found in pool.gather(tickets))
+
+    def resident() -> list[int]:
+        said = described(fleet._ray, fleet.gpus, LONG_S)
+        pids = [os.getpid(), *(row["pid"] for row in said.values())]
+        return [psutil.Process(pid).memory_info().rss for pid in pids]
+
+    try:
+        assert several(0, 200) == 200
+        before = resident()
+        assert len(before) == 3, "this process and the two keepers"
+        assert several(200, count) == count
+        grown = [after - was for was, after in zip(before, resident(), strict=True)]
+        assert max(grown) < 24 << 20, f"{[g >> 20 for g in grown]} MiB more after {count} requests"
+    finally:
+        pool.close()
+
+
+def test_what_a_task_does_is_its_outcome_and_a_death_is_tried_elsewhere(nodes: Nodes, tmp_path: Path) -> None:
+    files: list[str] = []
+    begun = tmp_path / "begun"
+
+    def clock() -> float:
+        return time.monotonic() + (1e6 if begun.exists() else 0.0)
+
+    with ClusterTasks(Fleet(nodes.address, "B200"), on_files=files.extend, clock=clock) as pool:
+        tasks = ["raise", "die", "sleep", "fine"]
+        found = {o.task: o for o in pool.run(tasks, light.misbehave, 20.0)}
+        assert found["fine"].result == "fine" and found["raise"].failure == "ValueError: no"
+        assert found["sleep"].failure == "took longer than 20 s"
+        assert found["die"].failure == "the worker process died: exit code 3 (tried 3 times)"
+        assert len(pool.again) == 2 and sum(pool.again.values()) == 2, "each GPU once before the last try"
+        assert pool.ask(lambda: os.environ["CUDA_VISIBLE_DEVICES"]) in ("0", "1")
+        assert sorted(files) == ["fine", "sleep"], "what is ended leaves its files as well"
+        cut = list(pool.run([f"sleep {begun}"] * 3, light.misbehave, LONG_S, stop_at=clock() + LONG_S))
+        assert [o.interrupted for o in cut] == [True] * 2, "the third was not begun"
+        assert files.count("sleep") >= 2, "what is cut off leaves its files as well"
+
+
+def killed_meanwhile(nodes: Nodes, kills: int, seed: int) -> Iterator[tuple[str, Evaluation]]:
+    """All answers of a pool whose nodes are killed at random, one after another, and replaced."""
+    rng = random.Random(seed)
+    alive = [nodes.add(1), nodes.add(1)]
+    pool = ClusterPool(measuring, Measuring, Fleet(nodes.address, "H100"), pinned=False, lanes=1)
+    tickets = [pool.submit(request(text)) for text in texts_of(kills)]
+    at, done = sorted(rng.sample(range(1, len(tickets) - 5), kills)), 0
+    try:
+        for ticket, answer in pool.gather(tickets):
+            yield ticket.request.program.fallback, replace(answer, card=None)
+            done += 1
+            if at and done >= at[0]:
+                at.pop(0)
+                busy = {call.gpu.node for call in pool._calls}
+                victims = [node for node in alive if node.node_id in busy] or alive
+                alive.remove(victim := rng.choice(victims))
+                nodes.remove(victim)
+                if at or not alive:
+                    alive.append(nodes.add(1))
+        assert pool.report.again["machine"] >= kills // 2 and "was lost" in pool.report.reason
+    finally:
+        pool.close()
+        for node in alive:
+            nodes.remove(node)
+
+
+def texts_of(kills: int) -> list[str]:
+    return [f"{'wrong ' if i % 7 == 3 else 'sleep 0.1 '}{i}" for i in range(12 * kills)]
+
+
+@pytest.mark.parametrize("kills", [pytest.param(20, marks=pytest.mark.slow)])
+def test_nodes_that_are_killed_lose_nothing_and_count_nothing_twice(nodes: Nodes, quick: None, kills: int) -> None:
+    answers = list(killed_meanwhile(nodes, kills, seed=7))
+    assert len(answers) == len(dict(answers)), "an answer counts once"
+    assert dict(answers) == alone(texts_of(kills))
+
+
+@pytest.mark.slow
+def test_status_lists_every_gpu(nodes: Nodes) -> None:
+    command = [sys.executable, "-m", "qimeng.cli", "cluster", "status", nodes.address, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=LONG_S)
+    assert [row["generation"] for row in json.loads(done.stdout)] == ["B200"] * 2
+
+
+def content(folder: Path) -> dict[str, int]:
+    with Store(folder / STORE) as store:
+        return store.counts()
+
+
+@pytest.mark.slow
+def test_a_collection_on_a_cluster_is_that_of_one_process(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away, here = tmp_path / "away", tmp_path / "here"
+    pool = ClusterTasks(Fleet(nodes.address, "B200"), on_files=partial(merge_files, away / STORE))
+    rows = collect(collecting.plan(2), away, explore_there, collecting.DEVICE, pool=pool)
+    monkeypatch.setattr("qimeng.bench.collect.Pool", Inline)
+    one = collect(collecting.plan(2), here, partial(collecting.work, out=here), collecting.DEVICE)
+    assert {(r.name, r.evaluations, r.right, r.programs, r.best_ms) for r in rows} == {
+        (r.name, r.evaluations, r.right, r.programs, r.best_ms) for r in one
+    }
+    assert content(away) == content(here)
+    before = content(away)
+    with Store(here / STORE) as store:
+        store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    merge_files(away / STORE, {path.name: path.read_bytes() for path in here.glob(f"{STORE}*")})
+    assert content(away) == before, "an evaluation that comes twice is one row"
+
+
+def judged_in(folder: Path) -> int:
+    """Programs that fakes have judged in the folders of tasks which run now."""
+    return sum(len(path.read_text().split()) for path in folder.glob("qimeng_task_*/calls"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_in_seconds_and_keeps_what_was_judged(nodes: Nodes, tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), nodes.address, str(tmp_path), "2", "0.7"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "begins\n"
+    limit = time.monotonic() + LONG_S
+    while judged_in(nodes.folder) < 3 and time.monotonic() < limit:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    process.stdout.close()
+    assert read_log(tmp_path / LOG) == (), "no spec was finished"
+    assert content(tmp_path)["evaluations"] >= 2
