@@ -294,6 +294,11 @@ def _fused(actual: torch.Tensor, expected: torch.Tensor, scale: Scale) -> tuple[
     return fused_summary(actual, expected, scale.least, scale.rows)
 
 
+def comparable(x: torch.Tensor) -> torch.Tensor:
+    """`x`, or the same numbers in fp32 where they are fp8, on which PyTorch has no arithmetic."""
+    return x.float() if x.is_floating_point() and x.dtype.itemsize == 1 else x
+
+
 def check(actual: torch.Tensor, expected: Expected) -> tuple[Error, str | None]:
     """The error of `actual` and None, or what is wrong in words; shapes and dtypes are equal already."""
     if not is_float(expected.value):
@@ -521,6 +526,7 @@ __all__ = [
     "Scale",
     "allowance",
     "check",
+    "comparable",
     "floor",
     "is_float",
     "kernelbench_close",

@@ -317,7 +317,7 @@ class Judge:
         look_again: Callable[[int, torch.Tensor, Error], Expected | None],
     ) -> str | None:
         """What is wrong with tensors, the first `count` of which are outputs; None where nothing is."""
-        for number, (actual, e) in enumerate(zip(tensors, expected, strict=True)):
+        for number, (actual, e) in enumerate(zip(map(accuracy.comparable, tensors), expected, strict=True)):
             found, text = accuracy.check(actual, e)
             only_signs = e.signed and found.within(e.budget)  # of zeros, which no rounding changes
             if text is not None and not only_signs and (wider := look_again(number, actual, found)) is not None:

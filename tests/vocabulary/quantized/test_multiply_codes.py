@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from qimeng.actions import check_action, legal_actions
 from qimeng.device import DEVICES
 from qimeng.envs.errors import accuracy
 from qimeng.envs.judge.reference import References
+from qimeng.envs.judge.region_reference import RegionReference
 from qimeng.envs.steps.loop import optimize
 from qimeng.family import Unsupported
 from qimeng.interfaces import Action
@@ -133,3 +135,20 @@ def test_the_judge_refuses_codes_that_are_not_declared() -> None:
                 y = candidate(*references.inputs(trial.draw))
             verdicts.append(accuracy.check(y, trial.expected[0])[1])
         assert len(verdicts) > 1 and (not any(verdicts)) is right
+
+
+def test_each_region_is_judged_alone_in_fp8_too(tmp_path: Path) -> None:
+    module, x = layer(8, 64, 32, BF16, bias=False)
+    spec = KernelSpec.from_module(module, (x,), weights="fp8", activations="fp8")
+    graph = capture_spec(spec)
+    first = Program.start(graph)
+    program = after(first, action_of(first, "multiply_codes"))
+    references = References(spec, graph, torch.device("cpu"))
+    for region in program.called:
+        reference = RegionReference(references, program, region, str(tmp_path))
+        for number, expected in enumerate(reference.expected):
+            assert accuracy.check(expected.value.clone(), expected)[1] is None
+            wrong = expected.value.clone()
+            wrong[0] *= 1.2
+            error, text = accuracy.check(wrong, expected)
+            assert text is not None and reference.look_again(number, wrong, error) is None, region.label()
