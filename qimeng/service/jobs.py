@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, cast
@@ -66,7 +67,7 @@ class Jobs:
     """All jobs of a server. Close it when done.
 
     Args:
-        make: makes the pool, in the thread that owns it.
+        make: makes the pool, and another one where that raised.
         limits: what is taken.
         versions: of what judges, for the answers.
     """
@@ -230,8 +231,9 @@ class Jobs:
                 waiting = list(self._open)
             for job_id in waiting:
                 self._finish(job_id, found)
-            self._pool.close()
-            self._pool = self._make()
+            with suppress(Exception):  # where there is no other one yet, the next submission tries again
+                self._pool.close()
+                self._pool = self._make()
 
 
 __all__ = ["Job", "Jobs", "State"]

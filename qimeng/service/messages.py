@@ -132,7 +132,7 @@ class Failure:
 
     Attributes:
         kind: whose fault it is: ``"kernel"``, ``"measurement"``, ``"machine"``, ``"judge"``
-            (`qimeng.interfaces.Fault`), or ``"reference"``.
+            (`qimeng.interfaces.Fault`), ``"reference"``, or ``"unknown"``.
         gate: where it was refused (`qimeng.interfaces.Gate`).
         failure: class of the failure, such as ``"wrong"`` or ``"compile"`` (`Evaluation.failure`).
         message: why, in words that help repair.
@@ -213,7 +213,9 @@ class Answer:
             compiled, correct = not early, False
         message = found.error or ""
         failure = found.failure or "unknown"
-        kind = found.fault.value if found.fault is not None else failure
+        kind = found.fault.value if found.fault is not None else "unknown"
+        if failure == REFERENCE_FAILED:
+            kind = REFERENCE_FAILED
         return cls(
             compiled=compiled,
             correct=correct,

@@ -45,6 +45,12 @@ def test_anything_else_is_the_hosts_failure(data: Any) -> None:
         evaluation_from(data)
 
 
+def test_a_failure_that_nobody_knows_has_no_kind_of_its_own() -> None:
+    found = evaluation_from({**SENT, "gate": "program", "error": "", "failure": "made up"})
+    fault = Answer.of(found).fault
+    assert fault is not None and (fault.kind, fault.failure) == ("unknown", "made up")
+
+
 def test_texts_are_cut() -> None:
     found = evaluation_from({**SENT, "gate": "program", "error": "x" * 10**5, "failure": "wrong"})
     assert len(found.error or "") < MESSAGE_CHARS + 10

@@ -25,11 +25,14 @@ LIMITS = Limits(body_bytes=4000, source_chars=1000, per_client=2, in_all=3, seco
 class Server:
     def __init__(self) -> None:
         self.pools: list[FakePool] = []
+        self.broken = False
         self.jobs = Jobs(self.make, LIMITS, {"qimeng": "1"})
         app: Any = make_app(self.jobs, Tokens({"anna": ANNA, "bert": BERT}), {"gpu": "a card"})
         self.http = TestClient(app)
 
     def make(self) -> FakePool:
+        if self.broken:
+            raise RuntimeError("there is no pool now")
         self.pools.append(FakePool())
         return self.pools[-1]
 
@@ -173,3 +176,6 @@ def test_a_pool_that_raises_is_replaced(server: Server) -> None:
     assert "the pool is broken" in answer["fault"]["message"]
     assert server.judged("right")["answer"]["correct"] is True
     assert len(server.pools) == 2
+    server.broken = True
+    assert server.judged("raise # while no other pool can be made")["answer"]["fault"]["kind"] == "judge"
+    assert server.judged("wrong")["answer"]["correct"] is False
