@@ -1,16 +1,23 @@
 """Does a planner learn when to use actions that it never saw: before and after an adaptation on few evaluations.
 
+    python -m experiments.planners.vocabulary all OUT --seconds 520
+
+or step by step:
+
     python -m experiments.planners.vocabulary explore OUT training --seconds 150
     python -m experiments.planners.vocabulary adapt-all OUT --how short,longer --seeds 3
     python -m experiments.planners.vocabulary explore OUT heldout --seconds 240
     python -m experiments.planners.vocabulary replay OUT --rows OUT/rows.jsonl
+    python -m experiments.planners.vocabulary replay OUT --rows OUT/ordinary.jsonl --trees heldout_h100.xz --alone
+    python -m experiments.planners.vocabulary table OUT/rows.jsonl
 
 `explore` fills two stores: the trees of the specs to train on, `TRAINED` evaluations each, and those of the held-out
 ones, explored by the planner in the package, the adapted ones, the heuristic and chance, so that the choices of each
 have answers. `adapt` draws trees that hold at most `BUDGET` evaluations together, those of trees that validate it
 included, and runs what `qimeng adapt` runs. `replay` adds a row for each planner, search and held-out tree
-(`experiments.planners.replay`). Every step goes on where it was interrupted; nothing is judged twice. Without a GPU,
-``--device h100`` estimates times. Deals in steps and folders.
+(`experiments.planners.replay`); on ordinary trees it shows whether the planner got worse there. Every step goes on
+where it was interrupted; nothing is judged twice. Without a GPU, ``--device h100`` estimates times. Deals in steps and
+folders.
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -219,6 +227,51 @@ def replay(
     for row in replay_at_once(worth, methods, where, cores, seconds, SEEDS, EVALUATIONS, done):
         append_replay(rows, row)
         print(f"{row.name:<24} {row.method.label:<24} seed {row.seed}: {row.share(10):.0%} after 10", flush=True)
+
+
+@app.command()
+def table(rows: Path) -> None:
+    """Rows as Markdown: training seeds as one method, and how far each is ahead of the planner before."""
+    from experiments.planners.replay import read_replays
+    from experiments.planners.summary import planners_pooled
+
+    print(planners_pooled(read_replays(rows)))
+
+
+@app.command("all")
+def all_(
+    out: Out,
+    device: Device = "",
+    how: Annotated[str, typer.Option(help="Ways to adapt, by commas.")] = "longer,short",
+    seconds: Annotated[float, typer.Option(help="Time budget; called again, it goes on.")] = 520.0,
+    small: Small = False,
+) -> None:
+    """Every step in its share of the time; what one leaves, later ones have. Replays are made anew on all trees."""
+    began, rows = time.monotonic(), out / "rows.jsonl"
+    rows.unlink(missing_ok=True)  # trees that have grown since answer other methods than before
+    more = [*(["--device", device] if device else []), *(["--small"] if small else [])]
+    steps: list[tuple[float, list[str]]] = [
+        (0.25, ["explore", str(out), TREES, *more]),
+        (0.50, ["adapt-all", str(out), "--how", how]),
+        (0.80, ["explore", str(out), HELD, *more]),
+        (1.00, ["replay", str(out), "--rows", str(rows), "--alone"]),
+    ]
+    for until, words in steps:
+        left = until * seconds - (time.monotonic() - began)
+        given = left / 2 if words[0] == "adapt-all" else left - 25  # imitation comes before PPO; a judge ends in time
+        code = run_step([*words, "--seconds", f"{max(given, 1.0):.0f}"], left)
+        print(f"{words[0]} {words[2]}: {'done' if code == 0 else f'ended with {code}'}", flush=True)
+
+
+def run_step(words: list[str], seconds: float) -> int:
+    """The exit code of a command of this script, which is ended with all its processes after so many seconds."""
+    command = [sys.executable, "-m", "experiments.planners.vocabulary", *words]
+    with subprocess.Popen(command, start_new_session=True) as child:
+        try:
+            return child.wait(max(seconds, 1.0))
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGTERM)
+            return child.wait()
 
 
 def trained_by() -> tuple[str, ...]:

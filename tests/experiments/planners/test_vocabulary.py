@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from experiments.planners import vocabulary
@@ -86,6 +89,34 @@ def test_trees_keep_declared_weights_and_the_budget_counts_all(tmp_path: Path, m
     assert len(seen) == 1 and sum(len(t.evaluations) for t in seen) <= most
     folder = tmp_path / "planners" / "longer-1"
     assert {f"longer-1=lm:{folder}", "before=lm"} < set(methods_of(tmp_path / "planners"))
+
+
+def test_all_steps_share_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[tuple[list[str], float]] = []
+    monkeypatch.setattr(vocabulary, "run_step", lambda words, seconds: called.append((words, seconds)) or 0)
+    (tmp_path / "rows.jsonl").write_text("of smaller trees\n")
+    done = CliRunner().invoke(app, ["all", str(tmp_path), "--seconds", "400", "--device", "h100"])
+    assert done.exit_code == 0 and not (tmp_path / "rows.jsonl").exists(), done.output
+    assert [words[0] for words, _ in called] == ["explore", "adapt-all", "explore", "replay"]
+    assert [seconds for _, seconds in called] == pytest.approx([100, 200, 320, 400], abs=5)  # nothing took any time
+    for words, seconds in called:
+        assert float(words[-1]) < seconds and (words[0] != "explore" or "h100" in words)
+        parsed = get_command(app).commands[words[0]].make_context(words[0], words[1:])  # type: ignore[attr-defined]
+        assert parsed.params["out"] == tmp_path
+
+
+def test_a_step_is_ended_with_its_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    waits = tmp_path / "waits"
+    waits.write_text(f"#!/bin/sh\nsleep 100 & echo $! > {tmp_path / 'child'}\nwait\n")
+    waits.chmod(0o755)
+    monkeypatch.setattr(vocabulary.sys, "executable", str(waits))
+    assert vocabulary.run_step([], 1.0) == -signal.SIGTERM
+    child = int((tmp_path / "child").read_text())
+    for _ in range(100):
+        if not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split(")")[1]:
+            return
+        time.sleep(0.05)
+    pytest.fail("a process of the step goes on")
 
 
 def test_training_seeds_are_one_method() -> None:
