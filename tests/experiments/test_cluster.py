@@ -31,8 +31,6 @@ def test_a_simulated_run_answers_every_request_once_and_says_what_it_is(scenario
 def test_two_gpus_answer_twice_as_much_as_one() -> None:
     one, two = (simulate(Scenario("steady", gpus), TIMES, each=40)["an_hour_a_gpu"] for gpus in (1, 2))
     assert two > 0.8 * one
-    bound = 3600 / min(s.check + s.measure for s in TIMES.services)  # a GPU measures alone
-    assert max(one, two) < bound * 4
 
 
 def test_efficiency_compares_the_same_requests() -> None:
