@@ -77,7 +77,11 @@ def programs_along(
     """Spec `number` of the sequence `seed`, and every program with a kernel along a walk as a search takes it.
 
     Args:
-        seed, number, sizes, device, families: see `make_subject`.
+        seed: names the sequence, as for `make_subject`.
+        number: names the spec.
+        sizes: how large its inputs and parameters are together.
+        device: what kernels are printed for.
+        families: the only ones to draw from, where any are named.
         variant: number of the walk among those for this spec.
         steps: that change a schedule, after all regions have kernels.
 

@@ -40,9 +40,9 @@ class ClusterPool(QueueingEvaluator):
     raised. A pool that is not pinned uses all GPUs of one generation. Each of its answers is then to be taken by
     itself: its baseline was measured beside it, on the card that it names (`Evaluation.card`).
 
-    Where a process, a keeper or a node is lost, the request is judged again elsewhere (`TRIES`, `LOSSES`), at the pinned
-    GPU where there is no other choice. A kernel's fault is never asked again. An answer counts once, whatever comes later
-    from a place that was given up.
+    Where a process, a keeper or a node is lost, the request is judged again elsewhere (`TRIES`, `LOSSES`), at the
+    pinned GPU where there is no other choice. A kernel's fault is never asked again. An answer counts once, whatever
+    comes later from a place that was given up.
 
     Args:
         make: makes the evaluators; pickled by cloudpickle.

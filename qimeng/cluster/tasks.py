@@ -34,8 +34,8 @@ class ClusterTasks(Pool):
     """Tasks on all GPUs of one generation; used as the pool of this machine is. Close it when done.
 
     A task whose process, keeper or node is lost is begun again, elsewhere where that is possible: see
-    `qimeng.envs.workers.queueing.may_begin_again`. What a task raises, and one that took too long, are outcomes: they would
-    be the same again. Only so many tasks are in flight as there are GPUs and slots.
+    `qimeng.envs.workers.queueing.may_begin_again`. What a task raises, and one that took too long, are outcomes: they
+    would be the same again. Only so many tasks are in flight as there are GPUs and slots.
 
     Args:
         fleet: the GPUs; the pool closes it.

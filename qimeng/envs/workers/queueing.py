@@ -20,7 +20,7 @@ from qimeng.interfaces.faults import LATE
 TRIES = 3
 """Times that a request is begun; a fault of a measurement or a machine at the last one is its answer."""
 LOSSES = 10
-"""Times that a request is begun once more because the place where it was has gone, which is no word about the request."""
+"""Times that a request is begun once more because its place has gone, which says nothing about the request."""
 
 
 @dataclass(eq=False)
