@@ -97,4 +97,4 @@ def lock_path(device: torch.device) -> str:
     return os.path.join(folder, f"qimeng-{name}-{os.getuid()}.lock")
 
 
-__all__ = ["DeviceLock", "lock_path"]
+__all__ = ["SHARED", "DeviceLock", "lock_path"]

@@ -85,4 +85,4 @@ def chosen_generation(gpus: Sequence[Gpu], wanted: str = "") -> str:
     return wanted or min(counts, key=lambda name: (-counts[name], name))
 
 
-__all__ = ["NONE", "ClusterError", "Gpu", "chosen_generation", "gpus_of"]
+__all__ = ["LABEL", "NONE", "ClusterError", "Gpu", "chosen_generation", "gpus_of"]

@@ -375,4 +375,4 @@ def _size(
     return size
 
 
-__all__ = ["NEEDS_VALUES", "RUNNABLE", "cut", "elements", "reduce_origin", "shrink"]
+__all__ = ["MUCH", "NEEDS_VALUES", "RUNNABLE", "cut", "elements", "reduce_origin", "shrink"]
