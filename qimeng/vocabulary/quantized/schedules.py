@@ -178,14 +178,5 @@ def moves() -> dict[str, Tuning]:
 
 
 __all__ = [
-    "EACH",
-    "FEW",
-    "SOME",
-    "Blocks",
-    "CodedPlan",
-    "CodedSchedule",
-    "Tuning",
-    "moves",
-    "schedules",
-    "shared_bytes",
-]
+    "EACH", "FEW", "SOME", "Blocks", "CodedPlan", "CodedSchedule", "Tuning", "moves", "schedules", "shared_bytes",
+]  # fmt: skip
