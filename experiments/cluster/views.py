@@ -142,7 +142,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-CLUSTERS: dict[str, Callable[[Rows], str]] = {"cluster-rate": cluster_rate, "cluster-scaling": cluster_scaling}
+CLUSTERS: dict[str, Callable[[Rows], str]] = {"clusterrate": cluster_rate, "clusterscaling": cluster_scaling}
 """Name of a table to the function that makes it of rows."""
 
 __all__ = ["CLUSTERS", "an_hour", "cluster_rate", "cluster_scaling", "efficiency"]
