@@ -93,7 +93,12 @@ def test_trees_keep_declared_weights_and_the_budget_counts_all(tmp_path: Path, m
 
 def test_all_steps_share_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[tuple[list[str], float]] = []
-    monkeypatch.setattr(vocabulary, "run_step", lambda words, seconds: called.append((words, seconds)) or 0)
+
+    def run_step(words: list[str], seconds: float) -> int:
+        called.append((words, seconds))
+        return 0
+
+    monkeypatch.setattr(vocabulary, "run_step", run_step)
     (tmp_path / "rows.jsonl").write_text("of smaller trees\n")
     done = CliRunner().invoke(app, ["all", str(tmp_path), "--seconds", "400", "--device", "h100"])
     assert done.exit_code == 0 and not (tmp_path / "rows.jsonl").exists(), done.output
