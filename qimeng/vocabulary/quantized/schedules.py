@@ -177,4 +177,6 @@ def moves() -> dict[str, Tuning]:
     return {name: Tuning(move) for name, move in tuned.items()}
 
 
-__all__ = ["EACH", "FEW", "SOME", "CodedPlan", "CodedSchedule", "moves", "schedules", "shared_bytes"]
+__all__ = [
+    "EACH", "FEW", "SOME", "Blocks", "CodedPlan", "CodedSchedule", "Tuning", "moves", "schedules", "shared_bytes",
+]  # fmt: skip
