@@ -6,7 +6,7 @@ weights are stored or about kernels.
 
 from __future__ import annotations
 
-from qimeng.actions import Context, find_region
+from qimeng.actions import find_region
 from qimeng.device import Device
 from qimeng.errors import IllegalAction
 from qimeng.graph.narrowest import narrowest
@@ -39,15 +39,6 @@ class Dequantize(WeightReader):
     def concerns(self, region: Region) -> bool:
         """Whether the weight is computed once."""
         return bool(_weights(region))
-
-    def check(self, program: Program, action: Action, context: Context) -> None:
-        """Legal as for every `WeightReader`, and where the device reads the codes."""
-        reading = self.target(program, action)
-        device = context.device
-        small = any(program.graph.meta(v).dtype.startswith("float8") for v in reading.inputs)
-        if small and not device.has("fp8"):
-            raise IllegalAction(f"{reading.label()} reads fp8, which {device.name} ({device.target}) does not have")
-        super().check(program, action, context)
 
     def promising(self, program: Program, action: Action, device: Device) -> bool:
         """Where the product waits for its weight rather than for the tensor cores, and its activations are no codes."""

@@ -5,7 +5,6 @@ Deals in which operators a region computes again, and in which ones make the cod
 
 from __future__ import annotations
 
-from qimeng.actions import Context
 from qimeng.device import Device
 from qimeng.errors import IllegalAction
 from qimeng.graph.opgraph import Node
@@ -33,15 +32,6 @@ class MultiplyCodes(WeightReader):
     def concerns(self, region: Region) -> bool:
         """Whether a linear layer's activations and weight come from codes."""
         return _product(region) is not None
-
-    def check(self, program: Program, action: Action, context: Context) -> None:
-        """Legal as for every `WeightReader`, and where the device multiplies such codes."""
-        reading = self.target(program, action)
-        device = context.device
-        small = any(program.graph.meta(v).dtype.startswith("float8") for v in reading.inputs)
-        if small and not device.has("fp8"):
-            raise IllegalAction(f"{reading.label()} reads fp8, which {device.name} ({device.target}) does not have")
-        super().check(program, action, context)
 
     def promising(self, program: Program, action: Action, device: Device) -> bool:
         """Wherever it is legal: half the bytes, and twice the products in the same time."""
