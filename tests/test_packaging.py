@@ -40,7 +40,7 @@ def test_the_wheel_holds_the_package_only(built: Path) -> None:
     assert "qimeng/planner/lm/shipped/model.safetensors" in names
     assert not [n for n in names if "__pycache__" in n]
     (entries,) = (n for n in names if n.endswith("entry_points.txt"))
-    assert "qimeng = qimeng.cli:main" in zipfile.ZipFile(wheel).read(entries).decode()
+    assert "qimeng = qimeng.__main__:main" in zipfile.ZipFile(wheel).read(entries).decode()
 
 
 @pytest.mark.slow

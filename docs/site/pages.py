@@ -44,6 +44,7 @@ USERS = (
     "qimeng.coder.llm.account",
     "qimeng.cluster.fleet",
     "qimeng.cluster.pool",
+    "qimeng.service.client",
     "qimeng.spec",
     "qimeng.spec.declared",
     "qimeng.vocabulary.sparse",

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from qimeng.envs.workers.answering import failure_of, no_verdict
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.service import serve
 from qimeng.errors import SpecError, in_words
-from qimeng.interfaces import Asked, Evaluation, EvaluationRequest, FinalOptions, Gate
+from qimeng.interfaces import Asked, Evaluation, FinalOptions, Gate
 from qimeng.service.candidates import NoProgram, program_of
 from qimeng.service.messages import Candidate, Options, Reference
 from qimeng.spec import KernelSpec
@@ -67,7 +68,7 @@ class _Opened:
             return Evaluation(Gate.WRITE, str(error)[:2000], "coder")
         final = FinalOptions(options.compile_modes, compile_seconds)
         try:
-            return self._task.evaluator.ask(EvaluationRequest(program, asked=Asked(options.asked), options=final))
+            return replace(self._task, options=final).judged(program, asked=Asked(options.asked))
         except Exception as error:  # noqa: BLE001  what a judge raises is no verdict on the program
             return no_verdict(in_words(error), failure_of(error))
 

@@ -252,6 +252,7 @@ def test_every_kind_that_writes_kernels_has_an_example() -> None:
         "cluster",
         "lower_all",
         "dequantize",  # no sample declares its weights
+        "multiply_codes",
         "sparsify",
         "storage",
         *_without_cuda(),
