@@ -118,7 +118,6 @@ def cases(tiny: bool) -> list[Case]:
     if tiny:
         return [
             Case("attention", "window", 9, (1, 2, 96, 32), "float32"),
-            Case("attention", "blocks", 20, (1, 2, 160, 16), "float32"),
             Case("product", "blocks", 20, (300, 40), "float32"),
             Case("edges", "elements", 2, (120, 40), "float32"),
         ]
