@@ -23,7 +23,7 @@ from qimeng.envs.steps.setup import make_task
 from qimeng.envs.workers.answering import failure_of, no_verdict
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.service import serve
-from qimeng.errors import SpecError, in_words
+from qimeng.errors import QimengError, SpecError
 from qimeng.interfaces import Asked, Evaluation, FinalOptions, Gate
 from qimeng.service.candidates import NoProgram, program_of
 from qimeng.service.messages import Candidate, Options, Reference
@@ -69,8 +69,8 @@ class _Opened:
         final = FinalOptions(options.compile_modes, compile_seconds)
         try:
             return replace(self._task, options=final).judged(program, asked=Asked(options.asked))
-        except Exception as error:  # noqa: BLE001  what a judge raises is no verdict on the program
-            return no_verdict(in_words(error), failure_of(error))
+        except QimengError as error:  # the judge refuses the request; whatever else it raises is an answer already
+            return no_verdict(str(error), failure_of(error))
 
 
 def lock_files(channel: Channel) -> None:

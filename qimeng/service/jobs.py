@@ -7,12 +7,12 @@ nothing about HTTP.
 
 from __future__ import annotations
 
+import logging
 import queue
 import secrets
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, cast
@@ -23,6 +23,8 @@ from qimeng.errors import in_words
 from qimeng.interfaces import Evaluation, EvaluationRequest, Ticket
 from qimeng.service.limits import Limits, Refused
 from qimeng.service.messages import Answer, Submission
+
+_LOG = logging.getLogger(__name__)
 
 TICK_S = 0.05
 """Seconds between two looks for new submissions while others are judged."""
@@ -226,14 +228,17 @@ class Jobs:
         try:
             order()
         except Exception as error:  # noqa: BLE001  whatever an engine raises, the service goes on
+            _LOG.exception("what judges failed; all open submissions are answered with that")
             found = no_verdict(in_words(error), failure_of(error))
             with self._lock:
                 waiting = list(self._open)
             for job_id in waiting:
                 self._finish(job_id, found)
-            with suppress(Exception):  # where there is no other one yet, the next submission tries again
+            try:
                 self._pool.close()
                 self._pool = self._make()
+            except Exception:  # noqa: BLE001  an engine may raise anything; the next submission tries again
+                _LOG.exception("no other judge could be made")
 
 
 __all__ = ["Job", "Jobs", "State"]
