@@ -100,11 +100,11 @@ class Kernels(Frame):
         plan, first = self.plan, self.exact[0]
         whole, tiles = _blocks(self.schedule), Epilogue(plan, *_blocks(first))
         down, across = (w // b for w, b in zip(whole, _blocks(first), strict=True))
-        piece = [
+        where = [
             f"row0 = {'first_row' if down == 1 else f'first_row + piece // {across} * BM'}",
             f"col0 = {'first_column' if across == 1 else f'first_column + piece % {across} * BN'}",
-            *tiles.positions(),
         ]
+        piece = tiles.positions()
         for i, (s, operands) in enumerate(zip(self.exact, self.exact_operands, strict=True)):
             work = [line for o in operands for line in o.setup]
             work += main_loop(plan, s, operands, steps_of(plan, s), self.splits)
@@ -113,6 +113,11 @@ class Kernels(Frame):
             piece += (
                 work if len(self.exact) == 1 else [f"if level {'>' if last else '=='} {i + (not last)}:", *indent(work)]
             )
+        _, m, n, _ = plan.shape
+        tests = [f"row0 < {m}"] if down > 1 and m % whole[0] else []
+        tests += [f"col0 < {n}"] if across > 1 and n % whole[1] else []
+        if tests:  # a tile may overhang by whole pieces, which their masks do not tell
+            piece = [f"if {' and '.join(tests)}:", *indent(piece)]
         tile = self._tile_of(*Epilogue(plan, *whole).grid, whole)
         body = [
             "mine = tl.program_id(0) + tl.arange(0, PER) * tl.num_programs(0)",
@@ -123,7 +128,7 @@ class Kernels(Frame):
             *(f"            {line}" for line in tile),
             "            first_row, first_column = row0, col0",
             f"            for piece in range({down * across}):",
-            *(f"                {line}" for line in piece),
+            *(f"                {line}" for line in [*where, *piece]),
         ]
         doc = f"{' or '.join(s.precision for s in self.exact)}, of the tiles that the planes do not hold."
         both = [o for operands in self.exact_operands for o in operands]
