@@ -173,7 +173,9 @@ def _connect(arm: Arm, machine: Machine) -> None:
         import ray
 
         options = {"include_dashboard": False, "log_to_driver": False, "_node_ip_address": "127.0.0.1"}
-        ray.init("local", num_gpus=arm.gpus, num_cpus=1, namespace=NAMESPACE, object_store_memory=STORE_BYTES, **options)
+        ray.init(
+            "local", num_gpus=arm.gpus, num_cpus=1, namespace=NAMESPACE, object_store_memory=STORE_BYTES, **options
+        )
     connect(LOCAL)
 
 

@@ -46,7 +46,7 @@ def cluster_rate(rows: Rows) -> str:
                 percent(sorted(apart)[int(0.9 * len(apart))] if apart else None, 1),
             ]
         )
-    return "\n\n".join([_where(rows), markdown(table), *_sentences(rows, arms, answers)])
+    return "\n\n".join([_where(rows), markdown(table), *_sentences(rows, arms)])
 
 
 def cluster_scaling(rows: Rows) -> str:
@@ -87,23 +87,12 @@ def an_hour(arm: Mapping[str, Any]) -> float | None:
     return 3600 * arm["evaluations"] / arm["window_s"] / arm["arm"]["gpus"] if arm["window_s"] else None
 
 
-def efficiency(one: Mapping[str, Any], two: Mapping[str, Any]) -> float | None:
-    """Seconds that the same requests took on one GPU, over those on two, with the same number of judges a GPU."""
-    both = one.keys() & two.keys()
-    taken = sum(two[key]["seconds"] for key in both)
-    return sum(one[key]["seconds"] for key in both) / taken if taken else None
-
-
-def _sentences(rows: Rows, arms: Mapping[str, Any], answers: Mapping[str, Any]) -> list[str]:
+def _sentences(rows: Rows, arms: Mapping[str, Any]) -> list[str]:
     found = []
     one, two = arms.get(ONE), arms.get(TWO)
     if one and two:
         by_rate = (an_hour(two) or 0.0) / rate if (rate := an_hour(one)) else None
-        paired = efficiency(answers[ONE], answers[TWO])
-        found.append(
-            f"Two GPUs over one, by GPU: {percent(by_rate)} of the rate; on the same requests, "
-            f"{percent(paired)} of the speed."
-        )
+        found.append(f"Two GPUs over one, by GPU: {percent(by_rate)} of the rate.")
     ways = {row["pool"]: row for row in rows if row["what"] == "way"}
     if ways.keys() >= {"local", "cluster"}:
         here, there = ways["local"]["median_ms"], ways["cluster"]["median_ms"]
@@ -145,4 +134,4 @@ def _mean(values: Sequence[float]) -> float | None:
 CLUSTERS: dict[str, Callable[[Rows], str]] = {"clusterrate": cluster_rate, "clusterscaling": cluster_scaling}
 """Name of a table to the function that makes it of rows."""
 
-__all__ = ["CLUSTERS", "an_hour", "cluster_rate", "cluster_scaling", "efficiency"]
+__all__ = ["CLUSTERS", "an_hour", "cluster_rate", "cluster_scaling"]

@@ -10,7 +10,7 @@ import pytest
 from experiments.cluster.lock_use import LockUse
 from experiments.cluster.scaling import Scenario, Times, simulate
 from experiments.cluster.simulated_gpus import Service
-from experiments.cluster.views import cluster_scaling, efficiency
+from experiments.cluster.views import cluster_scaling
 from qimeng.device_lock import DeviceLock
 
 TIMES = Times((Service(1.0, 0.4, 0.1), Service(2.0, 0.2, 0.3)), 4, 3.0, 0.001, None, "made up")
@@ -31,12 +31,6 @@ def test_a_simulated_run_answers_every_request_once_and_says_what_it_is(scenario
 def test_two_gpus_answer_twice_as_much_as_one() -> None:
     one, two = (simulate(Scenario("steady", gpus), TIMES, each=40)["an_hour_a_gpu"] for gpus in (1, 2))
     assert two > 0.8 * one
-
-
-def test_efficiency_compares_the_same_requests() -> None:
-    one = {"a": {"seconds": 1.0}, "b": {"seconds": 2.0}}
-    assert efficiency(one, {"a": {"seconds": 2.0}, "c": {"seconds": 9.0}}) == 0.5
-    assert efficiency(one, {}) is None
 
 
 def test_the_use_of_a_lock_is_seen_from_outside(tmp_path: Path) -> None:
