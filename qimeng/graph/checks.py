@@ -23,7 +23,7 @@ from torch.utils import _pytree
 
 from qimeng.graph.leaves import call_of
 from qimeng.spec import EXAMPLES, KernelSpec
-from qimeng.spec.patience import BRIEF_S, TooLong, patience
+from qimeng.spec.patience import BRIEF_S, TooLong, left_s, patience
 from qimeng.spec.returned import opened
 
 Site = tuple[tuple[str, int, int], ...]
@@ -139,7 +139,7 @@ def _run(spec: KernelSpec, answer: Answer) -> Exception | None:
     """What the module raises on the examples; None also where it does not end."""
     module, inputs = spec.module(), spec.inputs(0, "cpu", EXAMPLES)
     try:
-        with torch.no_grad(), _Truths(answer), patience("forward", BRIEF_S):
+        with torch.no_grad(), _Truths(answer), patience("forward", min(BRIEF_S, left_s())):
             module(*inputs)
     except TooLong:
         return None

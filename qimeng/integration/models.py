@@ -38,6 +38,7 @@ from qimeng.program.load import load_source
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
+from qimeng.spec.patience import together, within
 
 LEAST_SECONDS = 10.0
 """Seconds below which no search is begun."""
@@ -110,7 +111,7 @@ def optimize(
     record = Record(model, row.name)
     store = None if cache is False else ResultCache(None if cache is True else cache)
     work = _Work(model, record, row, mode, store, options, on_part)
-    with same_buffers(model), warnings.catch_warnings():
+    with same_buffers(model), within(seconds), together(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
         planned = [_planned(model, args, named, parts) for args, named in calls]
         for number, plan in enumerate(planned):
@@ -167,28 +168,30 @@ class _Work:
         for part in plan.parts:
             budget = (deadline - time.monotonic()) * part.share / max(left, part.share)
             left -= part.share
-            for text, group in self._equal(part, plan):
-                self._part(group, text, plan, budget * len(group.names) / len(part.names))
+            end = time.monotonic() + budget
+            for number, (text, refusal, group) in enumerate(groups := self._equal(part, plan)):
+                share = len(group.names) / sum(len(g.names) for *_, g in groups[number:])
+                self._part(group, text, refusal, plan, (end - time.monotonic()) * share)
 
-    def _equal(self, part: Part, plan: _Plan) -> list[tuple[str, Part]]:
-        """The part divided into submodules that compute the same, each with the text that says what (`_text`)."""
-        groups: dict[tuple[str, str], list[str]] = {}
+    def _equal(self, part: Part, plan: _Plan) -> list[tuple[str, str, Part]]:
+        """The part divided into submodules that compute the same, with the text that says what, or why none does."""
+        groups: dict[tuple[str, str, str], list[str]] = {}
         for name in part.names:
-            text = self._text(plan.seen[name].module, plan.given[name])
-            groups.setdefault((text, "" if text else name), []).append(name)
+            text, refusal = self._text(plan.seen[name].module, plan.given[name])
+            groups.setdefault((text, refusal, "" if text else name), []).append(name)
         share = part.share / len(part.names)
-        return [(text, Part(tuple(names), part.key, share * len(names))) for (text, _), names in groups.items()]
+        return [(text, no, Part(tuple(names), part.key, share * len(names))) for (text, no, _), names in groups.items()]
 
-    def _text(self, module: nn.Module, given: Arguments) -> str:
-        """The start program of a submodule, which says all that it computes; empty where it cannot be captured."""
+    def _text(self, module: nn.Module, given: Arguments) -> tuple[str, str]:
+        """The start program of a submodule, which says all that it computes; or why it cannot be captured."""
         try:
             with own_code(self.model):
                 spec = KernelSpec.from_module(module, given[0], kwargs=given[1], mode=self.mode)
-                return Program.start(capture_spec(spec, verify=False)).source
-        except (CaptureError, SpecError):
-            return ""
+                return Program.start(capture_spec(spec, verify=False)).source, ""
+        except (CaptureError, SpecError) as error:
+            return "", str(error)
 
-    def _part(self, part: Part, text: str, plan: _Plan, budget: float) -> None:
+    def _part(self, part: Part, text: str, refusal: str, plan: _Plan, budget: float) -> None:
         """Optimize what stands for a part and let all of its submodules run the program."""
         began, module = time.monotonic(), plan.seen[part.name].module
         args, kwargs = plan.given[part.name]
@@ -198,7 +201,10 @@ class _Work:
         result = self.cache.get(key) if self.cache is not None and text else None
         cached, reason = result is not None, ""
         if result is None and budget < LEAST_SECONDS:
-            reason = f"no time: its share of the budget is {max(budget, 0.0):.0f} s, a search takes {LEAST_SECONDS:.0f}"
+            reason = (
+                refusal
+                or f"no time: its share of the budget is {max(budget, 0.0):.0f} s, a search takes {LEAST_SECONDS:.0f}"
+            )
         elif result is None:
             try:
                 with own_code(self.model):

@@ -18,6 +18,7 @@ from qimeng.errors import SpecError
 from qimeng.integration.calls import Key, copied_into, key_of, memory_like
 from qimeng.spec.check import shapes
 from qimeng.spec.own_lines import line_of
+from qimeng.spec.patience import TooLong, patience
 
 ROOT = ""
 """Name of the model itself."""
@@ -57,7 +58,7 @@ def visits(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], devi
         device: that its kernels run on; on a GPU each submodule's end is waited for, so that times are its own.
 
     Raises:
-        SpecError: the model raises an error.
+        SpecError: the model raises an error, or does not end in time.
     """
     seen: dict[str, Visit] = {}
     stack: list[str] = []
@@ -80,7 +81,10 @@ def visits(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], devi
 
     with torch.no_grad():
         try:
-            model(*args, **kwargs)
+            with patience(f"{type(model).__name__}: forward"):
+                model(*args, **kwargs)
+        except TooLong:
+            raise
         except Exception as error:  # whatever the user's model raises is reported as it is
             raise SpecError(
                 f"{type(model).__name__}: the model fails on its example inputs ({shapes((args, kwargs))}): "

@@ -27,7 +27,7 @@ from qimeng.graph.opgraph import OpGraph, same_operators
 from qimeng.graph.structure import structure_of
 from qimeng.program.program import Program, load_source
 from qimeng.spec import EXAMPLES, KernelSpec, perturb_parameters
-from qimeng.spec.patience import LIMIT_S, TooLong, patience
+from qimeng.spec.patience import TooLong, left_s, patience
 from qimeng.spec.reduce import MUCH, RUNNABLE
 from qimeng.spec.returned import opened
 from qimeng.spec.seeding import seed_generators
@@ -47,8 +47,14 @@ MANY = 200
 """Operators from which on a second capture, at reduced size, takes longer than a run at full size on a GPU."""
 
 SHARE = 0.5
-"""Part of the seconds for a user's code (`qimeng.spec.patience.LIMIT_S`) that one capture may take."""
+"""Part of the seconds for a user's code (`qimeng.spec.patience.left_s`) that one capture may take."""
 
+
+LOOPS = (
+    "a Python loop over positions or steps makes operators for each of them. To have it optimized, give more seconds "
+    "or shorter inputs, or write the loop as an operator (torch.cumsum, torch.nn.LSTM)"
+)
+"""Why a capture takes long, and what to do."""
 
 _SMALL: WeakKeyDictionary[KernelSpec, OpGraph] = WeakKeyDictionary()
 """Graphs at reduced size that a verification has captured, for whoever checks programs at that size next."""
@@ -72,6 +78,16 @@ def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> 
     if not verify:
         known = _SMALL.get(spec)
         return _as_asked(spec, for_device(spec, device, known if known is not None else _capture(spec)))
+    most = left_s()
+    try:
+        with patience("capture", most):
+            return _right(spec, device)
+    except TooLong:
+        raise CaptureError(f"the graph could not be compared with the module within {most:.3g} s; {LOOPS}") from None
+
+
+def _right(spec: KernelSpec, device: str) -> OpGraph:
+    """The graph, compared with the module."""
     graph = _capture(spec)
     try:
         graph = _verified(spec, graph, device)
@@ -165,15 +181,13 @@ def _in_memory_if_needed(
         return spec.inputs(0, "cpu", EXAMPLES)
 
     def captured(values: bool) -> OpGraph:
-        most = SHARE * LIMIT_S.get()
+        most = SHARE * left_s()
         try:
             with patience("capture", most):
                 return capture(spec.module, inputs, specialise, values, hidden, checks)
         except TooLong:
             raise CaptureError(
-                f"capturing its operators did not end within {most:.3g} s, half of the budget; a Python loop over "
-                "positions or steps makes operators for each of them. To have it optimized, give more seconds or "
-                "shorter inputs, or write the loop as an operator (torch.cumsum, torch.nn.LSTM)"
+                f"capturing its operators did not end within {most:.3g} s, half of the time left; {LOOPS}"
             ) from None
 
     try:

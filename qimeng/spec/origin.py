@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
@@ -455,7 +455,9 @@ def cast(module: torch.nn.Module, dtype: torch.dtype, only: torch.dtype | None =
 
 
 def _copied(t: torch.Tensor, device: str) -> torch.Tensor:
-    """A copy on `device`; the value of a plain number stays known under fake tensors."""
+    """A copy on `device`; under fake tensors without values, unless `t` is a table or a plain number."""
+    if isinstance(t, torch.nn.Parameter) and isinstance(torch.empty(0), FakeTensor):
+        return torch.empty_like(t, device=device)
     if t.dim() or isinstance(t, torch.nn.Parameter) or t.is_meta:
         return t.detach().to(device, copy=True)
     with no_dispatch():

@@ -23,12 +23,18 @@ LIMIT_S: ContextVar[float] = ContextVar("LIMIT_S", default=60.0)
 BRIEF_S = 10.0
 """Time limit in seconds for calls on inputs that the user did not give. The caller continues without their result."""
 
-LEAST_S = 20.0
+LEAST_S = 15.0
 """Minimum limit in seconds, so that a small budget does not refuse a large module whose first call is slow."""
 
+FEW_S = 4.0
+"""Seconds that a call inside `together` gets at least."""
 
 AGAIN_S = 2.0
 """Seconds after which a call is stopped again: Python drops what is raised in callbacks, as of weak references."""
+
+
+_END: ContextVar[float] = ContextVar("_END", default=math.inf)
+"""The clock's time when the calls inside `together` must have ended."""
 
 
 class TooLong(SpecError):
@@ -49,6 +55,21 @@ def within(seconds: float) -> Iterator[None]:
         yield
     finally:
         LIMIT_S.reset(token)
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Inside this block, calls that are limited to `left_s()` share `LIMIT_S` seconds. An outer block ends no later."""
+    token = _END.set(min(_END.get(), time.monotonic() + LIMIT_S.get()))
+    try:
+        yield
+    finally:
+        _END.reset(token)
+
+
+def left_s() -> float:
+    """Seconds that the calls inside `together` have left, at least `FEW_S`; outside of it `LIMIT_S`."""
+    return min(LIMIT_S.get(), max(_END.get() - time.monotonic(), FEW_S))
 
 
 @contextlib.contextmanager
@@ -98,7 +119,10 @@ def patience(what: str, most: float = math.inf) -> Iterator[None]:
             with lock:
                 over.append(True)
     except _Stop:
-        raise TooLong(f"{what} did not end within {limit:.3g} s; a computation must end on its own inputs") from None
+        raise TooLong(
+            f"{what} did not end within {limit:.3g} s; a computation must end on its own inputs; if it is only slow, "
+            "give more seconds"
+        ) from None
     finally:
         if fired and not in_main:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
@@ -107,4 +131,4 @@ def patience(what: str, most: float = math.inf) -> Iterator[None]:
             signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
 
 
-__all__ = ["BRIEF_S", "LEAST_S", "LIMIT_S", "TooLong", "patience", "within"]
+__all__ = ["BRIEF_S", "FEW_S", "LEAST_S", "LIMIT_S", "TooLong", "left_s", "patience", "together", "within"]

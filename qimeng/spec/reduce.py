@@ -29,7 +29,7 @@ from qimeng.spec.dispatch import DispatchMode
 from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.leaf import Leaf, unexpanded
 from qimeng.spec.origin import ExampleOrigin, Origin, SourceOrigin, in_mode
-from qimeng.spec.patience import BRIEF_S, LIMIT_S, TooLong, patience
+from qimeng.spec.patience import BRIEF_S, TooLong, left_s, patience
 from qimeng.spec.structure import STRUCTURED
 from qimeng.spec.ties import tied
 from qimeng.spec.ways import Drawn, ruled
@@ -47,6 +47,8 @@ MUCH = 1 << 24
 """Elements of all tensors together that a smaller computation rarely has; so many need not be counted on."""
 SEARCH_S = 4.0
 """Seconds after which no further size is tried: a run of a network without memory takes one or more."""
+SHARE = 0.25
+"""Part of the time for a user's code (`qimeng.spec.patience.left_s`) that one run may take."""
 LIMITS = (256, 128, 64, 32, 16, 8)
 """Largest sizes tried, one after the other."""
 SMALL = 64
@@ -106,9 +108,11 @@ def reduce_origin(origin: Origin, training: bool) -> tuple[Origin, int | None]:
         return whole is not None and size.total >= whole.total and (not whole.ended or size.total >= total())
 
     try:
-        return _smaller(origin, training, as_large)
+        found, count = _smaller(origin, training, as_large)
     except TooLong:  # it ends at its own size, and perhaps at no other
-        return origin, None
+        found, count = origin, None
+    is_known = found is origin and whole is not None and (whole.slow or not whole.ended)
+    return found, whole.total if whole is not None and is_known else count
 
 
 def _smaller(origin: Origin, training: bool, as_large: Callable[[_Size], bool]) -> tuple[Origin, int | None]:
@@ -288,8 +292,11 @@ def _packed(leaf: Leaf, shape: list[int]) -> list[int]:
 
 
 def elements(origin: Origin, training: bool) -> int:
-    """Elements of all tensors of a run together, inputs and parameters included; 0 where that cannot be told."""
-    size = _size(origin, training, fake=True, own=True)
+    """Elements of all tensors of a run together, inputs and parameters included; 0 where that cannot be told.
+
+    A run of more than `RUNNABLE` elements, or of too many operators, is counted in part.
+    """
+    size = _size(origin, training, fake=True, own=True, enough=lambda s: s.total > RUNNABLE)
     return size.total if size else 0
 
 
@@ -300,7 +307,8 @@ def elements(origin: Origin, training: bool) -> int:
 class _Size:
     """Elements of the tensors of a run: of the largest, of the largest that is no parameter, of all together.
 
-    `held` is the largest parameter. `ended` says that the run was ended early, so that these are lower bounds.
+    `held` is the largest parameter. `ended` says that the run was ended early, so that these are lower bounds, and
+    `slow` that it was for its time.
     """
 
     largest: int = 0
@@ -308,6 +316,7 @@ class _Size:
     held: int = 0
     total: int = 0
     ended: bool = False
+    slow: bool = False
 
     def add(self, tree: Any, held: bool = False) -> None:
         """Count the tensors of `tree`; `held` where they are parameters or buffers."""
@@ -347,11 +356,11 @@ def _size(
         origin: makes the computation.
         training: its mode.
         fake: without values.
-        own: whether this is the user's own size, which may take longer.
+        own: whether this is the user's own size, which may take longer; without values the size is that of what ran.
         enough: whether nothing more need be known of a run of this size.
 
     Raises:
-        TooLong: it does not end.
+        TooLong: it does not end in time.
     """
     mode: Any = fake_tensors() if fake else contextlib.nullcontext()
     size = _Size()
@@ -362,12 +371,15 @@ def _size(
             inputs = origin.examples(0, "cpu")
             size.add(inputs)
             size.add([*module.parameters(), *module.buffers()], held=True)
-            with patience("forward", LIMIT_S.get() if own else BRIEF_S), _Watch(size, enough):
+            most = SHARE * left_s()
+            with patience("forward", most if own else min(most, BRIEF_S)), _Watch(size, enough):
                 module(*inputs)
     except _Enough:
         size.ended = True
     except TooLong:
-        raise
+        if not own or not fake:
+            raise
+        size.ended = size.slow = True  # a long loop takes far longer without values than with them
     except NEEDS_VALUES:
         return size  # as far as it got: whether it runs shows when it runs for real
     except Exception:  # noqa: BLE001  a size that the user's code refuses, in whatever way, is no candidate

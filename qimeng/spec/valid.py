@@ -17,7 +17,7 @@ from qimeng.spec.computation import Computation
 from qimeng.spec.distributions import DISTRIBUTIONS, EXAMPLES, applies
 from qimeng.spec.leaf import Leaf, readable
 from qimeng.spec.origin import ExampleOrigin
-from qimeng.spec.patience import BRIEF_S, patience
+from qimeng.spec.patience import BRIEF_S, left_s, patience
 from qimeng.spec.seeding import seed_generators
 from qimeng.spec.source import Source
 
@@ -57,7 +57,7 @@ def choose_ways(spec: Computation) -> tuple[int, ...]:
     chosen = [len(leaf.ways) for leaf in spec.leaves]
     for i, leaf in enumerate(spec.leaves):
         for way in range(len(leaf.ways)):
-            if time.monotonic() - began > SECONDS:
+            if time.monotonic() - began > min(SECONDS, left_s()):
                 return tuple(chosen)
             if holds([way if j == i or origin.same[j] == i else w for j, w in enumerate(chosen)]):
                 chosen = [way if j == i or origin.same[j] == i else w for j, w in enumerate(chosen)]
@@ -76,7 +76,7 @@ def _looks(spec: Computation, ways: tuple[int, ...] | None, seed: int) -> Looks 
             seed_generators(0)
             module = spec.module()
             inputs = spec.inputs(seed, "cpu", EXAMPLES) if ways is None else spec.redrawn(seed, ways)
-            with patience("forward", BRIEF_S):
+            with patience("forward", min(BRIEF_S, left_s())):
                 outputs = _pytree.tree_leaves(module(*inputs))
     except Exception:  # noqa: BLE001  the user's module may raise anything
         return None

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from qimeng import KernelSpec
 from qimeng.graph.capture import ValuesNeeded, capture
 from qimeng.spec import fake
 from qimeng.spec.fake import fake_tensors, made_fake
@@ -45,6 +46,16 @@ def test_tables_have_values_and_weights_have_none() -> None:
         module = made_fake(Network)
         assert isinstance(module.linear.weight, FakeTensor) and not isinstance(module.table, FakeTensor)
     assert module.table.tolist() == [0, 2, 4, 6, 8, 10, 12, 14] and module.rates[0] == 0.0
+
+
+def test_a_copy_of_a_live_module_takes_no_memory_for_its_parameters() -> None:
+    held = Network()
+    held.tied = held.linear.weight
+    spec = KernelSpec.from_module(held, (torch.zeros(2, 8),))
+    with fake_tensors(), torch.no_grad():
+        copy = made_fake(spec.module)
+        assert isinstance(copy.linear.weight, FakeTensor) and copy.tied is copy.linear.weight
+    assert copy.table.tolist() == held.table.tolist()
 
 
 def test_a_network_with_tables_is_captured_without_its_weights() -> None:

@@ -136,20 +136,22 @@ def make_task(
     from qimeng.program.program import Program
     from qimeng.program.verify import capture_spec
     from qimeng.spec import KernelSpec
+    from qimeng.spec.patience import together
 
     spec = KernelSpec.of(spec, inputs, mode=mode, kwargs=kwargs)
-    spec.check()
-    row, reason = make_device(device), ""
-    if row.measured and evaluator is None:
-        shared_server().prepare(library_modules(spec))  # while the computation is captured here
-    start = opaque_program(spec)
-    whole = None if spec.weights else start  # what its author wrote has other weights
-    try:
-        start = Program.start(capture_spec(spec, device="cuda" if row.measured else "cpu"))
-    except CaptureError as error:
-        if spec.weights:
-            raise SpecError(f"weights={spec.weights!r} needs the computation as a graph, and {error}") from error
-        reason = f"left on PyTorch as it is: {error}"
+    with together():
+        spec.check()
+        row, reason = make_device(device), ""
+        if row.measured and evaluator is None:
+            shared_server().prepare(library_modules(spec))  # while the computation is captured here
+        start = opaque_program(spec)
+        whole = None if spec.weights else start  # what its author wrote has other weights
+        try:
+            start = Program.start(capture_spec(spec, device="cuda" if row.measured else "cpu"))
+        except CaptureError as error:
+            if spec.weights:
+                raise SpecError(f"weights={spec.weights!r} needs the computation as a graph, and {error}") from error
+            reason = f"left on PyTorch as it is: {error}"
     reference = partial(spec.module, "cuda" if row.measured else "cpu")
     if tables := updated_tables(start.graph):
         spec = spec.with_(updated=tables)
