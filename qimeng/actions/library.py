@@ -91,8 +91,7 @@ class Library(Kind):
 def subject_group(program: Program) -> tuple[Region, ...]:
     """What an action without a region is about: what is left on PyTorch, else all that every call computes."""
     group = largest_group(program)
-    generated = any(program.implementation(r).generated for r in program.called)
-    return group if len(group) > 1 or not generated else program.called
+    return group if len(group) > 1 else program.called
 
 
 @lru_cache(16)

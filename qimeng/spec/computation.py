@@ -22,6 +22,10 @@ class Computation(Protocol):
         """Where the module and its inputs come from."""
 
     @property
+    def elements(self) -> int:
+        """Elements of all tensors of a run together."""
+
+    @property
     def is_small(self) -> bool:
         """Whether a run on the CPU takes seconds at most."""
 

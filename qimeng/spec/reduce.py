@@ -46,7 +46,8 @@ RUNNABLE = 1 << 27
 MUCH = 1 << 24
 """Elements of all tensors together that a smaller computation rarely has; so many need not be counted on."""
 SEARCH_S = 4.0
-"""Seconds after which no further size is tried: a run of a network without memory takes one or more."""
+"""Seconds of the processor after which no further size is tried: a run of a network without memory takes one or more.
+A busy machine changes no size then."""
 SHARE = 0.25
 """Part of the time for a user's code (`qimeng.spec.patience.left_s`) that one run may take."""
 LIMITS = (256, 128, 64, 32, 16, 8)
@@ -147,9 +148,9 @@ def _is_known(size: _Size) -> bool:
 
 
 def _in_time(items: Iterable[T]) -> Iterator[T]:
-    end = time.monotonic() + SEARCH_S
+    end = time.thread_time() + SEARCH_S
     for item in items:
-        if time.monotonic() > end:
+        if time.thread_time() > end:
             return
         yield item
 

@@ -415,20 +415,27 @@ class KernelSpec:
 
     @cached_property
     def _reduced(self) -> KernelSpec:
-        from qimeng.spec.reduce import RUNNABLE, reduce_origin
+        from qimeng.spec.reduce import reduce_origin
 
         origin, count = reduce_origin(self.origin, self.training)
         small = self if origin is self.origin else replace(self, origin=origin)
         if count is not None:
-            small.__dict__["is_small"] = count <= RUNNABLE  # without another run
+            small.__dict__["elements"] = count  # without another run
         return small
 
     @cached_property
+    def elements(self) -> int:
+        """Elements of all tensors of a run; where they are many, those of a part of it (`spec.reduce.elements`)."""
+        from qimeng.spec.reduce import elements
+
+        return elements(self.origin, self.training)
+
+    @property
     def is_small(self) -> bool:
         """Whether a run on the CPU takes seconds at most."""
-        from qimeng.spec.reduce import RUNNABLE, elements
+        from qimeng.spec.reduce import RUNNABLE
 
-        return elements(self.origin, self.training) <= RUNNABLE
+        return self.elements <= RUNNABLE
 
     def check(self) -> None:
         """Run the computation once and refuse what cannot be optimized.

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from qimeng.actions import Context, check_action, legal_actions
+from qimeng.actions.library import subject_group
 from qimeng.coder.template.coder import TemplateCoder
 from qimeng.device import DEVICES
 from qimeng.envs.screening.origin import known, printed
@@ -241,3 +242,8 @@ def test_the_library_has_a_share_of_its_own() -> None:
     program = by(Program.start(sample_graph()), Action("library", (), "inductor"))
     found = FakeEvaluator().evaluate(program, Patch())
     assert found.library_share == 1 and found.generated_share == 0
+
+
+def test_a_single_normalization_in_training_is_one_group_for_a_library() -> None:
+    program = Program.start(capture(lambda: nn.BatchNorm1d(4).train(), lambda: (torch.rand(8, 4),)))
+    assert len(program.called) == 2 and subject_group(program) == program.called

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
-from qimeng.spec import KernelSpec, reduce
+from qimeng.spec import KernelSpec, check, reduce
 from qimeng.spec.reduce import ENOUGH, shrink
 
 
@@ -139,10 +140,27 @@ def test_the_search_for_a_smaller_size_ends_in_time(monkeypatch: pytest.MonkeyPa
     def slow(*arguments: Any, **options: Any) -> None:
         """No size runs."""
         tried.append(True)
-        time.sleep(0.02)
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
 
     spec = source("N, K = 2048, 4096", "pass", "x[0] + 1", "[torch.rand(N, K)]")
     monkeypatch.setattr(reduce, "_size", slow)
     monkeypatch.setattr(reduce, "SEARCH_S", seconds)
     assert reduce.reduce_origin(spec.origin, spec.training) == (spec.origin, None)
     assert len(tried) == 2 if seconds < 1 else len(tried) > 2  # its own size, and one smaller one
+
+
+@pytest.mark.parametrize(("much", "index", "values"), [(1 << 24, False, True), (1, False, False), (1, True, True)])
+def test_a_check_runs_with_values_where_that_is_quick_or_an_index_may_be_out_of_range(
+    monkeypatch: pytest.MonkeyPatch, much: int, index: bool, values: bool
+) -> None:
+    seen: list[bool] = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        seen.append(isinstance(x, FakeTensor))
+        return x * 2
+
+    monkeypatch.setattr(check, "MUCH", much)
+    KernelSpec.of(forward, (torch.arange(4) if index else torch.rand(4),)).check()
+    assert (seen[-1] is False) == values
