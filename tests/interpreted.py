@@ -51,7 +51,7 @@ class Ended(NamedTuple):
 
 
 def ended(*command: str, timeout: float = 300) -> Ended:
-    """Run `command` as `rows_of` does, to whatever end; `torch.compile` leaves all to eager mode, which needs no g++."""
+    """Run `command` as `rows_of` does, to whatever end; `torch.compile` leaves all to eager mode: no g++."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "shown"
         code = _call("run_to_the_end", command, path, timeout, True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.vocabulary.lowprecision.samples import action_of, after, layer, reading, spec_of, start_of
-from tests.vocabulary.values import BF16, F16, F32, Case, check, run
+from tests.vocabulary.values import BF16, F16, F32, Case, Errors, check, run
 
 CASES = {
     "int8": Case("int8", (8, 200, 96), BF16),
@@ -32,26 +32,30 @@ CASES = {
 }
 
 
-def errors_of(case: Case, choice: int) -> tuple[float, float]:
-    """The largest errors of a program, and of PyTorch, against the declared computation in float64."""
+def errors_of(case: Case) -> Errors:
+    """The largest errors of each program, and of PyTorch, against the declared computation in float64."""
     module, x = layer(*case.sizes, case.dtype, bias=case.bias, after=case.after)
     with torch.no_grad():
         weight = module[0].weight
         weight[:2].zero_()  # channels of zeros
         weight[2] *= 100
     spec = spec_of(module, x, case.weights)
-    program = after(start_of(spec), action_of(start_of(spec), "dequantize"), choice)
-    if case.fused:
-        program = after(program, action_of(program, "fusion"))
-        assert len(program.called) == 1
-    assert program.implementation(reading(program)).generated
-    found = program.load().Model()
-    found.load_state_dict(module.state_dict())
+    start = start_of(spec)
     with torch.no_grad():
-        y, eager, exact = found(x), spec.module()(x), spec.module(dtype=torch.float64)(x.double())
+        eager, exact = spec.module()(x), spec.module(dtype=torch.float64)(x.double())
     rms = exact.square().mean(-1, keepdim=True).sqrt()
-    mine, theirs = (float(((z.double() - exact).abs() / (exact.abs() + rms)).max()) for z in (y, eager))
-    return mine, theirs
+    for choice in case.choices:
+        program = after(start, action_of(start, "dequantize"), choice)
+        if case.fused:
+            program = after(program, action_of(program, "fusion"))
+            assert len(program.called) == 1
+        assert program.implementation(reading(program)).generated
+        found = program.load().Model()
+        found.load_state_dict(module.state_dict())
+        with torch.no_grad():
+            y = found(x)
+        mine, theirs = (float(((z.double() - exact).abs() / (exact.abs() + rms)).max()) for z in (y, eager))
+        yield mine, theirs
 
 
 QUICK = ["fp8", "int8", "int8, fp16, activation", "int4, group does not divide", "int4, small groups, activation"]

@@ -39,7 +39,8 @@ def test_the_printed_kernel(
 
 def test_what_lies_transposed_is_read_where_it_lies() -> None:
     spec = spec_of(Turned(nn.Linear(64, 48)).to(torch.float16), torch.randn(64, 24).half(), "csr:5")
-    program = after(start_of(spec), action_of(start_of(spec), "sparsify"))
+    start = start_of(spec)
+    program = after(start, action_of(start, "sparsify"))
     made = program.implementation(reading(program))
     assert isinstance(made.schedule, SparseSchedule) and made.schedule.transposed
     assert "_pack_a" not in made.source and "b_k * 24 + rm" in made.source
