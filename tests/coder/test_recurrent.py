@@ -236,10 +236,11 @@ def test_programs_that_wait_are_right() -> None:
 
 @pytest.mark.slow
 def test_every_cut_compiles_for_a_device(tmp_path: Path) -> None:
-    programs = {}
-    for name, (make, shapes) in LAYERS.items():
+    """Each layer in one cut, each cut with every third layer."""
+    programs: dict[str, Program] = {}
+    for number, (name, (make, shapes)) in enumerate(LAYERS.items()):
         program, region, plan = plan_of(name, make, *shapes)
-        for schedule in SCHEDULES:
+        for schedule in SCHEDULES[number % 3 :: 3]:
             printed = print_recurrent(plan, schedule, f"k{len(programs)}")
             programs[f"{name} {schedule}"] = Program(program.graph, (region,)).with_implementation(region.id, printed)
     found = Compilers(shared_server(), H200, str(tmp_path)).programs(list(programs.values()))

@@ -335,15 +335,16 @@ def _run(plan: ScanPlan, schedule: ScanSchedule, inputs: list[Tensor], wanted: t
 
 @pytest.mark.slow
 def test_every_form_compiles_for_a_device(tmp_path: Path) -> None:
-    programs = {}
-    for name, (function, shape) in CASES.items():
+    """Each case under every third schedule, each schedule with every third case."""
+    programs: dict[str, Program] = {}
+    for number, (name, (function, shape)) in enumerate(CASES.items()):
         region = whole(function, shape)
-        for schedule in schedules(plan_scan(region)):
+        for schedule in schedules(plan_scan(region))[number % 3 :: 3]:
             printed = print_scan(plan_scan(region), schedule, f"k{len(programs)}")
             programs[f"{name} {schedule}"] = Program(region.graph, (region,)).with_implementation(region.id, printed)
     found = Compilers(shared_server(), H200, str(tmp_path)).programs(list(programs.values()))
     failed = {name: c.error for name, t in zip(programs, found, strict=True) for c in t.values() if c.failure}
-    assert len(programs) > 80 and all(found) and not failed, failed
+    assert len(programs) > 26 and all(found) and not failed, failed
 
 
 @pytest.mark.gpu
