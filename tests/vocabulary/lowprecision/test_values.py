@@ -16,7 +16,7 @@ CASES = {
     "int8": Case("int8", (8, 200, 96), BF16),
     "int8, fp16, activation": Case("int8", (5, 96, 72), F16, nn.GELU(), fused=True),
     "int8, fp32": Case("int8", (4, 130, 40), F32, choices=(0, 1)),
-    "int8, many rows": Case("int8", (150, 96, 130), BF16, bias=False),
+    "int8, many rows": Case("int8", (130, 96, 40), BF16, bias=False),
     "int8, one row": Case("int8", (1, 100, 40), F16, choices=(0, 7)),
     "fp8": Case("fp8", (8, 200, 96), BF16),
     "fp8, fp16, activation": Case("fp8", (20, 96, 72), F16, nn.GELU(), fused=True),
@@ -27,7 +27,7 @@ CASES = {
     "int4, group above the depth": Case("int4:128", (16, 100, 33), BF16),
     "int4, small groups, activation": Case("int4:16", (17, 75, 40), F16, nn.SiLU(), fused=True),
     "int4, fp32": Case("int4:32", (4, 70, 24), F32, choices=(0, 1)),
-    "int4, many rows": Case("int4:64", (140, 192, 100), BF16, bias=False),
+    "int4, many rows": Case("int4:64", (130, 128, 40), BF16, bias=False),
     "int4, one row": Case("int4:32", (1, 96, 40), F16, nn.GELU(), fused=True, choices=(0, 2, 7)),
 }
 
