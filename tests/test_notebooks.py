@@ -66,6 +66,8 @@ SMALLER = {
     '("pointwise",), 6)': '("pointwise",), 3)',
     "epochs = 4\n": "epochs = 1\n",
     "imitation.epochs=8": "imitation.epochs=1",
+    '"--evaluations", 60': '"--evaluations", 20',
+    "evaluations=8, seconds=60": "evaluations=4, seconds=60",
 }
 """Rows that Triton's interpreter takes one by one, trees, passes over them: fewer where cells run in this process."""
 
