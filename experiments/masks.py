@@ -118,7 +118,7 @@ def cases(tiny: bool) -> list[Case]:
     if tiny:
         return [
             Case("attention", "window", 9, (1, 2, 96, 32), "float32"),
-            Case("product", "blocks", 20, (300, 40), "float32"),
+            Case("product", "blocks", 20, (150, 40), "float32"),
             Case("edges", "elements", 2, (120, 40), "float32"),
         ]
     long, short, wide = (2, 16, 8192, 64), (8, 16, 1024, 64), (2, 16, 4096, 128)

@@ -10,11 +10,12 @@ import json
 import os
 import runpy
 import sys
+import traceback
 import warnings
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,16 +36,36 @@ def rows_of(*command: str, timeout: float = 600, interpret: bool = True) -> list
         timeout: seconds that it may take.
         interpret: whether in Triton's interpreter, or where Triton compiles.
     """
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "rows"
+        _call("run", command, path, timeout, interpret)
+        return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
+
+
+class Ended(NamedTuple):
+    """How a command ended, and what it wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def ended(*command: str, timeout: float = 300) -> Ended:
+    """Run `command` as `rows_of` does, to whatever end; `torch.compile` leaves all to eager mode: no g++."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "shown"
+        code = _call("run_to_the_end", command, path, timeout, True)
+        return Ended(code, path.read_text(), path.with_suffix(".err").read_text())
+
+
+def _call(function: str, command: tuple[str, ...], path: Path, timeout: float, interpret: bool) -> Any:
     server = shared_server(INTERPRETED if interpret else COMPILED)
     environment = {"TRITON_INTERPRET": "1"} if interpret else {}
     process = server.start("tests.interpreted:main", environment=environment, sandbox="off")
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "rows"
-        try:
-            process.call("run", timeout, words=command, path=path)
-        finally:
-            process.kill()
-        return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
+    try:
+        return process.call(function, timeout, words=command, path=path)[0]
+    finally:
+        process.kill()
 
 
 # -- in the server, and in the processes that it forks
@@ -82,4 +103,19 @@ def main(channel: Channel) -> None:
             else:
                 runpy.run_path(words[0], run_name="__main__")
 
-    serve(channel, {"run": run})
+    def run_to_the_end(words: tuple[str, ...], path: Path) -> int:
+        torch.compiler.set_stance("force_eager")
+        with path.with_suffix(".err").open("w") as file, redirect_stderr(file):
+            try:
+                run(words, path)
+            except SystemExit as end:
+                if isinstance(end.code, str):
+                    print(end.code, file=sys.stderr)
+                    return 1
+                return end.code or 0
+            except Exception:  # noqa: BLE001 - as Python ends a process
+                traceback.print_exc()
+                return 1
+        return 0
+
+    serve(channel, {"run": run, "run_to_the_end": run_to_the_end})

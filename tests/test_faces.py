@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 from tests.trees import tree_of
 
@@ -64,34 +63,48 @@ def taken() -> dict[str, dict[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_states_what_it_offers(name: str) -> None:
+def misstated(name: str) -> Iterator[str]:
+    """What is wrong with `__all__` of the module `name`."""
     tree = tree_of(FILES[name])
     names = defined(tree)
     own = {n for n, is_own in names.items() if is_own}
     offered = stated(tree)
     if offered is None:
-        assert not own, f"{name} needs __all__, for {sorted(own)}"
+        if own:
+            yield f"{name} needs __all__, for {sorted(own)}"
         return
-    assert len(offered) == len(set(offered)), f"__all__ of {name} has a name twice"
-    assert set(offered) <= names.keys(), f"__all__ of {name} has what is not there: {set(offered) - names.keys()}"
-    assert own <= set(offered), f"add to __all__ of {name}, or begin with an underscore: {sorted(own - set(offered))}"
+    if len(offered) != len(set(offered)):
+        yield f"__all__ of {name} has a name twice"
+    if not set(offered) <= names.keys():
+        yield f"__all__ of {name} has what is not there: {set(offered) - names.keys()}"
+    if not own <= set(offered):
+        yield f"add to __all__ of {name}, or begin with an underscore: {sorted(own - set(offered))}"
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_others_take_only_what_is_offered(name: str) -> None:
-    offered, used = stated(tree_of(FILES[name])), taken().get(name, {})
-    wrong = {n: user for n, user in used.items() if n.startswith("_") or offered is not None and n not in offered}
-    assert not wrong, f"not offered by {name}, and imported: {wrong}"
+def test_every_module_states_what_it_offers() -> None:
+    assert MODULES
+    wrong = [text for name in MODULES for text in misstated(name)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_others_take_only_what_is_offered() -> None:
+    wrong = []
+    for name in MODULES:
+        offered, used = stated(tree_of(FILES[name])), taken().get(name, {})
+        hidden = {n: user for n, user in used.items() if n.startswith("_") or offered is not None and n not in offered}
+        wrong += [f"not offered by {name}, and imported: {hidden}"] if hidden else []
+    assert not wrong, "\n".join(wrong)
 
 
 PACKAGES = sorted(name_of(p) for p in PACKAGE.rglob("__init__.py") if name_of(p) not in LAZY)
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_a_package_hands_on_what_it_imports(name: str) -> None:
-    tree = tree_of(FILES[name])
-    imports = [n for n in tree.body if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("qimeng.")]
-    if not any(isinstance(n, ast.FunctionDef | ast.ClassDef) for n in tree.body) and imports:
-        handed = {alias.asname or alias.name for node in imports for alias in node.names}
-        assert handed == set(stated(tree) or ()), f"{name} imports and offers different names"
+def test_a_package_hands_on_what_it_imports() -> None:
+    wrong = []
+    for name in PACKAGES:
+        tree = tree_of(FILES[name])
+        imports = [n for n in tree.body if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("qimeng.")]
+        if not any(isinstance(n, ast.FunctionDef | ast.ClassDef) for n in tree.body) and imports:
+            handed = {alias.asname or alias.name for node in imports for alias in node.names}
+            wrong += [name] if handed != set(stated(tree) or ()) else []
+    assert not wrong, f"these packages import and offer different names: {wrong}"

@@ -113,27 +113,30 @@ def test_every_part_has_a_layer() -> None:
     assert not {p for p in parts if layer(p) is None}, "name the layer of this part in LAYERS"
 
 
-@pytest.mark.parametrize("path", modules(), ids=relative)
-def test_imports_point_one_way(path: Path) -> None:
-    own = layer(part(path))
-    if own is None:
-        pytest.skip("the package's face may import anything, lazily")
-    wrong = [
-        f"line {line}: qimeng.{name}"
-        for line, name in imported_parts(tree_of(path))
-        if (other := layer(name)) is not None and other > own
-    ]
-    assert not wrong, f"{relative(path)} is in layer {own} and imports from a later one: {wrong}"
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for path in modules():
+        own = layer(part(path))
+        if own is None:
+            continue  # the package's face may import anything, lazily
+        wrong += [
+            f"{relative(path)}:{line} is in layer {own} and imports qimeng.{name}, of a later one"
+            for line, name in imported_parts(tree_of(path))
+            if (other := layer(name)) is not None and other > own
+        ]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", modules(), ids=relative)
-def test_no_relative_and_no_bare_imports(path: Path) -> None:
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{relative(path)}:{node.lineno}: say qimeng.…"
-            assert (node.module or "").split(".")[0] not in LINKS, f"{relative(path)}:{node.lineno}"
-        if isinstance(node, ast.Import):
-            assert not {a.name.split(".")[0] for a in node.names} & set(LINKS), f"{relative(path)}:{node.lineno}"
+def test_no_relative_and_no_bare_imports() -> None:
+    wrong = []
+    for path in modules():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ImportFrom):
+                bare = node.level != 0 or (node.module or "").split(".")[0] in LINKS
+            else:
+                bare = isinstance(node, ast.Import) and any(a.name.split(".")[0] in LINKS for a in node.names)
+            wrong += [f"{relative(path)}:{node.lineno}: say qimeng.…"] if bare else []
+    assert not wrong, "\n".join(wrong)
 
 
 FAMILIES = PACKAGE / "coder" / "template" / "families"
@@ -148,25 +151,29 @@ def families() -> frozenset[str]:
     return frozenset(p.name for p in FAMILIES.iterdir() if p.is_dir() and p.name != "__pycache__")
 
 
-@pytest.mark.parametrize("path", modules(), ids=relative)
-def test_a_family_is_known_in_its_own_folder_alone(path: Path) -> None:
-    if any(folder in path.parents for folder in PRINTERS):
-        return
-    own = path.relative_to(FAMILIES).parts[0] if FAMILIES in path.parents else ""
-    names = families() - {own}
-    known = re.findall(r"^ *(?:from|import) qimeng\.coder\.template\.families\.(\w+)", path.read_text(), re.MULTILINE)
-    assert not names & set(known), f"{relative(path)} knows a family; ask the registry (qimeng.family) instead"
-
-
-@pytest.mark.parametrize("path", modules(), ids=relative)
-def test_the_package_needs_no_experiments(path: Path) -> None:
+def test_a_family_is_known_in_its_own_folder_alone() -> None:
     wrong = []
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            wrong += [alias.name for alias in node.names if alias.name.split(".")[0] in OUTSIDE]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OUTSIDE:
-            wrong.append(node.module)
-    assert not wrong, f"{relative(path)} imports what is not installed with the package: {wrong}"
+    for path in modules():
+        if any(folder in path.parents for folder in PRINTERS):
+            continue
+        own = path.relative_to(FAMILIES).parts[0] if FAMILIES in path.parents else ""
+        statement = r"^ *(?:from|import) qimeng\.coder\.template\.families\.(\w+)"
+        known = set(re.findall(statement, path.read_text(), re.MULTILINE))
+        wrong += [f"{relative(path)} knows {family}" for family in known & (families() - {own})]
+    assert not wrong, f"ask the registry (qimeng.family) instead: {wrong}"
+
+
+def test_the_package_needs_no_experiments() -> None:
+    wrong = []
+    for path in modules():
+        for node in ast.walk(tree_of(path)):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            wrong += [f"{relative(path)}: {name}" for name in names if name.split(".")[0] in OUTSIDE]
+    assert not wrong, f"imports of what is not installed with the package: {wrong}"
 
 
 def test_no_file_is_above_the_cap() -> None:
@@ -184,11 +191,10 @@ def test_links_at_the_top_are_links(name: str) -> None:
     assert link.resolve() == (PACKAGE / name).resolve()
 
 
-@pytest.mark.parametrize("path", modules(), ids=relative)
-def test_public_names_are_documented(path: Path) -> None:
-    tree = tree_of(path)
+def undocumented(tree: ast.Module) -> list[str]:
+    """What lacks a docstring: the module, its public names, and the methods of classes that inherit nothing."""
     if not tree.body:
-        return
+        return []
     missing = [] if ast.get_docstring(tree) else ["the module"]
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
@@ -200,7 +206,12 @@ def test_public_names_are_documented(path: Path) -> None:
                     for f in node.body
                     if isinstance(f, ast.FunctionDef) and not f.name.startswith("_") and not ast.get_docstring(f)
                 ]
-    assert not missing, f"{relative(path)}: no docstring: {missing}"
+    return missing
+
+
+def test_public_names_are_documented() -> None:
+    missing = {relative(path): found for path in modules() if (found := undocumented(tree_of(path)))}
+    assert not missing, f"no docstring: {missing}"
 
 
 def test_importing_the_package_is_light() -> None:

@@ -220,9 +220,9 @@ def test_one_region_gives_what_pytorch_gives(rows: dict[str, dict[str, Any]], na
 
 @pytest.mark.slow
 def test_every_kernel_compiles_for_a_device(tmp_path: Path) -> None:
-    """As lowering prints it, and every second one with keys shared by several programs, the others with descriptors."""
+    """Every third case, as lowering prints it and, by turns, with keys that programs share or with descriptors."""
     coder, programs = TemplateCoder(), {}
-    for number, problem in enumerate(case.problems):
+    for number, problem in enumerate(case.problems[::3]):
         program = fused(Program.start(capture_spec(spec_of(problem), verify=False)))
         for region in program.regions:
             patch = coder.write(Request(program, Action("lowering", (region.id,)), DEVICE))
@@ -233,7 +233,7 @@ def test_every_kernel_compiles_for_a_device(tmp_path: Path) -> None:
                 programs[f"{problem.name} {s}"] = made.apply(program, 0)
     found = Compilers(shared_server(), DEVICE, str(tmp_path)).programs(list(programs.values()))
     failed = {name: c.error for name, t in zip(programs, found, strict=True) for c in t.values() if c.failure}
-    assert sum(map(len, found)) == 2 * len(CASES) and not failed, json.dumps(failed, indent=1)
+    assert sum(map(len, found)) == 2 * len(case.problems[::3]) and not failed, json.dumps(failed, indent=1)
     assert not any(k.overlaps for t in found for c in t.values() for k in c.kernels), "a product may read too late"
 
 

@@ -29,7 +29,7 @@ TAKEN_APART = {
 
 WHOLE = ("float32", "int32")
 """Dtypes in which every case is tried."""
-SHARE = 0.2
+SHARE = 0.1
 """Share of the cases in the others, and of those in other forms (`python -m benchmarks.judge differential`: all)."""
 
 

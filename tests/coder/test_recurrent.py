@@ -181,8 +181,13 @@ def test_the_text_is_what_it_was(request: pytest.FixtureRequest) -> None:
 # -- results
 
 
+def some(number: int) -> list[RecurrentSchedule]:
+    """The cuts of a layer in the interpreter: all but one, by turns."""
+    return [schedule for i, schedule in enumerate(SCHEDULES) if i != number % len(SCHEDULES)]
+
+
 def _rows(device: str, rounds: int = 1) -> Iterator[dict[str, Any]]:
-    for name, (make, shapes) in LAYERS.items():
+    for number, (name, (make, shapes)) in enumerate(LAYERS.items()):
         program, region, plan = plan_of(name, make, *shapes)
         torch.manual_seed(0)
         metas = [program.graph.meta(v) for v in region.inputs]
@@ -194,7 +199,7 @@ def _rows(device: str, rounds: int = 1) -> Iterator[dict[str, Any]]:
         space: dict[str, Any] = {"torch": torch}
         exec(region.function(), space)
         wanted = space["region"](*(x.double() for x in inputs))
-        for schedule in SCHEDULES:
+        for schedule in SCHEDULES if device == "cuda" else some(number):
             row: dict[str, Any] = {"case": name, "schedule": str(schedule)}
             try:
                 made = print_recurrent(plan, schedule, "k")
@@ -222,7 +227,7 @@ def rows(once: Callable[..., Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("case", LAYERS)
 def test_every_cut_is_right(rows: list[dict[str, Any]], case: str) -> None:
     mine = [r for r in rows if r["case"] == case]
-    assert len(mine) == len(SCHEDULES)
+    assert len(mine) == len(SCHEDULES) - 1
     for row in mine:
         assert "raised" not in row, f"{row['schedule']}: {row['raised']}"
         assert row["error"] < limit(case) and row["layout"], row
@@ -236,10 +241,11 @@ def test_programs_that_wait_are_right() -> None:
 
 @pytest.mark.slow
 def test_every_cut_compiles_for_a_device(tmp_path: Path) -> None:
-    programs = {}
-    for name, (make, shapes) in LAYERS.items():
+    """Each layer in one cut, each cut with every third layer."""
+    programs: dict[str, Program] = {}
+    for number, (name, (make, shapes)) in enumerate(LAYERS.items()):
         program, region, plan = plan_of(name, make, *shapes)
-        for schedule in SCHEDULES:
+        for schedule in SCHEDULES[number % 3 :: 3]:
             printed = print_recurrent(plan, schedule, f"k{len(programs)}")
             programs[f"{name} {schedule}"] = Program(program.graph, (region,)).with_implementation(region.id, printed)
     found = Compilers(shared_server(), H200, str(tmp_path)).programs(list(programs.values()))

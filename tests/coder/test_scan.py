@@ -287,6 +287,11 @@ def schedules(plan: ScanPlan) -> list[ScanSchedule]:
     return [s.but(backwards=way) for form in plan.forms for s in found[form] for way in ways]
 
 
+def some(found: list[ScanSchedule], number: int) -> list[ScanSchedule]:
+    """Half of them: each form, with one of its sizes and directions by turns."""
+    return [schedule for i, schedule in enumerate(found) if (i + i // 2 + number) % 2 == 0]
+
+
 def recurrence() -> tuple[ScanPlan, Callable[..., Tensor]]:
     """h[t] = a[t] h[t - 1] + b[t], a scan of pairs that no single operator of PyTorch is."""
     region = whole(lambda a, b: (a * b).cumsum(1), (3, 43), (3, 43))
@@ -309,12 +314,12 @@ def recurrence() -> tuple[ScanPlan, Callable[..., Tensor]]:
 def _rows(device: str) -> Iterator[dict[str, Any]]:
     planned = {name: (plan_scan(whole(f, shape)), f, [shape]) for name, (f, shape) in CASES.items()}
     planned["recurrence"] = (*recurrence(), [(3, 43)] * 2)
-    for name, (plan, function, shapes) in planned.items():
+    for number, (name, (plan, function, shapes)) in enumerate(planned.items()):
         torch.manual_seed(0)
         inputs = [torch.randn(s).to(device) for s in shapes]
         wanted = function(*(x.double() for x in inputs))
         wanted = wanted if isinstance(wanted, tuple) else (wanted,)
-        for schedule in schedules(plan):
+        for schedule in some(schedules(plan), number) if device == "cpu" else schedules(plan):
             row: dict[str, Any] = {"case": name, "schedule": str(schedule), "form": schedule.form}
             try:
                 yield row | _run(plan, schedule, inputs, wanted)
@@ -335,15 +340,16 @@ def _run(plan: ScanPlan, schedule: ScanSchedule, inputs: list[Tensor], wanted: t
 
 @pytest.mark.slow
 def test_every_form_compiles_for_a_device(tmp_path: Path) -> None:
-    programs = {}
-    for name, (function, shape) in CASES.items():
+    """Each case under every third schedule, each schedule with every third case."""
+    programs: dict[str, Program] = {}
+    for number, (name, (function, shape)) in enumerate(CASES.items()):
         region = whole(function, shape)
-        for schedule in schedules(plan_scan(region)):
+        for schedule in schedules(plan_scan(region))[number % 3 :: 3]:
             printed = print_scan(plan_scan(region), schedule, f"k{len(programs)}")
             programs[f"{name} {schedule}"] = Program(region.graph, (region,)).with_implementation(region.id, printed)
     found = Compilers(shared_server(), H200, str(tmp_path)).programs(list(programs.values()))
     failed = {name: c.error for name, t in zip(programs, found, strict=True) for c in t.values() if c.failure}
-    assert len(programs) > 80 and all(found) and not failed, failed
+    assert len(programs) > 26 and all(found) and not failed, failed
 
 
 @pytest.mark.gpu

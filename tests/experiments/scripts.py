@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.interpreted import Ended, ended
 
 
-def run(name: str, path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def run(name: str, path: Path, *options: str) -> Ended:
     """`python -m experiments.name path …` in a process of its own."""
-    command = [sys.executable, "-m", f"experiments.{name}", str(path), *options]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
+    return ended("-m", f"experiments.{name}", str(path), *options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +16,7 @@ from experiments import lowprecision
 from qimeng import KernelSpec, plan_and_code
 from qimeng.device import current_device
 from qimeng.spec.declared import weight_form
-
-ROOT = Path(__file__).parents[2]
+from tests.experiments.scripts import run
 
 
 def test_the_cases_have_few_and_many_rows_of_every_form() -> None:
@@ -89,8 +87,7 @@ def test_codes_go_to_gemlite_as_they_are_declared(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(current_device() is not None, reason="there is a GPU")
 def test_it_asks_for_a_gpu(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "experiments.lowprecision", str(tmp_path / "rows.jsonl")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = run("lowprecision", tmp_path / "rows.jsonl")
     assert done.returncode != 0 and "this needs a GPU" in done.stderr
 
 

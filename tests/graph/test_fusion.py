@@ -65,7 +65,7 @@ def quickly(fusions: Fusions, a: Region, b: Region, recompute: bool) -> Region |
         return "illegal"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(graphs(), st.data())
 def test_the_answer_is_that_of_the_partition_itself(graph: OpGraph, data: st.DataObject) -> None:
     regions = partition(graph)
@@ -92,7 +92,7 @@ def test_the_answer_is_that_of_the_partition_itself(graph: OpGraph, data: st.Dat
             continue
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(graphs())
 def test_without_shared_nodes_a_merge_is_legal_where_the_contracted_graph_is_acyclic(graph: OpGraph) -> None:
     regions = partition(graph)

@@ -6,7 +6,7 @@ The cases of a file run in a process of its own (that file as a script), where T
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,14 +45,17 @@ def check(module: str, names: Sequence[str]) -> None:
         assert row["error"] <= row["limit"], row
 
 
-def run(cases: dict[str, Case], names: Sequence[str], errors_of: Callable[[Case, int], tuple[float, float]]) -> None:
+Errors = Iterator[tuple[float, float]]
+"""A program's largest error and PyTorch's, for each configuration of a case."""
+
+
+def run(cases: dict[str, Case], names: Sequence[str], errors_of: Callable[[Case], Errors]) -> None:
     """Print a row for each configuration of the cases `names`."""
     from qimeng.envs.estimate.interpreter import mend
 
     mend()
     for name in names:
         case = cases[name]
-        for choice in case.choices:
-            error, eager = errors_of(case, choice)
+        for choice, (error, eager) in zip(case.choices, errors_of(case), strict=True):
             limit = max(FACTOR * eager, FLOORS[case.dtype])
             print(json.dumps({"case": name, "choice": choice, "error": error, "limit": limit}), flush=True)

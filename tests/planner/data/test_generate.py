@@ -28,14 +28,14 @@ def test_the_operators_do_not_depend_on_the_size() -> None:
         assert body[0] == body[1] and large.spec.dtype == small.spec.dtype and large.spec.mode == small.spec.mode
 
 
-def test_two_thousand_are_different() -> None:
-    drawn = list(draw_many(0, 2000))
-    assert len({d.spec.digest for d in drawn}) == 2000
+def test_eight_hundred_are_different() -> None:
+    drawn = list(draw_many(0, 800))
+    assert len({d.spec.digest for d in drawn}) == 800
     bodies = {d.spec.source[d.spec.source.index("class Model") :] for d in drawn}
-    assert len(bodies) > 1900  # other operators, not only other sizes
+    assert len(bodies) > 780  # other operators, not only other sizes
     assert {d.family for d in drawn} == set(FAMILIES)
     assert {d.spec.dtype for d in drawn} == {"float32", "bfloat16", "float16"}
-    assert drawn[-1].index < 2010
+    assert drawn[-1].index < 805
 
 
 @pytest.mark.parametrize("sizes", [LITTLE, Bytes(1 << 18, 1 << 22)], ids=["little", "more"])
@@ -65,7 +65,7 @@ def test_results_are_finite(family: str) -> None:
         assert all(bool(y.isfinite().all()) for y in outputs), spec.source
 
 
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize("number", range(24))
 def test_check_and_capture(number: int) -> None:
     _captured(1000 + 97 * number)
 

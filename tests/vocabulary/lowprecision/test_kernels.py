@@ -81,8 +81,19 @@ def carry_out(line: str, registers: dict[str, int], dtype: str) -> None:
     registers[target] = result
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4", "fp8"])
-@pytest.mark.parametrize(("rows", "choice"), [(1, 0), (1, 2), (8, 0), (8, 2), (64, 0), (2048, 0)])
+@pytest.mark.parametrize(
+    ("weights", "rows", "choice"),
+    [
+        ("int8", 1, 0),
+        ("int4", 1, 2),
+        ("fp8", 8, 0),
+        ("int8", 8, 2),
+        ("int4", 64, 0),
+        ("int8", 2048, 0),
+        ("int4", 2048, 0),
+        ("fp8", 2048, 0),
+    ],
+)
 def test_it_compiles_and_takes_what_it_is_said_to(weights: str, rows: int, choice: int, tmp_path: Path) -> None:
     module, x = layer(rows, 4096, 1024, torch.bfloat16, bias=False)
     start = start_of(spec_of(module, x, weights))

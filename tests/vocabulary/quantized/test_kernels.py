@@ -39,8 +39,18 @@ def test_the_kernel_that_makes_codes(golden: Callable[[str, str], None]) -> None
     golden("makes_fp8.py.txt", program.implementation(making).source)
 
 
-@pytest.mark.parametrize("text", ["int8", "fp8"])
-@pytest.mark.parametrize(("rows", "choice"), [(1, 0), (16, 0), (16, 5), (64, 0), (64, 3), (2048, 0), (2048, 2)])
+@pytest.mark.parametrize(
+    ("text", "rows", "choice"),
+    [
+        ("int8", 1, 0),
+        ("fp8", 16, 0),
+        ("int8", 16, 5),
+        ("int8", 64, 0),
+        ("fp8", 64, 3),
+        ("int8", 2048, 0),
+        ("fp8", 2048, 2),
+    ],
+)
 def test_it_compiles_and_takes_what_it_is_said_to(text: str, rows: int, choice: int, tmp_path: Path) -> None:
     first = start(text, rows, 4096, 1024)
     patch = CONTEXT.coder.write(Request(first, action_of(first, "multiply_codes"), CONTEXT.device))

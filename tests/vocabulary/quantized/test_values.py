@@ -12,26 +12,26 @@ from torch import nn
 from qimeng import KernelSpec
 from qimeng.interfaces import Action
 from tests.vocabulary.lowprecision.samples import action_of, after, layer, reading, start_of
-from tests.vocabulary.values import BF16, F16, F32, Case, check, run
+from tests.vocabulary.values import BF16, F16, F32, Case, Errors, check, run
 
 CASES = {
     "int8": Case("int8", (8, 200, 96), BF16, choices=(0, 4)),
     "int8, activation": Case("int8", (5, 96, 72), F16, nn.GELU(), fused=True, choices=(0,)),
     "int8, one scale": Case("int8:tensor", (20, 256, 40), BF16, choices=(0, 3)),
     "int8, fp32": Case("int8", (4, 130, 40), F32, choices=(0,)),
-    "int8, many rows": Case("int8", (150, 256, 130), BF16, bias=False, choices=(0, 2, 6)),
+    "int8, many rows": Case("int8", (130, 256, 40), BF16, bias=False, choices=(0, 2, 6)),
     "int8, one row": Case("int8", (1, 100, 40), F16, choices=(0,)),
     "fp8": Case("fp8", (8, 200, 96), BF16, choices=(0, 4)),
     "fp8, activation": Case("fp8", (20, 96, 72), F16, nn.SiLU(), fused=True, choices=(0,)),
     "fp8, one scale": Case("fp8:tensor", (8, 512, 40), BF16, choices=(0, 3)),
     "fp8, fp32": Case("fp8", (4, 130, 40), F32, choices=(0,)),
-    "fp8, many rows": Case("fp8", (150, 256, 130), BF16, bias=False, choices=(0, 2, 6)),
+    "fp8, many rows": Case("fp8", (130, 256, 40), BF16, bias=False, choices=(0, 2, 6)),
     "fp8, one row": Case("fp8", (1, 100, 40), BF16, choices=(0,)),
 }
 
 
-def errors_of(case: Case, choice: int) -> tuple[float, float]:
-    """The largest errors of a program whose codes are made by a kernel too, and of PyTorch."""
+def errors_of(case: Case) -> Errors:
+    """The largest errors of each program whose codes are made by a kernel too, and of PyTorch."""
     module, x = layer(*case.sizes, case.dtype, bias=case.bias, after=case.after)
     with torch.no_grad():
         module[0].weight[:2].zero_()  # channels of zeros
@@ -39,25 +39,29 @@ def errors_of(case: Case, choice: int) -> tuple[float, float]:
         if len(x) > 2:
             x[0], x[1] = 0.0, x[1] * 100
     spec = KernelSpec.from_module(module, (x,), weights=case.weights.partition(":")[0], activations=case.weights)
-    program = after(start_of(spec), action_of(start_of(spec), "multiply_codes"), choice)
-    if case.fused:
-        product = reading(program)
-        last = next(r for r in program.called if set(product.outputs) & set(r.inputs))
-        program = after(program, Action("fusion", (product.id, last.id)))
-    making = next(r for r in program.called if "amax" in r.label())
-    program = after(program, Action("lowering", (making.id,)))
-    assert len(program.called) == 2 and all(program.implementation(r).generated for r in program.called)
-    found = program.load().Model()
-    found.load_state_dict(module.state_dict())
+    start = start_of(spec)
     with torch.no_grad():
-        y, eager, exact = found(x), spec.module()(x), spec.module(dtype=torch.float64)(x.double())
-        if len(x) > 2:
-            wild = x.clone()
-            wild[0, 0], wild[2, 1] = float("inf"), float("nan")
-            assert torch.equal(found(wild).isfinite(), spec.module()(wild).isfinite())
+        eager, exact = spec.module()(x), spec.module(dtype=torch.float64)(x.double())
     rms = exact.square().mean(-1, keepdim=True).sqrt() + 1e-30
-    mine, theirs = (float(((z.double() - exact).abs() / (exact.abs() + rms)).max()) for z in (y, eager))
-    return mine, theirs
+    for choice in case.choices:
+        program = after(start, action_of(start, "multiply_codes"), choice)
+        if case.fused:
+            product = reading(program)
+            last = next(r for r in program.called if set(product.outputs) & set(r.inputs))
+            program = after(program, Action("fusion", (product.id, last.id)))
+        making = next(r for r in program.called if "amax" in r.label())
+        program = after(program, Action("lowering", (making.id,)))
+        assert len(program.called) == 2 and all(program.implementation(r).generated for r in program.called)
+        found = program.load().Model()
+        found.load_state_dict(module.state_dict())
+        with torch.no_grad():
+            y = found(x)
+            if len(x) > 2:
+                wild = x.clone()
+                wild[0, 0], wild[2, 1] = float("inf"), float("nan")
+                assert torch.equal(found(wild).isfinite(), spec.module()(wild).isfinite())
+        mine, theirs = (float(((z.double() - exact).abs() / (exact.abs() + rms)).max()) for z in (y, eager))
+        yield mine, theirs
 
 
 QUICK = ["int8", "int8, one scale", "fp8", "fp8, fp32", "fp8, activation"]

@@ -39,16 +39,24 @@ def test_the_printed_kernel(
 
 def test_what_lies_transposed_is_read_where_it_lies() -> None:
     spec = spec_of(Turned(nn.Linear(64, 48)).to(torch.float16), torch.randn(64, 24).half(), "csr:5")
-    program = after(start_of(spec), action_of(start_of(spec), "sparsify"))
+    start = start_of(spec)
+    program = after(start, action_of(start, "sparsify"))
     made = program.implementation(reading(program))
     assert isinstance(made.schedule, SparseSchedule) and made.schedule.transposed
     assert "_pack_a" not in made.source and "b_k * 24 + rm" in made.source
 
 
-@pytest.mark.parametrize("weights", ["bsr:16:10", "bsr:64:10", "csr:5"])
 @pytest.mark.parametrize(
-    ("rows", "choice", "dtype"),
-    [(8, 0, torch.bfloat16), (8, 5, torch.bfloat16), (2048, 0, torch.bfloat16), (64, 1, torch.float32)],
+    ("weights", "rows", "choice", "dtype"),
+    [
+        ("bsr:16:10", 8, 0, torch.bfloat16),
+        ("bsr:64:10", 8, 5, torch.bfloat16),
+        ("csr:5", 8, 5, torch.bfloat16),
+        ("bsr:64:10", 2048, 0, torch.bfloat16),
+        ("csr:5", 2048, 0, torch.bfloat16),
+        ("bsr:16:10", 64, 1, torch.float32),
+        ("csr:5", 64, 1, torch.float32),
+    ],
 )
 def test_it_compiles_and_takes_what_it_is_said_to(
     weights: str, rows: int, choice: int, dtype: torch.dtype, tmp_path: Path
