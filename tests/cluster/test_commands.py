@@ -27,7 +27,6 @@ def test_commands_without_a_cluster_say_so(tmp_path: Path, capsys: pytest.Captur
         "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\n"
         "def get_inputs():\n    return [torch.rand(4)]\ndef get_init_inputs():\n    return []\n"
     )
-    assert "`qimeng train` does not run on a cluster" in refused(capsys, "train", "--cluster", "auto")
     out = ("--out", tmp_path / "out", "--cluster", "local")
     assert "neither --interactive" in refused(capsys, "optimize", problem, *out, "--interactive")
     assert "--gpus counts the GPUs of this machine" in refused(capsys, "collect", *out, "--gpus", "2")
