@@ -1,4 +1,4 @@
-"""Live judges that work elsewhere: steps of several environments are judged beside each other, with the same results."""
+"""Judges that work elsewhere: steps of several environments are judged beside each other, with the same results."""
 
 from __future__ import annotations
 
