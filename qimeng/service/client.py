@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -172,8 +172,8 @@ class EvaluationClient:
         tickets: dict[Ticket, int] = {}
         left = list(range(len(submissions)))
         while len(found) < len(submissions):
-            sent = _fitting([submissions[number] for number in left])
-            for number, data in zip(left[:sent], self._send(submissions[n] for n in left[:sent]), strict=True):
+            batch = left[: _fitting([submissions[number] for number in left])]
+            for number, data in zip(batch, self._send([submissions[n] for n in batch]), strict=True):
                 if "error" not in data:
                     tickets[self._kept(submissions[number], data)] = number
                 elif data["error"]["reason"] != FULL:
@@ -208,8 +208,10 @@ class EvaluationClient:
         self._sent[ticket] = submission
         return ticket
 
-    def _send(self, submissions: Iterable[Submission]) -> list[dict[str, Any]]:
+    def _send(self, submissions: Sequence[Submission]) -> list[dict[str, Any]]:
         """What the service says of each."""
+        if not submissions:
+            return []
         data = self._call("POST", "/v1/batches", json={"submissions": [asdict(one) for one in submissions]})
         return list(data["evaluations"])
 
