@@ -120,6 +120,22 @@ def test_what_a_task_does_is_its_outcome_and_a_death_is_tried_elsewhere(nodes: N
         assert "sleep" in files, "what is cut off leaves its files as well"
 
 
+def test_a_keeper_that_dies_comes_back_and_its_work_is_done(nodes: Nodes, quick: None) -> None:
+    fleet = Fleet(nodes.address, "B200")
+    pool = ClusterPool(light.make, Measuring, fleet, lanes=1)
+    try:
+        assert pool.evaluate(request("before").program).ok and pool.home is not None
+        ticket = pool.submit(request("sleep 2"))
+        (pid,) = (said["pid"] for said in described(fleet._ray, [pool.home], LONG_S).values())
+        os.kill(pid, signal.SIGKILL)
+        assert pool.ask(ticket.request, ticket).ok
+        assert pool.report.again == {"machine": 1} and fleet.lost == {pool.home.name: 1}
+        (other,) = (said["pid"] for said in described(fleet._ray, [pool.home], LONG_S).values())
+        assert other != pid, "Ray has started it anew, and the pool has stayed on its GPU"
+    finally:
+        pool.close()
+
+
 def killed_meanwhile(nodes: Nodes, kills: int, seed: int) -> Iterator[tuple[str, Evaluation]]:
     """All answers of a pool whose nodes are killed at random, one after another, and replaced meanwhile."""
     rng = random.Random(seed)
