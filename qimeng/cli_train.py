@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,10 +20,6 @@ from qimeng.cli_cluster import Cluster, Generation
 from qimeng.cli_console import console
 from qimeng.cli_names import number
 from qimeng.errors import QimengError
-
-if TYPE_CHECKING:
-    from qimeng.planner.lm.config import TrainConfig
-    from qimeng.planner.lm.live import Elsewhere
 
 Config = Annotated[Path | None, typer.Option(help="TOML file of settings. `--explain` prints one with all settings.")]
 Overrides = Annotated[
@@ -67,7 +63,11 @@ def train(
         )
     prepare(out, settings)
     screen, began = console(), time.monotonic()
-    elsewhere = judges_there(cluster, generation, settings) if cluster else None
+    elsewhere = None
+    if cluster:
+        from qimeng.cluster.judging import judges_of
+
+        elsewhere = judges_of(cluster, generation, settings.device, settings.coder)
     screen.print("reading trees, capturing their specs", markup=False)
     sources = gather(settings, out, elsewhere=elsewhere)
     left = seconds - (time.monotonic() - began) if seconds else math.inf
@@ -108,17 +108,6 @@ def adapt(
     print_shares(screen, found.shares, found.times)
     screen.print(found.sentence(), markup=False)
     screen.print(f"written: {out}; use it as planner='lm:{out}'", markup=False)
-
-
-def judges_there(cluster: str, generation: str, settings: TrainConfig) -> Elsewhere:
-    """The judges of a cluster.
-
-    Raises:
-        ClusterError: there is no such cluster.
-    """
-    from qimeng.cluster.judging import judges_of
-
-    return judges_of(cluster, generation, settings.device, settings.coder)
 
 
 def _named(trees: list[Path] | None) -> list[str]:
