@@ -27,6 +27,8 @@ from qimeng.service.tokens import Tokens
 
 CONNECTIONS = 512
 """Most connections at a time; more are answered with status 503."""
+CLOSING_S = 3
+"""Seconds that requests have which are open when the server ends: clients may wait a minute for an answer."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ def config_of(app: Any, limits: Limits, **options: Any) -> Any:
 
     from qimeng.service.connections import patient_for
 
-    given = {"limit_concurrency": CONNECTIONS, "server_header": False, "log_level": "warning", **options}
+    given = {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": CLOSING_S, "server_header": False}
+    given |= {"log_level": "warning", **options}
     return uvicorn.Config(app, http=patient_for(limits.head_s), **given)
 
 

@@ -39,7 +39,7 @@ def measuring() -> tuple[Evaluator, OpGraph]:
 
 def fake_judge_of(spec: bytes, device: str | None, coder: str) -> tuple[Evaluator, OpGraph]:
     """In place of `qimeng.envs.steps.setup.judge_of`."""
-    return FakeEvaluator(estimated=True), capture_spec(KernelSpec.from_bytes(spec), verify=False)
+    return FakeEvaluator(estimated=True), capture_spec(KernelSpec.from_bytes(spec))
 
 
 def explore_there(assignment: Assignment, delay: float = 0.0) -> Explored:

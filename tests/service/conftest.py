@@ -33,7 +33,7 @@ def serving(pool: Callable[[], Any] = FakePool, limits: Limits | None = None, po
         listening.bind(("127.0.0.1", port))
         listening.listen()
         app = make_app(jobs, Tokens({"anna": TOKEN}))
-        server = uvicorn.Server(config_of(app, taken, log_level="error", timeout_graceful_shutdown=1))
+        server = uvicorn.Server(config_of(app, taken, log_level="critical", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not server.started:
