@@ -1,9 +1,9 @@
 """The same on Ray itself: few tests, since its processes take seconds. Who judges what: `test_scheduling`.
 
-Processes of GPUs answer without PyTorch (`light`), but for the collections. A simulated node costs three to four seconds
-of a core (Ray's two agents, a keeper, its process), a request that needs no judging six milliseconds, and a process with
-PyTorch four seconds. So 5 nodes are killed here; `test_scheduling` has 20, and 10,000 requests, in virtual time. With
-QIMENG_FULL_SCALE=1, 20 nodes are killed and 10,000 requests asked here as well.
+Processes of GPUs answer without PyTorch (`light`), but for the collections. A simulated node costs three to four
+seconds of a core (Ray's two agents, a keeper, its process), a request that needs no judging six milliseconds, and a
+process with PyTorch four seconds. So 5 nodes are killed here; `test_scheduling` has 20, and 10,000 requests, in virtual
+time. With QIMENG_FULL_SCALE=1, 20 nodes are killed and 10,000 requests asked here as well.
 """
 
 from __future__ import annotations
