@@ -41,6 +41,10 @@ def serve(
     seconds: Annotated[float, typer.Option(min=1, help="Seconds that one evaluation may take.")] = 600.0,
     reference_seconds: Annotated[float, typer.Option(min=1, help="Seconds that loading a reference may take.")] = 120.0,
     queue: Annotated[int, typer.Option(min=1, help="Open submissions of one client at a time.")] = 64,
+    answers: Annotated[
+        Path | None,
+        typer.Option(help="File in which answers are kept, so that they are known after a restart. Default: memory."),
+    ] = None,
     cluster: Cluster = "",
     generation: Generation = "",
 ) -> None:
@@ -61,7 +65,7 @@ def serve(
     check_address(host, tokens)
     place = Place(jobs, gpus, cluster, generation, Settings(device, reference_seconds))
     screen.print(f"serving on http://{host}:{port}{'' if tokens else ', for every process of this machine'}")
-    run(place, tokens, host, port, Limits(per_client=queue, seconds=seconds))
+    run(place, tokens, host, port, Limits(per_client=queue, seconds=seconds), answers)
 
 
 def _tokens(path: Path | None, screen: Console) -> Tokens | None:

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from qimeng.cli_cluster import Cluster, Generation
 from qimeng.cli_console import console
 from qimeng.cli_names import number
 from qimeng.errors import QimengError
@@ -37,19 +38,16 @@ def train(
     seconds: Annotated[
         float, typer.Option(callback=number, help="Seconds after which PPO, and so the run, ends; 0 for no limit.")
     ] = 0.0,
-    cluster: Annotated[
-        str, typer.Option(help="Refused: training runs on this machine. `qimeng collect` has this option.")
-    ] = "",
+    cluster: Cluster = "",
+    generation: Generation = "",
     explain: Annotated[
         bool, typer.Option("--explain", help="Print all settings with their meaning, and exit.")
     ] = False,
 ) -> None:
-    """Train a planner: imitation of the best branches of stored trees, then PPO."""
-    if cluster:
-        raise QimengError(
-            "`qimeng train` does not run on a cluster: it learns from stored trees on this machine; make them with "
-            "`qimeng collect --cluster` and pack them with `qimeng collect export`"
-        )
+    """Train a planner: imitation of the best branches of stored trees, then PPO.
+
+    With --cluster, the model is trained here, and a cluster's GPUs judge (answers = "live" or "mixed").
+    """
     from qimeng.planner.lm.config import load_config, to_toml
     from qimeng.planner.lm.run import Run, prepare
     from qimeng.planner.lm.sources import gather
@@ -58,10 +56,20 @@ def train(
     if explain:
         print(to_toml(settings, explained=True), end="")
         return
+    if cluster and settings.answers == "stored":
+        raise QimengError(
+            "with answers = 'stored' training asks no judge, so it has no use for a cluster: leave --cluster out, or "
+            "set answers to 'live' or 'mixed'. `qimeng collect --cluster` makes trees on a cluster"
+        )
     prepare(out, settings)
     screen, began = console(), time.monotonic()
+    elsewhere = None
+    if cluster:
+        from qimeng.cluster.judging import judges_of
+
+        elsewhere = judges_of(cluster, generation, settings.device, settings.coder)
     screen.print("reading trees, capturing their specs", markup=False)
-    sources = gather(settings, out)
+    sources = gather(settings, out, elsewhere=elsewhere)
     left = seconds - (time.monotonic() - began) if seconds else math.inf
     screen.print(f"{sources.data}; times: {sources.times}; {len(sources.held_out)} trees held out", markup=False)
     try:

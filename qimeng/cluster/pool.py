@@ -49,10 +49,20 @@ class ClusterPool(QueueingEvaluator):
         kind: their class, whose name, version and kind of times the pool goes by.
         fleet: the GPUs; the pool closes it.
         pinned: whether to stay on one GPU.
+        moves: whether a pinned pool goes on at another GPU where its own leaves, instead of raising `GpuLeft`: for
+            whoever compares only what an answer holds, a program's time beside its own baseline's.
         lanes: requests at a time on each GPU.
     """
 
-    def __init__(self, make: Make, kind: type[Evaluator], fleet: Fleet, pinned: bool = True, lanes: int = LANES):
+    def __init__(
+        self,
+        make: Make,
+        kind: type[Evaluator],
+        fleet: Fleet,
+        pinned: bool = True,
+        lanes: int = LANES,
+        moves: bool = False,
+    ):
         if lanes < 1:
             raise RequestError("a pool needs at least one lane on a GPU")
         super().__init__(kind, lanes)
@@ -61,7 +71,7 @@ class ClusterPool(QueueingEvaluator):
         self._used: dict[Gpu, int] = {}
         self._begun_calls = 0
         self._home: Gpu | None = None
-        self._measured = 0
+        self._moves, self._measured = moves, 0
         if not pinned:
             self.at_once = lanes * len(fleet.gpus)
 
@@ -123,7 +133,7 @@ class ClusterPool(QueueingEvaluator):
         """Choose the home of a pinned pool, or see whether it is still there."""
         if not self._pinned or self._home in (gpus := self._fleet.gpus):
             return
-        if self._home is not None and self._measured:
+        if self._home is not None and self._measured and not self._moves:
             raise GpuLeft(
                 f"{self._home.name} has left the cluster, or cannot be used; {self._measured} answers of it do not "
                 "compare with another GPU's: start this search again (ClusterPool.begin_again)"

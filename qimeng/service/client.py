@@ -5,6 +5,7 @@ Deals in HTTP requests. Needs neither PyTorch nor a GPU; needs `requests`, of th
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,13 @@ from qimeng.service.tokens import VARIABLE
 WAIT_S = 20.0
 """Seconds that one request waits for an answer."""
 SLACK_S = 30.0
+PATIENCE_S = 60.0
+"""Seconds for which a service that does not answer is asked again: it may be starting anew."""
+BATCH, BATCH_BYTES = 64, 900_000
+"""The most submissions of one request, and their characters: what the service takes by default (`Limits`)."""
+_PATH = "/v1/evaluations"
+FULL = "queue-full"
+"""The reason of a refusal after which the same may be sent again, once others have ended."""
 
 
 class ServiceFailed(ServiceError):
@@ -50,21 +58,26 @@ class Ticket:
 class EvaluationClient:
     """Asks an evaluation service. One client is for one thread.
 
+    What a service that was started anew knows no more is sent again.
+
     Args:
         url: such as ``"http://127.0.0.1:8460"``.
         token: of this client; by default that of the variable ``QIMENG_SERVICE_TOKEN``.
+        patience: seconds for which a service that cannot be reached is tried again.
 
     Raises:
         ServiceError: the extra is not installed.
     """
 
-    def __init__(self, url: str = "http://127.0.0.1:8460", token: str | None = None):
+    def __init__(self, url: str = "http://127.0.0.1:8460", token: str | None = None, patience: float = PATIENCE_S):
         try:
             import requests
         except ImportError:
             raise ServiceError("the client needs the extra `service`: pip install 'qimeng[service]'") from None
 
-        self._url, self._session = url.rstrip("/"), requests.Session()
+        self._url, self._session, self._patience = url.rstrip("/"), requests.Session(), patience
+        self._sent: dict[Ticket, Submission] = {}
+        self._ids: dict[Ticket, str] = {}
         token = os.environ.get(VARIABLE, "") if token is None else token
         if token:
             self._session.headers["Authorization"] = f"Bearer {token}"
@@ -104,10 +117,8 @@ class EvaluationClient:
         Raises:
             ServiceFailed: the service does not take it.
         """
-        options = Options(Asked(asked), tuple(compile_modes), seconds)
-        written = candidate if isinstance(candidate, Candidate) else Candidate(_text(candidate), Form(form))
-        submission = Submission(reference_of(reference), written, options)
-        return Ticket(str(self._call("POST", "/v1/evaluations", json=asdict(submission))["id"]))
+        submission = _submission(reference, candidate, asked, form, compile_modes, seconds)
+        return self._kept(submission, self._call("POST", _PATH, json=asdict(submission)))
 
     def gather(self, tickets: Sequence[Ticket], timeout: float | None = None) -> Iterator[tuple[Ticket, Answer | None]]:
         """The answers, each as soon as it is there; None for a submission that was cancelled.
@@ -122,17 +133,16 @@ class EvaluationClient:
         until = None if timeout is None else time.monotonic() + timeout
         left = list(dict.fromkeys(tickets))
         while left:
-            pause = WAIT_S if len(left) == 1 else 0.0
-            if until is not None:
-                pause = min(pause, max(0.0, until - time.monotonic()))
-            ended = [(t, data) for t in left if (data := self._find(t, pause))["state"] in ("done", "cancelled")]
+            pause = WAIT_S if until is None else min(WAIT_S, max(0.0, until - time.monotonic()))
+            asked = left[:BATCH]
+            ended = [(t, data) for t, data in zip(asked, self._found(asked, pause), strict=True) if _has_ended(data)]
             for ticket, data in ended:
                 left.remove(ticket)
+                self._sent.pop(ticket, None), self._ids.pop(ticket, None)
                 yield ticket, None if data["answer"] is None else Answer.from_data(data["answer"])
+            left = left[len(asked) - len(ended) :] + left[: len(asked) - len(ended)]  # the others' turn
             if until is not None and time.monotonic() >= until:
                 return
-            if left and not ended and not pause:
-                time.sleep(0.2)
 
     def evaluate(
         self, reference: str | Path | Reference | Any, candidate: str | Path | Candidate, **options: Any
@@ -147,13 +157,43 @@ class EvaluationClient:
             raise ServiceFailed(0, "cancelled", "the submission was cancelled")
         return found[1]
 
+    def evaluate_all(
+        self, reference: str | Path | Reference | Any, candidates: Sequence[str | Path | Candidate], **options: Any
+    ) -> list[Answer]:
+        """The answers to many candidates of one reference, in their order; see `submit` for the options.
+
+        They are sent many at a time. Where the service takes no more for the moment, the rest is sent later.
+
+        Raises:
+            ServiceFailed: the service does not take one of them, or somebody cancelled it.
+        """
+        submissions = [_submission(reference, candidate, **options) for candidate in candidates]
+        found: dict[int, Answer] = {}
+        tickets: dict[Ticket, int] = {}
+        left = list(range(len(submissions)))
+        while len(found) < len(submissions):
+            batch = left[: _fitting([submissions[number] for number in left])]
+            for number, data in zip(batch, self._send([submissions[n] for n in batch]), strict=True):
+                if "error" not in data:
+                    tickets[self._kept(submissions[number], data)] = number
+                elif data["error"]["reason"] != FULL:
+                    raise _refusal(422, data)
+            left = [number for number in left if number not in tickets.values() and number not in found]
+            for ticket, answer in self.gather(list(tickets), timeout=1.0 if left else None):
+                if answer is None:
+                    raise ServiceFailed(0, "cancelled", "a submission was cancelled")
+                found[tickets.pop(ticket)] = answer
+            if left and not tickets:
+                time.sleep(1.0)  # others have filled the queue
+        return [found[number] for number in range(len(submissions))]
+
     def cancel(self, ticket: Ticket) -> None:
         """End a submission.
 
         Raises:
             ServiceFailed: the service knows it no more.
         """
-        self._call("DELETE", f"/v1/evaluations/{ticket.id}")
+        self._call("DELETE", f"{_PATH}/{self._ids.get(ticket, ticket.id)}")
 
     def metrics(self) -> dict[str, Any]:
         """What judges, what waits, and counts of what was judged, by whose fault it failed.
@@ -163,23 +203,81 @@ class EvaluationClient:
         """
         return self._call("GET", "/v1/metrics")
 
-    def _find(self, ticket: Ticket, wait: float) -> dict[str, Any]:
-        return self._call("GET", f"/v1/evaluations/{ticket.id}", params={"wait": wait})
+    def _kept(self, submission: Submission, data: dict[str, Any]) -> Ticket:
+        ticket = Ticket(str(data["id"]))
+        self._sent[ticket] = submission
+        return ticket
+
+    def _send(self, submissions: Sequence[Submission]) -> list[dict[str, Any]]:
+        """What the service says of each."""
+        if not submissions:
+            return []
+        data = self._call("POST", "/v1/batches", json={"submissions": [asdict(one) for one in submissions]})
+        return list(data["evaluations"])
+
+    def _found(self, tickets: Sequence[Ticket], wait: float) -> list[dict[str, Any]]:
+        """What the service knows of each, once one of them has ended; what it knows no more is sent again."""
+        ids = ",".join(self._ids.get(ticket, ticket.id) for ticket in tickets)
+        found = self._call("GET", _PATH, params={"ids": ids, "wait": wait})["evaluations"]
+        for number, (ticket, data) in enumerate(zip(tickets, found, strict=True)):
+            if "error" in data:
+                if ticket not in self._sent:
+                    raise _refusal(404, data)
+                found[number] = self._call("POST", _PATH, json=asdict(self._sent[ticket]))
+                self._ids[ticket] = str(found[number]["id"])
+        return list(found)
 
     def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         import requests
 
+        until = time.monotonic() + self._patience
+        while True:
+            try:
+                answer = self._session.request(method, self._url + path, timeout=WAIT_S + SLACK_S, **arguments)
+                break
+            except requests.RequestException as error:
+                if time.monotonic() >= until or not isinstance(error, requests.ConnectionError):
+                    raise ServiceFailed(0, "unreachable", f"no answer from {self._url}: {error}") from error
+                time.sleep(0.5)
         try:
-            answer = self._session.request(method, self._url + path, timeout=WAIT_S + SLACK_S, **arguments)
             data = answer.json()
-        except (requests.RequestException, ValueError) as error:
-            raise ServiceFailed(0, "unreachable", f"no answer from {self._url}: {error}") from error
-        if answer.status_code >= 400:
-            said = data.get("error", {}) if isinstance(data, dict) else {}
-            raise ServiceFailed(
-                answer.status_code, said.get("reason", "unknown"), said.get("message", answer.text[:500])
-            )
+        except ValueError:
+            data = {"error": {"reason": "unknown", "message": answer.text[:500]}}
+        if answer.status_code >= 400 or not isinstance(data, dict):
+            raise _refusal(answer.status_code, data)
         return dict(data)
+
+
+def _refusal(status: int, data: Any) -> ServiceFailed:
+    said = data.get("error", {}) if isinstance(data, dict) else {}
+    return ServiceFailed(status, said.get("reason", "unknown"), said.get("message", "the answer is none of a service"))
+
+
+def _has_ended(data: dict[str, Any]) -> bool:
+    return data["state"] in ("done", "cancelled")
+
+
+def _submission(
+    reference: str | Path | Reference | Any,
+    candidate: str | Path | Candidate,
+    asked: str | Asked = Asked.FINAL,
+    form: str | Form = Form.AUTO,
+    compile_modes: Sequence[str] = (),
+    seconds: float | None = None,
+) -> Submission:
+    written = candidate if isinstance(candidate, Candidate) else Candidate(_text(candidate), Form(form))
+    return Submission(reference_of(reference), written, Options(Asked(asked), tuple(compile_modes), seconds))
+
+
+def _fitting(submissions: Sequence[Submission]) -> int:
+    """How many of them, from the first on, fit into one request; one does in any case."""
+    room, number = BATCH_BYTES, 0
+    while number < min(len(submissions), BATCH):
+        room -= len(json.dumps(asdict(submissions[number])))
+        if room < 0 and number:
+            break
+        number += 1
+    return number
 
 
 def reference_of(thing: str | Path | Reference | Any) -> Reference:

@@ -21,6 +21,7 @@ from qimeng.envs.workers.answering import failure_of, no_verdict
 from qimeng.envs.workers.queueing import QueueingEvaluator
 from qimeng.errors import in_words
 from qimeng.interfaces import Evaluation, EvaluationRequest, Ticket
+from qimeng.service.known import KnownAnswers
 from qimeng.service.limits import Limits, Refused
 from qimeng.service.messages import Answer, Submission
 
@@ -72,14 +73,21 @@ class Jobs:
         make: makes the pool, and another one where that raised.
         limits: what is taken.
         versions: of what judges, for the answers.
+        known: answers that are known already, and where new ones are kept; in memory by default. The jobs close it.
     """
 
-    def __init__(self, make: Callable[[], QueueingEvaluator], limits: Limits, versions: dict[str, str] | None = None):
+    def __init__(
+        self,
+        make: Callable[[], QueueingEvaluator],
+        limits: Limits,
+        versions: dict[str, str] | None = None,
+        known: KnownAnswers | None = None,
+    ):
         self.limits, self._make, self._versions = limits, make, dict(versions or {})
+        self._known = known or KnownAnswers(None, limits.kept, self._versions)
         self._lock = threading.Lock()
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._open: dict[str, Job] = {}
-        self._known: OrderedDict[str, Answer] = OrderedDict()
         self._tickets: dict[str, Ticket] = {}
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.counts: Counter[str] = Counter()
@@ -103,7 +111,6 @@ class Jobs:
             job = Job(secrets.token_urlsafe(16), client, submission.digest)
             known = self._known.get(job.digest)
             if known is not None:
-                self._known.move_to_end(job.digest)
                 self.counts["known"] += 1
                 job.state, job.answer, job.known = State.DONE, known, True
             else:
@@ -158,6 +165,8 @@ class Jobs:
         """End all work; open jobs stay unanswered."""
         self._orders.put(None)
         self._thread.join()
+        with self._lock:
+            self._known.close()
 
     # -- in any thread, with the lock
 
@@ -169,8 +178,6 @@ class Jobs:
             raise Refused(503, "queue-full", "the service is busy; try again later")
 
     def _forget_old(self) -> None:
-        while len(self._known) > self.limits.kept:
-            self._known.popitem(last=False)
         for job_id in list(self._jobs)[: max(0, len(self._jobs) - len(self._open) - self.limits.kept)]:
             if self._jobs[job_id].state.ended:
                 del self._jobs[job_id]
@@ -221,7 +228,7 @@ class Jobs:
             if answer.fault is not None:
                 self.faults[answer.fault.kind] += 1
             if found.lasting and answer.fault is not None or found.ok:
-                self._known[job.digest] = answer
+                self._known.put(job.digest, answer)
 
     def _guarded(self, order: Callable[[], None]) -> None:
         """Do as ordered; where the pool raises, all that is open is answered with that, and a new pool is made."""

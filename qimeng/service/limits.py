@@ -33,8 +33,10 @@ class Limits:
 
     Attributes:
         body_bytes: of one HTTP request.
-        body_s: seconds in which a request must have arrived.
+        head_s: seconds in which the head of a request must have arrived.
+        body_s: seconds in which its body must have arrived.
         source_chars: of a reference, and of a candidate.
+        batch: submissions in one request.
         per_client: submissions of one client that wait or are judged.
         in_all: submissions that wait or are judged.
         seconds: that one evaluation may take, its reference included.
@@ -43,8 +45,10 @@ class Limits:
     """
 
     body_bytes: int = 1 << 20
+    head_s: float = 20.0
     body_s: float = 30.0
     source_chars: int = 200_000
+    batch: int = 64
     per_client: int = 64
     in_all: int = 1024
     seconds: float = 600.0

@@ -127,6 +127,15 @@ class Submission:
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Several questions in one request; each is taken or refused by itself."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+
+    submissions: tuple[Submission, ...]
+
+
+@dataclass(frozen=True)
 class Failure:
     """Why a candidate did not pass, or was not judged.
 
@@ -258,6 +267,7 @@ __all__ = [
     "HACKS",
     "REFERENCE_FAILED",
     "Answer",
+    "Batch",
     "Candidate",
     "Failure",
     "Form",

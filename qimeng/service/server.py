@@ -9,6 +9,7 @@ import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from qimeng.bench.gpus import gpu_places, visible_gpus
@@ -19,12 +20,15 @@ from qimeng.service.app import make_app
 from qimeng.service.errors import ServiceError
 from qimeng.service.hosting import REQUIRED, Settings, describe
 from qimeng.service.jobs import Jobs
+from qimeng.service.known import KnownAnswers
 from qimeng.service.limits import Limits
 from qimeng.service.pools import ClusterApart, LocalApart, described_here
 from qimeng.service.tokens import Tokens
 
 CONNECTIONS = 512
 """Most connections at a time; more are answered with status 503."""
+CLOSING_S = 3
+"""Seconds that requests have which are open when the server ends: clients may wait a minute for an answer."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,14 @@ def check_address(host: str, tokens: Tokens | None) -> None:
     raise ServiceError(f"without a token, the service listens on 127.0.0.1 only, not on {host}; use --token-file")
 
 
-def run(place: Place, tokens: Tokens | None, host: str, port: int, limits: Limits | None = None) -> None:
+def run(
+    place: Place,
+    tokens: Tokens | None,
+    host: str,
+    port: int,
+    limits: Limits | None = None,
+    answers: Path | None = None,
+) -> None:
     """Serve until the process is interrupted.
 
     Args:
@@ -104,20 +115,34 @@ def run(place: Place, tokens: Tokens | None, host: str, port: int, limits: Limit
         host: address to listen on.
         port: port to listen on.
         limits: what is taken.
+        answers: file in which answers are kept, so that they are known after a restart; None for memory alone.
 
     Raises:
-        ServiceError: see `check_address` and `Place.open`.
+        ServiceError: see `check_address`, `Place.open` and `KnownAnswers`.
     """
     import uvicorn
 
     check_address(host, tokens)
+    taken = limits or Limits()
     make, about = place.open()
-    jobs = Jobs(make, limits or Limits(), about["versions"])
+    known = KnownAnswers(answers, taken.kept, {name: about[name] for name in ("device", "gpu", "versions")})
+    jobs = Jobs(make, taken, about["versions"], known)
     try:
-        app: Any = make_app(jobs, tokens, about)
-        uvicorn.run(app, host=host, port=port, limit_concurrency=CONNECTIONS, server_header=False, log_level="warning")
+        with suppress(KeyboardInterrupt):  # it has ended by then
+            uvicorn.Server(config_of(make_app(jobs, tokens, about), taken, host=host, port=port)).run()
     finally:
         jobs.close()
 
 
-__all__ = ["Place", "check_address", "run"]
+def config_of(app: Any, limits: Limits, **options: Any) -> Any:
+    """The settings of uvicorn for an app: how many connections there may be, and how long they may say nothing."""
+    import uvicorn
+
+    from qimeng.service.connections import patient_for
+
+    given = {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": CLOSING_S, "server_header": False}
+    given |= {"log_level": "warning", **options}
+    return uvicorn.Config(app, http=patient_for(limits.head_s), **given)
+
+
+__all__ = ["CONNECTIONS", "Place", "check_address", "config_of", "run"]

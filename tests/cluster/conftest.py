@@ -16,8 +16,15 @@ from qimeng.cluster.connection import LOOPBACK
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE_BYTES = 80 << 20
-HEALTH = {"health_check_initial_delay_ms": 2000, "health_check_period_ms": 1000, "health_check_failure_threshold": 10}
-"""A node that was killed is seen to be gone when its connection ends; one that a busy machine keeps waiting is not."""
+SETTINGS = {
+    "health_check_initial_delay_ms": 2000,
+    "health_check_period_ms": 1000,
+    "health_check_failure_threshold": 10,
+    "enable_worker_prestart": False,
+    "prestart_worker_first_driver": False,
+}
+"""A node that was killed is seen to be gone when its connection ends; one that a busy machine keeps waiting is not. No
+process is started before it is needed: each takes a second of a core."""
 
 
 class Nodes:
@@ -35,9 +42,11 @@ class Nodes:
             "num_gpus": 2,
             "labels": {"ray.io/accelerator-type": "B200"},
             "include_dashboard": False,
+            "include_log_monitor": False,
+            "no_monitor": True,
             "object_store_memory": STORE_BYTES,
             "node_ip_address": "127.0.0.1",
-            "_system_config": HEALTH,
+            "_system_config": SETTINGS,
         }
         self.folder = folder
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -87,6 +96,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))  # for what runs there to find the tests
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         pytest.importorskip("ray", reason="ray is not installed (the extra cluster)")  # it reads these when imported
+        # a node that is started in a thread may set no handler; the test's own process ends them all
+        patch.setattr("ray._private.utils.set_sigterm_handler", lambda handler: None)
         made = Nodes(folder)
         try:
             yield made

@@ -12,6 +12,9 @@ from qimeng.device import Card
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Evaluation, EvaluationRequest, Evaluator, SerialEvaluator
 from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
+from qimeng.spec import KernelSpec
+from qimeng.testing import FakeEvaluator
 from tests.cluster.light import here, verdict
 
 NOTHING = OpGraph({}, ())
@@ -32,6 +35,11 @@ class Measuring(SerialEvaluator):
 
 def measuring() -> tuple[Evaluator, OpGraph]:
     return Measuring(), NOTHING
+
+
+def fake_judge_of(spec: bytes, device: str | None, coder: str) -> tuple[Evaluator, OpGraph]:
+    """In place of `qimeng.envs.steps.setup.judge_of`."""
+    return FakeEvaluator(estimated=True), capture_spec(KernelSpec.from_bytes(spec))
 
 
 def explore_there(assignment: Assignment, delay: float = 0.0) -> Explored:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -27,7 +28,6 @@ def test_commands_without_a_cluster_say_so(tmp_path: Path, capsys: pytest.Captur
         "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x + 1\n"
         "def get_inputs():\n    return [torch.rand(4)]\ndef get_init_inputs():\n    return []\n"
     )
-    assert "`qimeng train` does not run on a cluster" in refused(capsys, "train", "--cluster", "auto")
     out = ("--out", tmp_path / "out", "--cluster", "local")
     assert "neither --interactive" in refused(capsys, "optimize", problem, *out, "--interactive")
     assert "--gpus counts the GPUs of this machine" in refused(capsys, "collect", *out, "--gpus", "2")
@@ -43,6 +43,23 @@ def test_an_address_where_nobody_listens_is_refused(monkeypatch: pytest.MonkeyPa
         port = free.getsockname()[1]
     with pytest.raises(ClusterError, match="start one with `ray start`"):
         connect(f"127.0.0.1:{port}")
+
+
+def test_which_gpus_this_process_sees_is_told_to_no_other_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+
+    def init(**options: object) -> None:
+        seen.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+    monkeypatch.setenv(connection.LOOPBACK, "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    ray = pytest.importorskip("ray", reason="ray is not installed (the extra cluster)")
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    connect("auto")
+    connect("local")
+    assert seen == [None, "7"] and os.environ["CUDA_VISIBLE_DEVICES"] == "7"
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

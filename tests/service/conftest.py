@@ -20,17 +20,20 @@ TOKEN = "t" * 24
 
 
 @contextmanager
-def serving(pool: Callable[[], Any] = FakePool, limits: Limits | None = None) -> Iterator[str]:
-    """The address of a server."""
+def serving(pool: Callable[[], Any] = FakePool, limits: Limits | None = None, port: int = 0) -> Iterator[str]:
+    """The address of a server; on a free port, where none is given."""
     uvicorn = pytest.importorskip("uvicorn")
     from qimeng.service.app import make_app
+    from qimeng.service.server import config_of
 
-    jobs = Jobs(pool, limits or Limits(), {})
+    taken = limits or Limits()
+    jobs = Jobs(pool, taken, {})
     with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
         listening.listen()
         app = make_app(jobs, Tokens({"anna": TOKEN}))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+        server = uvicorn.Server(config_of(app, taken, log_level="critical", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not server.started:

@@ -52,7 +52,7 @@ def test_what_the_service_refuses_is_an_error(client: EvaluationClient, address:
     assert (error.value.status, error.value.reason) == (422, "invalid")
     with EvaluationClient(address, "no token of anybody") as other, pytest.raises(ServiceFailed, match="Bearer"):
         other.metrics()
-    with EvaluationClient("http://127.0.0.1:9", TOKEN) as nowhere, pytest.raises(ServiceFailed, match="no answer"):
+    with EvaluationClient("http://127.0.0.1:9", TOKEN, 0) as nowhere, pytest.raises(ServiceFailed, match="no answer"):
         nowhere.metrics()
 
 

@@ -142,17 +142,18 @@ def make_task(
     with together():
         spec.check()
         row, reason = make_device(device), ""
+        place = "cuda" if row.measured and current_device() is not None else "cpu"  # a cluster's GPU is not here
         if row.measured and evaluator is None:
             shared_server().prepare(library_modules(spec))  # while the computation is captured here
         start = opaque_program(spec)
         whole = None if spec.weights else start  # what its author wrote has other weights
         try:
-            start = Program.start(capture_spec(spec, device="cuda" if row.measured else "cpu"))
+            start = Program.start(capture_spec(spec, device=place))
         except CaptureError as error:
             if spec.weights:
                 raise SpecError(f"weights={spec.weights!r} needs the computation as a graph, and {error}") from error
             reason = f"left on PyTorch as it is: {error}"
-    reference = partial(spec.module, "cuda" if row.measured else "cpu")
+    reference = partial(spec.module, place)
     if tables := updated_tables(start.graph):
         spec = spec.with_(updated=tables)
     context = Context(row, make_coder(coder), spec.mode)
@@ -240,11 +241,11 @@ def make_pool(
     from qimeng.envs.workers.local_pool import LocalPool
 
     row = make_device(device)
-    return LocalPool(partial(_judge_of, spec.to_bytes(), device, coder), evaluator_kind(row), environments)
+    return LocalPool(partial(judge_of, spec.to_bytes(), device, coder), evaluator_kind(row), environments)
 
 
-def _judge_of(spec: bytes, device: str | Device | None, coder: str) -> tuple[Evaluator, OpGraph]:
-    """In a process of a pool: the judge of a specification, and its graph."""
+def judge_of(spec: bytes, device: str | Device | None, coder: str) -> tuple[Evaluator, OpGraph]:
+    """In a process of a pool: the judge of a specification (`KernelSpec.to_bytes`), and its graph."""
     from qimeng.spec import KernelSpec
 
     task = make_task(KernelSpec.from_bytes(spec), device=device, coder=coder)
@@ -293,6 +294,7 @@ __all__ = [
     "CODERS",
     "conditions_of",
     "evaluator_kind",
+    "judge_of",
     "make_coder",
     "make_device",
     "make_evaluator",

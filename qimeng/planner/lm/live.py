@@ -15,10 +15,10 @@ from qimeng.envs.steps.caching import UNKNOWN, CachingEvaluator, subject_of
 from qimeng.envs.steps.setup import conditions_of, evaluator_kind, make_coder, make_evaluator, make_task
 from qimeng.envs.steps.task import Task
 from qimeng.errors import QimengError
-from qimeng.interfaces import Coder, Evaluation, EvaluationRequest, Evaluator, SerialEvaluator, Ticket
+from qimeng.interfaces import Coder, Evaluation, EvaluationRequest, Evaluator, Ticket
 from qimeng.planner.lm.stored import StoredTask
 from qimeng.spec import KernelSpec
-from qimeng.store import Store
+from qimeng.store import Conditions, Store
 
 OPEN = 8
 """Judges that are open at once, each with processes of its own."""
@@ -50,28 +50,47 @@ class OpenJudges:
             self._open.popitem()[1].close()
 
 
-class LateJudge(SerialEvaluator):
-    """The judge that `make` makes, once it is asked.
+class LateJudge(Evaluator):
+    """The judge that `make` makes, once it is asked. What was asked of one that was closed meanwhile is asked again.
 
     Args:
         key: names it among `judges`.
         make: makes it.
         judges: keeps it open.
         kind: its class, whose name, version and kind of times it goes by.
+        at_once: see `Evaluator`.
     """
 
-    def __init__(self, key: str, make: Callable[[], Evaluator], judges: OpenJudges, kind: type[Evaluator]):
+    def __init__(
+        self, key: str, make: Callable[[], Evaluator], judges: OpenJudges, kind: type[Evaluator], at_once: int = 1
+    ):
         self.key, self.make, self.judges = key, make, judges
-        self._name, self.version, self.estimated = kind.__name__, kind.version, kind.estimated
+        self._name, self.version, self.estimated, self.at_once = kind.__name__, kind.version, kind.estimated, at_once
+        self._asked: dict[Ticket, tuple[Evaluator, Ticket]] = {}
 
     @property
     def name(self) -> str:
         """That of the judge."""
         return self._name
 
-    def answer(self, request: EvaluationRequest) -> Evaluation:
+    def submit(self, request: EvaluationRequest) -> Ticket:
+        """Pass the request on."""
+        judge, ticket = self.judges(self.key, self.make), Ticket(request)
+        self._asked[ticket] = judge, judge.submit(request)
+        return ticket
+
+    def gather(self, tickets: Sequence[Ticket], timeout: float | None = None) -> Iterator[tuple[Ticket, Evaluation]]:
         """What the judge says."""
-        return self.judges(self.key, self.make).ask(request)
+        judge, waiting = self.judges(self.key, self.make), dict[Ticket, Ticket]()
+        for ticket in tickets:
+            asked, inner = self._asked[ticket]
+            if asked is not judge:
+                inner = judge.submit(ticket.request)
+                self._asked[ticket] = judge, inner
+            waiting[inner] = ticket
+        for inner, found in judge.gather(list(waiting), timeout):
+            del self._asked[waiting[inner]]
+            yield waiting[inner], found
 
 
 @dataclass
@@ -106,7 +125,7 @@ class MeteredEvaluator(Evaluator):
     """
 
     def __init__(self, evaluator: Evaluator, meter: Meter, key: str):
-        self.evaluator, self.meter, self.key = evaluator, meter, key
+        self.evaluator, self.meter, self.key, self.at_once = evaluator, meter, key, evaluator.at_once
 
     def submit(self, request: EvaluationRequest) -> Ticket:
         """Count the request and pass it on."""
@@ -122,7 +141,7 @@ class MeteredEvaluator(Evaluator):
         self.evaluator.close()
 
 
-class FirstStored(SerialEvaluator):
+class FirstStored(Evaluator):
     """Answers from what is stored; asks the judge what is not.
 
     Args:
@@ -131,18 +150,53 @@ class FirstStored(SerialEvaluator):
     """
 
     def __init__(self, stored: Evaluator, judge: Evaluator):
-        self.stored, self.judge = stored, judge
+        self.stored, self.judge, self.at_once = stored, judge, judge.at_once
+        self._known: dict[Ticket, Evaluation] = {}
+        self._asked: dict[Ticket, Ticket] = {}
 
-    def answer(self, request: EvaluationRequest) -> Evaluation:
-        """The stored answer, or a new one."""
-        found = self.stored.ask(request)
+    def submit(self, request: EvaluationRequest) -> Ticket:
+        """Look the request up; pass it on where nothing is stored."""
+        ticket, found = Ticket(request), self.stored.ask(request)
         if found.failure != UNKNOWN:
-            return found
-        return self.judge.ask(replace(request, spec=""))  # a tree may know the specification by an older digest
+            self._known[ticket] = found
+        else:  # a tree may know the specification by an older digest
+            self._asked[ticket] = self.judge.submit(replace(request, spec=""))
+        return ticket
+
+    def gather(self, tickets: Sequence[Ticket], timeout: float | None = None) -> Iterator[tuple[Ticket, Evaluation]]:
+        """Stored answers first, then new ones."""
+        waiting = {self._asked[ticket]: ticket for ticket in tickets if ticket in self._asked}
+        for ticket in tickets:
+            if ticket in self._known:
+                yield ticket, self._known.pop(ticket)
+        for inner, found in self.judge.gather(list(waiting), timeout) if waiting else ():
+            del self._asked[waiting[inner]]
+            yield waiting[inner], found
 
     def close(self) -> None:
         """Close the judge."""
         self.judge.close()
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Where live judges work that are not of this machine, such as on a cluster (`qimeng.cluster.judging`).
+
+    Attributes:
+        device: that they judge for.
+        versions: of what judges there, for the keys of the store.
+        make: makes the judge of a spec.
+        at_once: environments whose steps are judged beside each other (`Evaluator.at_once`).
+    """
+
+    device: Device
+    versions: tuple[tuple[str, str], ...]
+    make: Callable[[KernelSpec], Evaluator]
+    at_once: int = 2
+
+    def conditions(self, spec: KernelSpec) -> Conditions:
+        """What the findings about `spec` depend on."""
+        return Conditions(spec.digest, self.device.name, spec.mode, not self.device.measured, self.versions)
 
 
 def live_tasks(
@@ -152,8 +206,9 @@ def live_tasks(
     meter: Meter,
     judges: OpenJudges,
     coder: str | Coder = "template",
+    elsewhere: Elsewhere | None = None,
 ) -> Iterator[Task]:
-    """A task for each spec that can be captured, judged on this machine, each program once.
+    """A task for each spec that can be captured, judged on this machine or elsewhere, each program once.
 
     Specs with the structure of a problem that planners are judged on are left out.
     """
@@ -169,14 +224,21 @@ def live_tasks(
             continue
         if task.start.fallback or structure(task.start.graph) in reserved():
             continue
-        cached = CachingEvaluator(_late(spec, task, judges), store, task.conditions)
-        yield replace(task, evaluator=MeteredEvaluator(cached, meter, task.conditions.digest))
+        conditions = task.conditions if elsewhere is None else elsewhere.conditions(spec)
+        cached = CachingEvaluator(_late(spec, task, judges, elsewhere), store, conditions)
+        yield replace(task, evaluator=MeteredEvaluator(cached, meter, conditions.digest), conditions=conditions)
 
 
 def mixed_task(
-    stored: StoredTask, device: Device, store: Store, meter: Meter, judges: OpenJudges, coder: str | Coder = "template"
+    stored: StoredTask,
+    device: Device,
+    store: Store,
+    meter: Meter,
+    judges: OpenJudges,
+    coder: str | Coder = "template",
+    elsewhere: Elsewhere | None = None,
 ) -> Task:
-    """The task of a tree; this machine's judge answers what the tree lacks, and the answers go to `store`.
+    """The task of a tree; a judge answers what the tree lacks, and the answers go to `store`.
 
     Today's coder writes the patches: one that differs from the tree's is judged like any other new one.
 
@@ -185,18 +247,22 @@ def mixed_task(
     """
     spec, tree = stored.tree.spec(), stored.task.conditions
     task = replace(stored.task, context=replace(stored.task.context, device=device, coder=make_coder(coder)))
-    judge = _late(spec, task, judges)
-    live = conditions_of(spec, judge, device)
+    judge = _late(spec, task, judges, elsewhere)
+    live = conditions_of(spec, judge, device) if elsewhere is None else elsewhere.conditions(spec)
     if (live.device, live.estimated) != (tree.device, tree.estimated):
         kinds = [f"{c.device}, {'estimated' if c.estimated else 'measured'}" for c in (tree, live)]
-        raise ValueError(f"the tree of {stored.tree.name} has times of {kinds[0]}; here they would be of {kinds[1]}")
+        where = "here" if elsewhere is None else "there"
+        raise ValueError(f"the tree of {stored.tree.name} has times of {kinds[0]}; {where} they would be of {kinds[1]}")
     cached = CachingEvaluator(judge, store, live)
     return replace(task, evaluator=FirstStored(task.evaluator, MeteredEvaluator(cached, meter, live.digest)))
 
 
-def _late(spec: KernelSpec, task: Task, judges: OpenJudges) -> LateJudge:
-    make, device = partial(make_evaluator, spec, task.start, task.context), task.context.device
-    return LateJudge(f"{spec.digest} {device.name} {task.context.mode}", make, judges, evaluator_kind(device))
+def _late(spec: KernelSpec, task: Task, judges: OpenJudges, elsewhere: Elsewhere | None) -> LateJudge:
+    device = task.context.device
+    make, at_once = partial(make_evaluator, spec, task.start, task.context), 1
+    if elsewhere is not None:
+        make, at_once = partial(elsewhere.make, spec), elsewhere.at_once
+    return LateJudge(f"{spec.digest} {device.name} {task.context.mode}", make, judges, evaluator_kind(device), at_once)
 
 
 def _never() -> Evaluator:
@@ -205,6 +271,7 @@ def _never() -> Evaluator:
 
 __all__ = [
     "OPEN",
+    "Elsewhere",
     "FirstStored",
     "LateJudge",
     "Meter",

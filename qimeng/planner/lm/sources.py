@@ -22,7 +22,7 @@ from qimeng.planner.data.tree_store import put_drawn
 from qimeng.planner.lm.branches import Teacher, pairs_of
 from qimeng.planner.lm.config import TrainConfig, TrainingError, processor_of
 from qimeng.planner.lm.imitation import Example
-from qimeng.planner.lm.live import Meter, OpenJudges, live_tasks, mixed_task
+from qimeng.planner.lm.live import Elsewhere, Meter, OpenJudges, live_tasks, mixed_task
 from qimeng.planner.lm.replay import worth_replaying
 from qimeng.planner.lm.stored import Offer, StoredTask, looked_through, stored_tasks
 from qimeng.store import Store
@@ -82,7 +82,7 @@ class Sources:
             self.store.close()
 
 
-def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
+def gather(config: TrainConfig, out: Path, evaluations: int = 0, elsewhere: Elsewhere | None = None) -> Sources:
     """Read trees, or draw specs, as `config` says.
 
     Args:
@@ -90,6 +90,7 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
         out: folder of the run, where a store of live answers lies.
         evaluations: budget; 0 for no limit. Where trees answer, only as many trees are trained on as hold together no
             more evaluations; where a judge answers, it is asked no more often.
+        elsewhere: where live judges work; None for this machine.
 
     Raises:
         TrainingError: no tree, or none of the device, or nothing that can be captured here, or no such processor.
@@ -99,11 +100,12 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
     processor_of(config)  # before minutes of reading
     meter, judges = Meter(evaluations), OpenJudges()
     if config.answers == "live":
-        device, store = make_device(config.device or None), Store(out / "store.sqlite")
+        device = make_device(config.device or None) if elsewhere is None else elsewhere.device
+        store = Store(out / "store.sqlite")
         drawn = list(draw_many(config.seed, config.specs))
         for one in drawn:
             put_drawn(store, one)
-        tasks = tuple(live_tasks((d.spec for d in drawn), device, store, meter, judges, config.coder))
+        tasks = tuple(live_tasks((d.spec for d in drawn), device, store, meter, judges, config.coder, elsewhere))
         if not tasks:
             raise TrainingError(f"none of {config.specs} drawn specs can be optimized here")
         words = f"live: {len(tasks)} drawn specs (sequence {config.seed})"
@@ -131,9 +133,10 @@ def gather(config: TrainConfig, out: Path, evaluations: int = 0) -> Sources:
     if config.answers == "stored":
         tasks, offer, asked = tuple(s.task for s in stored), Offer.of(stored), None
     else:
-        row, asked, offer = _judging(conditions.device), Store(out / "store.sqlite"), None
+        row = _judging(conditions.device) if elsewhere is None else elsewhere.device
+        asked, offer = Store(out / "store.sqlite"), None
         try:
-            tasks = tuple(mixed_task(s, row, asked, meter, judges, config.coder) for s in stored)
+            tasks = tuple(mixed_task(s, row, asked, meter, judges, config.coder, elsewhere) for s in stored)
         except ValueError as error:
             raise TrainingError(f"{error}; set answers = 'stored'") from None
         words += "; gaps judged live"

@@ -146,9 +146,10 @@ def make_learner(
     """
     from sb3_contrib import MaskablePPO
     from stable_baselines3.common.utils import LinearSchedule
-    from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
+    from stable_baselines3.common.vec_env import VecMonitor
 
     from qimeng.planner.lm.policy import LanguageModelPolicy
+    from qimeng.planner.lm.side_by_side import SideBySide
 
     s = settings or Ppo()
 
@@ -157,7 +158,7 @@ def make_learner(
 
     return MaskablePPO(
         LanguageModelPolicy,
-        VecMonitor(DummyVecEnv([environment] * s.environments)),
+        VecMonitor(SideBySide([environment] * s.environments)),
         learning_rate=LinearSchedule(s.rate, s.rate / 10, 1.0),  # the last update has the last rate
         n_steps=s.rollout,
         batch_size=s.batch,
