@@ -24,23 +24,25 @@ class Coded:
 
     Attributes:
         left: codes of the activations, [..., K].
-        left_scale: fp32, one for each row, or one.
+        left_scale: fp32, one for each row, or one; None where sums are not scaled.
         right: codes of the weight, [N, K].
-        right_scale: fp32, one for each row of it.
+        right_scale: fp32, one for each row of it, or one; None as there.
         whole: all activations share one scale.
         floating: codes are fp8, else int8.
         widened: both operands in the dtype of the product.
         product: the region without the operators that widen, so that both are among its inputs.
+        right_whole: the whole weight shares one scale.
     """
 
     left: Value
-    left_scale: Value
+    left_scale: Value | None
     right: Value
-    right_scale: Value
+    right_scale: Value | None
     whole: bool
     floating: bool
     widened: tuple[Value, Value]
     product: Region
+    right_whole: bool = False
 
 
 def coded_product(region: Region) -> Coded:

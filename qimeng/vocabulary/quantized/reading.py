@@ -27,7 +27,8 @@ class CodesOperand(Operand):
         codes, scale = self.given = LEFT if self.is_a else RIGHT
         _, m, n, self.depth = self.plan.shape
         self.extent = m if self.is_a else n
-        self.scale = f"{scale}_ptr"
+        known = self.coded.left_scale if self.is_a else self.coded.right_scale
+        self.scale = f"{scale}_ptr" if known is not None else ""
         if self.schedule.descriptors and self.depth % 16 == 0:
             layout = (
                 f"[{self.extent}, {self.depth}], [{self.depth}, 1], [{self.rows_of_block}, {self.schedule.block_k}]"
@@ -36,7 +37,8 @@ class CodesOperand(Operand):
             self._describe(rows, layout)
         else:
             self.parameters, self.arguments = [f"{codes}_ptr"], [codes]
-        self.parameters, self.arguments = [*self.parameters, self.scale], [*self.arguments, scale]
+        if self.scale:
+            self.parameters, self.arguments = [*self.parameters, self.scale], [*self.arguments, scale]
 
     @property
     def over(self) -> str:
@@ -45,7 +47,7 @@ class CodesOperand(Operand):
 
     def inverse(self) -> str:
         """The scales of the tile's rows, or the one of all."""
-        if self.is_a and self.coded.whole:
+        if self.coded.whole if self.is_a else self.coded.right_whole:
             return f"tl.load({self.scale})"
         inside = ("m_ok" if self.is_a else "n_ok") if self.over else ""
         return f"tl.load({self.scale} + {self.rows}{f', mask={inside}, other=0.0' if inside else ''})"
