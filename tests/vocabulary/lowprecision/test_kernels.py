@@ -81,8 +81,13 @@ def carry_out(line: str, registers: dict[str, int], dtype: str) -> None:
     registers[target] = result
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4", "fp8"])
-@pytest.mark.parametrize(("rows", "choice"), [(1, 0), (1, 2), (8, 0), (8, 2), (64, 0), (2048, 0)])
+CHOICES = [(1, 0), (1, 2), (8, 0), (8, 2), (64, 0), (2048, 0)]
+COMPILED = [(weights, *choice) for weights in ("int8", "int4", "fp8") for choice in CHOICES]
+
+
+@pytest.mark.parametrize(
+    ("weights", "rows", "choice"), [*COMPILED, *(("fp8:128x128", rows, 0) for rows in (1, 8, 64, 2048))]
+)
 def test_it_compiles_and_takes_what_it_is_said_to(weights: str, rows: int, choice: int, tmp_path: Path) -> None:
     module, x = layer(rows, 4096, 1024, torch.bfloat16, bias=False)
     start = start_of(spec_of(module, x, weights))
