@@ -96,6 +96,7 @@ def _traced(
             raise CaptureError(f"cannot be made without allocating memory: {type(error).__name__}: {error}") from error
         module.requires_grad_(False)
         _refuse_scripts(module)
+        _refuse_sparse(module)
         as_without_gradients(module)
         hide(module, hidden)
         hold(module, checks)
@@ -128,6 +129,24 @@ def _refuse_scripts(module: torch.nn.Module) -> None:
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             raise CaptureError(f"its part {name} is TorchScript: give the Python module that torch.jit was given")
+
+
+def _refuse_sparse(module: torch.nn.Module) -> None:
+    """A program holds dense tensors; torch.export says so of some sparse ones, and of others what happens inside."""
+    for prefix, part in module.named_modules():
+        held = {**vars(part), **part._parameters, **part._buffers}
+        for name, x in held.items():
+            if not isinstance(x, torch.Tensor):
+                continue
+            halves = isinstance(x, torch.sparse.SparseSemiStructuredTensor)
+            if x.layout is not torch.strided or halves:
+                kind = "semi-structured" if halves else str(x.layout).removeprefix("torch.sparse_").upper()
+                declared = {"BSR": "bsr:32:10", "BSC": "bsr:32:10", "semi-structured": "2:4"}.get(kind, "csr:5")
+                raise CaptureError(
+                    f"its tensor {f'{prefix}.{name}'.lstrip('.')} is sparse ({kind}), which a program cannot hold. To "
+                    f"have it optimized, keep the dense weight in a torch.nn.Linear and declare weights={declared!r} "
+                    "(qimeng.vocabulary.sparse.detected finds what fits), or keep indices and values as dense buffers"
+                )
 
 
 def _input_structure(leaves: list[Any], in_spec: Any) -> Structure:
