@@ -21,7 +21,7 @@ CODES = ("int8", "float8_e4m3fn")
 NIBBLE = 4
 """Bits of half a byte."""
 
-WIDENING = (*SAME_ORDER, "aten._to_copy", "aten.mul")
+WIDENING = (*SAME_ORDER, "aten._to_copy", "aten.mul", "aten.slice")
 """Operators between codes of 8 bits and the numbers that they stand for."""
 
 

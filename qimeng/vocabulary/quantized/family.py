@@ -56,8 +56,11 @@ class CodedProducts(Family[CodedPlan, CodedSchedule]):
         return [s for s in schedules(plan, device) if s != schedule]
 
     def needs(self, plan: CodedPlan, schedule: CodedSchedule) -> Needs:
-        """The stages of both operands in shared memory; the accumulator is held in registers as a whole."""
-        tile = schedule.block_m * schedule.block_n
+        """The stages of both operands in shared memory; the accumulator is held in registers as a whole.
+
+        So is the sum of one step where that has scales of its own.
+        """
+        tile = schedule.block_m * schedule.block_n * (2 if plan.coded.group else 1)
         return Needs(shared_bytes(plan, schedule), schedule.warps, tile, values_per_thread=255)
 
     def print(self, plan: CodedPlan, schedule: CodedSchedule, prefix: str) -> Implementation:

@@ -21,7 +21,8 @@ from tests.vocabulary.lowprecision.samples import CONTEXT, action_of, after, lay
 
 def start(text: str, rows: int, depth: int, columns: int, more: nn.Module | None = None) -> Program:
     module, x = layer(rows, depth, columns, torch.bfloat16, bias=more is not None, after=more)
-    return start_of(KernelSpec.from_module(module, (x,), weights=text, activations=text))
+    weights = text.replace("1x", "128x")
+    return start_of(KernelSpec.from_module(module, (x,), weights=weights, activations=text))
 
 
 @pytest.mark.parametrize(("text", "rows", "choice"), [("int8", 16, 0), ("fp8", 300, 2)])
@@ -39,8 +40,13 @@ def test_the_kernel_that_makes_codes(golden: Callable[[str, str], None]) -> None
     golden("makes_fp8.py.txt", program.implementation(making).source)
 
 
-@pytest.mark.parametrize("text", ["int8", "fp8"])
-@pytest.mark.parametrize(("rows", "choice"), [(1, 0), (16, 0), (16, 5), (64, 0), (64, 3), (2048, 0), (2048, 2)])
+CHOICES = [(1, 0), (16, 0), (16, 5), (64, 0), (64, 3), (2048, 0), (2048, 2)]
+BLOCKS = [("fp8:1x128", rows, choice) for rows, choice in ((16, 0), (64, 0), (2048, 0), (2048, 2))]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "choice"), [*((text, *choice) for text in ("int8", "fp8") for choice in CHOICES), *BLOCKS]
+)
 def test_it_compiles_and_takes_what_it_is_said_to(text: str, rows: int, choice: int, tmp_path: Path) -> None:
     first = start(text, rows, 4096, 1024)
     patch = CONTEXT.coder.write(Request(first, action_of(first, "multiply_codes"), CONTEXT.device))
