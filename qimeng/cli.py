@@ -291,11 +291,21 @@ def devices(as_json: Json = False) -> None:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return
     table = Table(
-        "name", "arch", "SMs", "shared KiB/block", "L2 MiB", "memory GiB", "GB/s", "fp32", "TF32", "half TFLOP/s"
+        "name",
+        "arch",
+        "SMs",
+        "shared KiB/block",
+        "L2 MiB",
+        "memory GiB",
+        "GB/s",
+        "fp32",
+        "TF32",
+        "half",
+        "8-bit TFLOP/s",
     )
     for r in rows:
         sizes = (r.shared_per_block >> 10, r.l2_bytes >> 20, r.memory_bytes >> 30)
-        rates = (r.bandwidth_gbs, r.fp32_tflops, r.tf32_tflops, r.half_tflops)
+        rates = (r.bandwidth_gbs, r.fp32_tflops, r.tf32_tflops, r.half_tflops, r.byte_tflops)
         table.add_row(r.name, str(r.arch), str(r.sms), *map(str, sizes), *(f"{rate:g}" for rate in rates))
     console().print(table)
     if here is None:

@@ -1,8 +1,9 @@
 """What the library knows about a GPU: one row of numbers a device, from the datasheet or from the GPU itself.
 
 Deals in capacities (bytes, registers, SMs) and peak rates. Knows nothing about kernels.
-Sources: NVIDIA datasheets of A100, H100, H200, L40S, RTX 4090 and B200; the CUDA C++ programming guide, table
-"technical specifications per compute capability"; AMD's MI300X data sheet. Peak rates are dense.
+Sources: NVIDIA datasheets of A100, H100, H200, L40S and B200; its white paper of the Ada architecture (RTX 4090); the
+CUDA C++ programming guide, table "technical specifications per compute capability"; AMD's MI300X data sheet. Peak
+rates are dense: half of what a datasheet gives "with sparsity".
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Device:
         tf32_tflops: dense TF32 tensor-core peak in TFLOP/s (fp32 where there is none).
         half_tflops: dense fp16/bf16 tensor-core peak in TFLOP/s.
         warp_size: threads of a warp.
+        byte_tflops: dense tensor-core peak of 8-bit operands, int8 or fp8 summed in 32 bits, in TFLOP/s; 0 stands for
+            that of half types.
         capabilities: what its instructions offer, of `CAPABILITIES`; by default what its architecture has.
     """
 
@@ -54,10 +57,13 @@ class Device:
     tf32_tflops: float
     half_tflops: float
     warp_size: int = 32
+    byte_tflops: float = 0.0
     capabilities: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Fill in what the architecture offers, where nothing else is said."""
+        """Fill in what the architecture offers, and the rate of 8-bit operands, where nothing else is said."""
+        if not self.byte_tflops:
+            object.__setattr__(self, "byte_tflops", self.half_tflops)
         if not self.capabilities:
             object.__setattr__(self, "capabilities", capabilities_of(self.kind, self.arch))
 
@@ -80,7 +86,9 @@ class Device:
         return f"sm_{self.arch}" if self.kind == "cuda" else str(self.arch)
 
     def peak_tflops(self, dtype: str) -> float:
-        """Peak rate in TFLOP/s for a matrix product of `dtype` (``"float32"``, ``"tf32"``, ``"float16"`` …)."""
+        """Peak rate in TFLOP/s for a matrix product of `dtype` (``"float32"``, ``"tf32"``, ``"int8"`` …)."""
+        if dtype == "int8" or dtype.startswith("float8"):
+            return self.byte_tflops
         if dtype in ("float16", "bfloat16"):
             return self.half_tflops
         return self.tf32_tflops if dtype == "tf32" else self.fp32_tflops
@@ -152,14 +160,37 @@ _GIB = 1 << 30
 DEVICES: dict[str, Device] = {
     row.name: row
     for row in (
-        Device("a100", "cuda", 80, 108, 166912, 167936, 65536, 2048, 40 << 20, 80 * _GIB, 2039, 19.5, 156, 312),
-        Device("rtx4090", "cuda", 89, 128, 101376, 102400, 65536, 1536, 72 << 20, 24 * _GIB, 1008, 82.6, 82.6, 165),
-        Device("l40s", "cuda", 89, 142, 101376, 102400, 65536, 1536, 96 << 20, 48 * _GIB, 864, 91.6, 183, 362),
-        Device("h100", "cuda", 90, 132, 232448, 233472, 65536, 2048, 50 << 20, 80 * _GIB, 3350, 67, 495, 989),
-        Device("h200", "cuda", 90, 132, 232448, 233472, 65536, 2048, 62914560, 150109880320, 4800, 67, 495, 989),
-        Device("b200", "cuda", 100, 148, 232448, 233472, 65536, 2048, 126 << 20, 180 * _GIB, 8000, 80, 1100, 2250),
         Device(
-            "mi300x", "hip", "gfx942", 304, 65536, 65536, 131072, 2048, 256 << 20, 192 * _GIB, 5300, 163, 654, 1307, 64
+            "a100", "cuda", 80, 108, 166912, 167936, 65536, 2048, 40 << 20, 80 * _GIB, 2039, 19.5, 156, 312, 32, 624
+        ),
+        Device(
+            "rtx4090", "cuda", 89, 128, 101376, 102400, 65536, 1536, 72 << 20, 24 * _GIB, 1008, 82.6, 82.6, 165, 32, 330
+        ),
+        Device("l40s", "cuda", 89, 142, 101376, 102400, 65536, 1536, 96 << 20, 48 * _GIB, 864, 91.6, 183, 362, 32, 733),
+        Device("h100", "cuda", 90, 132, 232448, 233472, 65536, 2048, 50 << 20, 80 * _GIB, 3350, 67, 495, 989, 32, 1979),
+        Device(
+            "h200", "cuda", 90, 132, 232448, 233472, 65536, 2048, 62914560, 150109880320, 4800, 67, 495, 989, 32, 1979
+        ),
+        Device(
+            "b200", "cuda", 100, 148, 232448, 233472, 65536, 2048, 126 << 20, 180 * _GIB, 8000, 80, 1100, 2250, 32, 4500
+        ),
+        Device(
+            "mi300x",
+            "hip",
+            "gfx942",
+            304,
+            65536,
+            65536,
+            131072,
+            2048,
+            256 << 20,
+            192 * _GIB,
+            5300,
+            163,
+            654,
+            1307,
+            64,
+            2614,
         ),
     )
 }

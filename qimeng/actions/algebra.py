@@ -23,9 +23,10 @@ class Algebra(Kind):
 
     args: ``fold`` (scales and batch norms of evaluation mode into the weights before them), ``early`` (sums and means
     moved before linear maps), ``structure`` (diagonal matrices, reductions of one element, repeats), ``together``
-    (linear layers on the same values as one), ``apart`` (an attention of heads too deep for one kernel as its parts),
-    ``layers`` (recurrent layers as products over all steps and loops), ``channels-last`` (networks of convolutions in
-    channels-last memory). Each is applied wherever it applies.
+    (linear layers on the same values as one), ``experts`` (weighted sums of layers that all read the same rows, as a
+    batch), ``apart`` (an attention of heads too deep for one kernel as its parts), ``layers`` (recurrent layers as
+    products over all steps and loops), ``channels-last`` (networks of convolutions in channels-last memory). Each is
+    applied wherever it applies.
     rewrite: ``v = conv(x, w); y = batch_norm(v)`` -> ``y = conv(x, w * s)``
     """
 

@@ -25,6 +25,8 @@ from qimeng.graph.checks import Check, hold
 from qimeng.graph.constant_masks import with_named_masks
 from qimeng.graph.convert import CaptureError, ValuesNeeded, converted
 from qimeng.graph.decompose import decomposed
+from qimeng.graph.experts.capture import LoopStays, all_rows, stacked
+from qimeng.graph.experts.visits import Visits
 from qimeng.graph.leaves import Call, hide, innermost
 from qimeng.graph.loops.roll import rolled
 from qimeng.graph.loops.writes import concatenated
@@ -63,7 +65,12 @@ def capture(
         CaptureError: the computation does not run under fake tensors, or torch.export refuses it; the message names
             the reason.
     """
-    return with_named_masks(_traced(make_module, make_inputs, specialise, values, hidden or {}, checks or {}))
+    given = make_module, make_inputs, specialise, values, hidden or {}, checks or {}
+    try:
+        return with_named_masks(_traced(*given))
+    except LoopStays:
+        pass
+    return with_named_masks(_traced(*given, loops=True))
 
 
 def _traced(
@@ -73,8 +80,13 @@ def _traced(
     values: bool,
     hidden: Mapping[str, Sequence[Call]],
     checks: Mapping[Any, Check],
+    loops: bool = False,
 ) -> OpGraph:
-    """The graph as the module computes it, with its loops as operators."""
+    """The graph as the module computes it, with its loops as operators; `loops` over experts stay where asked for.
+
+    Raises:
+        LoopStays: there is a loop over experts that has no form of fixed size.
+    """
     mode = contextlib.nullcontext() if values else fake_tensors()
     with mode, torch.no_grad():
         try:
@@ -84,9 +96,11 @@ def _traced(
             raise CaptureError(f"cannot be made without allocating memory: {type(error).__name__}: {error}") from error
         module.requires_grad_(False)
         _refuse_scripts(module)
+        _refuse_sparse(module)
         as_without_gradients(module)
         hide(module, hidden)
         hold(module, checks)
+        experts = None if loops else Visits()
         module.register_forward_hook(lambda _, inputs, output: opened(output))
         leaves, in_spec = _pytree.tree_flatten((inputs, {}))
         structure = _input_structure(leaves, in_spec)
@@ -98,12 +112,12 @@ def _traced(
                 for i in floats:
                     as_tensors[i] = torch.empty((), dtype=torch.float64)
                 args, _ = _pytree.tree_unflatten(as_tensors, in_spec)
-                graph = _graph(module, args, structure, leaves, set(floats))
+                graph = _graph(module, args, structure, leaves, set(floats), experts)
                 if _numbers_in_plain_arithmetic(graph):
                     return rolled(concatenated(graph))
             except CaptureError:
                 pass  # specialised below
-        return rolled(concatenated(_graph(module, inputs, structure, leaves, set())))
+        return rolled(concatenated(_graph(module, inputs, structure, leaves, set(), experts)))
 
 
 CONSTANTS = (torch.dtype, torch.memory_format, torch.layout)
@@ -115,6 +129,24 @@ def _refuse_scripts(module: torch.nn.Module) -> None:
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             raise CaptureError(f"its part {name} is TorchScript: give the Python module that torch.jit was given")
+
+
+def _refuse_sparse(module: torch.nn.Module) -> None:
+    """A program holds dense tensors; torch.export says so of some sparse ones, and of others what happens inside."""
+    for prefix, part in module.named_modules():
+        held = {**vars(part), **part._parameters, **part._buffers}
+        for name, x in held.items():
+            if not isinstance(x, torch.Tensor):
+                continue
+            halves = isinstance(x, torch.sparse.SparseSemiStructuredTensor)
+            if x.layout is not torch.strided or halves:
+                kind = "semi-structured" if halves else str(x.layout).removeprefix("torch.sparse_").upper()
+                declared = {"BSR": "bsr:32:10", "BSC": "bsr:32:10", "semi-structured": "2:4"}.get(kind, "csr:5")
+                raise CaptureError(
+                    f"its tensor {f'{prefix}.{name}'.lstrip('.')} is sparse ({kind}), which a program cannot hold. To "
+                    f"have it optimized, keep the dense weight in a torch.nn.Linear and declare weights={declared!r} "
+                    "(qimeng.vocabulary.sparse.detected finds what fits), or keep indices and values as dense buffers"
+                )
 
 
 def _input_structure(leaves: list[Any], in_spec: Any) -> Structure:
@@ -267,24 +299,37 @@ def _without_lines() -> Iterator[None]:
 
 
 def _graph(
-    module: torch.nn.Module, inputs: tuple[Any, ...], structure: Structure, leaves: list[Any], floats: set[int]
+    module: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    structure: Structure,
+    leaves: list[Any],
+    floats: set[int],
+    experts: Visits | None,
 ) -> OpGraph:
     """What `converted` makes of the exported module; where it refuses a result, it is told the lines of code too."""
+
+    def made() -> OpGraph:
+        exported, others = _export(module, inputs, experts)
+        sums = () if experts is None else all_rows(exported, experts)
+        return stacked(converted(exported, others, structure, leaves, floats), sums)
+
     try:
         with _without_lines():
-            return converted(*_export(module, inputs), structure, leaves, floats)
+            return made()
     except CaptureError as error:
+        if experts is not None and experts.used:
+            raise LoopStays from error
         if not str(error).startswith(refusals.RETURNS):
             raise
-    return converted(*_export(module, inputs), structure, leaves, floats)
+    return made()
 
 
-def _export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict[str, str]]:
+def _export(module: torch.nn.Module, inputs: tuple[Any, ...], experts: Visits | None) -> tuple[Any, dict[str, str]]:
     """The exported program with its operators taken apart, and the other names of its buffers."""
     with warnings.catch_warnings(), _quiet("torch.fx.experimental.symbolic_shapes"), _unchecked_distributions():
         warnings.simplefilter("ignore")
         try:
-            with _DataDetached():
+            with _DataDetached(), experts or contextlib.nullcontext():
                 exported = torch.export.export(module, inputs, strict=False)
             others = _join_buffers(exported, module)
             known = _rename_state(exported, {name: _spelled(name) for name in _state_names(exported)})

@@ -159,16 +159,29 @@ def test_bits_taken_for_another_dtype_are_no_view_of_numbers() -> None:
 
 
 class Sparse(torch.nn.Module):
-    def __init__(self, table: torch.Tensor) -> None:
+    def __init__(self, table: torch.Tensor, held: str) -> None:
         super().__init__()
-        self.register_buffer("table", table)
+        if held == "buffer":
+            self.register_buffer("table", table)
+        else:
+            self.table = torch.nn.Parameter(table, requires_grad=False) if held == "parameter" else table
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (self.table @ x).relu()
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_a_sparse_buffer_is_named_with_what_to_do() -> None:
-    for table in (torch.eye(8).to_sparse(), torch.eye(8).to_sparse_csr()):
-        with pytest.raises(CaptureError, match=r"table is sparse \(torch.sparse_.*keep a dense tensor"):
-            capture_spec(KernelSpec.of(Sparse(table), (X,)))
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("held", ["buffer", "parameter", "attribute"])
+def test_a_sparse_tensor_is_named_with_what_to_do(held: str) -> None:
+    eye = torch.eye(16)
+    tables: dict[str, torch.Tensor] = {
+        "COO": eye.to_sparse(),
+        "CSR": eye.to_sparse_csr(),
+        "CSC": eye.to_sparse_csc(),
+        "BSR": eye.to_sparse_bsr((4, 4)),
+    }
+    for kind, table in tables.items():
+        declared = "bsr:32:10" if kind == "BSR" else "csr:5"
+        text = rf"its tensor table is sparse \({kind}\), .* keep the dense weight .* declare weights='{declared}'"
+        with pytest.raises(CaptureError, match=text):
+            capture_spec(KernelSpec.of(Sparse(table, held), (torch.ones(16, 4),)))

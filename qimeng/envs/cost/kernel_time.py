@@ -40,6 +40,9 @@ INLINE_SHARE = 0.5
 NO_WARPGROUP_SHARE = 0.25
 """What is left of a product's rate on Hopper where Triton uses `mma.sync` (TF32, 4096^3: 86 of 363 TFLOP/s)."""
 
+BYTES = {"e4m3", "e5m2", "s8", "u8", "f8f6f4", "i8", "fp8"}
+"""What assembly calls operands of 8 bits."""
+
 OVERLAP_LOST = 0.3
 """Share of the shorter of a product's arithmetic and traffic that is not hidden behind the longer one."""
 
@@ -164,7 +167,10 @@ def _rate_tflops(kernel: KernelFacts, device: Device) -> float:
     """Peak rate of the instructions that `kernel` multiplies with, in TFLOP/s."""
     if not kernel.dots:
         return device.fp32_tflops
-    rate = device.tf32_tflops if set(kernel.dots) <= {"tf32", "xf32", "f32"} else device.half_tflops
+    if set(kernel.dots) <= BYTES:
+        rate = device.byte_tflops
+    else:
+        rate = device.tf32_tflops if set(kernel.dots) <= {"tf32", "xf32", "f32"} else device.half_tflops
     return rate * NO_WARPGROUP_SHARE if device.has("warpgroup") and not kernel.warpgroup else rate
 
 

@@ -21,6 +21,10 @@ _PARTIAL = frozenset(
 """Operators that need not read all of what they are given."""
 
 
+_WIDENS = RESHAPES | {"aten.mul", "aten._to_copy", "aten.slice"}
+"""Operators between codes and the numbers that they stand for."""
+
+
 def least_ms(graph: OpGraph, device: Device) -> float:
     """A lower bound in milliseconds for any right result.
 
@@ -56,9 +60,21 @@ def above_peak(graph: OpGraph, ms: float, device: Device, mode: str) -> str | No
 
 def _peak_tflops(graph: OpGraph, node: Node, device: Device, mode: str) -> float:
     dtype = operand_dtype(graph, node)
+    if category(node) == "gemm" and all(_is_of_bytes(graph, v) for v in node.operands()[:2]):
+        return device.byte_tflops
     if dtype not in ("float32", "float16", "bfloat16"):
         return device.half_tflops
     return best_tflops(dtype, device, precision_of([node.packet], mode))
+
+
+def _is_of_bytes(graph: OpGraph, value: Value) -> bool:
+    """Whether `value` is codes of 8 bits, or what they are times scales, which may be multiplied as codes."""
+    while itemsize(graph.meta(value).dtype) > 1:
+        node = graph.nodes[value.node]
+        if node.kind != "op" or node.packet not in _WIDENS:
+            return False
+        value = node.operands()[0]
+    return True
 
 
 def _read_whole(graph: OpGraph) -> list[Value]:

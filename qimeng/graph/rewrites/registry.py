@@ -14,6 +14,7 @@ from qimeng.graph.rewrites.attention import TakeApart
 from qimeng.graph.rewrites.base import Edit, NoRewrite, Rewrite, Rule, sites
 from qimeng.graph.rewrites.channels_last import ChannelsLast
 from qimeng.graph.rewrites.early import EarlyOverFeatures, EarlyOverPlaces, EarlyOverScale
+from qimeng.graph.rewrites.experts import StackExperts
 from qimeng.graph.rewrites.fold import FoldNorm, FoldScale
 from qimeng.graph.rewrites.hoist import Hoist
 from qimeng.graph.rewrites.layers import Layers
@@ -32,6 +33,7 @@ RULES: dict[str, Rule] = {
         Single(),
         Repeat(),
         Together(),
+        StackExperts(),
         TakeApart(),
         Layers(),
         Hoist(),

@@ -39,6 +39,7 @@ class Layer:
         chosen: [T, best]; numbers of experts, all different in a row.
         weights: [T, best].
         taken: all operators of it.
+        whole: whether all experts are computed for all rows, most of them for nothing.
     """
 
     node: Node
@@ -51,9 +52,10 @@ class Layer:
     chosen: Value
     weights: Value
     taken: frozenset[str]
+    whole: bool = True
 
 
-def experts_layer(graph: OpGraph, node: Node) -> Layer:
+def dense_layer(graph: OpGraph, node: Node) -> Layer:
     """The layer whose results `node` adds up.
 
     Raises:
@@ -66,7 +68,7 @@ def experts_layer(graph: OpGraph, node: Node) -> Layer:
     if times.packet != "aten.mul" or len(times.operands()) != 2:
         raise NotConcerned("no sum of weighted results")
     taken = {node.name, times.name}
-    bases = [_base(graph, v) for v in times.operands()]
+    bases = [base_of(graph, v) for v in times.operands()]
     packets = [graph.nodes[v.node].packet for v, _ in bases]
     if sorted(packets) != [PRODUCT, "aten.scatter"]:
         raise NotConcerned("no sum of products that a scatter weighs")
@@ -81,7 +83,11 @@ def experts_layer(graph: OpGraph, node: Node) -> Layer:
     if column.shape != (experts, rows, 1) or column.stride[:2] != (1, experts):
         raise Unsupported(f"weights of experts of shape {column.shape}, which are not those of each row and expert")
     inner, second = graph.nodes[product.node].operands()
-    middle, ends, leaves, source = _inner(graph, inner, taken)
+    middle, ends, leaves, products = inner_of(graph, inner, taken, (PRODUCT,))
+    sources = {_rows(graph, graph.nodes[v.node].operands()[0], taken) for v in products}
+    if len(sources) != 1:
+        raise Unsupported(f"first products of experts with {len(sources)} tensors of rows")
+    source = sources.pop()
     found = {graph.meta(v).dtype for v in (source, second, *(leaf.weight for leaf in leaves))}
     if len(found) != 1 or not found <= set(DTYPES) or experts > MOST_GROUPS:
         raise Unsupported(f"{experts} experts of {' and '.join(sorted(found))}")
@@ -104,12 +110,25 @@ def _routing(graph: OpGraph, scatter: Node, rows: int, experts: int, taken: set[
     return chosen, weights
 
 
-def _inner(
-    graph: OpGraph, goal: Value, taken: set[str]
-) -> tuple[tuple[str, ...], dict[Value, int], tuple[Leaf, ...], Value]:
-    """Pointwise operators, their ends and the first products, and the rows that those share."""
+def inner_of(
+    graph: OpGraph, goal: Value, taken: set[str], packets: tuple[str, ...]
+) -> tuple[tuple[str, ...], dict[Value, int], tuple[Leaf, ...], tuple[Value, ...]]:
+    """What is between the two products of a layer.
+
+    Args:
+        graph: the graph.
+        goal: what the second product multiplies.
+        taken: gets the operators on the way.
+        packets: operators that are a first product.
+
+    Returns:
+        Pointwise operators, their ends, and the first products as leaves and as values.
+
+    Raises:
+        Unsupported: there are other operators between them.
+    """
     middle, ends, leaves = set[str](), dict[Value, int](), list[Leaf]()
-    sources, waiting, shape = set[Value](), [goal], graph.meta(goal).shape
+    products, waiting, shape = dict[Value, None](), [goal], graph.meta(goal).shape
     while waiting:
         value = waiting.pop()
         if graph.nodes[value.node].kind == "constant":
@@ -121,11 +140,10 @@ def _inner(
             continue
         if graph.meta(value).shape != shape:
             raise Unsupported(f"{node.packet or node.kind} between the products of experts")
-        product, start = _columns(graph, value, taken)
+        product, start = _columns(graph, value, taken, packets)
         if product is not None:
-            left, weight = product.operands()
-            sources.add(_rows(graph, left, taken))
-            leaf = Leaf(weight, start)
+            products[Value(product.name)] = None
+            leaf = Leaf(product.operands()[1], start)
             leaves += [] if leaf in leaves else [leaf]
             ends[value] = leaves.index(leaf)
         elif category(node) == "pointwise" and len(node.metas) == 1:
@@ -134,24 +152,22 @@ def _inner(
             waiting += node.operands()
         else:
             raise Unsupported(f"{node.packet or node.kind} between the products of experts")
-    if len(sources) != 1:
-        raise Unsupported(f"first products of experts with {len(sources)} tensors of rows")
     order = tuple(sorted(middle, key=graph.position.__getitem__))
-    return order, ends, tuple(leaves), sources.pop()
+    return order, ends, tuple(leaves), tuple(products)
 
 
-def _columns(graph: OpGraph, value: Value, taken: set[str]) -> tuple[Node | None, int]:
+def _columns(graph: OpGraph, value: Value, taken: set[str], packets: tuple[str, ...]) -> tuple[Node | None, int]:
     """The first product that `value` is columns of, and the number of the first; None where it is computed."""
-    start, passed = 0, set[str]()
+    start, passed, last = 0, set[str](), len(graph.meta(value).shape) - 1
     while (node := graph.nodes[value.node]).packet == "aten.slice":
         dim, first = node.args[1:3]
         step = node.args[4] if len(node.args) > 4 else 1
-        if dim % 3 != 2 or step != 1 or not isinstance(first, int) or first < 0:
+        if dim % (last + 1) != last or step != 1 or not isinstance(first, int) or first < 0:
             return None, 0
         start += first
         passed |= {node.name} | _views(graph, node.operands()[0])
         value = plain(graph, node.operands()[0])
-    if node.packet != PRODUCT or not graph.meta(value).is_contiguous:
+    if node.packet not in packets or not graph.meta(value).is_contiguous:
         return None, 0
     taken |= passed | {node.name}
     return node, start
@@ -190,7 +206,7 @@ def _views(graph: OpGraph, value: Value) -> set[str]:
     return found
 
 
-def _base(graph: OpGraph, value: Value) -> tuple[Value, set[str]]:
+def base_of(graph: OpGraph, value: Value) -> tuple[Value, set[str]]:
     """What `value` is a reshaped view of, and the views."""
     passed = set[str]()
     while (node := graph.nodes[value.node]).packet in RESHAPES:
@@ -199,4 +215,4 @@ def _base(graph: OpGraph, value: Value) -> tuple[Value, set[str]]:
     return value, passed
 
 
-__all__ = ["Layer", "Leaf", "experts_layer", "plain"]
+__all__ = ["Layer", "Leaf", "base_of", "dense_layer", "inner_of", "plain"]

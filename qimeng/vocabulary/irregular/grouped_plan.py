@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qimeng.coder.template.families.gemm.moves import resized
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
@@ -127,13 +128,7 @@ class Tiling(Move[Any, Any]):
 
     def schedules(self, plan: object, schedule: GemmSchedule, param: str, device: Device) -> Sequence:
         """Twice or half along one side."""
-        s = schedule
-        found = {
-            "taller": [s.but(block_m=s.block_m * 2)],
-            "wider": [s.but(block_n=s.block_n * 2)],
-            "deeper": [s.but(block_k=s.block_k * 2)],
-            "smaller": [s.but(block_m=s.block_m // 2), s.but(block_n=s.block_n // 2), s.but(block_k=s.block_k // 2)],
-        }.get(param, [])
+        found = resized(schedule, param)
         return tuple(c for c in found if all(LEAST <= b <= MOST for b in (c.block_m, c.block_n, c.block_k)))
 
 

@@ -16,7 +16,8 @@ from qimeng.graph.ops import VIEWS
 from qimeng.graph.region import Region
 from qimeng.interfaces import Action
 from qimeng.program.program import Program
-from qimeng.vocabulary.irregular.dense_experts import Layer, experts_layer
+from qimeng.vocabulary.irregular.dense_experts import Layer
+from qimeng.vocabulary.irregular.experts import experts_layer
 from qimeng.vocabulary.irregular.grouped import PRODUCT, Grouped, grouped_product
 from qimeng.vocabulary.taking_over import TakingOver
 
@@ -67,6 +68,8 @@ def views_before(graph: OpGraph, names: Iterable[str]) -> set[str]:
 class Dispatch(TakingOver):
     """Compute each row with its own experts alone, where a layer computes all and weighs most results by zero.
 
+    A layer that sorts rows by expert (``grouped_mm``) is computed in the same way, without the copies.
+
     The results of the others are dropped: where one is infinite or NaN, PyTorch's product with zero is NaN.
 
     args: the region of the sum over experts.
@@ -77,13 +80,16 @@ class Dispatch(TakingOver):
     task = "compute only the experts that count"
 
     def promising(self, program: Program, action: Action, device: Device) -> bool:
-        """Where at most half of the work is left."""
-        return _layer(find_region(program, action)) is not None and 2 * self.work(program, action) <= 1
+        """Where at most half of the work is left, or rows are sorted and put back through memory."""
+        layer = _layer(find_region(program, action))
+        return layer is not None and (not layer.whole or 2 * self.work(program, action) <= 1)
 
     def work(self, program: Program, action: Action) -> float:
-        """Of all experts, the share that each row chooses."""
+        """Of all experts, the share that each row chooses; all of it where only those are computed already."""
         layer = _layer(find_region(program, action))
         assert layer is not None, "a legal action"
+        if not layer.whole:
+            return 1.0
         return program.graph.meta(layer.chosen).shape[1] / program.graph.meta(layer.second).shape[0]
 
     def concerns(self, region: Region) -> bool:
@@ -99,7 +105,7 @@ class Dispatch(TakingOver):
         layer = _layer(region)
         if layer is None:
             raise IllegalAction(
-                f"{region.label()} adds up no results of experts that a topk chose and a scatter weighs"
+                f"{region.label()} adds up no results of experts that a topk chose and a scatter weighs, or a sort"
             )
         nodes = set(region.nodes) | layer.taken
         nodes |= views_before(region.graph, nodes)

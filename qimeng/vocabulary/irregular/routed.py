@@ -19,7 +19,8 @@ from qimeng.family import NotConcerned, Unsupported, family_field
 from qimeng.graph.opgraph import Meta, Node, OpGraph, Value, itemsize, map_values, row_major
 from qimeng.graph.region import Region, make_region
 from qimeng.program.program import Implementation
-from qimeng.vocabulary.irregular.dense_experts import Layer, experts_layer, plain
+from qimeng.vocabulary.irregular.dense_experts import Layer, base_of, plain
+from qimeng.vocabulary.irregular.experts import experts_layer
 from qimeng.vocabulary.irregular.grouped_plan import LEAST
 from qimeng.vocabulary.irregular.grouped_printing import Product, launch
 from qimeng.vocabulary.irregular.order import Order, Places
@@ -47,6 +48,7 @@ class RoutedPlan:
         sizes: rows, experts, experts of a row, depth of the first products, their columns, columns of the second.
         metas: layout of the rows, of the first products' matrices, and of the second's.
         out: of the result.
+        shape: that the region returns it in.
         parameters: the entry function's parameters, in the order of the region's inputs.
         before: lines of the entry function before its kernels.
         names: variables of rows, experts, weights, second matrices and first ones.
@@ -58,6 +60,7 @@ class RoutedPlan:
     sizes: tuple[int, int, int, int, int, int]
     metas: tuple[Meta, tuple[Meta, ...], Meta]
     out: Meta
+    shape: tuple[int, ...]
     parameters: tuple[str, ...]
     before: tuple[str, ...]
     names: tuple[str, ...]
@@ -65,7 +68,12 @@ class RoutedPlan:
     @property
     def half(self) -> bool:
         """Whether operands are of a half type."""
-        return itemsize(self.out.dtype) == 2
+        return itemsize(self.dtype) == 2
+
+    @property
+    def dtype(self) -> str:
+        """Of what is multiplied."""
+        return self.metas[0].dtype
 
     @property
     def slots(self) -> int:
@@ -87,13 +95,14 @@ def plan_routed(region: Region) -> RoutedPlan:
     layer = experts_layer(graph, sums[0])
     if not layer.taken <= set(region.nodes):
         raise NotConcerned("experts are computed elsewhere")
-    if region.outputs != (Value(sums[0].name),):
+    result, views = base_of(graph, region.outputs[0])
+    if len(region.outputs) != 1 or result != Value(sums[0].name) or not graph.meta(region.outputs[0]).is_contiguous:
         raise Unsupported("besides the layer's result, the region returns other values")
     texts = {v: f"x{i}" for i, v in enumerate(region.inputs)}
     lines: list[str] = []
     operands = [layer.rows, layer.chosen, layer.weights, layer.second, *(leaf.weight for leaf in layer.leaves)]
     names = tuple(beside(region, v, texts, lines) for v in operands)
-    needed = {n for v in operands for n in before(region, v)} | layer.taken
+    needed = {n for v in operands for n in before(region, v)} | layer.taken | views
     if other := set(region.nodes) - needed:
         raise Unsupported(f"{', '.join(sorted(other))}: the region does more than compute experts")
     rows, depth = graph.meta(layer.rows).shape
@@ -107,7 +116,8 @@ def plan_routed(region: Region) -> RoutedPlan:
         leaf_of,
         (rows, experts, best, depth, inner, columns),
         (graph.meta(layer.rows), firsts, graph.meta(layer.second)),
-        graph.meta(Value(sums[0].name)),
+        graph.meta(result),
+        graph.meta(region.outputs[0]).shape,
         tuple(texts[v] for v in region.inputs),
         tuple(dict.fromkeys(lines)),
         names,
@@ -170,7 +180,7 @@ def schedules(plan: RoutedPlan) -> tuple[RoutedSchedule, ...]:
 def shared_bytes(plan: RoutedPlan, schedule: RoutedSchedule) -> int:
     """Bytes of shared memory of a block, at most: every stage holds a tile of all operands."""
     s = schedule
-    return (s.block_m + len(plan.layer.leaves) * s.block_n) * s.block_k * itemsize(plan.out.dtype) * max(s.stages, 1)
+    return (s.block_m + len(plan.layer.leaves) * s.block_n) * s.block_k * itemsize(plan.dtype) * max(s.stages, 1)
 
 
 def tiles(plan: RoutedPlan, schedule: RoutedSchedule) -> int:
@@ -211,13 +221,13 @@ def print_routed(plan: RoutedPlan, schedule: RoutedSchedule, prefix: str) -> Imp
         f"by = {chosen}.reshape(-1)",
         f"scale = {weights}.reshape(-1)",
         *order.lines(),
-        f"h = torch.empty({slots}, {inner}, dtype=torch.{out.dtype}, device={x}.device)",
+        f"h = torch.empty({slots}, {inner}, dtype=torch.{plan.dtype}, device={x}.device)",
         f"part = torch.empty({slots}, {columns}, dtype=torch.float32, device={x}.device)",
         f"y = torch.empty_strided({out.shape}, {out.stride}, dtype=torch.{out.dtype}, device={x}.device)",
         up,
         launch(f"{prefix}_down", down, (high, -(-columns // s.block_n)), s),
         f"{prefix}_combine[({-(-rows * columns // BLOCK)},)](part, y, B={BLOCK})",
-        "return (y,)",
+        "return (y,)" if plan.shape == out.shape else f"return (y.view({plan.shape}),)",
     ]
     entry = [f"def {prefix}_run({', '.join(plan.parameters)}):", *(f"    {line}" for line in lines)]
     first, last = _products(plan, prefix)
@@ -238,7 +248,7 @@ def _products(plan: RoutedPlan, prefix: str) -> tuple[Product, Product]:
     wide = max(plan.slots * max(inner, columns), math.prod(source.shape)) >= 1 << 31
     up = Product(
         f"{prefix}_up", experts, plan.slots, best, depth, inner, (source.stride[0], source.stride[1]), leaves,
-        f"s * {inner} + n", plan.out.dtype, plan.half, value, tuple(em.lines), wide=wide,
+        f"s * {inner} + n", plan.dtype, plan.half, value, tuple(em.lines), wide=wide,
     )  # fmt: skip
     down = Product(
         f"{prefix}_down", experts, plan.slots, 1, inner, columns, (inner, 1), (_strides(second, 0),),

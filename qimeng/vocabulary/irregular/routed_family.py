@@ -11,7 +11,7 @@ from qimeng.device import Device
 from qimeng.family import Cost, Family, Needs, NotConcerned, Sample, Unsupported
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
-from qimeng.vocabulary.irregular.dense_experts import experts_layer
+from qimeng.vocabulary.irregular.experts import experts_layer
 from qimeng.vocabulary.irregular.grouped_plan import Pipeline, Tiling
 from qimeng.vocabulary.irregular.routed import (
     RoutedPlan,

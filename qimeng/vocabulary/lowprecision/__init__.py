@@ -8,12 +8,12 @@ from qimeng.family import register_family
 from qimeng.spec.declared import register_weights
 from qimeng.vocabulary.lowprecision.dequantize import Dequantize
 from qimeng.vocabulary.lowprecision.family import StoredProducts
-from qimeng.vocabulary.lowprecision.forms import Fp8, Int8, by_channel, int4
+from qimeng.vocabulary.lowprecision.forms import Int8, by_channel, fp8, int4
 
 
 def _enter() -> None:
-    for form in (Int8(), Fp8()):
-        register_weights(form.text, by_channel(form))
+    register_weights("int8", by_channel(Int8()))
+    register_weights("fp8", fp8)
     register_weights("int4", int4)
     register(Dequantize())
     register_family(StoredProducts())

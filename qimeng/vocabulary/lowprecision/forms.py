@@ -23,6 +23,10 @@ GROUPS = (16, 32, 64, 128, 256, 512, 1024)
 """Sizes that a group may have."""
 
 
+SIDES = (32, 64, 128, 256)
+"""Sizes that a side of a block may have."""
+
+
 def scaled(weight: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:
     """`weight` in fp32 over the scale of its last axis, and the scales, which make the largest magnitude `most`.
 
@@ -59,6 +63,29 @@ class Fp8(WeightForm):
         """Round to the nearest such number, ties to even, and back."""
         codes, scale = scaled(weight, FP8)
         return widened(codes.to(torch.float8_e4m3fn), scale, weight.dtype)
+
+
+class Fp8Blocks(WeightForm):
+    """Numbers of 8 bits (e4m3) up to 448, one fp32 scale for each block of outputs and neighbours along the depth.
+
+    As DeepSeek-V3 stores its weights, in blocks of 128 x 128 (arXiv 2412.19437, 3.3.1).
+
+    Attributes:
+        rows: outputs of a block.
+        depth: neighbours along the contracted axis of a block; what overhangs the weight is filled up with zeros.
+    """
+
+    def __init__(self, rows: int, depth: int):
+        self.rows, self.depth, self.text = rows, depth, f"fp8:{rows}x{depth}"
+
+    def declared(self, weight: torch.Tensor) -> torch.Tensor:
+        """Round to the nearest such number of each block, ties to even, and back."""
+        rows, depth = weight.shape
+        filled = torch.nn.functional.pad(weight, (0, -depth % self.depth, 0, -rows % self.rows))
+        blocks = filled.view(-(-rows // self.rows), self.rows, -1, self.depth).to(torch.float32)
+        scale = blocks.abs().amax((1, 3), keepdim=True).clamp_min(LEAST) * (1 / FP8)
+        found = widened((blocks / scale).to(torch.float8_e4m3fn), scale, weight.dtype)
+        return found.view(filled.shape)[:rows, :depth].contiguous()
 
 
 class Int4(WeightForm):
@@ -104,6 +131,21 @@ def by_channel(form: WeightForm) -> Maker:
     return make
 
 
+def fp8(rest: str) -> WeightForm:
+    """The form of ``weights="fp8"``, or ``"fp8:128x128"`` for a scale of each block.
+
+    Raises:
+        SpecError: what follows the colon is no block of two of `SIDES`.
+    """
+    if not rest:
+        return Fp8()
+    sides = rest.split("x")
+    if len(sides) != 2 or not all(side.isdecimal() and int(side) in SIDES for side in sides):
+        sizes = ", ".join(map(str, SIDES))
+        raise SpecError(f"weights='fp8:{rest}': a block is outputs x depth, such as 128x128, each one of {sizes}")
+    return Fp8Blocks(*map(int, sides))
+
+
 def int4(rest: str) -> Int4:
     """The form of ``weights="int4"``, or ``"int4:64"`` for groups of 64.
 
@@ -117,6 +159,6 @@ def int4(rest: str) -> Int4:
 
 
 __all__ = [
-    "FP8", "GROUP", "GROUPS", "INT4", "INT8", "LEAST", "Fp8", "Int4", "Int8", "by_channel", "int4", "packed", "scaled",
-    "unpacked", "widened",
+    "FP8", "GROUP", "GROUPS", "INT4", "INT8", "LEAST", "SIDES", "Fp8", "Fp8Blocks", "Int4", "Int8", "by_channel", "fp8",
+    "int4", "packed", "scaled", "unpacked", "widened",
 ]  # fmt: skip

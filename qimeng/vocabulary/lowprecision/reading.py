@@ -9,6 +9,7 @@ import itertools
 
 from qimeng.coder.template.families.gemm.operand import Operand
 from qimeng.coder.template.triton.ops import TRITON_DTYPE
+from qimeng.family import Unsupported
 from qimeng.vocabulary.lowprecision.stored import Stored
 
 CODES, SCALE = "b_codes", "b_scale"
@@ -31,6 +32,8 @@ class Codes(Operand):
             self.scale = f"{SCALE}_ptr"
         elif getattr(self.schedule, "sums", False) and self.schedule.block_k <= self.stored.group:
             self.per_step = "b_size"
+        elif self.stored.bits == 8:
+            raise Unsupported(f"steps of {self.schedule.block_k}, of codes of which {self.stored.group} share a scale")
 
     def inverse(self) -> str:
         """The scales of the tile's columns, where a row of codes has one."""
@@ -42,10 +45,16 @@ class Codes(Operand):
         return self._pairs(target, k) if self.stored.bits == 4 else self._bytes(target, k)
 
     def _bytes(self, target: str, k: str) -> list[str]:
-        masks = ["n_ok"] if self.n % self.schedule.block_n else []
-        masks += [f"(b_k < {self.stored.depth})"] if self.stored.depth % self.schedule.block_k else []
-        mask = _masked(*masks, other="0.0" if self.stored.floating else "0")
+        columns = "n_ok" if self.n % self.schedule.block_n else ""
+        past = f"(b_k < {self.stored.depth})" if self.stored.depth % self.schedule.block_k else ""
+        mask = _masked(columns, past, other="0.0" if self.stored.floating else "0")
+        size = []
+        if self.per_step:
+            row = f"rn // {self.stored.tall}" if self.stored.tall > 1 else "rn"
+            at = f"{row} * {self.stored.depth // self.stored.group} + {k} // {self.stored.group}"
+            size = [f"{self.per_step} = tl.load({SCALE}_ptr + {at}{_masked(columns, other='0.0')})"]
         return [
+            *size,
             f"b_k = {k} + tl.arange(0, BK)[:, None]",
             f"{target} = tl.load({CODES}_ptr + rn{self.wide} * {self.bytes_of_row} + b_k{mask}).to({self.dtype})",
         ]

@@ -104,6 +104,8 @@ def schedules(plan: StoredPlan, device: Device) -> tuple[StoredSchedule, ...]:
     fitted = [_fit(plan, device, blocks, p) for blocks in sweep for p in precisions]
     if plan.stored.group:
         sums = [_by_groups(s, plan.stored.group) for s in fitted]
+        if plan.stored.bits == 8:  # each scale is of a whole step
+            return tuple(dict.fromkeys(sums))[:MAX_ALTERNATIVES]
         fitted = [*fitted, sums[0]] if rows > SOME else [*sums, *fitted[:2]]
     return tuple(dict.fromkeys(fitted))[:MAX_ALTERNATIVES]
 
@@ -171,10 +173,11 @@ class Tuning(Move[StoredPlan, StoredSchedule]):
         self.move = move
 
     def schedules(self, plan: StoredPlan, schedule: StoredSchedule, param: str, device: Device) -> Sequence:
-        """Those of the move; a step reads whole pairs of codes."""
+        """Those of the move; a step reads whole pairs of codes, and of bytes no more than share a scale."""
         found = self.move.schedules(plan.gemm, schedule, param, device)
         assert all(isinstance(s, StoredSchedule) for s in found)
-        return found
+        most = plan.stored.group if plan.stored.bits == 8 else 0
+        return [s for s in found if not most or s.block_k <= most]
 
 
 def moves() -> dict[str, Tuning]:

@@ -21,7 +21,7 @@ CODES = ("int8", "float8_e4m3fn")
 NIBBLE = 4
 """Bits of half a byte."""
 
-WIDENING = (*SAME_ORDER, "aten._to_copy", "aten.mul")
+WIDENING = (*SAME_ORDER, "aten._to_copy", "aten.mul", "aten.slice")
 """Operators between codes of 8 bits and the numbers that they stand for."""
 
 
@@ -31,12 +31,13 @@ class Stored:
 
     Attributes:
         codes: int8 or fp8 (e4m3), one to a byte; or two of int8, the first of two neighbours along K in the low half.
-        scale: fp32, one for each `group` codes of an output's row.
+        scale: fp32, one for each `group` codes of an output's row, or of `tall` outputs' rows.
         bits: of a code, 8 or 4.
         group: codes along K that share a scale; 0 for all of a row.
         depth: codes of an output's row: K, filled up to whole groups.
         widened: the weight in the dtype of the product.
         product: the region without the operators that widen, so that `widened` is one of its inputs.
+        tall: outputs that share a scale.
     """
 
     codes: Value
@@ -46,6 +47,7 @@ class Stored:
     depth: int
     widened: Value
     product: Region
+    tall: int = 1
 
     @property
     def floating(self) -> bool:
@@ -70,7 +72,7 @@ def stored_weight(region: Region) -> Stored:
     codes, scale, bits, group, depth = walk.weight(weight)
     walk.check_unread({made[0].name})
     rest = tuple(n for n in region.nodes if n not in walk.passed)
-    return Stored(codes, scale, bits, group, depth, weight, region_of(graph, rest, region.outputs))
+    return Stored(codes, scale, bits, group, depth, weight, region_of(graph, rest, region.outputs), walk.tall)
 
 
 def codes_of(graph: OpGraph, value: Value) -> tuple[Value, set[str]] | None:
@@ -93,25 +95,29 @@ class Walk:
         inside: names of the region's operators.
         given: the region's outputs.
         passed: names of the operators on the way.
+        tall: outputs that share a scale of the weight.
     """
 
     def __init__(self, region: Region):
         self.graph, self.inside, self.given = region.graph, set(region.nodes), region.outputs
         self.passed = set[str]()
+        self.tall = 1
 
     def weight(self, weight: Value) -> tuple[Value, Value, int, int, int]:
         """Codes, scales, bits, group and depth."""
         rows, columns = self.graph.meta(weight).shape
         value = self.plain(weight)
-        if (node := self.graph.nodes[value.node]).packet == "aten.slice" and value.node in self.inside:
-            if tuple(node.args[1:]) != (1, 0, columns):
+        while (node := self.graph.nodes[value.node]).packet == "aten.slice" and value.node in self.inside:
+            if tuple(node.args[1:]) not in ((1, 0, columns), (0, 0, rows)):
                 raise Unsupported("a part of a weight")
             value = self.plain(self.through(value, "aten.slice")[0])
         if self.graph.meta(value).dtype != "float32":
             value = self.plain(self.through(value, "aten._to_copy")[0])
         shape = self.graph.meta(value).shape
-        grouped = len(shape) == 3
         left, scale = self.through(value, "aten.mul")[:2]
+        if len(shape) == 4:
+            return self.blocks(left, scale, shape, rows)
+        grouped = len(shape) == 3
         if self.graph.meta(left).shape != shape or self.graph.meta(scale).shape != (*shape[:-1], 1):
             raise Unsupported("scales that are not one for each row or group of codes")
         codes = self.plain(self.through(left, "aten._to_copy")[0])
@@ -127,6 +133,25 @@ class Walk:
             if value == codes and meta.numel != size or shape[0] != rows:
                 raise Unsupported(f"{meta.numel} bytes of codes for {rows} rows of {depth}")
         return codes, scale, bits, shape[-1] if grouped else 0, depth
+
+    def blocks(
+        self, left: Value, scale: Value, shape: tuple[int, ...], rows: int
+    ) -> tuple[Value, Value, int, int, int]:
+        """The same of codes [R, tall, C, group], with a scale for each `tall` rows and `group` codes of them."""
+        high, self.tall, wide, group = shape
+        codes = self.plain(self.through(left, "aten._to_copy")[0])
+        if self.graph.meta(left).shape != shape or self.graph.meta(scale).shape != (high, 1, wide, 1):
+            raise Unsupported("scales that are not one for each block of codes")
+        for value, dtypes, size in (
+            (codes, CODES, high * self.tall * wide * group),
+            (scale, ("float32",), high * wide),
+        ):
+            meta = self.graph.meta(value)
+            if value.node in self.inside or meta.dtype not in dtypes or not meta.is_contiguous or meta.numel != size:
+                raise Unsupported(f"codes or scales in {meta.dtype} of {meta.shape}, or computed beside the product")
+        if high != -(-rows // self.tall):
+            raise Unsupported(f"{high} blocks of {self.tall} rows for {rows} outputs")
+        return codes, scale, 8, group, wide * group
 
     def check_unread(self, products: set[str]) -> None:
         """Raise `Unsupported` where what was passed is read by others than `products`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.opgraph import OpGraph, Value
-from qimeng.graph.ops import category
+from qimeng.graph.ops import VIEWS, category
 from qimeng.graph.region import Region, region_of
 from qimeng.vocabulary.lowprecision.stored import CODES, Walk, codes_of
 
@@ -24,23 +24,29 @@ class Coded:
 
     Attributes:
         left: codes of the activations, [..., K].
-        left_scale: fp32, one for each row, or one.
+        left_scale: fp32, one for each row, or one; None where sums are not scaled.
         right: codes of the weight, [N, K].
-        right_scale: fp32, one for each row of it.
+        right_scale: fp32, one for each row of it, or one; None as there.
         whole: all activations share one scale.
         floating: codes are fp8, else int8.
         widened: both operands in the dtype of the product.
         product: the region without the operators that widen, so that both are among its inputs.
+        right_whole: the whole weight shares one scale.
+        group: codes along K that share a scale, on both sides; 0 for all of a row.
+        tall: rows of the weight that share a scale.
     """
 
     left: Value
-    left_scale: Value
+    left_scale: Value | None
     right: Value
-    right_scale: Value
+    right_scale: Value | None
     whole: bool
     floating: bool
     widened: tuple[Value, Value]
     product: Region
+    right_whole: bool = False
+    group: int = 0
+    tall: int = 1
 
 
 def coded_product(region: Region) -> Coded:
@@ -60,21 +66,26 @@ def coded_product(region: Region) -> Coded:
         raise NotConcerned("no linear layer with activations that are widened beside it")
     walk = Walk(region)
     right, right_scale, bits, group, _ = walk.weight(weight)
-    left, left_scale, whole = _activations(walk, x)
+    left, left_scale, whole, left_group = _activations(walk, x)
     kinds = {graph.meta(left).dtype, graph.meta(right).dtype}
-    if bits != 8 or group or len(kinds) > 1:
-        raise Unsupported("codes of two kinds, or of other than 8 bits with one scale a row")
+    if bits != 8 or len(kinds) > 1:
+        raise Unsupported("codes of two kinds, or of other than 8 bits")
     depth = graph.meta(weight).shape[1]
+    if group != left_group or group and (depth % group or "int8" in kinds):
+        sides = f"scales of {left_group or 'all'} codes of a row beside those of {group or 'all'} of the weight's"
+        raise Unsupported(f"{sides}, at a depth of {depth}: the same on both sides that divides the depth is covered")
     if "int8" in kinds and depth > DEEPEST:
         raise Unsupported(f"a sum of {depth} products of int8, which int32 does not hold")
     walk.check_unread({product.name})
     rest = tuple(n for n in region.nodes if n not in walk.passed)
     made = region_of(graph, rest, region.outputs)
-    return Coded(left, left_scale, right, right_scale, whole, "int8" not in kinds, (x, weight), made)
+    return Coded(
+        left, left_scale, right, right_scale, whole, "int8" not in kinds, (x, weight), made, group=group, tall=walk.tall
+    )
 
 
-def _activations(walk: Walk, x: Value) -> tuple[Value, Value, bool]:
-    """Codes, scales, and whether there is one scale for all rows."""
+def _activations(walk: Walk, x: Value) -> tuple[Value, Value, bool, int]:
+    """Codes, scales, whether there is one scale for all rows, and how many codes of a row share one (0: all)."""
     graph = walk.graph
     value = walk.plain(x)
     if graph.meta(value).dtype != "float32":
@@ -90,13 +101,17 @@ def _activations(walk: Walk, x: Value) -> tuple[Value, Value, bool]:
         meta = graph.meta(found)
         if found.node in walk.inside or meta.dtype not in dtypes or not meta.is_contiguous:
             raise Unsupported(f"codes or scales in {meta.dtype} of {meta.shape}, or computed beside the product")
-    return codes, scale, sizes.shape != rows
+    if shape != graph.meta(x).shape:
+        if shape[:-2] != graph.meta(x).shape[:-1] or sizes.shape != rows:
+            raise Unsupported(f"activations {graph.meta(x).shape} of codes {shape}")
+        return codes, scale, False, shape[-1]
+    return codes, scale, sizes.shape != rows, 0
 
 
 def quantizing(graph: OpGraph, codes: Value, scale: Value) -> set[str]:
     """The operators that make `codes` and `scale` of activations; empty where scales are not the largest magnitudes'.
 
-    They end at the value whose magnitudes are compared, and its conversion to fp32.
+    They begin with the conversion to fp32 of what is compared, and the views before it.
     """
     value = scale
     while graph.nodes[value.node].packet != "aten.amax":
@@ -116,7 +131,13 @@ def quantizing(graph: OpGraph, codes: Value, scale: Value) -> set[str]:
             return set()
         found.add(value.node)
         waiting += graph.nodes[value.node].operands()
-    return found | ({source.node} if graph.nodes[source.node].packet == "aten._to_copy" else set())
+    if graph.nodes[source.node].packet == "aten._to_copy":
+        found.add(source.node)
+        (source,) = graph.nodes[source.node].operands()
+    while graph.nodes[source.node].packet in VIEWS:
+        found.add(source.node)
+        source = graph.nodes[source.node].operands()[0]
+    return found
 
 
 __all__ = ["DEEPEST", "Coded", "coded_product", "quantizing"]

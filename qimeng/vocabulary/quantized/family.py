@@ -15,13 +15,14 @@ from qimeng.device import Device
 from qimeng.family import Cost, Family, Needs
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
+from qimeng.vocabulary.quantized.called import called_product, is_called
 from qimeng.vocabulary.quantized.coded import coded_product
 from qimeng.vocabulary.quantized.reading import LEFT, RIGHT, readers_of
 from qimeng.vocabulary.quantized.schedules import CodedPlan, CodedSchedule, moves, schedules, shared_bytes
 
 
 class CodedProducts(Family[CodedPlan, CodedSchedule]):
-    """A linear layer on codes of activations and of a weight, with what follows it."""
+    """A linear layer on codes of activations and of a weight, or `_scaled_mm` or `_int_mm`, with what follows it."""
 
     name = "quantized"
     about = "products of activations and weights in 8 bits"
@@ -32,14 +33,19 @@ class CodedProducts(Family[CodedPlan, CodedSchedule]):
 
     def plan(self, region: Region) -> CodedPlan:
         """The product, both operands as codes and scales."""
-        coded = coded_product(region)
+        coded = called_product(region) if is_called(region) else coded_product(region)
         reader = readers_of(coded)
         gemm = read_weight_by(plan_gemm(coded.product, one_row=True), reader)
         gemm = replace(gemm, a=replace(gemm.a, plain=None, loads=(), held=False, reader=reader))
         names = {v: f"x{i}" for i, v in enumerate(coded.product.inputs)}
         hidden = names[coded.widened[0]], names[coded.widened[1]]
-        names |= {coded.left: LEFT[0], coded.left_scale: LEFT[1], coded.right: RIGHT[0], coded.right_scale: RIGHT[1]}
+        read = {coded.left: LEFT[0], coded.right: RIGHT[0], coded.left_scale: LEFT[1], coded.right_scale: RIGHT[1]}
+        names |= {value: name for value, name in read.items() if value is not None}
         return CodedPlan(gemm, coded, tuple(names[v] for v in region.inputs), hidden)
+
+    def concerns(self, region: Region) -> bool:
+        """Products that a module calls on codes."""
+        return is_called(region)
 
     def default(self, plan: CodedPlan, device: Device, mode: str) -> CodedSchedule:
         """The likeliest tiles."""
@@ -50,8 +56,11 @@ class CodedProducts(Family[CodedPlan, CodedSchedule]):
         return [s for s in schedules(plan, device) if s != schedule]
 
     def needs(self, plan: CodedPlan, schedule: CodedSchedule) -> Needs:
-        """The stages of both operands in shared memory; the accumulator is held in registers as a whole."""
-        tile = schedule.block_m * schedule.block_n
+        """The stages of both operands in shared memory; the accumulator is held in registers as a whole.
+
+        So is the sum of one step where that has scales of its own.
+        """
+        tile = schedule.block_m * schedule.block_n * (2 if plan.coded.group else 1)
         return Needs(shared_bytes(plan, schedule), schedule.warps, tile, values_per_thread=255)
 
     def print(self, plan: CodedPlan, schedule: CodedSchedule, prefix: str) -> Implementation:

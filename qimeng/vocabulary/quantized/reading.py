@@ -27,16 +27,20 @@ class CodesOperand(Operand):
         codes, scale = self.given = LEFT if self.is_a else RIGHT
         _, m, n, self.depth = self.plan.shape
         self.extent = m if self.is_a else n
-        self.scale = f"{scale}_ptr"
+        known = self.coded.left_scale if self.is_a else self.coded.right_scale
+        pointer = f"{scale}_ptr" if known is not None else ""
+        self.scale = "" if self.coded.group else pointer
         if self.schedule.descriptors and self.depth % 16 == 0:
             layout = (
                 f"[{self.extent}, {self.depth}], [{self.depth}, 1], [{self.rows_of_block}, {self.schedule.block_k}]"
             )
-            rows = f"{self.prefix}_aligned({codes}).view({self.extent}, {self.depth})"
+            rows = "-1" if self.coded.group else self.extent
+            rows = f"{self.prefix}_aligned({codes}).view({rows}, {self.depth})"
             self._describe(rows, layout)
         else:
             self.parameters, self.arguments = [f"{codes}_ptr"], [codes]
-        self.parameters, self.arguments = [*self.parameters, self.scale], [*self.arguments, scale]
+        if pointer:
+            self.parameters, self.arguments = [*self.parameters, pointer], [*self.arguments, scale]
 
     @property
     def over(self) -> str:
@@ -45,7 +49,7 @@ class CodesOperand(Operand):
 
     def inverse(self) -> str:
         """The scales of the tile's rows, or the one of all."""
-        if self.is_a and self.coded.whole:
+        if self.coded.whole if self.is_a else self.coded.right_whole:
             return f"tl.load({self.scale})"
         inside = ("m_ok" if self.is_a else "n_ok") if self.over else ""
         return f"tl.load({self.scale} + {self.rows}{f', mask={inside}, other=0.0' if inside else ''})"
@@ -66,6 +70,18 @@ class CodesOperand(Operand):
             f"{target} = tl.load({self.given[0]}_ptr + {name}_n{wide} * {self.depth} + {name}_k{mask})",
         ]
 
+    def sizes(self, turned: bool) -> list[str]:
+        """Lines that load the scales of one step's codes, along the tile's rows or columns, as ``a_size`` or so."""
+        coded, name = self.coded, self.side.name
+        along = "[:, None]" if self.is_a != turned else "[None, :]"
+        of = f"{name}_at // {coded.tall}" if not self.is_a and coded.tall > 1 else f"{name}_at"
+        inside = f", mask={name}_at < {self.extent}, other=0.0" if self.extent % self.rows_of_block else ""
+        each = f"{self.depth // coded.group} + k // {coded.group}"
+        return [
+            f"{name}_at = ({self.start} + tl.arange(0, {self.block})){along}",
+            f"{name}_size = tl.load({name}_scale_ptr + {of} * {each}{inside})",
+        ]
+
     def loop(self, left: Operand) -> list[str]:
         """The whole depth, or the program's part of it; the sum of some steps apart where that is asked for."""
         s, turned = self.schedule, bool(getattr(self.schedule, "turned", False))
@@ -79,7 +95,12 @@ class CodesOperand(Operand):
         product = "b0, a0.T" if turned else "a0, b0.T"
         fetch = ["k = i * BK", *left.fetch("a0", "k"), *self.fetch("b0", "k")]
         apart = -(-s.promote // s.block_k) if self.coded.floating else 0
-        if not apart or apart >= per:
+        if self.coded.group:
+            assert isinstance(left, CodesOperand)
+            step = [*fetch, *left.sizes(turned), *self.sizes(turned)]
+            step.append(f"acc += tl.dot({product}) * (a_size * b_size)")
+            lines += [f"acc = {zeros}", f"for i in range({low}, {high}):", *indent(step)]
+        elif not apart or apart >= per:
             step = [*fetch, f"acc = tl.dot({product}, acc, out_dtype=acc.dtype)"]
             lines += [f"acc = {zeros}", f"for i in range({low}, {high}):", *indent(step)]
         elif apart == 1:

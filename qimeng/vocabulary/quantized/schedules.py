@@ -78,6 +78,10 @@ FEW, SOME = 16, 128
 EACH = 128
 """Depth after which a sum in fp32 takes over what was summed, where that is asked for."""
 
+SUMMED = 128 * 128
+"""Results of a tile whose steps are summed apart and scaled: with 8 warps, registers hold both sums of no more (128 by
+256 spill 104 registers; Triton 3.6, sm_90)."""
+
 FEW_SWEEP = (
     Blocks(16, 64, 256, 4, 4, 2, turned=True),
     Blocks(16, 64, 256, 4, 4, 4, turned=True, described=False),
@@ -114,6 +118,8 @@ def schedules(plan: CodedPlan, device: Device) -> tuple[CodedSchedule, ...]:
     """At most eight schedules, the best guess first, each once."""
     rows = plan.gemm.shape[1]
     sweep = FEW_SWEEP if rows <= FEW else SOME_SWEEP if rows <= SOME else MANY_SWEEP
+    if plan.coded.group:
+        sweep = tuple(b for b in sweep if b.m * b.n <= SUMMED)
     return tuple(dict.fromkeys(_fit(plan, device, blocks) for blocks in sweep))[:MAX_ALTERNATIVES]
 
 
@@ -122,7 +128,7 @@ def _fit(plan: CodedPlan, device: Device, blocks: Blocks) -> CodedSchedule:
     _, m, n, k = plan.gemm.shape
     bm, bn, bk = (
         min(size, power_of_two(most, least))
-        for size, most, least in ((blocks.m, m, 16), (blocks.n, n, 16), (blocks.k, k, 32))
+        for size, most, least in ((blocks.m, m, 16), (blocks.n, n, 16), (blocks.k, plan.coded.group or k, 32))
     )
     tiles, steps = -(-m // bm) * -(-n // bn), -(-k // bk)
     return CodedSchedule(
@@ -132,7 +138,7 @@ def _fit(plan: CodedPlan, device: Device, blocks: Blocks) -> CodedSchedule:
         warps=blocks.warps,
         stages=blocks.stages,
         splits=max(1, min(blocks.per_sm * device.sms // tiles, steps // 2)),
-        promote=blocks.promote if plan.coded.floating else 0,
+        promote=blocks.promote if plan.coded.floating and not plan.coded.group else 0,
         descriptors=blocks.described and device.has("descriptors"),
         persistent=blocks.flat,
         flat=blocks.flat,
@@ -167,8 +173,9 @@ class Tuning(Move[CodedPlan, CodedSchedule]):
         self.move = move
 
     def schedules(self, plan: CodedPlan, schedule: CodedSchedule, param: str, device: Device) -> Sequence:
-        """Those of the move."""
-        return self.move.schedules(plan.gemm, schedule, param, device)
+        """Those of the move; a step reads no more codes of a row than share a scale."""
+        found = self.move.schedules(plan.gemm, schedule, param, device)
+        return [s for s in found if s.block_k <= (plan.coded.group or s.block_k)]
 
 
 def moves() -> dict[str, Tuning]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qimeng.coder.template.families.gemm.moves import resized
 from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.nest.sizes import power_of_two
@@ -189,14 +190,8 @@ class Tiling(SparseMove):
 
     def schedules(self, plan: SparsePlan, schedule: SparseSchedule, param: str, device: Device) -> Sequence:
         """None where a block allows no other."""
-        s = schedule
-        found = {
-            "taller": [s.but(block_m=s.block_m * 2)],
-            "wider": [s.but(block_n=s.block_n * 2)],
-            "deeper": [s.but(block_k=s.block_k * 2)],
-            "smaller": [s.but(block_m=s.block_m // 2), s.but(block_n=s.block_n // 2), s.but(block_k=s.block_k // 2)],
-        }.get(param, [])
-        (low_m, low_n, low_k), (high_m, high_n, high_k) = _limits(plan, s)
+        found = resized(schedule, param)
+        (low_m, low_n, low_k), (high_m, high_n, high_k) = _limits(plan, schedule)
         return tuple(
             c
             for c in found

@@ -142,6 +142,7 @@ def test_what_makes_a_product_slower() -> None:
     assert ms(("bf16",), precision="bf16x6") > 1.8 * ms(("bf16",), precision="bf16x3")
     assert ms(("tf32",), False) > 3 * ms(("tf32",)) > half
     assert ms(("bf16",), block_m=64, block_n=64) > half
+    assert all(0.5 * half < ms((dots,)) < 0.75 * half for dots in ("e4m3", "s8")), "half the arithmetic, the same bytes"
     unknown = Implementation("triton", "", "f")
     waves = [region_ms(program.regions[0], unknown, [launch], H200) for launch in _grids(132, 133)]
     assert waves[1] > 1.5 * waves[0], "one tile more than SMs is another wave"

@@ -128,6 +128,23 @@ class AllExperts(nn.Module):
         return (torch.matmul(inner, self.down) * shares.t().unsqueeze(-1)).sum(0)
 
 
+class SortedExperts(AllExperts):
+    """A layer that multiplies the rows of each expert together, as models of transformers do by default."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        weights, chosen = torch.topk(torch.softmax(self.router(x).float(), -1), self.best)
+        slots, order = torch.sort(chosen.reshape(-1))
+        counts = torch.histc(slots.float(), bins=len(self.up), min=0, max=len(self.up) - 1)
+        ends = torch.cumsum(counts, 0, dtype=torch.int32)
+        gate, values = torch._grouped_mm(x[order // self.best], self.up, offs=ends).chunk(2, -1)
+        found = torch._grouped_mm(functional.silu(gate) * values, self.down, offs=ends)
+        weighted = found * weights.reshape(-1)[order].unsqueeze(-1)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order))
+        rows = len(x) if self.form != "others" else len(x) // 2
+        return weighted[back].view(rows, len(order) // rows, -1).sum(1).to(x.dtype)
+
+
 def graph(nodes: int, edges: int, seed: int = 0) -> torch.Tensor:
     """[2, edges]: edges between nodes drawn at random, some twice; the last fifth of the nodes gets none."""
     generator = torch.Generator().manual_seed(seed)
@@ -149,6 +166,7 @@ __all__ = [
     "Experts",
     "Layer",
     "Segments",
+    "SortedExperts",
     "action_of",
     "after",
     "graph",

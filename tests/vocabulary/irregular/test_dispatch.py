@@ -21,15 +21,18 @@ from qimeng.envs.workers.shared_server import shared_server
 from qimeng.family import covering
 from qimeng.interfaces import Action, Request
 from qimeng.program.program import Program
-from tests.vocabulary.irregular.samples import CONTEXT, AllExperts, action_of, after, start_of
+from tests.vocabulary.irregular.samples import CONTEXT, AllExperts, SortedExperts, action_of, after, start_of
 from tests.vocabulary.values import BF16, F32, FACTOR, FLOORS, check
 
 FORMS = ("gated", "repeated", "plain")
+SORTED = ("sorted", "others")
 
 
 def start(form: str, dtype: torch.dtype = F32, rows: int = 12, **sizes: int) -> tuple[nn.Module, torch.Tensor, Program]:
     torch.manual_seed(0)
-    module, x = AllExperts(form, **sizes).to(dtype), torch.randn(rows, sizes.get("width", 20)).to(dtype)
+    made = SortedExperts("gated", **sizes) if form in SORTED else AllExperts(form, **sizes)
+    made.form = "gated" if form == "sorted" else form
+    module, x = made.to(dtype), torch.randn(rows, sizes.get("width", 20)).to(dtype)
     return module, x, start_of(KernelSpec.from_module(module, (x,)))
 
 
@@ -45,6 +48,36 @@ def test_the_whole_layer_becomes_one_region(form: str) -> None:
     assert {"tiling", "pipeline"} <= kinds and "dispatch" not in kinds
     with pytest.raises(IllegalAction, match="computes only the experts that count already"):
         check_action(dispatched, Action("dispatch", (region.id,)), CONTEXT)
+
+
+def test_a_layer_that_sorts_its_rows_becomes_one_region_too() -> None:
+    program = start("sorted", BF16, width=24, inner=16)[2]
+    dispatched = after(program, action_of(program, "dispatch"))
+    (region,) = [r for r in dispatched.regions if "sort" in r.label()]
+    schedule = dispatched.schedule(region)
+    assert schedule is not None and schedule.family == "routed" and len(dispatched.called) <= 6
+    assert not any("grouped_mm" in r.label() for r in dispatched.called if r != region)
+
+
+def test_sums_of_other_rows_are_refused() -> None:
+    program = start("others", BF16, width=24, inner=16)[2]
+    assert "dispatch" not in {a.kind for a in legal_actions(program, CONTEXT)}
+
+
+@pytest.mark.parametrize("dtype", [BF16, pytest.param(F32, marks=pytest.mark.slow)])
+def test_a_layer_of_transformers(dtype: torch.dtype) -> None:
+    config = pytest.importorskip("transformers").MixtralConfig(
+        hidden_size=32, intermediate_size=32, num_local_experts=4, num_experts_per_tok=2
+    )
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
+    config._experts_implementation = "grouped_mm"
+    module = MixtralSparseMoeBlock(config).to(dtype).eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    program = start_of(KernelSpec.from_module(module, (torch.randn(2, 8, 32, dtype=dtype),)))
+    dispatched = after(program, action_of(program, "dispatch"))
+    assert "routed" in {s.family for r in dispatched.called if (s := dispatched.schedule(r)) is not None}
 
 
 class Other(nn.Module):
@@ -88,6 +121,7 @@ VALUES = {
     "plain": ("plain", (F32,), {"best": 1}),
     "many rows": ("gated", (BF16,), {"rows": 90, "experts": 4}),
     "as many rows as experts and sizes": ("plain", (F32,), {"rows": 8, "experts": 8, "width": 8, "inner": 8}),
+    "sorted": ("sorted", (BF16,), {"width": 24, "inner": 16}),
     "a plain layer of equal sizes": ("even", (F32,), {}),
 }
 
@@ -121,7 +155,7 @@ def rows(name: str) -> None:
     """Print errors against float64, relative to |result| + rms."""
     form, dtypes, sizes = VALUES[name]
     for dtype in dtypes:
-        if form in FORMS:
+        if form in FORMS + SORTED:
             module, x, program = start(form, dtype, **sizes)
             inputs: tuple[torch.Tensor, ...] = (x,)
         else:
@@ -129,7 +163,8 @@ def rows(name: str) -> None:
             torch.manual_seed(0)
             module = Other(form)
         eager, state = module(*inputs), {k: v.clone() for k, v in module.state_dict().items()}
-        exact = module.double()(*[x.double() if x.is_floating_point() else x for x in inputs])
+        wide = [x.double() if x.is_floating_point() else x for x in inputs]
+        exact = AllExperts.forward(module.double(), *wide) if form in SORTED else module.double()(*wide)
         scale = exact.abs() + exact.square().mean().sqrt()
         limit = max(FACTOR * float(((eager.double() - exact).abs() / scale).max()), FLOORS[dtype])
         patch = CONTEXT.coder.write(Request(program, action_of(program, "dispatch"), CONTEXT.device))

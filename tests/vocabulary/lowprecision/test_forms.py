@@ -39,6 +39,21 @@ def test_fp8_weights_are_the_nearest_numbers_times_their_scale() -> None:
     assert ((found - weight).abs() <= weight.abs() / 16 + scale * 2**-10).all(), "half of the last place of 3 bits"
 
 
+@pytest.mark.parametrize(("rows", "depth"), [(32, 64), (64, 32)])
+def test_blocks_of_fp8_share_a_scale(rows: int, depth: int) -> None:
+    weight = torch.randn(70, 96)
+    weight[:rows, :depth] = 0.0
+    found = weight_form(f"fp8:{rows}x{depth}").declared(weight)
+    assert found.is_contiguous() and found.isfinite().all() and not found[:rows, :depth].any()
+    for i in range(rows, 70, rows):
+        for j in range(0, 96, depth):
+            part, exact = found[i : i + rows, j : j + depth], weight[i : i + rows, j : j + depth]
+            scale = exact.abs().amax() / 448
+            again = (part / scale).to(torch.float8_e4m3fn).float() * scale
+            assert (again - part).abs().max() < 1e-6, "they are such numbers"
+            assert ((part - exact).abs() <= exact.abs() / 16 + scale * 2**-10).all(), "the nearest"
+
+
 def test_channels_and_groups_of_zeros_stay_zeros() -> None:
     weight = torch.randn(4, 64)
     weight[1], weight[2, :32] = 0.0, 0.0
@@ -50,7 +65,7 @@ def test_channels_and_groups_of_zeros_stay_zeros() -> None:
 
 def test_the_reference_in_float64_multiplies_by_the_same_codes() -> None:
     weight = torch.randn(16, 100).to(torch.bfloat16)
-    for text in ("int8", "int4:64", "fp8"):
+    for text in ("int8", "int4:64", "fp8", "fp8:32x64"):
         exact = weight_form(text).declared(weight.double())
         assert exact.dtype is torch.float64 and torch.equal(
             exact.to(torch.bfloat16), weight_form(text).declared(weight)
@@ -108,7 +123,8 @@ def test_the_declaration_belongs_to_the_digest_and_travels() -> None:
     [
         ("int3", "weights='int3': no such form of weights; known: 2:…, bsr, csr, fp8, int4, int8"),
         ("int8:64", "int8 has a scale for each output channel and takes no group size"),
-        ("fp8:128", "fp8 has a scale for each output channel and takes no group size"),
+        ("fp8:128", "a block is outputs x depth, such as 128x128, each one of 32, 64, 128, 256"),
+        ("fp8:48x128", "a block is outputs x depth"),
         ("int4:100", "the group size must be one of 16, 32, 64, 128, 256, 512, 1024"),
         ("int4:x", "the group size must be one of"),
     ],

@@ -92,6 +92,8 @@ def carry_out(line: str, registers: dict[str, int], dtype: str) -> None:
         ("int8", 2048, 0),
         ("int4", 2048, 0),
         ("fp8", 2048, 0),
+        ("fp8:128x128", 8, 0),
+        ("fp8:128x128", 2048, 0),
     ],
 )
 def test_it_compiles_and_takes_what_it_is_said_to(weights: str, rows: int, choice: int, tmp_path: Path) -> None:

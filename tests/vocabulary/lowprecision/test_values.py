@@ -22,6 +22,10 @@ CASES = {
     "fp8, fp16, activation": Case("fp8", (20, 96, 72), F16, nn.GELU(), fused=True),
     "fp8, fp32": Case("fp8", (4, 130, 40), F32, choices=(0, 1)),
     "fp8, one row": Case("fp8", (1, 100, 40), BF16, choices=(0, 7)),
+    "fp8, blocks": Case("fp8:32x64", (8, 200, 96), BF16, choices=(0, 2)),
+    "fp8, blocks, one row": Case("fp8:128x128", (1, 380, 250), F16, nn.GELU(), fused=True, choices=(0, 3)),
+    "fp8, blocks, many rows": Case("fp8:32x128", (150, 256, 130), BF16, bias=False, choices=(0, 2)),
+    "fp8, blocks, fp32": Case("fp8:32x32", (4, 70, 40), F32, choices=(0, 1)),
     "int4": Case("int4", (8, 256, 64), BF16, choices=(0, 1, 2)),
     "int4, group does not divide": Case("int4:64", (3, 200, 50), F16),
     "int4, group above the depth": Case("int4:128", (16, 100, 33), BF16),
@@ -58,7 +62,14 @@ def errors_of(case: Case) -> Errors:
         yield mine, theirs
 
 
-QUICK = ["fp8", "int8", "int8, fp16, activation", "int4, group does not divide", "int4, small groups, activation"]
+QUICK = [
+    "fp8",
+    "fp8, blocks",
+    "int8",
+    "int8, fp16, activation",
+    "int4, group does not divide",
+    "int4, small groups, activation",
+]
 
 
 def test_quick_cases() -> None:

@@ -48,7 +48,19 @@ def test_zeros_stay_zeros_and_what_is_not_finite_makes_its_row_nan(text: str) ->
     assert declared(f"{text}:tensor", x).isnan().all()
 
 
-@pytest.mark.parametrize("text", ["int8", "fp8", "fp8:tensor"])
+@pytest.mark.parametrize("group", [32, 64])
+def test_groups_of_a_row_have_scales_of_their_own(group: int) -> None:
+    x = torch.randn(4, 96)
+    x[1, 0], x[2, :group] = float("inf"), 0.0
+    found = declared(f"fp8:1x{group}", x)
+    for first in range(0, 96, group):
+        assert torch.allclose(
+            found[:, first : first + group], declared("fp8", x[:, first : first + group]), equal_nan=True
+        )
+    assert found[1, :group].isnan().all() and found[1, group:].isfinite().all() and not found[2, :group].any()
+
+
+@pytest.mark.parametrize("text", ["int8", "fp8", "fp8:tensor", "fp8:1x64"])
 def test_the_reference_in_float64_multiplies_by_the_same_codes(text: str) -> None:
     x = X.view(2, 3, 96).to(torch.bfloat16)
     exact = declared(text, x.double())
@@ -107,6 +119,8 @@ def test_the_declaration_belongs_to_the_digest_and_travels() -> None:
         ("int4", "int8", "activations='int8' needs weights='int8' beside it, not weights='int4:128'"),
         ("int8", "fp8", "activations='fp8' needs weights='fp8' beside it, not weights='int8'"),
         ("int8", "int4", "activations='int4': no such form of activations; known: fp8, int8"),
+        ("fp8", "fp8:1x48", r"or for groups of a row \('fp8:1x128'; 32, 64, 128, 256\)"),
+        ("int8", "int8:1x128", "a scale is for each row"),
         ("fp8", "fp8:128", r"a scale is for each row \('fp8'\) or for all rows \('fp8:tensor'\)"),
     ],
 )

@@ -21,7 +21,8 @@ from tests.vocabulary.lowprecision.samples import CONTEXT, action_of, after, lay
 
 def start(text: str, rows: int, depth: int, columns: int, more: nn.Module | None = None) -> Program:
     module, x = layer(rows, depth, columns, torch.bfloat16, bias=more is not None, after=more)
-    return start_of(KernelSpec.from_module(module, (x,), weights=text, activations=text))
+    weights = text.replace("1x", "128x")
+    return start_of(KernelSpec.from_module(module, (x,), weights=weights, activations=text))
 
 
 @pytest.mark.parametrize(("text", "rows", "choice"), [("int8", 16, 0), ("fp8", 300, 2)])
@@ -49,6 +50,8 @@ def test_the_kernel_that_makes_codes(golden: Callable[[str, str], None]) -> None
         ("fp8", 64, 3),
         ("int8", 2048, 0),
         ("fp8", 2048, 2),
+        ("fp8:1x128", 16, 0),
+        ("fp8:1x128", 2048, 2),
     ],
 )
 def test_it_compiles_and_takes_what_it_is_said_to(text: str, rows: int, choice: int, tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ CASES = {
     "fp8": Case("fp8", (8, 200, 96), BF16, choices=(0, 4)),
     "fp8, activation": Case("fp8", (20, 96, 72), F16, nn.SiLU(), fused=True, choices=(0,)),
     "fp8, one scale": Case("fp8:tensor", (8, 512, 40), BF16, choices=(0, 3)),
+    "fp8, blocks": Case("fp8:1x128", (20, 256, 140), BF16, choices=(0, 3)),
+    "fp8, blocks, few rows": Case("fp8:1x32", (5, 96, 72), F16, nn.SiLU(), fused=True, choices=(0,)),
+    "fp8, blocks, many rows": Case("fp8:1x128", (150, 256, 130), BF16, bias=False, choices=(0, 3)),
     "fp8, fp32": Case("fp8", (4, 130, 40), F32, choices=(0,)),
     "fp8, many rows": Case("fp8", (130, 256, 40), BF16, bias=False, choices=(0, 2, 6)),
     "fp8, one row": Case("fp8", (1, 100, 40), BF16, choices=(0,)),
@@ -38,7 +41,9 @@ def errors_of(case: Case) -> Errors:
         module[0].weight[2] *= 100
         if len(x) > 2:
             x[0], x[1] = 0.0, x[1] * 100
-    spec = KernelSpec.from_module(module, (x,), weights=case.weights.partition(":")[0], activations=case.weights)
+    kind, _, rest = case.weights.partition(":")
+    weights = f"{kind}:{rest.replace('1x', '64x')}" if "1x" in rest else kind
+    spec = KernelSpec.from_module(module, (x,), weights=weights, activations=case.weights)
     start = start_of(spec)
     with torch.no_grad():
         eager, exact = spec.module()(x), spec.module(dtype=torch.float64)(x.double())
@@ -64,7 +69,7 @@ def errors_of(case: Case) -> Errors:
         yield mine, theirs
 
 
-QUICK = ["int8", "int8, one scale", "fp8", "fp8, fp32", "fp8, activation"]
+QUICK = ["int8", "int8, one scale", "fp8", "fp8, blocks", "fp8, fp32", "fp8, activation"]
 
 
 def test_quick_cases() -> None:

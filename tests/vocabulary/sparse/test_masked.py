@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from qimeng.envs.workers.shared_server import shared_server
 from qimeng.family import covering
 from qimeng.interfaces import Request
 from qimeng.program.program import Program
-from tests.interpreted import rows_of
 from tests.vocabulary.lowprecision.samples import CONTEXT, action_of, after, start_of
+from tests.vocabulary.sparse.changed_masks import check, row_of, run
 
 LENGTH = 150
 SLOW = pytest.mark.slow
@@ -192,41 +191,25 @@ def rows(name: str) -> dict[str, Any]:
     given = inputs(dtype)
     if name == "not finite":
         given[2][0, 1, 70, 3] = float("inf")
-    errors = []
-    for _ in range(2):
-        model.load_state_dict(module.state_dict())
-        y, eager, exact = model(*given), module(*given), module(*(x.double() for x in given))
-        assert torch.equal(y.isnan(), exact.isnan()) and y.stride() == eager.stride()
-        usual = exact.nan_to_num(0.0, 0.0, 0.0)
-        scale = usual.abs() + usual.square().mean().sqrt()
-        errors.append([float(((z - exact).abs() / scale).nan_to_num(0.0).max()) for z in (y, eager)])
-        module.get_buffer("mask").copy_(window().roll(33, 1))
-        module.get_buffer("heads").copy_(module.get_buffer("heads").flip(0))
-    error, eager_error = (max(pair) for pair in zip(*errors, strict=True))
-    return {"case": name, "error": error, "limit": max(2 * eager_error, 16 * torch.finfo(dtype).eps)}
+    return row_of(name, model, module, given, change)
 
 
-def check(names: list[str]) -> None:
-    found = rows_of("-m", "tests.vocabulary.sparse.test_masked", *names)
-    assert [row["case"] for row in found] == names
-    for row in found:
-        assert row["error"] <= row["limit"], row
+def change(module: nn.Module) -> None:
+    """Other places are hidden."""
+    module.get_buffer("mask").copy_(window().roll(33, 1))
+    module.get_buffer("heads").copy_(module.get_buffer("heads").flip(0))
 
 
 def test_quick_values() -> None:
-    check(QUICK)
+    check("tests.vocabulary.sparse.test_masked", QUICK)
 
 
 @pytest.mark.slow
 def test_other_values() -> None:
-    check([name for name in CASES if name not in QUICK])
+    check("tests.vocabulary.sparse.test_masked", [name for name in CASES if name not in QUICK])
 
 
 if __name__ == "__main__":
     import sys
 
-    from qimeng.envs.estimate.interpreter import mend
-
-    mend()
-    for one in sys.argv[1:]:
-        print(json.dumps(rows(one)), flush=True)
+    run(rows, sys.argv[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from qimeng.envs.workers.shared_server import shared_server
 from qimeng.family import covering
 from qimeng.interfaces import Request
 from qimeng.program.program import Program
-from tests.interpreted import rows_of
 from tests.vocabulary.lowprecision.samples import CONTEXT, action_of, after, start_of
+from tests.vocabulary.sparse.changed_masks import check, row_of, run
 
 SLOW = pytest.mark.slow
 ROWS, COLUMNS, DEPTH = 150, 100, 70
@@ -168,44 +167,25 @@ def rows(name: str) -> dict[str, Any]:
     given = inputs(dtype)
     if name == "not finite":
         given[0][90, 3], given[1][5, 80] = float("inf"), float("nan")
-    errors = []
-    for _ in range(2):
-        model.load_state_dict(module.state_dict())
-        with torch.no_grad():
-            y, eager = model(*given), module(*given)
-            exact = module.double()(*(x.double() for x in given))
-            module.to(dtype)
-        assert torch.equal(y.isnan(), eager.isnan()) and y.stride() == eager.stride()
-        usual = exact.nan_to_num(0.0, 0.0, 0.0)
-        scale = usual.abs() + usual.square().mean().sqrt()
-        errors.append([float(((z - exact).abs() / scale).nan_to_num(0.0).max()) for z in (y, eager)])
-        module.get_buffer("mask").copy_(wanted().roll(50, 0))
-        module.get_buffer("factor").copy_(module.get_buffer("factor").roll(50, 0))
-    error, eager_error = (max(pair) for pair in zip(*errors, strict=True))
-    return {"case": name, "error": error, "limit": max(2 * eager_error, 16 * torch.finfo(dtype).eps)}
+    return row_of(name, model, module, given, change)
 
 
-def check(names: list[str]) -> None:
-    found = rows_of("-m", "tests.vocabulary.sparse.test_sampled", *names)
-    assert [row["case"] for row in found] == names
-    for row in found:
-        assert row["error"] <= row["limit"], row
+def change(module: nn.Module) -> None:
+    """Other places are wanted."""
+    module.get_buffer("mask").copy_(wanted().roll(50, 0))
+    module.get_buffer("factor").copy_(module.get_buffer("factor").roll(50, 0))
 
 
 def test_quick_values() -> None:
-    check(QUICK)
+    check("tests.vocabulary.sparse.test_sampled", QUICK)
 
 
 @pytest.mark.slow
 def test_other_values() -> None:
-    check([name for name in CASES if name not in QUICK])
+    check("tests.vocabulary.sparse.test_sampled", [name for name in CASES if name not in QUICK])
 
 
 if __name__ == "__main__":
     import sys
 
-    from qimeng.envs.estimate.interpreter import mend
-
-    mend()
-    for one in sys.argv[1:]:
-        print(json.dumps(rows(one)), flush=True)
+    run(rows, sys.argv[1:])

@@ -7,6 +7,7 @@ checked by whoever asks.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
@@ -18,9 +19,21 @@ from qimeng.family import MAX_ALTERNATIVES, Move
 
 GemmMove = Move[GemmPlan, GemmSchedule]
 Found = tuple[GemmSchedule, ...]
+Tiled = TypeVar("Tiled", bound=GemmSchedule)
 
 LEAST, MOST = 16, 256
 """The least and the largest side and depth of a tile that are tried."""
+
+
+def resized(schedule: Tiled, param: str) -> list[Tiled]:
+    """`schedule` with tiles of twice the rows, columns or depth, or of half of one of them; none for other options."""
+    s = schedule
+    return {
+        "taller": [s.but(block_m=s.block_m * 2)],
+        "wider": [s.but(block_n=s.block_n * 2)],
+        "deeper": [s.but(block_k=s.block_k * 2)],
+        "smaller": [s.but(block_m=s.block_m // 2), s.but(block_n=s.block_n // 2), s.but(block_k=s.block_k // 2)],
+    }.get(param, [])
 
 
 class Tiling(GemmMove):
@@ -29,17 +42,11 @@ class Tiling(GemmMove):
     def schedules(self, plan: GemmPlan, schedule: GemmSchedule, param: str, device: Device) -> Found:
         """Steps of two in the direction of `param`, each with 4 and 8 warps."""
         s = schedule
-        found = {
-            "taller": [s.but(block_m=s.block_m * 2)],
-            "wider": [s.but(block_n=s.block_n * 2)],
-            "deeper": [s.but(block_k=s.block_k * 2), s.but(block_k=s.block_k * 2, stages=max(2, s.stages - 1))],
-            "smaller": [
-                s.but(block_m=s.block_m // 2),
-                s.but(block_n=s.block_n // 2),
-                s.but(block_k=s.block_k // 2),
-            ],
+        more = {
+            "deeper": [s.but(block_k=s.block_k * 2, stages=max(2, s.stages - 1))],
             "larger": [s.but(block_m=s.block_m * 2, block_n=s.block_n * 2, warps=min(8, s.warps * 2))],
-        }[param]
+        }
+        found = [*resized(s, param), *more.get(param, [])]
         found += [c.but(warps=w) for c in list(found) for w in (4, 8) if w != c.warps]
         return _others(s, [c for c in found if all(LEAST <= b <= MOST for b in (c.block_m, c.block_n, c.block_k))])
 
@@ -145,4 +152,4 @@ def moves() -> dict[str, GemmMove]:
     }
 
 
-__all__ = ["Layout", "Pipeline", "Precision", "Reordering", "Split", "Tiling", "moves"]
+__all__ = ["Layout", "Pipeline", "Precision", "Reordering", "Split", "Tiling", "moves", "resized"]

@@ -1,0 +1,61 @@
+"""Loops over experts on the way from a module to a graph: all rows, then stacked weights, or the loop as it was.
+
+Deals in the order of the two steps. Knows nothing about either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from qimeng.graph.experts.selected import NotCovered, with_all_rows
+from qimeng.graph.experts.visits import Visits
+from qimeng.graph.opgraph import OpGraph
+from qimeng.graph.rewrites.base import Edit, NoRewrite
+from qimeng.graph.rewrites.experts import StackExperts
+
+
+class LoopStays(Exception):
+    """A loop over experts has no form of fixed size: the module is to be exported without this."""
+
+
+def all_rows(exported: Any, visits: Visits) -> tuple[str, ...]:
+    """Have all experts compute all rows in a decomposed `torch.export.ExportedProgram`, in place.
+
+    Returns:
+        Names of the nodes that add the results up.
+
+    Raises:
+        LoopStays: not every loop can be written so.
+    """
+    try:
+        found = with_all_rows(exported)
+    except NotCovered as error:
+        raise LoopStays(str(error)) from error
+    if visits.used and (visits.unsure or not found):
+        raise LoopStays("experts are chosen in a way that is not known")
+    return found
+
+
+def stacked(graph: OpGraph, sums: Iterable[str]) -> OpGraph:
+    """`graph`, in which the experts whose results the operators `sums` add up are batches of products.
+
+    Raises:
+        LoopStays: their weights cannot be stacked.
+    """
+    rule, reason = StackExperts(biases=False), ""  # the action `dispatch` then computes only the experts that count
+    for name in reversed(tuple(sums)):
+        if name in graph.nodes:
+            edit = Edit(graph, name, rule.name)
+            try:
+                rule.rewrite(edit, graph.nodes[name])
+                graph = edit.done()
+            except NoRewrite as error:
+                reason = str(error) or reason
+    left = [name for name in sums if name in graph.nodes]
+    if left:
+        raise LoopStays(reason)
+    return graph
+
+
+__all__ = ["LoopStays", "all_rows", "stacked"]

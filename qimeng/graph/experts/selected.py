@@ -1,0 +1,356 @@
+"""Rows that a mask selects for each expert and that are added back where they came from, as all rows times a weight.
+
+``rows = torch.where(mask[e])``; ``out.index_add_(0, rows, f(x[rows]) * w[rows, place])`` has a size that depends on
+data. Where the experts of a row are all different, as `topk` chooses them, it is ``out + f(x) * r[:, e]``, with the
+weights r scattered into zeros: where f treats each row alone. Deals in exported graphs (torch.fx). Knows nothing about
+what f is, and nothing about batches of experts (`qimeng.graph.rewrites.experts`).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import sympy
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from qimeng.graph.ops import POINTWISE
+from qimeng.graph.parts import IGNORED, SYMBOLS
+
+aten = torch.ops.aten
+SELECTS, ADDS = aten.nonzero.default, aten.index_put.default
+KEEPS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+ALONG = (aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, aten.select.int)
+ROWWISE = POINTWISE - {f"aten.{name}" for name in ("tril", "triu", "arange", "glu", "native_dropout", "full")}
+FLAT = (aten.unsqueeze.default, aten.squeeze.dims, aten.squeeze.dim)
+
+
+class NotCovered(Exception):
+    """Rows are selected in a way that has no form of fixed size here; the message says which."""
+
+
+def with_all_rows(exported: Any) -> tuple[str, ...]:
+    """Rewrite every loop over experts of a decomposed `torch.export.ExportedProgram`, in place.
+
+    Returns:
+        Names of the nodes that add up, one for each expert of each loop; empty where there is no loop.
+
+    Raises:
+        NotCovered: a turn of one computes something else. The program is then of no use any more.
+    """
+    graph = exported.graph
+    puts = [n for n in graph.nodes if n.target is ADDS and any(_dynamic(i) for i in n.args[1] if i is not None)]
+    if not puts:
+        return ()
+    turns = [_Turn(put) for put in puts]
+    experts = {turn.routing: 1 + max(t.number for t in turns if t.routing == turn.routing) for turn in turns}
+    scattered: dict[Any, Any] = {}
+    for turn in turns:
+        key = (turn.routing, turn.weights)
+        if key not in scattered:
+            scattered[key] = _scattered(graph, turn, experts[turn.routing])
+        turn.rewrite(scattered[key])
+    for node in [n for n in graph.nodes if str(n.target) in IGNORED]:
+        graph.erase_node(node)
+    graph.eliminate_dead_code()
+    if any(_dynamic(n) for n in graph.nodes):
+        raise NotCovered("other sizes depend on data as well")
+    exported.graph_module.recompile()
+    return tuple(put.name for put in puts)
+
+
+class _Turn:
+    """One turn of a loop: the rows of one expert.
+
+    Attributes:
+        put: the operator that adds.
+        number: of the expert.
+        routing: the experts of each row, [T, best].
+        weights: of these experts, [T, best].
+    """
+
+    def __init__(self, put: Any):
+        self.put, self.graph = put, put.graph
+        into, index, rows, *adds = put.args
+        if len(index) != 1 or (index := index[0]) is None:
+            raise NotCovered("rows are added along another dimension than the first")
+        self.select, row = _column(index)
+        self.routing, self.number, self.row = _mask(self.select.args[0])
+        if row != self.row:
+            raise NotCovered("rows are added to other rows than those they were selected from")
+        self.count = _size(into)[0]
+        self.into, self.rows = into, rows if adds == [True] else self._added(into, rows)
+        self.known: dict[Any, Any] = {}
+        self.times, self.column = self._times(self.rows)
+        self.weights = self.column.args[0]
+        while self.weights.target in FLAT:
+            self.weights = self.weights.args[0]
+
+    def _added(self, into: Any, rows: Any) -> Any:
+        """What ``out[rows] += y`` adds: y."""
+        sides = list(rows.args[:2]) if rows.target is aten.add.Tensor and not rows.kwargs else []
+        for mine, other in (sides, sides[::-1]) if sides else ():
+            if (
+                _is_node(mine)
+                and mine.target is aten.index.Tensor
+                and mine.args[0] is into
+                and self._rows_of(mine) == 0
+            ):
+                return other
+        raise NotCovered("rows are not added to what was there")
+
+    def _times(self, rows: Any) -> tuple[Any, Any]:
+        """The product with the weight of each row, and the operator that looks the weights up."""
+        node = rows
+        while _is_node(node) and node.target is aten._to_copy.default:
+            node = node.args[0]
+        if not _is_node(node) or node.target is not aten.mul.Tensor:
+            raise NotCovered("what is added has no weight of the row and its expert")
+        for side in node.args:
+            column = side
+            while _is_node(column) and (column.target in FLAT or column.target is aten._to_copy.default):
+                column = column.args[0]
+            if _is_node(column) and column.target is aten.index.Tensor and self._is_pair(column):
+                return node, column
+        raise NotCovered("what is added has no weight of the row and its expert")
+
+    def _is_pair(self, node: Any) -> bool:
+        """Whether it looks up ``w[row, place]``."""
+        found = [_column(i) for i in node.args[1] if i is not None]
+        return len(node.args[1]) == 2 and found == [(self.select, self.row), (self.select, 1 - self.row)]
+
+    def _rows_of(self, node: Any) -> int | None:
+        """The dimension along which it looks up the turn's rows, and nothing else; None where it does not."""
+        found = [(d, _column(i)) for d, i in enumerate(node.args[1]) if i is not None]
+        return found[0][0] if [c for _, c in found] == [(self.select, self.row)] else None
+
+    def rewrite(self, scattered: Any) -> None:
+        """Have the operator add all rows, those of other experts times zero.
+
+        Args:
+            scattered: weights [T, experts], in the dtype of what they multiply.
+        """
+        value = self.put.meta["val"]
+        with self.graph.inserting_before(self.put):
+            (other,) = [side for side in self.times.args if not self.is_weight(side)]
+            y = self.all_rows(other)
+            weight = self._made(aten.slice.Tensor, scattered, 1, self.number, self.number + 1)
+            if weight.meta["val"].dtype != y.meta["val"].dtype:
+                weight = self._made(aten._to_copy.default, weight, dtype=y.meta["val"].dtype)
+            made = self._made(aten.mul.Tensor, y, weight)
+            if made.meta["val"].dtype != value.dtype:
+                made = self._made(aten._to_copy.default, made, dtype=value.dtype)
+        if tuple(made.meta["val"].shape) != tuple(value.shape):
+            raise NotCovered("what is added does not have a row for each that was selected")
+        self.put.target, self.put.args, self.put.kwargs = aten.add.Tensor, (self.into, made), {}
+
+    def is_weight(self, side: Any) -> bool:
+        while side is not self.column and side.target in (*FLAT, aten._to_copy.default):
+            side = side.args[0]
+        return side is self.column
+
+    def all_rows(self, node: Any) -> Any:
+        """A node that computes for all rows what `node` does for those selected."""
+        if not _is_node(node) or not _dynamic(node):
+            return node
+        if node not in self.known:
+            self.known[node] = self._for_all(node)
+        return self.known[node]
+
+    def _for_all(self, node: Any) -> Any:
+        target, name = node.target, _packet(node.target)
+        if target is operator.getitem:
+            made = self._made(target, self.all_rows(node.args[0]), node.args[1])
+        elif target is aten.index.Tensor and _is_node(node.args[0]):
+            dim, source = self._rows_of(node), node.args[0]
+            if (
+                dim is None
+                or _dynamic(source)
+                or _size(source)[dim] != self.count
+                or math.prod(_size(source)[:dim]) != 1
+            ):
+                raise NotCovered("an expert reads other rows than its own")
+            return source
+        elif target in KEEPS:
+            (source,) = node.all_input_nodes[:1]
+            if _before(node) != _before(source):
+                raise NotCovered("an expert reshapes its rows")
+            made = self._made(target, self.all_rows(source), [self.count if _open(s) else s for s in _size(node)])
+        elif target in (*ALONG, *FLAT, aten.linear.default) or name in ROWWISE:
+            dims = node.args[1] if target in FLAT else node.args[1:2] if target is aten.slice.Tensor else ()
+            self._check(node, dims)
+            args = [[self._plain(a) for a in x] if isinstance(x, (list, tuple)) else self._plain(x) for x in node.args]
+            made = self._made(target, *args, **node.kwargs)
+        else:
+            raise NotCovered(f"an expert computes {name}, which may mix rows")
+        if isinstance(node.meta["val"], torch.Tensor):
+            wanted = tuple(self.count if _open(s) else s for s in _size(node))
+            if tuple(made.meta["val"].shape) != wanted:
+                raise NotCovered(f"{name} of all rows has another shape")
+        return made
+
+    def _check(self, node: Any, dims: Any) -> None:
+        """Raise `NotCovered` where an operator acts along the rows, or meets as many of another tensor."""
+        first = node.args[0]
+        if node.target in ALONG:
+            given = {"aten.slice": 1, "aten.select": 1}.get(_packet(node.target), 2)
+            dim = node.args[given] if len(node.args) > given else node.kwargs.get("dim", 0)
+            if dim % len(_size(first)) == _row_of(first):
+                raise NotCovered("an expert cuts its rows")
+        if node.target is aten.linear.default and any(_dynamic(x) for x in node.args[1:] if _is_node(x)):
+            raise NotCovered("an expert multiplies by its own rows")
+        if _packet(node.target) in POINTWISE:
+            from_end = len(_size(node)) - _row_of(node)
+            for operand in node.all_input_nodes:
+                size = _size(operand) if isinstance(operand.meta["val"], torch.Tensor) else ()
+                if not _dynamic(operand) and len(size) >= from_end and size[-from_end] != 1:
+                    raise NotCovered("an expert's rows meet other rows")
+                if _dynamic(operand) and len(size) - _row_of(operand) != from_end:
+                    raise NotCovered("an expert's rows meet other rows")
+
+    def _plain(self, item: Any) -> Any:
+        if (
+            isinstance(item, SYMBOLS)
+            or _is_node(item)
+            and not isinstance(item.meta["val"], (torch.Tensor, list, tuple))
+        ):
+            raise NotCovered("an expert computes with the number of its rows")
+        return self.all_rows(item)
+
+    def _made(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        return _made(self.graph, target, *args, **kwargs)
+
+
+def _made(graph: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """A new node, with the fake value that it yields."""
+    node = graph.call_function(target, args, kwargs)
+    mode = next(n.meta["val"].fake_mode for n in graph.nodes if hasattr(n.meta.get("val"), "fake_mode"))
+    values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+    with unset_fake_temporarily(), mode:
+        node.meta["val"] = target(*values[0], **values[1])
+    return node
+
+
+def _scattered(graph: Any, turn: _Turn, experts: int) -> Any:
+    """Weights [T, experts], zero but for those of each row's experts, in the dtype of what they multiply."""
+    chosen, weights, top = turn.routing, turn.weights, turn.routing.args[0]
+    along = top.args[2] if len(top.args) > 2 else top.kwargs.get("dim", -1)
+    if _size(top.args[0])[-1] != experts or along not in (-1, 1):
+        raise NotCovered(f"a loop over {experts} experts, of which rows choose among {_size(top.args[0])[-1]}")
+    (other,) = [side for side in turn.times.args if not turn.is_weight(side)]
+    dtype, shape = other.meta["val"].dtype, list(_size(chosen))
+    with graph.inserting_before(turn.put):
+        if [s for s in _size(weights) if s != 1] != [s for s in shape if s != 1]:
+            raise NotCovered("weights that are not one for each expert of a row")
+        if list(_size(weights)) != shape:
+            weights = _made(graph, aten.view.default, weights, shape)
+        if weights.meta["val"].dtype != dtype:
+            weights = _made(graph, aten._to_copy.default, weights, dtype=dtype)
+        like = {"dtype": dtype, "layout": torch.strided, "device": weights.meta["val"].device, "pin_memory": False}
+        zeros = _made(graph, aten.full.default, [shape[0], experts], 0, **like)
+        return _made(graph, aten.scatter.src, zeros, 1, chosen, weights)
+
+
+def _mask(mask: Any) -> tuple[Any, int, int]:
+    """The experts of each row, the number of one, and in which column of its mask's places the rows stand.
+
+    Covered are ``(chosen == e)`` [T, best], and ``one_hot(chosen).permute(2, 1, 0)[e]`` [best, T].
+    """
+    node = mask
+    while node.target in FLAT or node.target is aten._to_copy.default:
+        node = node.args[0]
+    if node.target is aten.eq.Scalar and isinstance(node.args[1], int) and _size(mask) == _size(node):
+        return _chosen(node.args[0]), node.args[1], 0
+    picked = node
+    if node.target in (aten.select.int, aten.slice.Tensor) and node.args[1] == 0 and len(_size(mask)) == 2:
+        node = node.args[0]
+        while node.target is aten._to_copy.default:
+            node = node.args[0]
+        if node.target is aten.permute.default and list(node.args[1]) == [2, 1, 0]:
+            node = node.args[0]
+            while node.target is aten._to_copy.default:
+                node = node.args[0]
+            if node.target is aten.eq.Tensor and _counts_up(node.args[1]):
+                chosen, number = node.args[0], picked.args[2]
+                if chosen.target is aten.unsqueeze.default and chosen.args[1] in (-1, 2):
+                    return _chosen(chosen.args[0]), number, 1
+    raise NotCovered("rows that no mask of an expert selects")
+
+
+def _chosen(node: Any) -> Any:
+    """`node`, where it is the places that a topk found, [T, best]."""
+    if node.target is not operator.getitem or node.args[0].target is not aten.topk.default or node.args[1] != 1:
+        raise NotCovered("experts that no topk chooses: one may be chosen twice")
+    if len(_size(node)) != 2:
+        raise NotCovered("experts of other than rows")
+    return node
+
+
+def _counts_up(node: Any) -> bool:
+    """Whether it is 0, 1, 2 and so on."""
+    return node.target is aten.arange.start_step and node.args[0] == 0 and list(node.args[2:]) in ([], [1])
+
+
+def _column(index: Any) -> tuple[Any, int]:
+    """The operator that finds a mask's places, and the column of them that `index` is."""
+    node, at = index, None
+    while _is_node(node) and node.target is not SELECTS:
+        if node.target in (aten.slice.Tensor, aten.select.int) and node.args[1] == 1 and at is None:
+            at = node.args[2]
+        elif node.target not in FLAT:
+            raise NotCovered("rows that no mask selects")
+        node = node.args[0]
+    if not _is_node(node) or at is None:
+        raise NotCovered("rows that no mask selects")
+    return node, at
+
+
+# ---- nodes and sizes
+
+
+def _is_node(item: Any) -> bool:
+    return isinstance(item, torch.fx.Node)
+
+
+def _packet(target: Any) -> str:
+    return str(target).rpartition(".")[0]
+
+
+def _size(node: Any) -> tuple[Any, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _open(size: Any) -> bool:
+    """Whether a size is the number of selected rows.
+
+    Raises:
+        NotCovered: it is computed from that number.
+    """
+    if isinstance(size, torch.SymInt) and not isinstance(size.node.expr, sympy.Symbol):
+        raise NotCovered(f"an expert's values have the size {size}")
+    return isinstance(size, torch.SymInt)
+
+
+def _dynamic(node: Any) -> bool:
+    """Whether its value, or a size of it, is known at run time only."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return any(isinstance(s, SYMBOLS) for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,)))
+
+
+def _row_of(node: Any) -> int:
+    """The dimension of the selected rows."""
+    found = [d for d, s in enumerate(_size(node)) if _open(s)]
+    if len(found) != 1:
+        raise NotCovered("an expert's values have the number of its rows in two dimensions, or in none")
+    return found[0]
+
+
+def _before(node: Any) -> int:
+    """Elements of the dimensions before the rows."""
+    return math.prod(_size(node)[: _row_of(node)])
+
+
+__all__ = ["NotCovered", "with_all_rows"]
