@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import warnings
 from collections.abc import Callable
@@ -50,6 +51,7 @@ CHANGES: dict[str, tuple[str, Callable[[Block], Any]]] = {
     "training": ("mode", lambda b: b.train()(X, mask=MASK)),
     "training_inside": ("mode", lambda b: b.norm.train() and b(X, mask=MASK)),
     "hook": ("hooks", lambda b: b.norm.register_forward_hook(lambda m, i, o: o * 2) and b(X, mask=MASK)),
+    "submodule": ("hooks", lambda b: setattr(b, "norm", torch.nn.Identity()) or b(X, mask=MASK)),
     "buffer": ("tensors", lambda b: b.steps.add_(1) is not None and b(X, mask=MASK)),
 }
 
@@ -66,6 +68,18 @@ def test_other_calls_run_the_module_s_own_code_and_say_so_once(block: Block, nam
         warnings.simplefilter("error")
         change(block)
     assert counts(block)[reason] == 2
+
+
+def test_those_who_look_at_its_forward_see_the_module_s_own(block: Block) -> None:
+    assert list(inspect.signature(block.forward).parameters) == list(inspect.signature(Block().forward).parameters)
+    for made in (copy.deepcopy(block), pickle.loads(pickle.dumps(block))):
+        assert inspect.signature(made.forward) == inspect.signature(block.forward)
+
+
+def test_the_module_s_own_code_is_exported(block: Block) -> None:
+    with pytest.warns(FallbackWarning, match="traced by another tool"), torch.no_grad():
+        exported = torch.export.export(block, (X,), {"mask": MASK})
+        assert torch.allclose(exported.module()(X, mask=MASK), own(block, X, mask=MASK))
 
 
 @torch.no_grad()
