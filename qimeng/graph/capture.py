@@ -10,6 +10,7 @@ import contextlib
 import io
 import keyword
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,10 @@ from qimeng.graph.padding import as_without_gradients
 from qimeng.graph.structure import Structure, UnknownStructure, structure_of
 from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.returned import opened
+
+
+_ONE_AT_A_TIME = threading.RLock()
+"""torch.export changes PyTorch's operators for the whole process, and two at a time leave them changed."""
 
 
 def capture(
@@ -63,7 +68,8 @@ def capture(
         CaptureError: the computation does not run under fake tensors, or torch.export refuses it; the message names
             the reason.
     """
-    return with_named_masks(_traced(make_module, make_inputs, specialise, values, hidden or {}, checks or {}))
+    with _ONE_AT_A_TIME:
+        return with_named_masks(_traced(make_module, make_inputs, specialise, values, hidden or {}, checks or {}))
 
 
 def _traced(

@@ -28,9 +28,15 @@ REASONS = {
     "hooks": "its submodules, or their hooks or forwards, changed, and a program calls none of them",
     "autocast": "the call is made under torch.autocast",
     "traced": "the call is traced by another tool",
+    "attributes": "a number, flag or text that it or a submodule holds changed: optimize it again",
     "tensors": "its parameters or buffers, or the inputs, are on another device or have another dtype or layout",
 }
 """Why a module's own code runs, in words; `Dispatch.calls` counts by these names."""
+
+
+_GLOBAL_HOOKS: Any = nn.modules.module._global_forward_hooks
+_GLOBAL_PRE_HOOKS: Any = nn.modules.module._global_forward_pre_hooks
+"""Hooks that PyTorch calls around every module."""
 
 
 class FallbackWarning(UserWarning):
@@ -54,7 +60,10 @@ class Dispatch:
         self.variants: dict[Key, Answer] = {}
         self.calls: Counter[str] = Counter()
         self._numbers: dict[Key, int] = {}
-        self._inside = [(part, _facts(part, part is module)) for part in module.modules()]
+        self._inside = []
+        for part in module.modules():
+            names = tuple(n for n, x in vars(part).items() if type(x) in (bool, int, float, str) and n != "training")
+            self._inside.append((part, names, _facts(part, names, part is module)))
         self._show_signature()
 
     def _show_signature(self) -> None:
@@ -119,10 +128,12 @@ class Dispatch:
             return "autocast"
         if self._needs_gradients(args, kwargs):
             return "gradients"
-        for part, facts in self._inside:
-            now = _facts(part, part is self.module)
+        if _GLOBAL_HOOKS or _GLOBAL_PRE_HOOKS:
+            return "hooks"
+        for part, names, facts in self._inside:
+            now = _facts(part, names, part is self.module)
             if now != facts:
-                return "mode" if now[0] is not facts[0] else "hooks"
+                return "mode" if now[0] != facts[0] else "attributes" if now[1] != facts[1] else "hooks"
         if not variant.holds(self.module):
             return "tensors"
         devices = {t.device for t in tensors_of((args, kwargs))} | {place.device for place in variant.places or ()}
@@ -157,10 +168,14 @@ def _in_autocast() -> bool:
     return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 
 
-def _facts(part: nn.Module, outermost: bool) -> tuple[Any, ...]:
-    """What a program takes for granted of a submodule; hooks of the outermost one are called around it."""
+def _facts(part: nn.Module, names: tuple[str, ...], outermost: bool) -> tuple[Any, ...]:
+    """What a program takes for granted of a submodule: its mode, what `names` are in it, its submodules and hooks.
+
+    Hooks of the outermost one are called around it.
+    """
+    held = part.__dict__
     hooks = () if outermost else (len(part._forward_hooks), len(part._forward_pre_hooks), part.__dict__.get("forward"))
-    return part.training, tuple(part._modules.values()), *hooks
+    return part.training, tuple([held.get(name) for name in names]), tuple(part._modules.values()), *hooks
 
 
 def _interprets() -> bool:
