@@ -153,7 +153,7 @@ def chances(model: PlannerModel, seen: Observation) -> dict[str, float]:
     }
 
 
-def main(seed: int = 0, walks: int = 1, epochs: int = 12) -> tuple[dict[str, float], dict[str, float]]:
+def main(seed: int = 0, walks: int = 2, epochs: int = 16) -> tuple[dict[str, float], dict[str, float]]:
     """Print, and return, how likely the new kind is for each region before and after training."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tensors are so small that threads would mostly wait for each other

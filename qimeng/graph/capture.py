@@ -10,6 +10,7 @@ import contextlib
 import io
 import keyword
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,6 +36,9 @@ from qimeng.graph.padding import as_without_gradients
 from qimeng.graph.structure import Structure, UnknownStructure, structure_of
 from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.returned import opened
+
+_ONE_AT_A_TIME = threading.RLock()
+"""torch.export changes PyTorch's operators for the whole process, and two at a time leave them changed."""
 
 
 def capture(
@@ -66,11 +70,12 @@ def capture(
             the reason.
     """
     given = make_module, make_inputs, specialise, values, hidden or {}, checks or {}
-    try:
-        return with_named_masks(_traced(*given))
-    except LoopStays:
-        pass
-    return with_named_masks(_traced(*given, loops=True))
+    with _ONE_AT_A_TIME:
+        try:
+            return with_named_masks(_traced(*given))
+        except LoopStays:
+            pass
+        return with_named_masks(_traced(*given, loops=True))
 
 
 def _traced(

@@ -6,6 +6,7 @@ https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cu
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from qimeng.errors import QimengError
 from qimeng.integration.dispatch import Dispatch, FallbackWarning, attach
-from qimeng.integration.models import optimize
+from qimeng.integration.models import check_names, optimize
 from qimeng.integration.parts import WHOLE
 from qimeng.integration.variant import Variant
 from qimeng.program.load import load_source
@@ -114,7 +115,10 @@ def compile_graph(
 
     Raises:
         ValueError: a mode.
+        TypeError: an option that `qimeng.optimize` does not have.
     """
+    own = inspect.signature(optimize).parameters
+    check_names({name: option for name, option in (options or {}).items() if name not in own})
     if mode is not None:
         raise ValueError(f"backend qimeng has no mode {mode!r}; a precision mode goes into options={{'mode': 'high'}}")
     if not all(type(x) in (torch.Tensor, nn.Parameter) for x in inputs) or not inputs:

@@ -6,10 +6,12 @@ this file. Knows nothing about how programs are found.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import CodeType
 from typing import Any
 
 import torch
@@ -23,12 +25,18 @@ REASONS = {
     "shapes": "no program was made for the shapes, strides, dtypes or other arguments of this call",
     "gradients": "the call may need gradients, which programs do not compute: use torch.no_grad() for the programs",
     "mode": "it was optimized in the other one of training and evaluation mode",
-    "hooks": "hooks or forwards of its submodules changed, and a program calls none of them",
+    "hooks": "its submodules, or their hooks or forwards, changed, and a program calls none of them",
     "autocast": "the call is made under torch.autocast",
     "traced": "the call is traced by another tool",
+    "attributes": "a number, flag or text that it or a submodule holds changed: optimize it again",
     "tensors": "its parameters or buffers, or the inputs, are on another device or have another dtype or layout",
 }
 """Why a module's own code runs, in words; `Dispatch.calls` counts by these names."""
+
+
+_GLOBAL_HOOKS: Any = nn.modules.module._global_forward_hooks
+_GLOBAL_PRE_HOOKS: Any = nn.modules.module._global_forward_pre_hooks
+"""Hooks that PyTorch calls around every module."""
 
 
 class FallbackWarning(UserWarning):
@@ -36,7 +44,7 @@ class FallbackWarning(UserWarning):
 
 
 class Dispatch:
-    """Stands in for the `forward` of a module.
+    """Stands in for the `forward` of a module, whose signature it shows to those who look at it.
 
     Args:
         module: whose forward it is.
@@ -52,7 +60,25 @@ class Dispatch:
         self.variants: dict[Key, Answer] = {}
         self.calls: Counter[str] = Counter()
         self._numbers: dict[Key, int] = {}
-        self._inside = [(part, _facts(part, part is module)) for part in module.modules()]
+        self._inside = []
+        for part in module.modules():
+            names = tuple(n for n, x in vars(part).items() if type(x) in (bool, int, float, str) and n != "training")
+            self._inside.append((part, names, _facts(part, names, part is module)))
+        self._show_signature()
+
+    def _show_signature(self) -> None:
+        """`transformers` and torch.export read the names of a forward's arguments."""
+        with suppress(ValueError, TypeError):  # some callables have none
+            self.__signature__ = inspect.signature(self._bound)
+
+    @property
+    def _bound(self) -> Callable[..., Any]:
+        return type(self.module).forward.__get__(self.module) if self.own is None else self.own
+
+    @property
+    def __code__(self) -> CodeType:
+        """Of the module's own forward: torch.export says where that is."""
+        return getattr(self._bound, "__code__", Dispatch.__call__.__code__)
 
     def add(self, variant: Answer) -> None:
         """Take up what is bound to the module."""
@@ -65,7 +91,10 @@ class Dispatch:
         variant = self.variants.get(key_of(args, kwargs) or ())
         if torch.compiler.is_dynamo_compiling():
             return self._compiled(variant, args, kwargs)
-        reason = "shapes" if variant is None else self.refused(variant, args, kwargs)
+        if variant is None:
+            reason = "traced" if _is_traced(args, kwargs) else "shapes"
+        else:
+            reason = self.refused(variant, args, kwargs)
         if variant is None or reason:
             self._note(reason)
             return self.original(*args, **kwargs)
@@ -93,16 +122,18 @@ class Dispatch:
 
     def refused(self, variant: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Why `variant` may not answer this call of its kind, one of `REASONS`; empty where it may."""
-        if torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if _is_traced((), {}):
             return "traced"
         if _in_autocast():
             return "autocast"
         if self._needs_gradients(args, kwargs):
             return "gradients"
-        for part, facts in self._inside:
-            now = _facts(part, part is self.module)
+        if _GLOBAL_HOOKS or _GLOBAL_PRE_HOOKS:
+            return "hooks"
+        for part, names, facts in self._inside:
+            now = _facts(part, names, part is self.module)
             if now != facts:
-                return "mode" if now[0] is not facts[0] else "hooks"
+                return "mode" if now[0] != facts[0] else "attributes" if now[1] != facts[1] else "hooks"
         if not variant.holds(self.module):
             return "tensors"
         devices = {t.device for t in tensors_of((args, kwargs))} | {place.device for place in variant.places or ()}
@@ -116,22 +147,35 @@ class Dispatch:
             warnings.warn(f"{name} runs its own code: {REASONS[reason]}", FallbackWarning, stacklevel=5)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_numbers": {}}
+        return {name: value for name, value in vars(self).items() if name != "__signature__"} | {"_numbers": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         for variant in self.variants.values():
             self.add(variant)
+        self._show_signature()
+
+
+def _is_traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call with these arguments is traced: as by torch.export, on tensors that have no memory."""
+    if torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    plain = torch.Tensor.__torch_dispatch__
+    return any(type(t).__torch_dispatch__ is not plain for t in tensors_of((args, kwargs)))
 
 
 def _in_autocast() -> bool:
     return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 
 
-def _facts(part: nn.Module, outermost: bool) -> tuple[Any, ...]:
-    """What a program takes for granted of a submodule; hooks of the outermost one are called around it."""
+def _facts(part: nn.Module, names: tuple[str, ...], outermost: bool) -> tuple[Any, ...]:
+    """What a program takes for granted of a submodule: its mode, what `names` are in it, its submodules and hooks.
+
+    Hooks of the outermost one are called around it.
+    """
+    held = part.__dict__
     hooks = () if outermost else (len(part._forward_hooks), len(part._forward_pre_hooks), part.__dict__.get("forward"))
-    return part.training, *hooks
+    return part.training, tuple([held.get(name) for name in names]), tuple(part._modules.values()), *hooks
 
 
 def _interprets() -> bool:

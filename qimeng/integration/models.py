@@ -101,9 +101,7 @@ def optimize(
     if not isinstance(cache, bool | str | Path):
         raise ValueError(f"cache must be True, False or a folder, got {cache!r}")
     parts = names_of("parts", parts)
-    unknown = options.keys() - inspect.signature(check_options).parameters.keys()
-    if unknown:
-        raise TypeError(f"optimize() has no option {', '.join(sorted(unknown))}")
+    check_names(options)
     check_options(mode=mode, **options)
     began, row = time.monotonic(), make_device(device)
     calls = _calls(example_inputs, kwargs)
@@ -125,6 +123,17 @@ def optimize(
     record.seconds = time.monotonic() - began
     vars(model)["qimeng"] = record
     return model
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Refuse names that are no further arguments of `plan_and_code`.
+
+    Raises:
+        TypeError: there are such names.
+    """
+    unknown = options.keys() - inspect.signature(check_options).parameters.keys()
+    if unknown:
+        raise TypeError(f"optimize() has no option {', '.join(sorted(unknown))}")
 
 
 @dataclass(frozen=True)
@@ -288,4 +297,4 @@ def _calls(example_inputs: Any, kwargs: Mapping[str, Any] | None) -> list[Argume
     return calls
 
 
-__all__ = ["optimize"]
+__all__ = ["check_names", "optimize"]

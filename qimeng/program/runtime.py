@@ -33,7 +33,10 @@ def _check(name, tensor, shape, stride, dtype, device):
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"input {name}: expected a tensor, got {type(tensor).__name__}")
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise ValueError(f"input {name}: expected a tensor with memory of its own, got a {type(tensor).__name__}")
+        raise ValueError(
+            f"input {name}: expected a tensor with memory of its own, got a {type(tensor).__name__}; to export or "
+            "trace it, take the module that this program was made from"
+        )
     if tensor.shape != shape or tensor.dtype is not dtype or tensor.stride() != stride:
         raise ValueError(
             f"input {name}: made for shape {shape}, stride {stride}, {dtype}; got shape {tuple(tensor.shape)}, "

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
@@ -316,10 +317,14 @@ def examples(module: torch.nn.Module, inputs: tuple[Any, ...], shrinkable: bool)
     """The origin of `module` with inputs like `inputs`.
 
     Raises:
-        SpecError: `inputs` is no tuple or list of positional inputs, or one of them has no values or is sparse.
+        SpecError: `inputs` is no tuple or list of positional inputs, or one of them has no values, or is sparse or
+            packed.
     """
     if not isinstance(inputs, (tuple, list)):
         raise SpecError(f"example inputs must be a tuple of positional inputs, got {type(inputs).__name__}; write (x,)")
+    packed = _pytree.tree_leaves(tuple(inputs), is_leaf=lambda x: isinstance(x, PackedSequence))
+    if any(isinstance(x, PackedSequence) for x in packed):
+        raise SpecError("an example input is a PackedSequence: give the padded tensor, and pack it in forward")
     flat, tree = _pytree.tree_flatten(opened(tuple(inputs)))
     for i, x in enumerate(flat):
         kind = _unusual(x)

@@ -98,6 +98,8 @@ def test_in_a_process_of_its_own(elsewhere: Elsewhere, body: Callable[[], None])
 def test_a_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="no mode 'max-autotune'"):
         compile_graph(torch.fx.symbolic_trace(nn.ReLU()), [X], mode="max-autotune")
+    with pytest.raises(TypeError, match="no option secnds"):
+        compile_graph(torch.fx.symbolic_trace(nn.ReLU()), [], options={"secnds": 12, "seconds": 12})
 
 
 def test_pytorch_finds_it_by_name() -> None:

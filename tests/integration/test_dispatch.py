@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import warnings
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from qimeng.integration.dispatch import Dispatch, FallbackWarning, attach, detach
 from tests.integration.small_models import Block, variant
@@ -50,6 +52,8 @@ CHANGES: dict[str, tuple[str, Callable[[Block], Any]]] = {
     "training": ("mode", lambda b: b.train()(X, mask=MASK)),
     "training_inside": ("mode", lambda b: b.norm.train() and b(X, mask=MASK)),
     "hook": ("hooks", lambda b: b.norm.register_forward_hook(lambda m, i, o: o * 2) and b(X, mask=MASK)),
+    "submodule": ("hooks", lambda b: setattr(b, "norm", torch.nn.Identity()) or b(X, mask=MASK)),
+    "attribute": ("attributes", lambda b: setattr(b.norm, "eps", 0.1) or b(X, mask=MASK)),
     "buffer": ("tensors", lambda b: b.steps.add_(1) is not None and b(X, mask=MASK)),
 }
 
@@ -66,6 +70,29 @@ def test_other_calls_run_the_module_s_own_code_and_say_so_once(block: Block, nam
         warnings.simplefilter("error")
         change(block)
     assert counts(block)[reason] == 2
+
+
+@torch.no_grad()
+def test_hooks_around_every_module_are_called(block: Block) -> None:
+    handle = register_module_forward_hook(lambda module, given, output: output * 2)
+    try:
+        with pytest.warns(FallbackWarning, match="hooks"):
+            found = block(X, mask=MASK)
+    finally:
+        handle.remove()
+    assert not torch.allclose(found, block(X, mask=MASK)) and counts(block) == {"hooks": 1, "program": 1}
+
+
+def test_those_who_look_at_its_forward_see_the_module_s_own(block: Block) -> None:
+    assert list(inspect.signature(block.forward).parameters) == list(inspect.signature(Block().forward).parameters)
+    for made in (copy.deepcopy(block), pickle.loads(pickle.dumps(block))):
+        assert inspect.signature(made.forward) == inspect.signature(block.forward)
+
+
+def test_the_module_s_own_code_is_exported(block: Block) -> None:
+    with pytest.warns(FallbackWarning, match="traced by another tool"), torch.no_grad():
+        exported = torch.export.export(block, (X,), {"mask": MASK})
+        assert torch.allclose(exported.module()(X, mask=MASK), own(block, X, mask=MASK))
 
 
 @torch.no_grad()

@@ -296,6 +296,9 @@ def test_bad_options(spec: KernelSpec) -> None:
         "input 0 is a nested tensor": lambda: KernelSpec.of(
             torch.nn.ReLU(), (torch.nested.nested_tensor([torch.rand(2), torch.rand(3)]),)
         ),
+        "is a PackedSequence": lambda: KernelSpec.of(
+            torch.nn.LSTM(2, 2), (torch.nn.utils.rnn.pack_sequence([torch.rand(3, 2), torch.rand(2, 2)]),)
+        ),
         "input 0 is sparse": lambda: KernelSpec.of(torch.nn.ReLU(), (torch.eye(3).to_sparse(),)),
         "cannot travel": lambda: KernelSpec.of(lambda x: (lock, x), (torch.rand(3),)).to_bytes(),
     }

@@ -117,7 +117,7 @@ MANY_SWEEP = (
 def schedules(plan: CodedPlan, device: Device) -> tuple[CodedSchedule, ...]:
     """At most eight schedules, the best guess first, each once."""
     rows = plan.gemm.shape[1]
-    sweep = FEW_SWEEP if rows <= FEW else SOME_SWEEP if rows <= SOME else MANY_SWEEP
+    sweep: tuple[Blocks, ...] = FEW_SWEEP if rows <= FEW else SOME_SWEEP if rows <= SOME else MANY_SWEEP
     if plan.coded.group:
         sweep = tuple(b for b in sweep if b.m * b.n <= SUMMED)
     return tuple(dict.fromkeys(_fit(plan, device, blocks) for blocks in sweep))[:MAX_ALTERNATIVES]
