@@ -55,6 +55,10 @@ def test_a_kernel_may_skip_what_is_masked_or_not():
         trial.outputs[0] = replace(trial.outputs[0], eager=eager)
         assert accepts(refs, trial, torch.where(even, found, multiplied))
         assert not accepts(refs, trial, torch.where(found.isfinite(), found + 0.01, found))
+        hidden = found.isfinite() & ~multiplied.isfinite()
+        trial.outputs[0] = replace(trial.outputs[0], eager=torch.where(hidden, found * (1 + 2**-10), multiplied))
+        assert accepts(refs, trial, torch.where(hidden, found * (1 - 2**-10), multiplied))  # as far off as eager is
+        assert not accepts(refs, trial, torch.where(hidden, found * (1 - 2**-6), multiplied)) or not bool(hidden.any())
         assert not accepts(refs, trial, found.nan_to_num(0.0, 0.0, 0.0)) or bool(found.isfinite().all())
     assert differed, "no draw had an infinity that a mask hides"
 
