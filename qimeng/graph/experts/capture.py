@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from qimeng.graph.experts.selected import NotCovered, with_all_rows
+from qimeng.graph.experts.nodes import NotCovered
+from qimeng.graph.experts.selected import with_all_rows
 from qimeng.graph.experts.visits import Visits
 from qimeng.graph.opgraph import OpGraph
 from qimeng.graph.rewrites.base import Edit, NoRewrite
 from qimeng.graph.rewrites.experts import StackExperts
+
+MOST = 1 << 30
+"""Elements of what all experts compute of all rows, in one tensor: 2 GiB of a half type."""
 
 
 class LoopStays(Exception):
@@ -52,9 +56,11 @@ def stacked(graph: OpGraph, sums: Iterable[str]) -> OpGraph:
                 graph = edit.done()
             except NoRewrite as error:
                 reason = str(error) or reason
-    left = [name for name in sums if name in graph.nodes]
-    if left:
+    if any(name in graph.nodes for name in sums):
         raise LoopStays(reason)
+    made = [m for n in graph.ops() if f"__{rule.name}" in n.name for m in n.metas if m is not None]
+    if any(m.numel > MOST for m in made):
+        raise LoopStays("results of all experts for all rows are too large to be held before `dispatch`")
     return graph
 
 

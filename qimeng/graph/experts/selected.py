@@ -12,10 +12,10 @@ import math
 import operator
 from typing import Any
 
-import sympy
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from qimeng.graph.experts.nodes import NotCovered, elements_before, is_dynamic, is_node, is_open, packet, row_of, size
 from qimeng.graph.ops import POINTWISE
 from qimeng.graph.parts import IGNORED, SYMBOLS
 
@@ -25,10 +25,6 @@ KEEPS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 ALONG = (aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, aten.select.int)
 ROWWISE = POINTWISE - {f"aten.{name}" for name in ("tril", "triu", "arange", "glu", "native_dropout", "full")}
 FLAT = (aten.unsqueeze.default, aten.squeeze.dims, aten.squeeze.dim)
-
-
-class NotCovered(Exception):
-    """Rows are selected in a way that has no form of fixed size here; the message says which."""
 
 
 def with_all_rows(exported: Any) -> tuple[str, ...]:
@@ -41,7 +37,7 @@ def with_all_rows(exported: Any) -> tuple[str, ...]:
         NotCovered: a turn of one computes something else. The program is then of no use any more.
     """
     graph = exported.graph
-    puts = [n for n in graph.nodes if n.target is ADDS and any(_dynamic(i) for i in n.args[1] if i is not None)]
+    puts = [n for n in graph.nodes if n.target is ADDS and any(is_dynamic(i) for i in n.args[1] if i is not None)]
     if not puts:
         return ()
     turns = [_Turn(put) for put in puts]
@@ -55,7 +51,7 @@ def with_all_rows(exported: Any) -> tuple[str, ...]:
     for node in [n for n in graph.nodes if str(n.target) in IGNORED]:
         graph.erase_node(node)
     graph.eliminate_dead_code()
-    if any(_dynamic(n) for n in graph.nodes):
+    if any(is_dynamic(n) for n in graph.nodes):
         raise NotCovered("other sizes depend on data as well")
     exported.graph_module.recompile()
     return tuple(put.name for put in puts)
@@ -69,6 +65,7 @@ class _Turn:
         number: of the expert.
         routing: the experts of each row, [T, best].
         weights: of these experts, [T, best].
+        result: what the weight of each row is multiplied with.
     """
 
     def __init__(self, put: Any):
@@ -80,40 +77,36 @@ class _Turn:
         self.routing, self.number, self.row = _mask(self.select.args[0])
         if row != self.row:
             raise NotCovered("rows are added to other rows than those they were selected from")
-        self.count = _size(into)[0]
+        self.count = size(into)[0]
         self.into, self.rows = into, rows if adds == [True] else self._added(into, rows)
         self.known: dict[Any, Any] = {}
-        self.times, self.column = self._times(self.rows)
-        self.weights = self.column.args[0]
+        self.result, column = self._times(self.rows)
+        self.weights = column.args[0]
         while self.weights.target in FLAT:
             self.weights = self.weights.args[0]
+        if is_dynamic(self.weights) or size(self.routing)[0] != self.count:
+            raise NotCovered("weights or experts of other rows")
 
     def _added(self, into: Any, rows: Any) -> Any:
         """What ``out[rows] += y`` adds: y."""
         sides = list(rows.args[:2]) if rows.target is aten.add.Tensor and not rows.kwargs else []
         for mine, other in (sides, sides[::-1]) if sides else ():
-            if (
-                _is_node(mine)
-                and mine.target is aten.index.Tensor
-                and mine.args[0] is into
-                and self._rows_of(mine) == 0
-            ):
+            if is_node(mine) and mine.target is aten.index.Tensor and mine.args[0] is into and self._rows_of(mine) == 0:
                 return other
         raise NotCovered("rows are not added to what was there")
 
     def _times(self, rows: Any) -> tuple[Any, Any]:
-        """The product with the weight of each row, and the operator that looks the weights up."""
+        """What is multiplied with the weight of each row, and the operator that looks the weights up."""
         node = rows
-        while _is_node(node) and node.target is aten._to_copy.default:
+        while is_node(node) and node.target is aten._to_copy.default:
             node = node.args[0]
-        if not _is_node(node) or node.target is not aten.mul.Tensor:
-            raise NotCovered("what is added has no weight of the row and its expert")
-        for side in node.args:
-            column = side
-            while _is_node(column) and (column.target in FLAT or column.target is aten._to_copy.default):
+        sides = node.args if is_node(node) and node.target is aten.mul.Tensor else ()
+        for mine, other in (sides, sides[::-1]) if sides else ():
+            column = mine
+            while is_node(column) and (column.target in FLAT or column.target is aten._to_copy.default):
                 column = column.args[0]
-            if _is_node(column) and column.target is aten.index.Tensor and self._is_pair(column):
-                return node, column
+            if is_node(column) and column.target is aten.index.Tensor and self._is_pair(column) and is_node(other):
+                return other, column
         raise NotCovered("what is added has no weight of the row and its expert")
 
     def _is_pair(self, node: Any) -> bool:
@@ -134,8 +127,7 @@ class _Turn:
         """
         value = self.put.meta["val"]
         with self.graph.inserting_before(self.put):
-            (other,) = [side for side in self.times.args if not self.is_weight(side)]
-            y = self.all_rows(other)
+            y = self.all_rows(self.result)
             weight = self._made(aten.slice.Tensor, scattered, 1, self.number, self.number + 1)
             if weight.meta["val"].dtype != y.meta["val"].dtype:
                 weight = self._made(aten._to_copy.default, weight, dtype=y.meta["val"].dtype)
@@ -146,38 +138,33 @@ class _Turn:
             raise NotCovered("what is added does not have a row for each that was selected")
         self.put.target, self.put.args, self.put.kwargs = aten.add.Tensor, (self.into, made), {}
 
-    def is_weight(self, side: Any) -> bool:
-        while side is not self.column and side.target in (*FLAT, aten._to_copy.default):
-            side = side.args[0]
-        return side is self.column
-
     def all_rows(self, node: Any) -> Any:
         """A node that computes for all rows what `node` does for those selected."""
-        if not _is_node(node) or not _dynamic(node):
+        if not is_node(node) or not is_dynamic(node):
             return node
         if node not in self.known:
             self.known[node] = self._for_all(node)
         return self.known[node]
 
     def _for_all(self, node: Any) -> Any:
-        target, name = node.target, _packet(node.target)
+        target, name = node.target, packet(node.target)
         if target is operator.getitem:
             made = self._made(target, self.all_rows(node.args[0]), node.args[1])
-        elif target is aten.index.Tensor and _is_node(node.args[0]):
+        elif target is aten.index.Tensor and is_node(node.args[0]):
             dim, source = self._rows_of(node), node.args[0]
             if (
                 dim is None
-                or _dynamic(source)
-                or _size(source)[dim] != self.count
-                or math.prod(_size(source)[:dim]) != 1
+                or is_dynamic(source)
+                or size(source)[dim] != self.count
+                or math.prod(size(source)[:dim]) != 1
             ):
                 raise NotCovered("an expert reads other rows than its own")
             return source
         elif target in KEEPS:
             (source,) = node.all_input_nodes[:1]
-            if _before(node) != _before(source):
+            if elements_before(node) != elements_before(source):
                 raise NotCovered("an expert reshapes its rows")
-            made = self._made(target, self.all_rows(source), [self.count if _open(s) else s for s in _size(node)])
+            made = self._made(target, self.all_rows(source), [self.count if is_open(s) else s for s in size(node)])
         elif target in (*ALONG, *FLAT, aten.linear.default) or name in ROWWISE:
             dims = node.args[1] if target in FLAT else node.args[1:2] if target is aten.slice.Tensor else ()
             self._check(node, dims)
@@ -186,7 +173,7 @@ class _Turn:
         else:
             raise NotCovered(f"an expert computes {name}, which may mix rows")
         if isinstance(node.meta["val"], torch.Tensor):
-            wanted = tuple(self.count if _open(s) else s for s in _size(node))
+            wanted = tuple(self.count if is_open(s) else s for s in size(node))
             if tuple(made.meta["val"].shape) != wanted:
                 raise NotCovered(f"{name} of all rows has another shape")
         return made
@@ -195,27 +182,23 @@ class _Turn:
         """Raise `NotCovered` where an operator acts along the rows, or meets as many of another tensor."""
         first = node.args[0]
         if node.target in ALONG:
-            given = {"aten.slice": 1, "aten.select": 1}.get(_packet(node.target), 2)
+            given = {"aten.slice": 1, "aten.select": 1}.get(packet(node.target), 2)
             dim = node.args[given] if len(node.args) > given else node.kwargs.get("dim", 0)
-            if dim % len(_size(first)) == _row_of(first):
+            if dim % len(size(first)) == row_of(first):
                 raise NotCovered("an expert cuts its rows")
-        if node.target is aten.linear.default and any(_dynamic(x) for x in node.args[1:] if _is_node(x)):
+        if node.target is aten.linear.default and any(is_dynamic(x) for x in node.args[1:] if is_node(x)):
             raise NotCovered("an expert multiplies by its own rows")
-        if _packet(node.target) in POINTWISE:
-            from_end = len(_size(node)) - _row_of(node)
+        if packet(node.target) in POINTWISE:
+            from_end = len(size(node)) - row_of(node)
             for operand in node.all_input_nodes:
-                size = _size(operand) if isinstance(operand.meta["val"], torch.Tensor) else ()
-                if not _dynamic(operand) and len(size) >= from_end and size[-from_end] != 1:
+                shape = size(operand) if isinstance(operand.meta["val"], torch.Tensor) else ()
+                if not is_dynamic(operand) and len(shape) >= from_end and shape[-from_end] != 1:
                     raise NotCovered("an expert's rows meet other rows")
-                if _dynamic(operand) and len(size) - _row_of(operand) != from_end:
+                if is_dynamic(operand) and len(shape) - row_of(operand) != from_end:
                     raise NotCovered("an expert's rows meet other rows")
 
     def _plain(self, item: Any) -> Any:
-        if (
-            isinstance(item, SYMBOLS)
-            or _is_node(item)
-            and not isinstance(item.meta["val"], (torch.Tensor, list, tuple))
-        ):
+        if isinstance(item, SYMBOLS) or is_node(item) and not isinstance(item.meta["val"], (torch.Tensor, list, tuple)):
             raise NotCovered("an expert computes with the number of its rows")
         return self.all_rows(item)
 
@@ -237,14 +220,13 @@ def _scattered(graph: Any, turn: _Turn, experts: int) -> Any:
     """Weights [T, experts], zero but for those of each row's experts, in the dtype of what they multiply."""
     chosen, weights, top = turn.routing, turn.weights, turn.routing.args[0]
     along = top.args[2] if len(top.args) > 2 else top.kwargs.get("dim", -1)
-    if _size(top.args[0])[-1] != experts or along not in (-1, 1):
-        raise NotCovered(f"a loop over {experts} experts, of which rows choose among {_size(top.args[0])[-1]}")
-    (other,) = [side for side in turn.times.args if not turn.is_weight(side)]
-    dtype, shape = other.meta["val"].dtype, list(_size(chosen))
+    if size(top.args[0])[-1] != experts or along not in (-1, 1):
+        raise NotCovered(f"a loop over {experts} experts, of which rows choose among {size(top.args[0])[-1]}")
+    dtype, shape = turn.result.meta["val"].dtype, list(size(chosen))
     with graph.inserting_before(turn.put):
-        if [s for s in _size(weights) if s != 1] != [s for s in shape if s != 1]:
+        if [s for s in size(weights) if s != 1] != [s for s in shape if s != 1]:
             raise NotCovered("weights that are not one for each expert of a row")
-        if list(_size(weights)) != shape:
+        if list(size(weights)) != shape:
             weights = _made(graph, aten.view.default, weights, shape)
         if weights.meta["val"].dtype != dtype:
             weights = _made(graph, aten._to_copy.default, weights, dtype=dtype)
@@ -261,10 +243,10 @@ def _mask(mask: Any) -> tuple[Any, int, int]:
     node = mask
     while node.target in FLAT or node.target is aten._to_copy.default:
         node = node.args[0]
-    if node.target is aten.eq.Scalar and isinstance(node.args[1], int) and _size(mask) == _size(node):
+    if node.target is aten.eq.Scalar and isinstance(node.args[1], int) and size(mask) == size(node):
         return _chosen(node.args[0]), node.args[1], 0
     picked = node
-    if node.target in (aten.select.int, aten.slice.Tensor) and node.args[1] == 0 and len(_size(mask)) == 2:
+    if node.target in (aten.select.int, aten.slice.Tensor) and node.args[1] == 0 and len(size(mask)) == 2:
         node = node.args[0]
         while node.target is aten._to_copy.default:
             node = node.args[0]
@@ -283,7 +265,7 @@ def _chosen(node: Any) -> Any:
     """`node`, where it is the places that a topk found, [T, best]."""
     if node.target is not operator.getitem or node.args[0].target is not aten.topk.default or node.args[1] != 1:
         raise NotCovered("experts that no topk chooses: one may be chosen twice")
-    if len(_size(node)) != 2:
+    if len(size(node)) != 2:
         raise NotCovered("experts of other than rows")
     return node
 
@@ -296,61 +278,15 @@ def _counts_up(node: Any) -> bool:
 def _column(index: Any) -> tuple[Any, int]:
     """The operator that finds a mask's places, and the column of them that `index` is."""
     node, at = index, None
-    while _is_node(node) and node.target is not SELECTS:
+    while is_node(node) and node.target is not SELECTS:
         if node.target in (aten.slice.Tensor, aten.select.int) and node.args[1] == 1 and at is None:
             at = node.args[2]
         elif node.target not in FLAT:
             raise NotCovered("rows that no mask selects")
         node = node.args[0]
-    if not _is_node(node) or at is None:
+    if not is_node(node) or at is None:
         raise NotCovered("rows that no mask selects")
     return node, at
-
-
-# ---- nodes and sizes
-
-
-def _is_node(item: Any) -> bool:
-    return isinstance(item, torch.fx.Node)
-
-
-def _packet(target: Any) -> str:
-    return str(target).rpartition(".")[0]
-
-
-def _size(node: Any) -> tuple[Any, ...]:
-    return tuple(node.meta["val"].shape)
-
-
-def _open(size: Any) -> bool:
-    """Whether a size is the number of selected rows.
-
-    Raises:
-        NotCovered: it is computed from that number.
-    """
-    if isinstance(size, torch.SymInt) and not isinstance(size.node.expr, sympy.Symbol):
-        raise NotCovered(f"an expert's values have the size {size}")
-    return isinstance(size, torch.SymInt)
-
-
-def _dynamic(node: Any) -> bool:
-    """Whether its value, or a size of it, is known at run time only."""
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return any(isinstance(s, SYMBOLS) for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,)))
-
-
-def _row_of(node: Any) -> int:
-    """The dimension of the selected rows."""
-    found = [d for d, s in enumerate(_size(node)) if _open(s)]
-    if len(found) != 1:
-        raise NotCovered("an expert's values have the number of its rows in two dimensions, or in none")
-    return found[0]
-
-
-def _before(node: Any) -> int:
-    """Elements of the dimensions before the rows."""
-    return math.prod(_size(node)[: _row_of(node)])
 
 
 __all__ = ["NotCovered", "with_all_rows"]

@@ -28,14 +28,14 @@ def sorted_layer(graph: OpGraph, node: Node) -> Layer:
         raise NotConcerned("no sum over a row's experts")
     walk = _Walk(graph)
     walk.taken.add(node.name)
-    back = walk.through(walk.plain(node.operands()[0]), "aten.index")
-    if len(back) != 2:
-        raise NotConcerned("no sum of results that are put back in order")
+    back = walk.picked(walk.plain(node.operands()[0]))
     sides = walk.through(back[0], "aten.mul")
     found = [v for v in sides if graph.nodes[v.node].packet in PRODUCTS]
     if len(found) != 1 or len(sides) != 2:
         raise NotConcerned("no sum of weighted products of sorted rows")
     (product,), (weight,) = found, [v for v in sides if v != found[0]]
+    if graph.meta(weight).shape != (graph.meta(product).shape[0], 1):
+        raise Unsupported(f"weights {graph.meta(weight).shape} that are not one for each result")
     order = _Order(walk, back[1])
     inner, second = walk.product(product, order)
     middle, ends, leaves, sources = inner_of(graph, inner, walk.taken, PRODUCTS)
@@ -73,6 +73,13 @@ class _Walk:
         self.taken.add(node.name)
         return node.operands()
 
+    def picked(self, value: Value) -> tuple[Value, Value]:
+        """A tensor and the rows of it that `value` picks along its first dimension."""
+        source, *by = self.through(value, "aten.index")
+        if len(by) != 1 or self.graph.nodes[value.node].args[1] != (by[0],):
+            raise NotConcerned("an index along another dimension than the first")
+        return source, by[0]
+
     def plain(self, value: Value) -> Value:
         """What `value` is a reshaped view of."""
         base, views = base_of(self.graph, value)
@@ -101,7 +108,7 @@ class _Walk:
 
     def rows(self, value: Value, order: _Order) -> Value:
         """The rows [T, D] of which `value` has one for each slot in the order of experts."""
-        rows, by = self.through(value, "aten.index")
+        rows, by = self.picked(value)
         (permuted,) = self.through(by, "aten.div")
         mode = dict(self.graph.nodes[by.node].kwargs).get("rounding_mode")
         best = self.graph.meta(order.chosen).shape[1]
@@ -116,7 +123,7 @@ class _Walk:
 
     def weights(self, value: Value, order: _Order) -> Value:
         """The weights [T, best] of which `value` has one for each slot in the order of experts."""
-        weights, by = self.through(self.plain(value), "aten.index")
+        weights, by = self.picked(self.plain(value))
         base = self.matrix(weights, order)
         if by != order.permutation:
             raise Unsupported("weights in another order than results")
@@ -170,18 +177,18 @@ class _Order:
     def _found(self, walk: _Walk, names: list[str]) -> tuple[Value, int]:
         """Where each expert's slots end: a running sum of how many there are."""
         graph = walk.graph
-        waiting, passed = list(names), set[str]()
+        waiting, passed, experts = list(names), set[str](), 0
         while waiting:
             node = graph.nodes[waiting.pop()]
+            if node.packet == "aten.histc":
+                bins, low, high = (*node.args[1:], None, None, None)[:3]
+                if not isinstance(bins, int) or (low, high) != (0, bins - 1):
+                    raise Unsupported("slots that are counted otherwise than by expert")
+                experts = bins
             if node.packet in ("aten._to_copy", "aten.histc"):
-                if node.packet == "aten.histc":
-                    bins, low, high = (*node.args[1:], None, None)[:3]
-                    if not isinstance(bins, int) or (low, high) != (0, bins - 1):
-                        raise Unsupported("slots that are counted otherwise than by expert")
-                    experts = bins
                 passed.add(node.name)
                 waiting += graph.users().get(Value(node.name), [])
-            elif node.packet == "aten.cumsum" and node.args[1] in (0, -1):
+            elif experts and node.packet == "aten.cumsum" and node.args[1] in (0, -1):
                 walk.taken |= passed | {node.name}
                 return Value(node.name), experts
         raise Unsupported("slots whose ends are found otherwise than by counting")

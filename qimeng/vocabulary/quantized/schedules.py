@@ -82,7 +82,7 @@ SUMMED = 128 * 128
 """Results of a tile whose steps are summed apart and scaled: with 8 warps, registers hold both sums of no more (128 by
 256 spill 104 registers; Triton 3.6, sm_90)."""
 
-FEW_SWEEP = (
+FEW_SWEEP: tuple[Blocks, ...] = (
     Blocks(16, 64, 256, 4, 4, 2, turned=True),
     Blocks(16, 64, 256, 4, 4, 4, turned=True, described=False),
     Blocks(16, 128, 128, 4, 5, 2, turned=True),
@@ -92,7 +92,7 @@ FEW_SWEEP = (
     Blocks(16, 64, 512, 4, 3, 2, turned=True),
     Blocks(16, 16, 512, 4, 4, described=False),
 )
-SOME_SWEEP = (
+SOME_SWEEP: tuple[Blocks, ...] = (
     Blocks(64, 128, 128, 4, 4, 1),
     Blocks(64, 64, 128, 4, 5, 1),
     Blocks(64, 64, 256, 4, 3, 1),
@@ -102,7 +102,7 @@ SOME_SWEEP = (
     Blocks(64, 256, 128, 8, 4, 1),
     Blocks(128, 128, 128, 8, 4, 1),
 )
-MANY_SWEEP = (
+MANY_SWEEP: tuple[Blocks, ...] = (
     Blocks(128, 256, 128, 8, 4, flat=True),
     Blocks(128, 256, 128, 8, 4, 1),
     Blocks(128, 128, 128, 8, 4, promote=EACH, flat=True),
