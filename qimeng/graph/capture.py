@@ -35,7 +35,6 @@ from qimeng.graph.structure import Structure, UnknownStructure, structure_of
 from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.returned import opened
 
-
 _ONE_AT_A_TIME = threading.RLock()
 """torch.export changes PyTorch's operators for the whole process, and two at a time leave them changed."""
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from torch.nn.modules.module import register_module_forward_hook
 
 from qimeng.integration.dispatch import Dispatch, FallbackWarning, attach, detach
