@@ -398,6 +398,7 @@ def test_tables_are_written_into_documents(tmp_path: Path, capsys: pytest.Captur
         (("optimize", "x.py", "--coder", "monkey"), "unknown coder 'monkey'"),
         (("optimize", "x.py", "--device", "abacus"), "unknown device 'abacus'"),
         (("show", "/no/such/folder"), "there is no folder /no/such/folder"),
+        (("show", __file__), f"name the folder that it is in, {Path(__file__).parent}"),
         (("optimize", "x.py", "--mode", "fast"), "unknown precision mode 'fast'; known: default, highest, high"),
         (("optimize", "x.py", "--dtype", "int8"), "unknown dtype 'int8'"),
         (("optimize", "x.py", "--compile-modes", "faster"), "torch.compile has no mode faster"),

@@ -19,7 +19,7 @@ from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.origin import refuse_float8
 from qimeng.spec.own_lines import line_of
 from qimeng.spec.patience import TooLong, left_s, patience
-from qimeng.spec.reduce import MUCH, NEEDS_VALUES
+from qimeng.spec.reduce import MUCH, NEEDS_VALUES, SHARE
 from qimeng.spec.returned import has_tensors, opened
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -83,7 +83,7 @@ def _check_run(spec: Computation, values: bool) -> None:
             refuse_float8(x, f"{spec.name}: input {i}")
         before = [(x.clone(), x._version) if isinstance(x, torch.Tensor) else (x, 0) for x in leaves]
         try:
-            with patience(f"{spec.name}: forward", left_s() if values else left_s() / 4):
+            with patience(f"{spec.name}: forward", left_s() if values else SHARE * left_s()):
                 outputs = opened(module(*inputs))
         except TooLong:
             if values:

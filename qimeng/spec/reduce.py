@@ -388,4 +388,4 @@ def _size(
     return size
 
 
-__all__ = ["MUCH", "NEEDS_VALUES", "RUNNABLE", "cut", "elements", "reduce_origin", "shrink"]
+__all__ = ["MUCH", "NEEDS_VALUES", "RUNNABLE", "SHARE", "cut", "elements", "reduce_origin", "shrink"]

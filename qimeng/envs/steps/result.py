@@ -264,7 +264,8 @@ class Result:
         """
         path = Path(folder)
         if not path.is_dir():
-            raise QimengError(f"there is no folder {path}")
+            hint = f": name the folder that it is in, {path.parent}" if path.is_file() else ""
+            raise QimengError(f"there is no folder {path}{hint}")
         if not (path / "result.json").exists():
             began = (path / "store.sqlite").exists()
             raise QimengError(
