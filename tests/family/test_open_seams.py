@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +38,7 @@ from qimeng.program.program import Program
 from qimeng.program.schedule import Schedule
 from qimeng.testing import FakeCoder, ScriptedPlanner, fake_task
 from tests.family.banded import Banded, BandSchedule, Bundle, Module, Retile, inputs, whole
+from tests.interpreted import ended
 
 FUSED = ("fusion",)
 
@@ -58,10 +55,7 @@ def run(*script: str) -> Result:
 
 
 def test_its_kernels_run_in_the_interpreter() -> None:
-    root = Path(__file__).parents[2]
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
-    command = [sys.executable, "-m", "tests.family.banded"]
-    done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=300)
+    done = ended("-m", "tests.family.banded")
     assert done.returncode == 0, done.stderr[-2000:]
     (plain, first), (larger, second) = json.loads(done.stdout)
     assert (plain, larger) == ("banded()", "banded(block=256)")

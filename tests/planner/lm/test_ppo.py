@@ -70,7 +70,7 @@ def test_the_last_step_ends_an_episode(model: PlannerModel, stored: Stored) -> N
 @pytest.mark.slow
 def test_ppo_earns_more_on_trees_that_take_several_steps(model: PlannerModel, stored: Stored) -> None:
     best = float(np.mean([np.log(s.gain) for s in stored]))
-    settings = Ppo(steps=384, environments=8, rollout=16, batch=32, rate=2e-3, max_steps=8)
+    settings = Ppo(steps=640, environments=8, rollout=16, batch=32, rate=2e-3, max_steps=8)
     found = train(model, [s.task for s in stored], settings, LogSpeedupReward, offer=Offer.of(stored))
     assert found[-1]["reward"] > found[0]["reward"] + 0.1 * best
 
