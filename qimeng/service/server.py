@@ -140,8 +140,8 @@ def config_of(app: Any, limits: Limits, **options: Any) -> Any:
 
     from qimeng.service.connections import patient_for
 
-    given = {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": CLOSING_S, "server_header": False}
-    given |= {"log_level": "warning", **options}
+    given: dict[str, Any] = {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": CLOSING_S}
+    given |= {"server_header": False, "log_level": "warning", **options}
     return uvicorn.Config(app, http=patient_for(limits.head_s), **given)
 
 
