@@ -26,18 +26,20 @@ import psutil
 import pytest
 
 from qimeng.bench.collect import LOG, STORE, collect, read_log
+from qimeng.cli import main
 from qimeng.cluster.collecting import merge_files
 from qimeng.cluster.fleet import Fleet, described
 from qimeng.cluster.pool import ClusterPool
 from qimeng.cluster.tasks import ClusterTasks
 from qimeng.errors import RequestError
 from qimeng.interfaces import Evaluation, Ticket
+from qimeng.planner.lm.weights import is_planner
 from qimeng.store import Store
 from tests.bench import collecting
 from tests.bench.inline import Inline
 from tests.cluster import light
 from tests.cluster.conftest import ROOT, Nodes
-from tests.cluster.fakes import Measuring, explore_there, request
+from tests.cluster.fakes import Measuring, explore_there, fake_judge_of, request
 from tests.cluster.virtual import judged
 
 SCRIPT = Path(__file__).with_name("interrupted.py")
@@ -46,6 +48,25 @@ KILLS = 20 if FULL else 5
 full_scale = pytest.mark.skipif(not FULL, reason="takes minutes of a core: QIMENG_FULL_SCALE=1 runs it")
 GROWTH = 24 << 20
 """Bytes that a process may have more after all requests."""
+TRAINED = """
+answers = "live"
+device = "h100"
+specs = 2
+seed = 3
+length = 96
+[mini]
+hidden = 32
+layers = 1
+heads = 2
+inner = 64
+[ppo]
+steps = 6
+environments = 2
+rollout = 3
+batch = 6
+epochs = 1
+max_steps = 3
+"""
 LONG_S = 300.0
 """Seconds after which a busy machine is given up."""
 
@@ -228,3 +249,22 @@ def test_ctrl_c_ends_in_seconds_and_keeps_what_was_judged(nodes: Nodes, tmp_path
     process.stdout.close()
     assert read_log(tmp_path / LOG) == (), "no spec was finished"
     assert content(tmp_path)["evaluations"] >= 2
+
+
+@pytest.mark.slow
+def test_a_planner_is_trained_on_what_a_cluster_says(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qimeng.cluster.judging.judge_of", fake_judge_of)
+    config, out = tmp_path / "tiny.toml", tmp_path / "planner"
+    config.write_text(TRAINED)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--cluster", nodes.address, "--generation", "B200", "--config", str(config), "--out", str(out)])
+    assert ended.value.code in (0, None)
+    report = json.loads((out / "report.json").read_text())
+    assert is_planner(out) and report["curve"][-1]["steps"] == 6 and report["times"].startswith("h100, ESTIMATED")
+    with Store(out / "store.sqlite") as store:
+        rows = list(store.evaluations())
+    assert len(rows) >= report["evaluations"] >= 2, "each program is judged once; alternatives have rows of their own"
+    assert any(evaluation.ok for *_, evaluation in rows)
+    assert {dict(conditions.versions)["evaluator"].split()[0] for conditions, *_ in rows} == {"EstimatingEvaluator"}
