@@ -237,7 +237,7 @@ def judged_in(folder: Path) -> int:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_in_seconds_and_keeps_what_was_judged(nodes: Nodes, tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), nodes.address, str(tmp_path), "2", "0.7"]
+    command = [sys.executable, str(SCRIPT), nodes.address, str(tmp_path), "1", "0.7"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "begins\n"
