@@ -6,7 +6,9 @@ Deals in arguments and printing. Knows nothing about how work gets to a GPU.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,12 +117,13 @@ def status(
 
     if address == LOCAL:
         raise ClusterError("a local cluster ends with its command; name a running one, as HOST:PORT or auto")
-    ray = connect(address)
-    try:
-        gpus = gpus_of(ray.nodes())
-        known = described(ray, gpus)
-    finally:
-        disconnect()
+    with redirect_stdout(sys.stderr):  # Ray says there which nodes have left
+        ray = connect(address)
+        try:
+            gpus = gpus_of(ray.nodes())
+            known = described(ray, gpus)
+        finally:
+            disconnect()
     if as_json:
         rows = [{"gpu": gpu.name, "generation": gpu.generation, **known.get(gpu, {})} for gpu in gpus]
         print(json.dumps(rows, indent=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from qimeng.cluster.connection import LOOPBACK
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE_BYTES = 80 << 20
+STARTS = 3
+"""Times that a node is started: Ray gives up after 30 seconds, which a busy machine may need."""
 SETTINGS = {
     "health_check_initial_delay_ms": 2000,
     "health_check_period_ms": 1000,
@@ -49,18 +51,20 @@ class Nodes:
             "_system_config": SETTINGS,
         }
         self.folder = folder
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.cluster = _started(lambda: Cluster(initialize_head=True, head_node_args=head))
         self.address: str = self.cluster.address
 
     def add(self, gpus: int = 1, generation: str = "H100") -> Any:
         """A node with so many GPUs."""
         labels = {"ray.io/accelerator-type": generation}
-        return self.cluster.add_node(
-            num_cpus=1,
-            num_gpus=gpus,
-            labels=labels,
-            object_store_memory=STORE_BYTES,
-            node_ip_address="127.0.0.1",
+        return _started(
+            lambda: self.cluster.add_node(
+                num_cpus=1,
+                num_gpus=gpus,
+                labels=labels,
+                object_store_memory=STORE_BYTES,
+                node_ip_address="127.0.0.1",
+            )
         )
 
     def remove(self, node: Any) -> None:
@@ -76,6 +80,16 @@ class Nodes:
 
         ray.shutdown()
         self.cluster.shutdown()
+
+
+def _started(start: Callable[[], Any]) -> Any:
+    for left in reversed(range(STARTS)):
+        try:
+            return start()
+        except Exception as error:
+            if not left or "timed out during startup" not in str(error):
+                raise
+    raise AssertionError
 
 
 def raylets(node: Any) -> list[int]:

@@ -16,8 +16,9 @@ from qimeng.envs.steps.task import Task
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Evaluation, EvaluationRequest, Evaluator, Ticket
 from qimeng.planner.data.generate import Bytes, draw_many
-from qimeng.planner.lm.live import Elsewhere, FirstStored, LateJudge, Meter, OpenJudges, live_tasks
+from qimeng.planner.lm.live import Elsewhere, FirstStored, LateJudge, Meter, OpenJudges, live_tasks, mixed_task
 from qimeng.planner.lm.side_by_side import SideBySide
+from qimeng.planner.lm.stored import StoredTask
 from qimeng.spec import KernelSpec
 from qimeng.store import Store
 from qimeng.testing import FakeCoder, FakeEvaluator, fake_task
@@ -108,3 +109,17 @@ def test_tasks_judged_elsewhere_are_stored_under_what_judged_them() -> None:
     assert all(t.evaluator.evaluate(t.start).ok and t.evaluator.at_once == 3 for t in tasks)
     assert [spec.digest for spec in asked] == [t.conditions.spec for t in tasks]
     assert {row[0].versions for row in store.evaluations()} == {versions}
+
+
+def test_what_a_tree_lacks_is_judged_elsewhere(stored: tuple[StoredTask, ...]) -> None:
+    one, versions = stored[0], (("evaluator", "EstimatingEvaluator 1"),)
+    bare = replace(one, task=replace(one.tree, evaluations=()).task(FakeCoder()))
+    with Store() as store:
+        given = store, Meter(), OpenJudges(), FakeCoder()
+        away = Elsewhere(DEVICES["h200"], versions, lambda spec: Away(estimated=True))
+        mixed = mixed_task(bare, away.device, *given, away)
+        assert mixed.evaluator.at_once == 2 and mixed.evaluator.evaluate(mixed.start).ok
+        assert {row[0].versions for row in store.evaluations()} == {versions}
+        other = Elsewhere(DEVICES["a100"], versions, lambda spec: Away(estimated=True))
+        with pytest.raises(ValueError, match="there they would be of a100, estimated"):
+            mixed_task(bare, other.device, *given, other)
