@@ -128,7 +128,9 @@ def optimize(
         str,
         typer.Option(help="compute-sanitizer tools to run on the final program: memcheck,racecheck,initcheck."),
     ] = "",
-    out: Annotated[Path | None, typer.Option(help="Folder for the result. Default: runs/FILE.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the result. Default: runs/FILE.", file_okay=False)
+    ] = None,
     store: Annotated[Path | None, typer.Option(help="Store to resume from. Default: OUT/store.sqlite.")] = None,
     cluster: Cluster = "",
     generation: Generation = "",

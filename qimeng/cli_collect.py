@@ -27,7 +27,7 @@ app = typer.Typer(help="Training data: explore generated specs; merge, export, a
 def collect(
     context: typer.Context,
     out: Annotated[
-        Path, typer.Option(help="Folder for the store and the log. An interrupted collection resumes.")
+        Path, typer.Option(help="Folder for the store and the log. An interrupted collection resumes.", file_okay=False)
     ] = Path("runs/collection"),
     specs: Annotated[int, typer.Option(min=1, help="Number of specs.")] = 300,
     seed: Annotated[int, typer.Option(help="Seed of the sequence of specs.")] = 0,
@@ -144,7 +144,7 @@ def export(
 @app.command()
 def dataset(
     sources: Annotated[list[Path], typer.Argument(help="Folders of collections, or exported files.")],
-    out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("runs/dataset"),
+    out: Annotated[Path, typer.Option(help="Folder to write.", file_okay=False)] = Path("runs/dataset"),
     licence: Annotated[str, typer.Option(help="Of specs and patches, as Hugging Face's hub calls it.")] = "apache-2.0",
 ) -> None:
     """Write trees, patches and verdicts as a dataset with a card, without any benchmark's problem."""

@@ -18,9 +18,9 @@ from qimeng.cli_names import number
 
 def finetune(
     conversations: Annotated[Path, typer.Argument(help="JSON lines with `messages`; the last turn is learnt.")],
-    out: Annotated[Path, typer.Option(help="Folder of the trained model. An interrupted run resumes.")] = Path(
-        "runs/coder"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder of the trained model. An interrupted run resumes.", file_okay=False)
+    ] = Path("runs/coder"),
     model: Annotated[
         str, typer.Option(help="smol (SmolLM2-135M-Instruct), a folder, or a name on Hugging Face's hub.")
     ] = "smol",

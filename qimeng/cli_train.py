@@ -32,7 +32,9 @@ SHOWN = ("loss", "accuracy", "explained", "reward", "length", "score", "share at
 
 def train(
     trees: Annotated[list[Path] | None, typer.Argument(help="Files that `qimeng collect export` wrote.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the run. An interrupted run resumes.")] = Path("runs/planner"),
+    out: Annotated[Path, typer.Option(help="Folder of the run. An interrupted run resumes.", file_okay=False)] = Path(
+        "runs/planner"
+    ),
     config: Config = None,
     overrides: Overrides = None,
     seconds: Annotated[
@@ -85,7 +87,7 @@ def adapt(
     device: Annotated[str, typer.Option(help="The new device: the device of the trees, or this machine's.")],
     planner: Annotated[Path, typer.Argument(help="Folder of the planner to adapt, or lm for the package's own.")],
     trees: Annotated[list[Path] | None, typer.Argument(help="Stored trees of the device.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the adapted planner.")] = Path("runs/adapted"),
+    out: Annotated[Path, typer.Option(help="Folder of the adapted planner.", file_okay=False)] = Path("runs/adapted"),
     evaluations: Annotated[int, typer.Option(min=1, help="Budget: number of programs evaluated.")] = 300,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the LoRA adapter.")] = 8,
     seconds: Annotated[

@@ -129,6 +129,15 @@ def test_numbers_and_files_that_say_nothing_are_refused(tmp_path: Path, capsys: 
     assert "greater than or equal to 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [("optimize",), ("collect",), ("train",), ("adapt", "lm")], ids="-".join)
+def test_a_file_is_no_folder_to_write_to(
+    command: tuple[str, ...], problem: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [problem] if command[0] in ("optimize", "adapt") else []
+    assert run(*command, *given, "--out", problem) == 2
+    assert "is a file" in capsys.readouterr().err
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("optimize", problem, *QUICK, "--out", problem / "below") == 2
     error = capsys.readouterr().err
