@@ -84,7 +84,7 @@ class Visits(TorchFunctionMode):
             self._keep("sum", source, result)
         elif func in _ANYS and _all_but_first(source, args[1:], kwargs):
             self._keep("any", source, result)
-        elif func in _ABOVE and args[1:] == (0,):
+        elif func in _ABOVE and len(args) == 2 and isinstance(args[1], int) and args[1] == 0:
             self._keep("above", source, result)
         elif func in _PICKS and id(source) in self._masks or func in _SAME and self._kind(source) == "row":
             self._keep("row", source, result)
