@@ -34,6 +34,7 @@ from qimeng.coder.template.coder import TemplateCoder, with_cuda
 from qimeng.device import device_named
 from qimeng.envs.judge.ranking import beats
 from qimeng.envs.sandbox.layer import end_with_parent
+from qimeng.envs.screening.allowed_text import violations
 from qimeng.errors import CoderError, IllegalAction, ReplayError
 from qimeng.graph.capture import CaptureError
 from qimeng.interfaces import Action, Evaluation, Request
@@ -254,7 +255,11 @@ def _by_chance(program: Program, context: Context, rng: random.Random) -> Action
 
 
 def example_of(spec: KernelSpec, request: Request, implementation: Implementation, verified: bool) -> Iterator[Example]:
-    """The example of one accepted implementation; none where a model could not answer it in the form of replies."""
+    """The example of one accepted implementation; none where a model could not answer it, or might not.
+
+    The form of replies has no room for it, or the judge forbids strangers what templates do, such as asking where
+    memory is.
+    """
     region = target_region(request)
     if not implementation.generated or not spec.source:
         return
@@ -265,7 +270,7 @@ def example_of(spec: KernelSpec, request: Request, implementation: Implementatio
         read = read_reply(Reply(f"```python\n{answer}```"), region, base_source(request))
     except ChatError:  # too long, or a form of code that replies do not have
         return
-    if read.prepare_inputs != implementation.prepare_inputs:
+    if read.prepare_inputs != implementation.prepare_inputs or violations(read.source, read.language):
         return
     yield Example(
         spec.source,

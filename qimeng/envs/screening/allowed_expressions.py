@@ -27,6 +27,9 @@ EARLY, WAIT = "launch_pdl", "triton.language.extra.cuda.gdc_wait"
 """The option of a launch that begins before the kernel before it ends (programmatic dependent launch), and what the
 kernel calls to wait for that one's results."""
 
+ALIGNMENTS = (16, 32, 64, 128)
+"""Bytes to whose multiple a text may ask whether memory begins at one."""
+
 
 @dataclass(frozen=True, order=True)
 class Violation:
@@ -108,7 +111,7 @@ class Expressions(ABC):
         elif isinstance(node, (ast.Await, ast.YieldFrom)):
             yield Violation(node.lineno, ast.unparse(node)[:60], "a kernel waits for nobody")
         else:
-            for child in ast.iter_child_nodes(node):
+            for child in _read(node):
                 yield from self._expression(child, scopes)
 
     def _attribute_of(self, node: ast.Attribute, scopes: Scopes) -> Iterator[Violation]:
@@ -224,6 +227,16 @@ class Expressions(ABC):
 
 def _is_stored(node: ast.Attribute) -> bool:
     return isinstance(node.ctx, ast.Store)
+
+
+def _read(node: ast.AST) -> Iterator[ast.AST]:
+    """What an expression reads; of ``x.data_ptr() % 16`` the tensor, since that tells of no content."""
+    match node:
+        case ast.BinOp(ast.Call(ast.Attribute(tensor, "data_ptr"), [], []), ast.Mod(), ast.Constant(int(by))) if (
+            by in ALIGNMENTS
+        ):
+            return iter([tensor])
+    return ast.iter_child_nodes(node)
 
 
 __all__ = ["Expressions", "Violation"]

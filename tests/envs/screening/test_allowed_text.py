@@ -54,6 +54,7 @@ FINE = [
     "    tl.store(x, y)",
     "def entry(x):\n    with torch.cuda.device(x.device), torch.no_grad():\n        return (getattr(x, 'relu')(),)",
     "def entry(x):\n    count = 0\n    def step(y):\n        nonlocal count\n        count += 1\n        return y + count\n    return (step(step(x)),)",
+    "def aligned(x):\n    return x if x.data_ptr() % 16 == 0 else x.clone()\ndef entry(x):\n    return (aligned(x),)",
     "def entry(x):\n    try:\n        y = x.view(-1)\n    except RuntimeError as error:\n        y = x.reshape(-1)\n    return (y,)",
 ]  # fmt: skip
 
@@ -83,6 +84,10 @@ FORBIDDEN = {
     "N = ([],)\ndef f(x):\n    n = N[0]\n    n.append(1)": "line 1: []",
     "A = []\nB = {1: A}\ndef f(x):\n    b = B[1]\n    b.append(1)": "line 2: A",
     "N = {}\ndef f(x):\n    return N.setdefault(x.data_ptr(), x * 2)": ".data_ptr",
+    "def f(x):\n    return x * (x.data_ptr() % 4096)": ".data_ptr",
+    "def f(x, n):\n    return x * (x.data_ptr() % n)": ".data_ptr",
+    "def f(x):\n    return x * (x.data_ptr() // 16)": ".data_ptr",
+    "def f(x):\n    return torch.zeros(1).storage().data_ptr() % 16": ".storage",
     "def f(x, kept={}):\n    kept[1] = x\n    return x": "changeable default",
     "def make():\n    return []\ndef f(x, kept=make()):\n    kept.append(x)": "line 3: make",
     "def f(x):\n    f.count = 1": "f.count =",

@@ -64,7 +64,7 @@ def test_replies_meet_the_cheap_gates_first(examples: list[Example]) -> None:
         examples,
         (lowering, lowering.reply),
         (lowering, "I would write a kernel."),
-        (lowering, lowering.reply.replace("tl.load", "tl.fetch")),
+        (lowering, lowering.reply.replace("tl.store", "tl.put")),
         (lowering, lowering.reply),
         (tiling, f"```python\n{present}```"),
         (tiling, tiling.reply),
@@ -74,7 +74,7 @@ def test_replies_meet_the_cheap_gates_first(examples: list[Example]) -> None:
     assert sorted(len(q.replies) for q in pool.asked) == [1, 1], "equal replies are judged once"
     assert all(g.counted for g in found) and not found[0].then
     assert found[1].then[-1].text.startswith("Your answer cannot be used: ") and len(found[1].then) == 4
-    assert "tl.fetch" in found[2].then[-1].text and "tl.fetch" in found[2].then[-2].text
+    assert "tl.put" in found[2].then[-1].text and "tl.put" in found[2].then[-2].text
     assert grading.UNCHANGED in found[4].then[-1].text
     before = len(pool.asked)
     again = grader.grade([Answered(lowering.key, found[1].then, lowering.reply, True)])

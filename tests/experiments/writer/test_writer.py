@@ -333,7 +333,7 @@ def test_a_compiled_training_learns_the_same(tiny: tuple[Path, list[Example]], t
 
 
 def test_several_walks_give_more_chains_than_one() -> None:
-    one, several = (examples_of(Draw(0, 1, SMALL, walks)) for walks in (1, 4))
+    one, several = (examples_of(Draw(0, 2, SMALL, walks)) for walks in (1, 4))
     assert {e.key for e in one} <= {e.key for e in several}
     assert len({e.chain for e in several}) > len({e.chain for e in one})
 

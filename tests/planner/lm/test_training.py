@@ -63,8 +63,8 @@ def examples(task: Task, walks: int) -> list[Example]:
 
 def test_imitation_learns_what_the_heuristic_does(model: PlannerModel, task: Task) -> None:
     told: list[dict[str, float]] = []
-    found = imitate(model, examples(task, 6), Imitation(epochs=12, batch=8, rate=3e-3), told.append)
-    assert found == told and len(found) == 12
+    found = imitate(model, examples(task, 6), Imitation(epochs=18, batch=8, rate=3e-3), told.append)
+    assert found == told and len(found) == 18
     assert found[-1]["loss"] < found[0]["loss"] / 2
     planner, given = LanguageModelPlanner(model), states(task, 6)
     agreed = float(np.mean([planner.choose(o) == HeuristicPlanner().choose(o) for o in given]))

@@ -21,7 +21,7 @@ from qimeng.interfaces import Action
 from qimeng.program.program import Program
 from qimeng.vocabulary.quantized.called import is_called
 from tests.vocabulary.lowprecision.samples import CONTEXT, after, start_of
-from tests.vocabulary.values import BF16, Case, check, run
+from tests.vocabulary.values import BF16, Case, Errors, check, run
 
 
 class Layer(nn.Module):
@@ -150,16 +150,17 @@ CASES = {
 }
 
 
-def errors_of(case: Case, choice: int) -> tuple[float, float]:
-    """The largest errors of a program with a kernel for the product, and of PyTorch."""
+def errors_of(case: Case) -> Errors:
+    """The largest errors of each program with a kernel for the product, and of PyTorch."""
     rows, depth, columns = case.sizes
     module, x, program = start(case.weights, rows, depth=depth, columns=columns, bias=case.bias)
-    found = lowered(program, choice).load().Model()
-    found.load_state_dict(module.state_dict())
-    y, eager, exact = found(x), module(x), module.exact(x)
+    eager, exact = module(x), module.exact(x)
     scale = exact.abs() + exact.square().mean(-1, keepdim=True).sqrt() + 1e-30
-    mine, theirs = (float(((z.double() - exact).abs() / scale).max()) for z in (y, eager))
-    return mine, theirs
+    for choice in case.choices:
+        found = lowered(program, choice).load().Model()
+        found.load_state_dict(module.state_dict())
+        mine, theirs = (float(((z.double() - exact).abs() / scale).max()) for z in (found(x), eager))
+        yield mine, theirs
 
 
 def test_values() -> None:
