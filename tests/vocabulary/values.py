@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from qimeng.program.program import Program
 from tests.interpreted import rows_of
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -43,6 +44,13 @@ def check(module: str, names: Sequence[str]) -> None:
     assert {row["case"] for row in found} == set(names)
     for row in found:
         assert row["error"] <= row["limit"], row
+
+
+def loaded(program: Program, module: torch.nn.Module) -> torch.nn.Module:
+    """The module of `program` with the parameters of `module`."""
+    found: torch.nn.Module = program.load().Model()
+    found.load_state_dict(module.state_dict())
+    return found
 
 
 Errors = Iterator[tuple[float, float]]

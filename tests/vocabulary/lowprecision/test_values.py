@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.vocabulary.lowprecision.samples import action_of, after, layer, reading, spec_of, start_of
-from tests.vocabulary.values import BF16, F16, F32, Case, Errors, check, run
+from tests.vocabulary.values import BF16, F16, F32, Case, Errors, check, loaded, run
 
 CASES = {
     "int8": Case("int8", (8, 200, 96), BF16),
@@ -54,8 +54,7 @@ def errors_of(case: Case) -> Errors:
             program = after(program, action_of(program, "fusion"))
             assert len(program.called) == 1
         assert program.implementation(reading(program)).generated
-        found = program.load().Model()
-        found.load_state_dict(module.state_dict())
+        found = loaded(program, module)
         with torch.no_grad():
             y = found(x)
         mine, theirs = (float(((z.double() - exact).abs() / (exact.abs() + rms)).max()) for z in (y, eager))

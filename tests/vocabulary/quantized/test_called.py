@@ -21,7 +21,7 @@ from qimeng.interfaces import Action
 from qimeng.program.program import Program
 from qimeng.vocabulary.quantized.called import is_called
 from tests.vocabulary.lowprecision.samples import CONTEXT, after, start_of
-from tests.vocabulary.values import BF16, Case, Errors, check, run
+from tests.vocabulary.values import BF16, Case, Errors, check, loaded, run
 
 
 class Layer(nn.Module):
@@ -157,8 +157,7 @@ def errors_of(case: Case) -> Errors:
     eager, exact = module(x), module.exact(x)
     scale = exact.abs() + exact.square().mean(-1, keepdim=True).sqrt() + 1e-30
     for choice in case.choices:
-        found = lowered(program, choice).load().Model()
-        found.load_state_dict(module.state_dict())
+        found = loaded(lowered(program, choice), module)
         mine, theirs = (float(((z.double() - exact).abs() / scale).max()) for z in (found(x), eager))
         yield mine, theirs
 

@@ -12,7 +12,7 @@ from torch import nn
 from qimeng import KernelSpec
 from qimeng.interfaces import Action
 from tests.vocabulary.lowprecision.samples import action_of, after, layer, reading, start_of
-from tests.vocabulary.values import BF16, F16, F32, Case, Errors, check, run
+from tests.vocabulary.values import BF16, F16, F32, Case, Errors, check, loaded, run
 
 CASES = {
     "int8": Case("int8", (8, 200, 96), BF16, choices=(0, 4)),
@@ -57,8 +57,7 @@ def errors_of(case: Case) -> Errors:
         making = next(r for r in program.called if "amax" in r.label())
         program = after(program, Action("lowering", (making.id,)))
         assert len(program.called) == 2 and all(program.implementation(r).generated for r in program.called)
-        found = program.load().Model()
-        found.load_state_dict(module.state_dict())
+        found = loaded(program, module)
         with torch.no_grad():
             y = found(x)
             if len(x) > 2:

@@ -12,7 +12,7 @@ from torch import nn
 from qimeng import KernelSpec
 from qimeng.actions import legal_actions
 from tests.vocabulary.sparse.samples import CONTEXT, Turned, action_of, after, layer, reading, spec_of, start_of
-from tests.vocabulary.values import BF16, F16, F32, Case, Errors, check, run
+from tests.vocabulary.values import BF16, F16, F32, Case, Errors, check, loaded, run
 
 CASES = {
     "bsr": Case("bsr:16:30", (8, 200, 96), BF16),
@@ -61,8 +61,7 @@ def errors_of(case: Case) -> Errors:
             program = after(program, action_of(program, "fusion"))
             assert len(program.called) == 1
         assert program.implementation(reading(program)).generated
-        found = program.load().Model()
-        found.load_state_dict(module.state_dict())
+        found = loaded(program, module)
         first = errors_beside(spec, found, x)
         changed = torch.randn(module[0].weight.shape).to(case.dtype)  # also in what was zero
         yield max(first, errors_beside(spec, found, x, changed))
