@@ -13,6 +13,7 @@ from experiments.languages import LANGUAGE_TABLES, read_languages
 from experiments.planners.bound import BOUNDS, read_bounds
 from experiments.planners.replay import read_replays
 from experiments.planners.summary import REPLAYS
+from experiments.resized import RESIZED
 from experiments.rivals import RIVALS
 from experiments.trust.journal import read_journal
 from experiments.trust.product_views import PRODUCTS
@@ -25,7 +26,7 @@ from qimeng.bench.tables import VIEWS, Kinds
 from qimeng.bench.tables import render as render_kinds
 
 KINDS: Kinds = (
-    (VIEWS, read_rows),
+    (VIEWS | RESIZED, read_rows),
     (JOURNALS | PRODUCTS | CLUSTERS, read_journal),
     (REPLAYS, read_replays),
     (BOUNDS, read_bounds),

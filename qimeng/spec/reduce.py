@@ -6,10 +6,8 @@ sure that the smaller one does the same.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import math
-import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +28,7 @@ from qimeng.spec.fake import fake_tensors, made_fake
 from qimeng.spec.leaf import Leaf, unexpanded
 from qimeng.spec.origin import ExampleOrigin, Origin, SourceOrigin, in_mode
 from qimeng.spec.patience import BRIEF_S, TooLong, left_s, patience
+from qimeng.spec.sizes import rewritten
 from qimeng.spec.structure import STRUCTURED
 from qimeng.spec.ties import tied
 from qimeng.spec.ways import Drawn, ruled
@@ -166,9 +165,9 @@ def _candidates(origin: Origin) -> Iterator[Origin]:
 
 
 def _smaller_sources(origin: SourceOrigin) -> Iterator[SourceOrigin]:
-    tried = {origin.text, _rewritten(origin.text, {})[0]}
-    for table in _tables(_rewritten(origin.text, {})[1]):
-        text = _rewritten(origin.text, table)[0]
+    tried = {origin.text, rewritten(origin.text, {})[0]}
+    for table in _tables(rewritten(origin.text, {})[1]):
+        text = rewritten(origin.text, table)[0]
         if text not in tried:
             tried.add(text)
             yield replace(origin, text=text)
@@ -183,52 +182,6 @@ def _tables(sizes: Sequence[int]) -> Iterator[dict[int, int]]:
     for kept in sorted({s for s in sizes if s > LIMITS[-1]}):
         for limit in LIMITS[2:]:
             yield shrink([s for s in sizes if s > limit and s != kept], limit)
-
-
-def _rewritten(text: str, table: dict[int, int]) -> tuple[str, list[int]]:
-    """The file with its sizes changed by `table`, and the sizes that stand in it.
-
-    Sizes are integers, or sums and products of integers, in assignments at the top of the file and in the two
-    functions that make inputs; what is derived from names follows by itself, and the module is left alone.
-    """
-    tree, rewrite = ast.parse(text), _Sizes(table)
-    for node in tree.body:
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            node.value = rewrite.visit(node.value)
-        elif isinstance(node, ast.FunctionDef) and node.name in ("get_inputs", "get_init_inputs"):
-            node.body = [rewrite.visit(statement) for statement in node.body]
-    return ast.unparse(ast.fix_missing_locations(tree)) + "\n", rewrite.seen
-
-
-class _Sizes(ast.NodeTransformer):
-    def __init__(self, table: dict[int, int]):
-        self.table, self.seen = table, list[int]()
-
-    def visit(self, node: ast.AST) -> Any:
-        value = _integer(node)
-        if value is None:
-            return self.generic_visit(node)
-        self.seen.append(value)
-        return ast.Constant(self.table.get(value, value))
-
-
-def _integer(node: ast.AST) -> int | None:
-    """The value of an expression of integers alone."""
-    if isinstance(node, ast.Constant):
-        return node.value if type(node.value) is int else None
-    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        left, right = _integer(node.left), _integer(node.right)
-        if left is not None and right is not None and not (isinstance(node.op, ast.FloorDiv) and right == 0):
-            return _ARITHMETIC[type(node.op)](left, right)
-    return None
-
-
-_ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-}
 
 
 # ---- examples: change the inputs' shapes
