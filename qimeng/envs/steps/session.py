@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from qimeng.actions import check_action, each_lowered, kind_named, kinds, legal_actions
+from qimeng.envs.judge.gates.first_call import warms_up
 from qimeng.envs.judge.ranking import gain, preferred
 from qimeng.envs.steps.milestones import (
     CULPRITS,
@@ -84,7 +85,8 @@ class Session:
         if self.ledger.start is None:
             self.tell("start", f"{self.task.name}: PyTorch, {len(self.task.start.regions)} regions")
             evaluation = self._judge(self.task.start)
-            spent = evaluation.seconds if self.task.by_region else {}  # milestones and the final verification take it
+            # milestones and the final verification take it, but for what is the same in every trial
+            spent = evaluation.seconds if self.task.by_region else {}
             self.ledger.longest = sum(spent.get(part, 0.0) for part in ("check", "time"))
             self.ledger.start = evaluation
             self._measured(evaluation)
@@ -100,10 +102,17 @@ class Session:
             return "steps"
         if ledger.evaluations >= ledger.budget.evaluations:
             return "evaluations"
-        needed = ledger.writing + 2 * ledger.longest  # one step and the final verification
+        needed = ledger.writing + 2 * ledger.longest + self._anew_s()  # one step and the final verification
         if ledger.seconds_left < needed or ledger.seconds_left <= 0:
             return "seconds"
         return None
+
+    def _anew_s(self) -> float:
+        """Seconds that a library takes in the final verification of the best program to compile it again."""
+        best = self.ledger.best
+        if best is None or best.evaluation is None or not warms_up(best.program):
+            return 0.0
+        return best.evaluation.seconds.get("compile", 0.0)
 
     def offered(self) -> tuple[tuple[Action, ...], int]:
         """The legal actions in order, `stop` first, at most 256 (see `within_limit`); and how many were cut."""
@@ -393,8 +402,8 @@ class Session:
         began = ledger.clock()
         evaluation = self.task.judged(program, patch, asked, ledger.submitted)
         took = ledger.clock() - began
-        if patch is not None and patch.others:  # later programs have most of these kernels
-            took -= min(took, evaluation.seconds.get("compile", 0.0))
+        if patch is not None and (patch.others or warms_up(patch.apply(program, evaluation.chosen))):
+            took -= min(took, evaluation.seconds.get("compile", 0.0))  # later programs have most of these kernels
         ledger.longest = max(ledger.longest, took)
         ledger.evaluations += 1
         key = subject if evaluation.scope is Scope.PROGRAM else alone
