@@ -95,7 +95,7 @@ def _right(spec: KernelSpec, device: str) -> OpGraph:
         if not _free(graph):
             raise
         graph = _verified(spec, _capture(spec, specialise=True), device)
-    return _as_asked(spec, with_call(spec, for_device(spec, device, graph)))
+    return _as_asked(spec, with_call(spec, for_device(spec, device, graph), device))
 
 
 def _as_asked(spec: KernelSpec, graph: OpGraph) -> OpGraph:
@@ -103,13 +103,13 @@ def _as_asked(spec: KernelSpec, graph: OpGraph) -> OpGraph:
     return replace(graph, settles=bool(spec.weights) or graph.settles, deterministic=spec.deterministic)
 
 
-def with_call(spec: KernelSpec, graph: OpGraph) -> OpGraph:
+def with_call(spec: KernelSpec, graph: OpGraph, device: str = "cpu") -> OpGraph:
     """`graph` with the way its module is called, and the mode where training and evaluation compute different things.
 
     Both belong to the identity of a program (`OpGraph.call`, `OpGraph.training`).
     """
     positions = len(graph.in_spec.parts[0].parts)
-    return replace(graph, training=spec.training if mode_matters(spec) else None, call=spec.call(positions))
+    return replace(graph, training=spec.training if mode_matters(spec, device) else None, call=spec.call(positions))
 
 
 class _OtherValues(CaptureError):

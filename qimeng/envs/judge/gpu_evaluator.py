@@ -28,6 +28,7 @@ from qimeng.envs.judge.gates.gpu_run import Equipment, GpuRun
 from qimeng.envs.judge.gates.pipeline import Pipeline
 from qimeng.envs.judge.gpu_gates import CHECK_GATES, FINAL_GATES, SEARCH_GATES
 from qimeng.envs.judge.judge_clock import OuterClock
+from qimeng.envs.judge.library_compilers import LibraryCompilers
 from qimeng.envs.judge.program_times import ProgramTimes
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.sanitized import sanitized
@@ -49,7 +50,16 @@ from qimeng.envs.workers.shared_server import shared_server
 from qimeng.envs.workers.worker_setup import Setup
 from qimeng.errors import DeviceError
 from qimeng.graph.opgraph import OpGraph
-from qimeng.interfaces import Asked, EngineReport, Evaluation, EvaluationRequest, Gate, ReferenceFacts, SerialEvaluator
+from qimeng.interfaces import (
+    Asked,
+    EngineReport,
+    Evaluation,
+    EvaluationRequest,
+    Gate,
+    ReferenceFacts,
+    SerialEvaluator,
+    Ticket,
+)
 from qimeng.interfaces.faults import MACHINE_FAILED
 from qimeng.spec import KernelSpec
 
@@ -142,6 +152,9 @@ class GpuEvaluator(SerialEvaluator):
         self._setup = Setup(spec.to_bytes(), spec.mode, str(self.torch_device))
         self.baselines_process = Baseline(self.server, self._setup, self.draw_seed, timeout_s)
         self.compiled = TorchCompile(self._setup, self.draw_seed, timeout_s, self.compile_threads, self.turns.path)
+        self.libraries = LibraryCompilers(
+            spec.mode, str(self.torch_device), self.folder / "libraries", self.compile_threads, self.turns.path
+        )
         self._cache = self._new_cache()
         self._compilers = self._compile_into(self._cache)
         self.workers = WorkerSupply(self.server, self._setup, sandbox, self._cache, lambda: self.limit_s)
@@ -176,6 +189,7 @@ class GpuEvaluator(SerialEvaluator):
             outer_clock=self.outer_clock,
             times=self.times,
             workers=self.workers,
+            libraries=self.libraries,
             turns=self.turns,
             folder=self.folder,
             least_ms=least_ms(graph, self.device) if graph is not None and captured else 0.0,
@@ -196,6 +210,11 @@ class GpuEvaluator(SerialEvaluator):
         known = self.references
         facts = ReferenceFacts(known.degenerate, known.eager_agrees, known.exact_agrees)
         return EngineReport(dict(self.spent), reference=facts)
+
+    def submit(self, request: EvaluationRequest) -> Ticket:
+        """Take a request; it is answered when it is gathered, and what takes TorchInductor long is begun now."""
+        self.libraries.begin(request.candidates)
+        return super().submit(request)
 
     def answer(self, request: EvaluationRequest) -> Evaluation:
         """Judge a program, or the best of a patch's alternatives: the gates in order, the first refusal ends it.
@@ -383,6 +402,7 @@ class GpuEvaluator(SerialEvaluator):
     def _end(self) -> None:
         self.workers.stop()
         self.compiled.close()
+        self.libraries.close()
         self.baselines_process.close()
         self.workers.close()
         remove_folder(self.folder)

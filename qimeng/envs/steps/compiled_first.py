@@ -7,7 +7,7 @@ have begun, and the best of them is returned where it finds nothing better. Know
 
 from __future__ import annotations
 
-from qimeng.actions import check_action
+from qimeng.actions import check_action, kind_named
 from qimeng.actions.large import is_large
 from qimeng.envs.steps.session import Session
 from qimeng.errors import IllegalAction
@@ -16,6 +16,26 @@ from qimeng.program.launch import CUDA_GRAPH
 
 STEPS = (Action("launch", (), CUDA_GRAPH), Action("library", (), "inductor"))
 """In this order, so that the second is judged once, as one launch; where the first is refused, by itself."""
+
+
+def submit_first(session: Session) -> None:
+    """Submit the last of `STEPS` before the start program is judged: an engine may compile it meanwhile.
+
+    Args:
+        session: not yet begun.
+    """
+    task, program, ledger = session.task, session.task.start, session.ledger
+    if task.estimated or not is_large(program) or ledger.budget.evaluations <= len(STEPS):
+        return
+    for number, action in enumerate(STEPS):
+        try:
+            check_action(program, action, task.context)
+            patch = kind_named(action.kind).apply(program, action, task.context).patch()
+        except IllegalAction:
+            continue
+        if number + 1 == len(STEPS) and (ticket := task.submit(asked := task.request(program, patch))) is not None:
+            ledger.submitted[asked.digest] = ticket
+        program = patch.apply(program)
 
 
 def compiled_first(session: Session) -> None:
@@ -38,4 +58,4 @@ def compiled_first(session: Session) -> None:
         branch.step(action)
 
 
-__all__ = ["STEPS", "compiled_first"]
+__all__ = ["STEPS", "compiled_first", "submit_first"]

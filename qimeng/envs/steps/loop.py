@@ -16,7 +16,7 @@ from typing import Protocol
 from qimeng.actions import check_action
 from qimeng.envs.cost.roofline import roofline
 from qimeng.envs.judge.ranking import beats, refusal
-from qimeng.envs.steps.compiled_first import compiled_first
+from qimeng.envs.steps.compiled_first import compiled_first, submit_first
 from qimeng.envs.steps.compiled_whole import compiled_whole
 from qimeng.envs.steps.result import Result
 from qimeng.envs.steps.second_best import REPAIRS, next_best
@@ -70,6 +70,7 @@ def optimize(
         return finish_opaque(session)
     failed: tuple[str, ...] = ()
     try:
+        submit_first(session)
         if not session.begin().ok:
             return finish_unjudged(session)
         compiled_first(session)

@@ -140,9 +140,9 @@ def make_task(
 
     spec = KernelSpec.of(spec, inputs, mode=mode, kwargs=kwargs)
     with together():
-        spec.check()
         row, reason = make_device(device), ""
         place = "cuda" if row.measured and current_device() is not None else "cpu"  # a cluster's GPU is not here
+        spec.check(place)
         if row.measured and evaluator is None:
             shared_server().prepare(library_modules(spec))  # while the computation is captured here
         start = opaque_program(spec)

@@ -117,6 +117,12 @@ class Worker(TimedProgram):
         data = {"facts": outputs.facts_to_json(facts), "tensors": handed, "changed": changed, "seconds": seconds}
         return Answer(data, tuple(files))
 
+    def take_over(self, files: Sequence[str]) -> None:
+        """Have what was compiled ahead by torch.compile; nothing foreign has run yet."""
+        from qimeng.envs.workers.library_compile import take_over  # loads TorchInductor
+
+        take_over(files)
+
     def warm(self, seed: int) -> None:
         """Call the model once, so that what it compiles at its first call is compiled."""
         self._set_parameters(None)
@@ -221,7 +227,7 @@ class Worker(TimedProgram):
 COMMANDS = (
     "ready", "load", "trial", "again", "foreign", "release", "arm", "fire", "queue", "finish", "time", "timed", "peak",
     "profile", "launches", "capture", "alternative", "warm_alternative", "time_alternative", "forget_region", "warm",
-    "rest",
+    "rest", "take_over",
 )  # fmt: skip
 
 
