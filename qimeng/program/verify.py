@@ -56,8 +56,9 @@ LOOPS = (
 )
 """Why a capture takes long, and what to do."""
 
-_SMALL: WeakKeyDictionary[KernelSpec, OpGraph] = WeakKeyDictionary()
-"""Graphs at reduced size that a verification has captured, for whoever checks programs at that size next."""
+_CAPTURED: WeakKeyDictionary[KernelSpec, OpGraph] = WeakKeyDictionary()
+"""Graphs that nobody has compared with their module, for whoever asks next: a verification, or, at reduced size, who
+checks programs."""
 
 
 def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> OpGraph:
@@ -76,8 +77,9 @@ def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> 
             message says how.
     """
     if not verify:
-        known = _SMALL.get(spec)
-        return _as_asked(spec, for_device(spec, device, known if known is not None else _capture(spec)))
+        if spec not in _CAPTURED:
+            _CAPTURED[spec] = _capture(spec)
+        return _as_asked(spec, for_device(spec, device, _CAPTURED[spec]))
     most = left_s()
     try:
         with patience("capture", most):
@@ -88,7 +90,8 @@ def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> 
 
 def _right(spec: KernelSpec, device: str) -> OpGraph:
     """The graph, compared with the module."""
-    graph = _capture(spec)
+    known = _CAPTURED.pop(spec, None)  # once: the module may change meanwhile, and is then captured anew
+    graph = _capture(spec) if known is None else known
     try:
         graph = _verified(spec, graph, device)
     except CaptureError:
@@ -228,7 +231,7 @@ def verify_graph(
     if small is not spec:
         reduced = _capture(small, specialise=not _free(graph))
         if not any(isinstance(x, float) for x in graph.scalars.values()):  # which `capture_spec` would leave free first
-            _SMALL[small] = reduced
+            _CAPTURED[small] = reduced
     if not same_operators(reduced, graph):
         small, reduced = spec, graph
     elements = _elements(reduced)

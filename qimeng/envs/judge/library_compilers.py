@@ -1,6 +1,6 @@
 """Regions that TorchInductor compiles at their first call: compiled ahead, beside what the judge does meanwhile.
 
-Deals in one process for each implementation, and in the file that it leaves (`qimeng.envs.workers.library_compile`).
+Deals in one process for each implementation, and in the file that it leaves (`qimeng.envs.judge.library_compile_process`).
 Only texts that the library itself prints are compiled here. Every worker that runs such a text takes the file over, so
 that it is compiled once for the search and the final verification. Where that fails, a worker compiles by itself.
 """
@@ -91,7 +91,7 @@ class LibraryCompilers:
     def _compile(self, digest: str, asked: Mapping[str, Any]) -> None:
         process: Process | None = None
         try:
-            process = compile_server().start("qimeng.envs.workers.library_compile:main", self._mode, self._device)
+            process = compile_server().start("qimeng.envs.judge.library_compile_process:main", self._mode, self._device)
             self._processes.append(process)
             process.call("ready", START_S)
             made, _ = process.call("compile", COMPILE_S, **asked)

@@ -26,7 +26,7 @@ from qimeng.envs.steps.milestones import (
     unsettled,
 )
 from qimeng.envs.steps.parts import verify_parts
-from qimeng.envs.steps.state import STOP, Attempt, Budget, Ledger, Progress, State, Unchosen
+from qimeng.envs.steps.state import FINAL, STOP, Attempt, Budget, Ledger, Progress, State, Unchosen
 from qimeng.envs.steps.step_record import outcome_of, put_attempt, text_of
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, order_actions, within_limit
@@ -85,9 +85,10 @@ class Session:
         if self.ledger.start is None:
             self.tell("start", f"{self.task.name}: PyTorch, {len(self.task.start.regions)} regions")
             evaluation = self._judge(self.task.start)
-            # milestones and the final verification take it, but for what is the same in every trial
-            spent = evaluation.seconds if self.task.by_region else {}
-            self.ledger.longest = sum(spent.get(part, 0.0) for part in ("check", "time"))
+            reference, check, times = (evaluation.seconds.get(part, 0.0) for part in ("reference", "check", "time"))
+            if self.task.by_region:  # a milestone takes it; what results are held against is there then
+                self.ledger.longest = check + times
+            self.ledger.final = reference + FINAL * check + times  # the first references load what all others use
             self.ledger.start = evaluation
             self._measured(evaluation)
             self.ledger.best = self.ledger.leader = self.state
@@ -102,7 +103,8 @@ class Session:
             return "steps"
         if ledger.evaluations >= ledger.budget.evaluations:
             return "evaluations"
-        needed = ledger.writing + 2 * ledger.longest + self._anew_s()  # one step and the final verification
+        step = ledger.writing + ledger.longest
+        needed = step + max(ledger.longest, ledger.final) + self._anew_s()  # and the final verification
         if ledger.seconds_left < needed or ledger.seconds_left <= 0:
             return "seconds"
         return None

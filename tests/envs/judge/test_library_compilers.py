@@ -16,9 +16,9 @@ from qimeng.actions import Context, kind_named
 from qimeng.device import DEVICES
 from qimeng.envs.judge import library_compilers
 from qimeng.envs.judge.library_compilers import FILE, LEAST, LibraryCompilers, parameters_of
+from qimeng.envs.judge.library_compile_process import compile_region, inputs_like
 from qimeng.envs.workers.compile import job_of
 from qimeng.envs.workers.forkserver import WorkerFailed
-from qimeng.envs.workers.library_compile import compile_region, inputs_like, take_over
 from qimeng.interfaces import Action
 from qimeng.program.program import Program
 from qimeng.program.verify import capture_spec
@@ -133,6 +133,6 @@ def test_another_process_finds_what_was_compiled(large: Program, tmp_path: Path)
         torch._dynamo.reset()
         counters.clear()
         with fresh_cache():
-            take_over([str(path)])
+            torch.compiler.load_cache_artifacts(path.read_bytes())
             large.load().Model()(inputs[0])
     assert counters["inductor"]["fxgraph_cache_hit"] == 1 and not counters["inductor"]["fxgraph_cache_miss"]

@@ -17,6 +17,7 @@ import torch
 from qimeng.backend.load import load_kernels
 from qimeng.backend.registry import implementation_source
 from qimeng.device_lock import DeviceLock
+from qimeng.envs.judge.torch_compile_process import measure_alone
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.compile import Job
 from qimeng.envs.workers.modes import set_mode
@@ -60,8 +61,6 @@ def compile_region(
     """
     import torch._inductor.config
 
-    from qimeng.envs.judge.torch_compile_process import measure_alone
-
     torch._inductor.config.compile_threads = threads
     if lock:
         measure_alone(DeviceLock(lock))
@@ -95,10 +94,4 @@ def inputs_like(metas: Sequence[Meta | None], parameters: Sequence[int], device:
     return made
 
 
-def take_over(paths: Sequence[str]) -> None:
-    """Load, into this process's caches, what was saved to `paths`."""
-    for path in paths:
-        torch.compiler.load_cache_artifacts(Path(path).read_bytes())
-
-
-__all__ = ["compile_region", "inputs_like", "main", "take_over"]
+__all__ = ["compile_region", "inputs_like", "main"]
