@@ -115,13 +115,16 @@ def plan_and_code(
             opened.goes_on = True  # a full disk costs what is stored, not the search
             held.callback(opened.close)
         held.enter_context(within(seconds))
+        compiled = (modes, seconds / 2)
         task = make_task(
-            spec, inputs, kwargs=kwargs, coder=coder, evaluator=evaluator, device=device, mode=mode, store=opened
-        )
+            spec, inputs, kwargs=kwargs, coder=coder, evaluator=evaluator, device=device, mode=mode, store=opened,
+            compiled=compiled,
+        )  # fmt: skip
         if evaluator is None:
             held.callback(task.evaluator.close)
-        budget, compiled = Budget(seconds, evaluations), (modes, seconds / 2)
-        return run_task(task, chosen, budget, began, compiled, sanitize=tools, store=opened, on_step=on_step)
+        return run_task(
+            task, chosen, Budget(seconds, evaluations), began, compiled, sanitize=tools, store=opened, on_step=on_step
+        )
 
 
 def check_options(

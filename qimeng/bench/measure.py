@@ -80,7 +80,8 @@ def measure(
         store = Store(answers) if answers is not None else None
         with within(settings.seconds):
             spec = problem.spec(settings.dtype, settings.mode)
-            task = make_task(spec, coder=coder or settings.coder, device=target)
+            compiled = (settings.compile_modes, settings.compile_seconds)
+            task = make_task(spec, coder=coder or settings.coder, device=target, compiled=compiled)
     except QimengError as error:
         return _timed(replace(row, error=f"{type(error).__name__}: {error}"), began)
     try:
@@ -92,7 +93,6 @@ def measure(
         budget = Budget(
             max(settings.seconds - FINAL_S, settings.seconds / 2), settings.evaluations or Budget.evaluations
         )
-        compiled = (settings.compile_modes, settings.compile_seconds)
         with within(settings.seconds):
             result = run_task(task, search, budget, began, compiled, clock=_own_seconds(judge))
         wall = time.monotonic() - began

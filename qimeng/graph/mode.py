@@ -22,12 +22,18 @@ CLOSE = 1e-3
 """Values nearer than this, relative to the largest, are the same computation in another order."""
 
 
-def mode_matters(spec: KernelSpec) -> bool:
+def mode_matters(spec: KernelSpec, device: str = "cpu") -> bool:
     """Whether `spec` with `training` switched is another computation, or none.
 
-    It runs at reduced size. If that is too large for the CPU, different operators count as a different computation.
+    It runs at reduced size; for a GPU, a long one runs there at its own. If it is too large for the CPU, different
+    operators count as a different computation.
+
+    Args:
+        spec: the computation.
+        device: where it will run.
     """
-    small = spec.reduced()
+    small = spec.tried_on(device)
+    place = "cuda" if device == "cuda" and small.is_long else "cpu"
     other = small.with_(training=not small.training)
     try:
         here, there = _recorded(small), _recorded(other)
@@ -37,12 +43,15 @@ def mode_matters(spec: KernelSpec) -> bool:
             return True
     except Exception:  # noqa: BLE001  user code that needs values raises errors of any class without them
         pass
-    if not small.is_small:
+    if place == "cpu" and not small.is_small:
         return True
     try:
-        return not all(_same(a, b) for a, b in zip(_values(small), _values(other), strict=True))
+        return not all(_same(a, b) for a, b in zip(_values(small, place), _values(other, place), strict=True))
     except Exception:  # noqa: BLE001  user code of a mode that it was never used in may raise anything
         return True
+    finally:
+        if place == "cuda":
+            torch.cuda.empty_cache()  # the judge's processes need the memory
 
 
 class _Recorder(DispatchMode):
@@ -77,15 +86,15 @@ def _recorded(spec: KernelSpec) -> _Recorder:
     return recorder
 
 
-def _values(spec: KernelSpec) -> list[Any]:
+def _values(spec: KernelSpec, device: str) -> list[Any]:
     """What two calls return, and the state that they leave behind."""
-    module = spec.module()
+    module = spec.module(device)
     perturb_parameters(module, 2)  # no sign changes: what is no number is equal to nothing
     found: list[Any] = []
     with torch.no_grad():
         for seed in (1, 2):
             seed_generators(seed)
-            found += _pytree.tree_leaves(opened(module(*spec.inputs(seed))))
+            found += _pytree.tree_leaves(opened(module(*spec.inputs(seed, device))))
     return found + list(module.state_dict().values())
 
 

@@ -159,6 +159,23 @@ def _planned(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], pa
     return _Plan(seen, parts, arguments(model, args, kwargs, wanted))
 
 
+@dataclass(frozen=True)
+class _Equal:
+    """Submodules of a part that compute the same.
+
+    Attributes:
+        part: they.
+        spec: of the first of them, held so that what was captured is not captured again; None where it has none.
+        text: its start program; empty where it cannot be captured.
+        refusal: why not.
+    """
+
+    part: Part
+    spec: KernelSpec | None
+    text: str
+    refusal: str
+
+
 @dataclass
 class _Work:
     """One run of `optimize`."""
@@ -178,30 +195,37 @@ class _Work:
             budget = (deadline - time.monotonic()) * part.share / max(left, part.share)
             left -= part.share
             end = time.monotonic() + budget
-            for number, (text, refusal, group) in enumerate(groups := self._equal(part, plan)):
-                share = len(group.names) / sum(len(g.names) for *_, g in groups[number:])
-                self._part(group, text, refusal, plan, (end - time.monotonic()) * share)
+            for number, group in enumerate(groups := self._equal(part, plan)):
+                share = len(group.part.names) / sum(len(g.part.names) for g in groups[number:])
+                self._part(group, plan, (end - time.monotonic()) * share)
 
-    def _equal(self, part: Part, plan: _Plan) -> list[tuple[str, str, Part]]:
-        """The part divided into submodules that compute the same, with the text that says what, or why none does."""
-        groups: dict[tuple[str, str, str], list[str]] = {}
+    def _equal(self, part: Part, plan: _Plan) -> list[_Equal]:
+        """The part divided into submodules that compute the same."""
+        groups: dict[tuple[str, str, str], tuple[KernelSpec | None, list[str]]] = {}
         for name in part.names:
-            text, refusal = self._text(plan.seen[name].module, plan.given[name])
-            groups.setdefault((text, refusal, "" if text else name), []).append(name)
+            spec, text, refusal = self._captured(name, plan)
+            groups.setdefault((text, refusal, "" if text else name), (spec, []))[1].append(name)
         share = part.share / len(part.names)
-        return [(text, no, Part(tuple(names), part.key, share * len(names))) for (text, no, _), names in groups.items()]
+        return [
+            _Equal(Part(tuple(names), part.key, share * len(names)), spec, text, refusal)
+            for (text, refusal, _), (spec, names) in groups.items()
+        ]
 
-    def _text(self, module: nn.Module, given: Arguments) -> tuple[str, str]:
-        """The start program of a submodule, which says all that it computes; or why it cannot be captured."""
+    def _captured(self, name: str, plan: _Plan) -> tuple[KernelSpec | None, str, str]:
+        """Spec and start program of a submodule, which says all that it computes; or why it cannot be captured."""
+        module, (args, kwargs) = plan.seen[name].module, plan.given[name]
+        spec = None
         try:
             with own_code(self.model):
-                spec = KernelSpec.from_module(module, given[0], kwargs=given[1], mode=self.mode)
-                return Program.start(capture_spec(spec, verify=False)).source, ""
+                named = name or type(module).__name__
+                spec = KernelSpec.from_module(module, args, kwargs=kwargs, name=named, mode=self.mode)
+                return spec, Program.start(capture_spec(spec, verify=False)).source, ""
         except (CaptureError, SpecError) as error:
-            return "", str(error)
+            return spec, "", str(error)
 
-    def _part(self, part: Part, text: str, refusal: str, plan: _Plan, budget: float) -> None:
+    def _part(self, group: _Equal, plan: _Plan, budget: float) -> None:
         """Optimize what stands for a part and let all of its submodules run the program."""
+        part, text, refusal = group.part, group.text, group.refusal
         began, module = time.monotonic(), plan.seen[part.name].module
         args, kwargs = plan.given[part.name]
         key = cache_key(
@@ -214,11 +238,12 @@ class _Work:
                 refusal
                 or f"no time: its share of the budget is {max(budget, 0.0):.0f} s, a search takes {LEAST_SECONDS:.0f}"
             )
+        elif result is None and group.spec is None:
+            reason = refusal
         elif result is None:
             try:
                 with own_code(self.model):
-                    spec = KernelSpec.from_module(module, args, kwargs=kwargs, name=part.name or type(module).__name__)
-                    result = plan_and_code(spec, seconds=budget, device=self.device, mode=self.mode, **self.options)
+                    result = plan_and_code(group.spec, seconds=budget, device=self.device, **self.options)
             except QimengError as error:
                 reason = str(error)
             if result is not None and self.cache is not None and text and result.stopped != "interrupted":

@@ -4,8 +4,8 @@ One library call, one file. They count as library, never as generated, and the f
 """
 
 from qimeng.library.base import LANGUAGE, LibraryCall, NotOffered
-from qimeng.library.inductor import COMPILE_S, compiles
-from qimeng.library.registry import CALLS, CHOSEN, is_library, largest_group, written
+from qimeng.library.inductor import COMPILE_S, REGION, compiles
+from qimeng.library.registry import CALLS, CHOSEN, call_of, is_library, largest_group, written
 
 __all__ = [
     "CALLS",
@@ -14,6 +14,8 @@ __all__ = [
     "LANGUAGE",
     "LibraryCall",
     "NotOffered",
+    "REGION",
+    "call_of",
     "compiles",
     "is_library",
     "largest_group",

@@ -5,6 +5,8 @@ Deals in the text that compiles a region at its first call. Knows nothing about 
 
 from __future__ import annotations
 
+from typing import Any
+
 from qimeng.device import Device
 from qimeng.graph.ops import category
 from qimeng.graph.region import Region
@@ -21,10 +23,13 @@ def NAME(*inputs):
         import torch._inductor.config
 
         torch._inductor.config.compile_threads = 1
-        _NAME_made.append(torch.compile(NAME_region, MODEfullgraph=True, dynamic=False))
+        _NAME_made.append(torch.compile(NAME_region, OPTIONS))
     return tuple(_NAME_made[0](*inputs))
 '''
 
+
+REGION = "_region"
+"""What the name of the region's function ends with, after the implementation's entry."""
 
 COMPILE_S = 120.0
 """Seconds that the first call of such a region may take: 5 to 20 on a free machine, minutes where it tunes."""
@@ -44,6 +49,11 @@ class Inductor(LibraryCall):
     def __init__(self, name: str, mode: str = ""):
         self.name, self.mode = name, mode
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of torch.compile, as the text has them."""
+        return {**({"mode": self.mode} if self.mode else {}), "fullgraph": True, "dynamic": False}
+
     def check(self, region: Region, device: Device) -> None:
         """Anything but random operators, whose numbers differ from eager's, and pieces of PyTorch code."""
         odd = [n for n in region.ops if category(n) == "random" or n.literal is not None]
@@ -58,8 +68,8 @@ class Inductor(LibraryCall):
 
     def write(self, region: Region, prefix: str) -> Implementation:
         """The region's PyTorch function, and a function that compiles it once."""
-        mode = f"mode={self.mode!r}, " if self.mode else ""
-        text = region.function(f"{prefix}_region") + "\n" + TEXT.replace("NAME", prefix).replace("MODE", mode)
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        text = region.function(prefix + REGION) + "\n" + TEXT.replace("NAME", prefix).replace("OPTIONS", options)
         return Implementation(LANGUAGE, text, prefix)
 
 
@@ -68,4 +78,4 @@ def compiles(implementation: Implementation) -> bool:
     return implementation.language == LANGUAGE and "torch.compile(" in implementation.source
 
 
-__all__ = ["ALONE", "COMPILE_S", "Inductor", "compiles"]
+__all__ = ["ALONE", "COMPILE_S", "REGION", "Inductor", "compiles"]

@@ -41,15 +41,21 @@ def written(region: Region, name: str) -> Implementation:
     return (CALLS | CHOSEN)[name].write(region, f"{name.replace('-', '_')}_{region.signature}")
 
 
-def is_library(region: Region, implementation: Implementation) -> bool:
-    """Whether one of these ways prints exactly this implementation for `region`; the claim may be anybody's."""
+def call_of(region: Region, implementation: Implementation) -> LibraryCall | None:
+    """The way that prints exactly this implementation for `region`, or None; the claim may be anybody's."""
     if implementation.language != LANGUAGE:
-        return False
+        return None
     name = implementation.entry.removesuffix(f"_{region.signature}").replace("_", "-")
     try:
-        return name in CALLS | CHOSEN and implementation == written(region, name)
+        is_written = name in CALLS | CHOSEN and implementation == written(region, name)
     except NotOffered:
-        return False
+        return None
+    return (CALLS | CHOSEN)[name] if is_written else None
+
+
+def is_library(region: Region, implementation: Implementation) -> bool:
+    """Whether one of these ways prints exactly this implementation for `region`."""
+    return call_of(region, implementation) is not None
 
 
 def largest_group(program: Program) -> tuple[Region, ...]:
@@ -62,4 +68,4 @@ def largest_group(program: Program) -> tuple[Region, ...]:
     return max(groups, key=lambda g: sum(len(r.nodes) for r in g), default=())
 
 
-__all__ = ["CALLS", "CHOSEN", "is_library", "largest_group", "written"]
+__all__ = ["CALLS", "CHOSEN", "call_of", "is_library", "largest_group", "written"]

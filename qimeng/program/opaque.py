@@ -13,7 +13,7 @@ from qimeng.graph.opgraph import OpGraph
 from qimeng.program.origin import note_reference
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
-from qimeng.spec.origin import FunctionModule, SourceOrigin, init_arguments, seeded
+from qimeng.spec.origin import ExampleOrigin, FunctionModule, SourceOrigin, init_arguments, seeded
 
 NOTE = '"""Left on PyTorch as it is: this computation could not be captured as a graph."""\n'
 
@@ -105,7 +105,8 @@ def _renamed(text: str, old: str, new: str) -> str:
 
 
 def _from_object(spec: KernelSpec) -> str:
-    module = spec.module()
+    assert isinstance(spec.origin, ExampleOrigin)
+    module = spec.origin.held
     function = module.function if isinstance(module, FunctionModule) else None
     thing = type(module) if function is None else function
     home, name = getattr(thing, "__module__", "") or "", getattr(thing, "__qualname__", type(thing).__qualname__)

@@ -56,8 +56,9 @@ LOOPS = (
 )
 """Why a capture takes long, and what to do."""
 
-_SMALL: WeakKeyDictionary[KernelSpec, OpGraph] = WeakKeyDictionary()
-"""Graphs at reduced size that a verification has captured, for whoever checks programs at that size next."""
+_CAPTURED: WeakKeyDictionary[KernelSpec, OpGraph] = WeakKeyDictionary()
+"""Graphs that nobody has compared with their module, for whoever asks next: a verification, or, at reduced size, who
+checks programs."""
 
 
 def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> OpGraph:
@@ -76,8 +77,9 @@ def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> 
             message says how.
     """
     if not verify:
-        known = _SMALL.get(spec)
-        return _as_asked(spec, for_device(spec, device, known if known is not None else _capture(spec)))
+        if spec not in _CAPTURED:
+            _CAPTURED[spec] = _capture(spec)
+        return _as_asked(spec, for_device(spec, device, _CAPTURED[spec]))
     most = left_s()
     try:
         with patience("capture", most):
@@ -88,14 +90,15 @@ def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> 
 
 def _right(spec: KernelSpec, device: str) -> OpGraph:
     """The graph, compared with the module."""
-    graph = _capture(spec)
+    known = _CAPTURED.pop(spec, None)  # once: the module may change meanwhile, and is then captured anew
+    graph = _capture(spec) if known is None else known
     try:
         graph = _verified(spec, graph, device)
     except CaptureError:
         if not _free(graph):
             raise
         graph = _verified(spec, _capture(spec, specialise=True), device)
-    return _as_asked(spec, with_call(spec, for_device(spec, device, graph)))
+    return _as_asked(spec, with_call(spec, for_device(spec, device, graph), device))
 
 
 def _as_asked(spec: KernelSpec, graph: OpGraph) -> OpGraph:
@@ -103,13 +106,13 @@ def _as_asked(spec: KernelSpec, graph: OpGraph) -> OpGraph:
     return replace(graph, settles=bool(spec.weights) or graph.settles, deterministic=spec.deterministic)
 
 
-def with_call(spec: KernelSpec, graph: OpGraph) -> OpGraph:
+def with_call(spec: KernelSpec, graph: OpGraph, device: str = "cpu") -> OpGraph:
     """`graph` with the way its module is called, and the mode where training and evaluation compute different things.
 
     Both belong to the identity of a program (`OpGraph.call`, `OpGraph.training`).
     """
     positions = len(graph.in_spec.parts[0].parts)
-    return replace(graph, training=spec.training if mode_matters(spec) else None, call=spec.call(positions))
+    return replace(graph, training=spec.training if mode_matters(spec, device) else None, call=spec.call(positions))
 
 
 class _OtherValues(CaptureError):
@@ -228,7 +231,7 @@ def verify_graph(
     if small is not spec:
         reduced = _capture(small, specialise=not _free(graph))
         if not any(isinstance(x, float) for x in graph.scalars.values()):  # which `capture_spec` would leave free first
-            _SMALL[small] = reduced
+            _CAPTURED[small] = reduced
     if not same_operators(reduced, graph):
         small, reduced = spec, graph
     elements = _elements(reduced)

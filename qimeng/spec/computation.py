@@ -53,5 +53,8 @@ class Computation(Protocol):
     def reduced(self) -> Computation:
         """The same on smaller inputs."""
 
+    def tried_on(self, device: str) -> Computation:
+        """The same at the size at which it is tried."""
+
 
 __all__ = ["Computation"]

@@ -44,6 +44,8 @@ RUNNABLE = 1 << 27
 """Elements of all tensors together up to which a run on the CPU takes seconds at most."""
 MUCH = 1 << 24
 """Elements of all tensors together that a smaller computation rarely has; so many need not be counted on."""
+LONG = 100
+"""Operators above which a call is long: it takes seconds to try at every size, and on a GPU no longer at its own."""
 SEARCH_S = 4.0
 """Seconds of the processor after which no further size is tried: a run of a network without memory takes one or more.
 A busy machine changes no size then."""
@@ -254,6 +256,12 @@ def elements(origin: Origin, training: bool) -> int:
     return size.total if size else 0
 
 
+def is_long(origin: Origin, training: bool) -> bool:
+    """Whether a call runs more than `LONG` operators; it is run without values until that is known."""
+    size = _size(origin, training, fake=True, own=True, enough=lambda s: s.operators > LONG)
+    return size is not None and size.operators > LONG
+
+
 # ---- does it run, and how large is it
 
 
@@ -261,14 +269,15 @@ def elements(origin: Origin, training: bool) -> int:
 class _Size:
     """Elements of the tensors of a run: of the largest, of the largest that is no parameter, of all together.
 
-    `held` is the largest parameter. `ended` says that the run was ended early, so that these are lower bounds, and
-    `slow` that it was for its time.
+    `held` is the largest parameter, `operators` how many ran. `ended` says that the run was ended early, so that these
+    are lower bounds, and `slow` that it was for its time.
     """
 
     largest: int = 0
     moving: int = 0
     held: int = 0
     total: int = 0
+    operators: int = 0
     ended: bool = False
     slow: bool = False
 
@@ -296,6 +305,7 @@ class _Watch(DispatchMode):
     def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.size.add(out)
+        self.size.operators += 1
         if self.enough(self.size):
             raise _Enough
         return out
@@ -341,4 +351,4 @@ def _size(
     return size
 
 
-__all__ = ["MUCH", "NEEDS_VALUES", "RUNNABLE", "SHARE", "cut", "elements", "reduce_origin", "shrink"]
+__all__ = ["MUCH", "NEEDS_VALUES", "RUNNABLE", "SHARE", "cut", "elements", "is_long", "reduce_origin", "shrink"]

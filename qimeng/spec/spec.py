@@ -33,6 +33,8 @@ DTYPES: Mapping[str, torch.dtype] = {
     "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp64": torch.float64,
 }  # fmt: skip
 """Names of the dtypes that a computation may have, short ones too."""
+FEW = 1 << 23
+"""Elements of inputs up to which their values are looked at without making them smaller."""
 MODES = ("default", "highest", "high")
 """As PyTorch ships (fp32 matmul, TF32 cuDNN convolutions); no TF32 anywhere; TF32 or better everywhere."""
 
@@ -395,17 +397,28 @@ class KernelSpec:
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
-        """Domain of each flattened input: declared, or inferred from the inputs of two seeds at reduced size."""
+        """Domain of each flattened input: declared, or inferred from the inputs of two seeds.
+
+        Those are inputs at reduced size; of a long computation at their own, where they are few.
+        """
         if isinstance(self.origin, ExampleOrigin):
             inferred = tuple(leaf.domain for leaf in self.origin.leaves)
         else:
-            small = self.reduced()
-            with contextlib.nullcontext() if small.is_small else fake_tensors():
+            few = self.is_long and self._has_few_inputs
+            small = self if few else self.reduced()
+            with contextlib.nullcontext() if few or small.is_small else fake_tensors():
                 seen = [[domain_of(x) for x in _pytree.tree_leaves(small.origin.inputs(n, "cpu"))] for n in (1, 2)]
             inferred = tuple(a if a == b else "real" for a, b in zip(*seen, strict=True))
         if self.declared and len(self.declared) != len(inferred):
             raise SpecError(f"{self.name}: {len(self.declared)} domains declared for {len(inferred)} flattened inputs")
         return self.declared or inferred
+
+    @property
+    def _has_few_inputs(self) -> bool:
+        """Whether all values of the inputs are quickly looked at."""
+        with fake_tensors():
+            made = _pytree.tree_leaves(self.origin.inputs(1, "cpu"))
+        return sum(x.numel() for x in made if isinstance(x, torch.Tensor)) <= FEW
 
     # ---- smaller, elsewhere, named
 
@@ -423,6 +436,20 @@ class KernelSpec:
             small.__dict__["elements"] = count  # without another run
         return small
 
+    def tried_on(self, device: str) -> KernelSpec:
+        """The computation at the size at which it is tried on `device` before use.
+
+        That is `reduced()`; on a GPU it is itself where a call is long, so that no smaller size has to be found.
+        """
+        return self if device == "cuda" and self.is_long else self.reduced()
+
+    @cached_property
+    def is_long(self) -> bool:
+        """Whether a call runs many operators (`spec.reduce.LONG`)."""
+        from qimeng.spec.reduce import is_long
+
+        return is_long(self.origin, self.training)
+
     @cached_property
     def elements(self) -> int:
         """Elements of all tensors of a run; where they are many, those of a part of it (`spec.reduce.elements`)."""
@@ -437,10 +464,14 @@ class KernelSpec:
 
         return self.elements <= RUNNABLE
 
-    def check(self) -> None:
+    def check(self, device: str = "cpu") -> None:
         """Run the computation once and refuse what cannot be optimized.
 
-        It runs at reduced size; where that is still large, without values.
+        It runs at reduced size; where that is still large, without values. A long computation that is for a GPU runs
+        without values.
+
+        Args:
+            device: where it will run, ``"cpu"`` or ``"cuda"``.
 
         Raises:
             SpecError: it fails on its own inputs, changes its inputs, or returns no tensor; or autocast is on, or the
@@ -448,7 +479,7 @@ class KernelSpec:
         """
         from qimeng.spec.check import check
 
-        check(self)
+        check(self, device)
 
     @cached_property
     def digest(self) -> str:

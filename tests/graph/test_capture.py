@@ -396,3 +396,13 @@ def test_a_graph_that_a_verification_captured_is_not_captured_again(
     monkeypatch.setattr(verify, "capture", lambda *arguments: graphs.append(arguments))
     found = capture_spec(small, verify=False)
     assert found.nodes == fresh.nodes and found.outputs == fresh.outputs and not graphs
+
+
+def test_what_was_captured_is_not_captured_again_to_be_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = KernelSpec.from_module(torch.nn.Linear(4, 4), (torch.rand(2, 4),))
+    graph = capture_spec(spec, verify=False)
+    assert capture_spec(spec, verify=False).nodes == graph.nodes
+    with monkeypatch.context() as patched:
+        patched.setattr(verify, "_capture", None)
+        assert capture_spec(spec).nodes == graph.nodes
+    assert capture_spec(spec).nodes == graph.nodes, "and once only, as the module may change"

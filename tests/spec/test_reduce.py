@@ -164,3 +164,17 @@ def test_a_check_runs_with_values_where_that_is_quick_or_an_index_may_be_out_of_
     monkeypatch.setattr(check, "MUCH", much)
     KernelSpec.of(forward, (torch.arange(4) if index else torch.rand(4),)).check()
     assert (seen[-1] is False) == values
+
+
+def test_a_long_computation_is_tried_on_a_gpu_at_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = "functools.reduce(lambda h, _: torch.tanh(h), range(STEPS), x[0])"
+    long, short = (
+        source(f"import functools\nN, STEPS = 2048, {count}", "pass", steps, "[torch.randn(N, N)]")
+        for count in (reduce.LONG + 1, reduce.LONG)
+    )
+    assert (long.is_long, short.is_long) == (True, False)
+    assert short.tried_on("cuda") is short.reduced() and short.reduced() is not short
+    monkeypatch.setattr(reduce, "reduce_origin", None)
+    assert long.tried_on("cuda") is long
+    long.check("cuda")
+    assert long.domains == ("real",)

@@ -28,6 +28,7 @@ from qimeng.envs.judge.gates.gpu_run import Equipment, GpuRun
 from qimeng.envs.judge.gates.pipeline import Pipeline
 from qimeng.envs.judge.gpu_gates import CHECK_GATES, FINAL_GATES, SEARCH_GATES
 from qimeng.envs.judge.judge_clock import OuterClock
+from qimeng.envs.judge.library_compilers import LibraryCompilers
 from qimeng.envs.judge.program_times import ProgramTimes
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.sanitized import sanitized
@@ -49,12 +50,51 @@ from qimeng.envs.workers.shared_server import shared_server
 from qimeng.envs.workers.worker_setup import Setup
 from qimeng.errors import DeviceError
 from qimeng.graph.opgraph import OpGraph
-from qimeng.interfaces import Asked, EngineReport, Evaluation, EvaluationRequest, Gate, ReferenceFacts, SerialEvaluator
+from qimeng.interfaces import (
+    Asked,
+    EngineReport,
+    Evaluation,
+    EvaluationRequest,
+    Gate,
+    ReferenceFacts,
+    SerialEvaluator,
+    Ticket,
+)
 from qimeng.interfaces.faults import MACHINE_FAILED
 from qimeng.spec import KernelSpec
 
+TIMEOUT_S = 60.0
+"""Seconds that a call, or compiling one implementation, may take."""
 MEMORY_WAIT_S, LOOK_EVERY_S = 60.0, 0.25
 """Seconds that an evaluation waits at most for memory that others hold on the device, and between two looks."""
+
+
+draw_seed = partial(random.SystemRandom().getrandbits, 62)
+"""Secret seeds."""
+
+
+def setup_of(spec: KernelSpec, device: torch.device) -> Setup:
+    """What processes that run `spec` begin with."""
+    spec.domains  # noqa: B018  inferred once, here, to travel with the spec: a worker would take half a second
+    return Setup(spec.to_bytes(), spec.mode, str(device))
+
+
+def begin_compiled(spec: KernelSpec, modes: Sequence[str], limit_s: float) -> TorchCompile:
+    """torch.compile's programs of `spec` on this machine's GPU, compiled from now on; the caller closes them.
+
+    Args:
+        spec: what is computed.
+        modes: of torch.compile, in this order.
+        limit_s: seconds that one mode may take.
+
+    Raises:
+        ValueError: torch.compile has no such mode.
+    """
+    device = torch.device("cuda", 0)
+    threads, lock = torch.get_num_threads(), lock_path(device)
+    made = TorchCompile(setup_of(spec, device), draw_seed, TIMEOUT_S, threads, lock, spec.is_long)
+    made.begin(modes, limit_s)
+    return made
 
 
 class GpuEvaluator(SerialEvaluator):
@@ -82,6 +122,7 @@ class GpuEvaluator(SerialEvaluator):
         throttle: reads why the GPU is throttled (see `qimeng.envs.judge.throttle`); by default NVML, if available.
         clock: wall seconds, for `Evaluation.seconds`.
         beside: judges like this one that are open at a time; they share the memory that is for trials.
+        compiled: torch.compile's programs, where some were begun before (`begin_compiled`); it is closed with this.
 
     Raises:
         DeviceError: PyTorch's own run of the specification needs more memory than is free on the device.
@@ -110,7 +151,7 @@ class GpuEvaluator(SerialEvaluator):
         device: Device | None = None,
         torch_device: str = "cuda",
         compile_threads: int | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = TIMEOUT_S,
         trials: int = SEARCH_TRIALS,
         server: ForkServer | None = None,
         sandbox: str = DEFAULT,
@@ -118,6 +159,7 @@ class GpuEvaluator(SerialEvaluator):
         throttle: Reader | None = None,
         clock: Callable[[], float] = now_seconds,
         beside: int = 1,
+        compiled: TorchCompile | None = None,
     ):
         self.spec = spec
         self.graph, self.clock, self.timeout_s, self.trials = graph, clock, timeout_s, trials
@@ -128,20 +170,23 @@ class GpuEvaluator(SerialEvaluator):
         self.server.prepare(library_modules(spec))
         self.sandbox, self.any_text = sandbox, any_text
         self.card = current_card() if self.torch_device.type == "cuda" else None
-        self._begun: set[str] = set()
         unwatched = ""
         if throttle is None and self.torch_device.type == "cuda":
             reader = reader_for(self.torch_device)
             throttle, unwatched = (None, reader) if isinstance(reader, str) else (reader, "")
-        self.draw_seed = partial(random.SystemRandom().getrandbits, 62)
+        self.draw_seed = draw_seed
         self.folder = Path(tempfile.mkdtemp(prefix="qimeng_judge_"))
         cuda = self.torch_device.type == "cuda"
         self.turns = DeviceTurns(DeviceLock(lock_path(self.torch_device)) if cuda else None)
         self.memory = DeviceMemory(self.turns.path)
-        spec.domains  # noqa: B018  inferred once, here, to travel with the spec: a worker would take half a second
-        self._setup = Setup(spec.to_bytes(), spec.mode, str(self.torch_device))
+        self._setup = setup_of(spec, self.torch_device)
         self.baselines_process = Baseline(self.server, self._setup, self.draw_seed, timeout_s)
-        self.compiled = TorchCompile(self._setup, self.draw_seed, timeout_s, self.compile_threads, self.turns.path)
+        self.compiled = compiled or TorchCompile(
+            self._setup, draw_seed, timeout_s, self.compile_threads, self.turns.path, spec.is_long
+        )
+        self.libraries = LibraryCompilers(
+            spec.mode, str(self.torch_device), self.folder / "libraries", self.compile_threads, self.turns.path
+        )
         self._cache = self._new_cache()
         self._compilers = self._compile_into(self._cache)
         self.workers = WorkerSupply(self.server, self._setup, sandbox, self._cache, lambda: self.limit_s)
@@ -176,6 +221,7 @@ class GpuEvaluator(SerialEvaluator):
             outer_clock=self.outer_clock,
             times=self.times,
             workers=self.workers,
+            libraries=self.libraries,
             turns=self.turns,
             folder=self.folder,
             least_ms=least_ms(graph, self.device) if graph is not None and captured else 0.0,
@@ -197,6 +243,11 @@ class GpuEvaluator(SerialEvaluator):
         facts = ReferenceFacts(known.degenerate, known.eager_agrees, known.exact_agrees)
         return EngineReport(dict(self.spent), reference=facts)
 
+    def submit(self, request: EvaluationRequest) -> Ticket:
+        """Take a request; it is answered when it is gathered, and what takes TorchInductor long is begun now."""
+        self.libraries.begin(request.candidates)
+        return super().submit(request)
+
     def answer(self, request: EvaluationRequest) -> Evaluation:
         """Judge a program, or the best of a patch's alternatives: the gates in order, the first refusal ends it.
 
@@ -208,9 +259,8 @@ class GpuEvaluator(SerialEvaluator):
         """
         request.fits(self.spec.digest, self.device.name, self.spec.mode)
         options = request.options
-        new = [mode for mode in options.compile_modes if mode not in self._begun]
+        new = [mode for mode in options.compile_modes if mode not in self.compiled.begun]
         if new:
-            self._begun.update(new)
             self.compiled.begin(new, options.compile_seconds)
         clock = Clock(self.clock)
         try:
@@ -383,6 +433,7 @@ class GpuEvaluator(SerialEvaluator):
     def _end(self) -> None:
         self.workers.stop()
         self.compiled.close()
+        self.libraries.close()
         self.baselines_process.close()
         self.workers.close()
         remove_folder(self.folder)
@@ -396,4 +447,4 @@ class GpuEvaluator(SerialEvaluator):
         return tempfile.mkdtemp(prefix="triton_", dir=self.folder)
 
 
-__all__ = ["GpuEvaluator"]
+__all__ = ["GpuEvaluator", "begin_compiled"]

@@ -34,21 +34,40 @@ MOVING = frozenset(
     "constant_pad_nd flip roll upsample_nearest2d upsample_bilinear2d".split()
 )
 """Others that do."""
+LOOKED_UP = ("aten.embedding", "aten.index_select", "aten.index", "aten.gather")
+"""Operators that take any numbers as their first operand; the others are indices."""
 ASSERTED = ("aten.log", "aten.log1p")
 """What a graph has in the place of a binary cross entropy, whose kernel checks that its inputs lie between 0 and 1."""
 NORMS = ("aten._native_batch_norm_legit_no_training", "aten.native_batch_norm")
 
 
 def takes_any_values(graph: OpGraph | None) -> bool:
-    """Whether no operator of `graph` raises for some values of inputs: floating-point arithmetic alone, no indices."""
+    """Whether no operator of `graph` raises for some floating-point numbers among inputs, parameters and buffers.
+
+    Such numbers meet arithmetic alone there. Indices are looked up only where they depend on none of them: no
+    distribution changes those.
+    """
     if graph is None or not graph.nodes:
         return False
-    for node in graph.ops():
-        known = category(node) in CARELESS or node.packet in MOVING
-        if node.literal is not None or not known or node.packet in ASSERTED:
+    numbers: set[str] = set()
+    for node in graph.nodes.values():
+        if node.literal is not None and node.kind == "op":
             return False
+        if node.kind != "op":
+            is_number = any("float" in m.dtype or "complex" in m.dtype for m in node.metas if m is not None)
+            if node.kind == "scalar" or (is_number and node.kind != "constant"):
+                numbers.add(node.name)
+            continue
+        reached = [v.node in numbers for v in node.operands()]
+        if not any(reached):
+            continue
+        numbers.add(node.name)
+        if node.packet in LOOKED_UP and reached[0] and not any(reached[1:]):
+            continue
+        known = category(node) in CARELESS or node.packet in MOVING
         first = node.metas[0]
-        if first is None or not ("float" in first.dtype or first.dtype == "bool"):
+        is_plain = first is not None and ("float" in first.dtype or first.dtype == "bool")
+        if not known or node.packet in ASSERTED or not is_plain:
             return False
     return True
 
@@ -87,6 +106,8 @@ def takes_other_buffers(spec: KernelSpec) -> bool:
     """
     if spec.accepts_any:
         return True
+    if spec.is_long:  # its smaller sizes are rarely small enough, and take long to find
+        return False
     small = spec.reduced()
     if not small.is_small:
         return False

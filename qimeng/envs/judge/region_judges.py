@@ -28,6 +28,7 @@ from qimeng.interfaces import (
     Patch,
     Scope,
     SerialEvaluator,
+    Ticket,
 )
 from qimeng.program.program import Program
 from qimeng.spec import KernelSpec
@@ -81,6 +82,12 @@ class RegionJudges(SerialEvaluator):
             for part, value in spent.items():
                 seconds[part] = seconds.get(part, 0.0) + value
         return replace(self.whole.report, seconds=seconds)
+
+    def submit(self, request: EvaluationRequest) -> Ticket:
+        """Take a request; the judge of the whole may begin what takes long."""
+        if request.asked is not Asked.REGION:
+            self.whole.submit(request)
+        return super().submit(request)
 
     def answer(self, request: EvaluationRequest) -> Evaluation:
         """The answer of the region's judge, or of the whole's."""

@@ -57,20 +57,31 @@ class TorchCompile:
         setup: the specification, the mode of precision and the device.
         draw_seed: source of the inputs' seeds.
         timeout_s: seconds that one request may take.
-        threads: compiler processes at a time.
+        threads: compiler processes at a time, for many kernels or many candidates.
         lock: path of the device's lock, which is held while the compiler times its own candidates; empty without one.
+        many: whether it has many kernels.
 
     Attributes:
+        begun: modes that were asked for.
         ready: modes that can be timed, in the order asked for.
         failed: modes that cannot be, with the reason.
     """
 
-    def __init__(self, setup: Setup, draw_seed: Callable[[], int], timeout_s: float, threads: int, lock: str):
+    def __init__(
+        self,
+        setup: Setup,
+        draw_seed: Callable[[], int],
+        timeout_s: float,
+        threads: int,
+        lock: str,
+        many: bool = False,
+    ):
         self._setup, self._draw_seed, self._timeout_s = setup, draw_seed, timeout_s
-        self._threads, self._lock = threads, lock
+        self._threads, self._lock, self._many = threads, lock, many
         self._thread: threading.Thread | None = None
         self._processes: dict[str, Process] = {}
         self._closed = False
+        self.begun: set[str] = set()
         self.ready: list[str] = []
         self.failed: dict[str, str] = {}
 
@@ -86,6 +97,7 @@ class TorchCompile:
         """
         check_modes(modes)
         self.wait()
+        self.begun.update(modes)
         self._thread = threading.Thread(target=self._make_ready, args=(tuple(modes), limit_s), daemon=True)
         self._thread.start()
 
@@ -146,7 +158,7 @@ class TorchCompile:
         if self._closed:
             process.kill(wait=False)
         process.call("ready", START_S)
-        threads = self._threads if mode.startswith("max-autotune") else 1
+        threads = self._threads if self._many or mode.startswith("max-autotune") else 1
         seed = self._draw_seed()
         process.call("compile", limit_s, mode=mode, seed=seed, threads=threads, lock=self._lock)
 

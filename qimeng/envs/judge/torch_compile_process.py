@@ -33,14 +33,14 @@ def compile_module(
 
     torch._inductor.config.compile_threads = threads
     if lock:
-        _measure_alone(DeviceLock(lock))
+        measure_alone(DeviceLock(lock))
     call = torch.compile(module, mode=None if mode == "default" else mode)
     for _ in range(3):  # CUDA graphs are recorded in the second or third call
         call(*inputs)
     return call
 
 
-def _measure_alone(lock: DeviceLock) -> None:
+def measure_alone(lock: DeviceLock) -> None:
     """Hold `lock` in TorchInductor's measurements: of one candidate, or of all configurations of a Triton kernel."""
     from torch._inductor.runtime import benchmarking, triton_heuristics
 
@@ -84,4 +84,4 @@ class _Turn:
                     self._depth -= 1
 
 
-__all__ = ["compile_module"]
+__all__ = ["compile_module", "measure_alone"]

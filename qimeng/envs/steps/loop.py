@@ -16,6 +16,7 @@ from typing import Protocol
 from qimeng.actions import check_action
 from qimeng.envs.cost.roofline import roofline
 from qimeng.envs.judge.ranking import beats, refusal
+from qimeng.envs.steps.compiled_first import compiled_first, submit_first
 from qimeng.envs.steps.compiled_whole import compiled_whole
 from qimeng.envs.steps.result import Result
 from qimeng.envs.steps.second_best import REPAIRS, next_best
@@ -51,8 +52,9 @@ def optimize(
 ) -> Result:
     """Improve `task.start` step by step and return the best program that passes the final verification.
 
-    Ctrl-C ends the search early; the best program so far is still verified and returned. A program of very many regions
-    is made a small one first, whatever search follows (`qimeng.actions.cluster`).
+    Ctrl-C ends the search early; the best program so far is still verified and returned. Whatever search follows, what
+    PyTorch offers for a large computation is tried first (`qimeng.envs.steps.compiled_first`), and a program of very
+    many regions is made a small one (`qimeng.actions.cluster`).
 
     Args:
         task: what is optimized.
@@ -68,8 +70,10 @@ def optimize(
         return finish_opaque(session)
     failed: tuple[str, ...] = ()
     try:
+        submit_first(session)
         if not session.begin().ok:
             return finish_unjudged(session)
+        compiled_first(session)
         if len(task.start.regions) >= MANY and _applies(CLUSTER, task):
             session.step(CLUSTER)
         stopped = search.run(session)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from qimeng.actions import check_action, each_lowered, kind_named, kinds, legal_actions
+from qimeng.envs.judge.gates.first_call import warms_up
 from qimeng.envs.judge.ranking import gain, preferred
 from qimeng.envs.steps.milestones import (
     CULPRITS,
@@ -25,7 +26,7 @@ from qimeng.envs.steps.milestones import (
     unsettled,
 )
 from qimeng.envs.steps.parts import verify_parts
-from qimeng.envs.steps.state import STOP, Attempt, Budget, Ledger, Progress, State, Unchosen
+from qimeng.envs.steps.state import FINAL, STOP, Attempt, Budget, Ledger, Progress, State, Unchosen
 from qimeng.envs.steps.step_record import outcome_of, put_attempt, text_of
 from qimeng.envs.steps.task import Task
 from qimeng.envs.steps.time_shares import MAX_ACTIONS, carried, order_actions, within_limit
@@ -84,8 +85,10 @@ class Session:
         if self.ledger.start is None:
             self.tell("start", f"{self.task.name}: PyTorch, {len(self.task.start.regions)} regions")
             evaluation = self._judge(self.task.start)
-            spent = evaluation.seconds if self.task.by_region else {}  # milestones and the final verification take it
-            self.ledger.longest = sum(spent.get(part, 0.0) for part in ("check", "time"))
+            reference, check, times = (evaluation.seconds.get(part, 0.0) for part in ("reference", "check", "time"))
+            if self.task.by_region:  # a milestone takes it; what results are held against is there then
+                self.ledger.longest = check + times
+            self.ledger.final = reference + FINAL * check + times  # the first references load what all others use
             self.ledger.start = evaluation
             self._measured(evaluation)
             self.ledger.best = self.ledger.leader = self.state
@@ -100,10 +103,18 @@ class Session:
             return "steps"
         if ledger.evaluations >= ledger.budget.evaluations:
             return "evaluations"
-        needed = ledger.writing + 2 * ledger.longest  # one step and the final verification
+        step = ledger.writing + ledger.longest
+        needed = step + max(ledger.longest, ledger.final) + self._anew_s()  # and the final verification
         if ledger.seconds_left < needed or ledger.seconds_left <= 0:
             return "seconds"
         return None
+
+    def _anew_s(self) -> float:
+        """Seconds that a library takes in the final verification of the best program to compile it again."""
+        best = self.ledger.best
+        if best is None or best.evaluation is None or not warms_up(best.program):
+            return 0.0
+        return best.evaluation.seconds.get("compile", 0.0)
 
     def offered(self) -> tuple[tuple[Action, ...], int]:
         """The legal actions in order, `stop` first, at most 256 (see `within_limit`); and how many were cut."""
@@ -393,8 +404,8 @@ class Session:
         began = ledger.clock()
         evaluation = self.task.judged(program, patch, asked, ledger.submitted)
         took = ledger.clock() - began
-        if patch is not None and patch.others:  # later programs have most of these kernels
-            took -= min(took, evaluation.seconds.get("compile", 0.0))
+        if patch is not None and (patch.others or warms_up(patch.apply(program, evaluation.chosen))):
+            took -= min(took, evaluation.seconds.get("compile", 0.0))  # later programs have most of these kernels
         ledger.longest = max(ledger.longest, took)
         ledger.evaluations += 1
         key = subject if evaluation.scope is Scope.PROGRAM else alone

@@ -6,6 +6,7 @@ Deals in choosing the parts by name and by what this machine has. Knows nothing 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from qimeng.envs.judge.region_spec import RegionSpec
+    from qimeng.envs.judge.torch_compile import TorchCompile
     from qimeng.envs.workers.local_pool import LocalPool
     from qimeng.graph.opgraph import OpGraph
     from qimeng.program.program import Program
@@ -104,6 +106,7 @@ def make_task(
     mode: str | None = None,
     store: Store | None = None,
     by_region: bool | None = None,
+    compiled: tuple[Sequence[str], float] = ((), 0.0),
 ) -> Task:
     """Everything a step loop needs to optimize `spec`.
 
@@ -123,41 +126,38 @@ def make_task(
             of this machine for programs of `MANY_REGIONS` regions and more. An evaluator that is given has to know
             `Asked.REGION`, or else it judges whole programs all the same. Data to train planners on is collected
             without, so that every time in it is of one kind.
+        compiled: modes of torch.compile that the final verification will want, and the most seconds for each: on a GPU
+            of this machine, they are compiled beside the capture.
 
     Raises:
         SpecError: the computation cannot be optimized as given, or an unknown mode.
         DeviceError: an unknown device.
-        ValueError: an unknown coder.
+        ValueError: an unknown coder or mode of torch.compile.
         CoderError: the coder cannot be used here.
     """
-    from qimeng.graph.capture import CaptureError
     from qimeng.graph.state import updated_tables
-    from qimeng.program.opaque import opaque_program
-    from qimeng.program.program import Program
-    from qimeng.program.verify import capture_spec
     from qimeng.spec import KernelSpec
     from qimeng.spec.patience import together
 
     spec = KernelSpec.of(spec, inputs, mode=mode, kwargs=kwargs)
-    with together():
-        spec.check()
+    with ExitStack() as held, together():
         row, reason = make_device(device), ""
         place = "cuda" if row.measured and current_device() is not None else "cpu"  # a cluster's GPU is not here
+        spec.check(place)
+        ahead: TorchCompile | None = None
         if row.measured and evaluator is None:
             shared_server().prepare(library_modules(spec))  # while the computation is captured here
-        start = opaque_program(spec)
-        whole = None if spec.weights else start  # what its author wrote has other weights
-        try:
-            start = Program.start(capture_spec(spec, device=place))
-        except CaptureError as error:
-            if spec.weights:
-                raise SpecError(f"weights={spec.weights!r} needs the computation as a graph, and {error}") from error
-            reason = f"left on PyTorch as it is: {error}"
-    reference = partial(spec.module, place)
-    if tables := updated_tables(start.graph):
-        spec = spec.with_(updated=tables)
-    context = Context(row, make_coder(coder), spec.mode)
-    judge = evaluator or make_evaluator(spec, start, context)
+            if compiled[0] and place == "cuda":
+                ahead = _compiled_ahead(spec, *compiled)
+                held.callback(ahead.close)
+        start, whole, reason = _start(spec, place)
+        reference = partial(spec.module, place)
+        if tables := updated_tables(start.graph):
+            spec, ahead = spec.with_(updated=tables), None
+        context = Context(row, make_coder(coder), spec.mode)
+        judge = evaluator or make_evaluator(spec, start, context, compiled=ahead)
+        if ahead is not None:
+            held.pop_all()  # the judge closes it
     if by_region is None:
         by_region = evaluator is None and row.measured and len(start.called) >= MANY_REGIONS
     if by_region and evaluator is None:
@@ -183,7 +183,34 @@ def make_task(
     )
 
 
-def make_evaluator(spec: KernelSpec, start: Program, context: Context, beside: int = 1) -> Evaluator:
+def _start(spec: KernelSpec, place: str) -> tuple[Program, Program | None, str]:
+    """The start program, the computation as its author wrote it, and why it could not be captured (or nothing)."""
+    from qimeng.graph.capture import CaptureError
+    from qimeng.program.opaque import opaque_program
+    from qimeng.program.program import Program
+    from qimeng.program.verify import capture_spec
+
+    written = opaque_program(spec)
+    whole = None if spec.weights else written  # what its author wrote has other weights
+    try:
+        return Program.start(capture_spec(spec, device=place)), whole, ""
+    except CaptureError as error:
+        if spec.weights:
+            raise SpecError(f"weights={spec.weights!r} needs the computation as a graph, and {error}") from error
+        return written, whole, f"left on PyTorch as it is: {error}"
+
+
+def _compiled_ahead(spec: KernelSpec, modes: Sequence[str], limit_s: float) -> TorchCompile:
+    from qimeng.envs.judge.gpu_evaluator import begin_compiled
+    from qimeng.envs.judge.torch_compile import compile_server
+
+    compile_server().prepare(library_modules(spec))
+    return begin_compiled(spec, modes, limit_s)
+
+
+def make_evaluator(
+    spec: KernelSpec, start: Program, context: Context, beside: int = 1, compiled: TorchCompile | None = None
+) -> Evaluator:
     """The GPU of this machine as judge where `context.device` is that one, else the analytic model.
 
     Args:
@@ -191,6 +218,7 @@ def make_evaluator(spec: KernelSpec, start: Program, context: Context, beside: i
         start: the program that a search begins with.
         context: device, coder and precision mode.
         beside: judges that are open at a time, each with its part of the memory.
+        compiled: torch.compile's programs, where some were begun before.
 
     Raises:
         CoderError: the coder has a free hand (a language model), and nothing here keeps what it writes from files.
@@ -202,7 +230,7 @@ def make_evaluator(spec: KernelSpec, start: Program, context: Context, beside: i
     if context.device.measured:
         from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 
-        return GpuEvaluator(spec, start.graph, device=context.device, beside=beside)
+        return GpuEvaluator(spec, start.graph, device=context.device, beside=beside, compiled=compiled)
     from qimeng.envs.estimate.estimator import EstimatingEvaluator
 
     return EstimatingEvaluator(spec, context.device, coder=context.coder)

@@ -21,6 +21,11 @@ ACCIDENTS = 3
 failure."""
 
 
+FINAL = 5.0
+"""Times the four trials of a step that a final verification makes: one on every distribution of inputs, of those of
+secret size two (`qimeng.spec.distributions`)."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """What an optimization may use; it ends with whichever is used up first.
@@ -174,6 +179,7 @@ class Ledger:
         evaluations: programs sent to the judge.
         longest: seconds of the longest evaluation after the first.
         writing: seconds that the coder took longest.
+        final: seconds that a final verification takes, by what the first evaluation took.
         known: evaluations of this search by what was judged; asking again is free, except after an accident.
         accidents: number of failures of a program that may be accidents (`Evaluation.lasting`); the program is judged
             again on the next request, up to `ACCIDENTS` times.
@@ -197,6 +203,7 @@ class Ledger:
     evaluations: int = 0
     longest: float = 0.0
     writing: float = 0.0
+    final: float = 0.0
     known: dict[str, Evaluation] = field(default_factory=dict)
     accidents: dict[str, int] = field(default_factory=dict)
     refused: dict[str, frozenset[Action]] = field(default_factory=dict)

@@ -48,8 +48,10 @@ def rows() -> tuple[Tensor, ...]:
         (functional.binary_cross_entropy, False),
         (lambda x, y: x[(y[:, 0] * 4).long()], False),
         (lambda x, y: torch.linalg.cholesky(x @ y.T), False),
+        (lambda x, y: x[torch.arange(4).flip(0)] + functional.embedding(torch.arange(4), y), True),
+        (lambda x, y: x + functional.embedding(torch.arange(4) + x[:, 0].argmax(), y), False),
     ],
-    ids=["arithmetic", "a checked range", "indices", "a factorization"],
+    ids=["arithmetic", "a checked range", "indices", "a factorization", "fixed indices", "indices of numbers"],
 )
 def test_arithmetic_takes_any_values_and_nothing_else_does(function: Callable[..., Any], expected: bool) -> None:
     assert takes_any_values(capture(lambda: Function(function), rows)) is expected

@@ -13,7 +13,7 @@ from qimeng.envs.errors.accuracy import Error
 from qimeng.envs.judge.baseline import _Bench
 from qimeng.envs.judge.gpu_evaluator import GpuEvaluator
 from qimeng.envs.judge.torch_compile import TorchCompile, check_modes
-from qimeng.envs.judge.torch_compile_process import _measure_alone, compile_module
+from qimeng.envs.judge.torch_compile_process import compile_module, measure_alone
 from qimeng.envs.workers.channel import Channel
 from qimeng.envs.workers.forkserver import ForkServer
 from qimeng.envs.workers.service import serve
@@ -106,7 +106,7 @@ def test_the_compiler_measures_alone_on_the_device(tmp_path, monkeypatch):  # ty
         benchmarking.Benchmarker, "benchmark_gpu", lambda self, call: benchmarking.benchmarker.benchmark(call)
     )
     monkeypatch.setattr(benchmarking.Benchmarker, "benchmark", lambda self, call: call())
-    _measure_alone(Lock())  # type: ignore[arg-type]
+    measure_alone(Lock())  # type: ignore[arg-type]
     benchmarking.benchmarker.benchmark(lambda: None)
     assert turns == ["alone"]
     assert benchmarking.benchmarker.benchmark_gpu(lambda: 3) == 3

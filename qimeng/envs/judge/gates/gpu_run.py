@@ -6,7 +6,7 @@ Deals in processes and turns on the device. Knows nothing about what a gate chec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from qimeng.envs.judge.baseline import Baseline
 from qimeng.envs.judge.device_turns import DeviceTurns
 from qimeng.envs.judge.gates.pipeline import Candidate, GateCheck, Refusal, Run
 from qimeng.envs.judge.judge_clock import OuterClock
+from qimeng.envs.judge.library_compilers import LibraryCompilers
 from qimeng.envs.judge.program_times import ProgramTimes
 from qimeng.envs.judge.reference import References
 from qimeng.envs.judge.throttle import Reader
@@ -50,6 +51,7 @@ class Equipment:
         outer_clock: the judge's own clock.
         times: takes the programs' times.
         workers: the processes that candidates run in.
+        libraries: compile what TorchInductor compiles.
         turns: on the device.
         folder: of the evaluator.
         least_ms: what reading the inputs and writing the outputs takes; 0 where it is not known.
@@ -66,6 +68,7 @@ class Equipment:
     outer_clock: OuterClock
     times: ProgramTimes
     workers: WorkerSupply
+    libraries: LibraryCompilers
     turns: DeviceTurns
     folder: Path
     least_ms: float
@@ -91,6 +94,7 @@ class GpuRun(Run):
         economize: makes the judge's own process take less memory; False where it cannot.
         thorough: whether this is a final verification.
         worker: the process at hand.
+        files: what was compiled ahead for the candidates, which every worker takes over.
         loaded: the process that the program at hand was loaded into. Gates after that ask it alone: another process
             would run something else.
     """
@@ -103,9 +107,13 @@ class GpuRun(Run):
     thorough: bool = False
     worker: Process | None = None
     loaded: Process | None = None
+    files: list[str] = field(default_factory=list)
+    _equipped: Process | None = None
 
     def begin(self) -> None:
         """Take a worker, and start the one after it while this one is checked."""
+        with self.clock.part("compile"):  # no turn is held: who compiles needs turns too
+            self.files = [f for c in self.left for f in self.parts.libraries.files(c.program, self.cache)]
         with self.clock.part("start"):
             self.worker = self.parts.workers.take(self.may_share)
             if not self.may_share:
@@ -156,6 +164,9 @@ class GpuRun(Run):
             with self.clock.part("start"):
                 self.worker = self.parts.workers.start(self.cache)
                 self.worker.await_ready()
+        if self.files and self._equipped is not self.worker:
+            self.worker.call("take_over", self.parts.limit_s, files=self.files)
+            self._equipped = self.worker
         return self.worker
 
     def holder(self) -> Process:

@@ -29,10 +29,12 @@ class RightOutputs(GateCheck[GpuRun]):
             worker.call("load", parts.limit_s, source="" if program.fallback else program.source, digests=made)
             if warms_up(program):
                 seed = parts.references.draw_seed()
-                worker.call("warm", first_call_s(map(program.implementation, program.called), parts.limit_s), seed=seed)
+                most = first_call_s(map(program.implementation, program.called), parts.limit_s)
+                with run.clock.part("compile"):
+                    worker.call("warm", most, seed=seed)
             runs = RUNS_OVERLAPPING if candidate.overlapping else RUNS
             step_aside = lambda: parts.turns.step_aside(run.clock)  # noqa: E731
-            candidate.verdict = parts.judge.check(worker, run.trials(), step_aside, runs)
+            candidate.verdict = parts.judge.check(worker, run.clock.each("reference", run.trials()), step_aside, runs)
         return refused(Gate.PROGRAM, candidate.verdict)
 
 

@@ -1,0 +1,124 @@
+"""Regions that TorchInductor compiles at their first call: compiled ahead, beside what the judge does meanwhile.
+
+Deals in one process for each implementation, and in the file that it leaves (`qimeng.envs.judge.library_compile_process`).
+Only texts that the library itself prints are compiled here. Every worker that runs such a text takes the file over, so
+that it is compiled once for the search and the final verification. Where that fails, a worker compiles by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from shutil import copyfile
+from typing import Any
+
+from qimeng.envs.judge.torch_compile import compile_server
+from qimeng.envs.workers.compile import job_of
+from qimeng.envs.workers.forkserver import START_S, Process, WorkerFailed
+from qimeng.graph.region import Region
+from qimeng.library import COMPILE_S, call_of, compiles
+from qimeng.library.base import heavy
+from qimeng.library.inductor import Inductor
+from qimeng.program.program import Implementation, Program
+
+LEAST = 32
+"""Operators of a region from which on it is compiled here: what is quickly compiled, a worker compiles by itself."""
+FILE = "torchinductor"
+"""Name of the file, in a folder named by the implementation's digest."""
+
+
+class LibraryCompilers:
+    """Compiles what TorchInductor compiles, each implementation once.
+
+    Args:
+        mode: of precision.
+        device: PyTorch's name of the device.
+        folder: where the files are kept.
+        threads: compiler processes for one implementation.
+        lock: path of the device's lock; empty without one.
+    """
+
+    def __init__(self, mode: str, device: str, folder: Path, threads: int, lock: str):
+        self._mode, self._device, self._folder, self._threads, self._lock = mode, device, folder, threads, lock
+        self._running: dict[str, threading.Thread] = {}
+        self._processes: list[Process] = []
+        self._made: set[str] = set()
+        self._closed = False
+
+    def begin(self, programs: Iterable[Program]) -> None:
+        """Compile in the background what calls of `programs` would compile."""
+        for program in programs:
+            for digest, (region, implementation, call) in _compiled(program).items():
+                if digest not in self._running and not self._closed:
+                    asked = {
+                        "job": job_of(region, implementation),
+                        "parameters": parameters_of(region),
+                        "options": call.options,
+                        "threads": self._threads,
+                        "lock": self._lock,
+                        "path": str(self._folder / digest / FILE),
+                    }
+                    thread = threading.Thread(target=self._compile, args=(digest, asked), daemon=True)
+                    self._running[digest] = thread
+                    thread.start()
+
+    def files(self, program: Program, cache: str) -> list[str]:
+        """What workers that run `program` take over: paths of files in the folder `cache`, which they may read.
+
+        Waits until it is compiled.
+        """
+        self.begin([program])
+        found = []
+        for digest in _compiled(program):
+            self._running[digest].join()
+            if digest in self._made:
+                target = Path(cache) / digest / FILE
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if not target.exists():
+                    copyfile(self._folder / digest / FILE, target)
+                found.append(str(target))
+        return found
+
+    def close(self) -> None:
+        """End the processes; what is still compiled is given up."""
+        self._closed = True
+        for process in self._processes:
+            process.kill(wait=False)
+        for thread in self._running.values():
+            thread.join()
+
+    def _compile(self, digest: str, asked: Mapping[str, Any]) -> None:
+        process: Process | None = None
+        try:
+            process = compile_server().start("qimeng.envs.judge.library_compile_process:main", self._mode, self._device)
+            self._processes.append(process)
+            process.call("ready", START_S)
+            made, _ = process.call("compile", COMPILE_S, **asked)
+            if made:
+                self._made.add(digest)
+        except WorkerFailed:
+            pass  # a worker compiles by itself, and what is wrong shows there
+        finally:
+            if process is not None:
+                process.kill()
+
+
+def parameters_of(region: Region) -> list[int]:
+    """Numbers of the inputs of `region` that are parameters."""
+    return [i for i, v in enumerate(region.inputs) if region.graph.nodes[v.node].kind == "parameter"]
+
+
+def _compiled(program: Program) -> dict[str, tuple[Region, Implementation, Inductor]]:
+    """What is compiled here of `program`, by the implementation's digest: what the library itself printed."""
+    found: dict[str, tuple[Region, Implementation, Inductor]] = {}
+    for region in () if program.fallback else program.called:
+        implementation = program.implementation(region)
+        if not compiles(implementation) or len(heavy(region)) < LEAST:
+            continue
+        if isinstance(call := call_of(region, implementation), Inductor):
+            found[implementation.digest] = region, implementation, call
+    return found
+
+
+__all__ = ["LibraryCompilers", "parameters_of"]

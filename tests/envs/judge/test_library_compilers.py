@@ -1,0 +1,138 @@
+"""What TorchInductor takes long to compile is compiled once, ahead, and taken over by every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from qimeng import KernelSpec
+from qimeng.actions import Context, kind_named
+from qimeng.device import DEVICES
+from qimeng.envs.judge import library_compilers
+from qimeng.envs.judge.library_compilers import FILE, LEAST, LibraryCompilers, parameters_of
+from qimeng.envs.judge.library_compile_process import compile_region, inputs_like
+from qimeng.envs.workers.compile import job_of
+from qimeng.envs.workers.forkserver import WorkerFailed
+from qimeng.interfaces import Action
+from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
+from qimeng.testing import FakeCoder
+
+WHOLE = Action("library", (), "inductor")
+
+
+class Layers(torch.nn.Module):
+    """As many operators as it is asked for."""
+
+    def __init__(self, count: int):
+        super().__init__()
+        self.count, self.scale = count, torch.nn.Parameter(torch.rand(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number in range(self.count):
+            x = torch.softmax(x * self.scale, -1) if number % 2 else torch.relu(x + number)
+        return x
+
+
+def whole(count: int) -> Program:
+    """`Layers` with TorchInductor's code for all of it."""
+    program = Program.start(capture_spec(KernelSpec.from_module(Layers(count), (torch.rand(4, 8),)), verify=False))
+    rewrite = kind_named("library").apply(program, WHOLE, Context(DEVICES["h200"], FakeCoder()))
+    return rewrite.patch().apply(program)
+
+
+@pytest.fixture(scope="module")
+def large() -> Program:
+    return whole(LEAST)
+
+
+class Server:
+    """Starts processes that compile at once, or fail."""
+
+    def __init__(self, fails: bool = False):
+        self.fails, self.compiled = fails, 0
+
+    def start(self, *unused: Any) -> Server:
+        return self
+
+    def call(self, command: str, timeout_s: float, path: str = "", **unused: Any) -> tuple[Any, list[int]]:
+        if command == "compile":
+            self.compiled += 1
+            if self.fails:
+                raise WorkerFailed("error", "no such operator")
+            Path(path).parent.mkdir(parents=True)
+            Path(path).write_bytes(b"code")
+        return True, []
+
+    def kill(self, wait: bool = True) -> None:
+        """Nothing is to be ended."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+    monkeypatch.setattr(library_compilers, "compile_server", lambda: made)
+    return made
+
+
+@pytest.fixture
+def compilers(tmp_path: Path) -> Iterator[LibraryCompilers]:
+    made = LibraryCompilers("default", "cpu", tmp_path / "made", 1, "")
+    yield made
+    made.close()
+
+
+def test_it_is_compiled_once_for_all_caches(
+    large: Program, server: Server, compilers: LibraryCompilers, tmp_path: Path
+) -> None:
+    compilers.begin([large])
+    for cache in ("search", "final"):
+        (found,) = compilers.files(large, str(tmp_path / cache))
+        assert Path(found).read_bytes() == b"code" and found.startswith(str(tmp_path / cache))
+    assert server.compiled == 1
+
+
+def test_a_worker_compiles_by_itself_where_that_fails(
+    large: Program, server: Server, compilers: LibraryCompilers, tmp_path: Path
+) -> None:
+    server.fails = True
+    assert compilers.files(large, str(tmp_path)) == []
+    assert compilers.files(large, str(tmp_path)) == [] and server.compiled == 1
+
+
+def test_small_regions_and_texts_of_others_are_left_to_workers(
+    large: Program, server: Server, compilers: LibraryCompilers, tmp_path: Path
+) -> None:
+    (region,) = large.called
+    forged = replace(large.implementation(region), source=large.implementation(region).source + "\nprint('mine')\n")
+    other = replace(large, implementations={**large.implementations, region.signature: forged})
+    for program in (whole(3), other, Program.start(large.graph)):
+        assert compilers.files(program, str(tmp_path)) == []
+    assert server.compiled == 0
+
+
+@pytest.mark.slow
+def test_another_process_finds_what_was_compiled(large: Program, tmp_path: Path) -> None:
+    """In one process with two caches; the second call of torch.compile compiles nothing."""
+    from torch._inductor.utils import fresh_cache
+
+    (region,) = large.called
+    job = job_of(region, large.implementation(region))
+    call = library_compilers._compiled(large)[job.implementation.digest][2]
+    path = tmp_path / FILE
+    inputs = inputs_like(job.inputs, parameters_of(region), torch.device("cpu"))
+    with torch.no_grad():
+        with fresh_cache():
+            assert compile_region(job, inputs, call.options, 1, "", path)
+        torch._dynamo.reset()
+        counters.clear()
+        with fresh_cache():
+            torch.compiler.load_cache_artifacts(path.read_bytes())
+            large.load().Model()(inputs[0])
+    assert counters["inductor"]["fxgraph_cache_hit"] == 1 and not counters["inductor"]["fxgraph_cache_miss"]

@@ -1,0 +1,86 @@
+"""What PyTorch offers for a large computation is tried before a search, and returned where it finds nothing better."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from qimeng import KernelSpec
+from qimeng.actions.large import MANY
+from qimeng.envs.steps.loop import optimize
+from qimeng.envs.steps.state import Budget
+from qimeng.graph.opgraph import OpGraph
+from qimeng.interfaces import Evaluation, Patch, Timing
+from qimeng.planner.greedy import GreedySearch
+from qimeng.program.program import Program
+from qimeng.program.verify import capture_spec
+from qimeng.testing import FakeEvaluator, ScriptedPlanner, fake_task
+
+EAGER, RECORDED, COMPILED = 10.0, 6.0, 3.0
+
+
+class Network(torch.nn.Module):
+    """More operators than a search has steps for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(MANY):
+            x = torch.softmax(x, 0)
+        return x
+
+
+class OfPyTorch(FakeEvaluator):
+    """Eager, its launches recorded, TorchInductor's code recorded, and generated kernels take what is said."""
+
+    def __init__(self, generated: float = EAGER, wrong: bool = False, estimated: bool = False):
+        super().__init__(wrong=lambda p: "another rounding" if wrong and self.is_compiled(p) else None)
+        self.generated, self.estimated = generated, estimated
+
+    @staticmethod
+    def is_compiled(program: Program) -> bool:
+        return any(program.implementation(r).language == "library" for r in program.called)
+
+    def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+        found = super().judge(program, patch)
+        after = program if patch is None else patch.apply(program, found.chosen)
+        ms = (COMPILED if self.is_compiled(after) else RECORDED) if after.launch else EAGER
+        ms = self.generated if any(after.implementation(r).generated for r in after.called) else ms
+        timing = Timing(ms, 0.001, estimated=self.estimated)
+        return replace(found, timing=timing, eager=Timing(EAGER, 0.001)) if found.ok else found
+
+
+@pytest.fixture(scope="module")
+def network() -> OpGraph:
+    return capture_spec(KernelSpec.from_module(Network(), (torch.rand(4, 4),)), verify=False)
+
+
+def run(graph: OpGraph, evaluator: FakeEvaluator, *script: str, **budget: int) -> Any:
+    search = GreedySearch(ScriptedPlanner((*script, "stop")))
+    return optimize(fake_task(graph, evaluator=evaluator), search, Budget(**budget))
+
+
+def test_it_is_returned_although_nothing_is_left_for_a_search(network: OpGraph) -> None:
+    result = run(network, OfPyTorch(), "lowering", evaluations=3)
+    assert [(s.action.kind, s.action.param) for s in result.recipe.steps] == [
+        ("launch", "cuda-graph"),
+        ("library", "inductor"),
+    ]
+    assert (result.evaluation.ms, result.stopped) == (COMPILED, "evaluations")
+
+
+def test_what_a_search_finds_is_returned_where_it_is_faster(network: OpGraph) -> None:
+    result = run(network, OfPyTorch(generated=1.0), "lowering")
+    assert [s.action.kind for s in result.recipe.steps] == ["lowering"], "it began at the start"
+    assert result.evaluation.ms == 1.0
+
+
+def test_one_launch_is_left_where_the_code_is_wrong(network: OpGraph) -> None:
+    result = run(network, OfPyTorch(wrong=True), evaluations=3)
+    assert ([s.action.kind for s in result.recipe.steps], result.evaluation.ms) == (["launch"], RECORDED)
+
+
+@pytest.mark.parametrize("estimated", [False, True])
+def test_small_computations_and_estimates_go_without(graph: OpGraph, network: OpGraph, estimated: bool) -> None:
+    assert run(network if estimated else graph, OfPyTorch(estimated=estimated)).evaluations == 1
