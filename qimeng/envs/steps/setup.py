@@ -130,11 +130,11 @@ def make_task(
         ValueError: an unknown coder.
         CoderError: the coder cannot be used here.
     """
+    from qimeng.envs.steps.capturing import captured
     from qimeng.graph.capture import CaptureError
     from qimeng.graph.state import updated_tables
     from qimeng.program.opaque import opaque_program
     from qimeng.program.program import Program
-    from qimeng.program.verify import capture_spec
     from qimeng.spec import KernelSpec
     from qimeng.spec.patience import together
 
@@ -148,7 +148,7 @@ def make_task(
         start = opaque_program(spec)
         whole = None if spec.weights else start  # what its author wrote has other weights
         try:
-            start = Program.start(capture_spec(spec, device=place))
+            start = Program.start(captured(spec, device=place))
         except CaptureError as error:
             if spec.weights:
                 raise SpecError(f"weights={spec.weights!r} needs the computation as a graph, and {error}") from error
