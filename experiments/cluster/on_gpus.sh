@@ -18,7 +18,7 @@ n = sorted(os.sched_getaffinity(0)); h = max(1, len(n) // 2)
 print(",".join(map(str, n[:h])), ",".join(map(str, n[h:] or n)))')"
 count() { tr , '\n' <<<"$1" | wc -l; }
 HEAD=
-stop() { [ -z "$HEAD" ] || { kill "$HEAD" && wait "$HEAD"; HEAD=; } 2>/dev/null; }
+stop() { [ -z "$HEAD" ] || kill "$HEAD" 2>/dev/null; HEAD=; }
 trap stop EXIT
 
 settings=(--set answers=live --set specs=4 --set ppo.steps=24 --set ppo.environments=4 --set ppo.rollout=6
