@@ -9,9 +9,9 @@
 # FAKE=1 tries it without a GPU.
 set -u
 OUT=$(mkdir -p "${1:?folder for what is written}" && cd "$1" && pwd)
-TRAIN=${2:-75} RATE=${3:-125} PORT=${PORT:-6399} PYTHON=${PYTHON:-python3}
+TRAIN=${2:-60} RATE=${3:-125} PORT=${PORT:-6399} PYTHON=${PYTHON:-python3}
 export PYTHONPATH="$PWD${RAYSITE:+:$RAYSITE}${PYTHONPATH:+:$PYTHONPATH}"
-export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 RAY_AUTH_MODE=disabled RAY_TMPDIR=/tmp RAY_USAGE_STATS_ENABLED=0
+export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 RAY_AUTH_MODE=disabled RAY_TMPDIR=/tmp RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0
 read -r FIRST SECOND <<<"$("$PYTHON" -c '
 import os
 n = sorted(os.sched_getaffinity(0)); h = max(1, len(n) // 2)
@@ -23,11 +23,12 @@ trap stop EXIT
 
 settings=(--set answers=live --set specs=4 --set ppo.steps=24 --set ppo.environments=4 --set ppo.rollout=6
     --set ppo.batch=12 --set ppo.max_steps=4 --seconds "$TRAIN")
-[ -z "${FAKE:-}" ] || settings+=(--set device=h100)
+[ -z "${FAKE:-}" ] || settings+=(--set device=h100 --set ppo.steps=6 --set ppo.environments=2 --set ppo.rollout=3
+    --set ppo.batch=6 --set ppo.max_steps=3 --set specs=2)
 train() { # NAME CORES ARGUMENTS…
     local name=$1 cores=$2 began=$SECONDS
     shift 2
-    timeout $((TRAIN + 60)) taskset -c "$cores" "$PYTHON" -m qimeng.cli train --out "$OUT/$name" "${settings[@]}" "$@" \
+    timeout $((TRAIN + 40)) taskset -c "$cores" "$PYTHON" -m qimeng.cli train --out "$OUT/$name" "${settings[@]}" "$@" \
         >"$OUT/$name.log" 2>&1
     echo "train $name: exit $?, $((SECONDS - began)) s" | tee -a "$OUT/summary.txt"
 }

@@ -108,11 +108,12 @@ def compile_for_another(job: Job, device: Device, tools: str, timeout_s: float, 
         NotHere: other tools are installed here.
         WorkerFailed: it failed for a reason that is not the implementation's.
     """
+    server = shared_server()  # it loads meanwhile
     if tools_here(job.implementation.language, device) != tools:
         raise NotHere(f"other compilers than those of the machine that asks: {tools}")
     folder = tempfile.mkdtemp(prefix="qimeng_compile_")
     try:
-        (found,) = Compilers(shared_server(), device, folder, 1, timeout_s, "full").compile([job])
+        (found,) = Compilers(server, device, folder, 1, timeout_s, "full").compile([job])
         if found.failure is not None and FAULTS.get(found.failure) is not Fault.KERNEL:
             raise WorkerFailed(found.failure, found.error or "")  # a kernel's fault is an answer, and not asked again
         files = read_folder(os.path.join(folder, job.implementation.digest), MOST_BYTES) if wanted else {}
