@@ -128,13 +128,15 @@ def status(
         rows = [{"gpu": gpu.name, "generation": gpu.generation, **known.get(gpu, {})} for gpu in gpus]
         print(json.dumps(rows, indent=1))
         return
-    names = ("host", "visible", "running", "waiting", "runs", "done", "failed")
-    table = Table("GPU", "generation", "host", "device", *names[2:])
+    names = ("host", "visible", "running", "waiting", "runs", "done", "failed", "cpu_tasks", "done_here")
+    table = Table("GPU", "generation", "host", "device", *names[2:7], "CPU tasks", "done at the GPU")
     for gpu in gpus:
         said = known.get(gpu)
-        cells = [str(said[name]) for name in names] if said else ["not used yet"]
+        cells = [str(said.get(name, "")) for name in names] if said else ["not used yet"]
         table.add_row(gpu.name, gpu.generation or "no label", *cells)
     console().print(table)
+    for why in sorted({said["why_here"] for said in known.values() if said.get("why_here")}):
+        console().print(f"the last CPU task that was done at the GPU's node instead: {why}", markup=False)
 
 
 __all__ = ["Cluster", "Generation", "app", "cluster_tasks", "device_there", "on_cluster", "status"]

@@ -34,7 +34,8 @@ from qimeng.bench.environment import environment
 from qimeng.bench.gpus import share_of_cores, visible_gpus
 from qimeng.bench.row import append_line
 from qimeng.cluster.connection import LOCAL, LOOPBACK, NAMESPACE, connect, disconnect
-from qimeng.cluster.fleet import Fleet
+from qimeng.cluster.fleet import Fleet, described
+from qimeng.cluster.gpus import gpus_of
 from qimeng.cluster.pool import ClusterPool
 from qimeng.envs.workers.local_pool import LocalPool
 from qimeng.graph.opgraph import OpGraph
@@ -111,8 +112,11 @@ def run_arm(works: bytes, machine: Machine, arm: Arm, seconds: float, rows: Path
         return ClusterPool(work.make, work.kind, fleet, pinned=False, lanes=lanes)
 
     found = watch(made, open_pool, arm.gpus, end, begin)
-    held = use.end()
+    held, elsewhere = use.end(), dict[str, int]()
     if arm.cluster:
+        ray = connect(LOCAL)
+        for said in described(ray, gpus_of(ray.nodes())).values():
+            elsewhere = {name: elsewhere.get(name, 0) + said.get(name, 0) for name in ("cpu_tasks", "done_here")}
         disconnect()
     for answer in found.answers:
         append_line(rows, json.dumps(_row(arm, answer)))
@@ -129,6 +133,7 @@ def run_arm(works: bytes, machine: Machine, arm: Arm, seconds: float, rows: Path
         "lock": {name: shares for name, shares in held.items() if any(uuid in name for uuid in uuids)},
         "again": found.again,
         "failed": found.failed,
+        **elsewhere,
     }
     append_line(rows, json.dumps(row))
 
@@ -217,7 +222,9 @@ def measure_way(works: bytes, machine: Machine, rows: Path) -> None:
     disconnect()
 
 
-def measure(out: Path, seconds: float, specs: Sequence[int], gpus: int, fake: bool, seed: int) -> None:
+def measure(
+    out: Path, seconds: float, specs: Sequence[int], gpus: int, fake: bool, seed: int, only: Sequence[str] = ()
+) -> None:
     """All arms, one after the other; see the module.
 
     Args:
@@ -227,6 +234,7 @@ def measure(out: Path, seconds: float, specs: Sequence[int], gpus: int, fake: bo
         gpus: 1 leaves the arm on two GPUs out.
         fake: evaluations are only played, without a GPU.
         seed: of the specs.
+        only: names of arms; all by default.
 
     Raises:
         typer.BadParameter: there are not so many GPUs.
@@ -240,8 +248,9 @@ def measure(out: Path, seconds: float, specs: Sequence[int], gpus: int, fake: bo
     made = make_work(specs, seed, fake, len(machine.cores))
     print({work.spec.name: len(work.programs) for work in made}, f"{end - time.monotonic():.0f} s left", flush=True)
     works = pickle.dumps(made)
-    _in_process(journal, measure_way, works, machine)
-    arms = [arm for arm in ARMS if arm.gpus <= gpus]
+    if not only:
+        _in_process(journal, measure_way, works, machine)
+    arms = [arm for arm in ARMS if arm.gpus <= gpus and (not only or arm.name in only)]
     for number, arm in enumerate(arms):
         share = (end - time.monotonic()) / (len(arms) - number) - CLOSING_S
         _in_process(journal, run_arm, works, machine, arm, share)
@@ -268,9 +277,11 @@ def main(
     specs: Annotated[str, typer.Option(help="Numbers of drawn specs, divided by commas.")] = "0,1,2,3,4,5",
     seed: Annotated[int, typer.Option(help="Of the sequence of specs.")] = 0,
     fake: Annotated[bool, typer.Option(help="Try it without a GPU.")] = False,
+    arms: Annotated[str, typer.Option(help="Only these, divided by commas: local, cluster 1 …")] = "",
 ) -> None:
     """Measure the rates of a pool of this machine and of a cluster."""
-    measure(out, seconds, [int(n) for n in specs.split(",")], gpus, fake, seed)
+    only = tuple(filter(None, arms.split(",")))
+    measure(out, seconds, [int(n) for n in specs.split(",")], gpus, fake, seed, only)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,14 @@ class Backend(ABC):
         """What has to be installed before it can compile; None where nothing is missing."""
         return None
 
+    def tools(self, device: Device) -> str:
+        """Versions of what compiles for `device` here: where they are equal, so is what comes of it.
+
+        A cluster compiles on any machine with equal ones. Empty where they are not known: then it is compiled on the
+        machine where it runs.
+        """
+        return ""
+
     def targets(self, device: Device) -> bool:
         """Whether it compiles for `device`."""
         return device.kind in self.capabilities.kinds

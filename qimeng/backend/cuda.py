@@ -66,6 +66,14 @@ def _check_cuda(device):
             return "CUDA C++ needs the packages cuda-bindings and nvidia-cuda-nvrtc: pip install 'qimeng[cuda]'"
         return _nvrtc_missing()
 
+    def tools(self, device: Device) -> str:
+        """Version of NVRTC."""
+        if self.missing():
+            return ""
+        from qimeng.backend.cuda_runtime import nvrtc_version
+
+        return f"nvrtc {nvrtc_version()}"
+
     def program_header(self) -> str:
         """What the runtime imports."""
         return "import ctypes\nimport functools\nimport os\nimport re"

@@ -12,7 +12,7 @@ import re
 
 import torch
 
-__all__ = ["CudaError", "CudaKernel", "cuda_aligned", "cuda_compile", "cuda_kernel", "find_nvrtc"]
+__all__ = ["CudaError", "CudaKernel", "cuda_aligned", "cuda_compile", "cuda_kernel", "find_nvrtc", "nvrtc_version"]
 
 
 def find_nvrtc() -> None:
@@ -22,6 +22,15 @@ def find_nvrtc() -> None:
         CudaError: they are not there.
     """
     _nvrtc()
+
+
+def nvrtc_version() -> str:
+    """Such as ``"13.0"``.
+
+    Raises:
+        CudaError: it is not there.
+    """
+    return ".".join(map(str, _checked(_nvrtc().nvrtcVersion())))
 
 
 # ---- CUDA C++: compiled by NVRTC at the first launch, launched through the driver on the current stream

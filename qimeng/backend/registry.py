@@ -53,6 +53,7 @@ def _guarded(backend: Backend) -> Backend:
         "load": returns(ModuleType),
         "kernel_names": _names,
         "missing": lambda found: "" if found is None else text(found),
+        "tools": text,
         "targets": returns(bool),
         "refusal": lambda found: "" if found is None else text(found),
         "program_header": text,

@@ -45,6 +45,14 @@ class Triton(Backend):
 
         return None if find_spec("triton") else "Triton is not installed: pip install 'triton>=3.6,<3.9'"
 
+    def tools(self, device: Device) -> str:
+        """Versions of Triton and of the assembler that it calls."""
+        if self.missing():
+            return ""
+        from qimeng.backend.triton_cache import tools
+
+        return tools(device)
+
     def program_header(self) -> str:
         """Triton's imports."""
         return "import triton\nimport triton.language as tl"

@@ -14,6 +14,10 @@ from importlib import import_module
 
 import torch
 
+from qimeng.device import Device
+
+LAUNCHER = "__triton_launcher"
+"""What the file of the C code that launches a kernel is called, up to its suffix."""
 NO_LINK = (AssertionError, OSError, ImportError, RuntimeError, subprocess.CalledProcessError, AttributeError)
 """What Triton raises where its C code cannot be compiled or linked, as on a machine without a CUDA driver."""
 
@@ -45,6 +49,19 @@ def warm_up(folder: str) -> None:
         os.environ["TRITON_CACHE_DIR"] = before
 
 
+def tools(device: Device) -> str:
+    """Versions of Triton and of the assembler that it calls for `device`; empty where the assembler does not run."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    try:
+        assembler = make_backend(GPUTarget(device.kind, device.arch, device.warp_size)).hash()
+    except NO_LINK:
+        return ""
+    return f"triton {triton.__version__}, {' '.join(str(assembler).split())}"
+
+
 def adopt(folder: str) -> None:
     """Put what the server has built in `folder` into this process's own cache, if that is empty or missing."""
     own = os.environ.get("TRITON_CACHE_DIR", "")
@@ -61,4 +78,4 @@ def _build_c_module() -> None:
         return
 
 
-__all__ = ["NO_LINK", "adopt", "warm_up"]
+__all__ = ["LAUNCHER", "NO_LINK", "adopt", "tools", "warm_up"]

@@ -17,12 +17,12 @@ from qimeng.bench.suite import Problem
 from qimeng.device import DEVICES
 from qimeng.envs.cost.memory_plan import Sizes, free_host_bytes, memory_plan
 from qimeng.envs.cost.roofline import product_flops
+from qimeng.envs.steps.capturing import captured
 from qimeng.envs.workers.stopwatch import SETS
 from qimeng.errors import SpecError
 from qimeng.graph.capture import CaptureError
 from qimeng.graph.opgraph import OpGraph, Value
 from qimeng.graph.ops import category
-from qimeng.program.verify import capture_spec
 from qimeng.spec import KernelSpec
 
 STATE_COPIES = 6
@@ -69,7 +69,7 @@ def survey(problem: Problem, dtype: str = "float32", modes: int = 0, device_byte
     """
     try:
         spec = problem.spec(dtype)
-        graph = capture_spec(spec, verify=False)
+        graph = captured(spec, verify=False)
     except (SpecError, CaptureError):
         return Facts()
     sizes = _sizes(graph, spec)

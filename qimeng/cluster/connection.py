@@ -31,6 +31,10 @@ LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Set to 0, Ray keeps to 127.0.0.1 when it is told to: else it listens on the machine's own address instead, whatever
 `_node_ip_address` says (Ray 2.60, `ray._private.services.resolve_ip_for_localhost`)."""
 
+NICENESS = "RAY_worker_niceness"
+"""Ray runs its workers, and so the judges, at a priority so low (15) that any other program of the machine holds them
+up; at 0 they are like the processes of a local pool. What compiles lowers its own."""
+
 
 def connect(address: str) -> ModuleType:
     """Connect to a cluster; where this process is connected already, it stays so.
@@ -60,6 +64,7 @@ def connect(address: str) -> ModuleType:
         return found
     options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "error"}
     if address == LOCAL:
+        os.environ.setdefault(NICENESS, "0")
         options |= {"include_dashboard": False, "object_store_memory": STORE_BYTES, "_node_ip_address": "127.0.0.1"}
     try:
         with _without_visible_devices(address != LOCAL):

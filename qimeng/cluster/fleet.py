@@ -21,6 +21,7 @@ from typing import Any
 import cloudpickle
 
 from qimeng.cluster.connection import NAMESPACE, connect
+from qimeng.cluster.cpu_tasks import CpuTasks
 from qimeng.cluster.gpus import NONE, ClusterError, Gpu, chosen_generation, gpus_of
 from qimeng.cluster.supervisor import LEASE_S, Reply, Supervisor
 from qimeng.cluster.turns import NORMAL
@@ -280,7 +281,7 @@ def _keeper_of(ray: Any, gpu: Gpu, beside: int) -> Any:
         max_task_retries=TASK_RETRIES,
         scheduling_strategy=NodeAffinitySchedulingStrategy(gpu.node, soft=False),
     )
-    return kind.remote(gpu.name, gpu.generation, beside)
+    return kind.remote(gpu.name, gpu.generation, beside, CpuTasks())
 
 
 def described(ray: Any, gpus: Iterable[Gpu], seconds: float = 5.0) -> dict[Gpu, dict[str, Any]]:

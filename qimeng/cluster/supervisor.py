@@ -13,17 +13,21 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 
 from qimeng.bench.gpus import share_of_cores
+from qimeng.cluster.cpu_tasks import CpuTasks
 from qimeng.cluster.turns import Turns
-from qimeng.envs.workers.task_process import TaskProcess
+from qimeng.envs.workers.offload import Errand, offer
+from qimeng.envs.workers.task_process import Question, TaskProcess, ask_parent
 from qimeng.errors import in_words
+
+T = TypeVar("T")
 
 LEASE_S = 60.0
 """Seconds after which the work of a run is ended whose driver has not been heard of."""
@@ -66,10 +70,11 @@ class Supervisor:
         name: of the GPU.
         generation: of the GPU.
         beside: GPUs of its node, which share the cores.
+        cpu_tasks: does what needs no GPU for the processes; without it, they do it themselves.
     """
 
-    def __init__(self, name: str, generation: str, beside: int = 1):
-        self._name, self._generation, self._beside = name, generation, beside
+    def __init__(self, name: str, generation: str, beside: int = 1, cpu_tasks: CpuTasks | None = None):
+        self._name, self._generation, self._beside, self._cpu = name, generation, beside, cpu_tasks
         self._folders: dict[tuple[str, int], Path] = {}
         self._turns = Turns()
         self._processes: dict[tuple[str, int], TaskProcess] = {}
@@ -92,6 +97,7 @@ class Supervisor:
             "runs": len(self._seen),
             "done": self._done,
             "failed": self._failed,
+            **(self._cpu.described() if self._cpu else {}),
             "since": self._since,
         }
 
@@ -178,22 +184,24 @@ class Supervisor:
         limit_s: float | None,
         stopped: asyncio.Event,
     ) -> Reply:
-        await asyncio.to_thread(process.send, _called, pair)  # a large one waits until the process reads it
-        ready = asyncio.get_running_loop().create_future()
-        waiter = asyncio.ensure_future(stopped.wait())
-        loop, fd = asyncio.get_running_loop(), process.pipe.fileno()
-        loop.add_reader(fd, lambda: None if ready.done() else ready.set_result(None))
-        try:
-            await asyncio.wait((ready, waiter), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            loop.remove_reader(fd)
-            waiter.cancel()
-        if not ready.done():
+        work = _called if self._cpu is None else _called_with_errands
+        await asyncio.to_thread(process.send, work, pair)  # a large one waits until the process reads it
+        end = None if limit_s is None else time.monotonic() + limit_s
+        message = None
+        while await _in_time(_readable(process), stopped, end):
+            message = process.receive()
+            if self._cpu is None or not isinstance(message[0], Question):
+                break
+            found, message = message[0], None
+            if (replies := await _in_time(self._cpu.run(found.asked), stopped, end)) is None:
+                break
+            await asyncio.to_thread(process.reply, replies)
+        if message is None:
             del self._processes[lane]
             process.kill()
             why = "stopped" if stopped.is_set() else f"took longer than {limit_s:.0f} s"
             return Reply(failure=why, alive=False, late=not stopped.is_set())
-        found, failure, alive = process.receive()
+        found, failure, alive = message
         result, broken = found or (None, "")
         if broken:
             failure, alive = broken, False
@@ -211,6 +219,28 @@ class Supervisor:
                     await self.end(run)
 
 
+async def _readable(process: TaskProcess) -> bool:
+    """True as soon as a process has sent something, or has ended."""
+    loop, fd, ready = asyncio.get_running_loop(), process.pipe.fileno(), asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        return await ready.wait()
+    finally:
+        loop.remove_reader(fd)
+
+
+async def _in_time(doing: Coroutine[Any, Any, T], stopped: asyncio.Event, end: float | None) -> T | None:
+    """What `doing` returns; None where it is stopped before, or has not ended then (`time.monotonic`)."""
+    task, waiter = asyncio.ensure_future(doing), asyncio.ensure_future(stopped.wait())
+    left = None if end is None else max(0.0, end - time.monotonic())
+    try:
+        await asyncio.wait((task, waiter), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        waiter.cancel()
+
+
 def _taken(folder: Path) -> dict[str, bytes]:
     """The files of a folder, largest last and up to `FILES_BYTES` in all; the folder is empty then."""
     found, room = {}, FILES_BYTES
@@ -222,6 +252,17 @@ def _taken(folder: Path) -> dict[str, bytes]:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+    return found
+
+
+def _called_with_errands(pair: tuple[bytes, Any]) -> tuple[bytes | None, str]:
+    """The same, where the keeper has done what needs no GPU."""
+    offer(_through_the_keeper)
+    return _called(pair)
+
+
+def _through_the_keeper(errands: Sequence[Errand]) -> Sequence[bytes | None]:
+    found: Sequence[bytes | None] = ask_parent(errands)
     return found
 
 

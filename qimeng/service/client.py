@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 from qimeng.interfaces import Asked
 from qimeng.service.errors import ServiceError
@@ -55,6 +55,22 @@ class Ticket:
     id: str
 
 
+class Asking(TypedDict, total=False):
+    """What is asked of a candidate; nothing needs to be said.
+
+    Attributes:
+        asked: see `Options`; a final verification by default.
+        form: see `Candidate`; found out from the text by default.
+        compile_modes: see `Options`.
+        seconds: see `Options`.
+    """
+
+    asked: str | Asked
+    form: str | Form
+    compile_modes: Sequence[str]
+    seconds: float | None
+
+
 class EvaluationClient:
     """Asks an evaluation service. One client is for one thread.
 
@@ -95,29 +111,19 @@ class EvaluationClient:
         self._session.close()
 
     def submit(
-        self,
-        reference: str | Path | Reference | Any,
-        candidate: str | Path | Candidate,
-        *,
-        asked: str | Asked = Asked.FINAL,
-        form: str | Form = Form.AUTO,
-        compile_modes: Sequence[str] = (),
-        seconds: float | None = None,
+        self, reference: str | Path | Reference | Any, candidate: str | Path | Candidate, **options: Unpack[Asking]
     ) -> Ticket:
         """Send a candidate to be judged.
 
         Args:
             reference: text or path of a KernelBench-style file, a `Reference`, or a `KernelSpec` made from a file.
             candidate: text or path of a program, or a `Candidate`.
-            asked: see `Options`.
-            form: see `Candidate`.
-            compile_modes: see `Options`.
-            seconds: see `Options`.
+            options: see `Asking`.
 
         Raises:
             ServiceFailed: the service does not take it.
         """
-        submission = _submission(reference, candidate, asked, form, compile_modes, seconds)
+        submission = _submission(reference, candidate, **options)
         return self._kept(submission, self._call("POST", _PATH, json=asdict(submission)))
 
     def gather(self, tickets: Sequence[Ticket], timeout: float | None = None) -> Iterator[tuple[Ticket, Answer | None]]:
@@ -145,7 +151,7 @@ class EvaluationClient:
                 return
 
     def evaluate(
-        self, reference: str | Path | Reference | Any, candidate: str | Path | Candidate, **options: Any
+        self, reference: str | Path | Reference | Any, candidate: str | Path | Candidate, **options: Unpack[Asking]
     ) -> Answer:
         """Send a candidate and wait for the answer; see `submit` for the arguments.
 
@@ -158,7 +164,10 @@ class EvaluationClient:
         return found[1]
 
     def evaluate_all(
-        self, reference: str | Path | Reference | Any, candidates: Sequence[str | Path | Candidate], **options: Any
+        self,
+        reference: str | Path | Reference | Any,
+        candidates: Sequence[str | Path | Candidate],
+        **options: Unpack[Asking],
     ) -> list[Answer]:
         """The answers to many candidates of one reference, in their order; see `submit` for the options.
 
@@ -302,4 +311,4 @@ def _text(thing: str | Path | Any) -> str:
     return thing if isinstance(thing, str) and "\n" in thing else Path(thing).read_text()
 
 
-__all__ = ["EvaluationClient", "ServiceFailed", "Ticket", "reference_of"]
+__all__ = ["Asking", "EvaluationClient", "ServiceFailed", "Ticket", "reference_of"]

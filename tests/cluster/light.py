@@ -12,6 +12,7 @@ from typing import Any
 
 from qimeng.cluster.supervisor import TASK_FOLDER
 from qimeng.device import Card
+from qimeng.envs.workers.offload import done_elsewhere
 from qimeng.interfaces import EngineReport, Evaluation, Gate, Timing
 from qimeng.interfaces.faults import MACHINE_FAILED
 
@@ -58,6 +59,10 @@ def leave_a_file(name: str) -> int:
 def lose_the_gpu(name: str) -> None:
     leave_a_file(name)
     raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+def send_errands(task: str) -> list[int | None]:
+    return done_elsewhere([("process", os.getpid), ("nobody", os.getpid)], 60.0)
 
 
 def misbehave(what: str) -> str:

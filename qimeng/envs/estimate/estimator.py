@@ -18,7 +18,7 @@ from qimeng.envs.judge.time_spent import Clock
 from qimeng.envs.sandbox import DEFAULT
 from qimeng.envs.screening.sanitizer import check_tools
 from qimeng.envs.screening.static_pass import advised
-from qimeng.envs.workers.compile import Compilers
+from qimeng.envs.workers.compile_elsewhere import OffloadingCompilers
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.interfaces import Asked, Coder, Evaluation, EvaluationRequest, Gate, SerialEvaluator
 from qimeng.program.program import Program
@@ -61,7 +61,7 @@ class EstimatingEvaluator(SerialEvaluator):
         self.spec, self.device = spec, device
         if cache_dir is not None:
             Path(cache_dir).mkdir(parents=True, exist_ok=True)
-        self._compilers = Compilers(shared_server(), device, cache_dir, processes, sandbox=sandbox)
+        self._compilers = OffloadingCompilers(shared_server(), device, cache_dir, processes, sandbox=sandbox)
         self._interpreter = Interpreter(spec, coder, sandbox=sandbox)
         self._checked: dict[str, Checked] = {}
         self._interpreter.start()

@@ -43,6 +43,7 @@ from qimeng.envs.screening.sanitizer import check_tools
 from qimeng.envs.screening.static_pass import advised
 from qimeng.envs.workers.answering import no_verdict
 from qimeng.envs.workers.compile import Compilers
+from qimeng.envs.workers.compile_elsewhere import OffloadingCompilers
 from qimeng.envs.workers.foreign_folders import remove_folder
 from qimeng.envs.workers.forkserver import ForkServer, WorkerFailed
 from qimeng.envs.workers.model_libraries import library_modules
@@ -188,7 +189,7 @@ class GpuEvaluator(SerialEvaluator):
             spec.mode, str(self.torch_device), self.folder / "libraries", self.compile_threads, self.turns.path
         )
         self._cache = self._new_cache()
-        self._compilers = self._compile_into(self._cache)
+        self._compilers: Compilers = OffloadingCompilers(*self._compiling(self._cache))
         self.workers = WorkerSupply(self.server, self._setup, sandbox, self._cache, lambda: self.limit_s)
         self.workers.prefetch()
         opening = Clock(clock)
@@ -340,14 +341,14 @@ class GpuEvaluator(SerialEvaluator):
         return None if own and self.references.has_smaller_plan else found
 
     def _final(self, request: EvaluationRequest, clock: Clock, economize: Callable[[], bool]) -> Evaluation:
-        """Judge in a fresh process, compiled anew, on every distribution, in turns with baselines.
+        """Judge in a fresh process, compiled anew on this machine, on every distribution, in turns with baselines.
 
         What PyTorch computes as it was written is the reference itself: a trial shows that it runs.
         """
         tools, cache = check_tools(request.options.sanitize), self._new_cache()
         with clock.part("baselines"):
             self.compiled.wait()
-        run = self._run(request, clock, cache, self._compile_into(cache), economize)
+        run = self._run(request, clock, cache, Compilers(*self._compiling(cache)), economize)
         as_written = request.program.on_pytorch and request.patch is None
         run.trials = (lambda: self.references.trials(1)) if as_written else self.references.every_distribution
         run.rounds, run.thorough = self.times.final, True
@@ -440,8 +441,9 @@ class GpuEvaluator(SerialEvaluator):
         self.turns.close()
         self.memory.close()
 
-    def _compile_into(self, cache: str) -> Compilers:
-        return Compilers(self.server, self.device, cache, self.compile_threads, self.timeout_s, self.sandbox)
+    def _compiling(self, cache: str) -> tuple[ForkServer, Device, str, int, float, str]:
+        """Arguments of `Compilers`, to compile into this folder."""
+        return self.server, self.device, cache, self.compile_threads, self.timeout_s, self.sandbox
 
     def _new_cache(self) -> str:
         return tempfile.mkdtemp(prefix="triton_", dir=self.folder)

@@ -185,15 +185,15 @@ def make_task(
 
 def _start(spec: KernelSpec, place: str) -> tuple[Program, Program | None, str]:
     """The start program, the computation as its author wrote it, and why it could not be captured (or nothing)."""
+    from qimeng.envs.steps.capturing import captured
     from qimeng.graph.capture import CaptureError
     from qimeng.program.opaque import opaque_program
     from qimeng.program.program import Program
-    from qimeng.program.verify import capture_spec
 
     written = opaque_program(spec)
     whole = None if spec.weights else written  # what its author wrote has other weights
     try:
-        return Program.start(capture_spec(spec, device=place)), whole, ""
+        return Program.start(captured(spec, device=place)), whole, ""
     except CaptureError as error:
         if spec.weights:
             raise SpecError(f"weights={spec.weights!r} needs the computation as a graph, and {error}") from error

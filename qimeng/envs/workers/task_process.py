@@ -11,8 +11,10 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,6 +23,17 @@ import cloudpickle
 from qimeng.envs.sandbox.layer import end_with_parent
 
 _SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the work asks the parent (`ask_parent`), received in place of a result; `TaskProcess.reply` answers it.
+
+    Attributes:
+        asked: whatever both sides agree on.
+    """
+
+    asked: Any
 
 
 class TaskProcess:
@@ -47,7 +60,10 @@ class TaskProcess:
             self.pipe.send_bytes(cloudpickle.dumps((work, task)))
 
     def receive(self) -> tuple[Any, str | None, bool]:
-        """What the work returned, why it failed (None where it did not), and whether the process lives on."""
+        """What the work returned, why it failed (None where it did not), and whether the process lives on.
+
+        A `Question` is no result: the work goes on once it has its reply.
+        """
         try:
             result, failure = cloudpickle.loads(self.pipe.recv_bytes())
             return result, failure, True
@@ -61,6 +77,11 @@ class TaskProcess:
                 else f"exit code {code}"
             )
             return None, f"the worker process died: {how}", False
+
+    def reply(self, answer: Any) -> None:
+        """Answer the question that was received last."""
+        with contextlib.suppress(OSError):
+            self.pipe.send_bytes(cloudpickle.dumps(answer))
 
     def dismiss(self, seconds: float) -> None:
         """Let it end by itself once it is idle, within `seconds`; then end it."""
@@ -93,9 +114,21 @@ def _variables(environment: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+_parent: list[Connection] = []
+_asking = threading.Lock()
+
+
+def ask_parent(asked: Any) -> Any:
+    """In such a process, within its work: what the parent replies to a question, which it has to be ready for."""
+    with _asking:
+        _parent[0].send_bytes(cloudpickle.dumps((Question(asked), None)))
+        return cloudpickle.loads(_parent[0].recv_bytes())
+
+
 def _serve(pipe: Connection) -> None:
     """Read work and a task, do it, send result and failure, until the other end closes."""
     end_with_parent()
+    _parent[:] = [pipe]
     os.setsid()
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
@@ -108,4 +141,4 @@ def _serve(pipe: Connection) -> None:
             pipe.send_bytes(cloudpickle.dumps(answer))
 
 
-__all__ = ["TaskProcess"]
+__all__ = ["Question", "TaskProcess", "ask_parent"]
