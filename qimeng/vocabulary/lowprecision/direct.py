@@ -2,10 +2,10 @@
 
 Codes are widened and multiplied in registers, in the order in which they lie in memory, so that each thread reads 16
 bytes of neighbours and nothing is passed through shared memory but the row. The products of a group are added, then
-multiplied by its scale. A program takes few columns of the result and, where the schedule says so, their whole depth
-at once, so that all bytes are on their way from the beginning. The row is loaded before the codes: Triton 3.6 passes
-what is loaded first through shared memory, to where its partner lies. Deals in lines of kernel text. Knows nothing about
-which schedules are good.
+multiplied by its scale. A program takes few columns of the result and much of their depth at once, so that all bytes
+are on their way from the beginning. The row is loaded before the codes: of two operands, Triton 3.6 moves the one that
+is loaded first to where the other one lies. Deals in lines of kernel text. Knows nothing about which schedules are
+good.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ DIRECT_SWEEP: tuple[Blocks, ...] = (
     (1, 4, 2048, 2, 1, 0),
     (1, 2, 16384, 8, 1, 0),
 )
-"""Without tensor cores, of one row: 16 to 64 bytes of codes for each thread in a step, and half of the depth or more."""
+"""Without tensor cores, of one row: 16 to 128 bytes of codes for each thread in a step."""
 
 MOST_COLUMNS, LEAST_DEPTH, MOST_DEPTH, MOST_WARPS = 16, 256, 16384, 16
 """The most columns of such a tile, the least and the most depth of a step, the most warps."""
