@@ -36,7 +36,7 @@ def with_named_masks(graph: OpGraph) -> OpGraph:
     nodes = dict(graph.nodes)
     with torch.no_grad():
         for node, mask in masked:
-            value = _constant(graph, mask, known)
+            value = constant(graph, mask, known)
             if value is None or value.dtype is not torch.bool:
                 continue
             if bool(value.all()):
@@ -49,11 +49,15 @@ def with_named_masks(graph: OpGraph) -> OpGraph:
 def _masked(graph: OpGraph) -> Iterator[tuple[Node, Value]]:
     """Attentions with a mask and nothing else that says which keys are seen, and their masks."""
     for node in graph.ops():
-        if node.packet == ATTENTION:
-            given = dict(zip(ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
-            mask = given.get("attn_mask")
-            if isinstance(mask, Value) and not given.get("is_causal"):
-                yield node, mask
+        if node.packet == ATTENTION and (mask := mask_of(node)) is not None:
+            yield node, mask
+
+
+def mask_of(attention: Node) -> Value | None:
+    """The mask of an attention; None without one, or where something else says which keys are seen as well."""
+    given = dict(zip(ARGUMENTS, attention.args, strict=False)) | dict(attention.kwargs)
+    mask = given.get("attn_mask")
+    return mask if isinstance(mask, Value) and not given.get("is_causal") else None
 
 
 def _without_mask(node: Node, causal: bool) -> Node:
@@ -72,21 +76,32 @@ def _is_causal(mask: torch.Tensor, rows: int, keys: int) -> bool:
     return bool((mask == torch.ones(rows, keys, dtype=torch.bool).tril()).all())
 
 
-def _constant(graph: OpGraph, value: Value, known: dict[Value, torch.Tensor | None]) -> torch.Tensor | None:
-    """What `value` is at every call; None where that is not known."""
+def constant(
+    graph: OpGraph, value: Value, known: dict[Value, torch.Tensor | None], most: int = MOST
+) -> torch.Tensor | None:
+    """What `value` is at every call; None where that is not known.
+
+    Args:
+        graph: the graph.
+        value: one of its values.
+        known: values that are known, and those that are not; gets those that are found.
+        most: elements of an operator's result up to which it is computed.
+    """
     if value not in known:
-        known[value] = _computed(graph, graph.nodes[value.node], value.port, known)
+        known[value] = _computed(graph, graph.nodes[value.node], value.port, known, most)
     return known[value]
 
 
-def _computed(graph: OpGraph, node: Node, port: int, known: dict[Value, torch.Tensor | None]) -> torch.Tensor | None:
+def _computed(
+    graph: OpGraph, node: Node, port: int, known: dict[Value, torch.Tensor | None], most: int
+) -> torch.Tensor | None:
     meta = node.metas[port]
     if node.kind != "op" or node.literal is not None or port or len(node.metas) > 1 or meta is None:
         return None
     function = _function(node.target)
-    if function is None or any(_constant(graph, v, known) is None for v in node.operands()):
+    if function is None or any(constant(graph, v, known, most) is None for v in node.operands()):
         return None
-    if meta.numel > MOST and node.packet != "aten.expand":
+    if meta.numel > most and node.packet != "aten.expand":
         return None
     args = map_values(node.args, lambda v: known[v])
     kwargs = {k: map_values(x, lambda v: known[v]) for k, x in node.kwargs if k not in ("device", "pin_memory")}
@@ -103,4 +118,4 @@ def _function(target: str) -> Any:
     return function
 
 
-__all__ = ["with_named_masks"]
+__all__ = ["ATTENTION", "constant", "mask_of", "with_named_masks"]

@@ -6,7 +6,7 @@ how it is partitioned or how any of it is implemented.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -111,6 +111,27 @@ class Surroundings:
     shows: frozenset[Value] = frozenset()
 
 
+@dataclass(frozen=True)
+class BlockShares:
+    """Shares of a mask's blocks that hold anything (`qimeng.graph.block_shares`).
+
+    Attributes:
+        sides: of the blocks, in elements, the least first.
+        some: for each, the share of the blocks in which any element is not zero.
+        none: the share of those in which any is zero.
+    """
+
+    sides: tuple[int, ...]
+    some: tuple[float, ...]
+    none: tuple[float, ...]
+
+    def of(self, block: tuple[int, int], seen: bool = True) -> float:
+        """The share for blocks of about so many rows and columns; of `none` where `seen` is False."""
+        size = (block[0] * block[1]) ** 0.5
+        nearest = min(range(len(self.sides)), key=lambda i: abs(self.sides[i] - size))
+        return (self.some if seen else self.none)[nearest]
+
+
 @dataclass(frozen=True, eq=False)
 class OpGraph:
     """Operators in topological order with what goes in and out.
@@ -130,6 +151,8 @@ class OpGraph:
             one of these changes (`qimeng.graph.state`); True for graphs that a rewrite made.
         deterministic: whether results must have the same bits in every call.
         around: what is known of the graph that this one was cut from (`qimeng.graph.cut`); None for a whole one.
+        shares: name of the node of a mask to the shares of its blocks that hold anything, as far as they are known.
+            They belong to estimates of time alone, not to a program's identity.
     """
 
     nodes: dict[str, Node]
@@ -144,6 +167,7 @@ class OpGraph:
     settles: bool = False
     deterministic: bool = False
     around: Surroundings | None = None
+    shares: Mapping[str, BlockShares] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         count = sum(1 for _ in self.ops())
@@ -259,6 +283,7 @@ def itemsize(dtype: str) -> int:
 
 __all__ = [
     "REINTERPRETS",
+    "BlockShares",
     "Meta",
     "Node",
     "OpGraph",

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils import _pytree
 
+from qimeng.graph.block_shares import with_block_shares
 from qimeng.graph.capture import CaptureError, ValuesNeeded, capture
 from qimeng.graph.checks import Check, checks_of
 from qimeng.graph.device_strides import seen_on, with_strides
@@ -102,8 +103,12 @@ def _right(spec: KernelSpec, device: str) -> OpGraph:
 
 
 def _as_asked(spec: KernelSpec, graph: OpGraph) -> OpGraph:
-    """`graph`, in which what the spec declares of weights is computed once, and whose results it may want repeated."""
-    return replace(graph, settles=bool(spec.weights) or graph.settles, deterministic=spec.deterministic)
+    """`graph`, in which what the spec declares of weights is computed once, and whose results it may want repeated.
+
+    What its masks hide is counted, for estimates of time.
+    """
+    made = replace(graph, settles=bool(spec.weights) or graph.settles, deterministic=spec.deterministic)
+    return with_block_shares(made, spec.module) if spec.is_small else made
 
 
 def with_call(spec: KernelSpec, graph: OpGraph, device: str = "cpu") -> OpGraph:

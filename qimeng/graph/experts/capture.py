@@ -47,7 +47,7 @@ def stacked(graph: OpGraph, sums: Iterable[str]) -> OpGraph:
     Raises:
         LoopStays: their weights cannot be stacked.
     """
-    rule, reason = StackExperts(biases=False), ""  # the action `dispatch` then computes only the experts that count
+    rule, reason = StackExperts(), ""  # the action `dispatch` then computes only the experts that count
     for name in reversed(tuple(sums)):
         if name in graph.nodes:
             edit = Edit(graph, name, rule.name)

@@ -24,6 +24,7 @@ SELECTS, ADDS = aten.nonzero.default, aten.index_put.default
 KEEPS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 ALONG = (aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, aten.select.int)
 ROWWISE = POINTWISE - {f"aten.{name}" for name in ("tril", "triu", "arange", "glu", "native_dropout", "full")}
+PRODUCTS = (aten.linear.default, aten.mm.default)
 FLAT = (aten.unsqueeze.default, aten.squeeze.dims, aten.squeeze.dim)
 
 
@@ -165,7 +166,7 @@ class _Turn:
             if elements_before(node) != elements_before(source):
                 raise NotCovered("an expert reshapes its rows")
             made = self._made(target, self.all_rows(source), [self.count if is_open(s) else s for s in size(node)])
-        elif target in (*ALONG, *FLAT, aten.linear.default) or name in ROWWISE:
+        elif target in (*ALONG, *FLAT, *PRODUCTS) or name in ROWWISE:
             dims = node.args[1] if target in FLAT else node.args[1:2] if target is aten.slice.Tensor else ()
             self._check(node, dims)
             args = [[self._plain(a) for a in x] if isinstance(x, (list, tuple)) else self._plain(x) for x in node.args]
@@ -186,7 +187,7 @@ class _Turn:
             dim = node.args[given] if len(node.args) > given else node.kwargs.get("dim", 0)
             if dim % len(size(first)) == row_of(first):
                 raise NotCovered("an expert cuts its rows")
-        if node.target is aten.linear.default and any(is_dynamic(x) for x in node.args[1:] if is_node(x)):
+        if node.target in PRODUCTS and any(is_dynamic(x) for x in node.args[1:] if is_node(x)):
             raise NotCovered("an expert multiplies by its own rows")
         if packet(node.target) in POINTWISE:
             from_end = len(size(node)) - row_of(node)

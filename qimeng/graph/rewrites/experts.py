@@ -32,18 +32,11 @@ class _Term:
 
 
 class StackExperts(Rule):
-    """``r[:, 0:1] * f(x, u0) + r[:, 1:2] * f(x, u1)`` as ``(f(x, stack(u0, u1)) * r.t()[:, :, None]).sum(0)``.
-
-    Args:
-        biases: whether linear layers may have one.
-    """
+    """``r[:, 0:1] * f(x, u0) + r[:, 1:2] * f(x, u1)`` as ``(f(x, stack(u0, u1)) * r.t()[:, :, None]).sum(0)``."""
 
     name = "experts"
     option = "experts"
     packets = ("aten.add", "aten.sum")
-
-    def __init__(self, biases: bool = True):
-        self.biases = biases
 
     def rewrite(self, edit: Edit, node: Node) -> None:
         """Legal for linear layers of equal shapes and pointwise operators between them, on the same rows."""
@@ -53,7 +46,7 @@ class StackExperts(Rule):
         if {t.base for t in terms} != {base} or numbers != list(range(edit.meta(base).shape[-1])):
             raise NoRewrite(f"{node.name} adds up {experts} results with weights of other than {experts} columns")
         terms = sorted(terms, key=lambda t: t.number)
-        batch = _Batch(edit, experts, self.biases)
+        batch = _Batch(edit, experts)
         y = batch.of([t.result for t in terms])
         if y is None:
             raise NoRewrite(f"{node.name} adds up the same values")
@@ -187,11 +180,10 @@ class _Batch:
     Args:
         edit: the graph in the hands of the rule.
         experts: number of copies.
-        biases: whether linear layers may have one.
     """
 
-    def __init__(self, edit: Edit, experts: int, biases: bool):
-        self.edit, self.experts, self.biases = edit, experts, biases
+    def __init__(self, edit: Edit, experts: int):
+        self.edit, self.experts = edit, experts
         self.known: dict[tuple[Value, ...], Value | None] = {}
         self.spread: dict[Value, Value] = {}
 
@@ -214,12 +206,13 @@ class _Batch:
         if len({(n.kind, n.target, n.metas, _plain(n)) for n in nodes}) > 1 or first.kind != "op":
             raise NoRewrite(f"{first.name} and {nodes[1].name} are computed in different ways")
         columns = [list(column) for column in zip(*(n.operands() for n in nodes), strict=True)]
-        if first.packet == "aten.linear":
-            return self._linear(first, columns)
-        made = [self.of(column) for column in columns]
+        if first.packet in ("aten.linear", "aten.mm"):
+            return self._product(first, columns)
+        rank = len(edit.meta(values[0]).shape)
+        made = [self._vectors(column) if self._is_bias(column, rank) else self.of(column) for column in columns]
         if all(m is None for m in made):
             return None
-        kind, rank = category(first), len(edit.meta(values[0]).shape)
+        kind = category(first)
         if kind == "pointwise" and len(first.metas) == 1:
             return self._op(first, columns, made)
         if first.packet == "aten.slice" and len(made) == 1:
@@ -232,22 +225,38 @@ class _Batch:
         batches = {c[0]: m if m is not None else c[0] for c, m in zip(columns, made, strict=True)}
         for column, batch in zip(columns, made, strict=True):
             shared, shape = batch is None, self.edit.meta(column[0]).shape
-            if not shared and len(shape) != len(self.edit.meta(Value(node.name)).shape):
+            if (
+                not shared
+                and not self._is_bias(column, 2)
+                and len(shape) != len(self.edit.meta(Value(node.name)).shape)
+            ):
                 raise NoRewrite(f"{node.name} spreads values of an expert")
         args = map_values(node.args, lambda v: batches.get(v, v))
         return self.edit.op(node.target, *args, **dict(node.kwargs))
 
-    def _linear(self, node: Node, columns: Sequence[list[Value]]) -> Value:
+    def _is_bias(self, column: Sequence[Value], rank: int) -> bool:
+        """Whether rows of a matrix all meet one vector of parameters for each expert."""
+        edit = self.edit
+        return rank == 2 and all(len(edit.meta(v).shape) == 1 and edit.is_state(v) for v in column)
+
+    def _vectors(self, column: Sequence[Value]) -> Value | None:
+        """A vector for each expert [experts, 1, N]; None where all are the same."""
+        if len(set(column)) == 1:
+            return None
+        return self.edit.op("aten.unsqueeze.default", self._stack(column), 1)
+
+    def _product(self, node: Node, columns: Sequence[list[Value]]) -> Value:
         """A batch of products with stacked weights."""
         edit, rows = self.edit, self.of(columns[0])
         if rows is None:
             rows = self._spread(columns[0][0])
-        weights = edit.op("aten.permute.default", self._stack(columns[1]), (0, 2, 1))
+        weights = self._stack(columns[1])
+        if node.packet == "aten.linear":
+            weights = edit.op("aten.permute.default", weights, (0, 2, 1))
         y = edit.op("aten.bmm.default", rows, weights)
-        if len(columns) > 2 and not self.biases:
-            raise NoRewrite(f"{node.name} has a bias")
         if len(columns) > 2:
-            y = edit.op("aten.add.Tensor", y, edit.op("aten.unsqueeze.default", self._stack(columns[2]), 1))
+            bias = edit.op("aten.unsqueeze.default", self._stack(columns[2]), 1)
+            y = edit.op("aten.add.Tensor", y, bias)
         return y
 
     def _spread(self, x: Value) -> Value:

@@ -1,12 +1,13 @@
 """Layers that compute all experts for all rows and weigh most results by zero: what the experts that count compute.
 
-A layer is two batches of products with pointwise operators between them, ``y[e, t] = f(x[t] @ u[e]) @ d[e]``, and the
-sum over e of ``y[e, t] * r[t, e]``, where r is zero but at the experts that `topk` chose. Deals in graphs. Knows
-nothing about schedules or kernels.
+A layer is two batches of products with pointwise operators between them, ``y[e, t] = f(x[t] @ u[e] + b[e]) @ d[e] +
+c[e]`` with biases or without, and the sum over e of ``y[e, t] * r[t, e]``, where r is zero but at the experts that
+`topk` chose. Deals in graphs. Knows nothing about schedules or kernels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from qimeng.family import NotConcerned, Unsupported
@@ -18,10 +19,19 @@ from qimeng.vocabulary.irregular.segments import number_of
 
 @dataclass(frozen=True)
 class Leaf:
-    """Columns `start` and further of the products with one tensor of matrices [experts, depth, …]."""
+    """Columns `start`, `start` + `step` … of the products with one tensor of matrices [experts, depth, …].
+
+    Attributes:
+        weight: the matrices.
+        start: the first column.
+        step: from one column to the next.
+        bias: [experts, …], what is added to all columns of the products; None without.
+    """
 
     weight: Value
     start: int
+    step: int = 1
+    bias: Value | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +50,7 @@ class Layer:
         weights: [T, best].
         taken: all operators of it.
         whole: whether all experts are computed for all rows, most of them for nothing.
+        bias: [experts, N], added to the second product; None without.
     """
 
     node: Node
@@ -53,6 +64,7 @@ class Layer:
     weights: Value
     taken: frozenset[str]
     whole: bool = True
+    bias: Value | None = None
 
 
 def dense_layer(graph: OpGraph, node: Node) -> Layer:
@@ -69,6 +81,8 @@ def dense_layer(graph: OpGraph, node: Node) -> Layer:
         raise NotConcerned("no sum of weighted results")
     taken = {node.name, times.name}
     bases = [base_of(graph, v) for v in times.operands()]
+    added = [added_of(graph, v, taken, (PRODUCT,), expert_vector) for v, _ in bases]
+    bases = [(a.product, views) if a else (v, views) for a, (v, views) in zip(added, bases, strict=True)]
     packets = [graph.nodes[v.node].packet for v, _ in bases]
     if sorted(packets) != [PRODUCT, "aten.scatter"]:
         raise NotConcerned("no sum of products that a scatter weighs")
@@ -83,15 +97,18 @@ def dense_layer(graph: OpGraph, node: Node) -> Layer:
     if column.shape != (experts, rows, 1) or column.stride[:2] != (1, experts):
         raise Unsupported(f"weights of experts of shape {column.shape}, which are not those of each row and expert")
     inner, second = graph.nodes[product.node].operands()
-    middle, ends, leaves, products = inner_of(graph, inner, taken, (PRODUCT,))
+    middle, ends, leaves, products = inner_of(graph, inner, taken, (PRODUCT,), expert_vector)
+    last = added[which]
     sources = {_rows(graph, graph.nodes[v.node].operands()[0], taken) for v in products}
     if len(sources) != 1:
         raise Unsupported(f"first products of experts with {len(sources)} tensors of rows")
     source = sources.pop()
-    found = {graph.meta(v).dtype for v in (source, second, *(leaf.weight for leaf in leaves))}
+    biases = tuple(b for b in (last and last.bias, *(leaf.bias for leaf in leaves)) if b is not None)
+    found = {graph.meta(v).dtype for v in (source, second, *(leaf.weight for leaf in leaves), *biases)}
     if len(found) != 1 or not found <= set(DTYPES) or experts > MOST_GROUPS:
         raise Unsupported(f"{experts} experts of {' and '.join(sorted(found))}")
-    return Layer(node, source, leaves, middle, ends, inner, second, chosen, weights, frozenset(taken))
+    bias = last.bias if last else None
+    return Layer(node, source, leaves, middle, ends, inner, second, chosen, weights, frozenset(taken), bias=bias)
 
 
 def _routing(graph: OpGraph, scatter: Node, rows: int, experts: int, taken: set[str]) -> tuple[Value, Value]:
@@ -110,8 +127,50 @@ def _routing(graph: OpGraph, scatter: Node, rows: int, experts: int, taken: set[
     return chosen, weights
 
 
+Vector = Callable[[OpGraph, Value, set[str]], Value | None]
+"""The matrix [experts, N] of which a value has each row's or expert's own row, and the operators on the way taken; None
+where it is something else."""
+
+
+@dataclass(frozen=True)
+class Added:
+    """A product, and the bias that is added to it."""
+
+    product: Value
+    bias: Value
+
+
+def expert_vector(graph: OpGraph, value: Value, taken: set[str]) -> Value | None:
+    """The matrix [experts, N] that `value` [experts, 1 or T, N] is a view of, the same for all rows."""
+    meta = graph.meta(value)
+    base, views = base_of(graph, value)
+    source = graph.meta(base)
+    rows_share = len(meta.shape) == 3 and (meta.shape[1] == 1 or meta.stride[1] == 0)
+    if not rows_share or source.shape != (meta.shape[0], meta.shape[2]):
+        return None
+    if source.stride != (meta.stride[0], meta.stride[2]):
+        return None
+    taken |= views
+    return base
+
+
+def added_of(graph: OpGraph, value: Value, taken: set[str], packets: tuple[str, ...], vector: Vector) -> Added | None:
+    """The product and the bias whose sum `value` is, and the operators on the way taken; None where it is no such."""
+    node = graph.nodes[value.node]
+    if node.packet != "aten.add" or len(node.args) != 2 or node.kwargs or len(node.operands()) != 2:
+        return None
+    for mine, other in (node.operands(), node.operands()[::-1]):
+        product, passed = plain(graph, mine), {node.name} | _views(graph, mine)
+        if graph.nodes[product.node].packet in packets and graph.meta(product) == graph.meta(value):
+            bias = vector(graph, other, passed)
+            if bias is not None:
+                taken |= passed
+                return Added(product, bias)
+    return None
+
+
 def inner_of(
-    graph: OpGraph, goal: Value, taken: set[str], packets: tuple[str, ...]
+    graph: OpGraph, goal: Value, taken: set[str], packets: tuple[str, ...], vector: Vector
 ) -> tuple[tuple[str, ...], dict[Value, int], tuple[Leaf, ...], tuple[Value, ...]]:
     """What is between the two products of a layer.
 
@@ -120,6 +179,7 @@ def inner_of(
         goal: what the second product multiplies.
         taken: gets the operators on the way.
         packets: operators that are a first product.
+        vector: finds biases.
 
     Returns:
         Pointwise operators, their ends, and the first products as leaves and as values.
@@ -140,10 +200,10 @@ def inner_of(
             continue
         if graph.meta(value).shape != shape:
             raise Unsupported(f"{node.packet or node.kind} between the products of experts")
-        product, start = _columns(graph, value, taken, packets)
-        if product is not None:
+        found = _columns(graph, value, taken, packets, vector)
+        if found is not None:
+            product, leaf = found
             products[Value(product.name)] = None
-            leaf = Leaf(product.operands()[1], start)
             leaves += [] if leaf in leaves else [leaf]
             ends[value] = leaves.index(leaf)
         elif category(node) == "pointwise" and len(node.metas) == 1:
@@ -156,21 +216,26 @@ def inner_of(
     return order, ends, tuple(leaves), tuple(products)
 
 
-def _columns(graph: OpGraph, value: Value, taken: set[str], packets: tuple[str, ...]) -> tuple[Node | None, int]:
-    """The first product that `value` is columns of, and the number of the first; None where it is computed."""
-    start, passed, last = 0, set[str](), len(graph.meta(value).shape) - 1
+def _columns(
+    graph: OpGraph, value: Value, taken: set[str], packets: tuple[str, ...], vector: Vector
+) -> tuple[Node, Leaf] | None:
+    """The first product, with its bias, that `value` is columns of, and which; None where it is computed."""
+    start, step, passed, last = 0, 1, set[str](), len(graph.meta(value).shape) - 1
     while (node := graph.nodes[value.node]).packet == "aten.slice":
         dim, first = node.args[1:3]
-        step = node.args[4] if len(node.args) > 4 else 1
-        if dim % (last + 1) != last or step != 1 or not isinstance(first, int) or first < 0:
-            return None, 0
-        start += first
+        stride = node.args[4] if len(node.args) > 4 else 1
+        if dim % (last + 1) != last or not isinstance(stride, int) or not isinstance(first, int) or first < 0:
+            return None
+        start, step = first + stride * start, stride * step
         passed |= {node.name} | _views(graph, node.operands()[0])
         value = plain(graph, node.operands()[0])
+    added = added_of(graph, value, passed, packets, vector)
+    if added is not None:
+        value, node = added.product, graph.nodes[added.product.node]
     if node.packet not in packets or not graph.meta(value).is_contiguous:
-        return None, 0
+        return None
     taken |= passed | {node.name}
-    return node, start
+    return node, Leaf(node.operands()[1], start, step, added and added.bias)
 
 
 def _rows(graph: OpGraph, left: Value, taken: set[str]) -> Value:
@@ -215,4 +280,4 @@ def base_of(graph: OpGraph, value: Value) -> tuple[Value, set[str]]:
     return value, passed
 
 
-__all__ = ["Layer", "Leaf", "base_of", "dense_layer", "inner_of", "plain"]
+__all__ = ["Layer", "Leaf", "added_of", "base_of", "dense_layer", "expert_vector", "inner_of", "plain"]

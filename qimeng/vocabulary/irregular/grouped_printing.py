@@ -48,7 +48,8 @@ class Product:
         depth: K.
         columns: N.
         rows: strides of the rows, along them and along K.
-        leaves: for each product with a row, the strides of its matrices along groups, K and N, and its first column.
+        leaves: for each product with a row, the strides of its matrices along groups, K and N, and the place of its
+            first column.
         place: where the result of slot `s` and column `n` goes.
         dtype: of the result.
         half: whether operands are of a half type.
@@ -96,8 +97,8 @@ class Product:
         mask = " & ".join([*(f"{m}[:, None]" for m in deep), *across])
         given = f", mask={mask}, other=0.0" if mask else ""
         for j, (matrix, along, column, first) in enumerate(self.leaves):
-            at = f"(n + {first})" if first else "n"
-            place = f"group.to(tl.int64) * {matrix} + {_times('k[:, None]', along)} + {_times(at, column)}"
+            place = f"group.to(tl.int64) * {matrix} + {_times('k[:, None]', along)} + {_times('n', column)}"
+            place += f" + {first}" if first else ""
             step += [load.format(f"b{j}", f"w{j}", place, given), f"acc{j} = tl.dot(a, b{j}, acc{j}{precision})"]
         body = [
             *(f"acc{j} = tl.zeros([BM, BN], tl.float32)" for j in range(len(self.leaves))),

@@ -47,11 +47,13 @@ class RoutedPlan:
         leaf_of: number of a source to that of its leaf.
         sizes: rows, experts, experts of a row, depth of the first products, their columns, columns of the second.
         metas: layout of the rows, of the first products' matrices, and of the second's.
+        biases: layout of the biases of the first products, and of the second's; None without.
         out: of the result.
         shape: that the region returns it in.
         parameters: the entry function's parameters, in the order of the region's inputs.
         before: lines of the entry function before its kernels.
-        names: variables of rows, experts, weights, second matrices and first ones.
+        names: variables of rows, experts, weights, second matrices and first ones, then of the biases that there are,
+            those of the first products before.
     """
 
     layer: Layer
@@ -59,6 +61,7 @@ class RoutedPlan:
     leaf_of: dict[int, int]
     sizes: tuple[int, int, int, int, int, int]
     metas: tuple[Meta, tuple[Meta, ...], Meta]
+    biases: tuple[tuple[Meta | None, ...], Meta | None]
     out: Meta
     shape: tuple[int, ...]
     parameters: tuple[str, ...]
@@ -100,7 +103,9 @@ def plan_routed(region: Region) -> RoutedPlan:
         raise Unsupported("besides the layer's result, the region returns other values")
     texts = {v: f"x{i}" for i, v in enumerate(region.inputs)}
     lines: list[str] = []
-    operands = [layer.rows, layer.chosen, layer.weights, layer.second, *(leaf.weight for leaf in layer.leaves)]
+    leaves = layer.leaves
+    added = [b for b in (*(leaf.bias for leaf in leaves), layer.bias) if b is not None]
+    operands = [layer.rows, layer.chosen, layer.weights, layer.second, *(leaf.weight for leaf in leaves), *added]
     names = tuple(beside(region, v, texts, lines) for v in operands)
     needed = {n for v in operands for n in before(region, v)} | layer.taken | views
     if other := set(region.nodes) - needed:
@@ -108,7 +113,8 @@ def plan_routed(region: Region) -> RoutedPlan:
     rows, depth = graph.meta(layer.rows).shape
     experts, inner, columns = graph.meta(layer.second).shape
     best = graph.meta(layer.chosen).shape[1]
-    firsts = tuple(graph.meta(leaf.weight) for leaf in layer.leaves)
+    firsts = tuple(graph.meta(leaf.weight) for leaf in leaves)
+    biases = tuple(None if leaf.bias is None else graph.meta(leaf.bias) for leaf in leaves)
     nest, leaf_of = _middle(graph, layer, (rows * best, inner))
     return RoutedPlan(
         layer,
@@ -116,6 +122,7 @@ def plan_routed(region: Region) -> RoutedPlan:
         leaf_of,
         (rows, experts, best, depth, inner, columns),
         (graph.meta(layer.rows), firsts, graph.meta(layer.second)),
+        (biases, None if layer.bias is None else graph.meta(layer.bias)),
         graph.meta(result),
         graph.meta(region.outputs[0]).shape,
         tuple(texts[v] for v in region.inputs),
@@ -207,15 +214,18 @@ def print_routed(plan: RoutedPlan, schedule: RoutedSchedule, prefix: str) -> Imp
     """The implementation of a region under `schedule`."""
     rows, experts, best, _, inner, columns = plan.sizes
     s, out, slots = schedule, plan.out, plan.slots
-    x, chosen, weights, second, *firsts = plan.names
+    x, chosen, weights, second, *rest = plan.names
+    count = len(plan.layer.leaves)
+    firsts, added = rest[:count], rest[count:]
+    own = len(added) - (plan.layer.bias is not None)
     order = Order(Places("by", slots, experts, clamps=True), "bucket", prefix)
     combine = COMBINE.format(
         prefix=prefix, count=rows * columns, columns=columns, best=best, row=out.stride[0], column=out.stride[1],
         dtype=out.dtype,
     )  # fmt: skip
     high = tiles(plan, s)
-    up = launch(f"{prefix}_up", [x, *firsts, "order", "first", "h"], (high, -(-inner // s.block_n)), s)
-    down = ["h", second, "order", "first", "scale", "part"]
+    up = launch(f"{prefix}_up", [x, *firsts, "order", "first", *added[:own], "h"], (high, -(-inner // s.block_n)), s)
+    down = ["h", second, "order", "first", "scale", *added[own:], "part"]
     lines = [
         *plan.before,
         f"by = {chosen}.reshape(-1)",
@@ -244,24 +254,41 @@ def _products(plan: RoutedPlan, prefix: str) -> tuple[Product, Product]:
         if e.op == "load":
             em.define(e, f"acc{plan.leaf_of[e.param]}")
     value = em.value(plan.middle.outputs[0][0])
-    leaves = tuple(_strides(m, leaf.start) for m, leaf in zip(firsts, plan.layer.leaves, strict=True))
+    paired = list(zip(firsts, plan.layer.leaves, strict=True))
+    leaves = tuple(_strides(m, leaf.start, leaf.step) for m, leaf in paired)
+    biases, last = plan.biases
+    sums = [
+        _bias(f"acc{j}", f"c{j}_ptr", meta, leaf.start, leaf.step, inner)
+        for j, (meta, leaf) in enumerate(zip(biases, plan.layer.leaves, strict=True))
+        if meta is not None
+    ]
+    given = tuple(f"c{j}_ptr" for j, meta in enumerate(biases) if meta is not None)
     wide = max(plan.slots * max(inner, columns), math.prod(source.shape)) >= 1 << 31
     up = Product(
         f"{prefix}_up", experts, plan.slots, best, depth, inner, (source.stride[0], source.stride[1]), leaves,
-        f"s * {inner} + n", plan.dtype, plan.half, value, tuple(em.lines), wide=wide,
+        f"s * {inner} + n", plan.dtype, plan.half, value, (*sums, *em.lines), given, wide,
     )  # fmt: skip
+    more = [_bias("acc0", "c0_ptr", last, 0, 1, columns)] if last else []
     down = Product(
-        f"{prefix}_down", experts, plan.slots, 1, inner, columns, (inner, 1), (_strides(second, 0),),
+        f"{prefix}_down", experts, plan.slots, 1, inner, columns, (inner, 1), (_strides(second, 0, 1),),
         f"s * {columns} + n", "float32", plan.half, "acc0 * scale",
-        ("scale = tl.load(scale_ptr + s, mask=inside, other=0.0).to(tl.float32)",), ("scale_ptr",), wide,
+        ("scale = tl.load(scale_ptr + s, mask=inside, other=0.0).to(tl.float32)", *more),
+        ("scale_ptr", *(["c0_ptr"] if last else [])), wide,
     )  # fmt: skip
     return up, down
 
 
-def _strides(meta: Meta, start: int) -> tuple[int, int, int, int]:
-    """Strides of matrices along experts, depth and columns, and the first column."""
+def _strides(meta: Meta, start: int, step: int) -> tuple[int, int, int, int]:
+    """Strides of matrices along experts, depth and the columns that are read, and the first element of these."""
     group, deep, across = meta.stride
-    return group, deep, across, start
+    return group, deep, across * step, across * start
+
+
+def _bias(target: str, pointer: str, meta: Meta, start: int, step: int, columns: int) -> str:
+    """The line that adds an expert's bias to the sums `target`."""
+    group, across = meta.stride
+    at = f"{pointer} + group.to(tl.int64) * {group} + n * {across * step} + {across * start}"
+    return f"{target} += tl.load({at}, mask=n < {columns}, other=0.0).to(tl.float32)"
 
 
 __all__ = [

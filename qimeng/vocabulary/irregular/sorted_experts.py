@@ -1,8 +1,9 @@
 """Layers of experts that sort rows by expert and multiply the rows of each one together (`torch._grouped_mm`).
 
 Models of transformers compute so by default: ``perm = sort(chosen)``; ``y = grouped_mm(f(grouped_mm(x[perm // best],
-u, ends)), d, ends) * w[perm]``; and the sum over a row's experts of ``y`` put back in order. What is found is the same
-layer as in `dense_experts`. Deals in graphs. Knows nothing about schedules or kernels.
+u, ends)), d, ends) * w[perm]``, each product with a bias ``b[sorted]`` or without; and the sum over a row's experts of
+``y`` put back in order. What is found is the same layer as in `dense_experts`. Deals in graphs. Knows nothing about
+schedules or kernels.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from qimeng.family import NotConcerned, Unsupported
 from qimeng.graph.opgraph import Node, OpGraph, Value
 from qimeng.graph.ops import RESHAPES
-from qimeng.vocabulary.irregular.dense_experts import Layer, base_of, inner_of
+from qimeng.vocabulary.irregular.dense_experts import Layer, added_of, base_of, inner_of
 from qimeng.vocabulary.irregular.grouped import DTYPES, MOST_GROUPS
 
 PRODUCTS = ("aten._grouped_mm", "transformers.grouped_mm_fallback")
@@ -30,28 +31,33 @@ def sorted_layer(graph: OpGraph, node: Node) -> Layer:
     walk.taken.add(node.name)
     back = walk.picked(walk.plain(node.operands()[0]))
     sides = walk.through(back[0], "aten.mul")
-    found = [v for v in sides if graph.nodes[v.node].packet in PRODUCTS]
+    order = _Order(walk, back[1])
+    added = [added_of(graph, v, walk.taken, PRODUCTS, order.vector) for v in sides]
+    found = [i for i, v in enumerate(sides) if added[i] or graph.nodes[v.node].packet in PRODUCTS]
     if len(found) != 1 or len(sides) != 2:
         raise NotConcerned("no sum of weighted products of sorted rows")
-    (product,), (weight,) = found, [v for v in sides if v != found[0]]
+    last, weight = added[found[0]], sides[1 - found[0]]
+    product = last.product if last else sides[found[0]]
     if graph.meta(weight).shape != (graph.meta(product).shape[0], 1):
         raise Unsupported(f"weights {graph.meta(weight).shape} that are not one for each result")
-    order = _Order(walk, back[1])
     inner, second = walk.product(product, order)
-    middle, ends, leaves, sources = inner_of(graph, inner, walk.taken, PRODUCTS)
+    middle, ends, leaves, sources = inner_of(graph, inner, walk.taken, PRODUCTS, order.vector)
     for source in sources:
         walk.product(source, order)
     rows = {walk.rows(graph.nodes[s.node].operands()[0], order) for s in sources}
     weights = walk.weights(weight, order)
-    dtypes = {graph.meta(v).dtype for v in (*rows, second, *(leaf.weight for leaf in leaves))}
+    bias = last.bias if last else None
+    biases = [b for b in (bias, *(leaf.bias for leaf in leaves)) if b is not None]
+    dtypes = {graph.meta(v).dtype for v in (*rows, second, *(leaf.weight for leaf in leaves), *biases)}
     experts, best = graph.meta(second).shape[0], graph.meta(order.chosen).shape[1]
     if len(rows) != 1 or len(dtypes) != 1 or not dtypes <= set(DTYPES) or experts > MOST_GROUPS:
         raise Unsupported(f"{experts} experts of {' and '.join(sorted(dtypes))} with {len(rows)} tensors of rows")
     if graph.meta(node.operands()[0]).shape[:2] != (*graph.meta(next(iter(rows))).shape[:1], best):
         raise Unsupported("a sum over other results than those of a row")
     return Layer(
-        node, rows.pop(), leaves, middle, ends, inner, second, order.chosen, weights, frozenset(walk.taken), whole=False
-    )
+        node, rows.pop(), leaves, middle, ends, inner, second, order.chosen, weights, frozenset(walk.taken),
+        whole=False, bias=bias,
+    )  # fmt: skip
 
 
 class _Walk:
@@ -173,6 +179,17 @@ class _Order:
         self.chosen = walk.matrix(slots)
         readers = graph.users().get(Value(self.permutation.node), [])
         self.ends, self.experts = self._found(walk, readers)
+
+    def vector(self, graph: OpGraph, value: Value, taken: set[str]) -> Value | None:
+        """The matrix [experts, N] of which `value` has the row of each slot's expert, in the order of experts."""
+        node = graph.nodes[value.node]
+        source, *by = node.operands() if node.packet == "aten.index" else (None,)
+        if source is None or by != [Value(self.permutation.node)] or node.args[1] != (by[0],):
+            return None
+        if graph.meta(source).shape != (self.experts, graph.meta(value).shape[-1]):
+            return None
+        taken.add(node.name)
+        return source
 
     def _found(self, walk: _Walk, names: list[str]) -> tuple[Value, int]:
         """Where each expert's slots end: a running sum of how many there are."""

@@ -56,7 +56,7 @@ class StoredProducts(Family[StoredPlan, StoredSchedule]):
     def needs(self, plan: StoredPlan, schedule: StoredSchedule) -> Needs:
         """The stages of both operands; accumulator and widened block in registers."""
         s = schedule
-        held = s.block_m * s.block_n + s.block_n * s.block_k // 2
+        held = s.block_m * s.block_n + s.block_n * s.block_k // 2  # codes of two to a value
         return Needs(shared_bytes(plan, s), s.warps, held, values_per_thread=255)
 
     def print(self, plan: StoredPlan, schedule: StoredSchedule, prefix: str) -> Implementation:

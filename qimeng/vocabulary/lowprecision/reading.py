@@ -10,6 +10,7 @@ import itertools
 from qimeng.coder.template.families.gemm.operand import Operand
 from qimeng.coder.template.triton.ops import TRITON_DTYPE
 from qimeng.family import Unsupported
+from qimeng.vocabulary.lowprecision.direct import direct_loop
 from qimeng.vocabulary.lowprecision.stored import Stored
 
 CODES, SCALE = "b_codes", "b_scale"
@@ -35,6 +36,18 @@ class Codes(Operand):
         elif self.stored.bits == 8:
             raise Unsupported(f"steps of {self.schedule.block_k}, of codes of which {self.stored.group} share a scale")
 
+    def loop(self, left: Operand) -> list[str]:
+        """The loop without tensor cores, where the schedule asks for it."""
+        if not getattr(self.schedule, "direct", False):
+            return []
+        s, group, deep = self.schedule, self.stored.group, self.stored.depth
+        per_step = max(s.block_k // group, 1)
+        at = f"k // {group} + tl.arange(0, {per_step})[None, :]"
+        columns = f"(b_n < {self.n})" if self.n % s.block_n else ""
+        past = f"({at} < {deep // group})" if deep % s.block_k else ""
+        scales = f"tl.load({SCALE}_ptr + b_n * {deep // group} + {at}{_masked(columns, past, other='0.0')})"
+        return direct_loop(left, self._codes("k"), scales, group)
+
     def inverse(self) -> str:
         """The scales of the tile's columns, where a row of codes has one."""
         mask = ", mask=n_ok, other=0.0" if self.n % self.schedule.block_n else ""
@@ -59,20 +72,24 @@ class Codes(Operand):
             f"{target} = tl.load({CODES}_ptr + rn{self.wide} * {self.bytes_of_row} + b_k{mask}).to({self.dtype})",
         ]
 
+    def _codes(self, k: str) -> list[str]:
+        """Lines that leave both codes of each byte of one block in `b_both`, side by side."""
+        columns = f"(b_n < {self.n})" if self.n % self.schedule.block_n else ""
+        past = f"(b_pair < {self.bytes_of_row})" if self.stored.depth % self.schedule.block_k else ""
+        inside = _masked(columns, past, other="0")
+        quick = getattr(self.schedule, "quick", False)
+        return [
+            f"b_pair = {k} // 2 + tl.arange(0, BK // 2)[None, :]",
+            f"b_two = tl.load({CODES}_ptr + b_n{self.wide} * {self.bytes_of_row} + b_pair{inside})",
+            f"b_low, b_high = {f'{self.prefix}_halves(b_two)' if quick else '(b_two << 4) >> 4, b_two >> 4'}",
+            "b_both = tl.join(b_low, b_high)",
+        ]
+
     def _pairs(self, target: str, k: str) -> list[str]:
         """Two codes to a byte, side by side along the depth; each group times its scale, or each step's products."""
         s, group, deep = self.schedule, self.stored.group, self.stored.depth
         columns = f"(b_n < {self.n})" if self.n % s.block_n else ""
-        inside = _masked(columns, f"(b_pair < {self.bytes_of_row})" if deep % s.block_k else "", other="0")
-        quick = getattr(s, "quick", False)
-        halves = f"{self.prefix}_halves(b_two)" if quick else "(b_two << 4) >> 4, b_two >> 4"
-        lines = [
-            "b_n = col0 + tl.arange(0, BN)[:, None]",
-            f"b_pair = {k} // 2 + tl.arange(0, BK // 2)[None, :]",
-            f"b_two = tl.load({CODES}_ptr + b_n{self.wide} * {self.bytes_of_row} + b_pair{inside})",
-            f"b_low, b_high = {halves}",
-            "b_both = tl.join(b_low, b_high)",
-        ]
+        lines = ["b_n = col0 + tl.arange(0, BN)[:, None]", *self._codes(k)]
         groups, at = deep // group, f"{k} // {group}"
         if self.per_step:
             mask = _masked("n_ok" if columns else "", other="0.0")

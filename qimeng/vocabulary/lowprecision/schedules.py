@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qimeng.coder.template.families.gemm.moves import Pipeline, Reordering, Split, Tiling
+from qimeng.coder.template.families.gemm.moves import Pipeline, Reordering, Split, Tiling, resized
 from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
+from qimeng.coder.template.nest.ir import VECTOR_BYTES
 from qimeng.coder.template.nest.sizes import power_of_two
 from qimeng.device import Device
 from qimeng.family import MAX_ALTERNATIVES, Move, family_field
@@ -28,16 +29,18 @@ class StoredSchedule(GemmSchedule):
         sums: the scale of a group multiplies the products of each step rather than the codes, where a step reads no
             more than one group.
         quick: codes of four bits become numbers of a half type by a few instructions of NVIDIA's for eight of them.
+        direct: a product with one row and codes of four bits goes without tensor cores (`direct`).
     """
 
     family: str = family_field("lowprecision")
     sums: bool = False
     quick: bool = False
+    direct: bool = False
 
     @property
     def numerics(self) -> str:
         """Where scales are multiplied, as well."""
-        return f"{super().numerics}, {self.sums}"
+        return f"{super().numerics}, {self.sums}, {self.direct}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +90,21 @@ MANY_SWEEP: tuple[Blocks, ...] = (
     (64, 128, 64, 4, 4, 0),
 )
 
+DIRECT_SWEEP: tuple[Blocks, ...] = (
+    (1, 4, 4096, 4, 1, 0),
+    (1, 2, 4096, 4, 1, 0),
+    (1, 8, 4096, 4, 1, 0),
+    (1, 4, 2048, 2, 1, 0),
+    (1, 2, 16384, 8, 1, 0),
+)
+"""Without tensor cores, of one row: 16 to 128 bytes of codes for each thread in a step."""
+
+MOST_COLUMNS, LEAST_DEPTH, MOST_DEPTH, MOST_WARPS = 16, 256, 16384, 16
+"""The most columns of such a tile, the least and the most depth of a step, the most warps."""
+
+ONE_SWEEP: tuple[Blocks, ...] = ((16, 32, 128, 2, 5, 4), (16, 32, 256, 4, 4, 0), (16, 64, 128, 4, 5, 2))
+"""With them: the fastest of `FEW_SWEEP` for one row of Llama's layers on an H100, int4 (`h100_lowprecision.jsonl`)."""
+
 PRECISIONS = ("ieee", "tf32x3")
 """How fp32 activations are multiplied: as they are, or in three products of TF32 parts."""
 
@@ -99,6 +117,8 @@ def default_schedule(plan: StoredPlan, device: Device) -> StoredSchedule:
 def schedules(plan: StoredPlan, device: Device) -> tuple[StoredSchedule, ...]:
     """At most eight schedules, the best guess first, each once."""
     rows = plan.gemm.shape[1]
+    if rows == 1 and plan.stored.bits == 4:
+        return _of_one_row(plan, device)
     sweep = FEW_SWEEP if rows <= FEW else SOME_SWEEP if rows <= SOME else MANY_SWEEP
     precisions = ("ieee",) if plan.gemm.half else PRECISIONS
     fitted = [_fit(plan, device, blocks, p) for blocks in sweep for p in precisions]
@@ -108,6 +128,28 @@ def schedules(plan: StoredPlan, device: Device) -> tuple[StoredSchedule, ...]:
             return tuple(dict.fromkeys(sums))[:MAX_ALTERNATIVES]
         fitted = [*fitted, sums[0]] if rows > SOME else [*sums, *fitted[:2]]
     return tuple(dict.fromkeys(fitted))[:MAX_ALTERNATIVES]
+
+
+def _of_one_row(plan: StoredPlan, device: Device) -> tuple[StoredSchedule, ...]:
+    """Those of one row and codes of four bits: without tensor cores first."""
+    _, _, n, k = plan.gemm.shape
+    fitted = [_fit(plan, device, blocks, "ieee") for blocks in ONE_SWEEP]
+    quick = fitted[0].quick
+    direct = [
+        StoredSchedule(
+            block_m=1,
+            block_n=min(bn, power_of_two(n)),
+            block_k=min(bk, power_of_two(k, 32)),
+            group_m=1,
+            warps=warps,
+            stages=stages,
+            quick=quick,
+            direct=True,
+        )
+        for _, bn, bk, warps, stages, _ in DIRECT_SWEEP
+    ]
+    sums = _by_groups(fitted[0], plan.stored.group), fitted[1], _by_groups(fitted[2], plan.stored.group)
+    return tuple(dict.fromkeys((*direct, *sums)))[:MAX_ALTERNATIVES]
 
 
 def _fit(plan: StoredPlan, device: Device, blocks: Blocks, precision: str) -> StoredSchedule:
@@ -150,8 +192,11 @@ def shared_bytes(plan: StoredPlan, schedule: StoredSchedule) -> int:
     Each stage but the last holds a block of activations, of codes, and of the scales of groups. Where warpgroups
     multiply, the activations take the last stage too. There, and in plain fp32, the widened block has its own place. Of
     one row of activations only that row is held, and once where a thread's part is too small to be copied (4 bytes).
+    Without tensor cores, the row passes through it in pieces of a vector for each thread.
     """
     s, stored = schedule, plan.stored
+    if s.direct:
+        return min(VECTOR_BYTES * 32 * s.warps, s.block_k // 2)
     left = s.block_m * s.block_k * itemsize(plan.gemm.dtype)
     codes = s.block_n * s.block_k * stored.bits // 8
     scales = s.block_n * max(s.block_k // stored.group, 1) * itemsize("float32") if stored.group and not s.sums else 0
@@ -169,21 +214,47 @@ def shared_bytes(plan: StoredPlan, schedule: StoredSchedule) -> int:
 class Tuning(Move[StoredPlan, StoredSchedule]):
     """A tuning of the products with whole operands, on such a plan."""
 
-    def __init__(self, move: Move[GemmPlan, GemmSchedule]):
-        self.move = move
+    def __init__(self, name: str, move: Move[GemmPlan, GemmSchedule]):
+        self.name, self.move = name, move
 
     def schedules(self, plan: StoredPlan, schedule: StoredSchedule, param: str, device: Device) -> Sequence:
         """Those of the move; a step reads whole pairs of codes, and of bytes no more than share a scale."""
+        if schedule.direct:
+            return directly(plan, schedule, self.name, param)
         found = self.move.schedules(plan.gemm, schedule, param, device)
         assert all(isinstance(s, StoredSchedule) for s in found)
         most = plan.stored.group if plan.stored.bits == 8 else 0
         return [s for s in found if not most or s.block_k <= most]
 
 
+def directly(plan: StoredPlan, schedule: StoredSchedule, kind: str, param: str) -> tuple[StoredSchedule, ...]:
+    """Tunings without tensor cores: columns and depth of a step, warps, programs that share the depth."""
+    s, (_, _, columns, depth) = schedule, plan.gemm.shape
+    if kind == "tiling":
+        found = [c for c in resized(s, param) if c.block_m == 1]
+        found += [c.but(warps=w) for c in list(found) for w in (c.warps * 2, c.warps // 2)]
+    elif kind == "pipeline":
+        found = [s.but(warps=w) for w in (1, 2, 4, 8)] if param == "warps" else []
+    elif kind == "split":
+        found = [s.but(splits=c) for c in ([2 * s.splits, 4 * s.splits] if param == "more" else [s.splits // 2])]
+    else:
+        found = []
+    most = power_of_two(depth, 32)
+    return tuple(
+        c
+        for c in dict.fromkeys(found)
+        if c != s
+        and c.block_n <= min(MOST_COLUMNS, power_of_two(columns))
+        and min(LEAST_DEPTH, most) <= c.block_k <= min(MOST_DEPTH, most)
+        and 1 <= c.warps <= MOST_WARPS
+        and 1 <= c.splits <= max(1, depth // c.block_k)
+    )
+
+
 def moves() -> dict[str, Tuning]:
     """Kind of action to the move that carries it out."""
     tuned = {"tiling": Tiling(), "reordering": Reordering(), "pipeline": Pipeline(), "split": Split()}
-    return {name: Tuning(move) for name, move in tuned.items()}
+    return {name: Tuning(name, move) for name, move in tuned.items()}
 
 
 __all__ = [

@@ -6,7 +6,7 @@ It prints the attention family's kernels with a loop of its own. Deals in what t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from qimeng.coder.template.families.attention.family import Attention
 from qimeng.coder.template.families.attention.moves import moves
@@ -15,6 +15,7 @@ from qimeng.coder.template.families.attention.schedule import AttentionSchedule
 from qimeng.coder.template.families.attention.sweeps import Blocks, fitted, shared, with_blocks
 from qimeng.device import Device
 from qimeng.family import Cost, Family, Move, Needs
+from qimeng.graph.block_shares import seen_share
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
 from qimeng.vocabulary.sparse.masked import plan_masked
@@ -75,8 +76,10 @@ class Masked(Family[AttentionPlan, MaskedSchedule]):
         return print_masked(plan, schedule, prefix)
 
     def cost(self, plan: AttentionPlan, schedule: MaskedSchedule) -> Cost:
-        """As of an attention that walks all keys: what a buffer hides is not known here."""
-        return self._attention.cost(plan, schedule)
+        """As of an attention that walks all keys, times the share of the blocks that masks leave, where it is known."""
+        cost = self._attention.cost(plan, schedule)
+        share = seen_share(plan.region, (schedule.block_m, schedule.block_n))
+        return replace(cost, padded=cost.padded * share)
 
     def intents(
         self, region: Region, schedule: MaskedSchedule | None, device: Device, mode: str

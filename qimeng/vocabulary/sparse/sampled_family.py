@@ -6,7 +6,7 @@ It prints the gemm family's kernels. Deals in what the library asks of a family.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from qimeng.coder.template.families.gemm.family import Gemm
 from qimeng.coder.template.families.gemm.moves import moves
@@ -14,6 +14,7 @@ from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.device import Device
 from qimeng.family import Cost, Family, Move, Needs
+from qimeng.graph.block_shares import seen_share
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
 from qimeng.vocabulary.sparse.sampled import SampledPlan, plan_sampled
@@ -65,8 +66,10 @@ class Sampled(Family[SampledPlan, SampledSchedule]):
         return print_sampled(plan, schedule, prefix)
 
     def cost(self, plan: SampledPlan, schedule: SampledSchedule) -> Cost:
-        """As of a product of all tiles: what a buffer masks is not known here."""
-        return self._gemm.cost(plan.gemm, schedule)
+        """As of a product of all tiles, times the share of those that masks leave, where it is known."""
+        cost = self._gemm.cost(plan.gemm, schedule)
+        share = seen_share(plan.gemm.region, (schedule.block_m, schedule.block_n))
+        return replace(cost, padded=cost.padded * share)
 
     def intents(
         self, region: Region, schedule: SampledSchedule | None, device: Device, mode: str

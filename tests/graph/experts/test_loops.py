@@ -33,8 +33,9 @@ def test_a_loop_becomes_a_batch_of_products(form: str) -> None:
     assert not any(p.startswith("torch.") or p in ("eq", "index", "nonzero") for p in found)
 
 
-def test_it_computes_only_the_experts_that_count() -> None:
-    module = Loop("hit").to(torch.bfloat16).eval()
+@pytest.mark.parametrize("bias", [False, True])
+def test_it_computes_only_the_experts_that_count(bias: bool) -> None:
+    module = Loop("hit", bias=bias).to(torch.bfloat16).eval()
     program = start_of(KernelSpec.from_module(module, (torch.randn(12, 16, dtype=torch.bfloat16),)))
     made = after(program, action_of(program, "dispatch"))
     schedules = [s for r in made.called if (s := made.schedule(r)) is not None]
@@ -42,9 +43,7 @@ def test_it_computes_only_the_experts_that_count() -> None:
     assert "dispatch" not in {a.kind for a in legal_actions(made, CONTEXT)}
 
 
-@pytest.mark.parametrize(
-    "module", [Mixes("range", experts=2), Unweighted("range", experts=2), Loop("range", experts=2, bias=True)]
-)
+@pytest.mark.parametrize("module", [Mixes("range", experts=2), Unweighted("range", experts=2)])
 def test_another_loop_over_all_experts_stays_as_it_is(module: nn.Module) -> None:
     found = packets(graph_of(module))
     assert "bmm" not in found

@@ -112,6 +112,9 @@ class AllExperts(nn.Module):
         self.up = nn.Parameter(torch.randn(experts, width, inner * (2 if form == "gated" else 1)) / 4)
         self.gate = nn.Parameter(torch.randn(experts, inner, width) / 4)
         self.down = nn.Parameter(torch.randn(experts, inner, width) / 4)
+        if form == "biased":  # gate and values in turns, as in models of OpenAI's
+            self.up = nn.Parameter(torch.randn(experts, width, 2 * inner) / 4)
+            self.up_bias, self.down_bias = (nn.Parameter(torch.randn(experts, n)) for n in (2 * inner, width))
 
     def forward(self, x: torch.Tensor) -> Any:
         scores = torch.softmax(self.router(x), -1)
@@ -120,6 +123,10 @@ class AllExperts(nn.Module):
         if self.form == "gated":  # one product for gate and values
             gate, values = torch.matmul(x, self.up).chunk(2, -1)
             inner = functional.silu(gate) * values
+        elif self.form == "biased":
+            both = torch.matmul(x, self.up) + self.up_bias[:, None, :]
+            inner = (both[..., 1::2] + 1) * functional.silu(both[..., ::2])
+            return ((torch.matmul(inner, self.down) + self.down_bias[:, None, :]) * shares.t().unsqueeze(-1)).sum(0)
         elif self.form == "repeated":  # the gate's matrices lie transposed
             rows = x.repeat(len(self.up), 1).view(len(self.up), -1, x.shape[1])
             inner = functional.gelu(torch.bmm(rows, self.gate.transpose(1, 2))) * torch.bmm(rows, self.up)
@@ -136,8 +143,14 @@ class SortedExperts(AllExperts):
         slots, order = torch.sort(chosen.reshape(-1))
         counts = torch.histc(slots.float(), bins=len(self.up), min=0, max=len(self.up) - 1)
         ends = torch.cumsum(counts, 0, dtype=torch.int32)
-        gate, values = torch._grouped_mm(x[order // self.best], self.up, offs=ends).chunk(2, -1)
-        found = torch._grouped_mm(functional.silu(gate) * values, self.down, offs=ends)
+        both = torch._grouped_mm(x[order // self.best], self.up, offs=ends)
+        if self.form == "biased":
+            both = both + self.up_bias[slots]
+            found = torch._grouped_mm(functional.silu(both[..., ::2]) * (both[..., 1::2] + 1), self.down, offs=ends)
+            found = found + self.down_bias[slots]
+        else:
+            gate, values = both.chunk(2, -1)
+            found = torch._grouped_mm(functional.silu(gate) * values, self.down, offs=ends)
         weighted = found * weights.reshape(-1)[order].unsqueeze(-1)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order))

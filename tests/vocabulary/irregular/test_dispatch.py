@@ -24,14 +24,15 @@ from qimeng.program.program import Program
 from tests.vocabulary.irregular.samples import CONTEXT, AllExperts, SortedExperts, action_of, after, start_of
 from tests.vocabulary.values import BF16, F32, FACTOR, FLOORS, check
 
-FORMS = ("gated", "repeated", "plain")
-SORTED = ("sorted", "others")
+FORMS = ("gated", "repeated", "plain", "biased")
+SORTED = ("sorted", "others", "sorted, biased")
 
 
 def start(form: str, dtype: torch.dtype = F32, rows: int = 12, **sizes: int) -> tuple[nn.Module, torch.Tensor, Program]:
     torch.manual_seed(0)
-    made = SortedExperts("gated", **sizes) if form in SORTED else AllExperts(form, **sizes)
-    made.form = "gated" if form == "sorted" else form
+    name = {"sorted": "gated", "others": "gated", "sorted, biased": "biased"}.get(form, form)
+    made = SortedExperts(name, **sizes) if form in SORTED else AllExperts(form, **sizes)
+    made.form = "others" if form == "others" else name
     module, x = made.to(dtype), torch.randn(rows, sizes.get("width", 20)).to(dtype)
     return module, x, start_of(KernelSpec.from_module(module, (x,)))
 
@@ -50,8 +51,9 @@ def test_the_whole_layer_becomes_one_region(form: str) -> None:
         check_action(dispatched, Action("dispatch", (region.id,)), CONTEXT)
 
 
-def test_a_layer_that_sorts_its_rows_becomes_one_region_too() -> None:
-    program = start("sorted", BF16, width=24, inner=16)[2]
+@pytest.mark.parametrize("form", ["sorted", "sorted, biased"])
+def test_a_layer_that_sorts_its_rows_becomes_one_region_too(form: str) -> None:
+    program = start(form, BF16, width=24, inner=16)[2]
     dispatched = after(program, action_of(program, "dispatch"))
     (region,) = [r for r in dispatched.regions if "sort" in r.label()]
     schedule = dispatched.schedule(region)
@@ -76,6 +78,26 @@ def test_a_layer_of_transformers(dtype: torch.dtype) -> None:
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.05)
     program = start_of(KernelSpec.from_module(module, (torch.randn(2, 8, 32, dtype=dtype),)))
+    dispatched = after(program, action_of(program, "dispatch"))
+    assert "routed" in {s.family for r in dispatched.called if (s := dispatched.schedule(r)) is not None}
+
+
+@pytest.mark.parametrize("ways", ["grouped_mm", "eager"])
+def test_a_layer_of_transformers_with_biases(ways: str) -> None:
+    config = pytest.importorskip("transformers").GptOssConfig(
+        hidden_size=32, intermediate_size=32, num_local_experts=3, num_experts_per_tok=2
+    )
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
+
+    class Block(GptOssMLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)[0]  # the others are the router's
+
+    config._experts_implementation = ways
+    module = Block(config).to(BF16).eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    program = start_of(KernelSpec.from_module(module, (torch.randn(2, 8, 32, dtype=BF16),)))
     dispatched = after(program, action_of(program, "dispatch"))
     assert "routed" in {s.family for r in dispatched.called if (s := dispatched.schedule(r)) is not None}
 
@@ -122,6 +144,8 @@ VALUES = {
     "many rows": ("gated", (BF16,), {"rows": 90, "experts": 4}),
     "as many rows as experts and sizes": ("plain", (F32,), {"rows": 8, "experts": 8, "width": 8, "inner": 8}),
     "sorted": ("sorted", (BF16,), {"width": 24, "inner": 16}),
+    "biases": ("biased", (F32, BF16), {}),
+    "sorted, biases": ("sorted, biased", (BF16,), {"width": 24, "inner": 16}),
     "a plain layer of equal sizes": ("even", (F32,), {}),
 }
 

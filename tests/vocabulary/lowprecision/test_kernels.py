@@ -85,7 +85,9 @@ def carry_out(line: str, registers: dict[str, int], dtype: str) -> None:
     ("weights", "rows", "choice"),
     [
         ("int8", 1, 0),
-        ("int4", 1, 2),
+        ("int4", 1, 0),
+        ("int4", 1, 4),
+        ("int4", 1, 6),
         ("fp8", 8, 0),
         ("int8", 8, 2),
         ("int4", 64, 0),

@@ -33,6 +33,8 @@ CASES = {
     "int4, fp32": Case("int4:32", (4, 70, 24), F32, choices=(0, 1)),
     "int4, many rows": Case("int4:64", (130, 128, 40), BF16, bias=False),
     "int4, one row": Case("int4:32", (1, 96, 40), F16, nn.GELU(), fused=True, choices=(0, 2, 7)),
+    "int4, one row, parts of groups": Case("int4:1024", (1, 1100, 19), BF16, choices=(0, 3)),
+    "int4, one row, fp32": Case("int4:16", (1, 75, 40), F32, choices=(0, 1)),
 }
 
 
@@ -68,6 +70,7 @@ QUICK = [
     "int8, fp16, activation",
     "int4, group does not divide",
     "int4, small groups, activation",
+    "int4, one row, parts of groups",
 ]
 
 
