@@ -10,6 +10,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from qimeng.envs.estimate.interpreter_rewriting import rewrite_quickly
+
 
 def quicken() -> None:
     """Patch the language for as long as this process lives, and keep types, shapes and dtypes that were made.
@@ -19,13 +21,14 @@ def quicken() -> None:
     from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
-    parts = "_patch_attr", "_patch_lang", "_LangPatchScope", "interpreter_semantic", "_get_np_dtype"
+    parts = "_patch_attr", "_patch_lang", "_LangPatchScope", "interpreter_semantic", "_get_np_dtype", "FunctionRewriter"
     checks = "broadcast_impl_value", "binary_op_sanitize_overflow_impl"
     if not all(hasattr(interpreter, p) for p in parts) or not all(hasattr(TritonSemantic, c) for c in checks):
         return
     _keep_types()
     _check_no_sums_in_vain()
     _patch_once()
+    rewrite_quickly()
 
 
 def _patch_once() -> None:
