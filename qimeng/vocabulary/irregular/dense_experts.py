@@ -103,7 +103,7 @@ def dense_layer(graph: OpGraph, node: Node) -> Layer:
     if len(sources) != 1:
         raise Unsupported(f"first products of experts with {len(sources)} tensors of rows")
     source = sources.pop()
-    biases = tuple(b for b in (last and last.bias, *(leaf.bias for leaf in leaves)) if b is not None)
+    biases = tuple(b for b in (last.bias if last else None, *(leaf.bias for leaf in leaves)) if b is not None)
     found = {graph.meta(v).dtype for v in (source, second, *(leaf.weight for leaf in leaves), *biases)}
     if len(found) != 1 or not found <= set(DTYPES) or experts > MOST_GROUPS:
         raise Unsupported(f"{experts} experts of {' and '.join(sorted(found))}")
@@ -235,7 +235,7 @@ def _columns(
     if node.packet not in packets or not graph.meta(value).is_contiguous:
         return None
     taken |= passed | {node.name}
-    return node, Leaf(node.operands()[1], start, step, added and added.bias)
+    return node, Leaf(node.operands()[1], start, step, added.bias if added else None)
 
 
 def _rows(graph: OpGraph, left: Value, taken: set[str]) -> Value:
