@@ -25,6 +25,7 @@ import typer
 from rich.markdown import Markdown
 from rich.table import Table
 
+import qimeng
 from qimeng.cli_bench import app as bench_app
 from qimeng.cli_cluster import Cluster, Generation, on_cluster
 from qimeng.cli_cluster import app as cluster_app
@@ -78,9 +79,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
-
-        print(f"qimeng {version('qimeng')}")
+        print(f"qimeng {qimeng.__version__}")
         raise typer.Exit
 
 

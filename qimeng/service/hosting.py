@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from importlib.metadata import version
 from typing import Any
 
+import qimeng
 from qimeng.envs.workers.answering import no_verdict
 from qimeng.envs.workers.forkserver import START_S, ForkServer, Process, WorkerFailed
 from qimeng.envs.workers.plain_text import plain_text
@@ -200,7 +200,7 @@ def describe(settings: Settings) -> dict[str, Any]:
         "device": device.name,
         "gpu": str(current_card() or ""),
         "measured": device.measured,
-        "versions": {"qimeng": version("qimeng"), **dict(versions_here(f"{kind.__name__} {kind.version}"))},
+        "versions": {"qimeng": qimeng.__version__, **dict(versions_here(f"{kind.__name__} {kind.version}"))},
     }
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import platform
 from functools import partial
-from importlib.metadata import version
 
 import torch
 
+import qimeng
 from qimeng.envs.workers.offload import NotHere, done_elsewhere, offered
 from qimeng.graph.on_device import for_device
 from qimeng.graph.opgraph import OpGraph
@@ -51,7 +51,7 @@ def _capture_for_another(spec: bytes, verify: bool, seconds: float, tools: str) 
 
 def _versions() -> str:
     torch_version = torch.__version__.partition("+")[0]
-    return f"torch {torch_version}, qimeng {version('qimeng')}, python {platform.python_version()}"
+    return f"torch {torch_version}, qimeng {qimeng.__version__}, python {platform.python_version()}"
 
 
 __all__ = ["captured"]

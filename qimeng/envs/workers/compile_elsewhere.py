@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from importlib.metadata import version
 
+import qimeng
 from qimeng.backend.compiled import Compiled
 from qimeng.backend.registry import backend_named
 from qimeng.backend.triton_cache import LAUNCHER
@@ -149,7 +149,7 @@ def tools_here(language: str, device: Device) -> str:
     parts = (
         compiler,
         f"torch {torch.__version__.partition('+')[0]}",
-        f"qimeng {version('qimeng')}",
+        f"qimeng {qimeng.__version__}",
         f"python {platform.python_version()}",
         " ".join((platform.machine(), *platform.libc_ver())),
         "no landlock" if needs_landlock() else "landlock",
