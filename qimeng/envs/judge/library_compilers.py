@@ -1,8 +1,9 @@
 """Regions that TorchInductor compiles at their first call: compiled ahead, beside what the judge does meanwhile.
 
-Deals in one process for each implementation, and in the file that it leaves (`qimeng.envs.judge.library_compile_process`).
-Only texts that the library itself prints are compiled here. Every worker that runs such a text takes the file over, so
-that it is compiled once for the search and the final verification. Where that fails, a worker compiles by itself.
+Deals in one process for each implementation, and in the file that it leaves
+(`qimeng.envs.judge.library_compile_process`). Only texts that the library itself prints are compiled here. Every worker
+that runs such a text takes the file over, so that it is compiled once for the search and the final verification. Where
+that fails, a worker compiles by itself.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from qimeng import KernelSpec
 from qimeng.actions import Context, kind_named
 from qimeng.device import DEVICES
 from qimeng.envs.judge import library_compilers
-from qimeng.envs.judge.library_compilers import FILE, LEAST, LibraryCompilers, parameters_of
 from qimeng.envs.judge.library_compile_process import compile_region, inputs_like
+from qimeng.envs.judge.library_compilers import FILE, LEAST, LibraryCompilers, parameters_of
 from qimeng.envs.workers.compile import job_of
 from qimeng.envs.workers.forkserver import WorkerFailed
 from qimeng.interfaces import Action
