@@ -137,6 +137,7 @@ def test_neutral_operands_change_nothing(kind: str) -> None:
     operators: dict[str, Callable[..., tuple[Any, ...]]] = {
         "sum": lambda a, b: (a + b,),
         "prod": lambda a, b: (a * b,),
+        "product": lambda a, i, b, j: (a * b, i + j),
         "max": lambda a, b: (max(a, b),),
         "min": lambda a, b: (min(a, b),),
         "argmax": lambda a, i, b, j: (b, j) if b >= a and j >= 0 else (a, i),
@@ -255,12 +256,19 @@ def with_a_row(x: Tensor) -> tuple[Tensor, Tensor]:
     return first, x.cumsum(1) + first
 
 
+def out_and_back(x: Tensor) -> Tensor:
+    """Products that fp32 does not hold in the middle of a row."""
+    each = x.abs().clamp(0.5, 2.0)
+    return torch.where(torch.arange(43, device=x.device) < 21, each * 2.0**-30, each * 2.0**30).cumprod(1)
+
+
 CASES: dict[str, tuple[Callable[..., Any], Shape]] = {
     "with a row": (with_a_row, (3, 43)),
     "sum": (lambda x: (x * 2).cumsum(1) + 1, (3, 43)),
     "columns": (lambda x: x.cumsum(1), (2, 43, 3)),
     "outer": (lambda x: x.cumsum(0), (43, 1, 3)),
     "product": (lambda x: (1 + x / 9).cumprod(1), (3, 43)),
+    "product out of range and back": (out_and_back, (3, 43)),
     "maximum": (lambda x: x.round().cummax(1), (3, 43)),
     "minimum": (lambda x: x.round().flip(1).cummin(1), (3, 43)),
     "logcumsumexp": (lambda x: (x * 40).logcumsumexp(1), (3, 43)),

@@ -62,6 +62,7 @@ from qimeng.interfaces import (
     Ticket,
 )
 from qimeng.interfaces.faults import MACHINE_FAILED
+from qimeng.library import compiles
 from qimeng.spec import KernelSpec
 
 TIMEOUT_S = 60.0
@@ -246,7 +247,8 @@ class GpuEvaluator(SerialEvaluator):
 
     def submit(self, request: EvaluationRequest) -> Ticket:
         """Take a request; it is answered when it is gathered, and what takes TorchInductor long is begun now."""
-        self.libraries.begin(request.candidates)
+        if request.patch is None or any(map(compiles, request.patch.alternatives)):
+            self.libraries.begin(request.candidates)
         return super().submit(request)
 
     def answer(self, request: EvaluationRequest) -> Evaluation:

@@ -17,6 +17,7 @@ from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 PARTS: dict[str, tuple[str, ...]] = {
     "sum": ("value",),
     "prod": ("value",),
+    "product": ("digits", "power"),
     "max": ("value",),
     "min": ("value",),
     "argmax": ("best", "at"),
@@ -27,11 +28,13 @@ PARTS: dict[str, tuple[str, ...]] = {
 """Kind of a scan to the names of what it keeps, in the order of its operands.
 
 ``argmax`` and ``argmin`` take a value and its position and keep the last of the best; NaN is better than any number.
+``product`` takes x and 0 and keeps the running product as digits of size 1 to 2 times a power of two, so that a part of
+a row may leave the range of its dtype where the product does not: 0 times what overflowed would be no number.
 ``sumexp`` takes x and 1 and keeps the maximum m and the sum of exp(x - m). ``linear`` takes a and b and keeps, in
 ``state``, h[t] = a[t] h[t - 1] + b[t] with h[-1] = 0; ``scale`` is the product of the a.
 """
 
-UNORDERED = frozenset(("sum", "prod", "max", "min", "sumexp"))
+UNORDERED = frozenset(("sum", "prod", "product", "max", "min", "sumexp"))
 """Kinds whose operands may change places: totals may be summed up in any order."""
 
 
@@ -68,7 +71,7 @@ def neutral(kind: str, part: str, dtype: str) -> float | int:
         return info.min if lowest else info.max
     if part == "at":
         return -1
-    return number(1 if kind == "prod" or part == "scale" else 0)
+    return number(1 if kind == "prod" or part in ("scale", "digits") else 0)
 
 
 __all__ = ["PARTS", "UNORDERED", "Scan", "neutral"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qimeng.coder.template.nest.dtypes import is_float
+from qimeng.coder.template.nest.dtypes import compute_dtype, is_float
 from qimeng.coder.template.nest.expr import Expr
 from qimeng.coder.template.nest.scans import Scan
 from qimeng.coder.template.rules.base import SMALL, operand, out_dtype, rule
@@ -23,6 +23,8 @@ def _cumulative(b: Builder, node: Any, x: Expr, dim: int, dtype: Any = None) -> 
         return b.redim(values, values.dims)
     wide = operand(b, values, "int32") if d in SMALL else values  # wrapped to `d` at the end, as each step would be
     kind = node.packet.removeprefix("aten.cum")
+    if kind == "prod" and compute_dtype(wide.dtype) == "float32":
+        return b.cast(b.scan(Scan("product"), [wide, b.redim(b.const(0, "int32"), wide.dims)], dim, d), d)
     found = b.scan(Scan(kind), [wide], dim, wide.dtype if d in SMALL else d)
     if kind == "sum" and is_float(d):
         return b.pw("add", found, 0.0, dtype=d)  # a sum begins with +0, so that it is never -0

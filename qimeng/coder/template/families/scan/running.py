@@ -24,6 +24,30 @@ _SUMEXP = """    m = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
     q = tl.where(b == m, t, t * tl.exp(b - m))
     return m, p + q
 """
+_PRODUCT = """    p = a * b
+    over = tl.abs(p) >= 2.0
+    return tl.where(over, p * 0.5, p), i + j + over.to(tl.int32)
+
+
+@triton.jit
+def {function}_apart(x):
+    y = tl.where(tl.abs(x) < 1.1754943508222875e-38, x * 16777216.0, x)
+    i = y.to(tl.int32, bitcast=True)
+    e = (i >> 23) & 255
+    plain = (y != 0) & (e < 255)
+    e = e - tl.where(tl.abs(x) < 1.1754943508222875e-38, 151, 127)
+    m = ((i & -2139095041) | 1065353216).to(tl.float32, bitcast=True)
+    return tl.where(plain, m, y), tl.where(plain, e, 0)
+
+
+@triton.jit
+def {function}_whole(m, e):
+    e = tl.minimum(tl.maximum(e, -160), 130)
+    k = tl.minimum(tl.maximum(e, -126), 127)
+    y = m * ((k + 127) << 23).to(tl.float32, bitcast=True)
+    return y * ((e - k + 127) << 23).to(tl.float32, bitcast=True)
+"""
+"""Digits are of size 1 to 2, or 0, infinite or no number as they are; a power of two is made of its bits."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +111,15 @@ class Running:
             tile = f"tl.broadcast_to({value}, [PB, RB])" if variable else f"tl.full([PB, RB], {value}, {dtype})"
             tile = tile.replace(f", {dtype})", f", {TRITON_DTYPE[dtype]})")
             lines += [f"{x} = {tile}", *([f"{x} = tl.where({mask}, {x}, {none})"] if mask else [])]
+        if self.kind == "product":
+            lines.append(f"{self._all('x')} = {self.function}_apart({self.variables('x')[0]})")
         return lines
+
+    def value(self) -> tuple[str, list[str]]:
+        """The variable of a tile's results, and the lines that make it of what is kept."""
+        if self.kind != "product":
+            return self.variables("s")[0], []
+        return f"{self.name}_value", [f"{self.name}_value = {self.function}_whole({self._all('s')})"]
 
     def run(self) -> list[str]:
         """Lines that scan the operands' tiles."""
@@ -131,6 +163,7 @@ class Running:
         bodies = {
             "sum": ("a, b", "    return a + b\n"),
             "prod": ("a, b", "    return a * b\n"),
+            "product": ("a, i, b, j", _PRODUCT.format(function=self.function)),
             "max": ("a, b", f"    return tl.where({nan}(b >= a), b, a)\n"),  # of two zeros the later one
             "min": ("a, b", f"    return tl.where({nan}(b <= a), b, a)\n"),
             "argmax": ("a, i, b, j", best),

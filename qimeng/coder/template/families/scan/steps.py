@@ -42,11 +42,12 @@ class Steps:
         """Lines of a step that make the results of `r` known to `em`."""
         lines = [*self.operands(em, r), *r.run(), *([*r.resume(), *r.carry()] if carried else [])]
         results = dict(zip(r.scan.param.parts, r.variables("s"), strict=True))
-        em.define(r.scan, next(iter(results.values())))
+        value, made = r.value()
+        em.define(r.scan, value)
         for e in self.plan.nest.exprs:
             if e.op == "part" and e.args[0] is r.scan:
                 em.define(e, results[e.param])
-        return lines
+        return lines + made
 
     def operands(self, em: Emitter, r: Running) -> list[str]:
         """Lines of a step that make the operands' tiles."""
