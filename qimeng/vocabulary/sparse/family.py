@@ -16,6 +16,7 @@ from qimeng.family import Cost, Family, Needs
 from qimeng.graph.opgraph import itemsize
 from qimeng.graph.region import Region
 from qimeng.program.program import Implementation
+from qimeng.vocabulary.sparse.by_depth import SORTED_AT, SORTED_TO, SORTED_VALUES, sort_text
 from qimeng.vocabulary.sparse.kept import sparse_product
 from qimeng.vocabulary.sparse.padded import PADDED_AT, PADDED_VALUES, prepare_text
 from qimeng.vocabulary.sparse.reading import AT, FIRST, VALUES, kernel_before, reader_of
@@ -75,12 +76,16 @@ class SparseProducts(Family[SparsePlan, SparseSchedule]):
 
     def print(self, plan: SparsePlan, schedule: SparseSchedule, prefix: str) -> Implementation:
         """The gemm family's kernels; the entry function takes blocks and indices where the weight would be."""
-        inputs = [*plan.inputs, *((PADDED_AT, PADDED_VALUES) if schedule.padded else ())]
+        made_once = (PADDED_AT, PADDED_VALUES) if schedule.padded else ()
+        if schedule.by_depth:
+            made_once = (SORTED_AT, SORTED_TO, SORTED_VALUES)
+        inputs = [*plan.inputs, *made_once]
         made = with_inputs(print_gemm(plan.gemm, schedule, prefix), prefix, inputs, plan.hidden, VALUES)
-        if schedule.padded:
+        if made_once:
             given = tuple(plan.inputs.index(name) for name in (FIRST, AT, VALUES))
-            text = f"{made.source}\n\n{prepare_text(plan.kept, prefix)}"
-            made = replace(made, source=text, prepare=f"{prefix}_prepare", prepare_inputs=given)
+            sort = sort_text(plan.kept, schedule.block_n, prefix)
+            text = sort if schedule.by_depth else prepare_text(plan.kept, prefix)
+            made = replace(made, source=f"{made.source}\n\n{text}", prepare=f"{prefix}_prepare", prepare_inputs=given)
         before = kernel_before(plan.gemm, schedule, prefix)
         return replace(made, source=f"{before}\n\n{made.source}") if before else made
 
@@ -91,6 +96,10 @@ class SparseProducts(Family[SparsePlan, SparseSchedule]):
         down = math.ceil(m / s.block_m)
         read = itemsize(plan.gemm.dtype) if s.transposed else SECTOR
         waits = max(1.0, read * L2_BYTE) if kept.block == 1 else 1.0
+        if s.by_depth:  # an activation comes from L2 once for each tile of columns that has any element at its depth
+            share = kept.count / (n * k)
+            met = (1 - (1 - share) ** s.block_n) / s.block_n / share
+            waits = max(float(s.block_n), read * L2_BYTE * met)
         return Cost(
             tile=(s.block_m, s.block_n),
             products=3 if s.precision == "tf32x3" else 1,
@@ -103,7 +112,7 @@ class SparseProducts(Family[SparsePlan, SparseSchedule]):
     ) -> tuple[tuple[str, str], ...]:
         """Stages and warps, then tiles; shares of single elements before."""
         tuned = ("pipeline", "stages"), ("pipeline", "warps"), ("tiling", "taller"), ("tiling", "smaller")
-        single = ("split", "more"), ("split", "fewer"), ("storage", "ell")
+        single = ("split", "more"), ("split", "fewer"), ("storage", "ell"), ("storage", "csc")
         return (*single, *tuned) if schedule and schedule.transposed else tuned
 
 

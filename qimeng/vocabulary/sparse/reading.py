@@ -16,6 +16,7 @@ from qimeng.coder.template.families.gemm.plan import GemmPlan
 from qimeng.coder.template.families.gemm.schedule import GemmSchedule
 from qimeng.coder.template.families.gemm.scheme import scheme_of
 from qimeng.family import Unsupported
+from qimeng.vocabulary.sparse.by_depth import SORTED_AT, SORTED_TO, SORTED_VALUES, by_depth
 from qimeng.vocabulary.sparse.elements import AT, FIRST, SUMS, VALUES, Shares, by_columns
 from qimeng.vocabulary.sparse.kept import Kept
 from qimeng.vocabulary.sparse.padded import PADDED_AT, PADDED_VALUES, STEPS, by_steps
@@ -34,6 +35,10 @@ class KeptOperand(Operand):
             self.parameters = [f"{PADDED_AT}_ptr", f"{PADDED_VALUES}_ptr", STEPS]
             self.arguments = [PADDED_AT, PADDED_VALUES, f"{PADDED_AT}.shape[0]"]
             return
+        if self.sorts:
+            names = [FIRST, SORTED_AT, SORTED_TO, SORTED_VALUES]
+            self.parameters, self.arguments = [f"{name}_ptr" for name in names], names
+            return
         names = [FIRST, SUMS] if self.shares else list(self.given)
         self.parameters, self.arguments = [f"{name}_ptr" for name in names], names
         self.host = self.shares.launch() if self.shares else []
@@ -42,6 +47,11 @@ class KeptOperand(Operand):
     def ell(self) -> bool:
         """Whether columns are padded to one length."""
         return bool(getattr(self.schedule, "padded", False))
+
+    @property
+    def sorts(self) -> bool:
+        """Whether elements lie by their depth."""
+        return bool(getattr(self.schedule, "by_depth", False))
 
     @cached_property
     def shares(self) -> Shares | None:
@@ -62,6 +72,10 @@ class KeptOperand(Operand):
         """Walk the kept blocks of the tile's row of blocks, or the single elements of its columns."""
         if self.shares:
             return self.shares.add(self.schedule.block_n)
+        if isinstance(left, Turned) and self.sorts:
+            dot = scheme_of(self.plan, self.schedule).dot
+            precision = f', input_precision="{dot}"' if dot else ""
+            return by_depth(left, self.plan.shape[2], self.schedule.block_n, precision)
         if isinstance(left, Turned) and self.ell:
             return by_steps(left, self.plan.shape[2], self.schedule.block_n)
         if isinstance(left, Turned):

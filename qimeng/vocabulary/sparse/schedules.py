@@ -33,17 +33,20 @@ class SparseSchedule(GemmSchedule):
             belong to, so that a long column is split; the product then adds sums. 0: a program takes whole columns.
         padded: single elements are stored as many for each column as the longest has (ELL), the first ones of all
             columns side by side, so that a step takes one of each column of a tile.
+        by_depth: single elements are stored by their depth in each tile of columns (CSC), and multiplied on the tensor
+            cores, `block_k` a step.
     """
 
     family: str = family_field("sparse")
     transposed: bool = False
     share: int = 0
     padded: bool = False
+    by_depth: bool = False
 
     @property
     def numerics(self) -> str:
         """In which order single elements are added, as well."""
-        return f"{super().numerics}, {self.transposed}, {self.share}, {self.padded}"
+        return f"{super().numerics}, {self.transposed}, {self.share}, {self.padded}, {self.by_depth}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +153,8 @@ def _single(plan: SparsePlan) -> tuple[SparseSchedule, ...]:
     long = max(STEPS[0], min(power_of_two(each), STEPS[1], VALUES // high))
     shapes = [(high, long, 4), (high, max(STEPS[0], long // 2), 2), (max(1, high // 2), long, 4), (high, long, 1)]
     gathered = [SparseSchedule(block_m=m, block_n=1, block_k=k, warps=w, stages=2) for m, k, w in shapes]
-    made = gathered if 1 < rows < TURNED else [*found, gathered[2]]
+    last = gathered[2] if rows <= SOME else _by_depth(plan)[0]
+    made = gathered if 1 < rows < TURNED else [*found, last]
     return tuple(dict.fromkeys(made))[:MAX_ALTERNATIVES]
 
 
@@ -167,6 +171,8 @@ def shared_bytes(plan: SparsePlan, schedule: SparseSchedule) -> int:
     A block's column is fetched first, so that half of the stages hold blocks. Where warpgroups multiply, one more does.
     """
     s = schedule
+    if s.by_depth:
+        return depth_bytes(plan, s)
     if plan.kept.block == 1:
         return 4 * held_values(plan, s)
     ahead = max(1, (s.stages - 1) // 2)
@@ -177,7 +183,7 @@ def shared_bytes(plan: SparsePlan, schedule: SparseSchedule) -> int:
 def held_values(plan: SparsePlan, schedule: SparseSchedule) -> int:
     """Sums that a block holds, of single elements those of each place of a step."""
     s = schedule
-    if plan.kept.block > 1:
+    if plan.kept.block > 1 or s.by_depth:
         return s.block_m * s.block_n
     return s.block_m * max(s.block_k, s.block_n) if s.share or not s.transposed else s.block_m * s.block_n * s.block_k
 
@@ -207,6 +213,8 @@ def _limits(plan: SparsePlan, schedule: SparseSchedule) -> tuple[tuple[int, int,
     block = plan.kept.block
     if block > 1:
         return (LEAST, LEAST, block), (MOST, block, block)
+    if schedule.by_depth:
+        return (LEAST, LEAST, LEAST), (MOST, MOST_PADDED, 64)
     if schedule.padded:
         return (min(TURNED, power_of_two(plan.gemm.shape[1])), 1, 1), (MOST, MOST_PADDED, 1)
     if schedule.transposed:
@@ -220,6 +228,8 @@ def _loads_stay(schedule: SparseSchedule) -> bool:
     Triton 3.6 then has each thread load what it multiplies by. Of more it takes every element once and passes all that
     the step has read through shared memory.
     """
+    if schedule.by_depth:
+        return True
     lanes = schedule.block_k * (1 if schedule.share else schedule.block_n)
     return not schedule.transposed or schedule.block_m == 1 or lanes < 32 * schedule.warps
 
@@ -231,6 +241,8 @@ class Split(SparseMove):
         """Only of single elements that meet runs of rows."""
         if not schedule.transposed:
             raise IllegalAction("only single elements that meet a transposed left operand are shared by number")
+        if schedule.by_depth:
+            raise IllegalAction("elements lie by their depth: every program takes whole columns; storage balanced")
         if schedule.padded:
             raise IllegalAction("columns are padded to one length: every program takes whole ones; storage balanced")
 
@@ -254,6 +266,8 @@ class Storage(SparseMove):
         if param == storage_of(schedule):
             raise IllegalAction(f"the elements are stored as {param} already")
         rows = plan.gemm.shape[1]
+        if param == "csc" and rows < TURNED:
+            raise IllegalAction(f"csc multiplies {TURNED} rows or more on the tensor cores; these are {rows}")
         if param != "csr" and 1 < rows < TURNED:
             raise IllegalAction(f"{param} reads runs of {TURNED} rows or more, or one row; these are {rows}")
 
@@ -261,16 +275,20 @@ class Storage(SparseMove):
         """Those of `schedules`, or tiles of padded columns."""
         if param == "ell":
             return _padded(plan)
+        if param == "csc":
+            return _by_depth(plan)
         return tuple(s for s in _single(plan) if storage_of(s) == param)
 
 
-STORAGES = ("csr", "balanced", "ell")
-"""How single elements are stored and shared among programs: by columns of the result, as many for each program, or
-padded to the longest column."""
+STORAGES = ("csr", "balanced", "ell", "csc")
+"""How single elements are stored and shared among programs: by columns of the result, as many for each program, padded
+to the longest column, or by their depth in each tile of columns."""
 
 
 def storage_of(schedule: SparseSchedule) -> str:
     """Which of `STORAGES` a schedule is of."""
+    if schedule.by_depth:
+        return "csc"
     return "ell" if schedule.padded else "balanced" if schedule.share else "csr"
 
 
@@ -299,6 +317,44 @@ def _padded(plan: SparsePlan) -> tuple[SparseSchedule, ...]:
         for m, n, warps in (ONE_PADDED if rows == 1 else SOME_PADDED if rows <= SOME else MANY_PADDED)
     ]
     return tuple(dict.fromkeys(s for s in made if _loads_stay(s)))
+
+
+DEPTH_SWEEP: tuple[Shape, ...] = (
+    (128, 64, 32, 4, 3),
+    (64, 64, 32, 4, 3),
+    (128, 128, 32, 8, 3),
+    (128, 32, 32, 4, 3),
+    (64, 32, 64, 4, 3),
+)
+"""Rows, columns and elements of a step, warps, stages, of elements by depth: reasoned, not swept. Wide tiles meet an
+activation more often."""
+
+
+def _by_depth(plan: SparsePlan) -> tuple[SparseSchedule, ...]:
+    _, rows, columns, _ = plan.gemm.shape
+    precisions = ("ieee",) if plan.gemm.half else ("ieee", "tf32x3")
+    made = [
+        SparseSchedule(
+            block_m=min(m, power_of_two(rows, LEAST)),
+            block_n=min(n, power_of_two(columns, LEAST)),
+            block_k=k,
+            group_m=1,
+            warps=warps,
+            stages=stages,
+            precision=p,
+            transposed=True,
+            by_depth=True,
+        )
+        for m, n, k, warps, stages in DEPTH_SWEEP
+        for p in precisions
+    ]
+    return tuple(dict.fromkeys(made))
+
+
+def depth_bytes(plan: SparsePlan, schedule: SparseSchedule) -> int:
+    """Bytes of shared memory with elements by depth, at most: all stages of the activations, one of the elements."""
+    s = schedule
+    return ((s.block_m + s.block_n) * itemsize(plan.gemm.dtype) + 12) * s.block_k * max(s.stages, 1)
 
 
 class Pipeline(SparseMove):

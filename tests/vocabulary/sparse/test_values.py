@@ -37,6 +37,10 @@ CASES = {
     "ell, activation": Case("csr:5", (24, 100, 72), BF16, nn.SiLU(), fused=True, storage="ell", choices=(1,)),
     "ell, one row": Case("csr:10", (1, 200, 96), F32, storage="ell", choices=(0, 2)),
     "ell, many rows": Case("csr:3", (130, 192, 130), BF16, bias=False, storage="ell"),
+    "csc": Case("csr:5", (20, 100, 72), F16, storage="csc", choices=(0, 3)),
+    "csc, activation": Case("csr:10", (24, 100, 70), BF16, nn.SiLU(), fused=True, storage="csc", choices=(1,)),
+    "csc, fp32, many rows": Case("csr:3", (130, 192, 130), F32, bias=False, storage="csc", choices=(0, 1)),
+    "csc, one weight": Case("csr:0.001", (20, 200, 96), BF16, storage="csc", choices=(0,)),
     "balanced": Case("csr:5", (20, 100, 72), BF16, storage="balanced", choices=(0,)),
 }
 """One block or weight leaves all other rows empty."""
@@ -81,7 +85,16 @@ def errors_beside(
     return float(((y.double() - wanted).abs() / scale).max()), float(((theirs.double() - wanted).abs() / scale).max())
 
 
-QUICK = ["ell", "bsr", "bsr, overhanging, activation", "bsr, one block", "csr", "csr, activation", "csr, one weight"]
+QUICK = [
+    "ell",
+    "csc",
+    "bsr",
+    "bsr, overhanging, activation",
+    "bsr, one block",
+    "csr",
+    "csr, activation",
+    "csr, one weight",
+]
 
 
 def test_quick_cases() -> None:
