@@ -53,8 +53,9 @@ class Installed:
         Raises:
             QimengError: one cannot be loaded or registered; the message names the package.
         """
-        for name in SHIPPED:
-            import_module(name)
+        if not self._done:
+            for name in SHIPPED:
+                import_module(name)
         run_files()
         if self._done:
             return

@@ -207,14 +207,26 @@ def is_covered(region: Region) -> bool:
 
 
 def concerned(region: Region) -> AnyFamily | None:
-    """The family whose business regions like this are, covered or not; None where nobody's."""
-    for family in families().values():
+    """The family whose business regions like this are, covered or not; None where nobody's.
+
+    Kept, since every state asks for it again; but not where a family failed, which is reported each time.
+    """
+    known: dict[Any, AnyFamily | None] = region.graph.memo.setdefault("concerned", {})
+    asked = tuple(families().values())
+    key = asked, region.nodes
+    if key in known:
+        return known[key]
+    found, failed = None, False
+    for family in asked:
         try:
             if family.concerns(region):
-                return family
+                found = family
+                break
         except FamilyFault as fault:
-            _faults[family.name] = str(fault)
-    return None
+            _faults[family.name], failed = str(fault), True
+    if not failed:
+        known[key] = found
+    return found
 
 
 def word_of(region: Region) -> str:

@@ -74,7 +74,8 @@ def ceilings(
 def _remains(program: Program, action: Action) -> Remainder | None:
     """What the action's kind says is left; None where that follows from the regions, or the kind fails."""
     try:
-        return kinds()[action.kind].remains(program, action) if action.kind in kinds() else None
+        kind = kinds().get(action.kind)
+        return None if kind is None else kind.remains(program, action)
     except IllegalAction:  # a kind of another package at fault, too: a step with it says so
         return None
 

@@ -68,11 +68,11 @@ def test_the_last_step_ends_an_episode(model: PlannerModel, stored: Stored) -> N
 
 
 @pytest.mark.slow
-def test_ppo_earns_more_on_trees_that_take_several_steps(model: PlannerModel, stored: Stored) -> None:
-    best = float(np.mean([np.log(s.gain) for s in stored]))
-    settings = Ppo(steps=640, environments=8, rollout=16, batch=32, rate=2e-3, max_steps=8)
-    found = train(model, [s.task for s in stored], settings, LogSpeedupReward, offer=Offer.of(stored))
-    assert found[-1]["reward"] > found[0]["reward"] + 0.1 * best
+def test_ppo_earns_more_on_a_tree_that_takes_several_steps(model: PlannerModel, stored: Stored) -> None:
+    """One tree, since it is learnt in few steps."""
+    settings = Ppo(steps=256, environments=8, rollout=8, batch=16, rate=2e-3, max_steps=8)
+    found = train(model, [stored[0].task], settings, LogSpeedupReward, offer=Offer.of(stored))
+    assert found[-1]["reward"] > found[0]["reward"] + 0.1 * np.log(stored[0].gain)
 
 
 def test_an_anchor_keeps_what_was_there(reader: Reader, tiny: MiniSize, stored: Stored) -> None:
@@ -80,7 +80,7 @@ def test_an_anchor_keeps_what_was_there(reader: Reader, tiny: MiniSize, stored: 
 
     def away(anchor: float) -> float:
         model = new_mini(reader.tokenizer, tiny, seed=3, length=128)
-        settings = Ppo(steps=64, environments=4, rollout=8, batch=32, rate=2e-3, max_steps=8, anchor=anchor)
+        settings = Ppo(steps=32, environments=4, rollout=4, batch=16, rate=2e-3, max_steps=8, anchor=anchor)
         train(model, [s.task for s in stored], settings, LogSpeedupReward, offer=Offer.of(stored))
         same = new_mini(reader.tokenizer, tiny, seed=3, length=128)
         env = make_environment(same, [s.task for s in stored], 8, offer=Offer.of(stored))

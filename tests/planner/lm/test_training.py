@@ -157,10 +157,10 @@ def test_ppo_finds_the_action_that_pays(model: PlannerModel, replayed: Task) -> 
     planner = LanguageModelPlanner(model)
     before = float(np.exp(planner.scores(start)[best]))
     assert before < 0.3
-    settings = Ppo(steps=640, environments=8, rollout=8, batch=32, epochs=4, rate=2e-3, max_steps=1, target_kl=None)
+    settings = Ppo(steps=384, environments=8, rollout=8, batch=16, epochs=4, rate=4e-3, max_steps=1, target_kl=None)
     seen: list[dict[str, float]] = []
     found = train(model, [replayed], settings, LogSpeedupReward, seen.append)
-    assert found == seen and [f["steps"] for f in found] == list(range(64, 641, 64))
+    assert found == seen and [f["steps"] for f in found] == list(range(64, 385, 64))
     assert found[-1]["reward"] > found[0]["reward"] + 0.2
     after = float(np.exp(planner.scores(start)[best]))
     assert after > 0.6 and planner.choose(start) == start.actions[best]
