@@ -27,11 +27,9 @@ def finetune(
     rank: Annotated[int, typer.Option(min=0, help="Rank of the LoRA adapter; 0 trains the whole model.")] = 16,
     epochs: Annotated[float, typer.Option(callback=number, help="Passes over the conversations.")] = 2.0,
     seconds: Annotated[float, typer.Option(callback=number, help="Time limit over all runs; 0 for none.")] = 0.0,
-    length: Annotated[int, typer.Option(min=2, help="Tokens of a pack; longer conversations are left out.")] = 4096,
+    length: Annotated[int, typer.Option(min=2, help="Tokens; longer conversations are left out.")] = 4096,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of an update.")] = 16_384,
-    rate: Annotated[
-        float, typer.Option(callback=number, help="Highest learning rate; take a tenth for a whole model.")
-    ] = 3e-4,
+    rate: Annotated[float, typer.Option(callback=number, help="Highest learning rate.")] = 3e-4,
     seed: Annotated[int, typer.Option(help="Seed of the order and of the adapter.")] = 0,
 ) -> None:
     """Fine-tune a language model on conversations, to be used as coder="transformers:FOLDER"."""
@@ -47,7 +45,7 @@ def finetune(
     beside = rank and device == "cuda"  # weights that stay as they are may be short
     lm, tokenizer = load(model, torch.bfloat16 if beside else torch.float32, device)
     lm = adapted(lm, rank, seed)
-    rows = [encoded(tokenizer, messages) for messages in said]
+    rows = encoded(tokenizer, said)
     how = Sft(epochs, seconds or math.inf, length, tokens, rate, seed=seed)
 
     def tell(row: Mapping[str, float]) -> None:

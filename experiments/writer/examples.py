@@ -16,11 +16,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 
+from experiments.writer.edits import reply_of
 from experiments.writer.further import further
 from experiments.writer.resized import resized
 from qimeng.actions import Context, kinds
@@ -37,6 +38,7 @@ from qimeng.envs.sandbox.layer import end_with_parent
 from qimeng.envs.screening.allowed_text import violations
 from qimeng.errors import CoderError, IllegalAction, ReplayError
 from qimeng.graph.capture import CaptureError
+from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Evaluation, Request
 from qimeng.interfaces.records import action_from_data, program_from_json, program_to_json
 from qimeng.planner.data.generate import Bytes, draw
@@ -76,6 +78,7 @@ class Example:
         answer: the code, as the template coder prints it, or with expressions in the place of numbers.
         verified: whether a judge accepted it; else the template coder wrote it and nobody looked.
         failed: a broken answer that came first and what the gates said to it; None where the answer is the first.
+        base: the code that edits apply to, as the conversation shows it; None where only a whole answer will do.
     """
 
     source: str
@@ -90,6 +93,7 @@ class Example:
     answer: str
     verified: bool
     failed: tuple[str, str] | None = None
+    base: str | None = None
 
     @property
     def chain(self) -> str:
@@ -111,8 +115,8 @@ class Example:
 
     @property
     def reply(self) -> str:
-        """The answer as a model gives it."""
-        return f"```python\n{self.answer}```"
+        """The answer as a model gives it: edits of the present code where they are shorter than the whole."""
+        return reply_of(self.answer, self.base)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -124,8 +128,7 @@ class Example:
 
     def request(self) -> Request:
         """The request, captured anew."""
-        spec = KernelSpec.from_source(self.source, "example", dtype=self.dtype, mode=self.mode)
-        program = program_from_json(self.program, capture_spec(spec, verify=False))
+        program = program_from_json(self.program, captured(self.source, self.dtype, self.mode))
         return Request(program, self.action, device_named(self.device), self.mode)
 
     def to_json(self) -> str:
@@ -143,6 +146,12 @@ class Example:
         failed = data.get("failed")
         given = {"prompt": tuple(data["prompt"]), "failed": None if failed is None else tuple(failed)}
         return cls(**{**data, "traits": traits, "action": action, **given})
+
+
+@lru_cache(64)
+def captured(source: str, dtype: str, mode: str) -> OpGraph:
+    """The graph of a spec. The steps of one spec follow one another, and a capture takes a quarter of a second."""
+    return capture_spec(KernelSpec.from_source(source, "example", dtype=dtype, mode=mode), verify=False)
 
 
 def read_source(path: Path) -> Iterator[Tree]:
@@ -266,8 +275,8 @@ def example_of(spec: KernelSpec, request: Request, implementation: Implementatio
     metas = [region.graph.meta(v) for v in (*region.inputs, *region.outputs)]
     try:
         messages = write_messages(request, limits=LIMITS, words=Words(WORDS))
-        answer = shown_source(implementation)
-        read = read_reply(Reply(f"```python\n{answer}```"), region, base_source(request))
+        answer, base = shown_source(implementation), base_source(request)
+        read = read_reply(Reply(reply_of(answer, base)), region, base)
     except ChatError:  # too long, or a form of code that replies do not have
         return
     if read.prepare_inputs != implementation.prepare_inputs or violations(read.source, read.language):
@@ -284,6 +293,7 @@ def example_of(spec: KernelSpec, request: Request, implementation: Implementatio
         (messages[0].text, messages[1].text),
         answer,
         verified,
+        base=base,
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from experiments.writer.answering import Written, read_answers
 from experiments.writer.copying import CopyCoder, worth_copying
+from experiments.writer.edits import with_lines_of
 from experiments.writer.examples import LIMITS, WORDS, Example, Split, split
 from experiments.writer.repairs import repairs
 from experiments.writer.symbolic import Code, Expressions
@@ -77,7 +78,14 @@ def _expressed(parts: Sequence[tuple[Example, ...]], processes: int) -> Iterator
             work = expressions.write
             some = max(1, len(part) // (8 * processes))  # what was counted goes with each
             written = pool.map(work, codes, chunksize=some) if pool is not None else map(work, codes)
-            yield tuple(replace(example, answer=answer) for example, answer in zip(part, written, strict=True))
+            yield tuple(_answered(example, answer) for example, answer in zip(part, written, strict=True))
+
+
+def _answered(example: Example, answer: str) -> Example:
+    """The example with expressions in the lines that its step changes."""
+    return replace(
+        example, answer=answer if example.base is None else with_lines_of(example.base, example.answer, answer)
+    )
 
 
 def _code(example: Example) -> Code:

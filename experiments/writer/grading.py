@@ -121,6 +121,26 @@ def own_share(found: Evaluation, program: Program) -> float:
     return min(1.0, (found.generated_share or 0.0) * total / own) if own else 0.0
 
 
+@dataclass(frozen=True)
+class Read:
+    """A reply that could be read.
+
+    Attributes:
+        request: what it answers, without what was refused before.
+        patch: what it means.
+        key: of the request and of the patch's code.
+    """
+
+    request: Request
+    patch: Patch
+    key: tuple[str, str]
+
+    @property
+    def source(self) -> str:
+        """The whole code, whether the reply was edits or not."""
+        return shown_source(self.patch.alternatives[0])
+
+
 class JudgeGrader(Grader):
     """Grades replies to examples.
 
@@ -144,6 +164,7 @@ class JudgeGrader(Grader):
         self._pool, self._work, self._device = pool, work, device
         self._screens = Screens(device, processes)
         self._known: dict[tuple[str, str], Verdict] = {}
+        self._refused: dict[tuple[str, tuple[Message, ...]], Patch] = {}  # what a conversation goes on from
         self._request = lru_cache(256)(self._captured)
 
     def _captured(self, key: str) -> Request:
@@ -154,12 +175,13 @@ class JudgeGrader(Grader):
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # judges need memory of the same GPU
         found: dict[int, Graded] = {}
-        patches: dict[int, tuple[Request, Patch, tuple[str, str]]] = {}
+        patches: dict[int, Read] = {}
         for number, answer in enumerate(answers):
             example, request = self._examples[answer.key], self._request(answer.key)
             reply = Reply(answer.text, finish="stop" if answer.finished else "length")
+            failed = self._refused.get((answer.key, answer.messages))  # edits are of that
             try:
-                patch = patch_of(request, reply)
+                patch = patch_of(replace(request, failed=failed), reply)
             except ChatError as error:
                 then = told(example.messages, reply, error)
                 found[number] = Graded(0.0, False, failure=f"write {error.kind}", then=then)
@@ -167,37 +189,35 @@ class JudgeGrader(Grader):
             except QimengError:  # the request does not fit this version: no verdict on the reply
                 found[number] = Graded(0.0, False, failure="write coder", counted=False)
                 continue
-            patches[number] = request, patch, (answer.key, patch.alternatives[0].digest)
+            patches[number] = Read(request, patch, (answer.key, patch.alternatives[0].digest))
         self._screen(patches.values())
-        self._judge(answers, patches)
-        for number, (request, patch, key) in patches.items():
-            verdict = self._known.get(key, Verdict(UNKNOWN, counted=False))
-            found[number] = self._graded(answers[number].key, request, patch, verdict)
+        self._judge(patches.values())
+        for number, read in patches.items():
+            verdict = self._known.get(read.key, Verdict(UNKNOWN, counted=False))
+            found[number] = self._graded(read, verdict)
         return [found[number] for number in range(len(answers))]
 
-    def _screen(self, some: Iterable[tuple[Request, Patch, tuple[str, str]]]) -> None:
+    def _screen(self, some: Iterable[Read]) -> None:
         """Verdicts of the gates that need no GPU, on what is not known yet."""
         new: dict[tuple[str, str], tuple[Request, Patch]] = {}
-        for request, patch, key in some:
-            if key in self._known:
+        for read in some:
+            if read.key in self._known:
                 continue
-            if _same(shown_source(patch.alternatives[0]), base_source(request)):
-                self._known[key] = Verdict("write duplicate", UNCHANGED)
+            if _same(read.source, base_source(read.request)):
+                self._known[read.key] = Verdict("write duplicate", UNCHANGED)
             else:
-                new[key] = request, patch
+                new[read.key] = read.request, read.patch
         refusals = self._screens.refusals([(request.program, patch) for request, patch in new.values()])
         for key, refusal in zip(new, refusals, strict=True):
             if refusal is not None and refusal.lasting:
                 self._known[key] = Verdict(f"{refusal.gate.value} {refusal.failure}", refusal.error or "")
 
-    def _judge(
-        self, answers: Sequence[Answered], patches: Mapping[int, tuple[Request, Patch, tuple[str, str]]]
-    ) -> None:
+    def _judge(self, some: Iterable[Read]) -> None:
         """Verdicts of the judge, on what is not known yet."""
-        new = {key: answers[number] for number, (_, _, key) in patches.items() if key not in self._known}
+        new = {read.key: f"```python\n{read.source}```" for read in some if read.key not in self._known}
         order = sorted(new, key=lambda key: key[0])
-        groups = {name: list(some) for name, some in groupby(order, lambda key: key[0])}
-        questions = [Question(self._examples[n], tuple(new[key].text for key in some)) for n, some in groups.items()]
+        groups = {name: list(keys) for name, keys in groupby(order, lambda key: key[0])}
+        questions = [Question(self._examples[n], tuple(new[key] for key in keys)) for n, keys in groups.items()]
         if not questions:
             return
         limit_s = BEGIN_S + EACH_S * max(len(q.replies) for q in questions)
@@ -207,13 +227,16 @@ class JudgeGrader(Grader):
                 if verdict.counted:
                     self._known[key] = verdict
 
-    def _graded(self, key: str, request: Request, patch: Patch, verdict: Verdict) -> Graded:
+    def _graded(self, read: Read, verdict: Verdict) -> Graded:
         if not verdict.failure:
             reward = turn_reward(True, verdict.speedup, verdict.share)
             return Graded(reward, True, verdict.share, verdict.speedup)
-        example = self._examples[key]
-        turn = refused_turn(request, example.messages, patch, verdict.reason) if verdict.counted else None
-        then: tuple[Message, ...] = (*example.messages, *turn) if turn else ()
+        name, _ = read.key
+        messages = self._examples[name].messages
+        turn = refused_turn(read.request, messages, read.patch, verdict.reason) if verdict.counted else None
+        then: tuple[Message, ...] = (*messages, *turn) if turn else ()
+        if then:
+            self._refused[name, then] = read.patch
         return Graded(0.0, False, failure=verdict.failure, then=then, counted=verdict.counted)
 
 

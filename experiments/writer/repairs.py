@@ -18,10 +18,12 @@ from itertools import islice
 from multiprocessing import get_context
 
 from experiments.writer.breaking import broken
+from experiments.writer.edits import reply_of
 from experiments.writer.examples import LIMITS, WORDS, Example
 from qimeng.coder.llm.chat import Chat, ChatError, Message, Reply
 from qimeng.coder.llm.coder import LLMCoder, told
 from qimeng.coder.llm.prompt import write_messages
+from qimeng.coder.llm.shown import shown_source
 from qimeng.coder.llm.words import Words
 from qimeng.device import device_named
 from qimeng.envs.sandbox.layer import end_with_parent
@@ -78,8 +80,14 @@ def refused_turn(
     return (found[2], found[3]) if len(found) == 4 and found[:2] == tuple(messages[:2]) else None
 
 
-def repaired(examples: Sequence[Example], seed: int = 0) -> list[Example]:
-    """For each example one more, in which a broken answer came first; none where no gate refused what was tried."""
+def repaired(examples: Sequence[Example], seed: int = 0, processes: int | None = None) -> list[Example]:
+    """For each example one more, in which a broken answer came first; none where no gate refused what was tried.
+
+    Args:
+        examples: those of one spec follow one another.
+        seed: of the changes.
+        processes: compilations at once; one a core by default.
+    """
     rng = random.Random(seed)
     left = list(examples)
     found: list[Example] = []
@@ -90,7 +98,7 @@ def repaired(examples: Sequence[Example], seed: int = 0) -> list[Example]:
             text = broken(example.answer, rng)
             if text is None:
                 continue
-            reply = Reply(f"```python\n{text}```")
+            reply = Reply(reply_of(text, example.base))
             try:
                 request = example.request()
                 waiting.append((example, request, patch_of(request, reply)))
@@ -103,13 +111,14 @@ def repaired(examples: Sequence[Example], seed: int = 0) -> list[Example]:
         for one in waiting:
             by_device.setdefault(one[0].device, []).append(one)
         for device, some in by_device.items():
-            refusals = Screens(device_named(device)).refusals([(r.program, p) for _, r, p in some])
+            refusals = Screens(device_named(device), processes).refusals([(r.program, p) for _, r, p in some])
             for (example, request, patch), refusal in zip(some, refusals, strict=True):
                 turn = refused_turn(request, example.messages, patch, refusal.error or "") if refusal else None
                 if turn is None:
                     again.append(example)
                 else:
-                    found.append(replace(example, failed=(turn[0].text, turn[1].text)))
+                    base = shown_source(patch.alternatives[0])
+                    found.append(replace(example, failed=(turn[0].text, turn[1].text), base=base))
         left = again
     return found
 
@@ -117,8 +126,9 @@ def repaired(examples: Sequence[Example], seed: int = 0) -> list[Example]:
 def repairs(examples: Iterable[Example], share: float, processes: int = 1, seed: int = 0) -> Iterator[Example]:
     """`repaired` for a share of `examples`, drawn by their keys, in several processes."""
     chosen = (e for e in examples if random.Random(f"{seed}/{e.key}").random() < share)
-    groups = iter(lambda: list(islice(chosen, TOGETHER)), [])
-    work = partial(repaired, seed=seed)
+    ordered = iter(sorted(chosen, key=lambda e: (e.source, e.dtype, e.mode)))  # each spec is captured once
+    groups = iter(lambda: list(islice(ordered, TOGETHER)), [])
+    work = partial(repaired, seed=seed, processes=1 if processes > 1 else None)
     several = ProcessPoolExecutor(processes, get_context("spawn"), end_with_parent) if processes > 1 else nullcontext()
     with several as pool:
         for some in pool.map(work, groups) if pool is not None else map(work, groups):

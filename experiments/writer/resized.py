@@ -132,7 +132,8 @@ def _moderate(text: str, like: KernelSpec) -> tuple[KernelSpec, Program]:
         if _largest(start) <= ELEMENTS[1] or largest is None:
             return spec, start
         begin, end = largest.span(2)
-        text = f"{text[:begin]}{int(largest.group(2)) // 2}{text[end:]}"
+        times = 1 << max(1, (_largest(start) // ELEMENTS[1]).bit_length() - 1)  # a capture takes a quarter of a second
+        text = f"{text[:begin]}{max(1, int(largest.group(2)) // times)}{text[end:]}"
 
 
 def _largest(start: Program) -> int:

@@ -71,8 +71,8 @@ def sft(out: Path, model: str, how: Sft, rank: int = 16, now_minutes: float = 1e
     if not (out / PRETRAINED / "model.safetensors").exists():
         save(*load(model, torch.bfloat16), out / PRETRAINED)
     lm, tokenizer = loaded(out / PRETRAINED, rank, how.seed)
-    rows = [encoded(tokenizer, said(e)) for e in read(out, LEARNT)]
-    held_out = [encoded(tokenizer, said(e)) for part in PARTS for e in requests(out, part, LOOKED_AT)]
+    rows = encoded(tokenizer, [said(e) for e in read(out, LEARNT)])
+    held_out = encoded(tokenizer, [said(e) for part in PARTS for e in requests(out, part, LOOKED_AT)])
     tell = _teller(out / "tuning.jsonl", {**asdict(how), "rank": rank, "model": model, "target": target})
     run_s = 60 * now_minutes - (time.monotonic() - began)
     fine_tune(lm, rows, how, out / target, held_out=held_out, run_s=run_s, on_row=tell)

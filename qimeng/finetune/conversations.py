@@ -1,4 +1,4 @@
-"""Conversations as tokens, packed into rows of one length, and how likely a model finds the replies in them.
+"""Conversations as tokens, batches of like length, and how likely a model finds the replies in them.
 
 Deals in messages, tokens and log-probabilities. Fine-tuning and reinforcement learning both ask `log_probabilities`.
 Knows nothing about losses.
@@ -36,25 +36,32 @@ class Row:
         return self.ids[self.head :]
 
 
-def prompt_ids(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, ...]:
-    """A conversation as tokens, up to where the model's turn begins."""
-    said = [{"role": m.role, "content": m.text} for m in messages]
-    text = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+def prompts_ids(tokenizer: Any, conversations: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
+    """Each conversation as tokens, up to where the model's turn begins."""
+    said = [[{"role": m.role, "content": m.text} for m in messages] for messages in conversations]
+    texts = [tokenizer.apply_chat_template(one, add_generation_prompt=True, tokenize=False) for one in said]
+    return _tokens(tokenizer, texts)
 
 
-def encoded(tokenizer: Any, messages: Sequence[Message]) -> Row:
-    """A conversation whose last turn is the reply that is learnt, with the token that ends it.
+def encoded(tokenizer: Any, conversations: Sequence[Sequence[Message]]) -> list[Row]:
+    """Conversations whose last turn is the reply that is learnt, with the token that ends it.
 
     Raises:
-        FinetuneError: the last turn is not the model's.
+        FinetuneError: a last turn is not the model's.
     """
-    *before, last = messages
-    if last.role != "assistant" or not before:
-        raise FinetuneError("a conversation to learn from ends with a turn of the role assistant, after another turn")
-    head = prompt_ids(tokenizer, before)
-    tail = tokenizer(last.text, add_special_tokens=False)["input_ids"]
-    return Row((*head, *tail, tokenizer.eos_token_id), len(head))
+    for *before, last in conversations:
+        if last.role != "assistant" or not before:
+            raise FinetuneError(
+                "a conversation to learn from ends with a turn of the role assistant, after another turn"
+            )
+    heads = prompts_ids(tokenizer, [some[:-1] for some in conversations])
+    tails = _tokens(tokenizer, [some[-1].text for some in conversations])
+    return [Row((*head, *tail, tokenizer.eos_token_id), len(head)) for head, tail in zip(heads, tails, strict=True)]
+
+
+def _tokens(tokenizer: Any, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """All at once: a tokenizer uses every core."""
+    return [tuple(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]] if texts else []
 
 
 def read_conversations(path: Path) -> Iterator[tuple[Message, ...]]:
@@ -75,78 +82,77 @@ def read_conversations(path: Path) -> Iterator[tuple[Message, ...]]:
         raise FinetuneError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def packed(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Numbers of rows that share one of `room` tokens, the longest first into the first that has place left.
-
-    Rows longer than `room` are in none.
-
-    >>> packed([5, 9, 4, 3, 12], 10)
-    [[1], [0, 2], [3]]
-    """
-    found: list[list[int]] = []
-    left: list[int] = []
-    for number in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):
-        if lengths[number] > room:
-            continue
-        place = next((n for n, free in enumerate(left) if free >= lengths[number]), len(found))
-        if place == len(found):
-            found.append([])
-            left.append(room)
-        found[place].append(number)
-        left[place] -= lengths[number]
-    return found
+WINDOW = 32
+"""Batches' worth of rows among which those of like length are put together."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Several packs of rows.
+    """Several rows, side by side.
+
+    Rows begin at the same place and are filled up at their ends, where a causal model does not look: it needs no mask,
+    and the fastest kernels of attention take it.
 
     Attributes:
-        ids: tokens (packs x length).
-        positions: place of each token in its own row (packs x length); a row is seen by itself alone.
+        ids: tokens (rows x length).
         places: places before each reply's token, counted through `ids` (n).
         wanted: these tokens (n).
         owner: number of the row that each is of (n).
     """
 
     ids: torch.Tensor
-    positions: torch.Tensor
     places: torch.Tensor
     wanted: torch.Tensor
     owner: torch.Tensor
 
     def to(self, device: str | torch.device) -> Batch:
         """The same on a device."""
-        return Batch(*(t.to(device) for t in (self.ids, self.positions, self.places, self.wanted, self.owner)))
+        return Batch(*(t.to(device, non_blocking=True) for t in (self.ids, self.places, self.wanted, self.owner)))
 
 
-def batch_of(rows: Sequence[Row], packs: Sequence[Sequence[int]]) -> Batch:
-    """The batch of `packs` of numbers of `rows`, as long as the longest pack."""
-    length = max(sum(len(rows[n].ids) for n in pack) for pack in packs)
-    ids = torch.zeros(len(packs), length, dtype=torch.long)
-    positions = torch.zeros(len(packs), length, dtype=torch.long)
-    places: list[int] = []
-    wanted: list[int] = []
-    owner: list[int] = []
-    for number, pack in enumerate(packs):
-        at = 0
-        for n in pack:
-            row = rows[n]
-            ids[number, at : at + len(row.ids)] = torch.tensor(row.ids)
-            positions[number, at : at + len(row.ids)] = torch.arange(len(row.ids))
-            begin = number * length + at
-            places += range(begin + row.head - 1, begin + len(row.ids) - 1)
-            wanted += row.reply
-            owner += [n] * len(row.reply)
-            at += len(row.ids)
-    return Batch(ids, positions, torch.tensor(places), torch.tensor(wanted), torch.tensor(owner))
+def batch_of(rows: Sequence[Row], numbers: Sequence[int]) -> Batch:
+    """The batch of `rows` with these numbers, as long as the longest of them."""
+    length = max(len(rows[n].ids) for n in numbers)
+    ids = torch.zeros(len(numbers), length, dtype=torch.long)
+    places: list[torch.Tensor] = []
+    for place, n in enumerate(numbers):
+        row = rows[n]
+        ids[place, : len(row.ids)] = torch.tensor(row.ids)
+        places.append(torch.arange(row.head - 1, len(row.ids) - 1) + place * length)
+    before = torch.cat(places)
+    owner = torch.tensor(numbers).repeat_interleave(torch.tensor([len(part) for part in places]))
+    return Batch(ids, before, ids.flatten()[before + 1], owner)
 
 
-def batches(rows: Sequence[Row], room: int, tokens: int) -> list[list[list[int]]]:
-    """Packs of `room` tokens, as many together as `tokens` allow, at least one."""
-    packs = packed([len(row.ids) for row in rows], room)
-    each = max(1, tokens // room)
-    return [packs[first : first + each] for first in range(0, len(packs), each)]
+def batches(rows: Sequence[Row], tokens: int) -> list[list[int]]:
+    """Numbers of rows of like length that are read together, padding included at most `tokens`, at least one.
+
+    Rows that are near one another stay so, since a training draws their order: like ones are looked for among a few
+    batches' worth.
+
+    >>> batches([Row((0,) * n, 1) for n in (5, 2, 6, 3, 9)], 12)
+    [[1, 3], [0, 2], [4]]
+    """
+    found: list[list[int]] = []
+    window: list[int] = []
+    held = 0
+    for number, row in enumerate(rows):
+        window.append(number)
+        held += len(row.ids)
+        if held >= WINDOW * tokens or number == len(rows) - 1:
+            found += _alike(rows, window, tokens)
+            window, held = [], 0
+    return found
+
+
+def _alike(rows: Sequence[Row], numbers: Sequence[int], tokens: int) -> list[list[int]]:
+    found: list[list[int]] = []
+    for number in sorted(numbers, key=lambda n: len(rows[n].ids)):
+        if found and (len(found[-1]) + 1) * len(rows[number].ids) <= tokens:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return found
 
 
 def reply_logits(model: Any, batch: Batch, mixed: bool = True) -> torch.Tensor:
@@ -160,7 +166,7 @@ def reply_logits(model: Any, batch: Batch, mixed: bool = True) -> torch.Tensor:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     kind, head = batch.ids.device.type, base.get_output_embeddings()
     with torch.autocast(kind, torch.bfloat16, enabled=mixed and kind == "cuda"):
-        read = base.base_model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False)
+        read = base.base_model(input_ids=batch.ids, use_cache=False)
         hidden = read.last_hidden_state.flatten(0, 1)[batch.places]
         logits: torch.Tensor = head(hidden.to(head.weight.dtype))
     return logits.float()
@@ -191,8 +197,7 @@ __all__ = [
     "batches",
     "encoded",
     "log_probabilities",
-    "packed",
-    "prompt_ids",
+    "prompts_ids",
     "read_conversations",
     "reply_logits",
     "rows_that_fit",

@@ -22,7 +22,7 @@ from qimeng.finetune.advantages import ADVANTAGES
 from qimeng.finetune.conversations import Row, batch_of, batches, log_probabilities
 from qimeng.finetune.mismatch import agrees, mean_ratio
 from qimeng.finetune.policy_loss import CLIP_HIGH, CLIP_LOW, clipped_share, policy_loss
-from qimeng.finetune.progress import keep, kept, put
+from qimeng.finetune.progress import adamw, keep, kept, put
 from qimeng.finetune.rewards import kept as kept_by_share
 from qimeng.finetune.rollout import Asked, Grader, Trajectory, rollout
 from qimeng.finetune.sampling import Sampler
@@ -39,10 +39,12 @@ class Rl:
 
     Attributes:
         steps: rounds of drawing, grading and updating.
-        seconds: wall-clock limit over all runs.
+        seconds: wall-clock limit over all runs, kept as `run_s` of `reinforce` is.
         requests: different requests of a round.
         group: conversations about each.
         turns: most replies of a conversation.
+        gamma: worth of a reward a turn later. With 1, Dr. Kernel's value, a repair is worth as much as a right first
+            reply where a conversation ends with the first right one.
         temperature: of sampling.
         max_tokens: longest reply.
         length: longest prompt and reply together.
@@ -66,6 +68,7 @@ class Rl:
     requests: int = 8
     group: int = 8
     turns: int = 3
+    gamma: float = 1.0
     temperature: float = 1.0
     max_tokens: int = 1024
     length: int = 4096
@@ -122,7 +125,7 @@ def samples_of(trajectories: Sequence[Trajectory], how: Rl, rng: random.Random) 
         rng: of that.
     """
     found = [(n, t, turn) for n, one in enumerate(trajectories) if one.counted for t, turn in enumerate(one.turns)]
-    gains = torch.tensor([trajectories[n].returns[t] for n, t, _ in found], dtype=torch.float64)
+    gains = torch.tensor([trajectories[n].returns(how.gamma)[t] for n, t, _ in found], dtype=torch.float64)
     groups = [(trajectories[n].key, t) for n, t, _ in found]
     advantages = ADVANTAGES[how.advantages](gains, groups).tolist()
     samples = []
@@ -160,7 +163,7 @@ def reinforce(
         grader: gates and judge.
         how: for how long, and how.
         folder: where the checkpoint is.
-        run_s: seconds of this run; no round is begun after them.
+        run_s: seconds of this run; no round is begun that would last longer, were it like the one before.
         stopped: whether to end this run.
         on_row: told the figures of each round.
         on_trajectories: told each round's conversations.
@@ -172,7 +175,7 @@ def reinforce(
         raise FinetuneError("there is no request to learn from: make examples first")
     began, device = time.monotonic(), next(model.parameters()).device
     weights = trained(model)
-    optimizer = torch.optim.AdamW(weights.values(), lr=how.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = adamw(weights.values(), how.rate)
     settings = {**asdict(how), "asked": len(asked), "trained": sum(p.numel() for p in weights.values())}
     state: dict[str, Any] = {"step": 0, "seconds": 0.0}
     found = kept(folder / CHECKPOINT, settings, str(device))
@@ -191,7 +194,7 @@ def reinforce(
     )
     timed = _Timed(grader)
     step, before, saved = int(state["step"]), float(state["seconds"]), time.monotonic()
-    figures = Figures(step=float(step))
+    figures, longest = Figures(step=float(step)), 0.0
 
     def seconds() -> float:
         return before + time.monotonic() - began
@@ -202,7 +205,10 @@ def reinforce(
         parts = {"weights": held, "optimizer": optimizer.state_dict(), "settings": settings, "state": now}
         keep(folder / CHECKPOINT, parts)
 
-    while step < how.steps and seconds() < how.seconds and time.monotonic() - began < run_s and not stopped():
+    def left() -> float:
+        return min(how.seconds - seconds(), run_s - (time.monotonic() - began))
+
+    while step < how.steps and left() > longest and not stopped():
         rng = random.Random(f"{how.seed}/{step}")
         chosen = rng.sample(list(asked), min(how.requests, len(asked)))
         start, timed.seconds = time.monotonic(), 0.0
@@ -214,6 +220,7 @@ def reinforce(
         step += 1
         figures |= {"step": step, "seconds": seconds(), "grade_s": timed.seconds}
         figures |= {"draw_s": drawn - start - timed.seconds, "update_s": time.monotonic() - drawn}
+        longest = time.monotonic() - start
         on_row(figures)
         if time.monotonic() - saved > how.keep_s:
             save()
@@ -268,10 +275,10 @@ def _old(model: Any, rows: Sequence[Row], how: Rl) -> list[torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     device = next(model.parameters()).device
     with torch.no_grad():
-        for packs in batches(rows, how.length, how.tokens):
-            batch = batch_of(rows, packs).to(device)
+        for numbers in batches(rows, how.tokens):
+            batch = batch_of(rows, numbers).to(device)
             each, owner = log_probabilities(model, batch, how.temperature, how.mixed).cpu(), batch.owner.cpu()
-            found |= {n: each[owner == n] for pack in packs for n in pack}
+            found |= {n: each[owner == n] for n in numbers}
     return [found[n] for n in range(len(rows))]
 
 
@@ -283,9 +290,9 @@ def _step(
     total = sum(len(row.reply) for row in rows)
     loss, clipped = 0.0, 0.0
     model.train()
-    for packs in batches(rows, how.length, how.tokens):
-        batch = batch_of(rows, packs).to(device)
-        old = torch.cat([some[n][1] for pack in packs for n in pack]).to(device)
+    for numbers in batches(rows, how.tokens):
+        batch = batch_of(rows, numbers).to(device)
+        old = torch.cat([some[n][1] for n in numbers]).to(device)
         gains = torch.tensor([sample.advantage for sample, _ in some], device=device, dtype=torch.float32)[batch.owner]
         new, mask = log_probabilities(model, batch, how.temperature, how.mixed), torch.ones_like(old)
         part = policy_loss(new, old, gains, mask, how.low, how.high) * (len(old) / total)
@@ -305,7 +312,7 @@ def summary(trajectories: Sequence[Trajectory]) -> Figures:
         return Figures(reward=0.0, first_right=0.0, right=0.0, speedup=0.0, counted=0.0)
     fast = [turn.graded.speedup for one in some for turn in one.turns if turn.graded.right]
     return Figures(
-        reward=mean(one.returns[0] for one in some),
+        reward=mean(one.returns()[0] for one in some),
         first_right=mean(one.turns[0].graded.right for one in some),
         right=mean(any(turn.graded.right for turn in one.turns) for one in some),
         speedup=median(fast) if fast else 0.0,

@@ -98,10 +98,9 @@ class Trajectory:
     key: str
     turns: tuple[Turn, ...]
 
-    @property
-    def returns(self) -> list[float]:
-        """G of each turn, undiscounted."""
-        return returns([turn.graded.reward for turn in self.turns])
+    def returns(self, gamma: float = 1.0) -> list[float]:
+        """G of each turn."""
+        return returns([turn.graded.reward for turn in self.turns], gamma)
 
     @property
     def counted(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from qimeng.finetune.conversations import Row, batch_of, batches, log_probabilities, reply_logits, rows_that_fit
-from qimeng.finetune.progress import keep, kept, put, schedule
+from qimeng.finetune.progress import adamw, keep, kept, put, schedule
 from qimeng.finetune.weights import FinetuneError, trained
 
 CHECKPOINT = "sft.pt"
@@ -32,9 +32,9 @@ class Sft:
     Attributes:
         epochs: passes over the conversations.
         seconds: wall-clock limit over all runs; the learning rate follows whatever ends first.
-        length: tokens of a pack; longer conversations are left out.
+        length: longest conversation; others are left out.
         tokens: tokens of an update, padding included.
-        rate: highest learning rate of AdamW (betas 0.9, 0.95; no decay); for a whole model take a tenth.
+        rate: highest learning rate of AdamW (betas 0.9, 0.95; no decay).
         clip: largest norm of the gradient.
         keep_s: seconds between two checkpoints.
         seed: of the order.
@@ -46,7 +46,7 @@ class Sft:
     tokens: int = 16_384
     rate: float = 3e-4
     clip: float = 1.0
-    keep_s: float = 60.0
+    keep_s: float = 180.0
     seed: int = 0
 
 
@@ -84,9 +84,9 @@ def fine_tune(
     if not fitting:
         raise FinetuneError(f"none of {len(rows)} conversations has at most {how.length} tokens: raise the length")
     weights = trained(model)
-    optimizer = torch.optim.AdamW(weights.values(), lr=how.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = adamw(weights.values(), how.rate)
     settings = {**asdict(how), "rows": len(fitting), "trained": sum(p.numel() for p in weights.values())}
-    each = len(batches(fitting, how.length, how.tokens))
+    each = len(batches(fitting, how.tokens))
     last = max(1, round(how.epochs * each))
     state: dict[str, Any] = {"step": 0, "seconds": 0.0, "tokens": 0}
     found = kept(folder / CHECKPOINT, settings, str(device))
@@ -115,19 +115,19 @@ def fine_tune(
             losses.clear()
         on_row(figures)
 
-    for packs in _order(fitting, how, step):
+    for numbers in _order(fitting, how, step):
         if step >= last or seconds() >= how.seconds or time.monotonic() - began >= run_s or stopped():
             break
         for group in optimizer.param_groups:
             group["lr"] = how.rate * schedule(max(step / last, seconds() / how.seconds))
-        batch = batch_of(fitting, packs).to(device)
+        batch = batch_of(fitting, numbers).to(device)
         loss = -log_probabilities(model, batch).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights.values(), how.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.detach())
-        step, tokens = step + 1, tokens + batch.ids.numel()
+        step, tokens = step + 1, tokens + sum(len(fitting[n].ids) for n in numbers)
         if step % 20 == 0:
             tell()
         if time.monotonic() - saved > how.keep_s:
@@ -148,7 +148,7 @@ def looked_at(model: Any, rows: Sequence[Row], length: int) -> Figures:
     model.eval()
     with torch.no_grad():
         for row in fitting:
-            batch = batch_of([row], [[0]]).to(device)
+            batch = batch_of([row], [0]).to(device)
             logits = reply_logits(model, batch)
             total += float(torch.nn.functional.cross_entropy(logits, batch.wanted, reduction="sum"))
             count += len(batch.wanted)
@@ -157,23 +157,19 @@ def looked_at(model: Any, rows: Sequence[Row], length: int) -> Figures:
     return {"held_loss": total / max(count, 1), "held_exact": exact / max(len(fitting), 1)}
 
 
-def _order(rows: Sequence[Row], how: Sft, first: int) -> Iterator[list[list[int]]]:
-    """Packs of each update, from number `first` on; rows meet others in each pass; no end."""
+def _order(rows: Sequence[Row], how: Sft, first: int) -> Iterator[list[int]]:
+    """Rows of each update, from number `first` on; rows meet others in each pass; no end."""
     passed, epoch = 0, 0
     while True:
         rng = random.Random(f"{how.seed}/{epoch}")
         numbers = rng.sample(range(len(rows)), len(rows))
-        some = [[[numbers[n] for n in pack] for pack in packs] for packs in _packs(rows, numbers, how)]
+        some = [[numbers[n] for n in batch] for batch in batches([rows[n] for n in numbers], how.tokens)]
         rng.shuffle(some)
-        for packs in some:
+        for batch in some:
             if passed >= first:
-                yield packs
+                yield batch
             passed += 1
         epoch += 1
-
-
-def _packs(rows: Sequence[Row], numbers: Sequence[int], how: Sft) -> list[list[list[int]]]:
-    return batches([rows[n] for n in numbers], how.length, how.tokens)
 
 
 __all__ = ["Sft", "fine_tune", "looked_at"]

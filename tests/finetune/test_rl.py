@@ -59,14 +59,14 @@ def test_draws_are_as_likely_as_the_sampler_says(model: tuple[Any, Any]) -> None
     assert found[3].text == "" and not found[3].finished and not found[3].row.reply
     for s in found[:3]:
         with torch.no_grad():
-            wanted = log_probabilities(lm, batch_of([s.row], [[0]]), 0.7)
+            wanted = log_probabilities(lm, batch_of([s.row], [0]), 0.7)
         assert torch.allclose(s.log_probabilities, wanted, atol=1e-4)
         assert len(s.row.reply) == 5 or s.finished
     likeliest = Sampler(lm, tokenizer, temperature=0.0, max_tokens=5, length=64, batch=3)
     (one,), (other,) = likeliest.sample(asked[:1], 0), likeliest.sample(asked[:1], 1)
     assert one.row == other.row
     with torch.no_grad():
-        wanted = log_probabilities(lm, batch_of([one.row], [[0]]))
+        wanted = log_probabilities(lm, batch_of([one.row], [0]))
     assert torch.allclose(one.log_probabilities, wanted, atol=1e-4)
 
 
@@ -79,7 +79,7 @@ def test_on_a_gpu_the_sampler_and_the_trainer_agree(model: tuple[Any, Any]) -> N
     for seed in range(3):  # the second call replays what the first one recorded
         for s in sampler.sample(asked, seed):
             with torch.no_grad():
-                trainer = log_probabilities(lm, batch_of([s.row], [[0]]).to("cuda")).cpu()
+                trainer = log_probabilities(lm, batch_of([s.row], [0]).to("cuda")).cpu()
             assert torch.allclose(s.log_probabilities, trainer, atol=0.1)
             assert abs(float((s.log_probabilities - trainer).mean())) < 0.02
 
@@ -129,6 +129,8 @@ def test_replies_are_compared_within_request_and_turn() -> None:
     found = samples_of(some, HOW, random.Random(0))
     assert [s.advantage for s in found] == pytest.approx([0.5, 0.0, -2.5, 2.0, 0.0])
     assert [s.trajectory for s in found] == [0, 0, 1, 2, 3] and all(s.kept for s in found)
+    late = samples_of(some, replace(HOW, gamma=0.5), random.Random(0))  # returns 1.5, 3; 1; 4
+    assert [s.advantage for s in late] == pytest.approx([-1.0, 0.0, -1.75, 2.75, 0.0])
     assert summary(some) == {"reward": 2.5, "first_right": 0.75, "right": 1.0, "speedup": 2.5, "counted": 1.0}
 
 
@@ -148,13 +150,13 @@ def test_what_the_sampler_saw_otherwise_is_dropped(model: tuple[Any, Any]) -> No
     lm, _ = model
     rows = [Row((5, 6, 7, 8, 9), 2), Row((5, 6, 9, 8), 2)]
     with torch.no_grad():
-        right = [log_probabilities(lm, batch_of([row], [[0]])) for row in rows]
+        right = [log_probabilities(lm, batch_of([row], [0])) for row in rows]
     samples = [Sample(rows[0], right[0], 1.0, 0, True), Sample(rows[1], right[1] - 0.01, 1.0, 1, True)]
     optimizer = torch.optim.AdamW(trained(lm).values(), lr=1e-3)
     dropped = update(lm, optimizer, samples, HOW, random.Random(0))
     assert dropped["learnt"] == 1 and dropped["agreeing"] == 0.5 and dropped["loss"] == pytest.approx(-1.0)
     with torch.no_grad():  # a positive advantage makes its reply likelier
-        assert log_probabilities(lm, batch_of([rows[0]], [[0]])).sum() > right[0].sum()
+        assert log_probabilities(lm, batch_of([rows[0]], [0])).sum() > right[0].sum()
     assert update(lm, optimizer, samples, replace(HOW, mismatch=False), random.Random(0))["learnt"] == 2
     nothing = update(lm, optimizer, [replace(samples[0], advantage=0.0)], HOW, random.Random(0))
     assert nothing["learnt"] == 0 and nothing["loss"] == 0

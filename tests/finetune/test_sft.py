@@ -1,4 +1,4 @@
-"""Fine-tuning: conversations as packed tokens, models and adapters, a training that continues after a kill."""
+"""Fine-tuning: conversations as tokens, models and adapters, a training that continues after a kill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from qimeng.finetune.conversations import (
     batches,
     encoded,
     log_probabilities,
-    packed,
     read_conversations,
     reply_logits,
     rows_that_fit,
@@ -44,12 +43,12 @@ def model() -> tuple[Any, Any]:
 def test_a_conversation_is_prompt_and_reply(model: tuple[Any, Any]) -> None:
     _, tokenizer = model
     turns = (Message("system", "be right"), *said("say 1", "no"), *said("again", "1 is blue"))
-    row = encoded(tokenizer, turns)
+    (row,) = encoded(tokenizer, [turns])
     assert tokenizer.decode(row.reply) == f"1 is blue{tokenizer.eos_token}"
     assert tokenizer.decode(row.ids[: row.head]).endswith("<assistant>\nno\n<user>\nagain\n<assistant>\n")
     for wrong in (turns[:2], turns[2:3]):
         with pytest.raises(FinetuneError, match="ends with a turn of the role assistant"):
-            encoded(tokenizer, wrong)
+            encoded(tokenizer, [wrong])
 
 
 def test_conversations_of_a_file(tmp_path: Path) -> None:
@@ -64,23 +63,23 @@ def test_conversations_of_a_file(tmp_path: Path) -> None:
         list(read_conversations(tmp_path / "none"))
 
 
-def test_packs_have_room_for_their_rows() -> None:
+def test_batches_have_room_for_their_rows() -> None:
     lengths = [7, 3, 9, 1, 4, 4, 11, 2]
-    found = packed(lengths, 10)
-    assert sorted(n for pack in found for n in pack) == [0, 1, 2, 3, 4, 5, 7]
-    assert all(sum(lengths[n] for n in pack) <= 10 for pack in found) and len(found) == 3
     rows = [Row(tuple(range(n)), 0) for n in lengths]
-    assert [len(some) for some in batches(rows, 10, 25)] == [2, 1]
+    found = batches(rows, 12)
+    assert sorted(n for some in found for n in some) == list(range(8))
+    assert all(len(some) * max(lengths[n] for n in some) <= 12 for some in found) and len(found) == 5
+    assert batches([], 12) == []
     assert len(rows_that_fit([*rows, Row((1, 2), 2)], 9)) == 7
 
 
-def test_a_row_in_a_pack_is_as_likely_as_alone(model: tuple[Any, Any]) -> None:
+def test_a_row_in_a_batch_is_as_likely_as_alone(model: tuple[Any, Any]) -> None:
     lm, tokenizer = model
-    rows = [encoded(tokenizer, pair) for pair in PAIRS]
-    batch = batch_of(rows, [[0, 3, 1], [5, 2]])
+    rows = encoded(tokenizer, PAIRS)
+    batch = batch_of(rows, [0, 3, 1, 5, 2])
     together = log_probabilities(lm, batch)
     for n in (0, 1, 2, 3, 5):
-        alone = log_probabilities(lm, batch_of(rows, [[n]]))
+        alone = log_probabilities(lm, batch_of(rows, [n]))
         assert torch.allclose(together[batch.owner == n], alone, atol=1e-5)
         ids = torch.tensor([rows[n].ids])
         plain = lm(input_ids=ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
@@ -95,7 +94,7 @@ def test_only_the_adapter_is_trained_and_it_is_part_of_what_is_saved(model: tupl
     save(*model, tmp_path / "base")
     lm, tokenizer = load(tmp_path / "base")
     before = {name: p.clone() for name, p in lm.named_parameters()}
-    rows = [encoded(tokenizer, pair) for pair in PAIRS]
+    rows = encoded(tokenizer, PAIRS)
     lm = adapted(lm, 4)
     names = trained(lm)
     assert names and all("lora" in name for name in names)
@@ -122,7 +121,7 @@ def test_only_the_adapter_is_trained_and_it_is_part_of_what_is_saved(model: tupl
 
 def test_a_tiny_model_learns_its_replies(model: tuple[Any, Any], tmp_path: Path) -> None:
     lm, tokenizer = model
-    rows = [encoded(tokenizer, pair) for pair in PAIRS]
+    rows = encoded(tokenizer, PAIRS)
     last = fine_tune(lm, rows, Sft(epochs=60, length=64, tokens=256, rate=1e-2), tmp_path, held_out=rows)
     assert last["held_exact"] == 1.0 and last["held_loss"] < 0.1
 
@@ -134,7 +133,7 @@ def test_a_killed_training_continues_as_if_it_had_not_been(tmp_path: Path) -> No
         waiting = iter(looks)
         for _ in range(2):
             lm, tokenizer = tiny([m.text for pair in PAIRS for m in pair])
-            rows = [encoded(tokenizer, pair) for pair in PAIRS]
+            rows = encoded(tokenizer, PAIRS)
             last = fine_tune(lm, rows, how, tmp_path / name, stopped=lambda w=waiting: next(w, False))
         results.append((last["step"], looked_at(lm, rows, 32)["held_loss"]))
     assert results[0] == pytest.approx(results[1], rel=1e-4)
@@ -170,8 +169,8 @@ def test_what_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_pretrained_model_is_read_and_saved(tmp_path: Path) -> None:
     lm, tokenizer = load(SMOL, torch.bfloat16)
     assert lm.num_parameters() == 134_515_008
-    row = encoded(tokenizer, said("What is the capital of France?", "The capital of France is Paris."))
-    batch = batch_of([row], [[0]])
+    (row,) = encoded(tokenizer, [said("What is the capital of France?", "The capital of France is Paris.")])
+    batch = batch_of([row], [0])
     with torch.no_grad():
         assert log_probabilities(lm, batch).mean() > -0.5
         lm = adapted(lm, 16)

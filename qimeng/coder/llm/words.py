@@ -47,6 +47,10 @@ class Words:
         """The section with its places filled in; what fills them is not looked at for further places."""
         return self._texts[section].substitute(values).strip()
 
+    def leaves_out(self, section: str) -> bool:
+        """Whether the file of the section is empty, so that there is no need to find out what would fill it."""
+        return not self._texts[section].template.strip()
+
 
 def home() -> str:
     """Where the package's own files are."""
