@@ -28,8 +28,8 @@ PARTS: dict[str, tuple[str, ...]] = {
 """Kind of a scan to the names of what it keeps, in the order of its operands.
 
 ``argmax`` and ``argmin`` take a value and its position and keep the last of the best; NaN is better than any number.
-``product`` takes x and 0 and keeps the running product as digits of size 1 to 2 times a power of two, so that a part of a
-row may leave the range of its dtype where the product does not: 0 times what overflowed would be no number.
+``product`` takes x and 0 and keeps the running product as digits of size 1 to 2 times a power of two, so that a part of
+a row may leave the range of its dtype where the product does not: 0 times what overflowed would be no number.
 ``sumexp`` takes x and 1 and keeps the maximum m and the sum of exp(x - m). ``linear`` takes a and b and keeps, in
 ``state``, h[t] = a[t] h[t - 1] + b[t] with h[-1] = 0; ``scale`` is the product of the a.
 """
