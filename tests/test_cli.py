@@ -52,7 +52,7 @@ def problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setitem(setup.CODERS, "fake", "qimeng.testing:FakeCoder")
     monkeypatch.setattr(
-        setup, "make_evaluator", lambda spec, start, context: FakeEvaluator(context.device, estimated=True)
+        setup, "make_evaluator", lambda spec, start, context, **unused: FakeEvaluator(context.device, estimated=True)
     )
     path = tmp_path / "problem.py"
     path.write_text(PROBLEM)
@@ -149,7 +149,7 @@ def test_an_interruption_before_there_is_a_result(
 ) -> None:
     from qimeng.envs.steps import setup
 
-    def interrupted(*arguments: object) -> object:
+    def interrupted(*arguments: object, **unused: object) -> object:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(setup, "make_evaluator", interrupted)

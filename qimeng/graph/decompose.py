@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.export import exported_program
 
-from qimeng.graph.decompose_once import MANY, NotByKinds, decompose_once
+from qimeng.graph.decompose_once import MANY, REPEATED, SOME, NotByKinds, decompose_once
 
 KEPT = (
     "native_layer_norm native_group_norm _softmax _log_softmax logsumexp linalg_vector_norm var_mean gelu silu mish "
@@ -34,9 +34,10 @@ Table = Mapping[Any, Callable[..., Any]]
 
 def decomposed(exported: Any) -> Any:
     """The `torch.export.ExportedProgram` with its operators taken apart; a large one may be changed in place."""
-    if len(exported.graph.nodes) >= MANY:
+    count = len(exported.graph.nodes)
+    if count >= min(SOME, MANY):
         try:
-            return decompose_once(exported, _whole)
+            return decompose_once(exported, _whole, REPEATED if count < MANY else 0.0)
         except NotByKinds:
             pass
     return _whole(exported)

@@ -219,7 +219,7 @@ class _Work:
             with own_code(self.model):
                 named = name or type(module).__name__
                 spec = KernelSpec.from_module(module, args, kwargs=kwargs, name=named, mode=self.mode)
-                return spec, Program.start(capture_spec(spec, verify=False)).source, ""
+                return spec, Program.start(capture_spec(spec, verify=False, kept=True)).source, ""
         except (CaptureError, SpecError) as error:
             return spec, "", str(error)
 

@@ -62,7 +62,7 @@ _CAPTURED: WeakKeyDictionary[KernelSpec, OpGraph] = WeakKeyDictionary()
 checks programs."""
 
 
-def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> OpGraph:
+def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu", kept: bool = False) -> OpGraph:
     """The graph of `spec`, compared with the module before use, unless `verify` is False.
 
     What is verified also has what `with_call` adds. Where verifying fails with Python numbers left free, they are
@@ -72,15 +72,18 @@ def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> 
         spec: makes the module.
         verify: whether to compare.
         device: where it will run: on a GPU, some results lie otherwise in memory (`qimeng.graph.device_strides`).
+        kept: whether the next call for this spec shall not capture it again, where it is not compared now.
 
     Raises:
         CaptureError: the computation does not export, or not in time, or the graph differs from the module; the
             message says how.
     """
     if not verify:
-        if spec not in _CAPTURED:
-            _CAPTURED[spec] = _capture(spec)
-        return _as_asked(spec, for_device(spec, device, _CAPTURED[spec]))
+        known = _CAPTURED.get(spec)
+        graph = _capture(spec) if known is None else known
+        if kept:
+            _CAPTURED[spec] = graph
+        return _as_asked(spec, for_device(spec, device, graph))
     most = left_s()
     try:
         with patience("capture", most):

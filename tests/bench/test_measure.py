@@ -46,7 +46,7 @@ SETTINGS = Settings(coder="fake", seconds=20, evaluations=8)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(setup.CODERS, "fake", "qimeng.testing:FakeCoder")
     monkeypatch.setattr(
-        setup, "make_evaluator", lambda spec, start, context: FakeEvaluator(context.device, estimated=True)
+        setup, "make_evaluator", lambda spec, start, context, **unused: FakeEvaluator(context.device, estimated=True)
     )
 
 
@@ -133,7 +133,7 @@ class MeasuringFake(FakeEvaluator):
 
 def test_baselines_come_from_the_final_verification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = MeasuringFake()
-    monkeypatch.setattr(setup, "make_evaluator", lambda spec, start, context: judge)
+    monkeypatch.setattr(setup, "make_evaluator", lambda spec, start, context, **unused: judge)
     modes = ("default", "reduce-overhead", "max-autotune")
     row = measure(problem(tmp_path), replace(SETTINGS, compile_modes=modes, compile_seconds=5.0), device="h200")
     assert row.error is None

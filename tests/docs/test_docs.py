@@ -253,7 +253,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 
 def test_the_blocks_of_the_tutorial_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the fake judge, which needs no time: the real one has tests of its own."""
-    fake = lambda spec, start, context: FakeEvaluator(context.device, estimated=True)  # noqa: E731
+    fake = lambda spec, start, context, **unused: FakeEvaluator(context.device, estimated=True)  # noqa: E731
     monkeypatch.setattr("qimeng.envs.steps.setup.make_evaluator", fake)
     names: dict[str, object] = {"__name__": "document"}
     for number, block in enumerate(blocks(ROOT / "docs" / "tutorial.md", "python")):

@@ -118,6 +118,12 @@ def unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "rolled", lambda graph: graph)
 
 
+def from_nodes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Decompose programs of so many nodes by kinds, and no smaller ones."""
+    for name in ("SOME", "MANY"):
+        monkeypatch.setattr(decompose, name, count)
+
+
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of kinds of every program that was decomposed by kinds, whatever its size."""
@@ -129,7 +135,7 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         real(calls, whole)
 
     monkeypatch.setattr(decompose_once, "_decompose", counting)
-    monkeypatch.setattr(decompose, "MANY", 0)
+    from_nodes(monkeypatch, 0)
     return counted
 
 
@@ -139,7 +145,7 @@ def test_a_loop_has_the_same_graph(
 ) -> None:
     found = text_of(graph_of(make))
     assert len(kinds) == 1
-    monkeypatch.setattr(decompose, "MANY", 1 << 30)
+    from_nodes(monkeypatch, 1 << 30)
     assert text_of(graph_of(make)) == found and len(kinds) == 1
 
 
@@ -150,9 +156,20 @@ def test_the_work_does_not_grow_with_the_steps(kinds: list[int]) -> None:
 
 
 def test_small_programs_are_decomposed_in_one_piece(kinds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decompose, "MANY", decompose_once.MANY)
+    from_nodes(monkeypatch, decompose_once.SOME)
     graph_of(Simple)
     assert not kinds
+
+
+@pytest.mark.parametrize(("steps", "once"), [(STEPS, False), (3 * STEPS, True)])
+def test_larger_ones_by_kinds_where_calls_are_repeated(
+    steps: int, once: bool, kinds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_nodes(monkeypatch, 1 << 30)
+    monkeypatch.setattr(decompose, "SOME", 0)
+    monkeypatch.setattr(decompose, "REPEATED", 1.5 * STEPS)
+    graph_of(Gated, steps)
+    assert bool(kinds) == once
 
 
 def test_a_loop_that_writes_in_place_is_decomposed_in_one_piece(
@@ -160,7 +177,7 @@ def test_a_loop_that_writes_in_place_is_decomposed_in_one_piece(
 ) -> None:
     found = text_of(graph_of(Written))
     assert not kinds
-    monkeypatch.setattr(decompose, "MANY", 1 << 30)
+    from_nodes(monkeypatch, 1 << 30)
     assert text_of(graph_of(Written)) == found
 
 
@@ -197,7 +214,7 @@ def test_problems_have_the_same_graph_but_for_numbers_in_names(
     spec = KernelSpec.of(problem.make(), problem.examples(), **problem.options)
     texts = []
     for many in (0, 1 << 30):
-        monkeypatch.setattr(decompose, "MANY", many)
+        from_nodes(monkeypatch, many)
         graph = capture_spec(spec, verify=False)
         text = text_of(graph)
         for number, name in enumerate(graph.nodes):

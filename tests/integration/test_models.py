@@ -120,7 +120,7 @@ def test_what_cannot_be_optimized_stays_and_says_why() -> None:
 
 @torch.no_grad()
 def test_a_second_process_takes_programs_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = lambda spec, start, context: FakeEvaluator(context.device, estimated=True)  # noqa: E731
+    fake = lambda spec, start, context, **unused: FakeEvaluator(context.device, estimated=True)  # noqa: E731
     monkeypatch.setattr("qimeng.envs.steps.setup.make_evaluator", fake)
     options: dict[str, Any] = {"planner": "heuristic", "search": "greedy", "cache": tmp_path / "cache"}
     first = optimize(Stack(2).eval(), (X,), seconds=60, device="h100", **options)

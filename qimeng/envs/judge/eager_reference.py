@@ -120,9 +120,9 @@ class EagerReference:
         self._flop = sum(product_flops(graph, n) for n in graph.ops()) if graph is not None and graph.nodes else None
         has_parameters = next(self.parameters.module.parameters(), None) is not None
         self.distributions = distributions_of(spec.domains, has_parameters)
-        any_values = takes_any_values(graph)
-        self.dropped = set() if any_values else refused_distributions(spec, self.distributions)
-        self._has_norms_alone = graph is not None and any_values and has_norms_alone(graph)
+        self._any_values = takes_any_values(graph)
+        self.dropped = set() if self._any_values else refused_distributions(spec, self.distributions)
+        self._has_norms_alone = graph is not None and self._any_values and has_norms_alone(graph)
         self._failed: Plan | None = None
         self.plan = self._look()
 
@@ -248,7 +248,7 @@ class EagerReference:
             self.mode_matters = self._in_other_mode_differs(inputs, draw.seed, tensors)
         self._keeps_signs = self.has_state and self._needs_signs(inputs)
         if next(self.parameters.module.buffers(), None) is not None:
-            self._other_buffers = self._has_norms_alone or takes_other_buffers(self.spec)
+            self._other_buffers = self._has_norms_alone or self._takes_other_buffers(inputs)
         self._between()
         plan = self._planned(inputs, tensors, peak)
         has_inputs = bool(tensors_in(inputs))
@@ -363,6 +363,23 @@ class EagerReference:
             shares.append(1.0 if output is None else share)
         self.parameters.set(None)
         return shares[1] > shares[0]
+
+    def _takes_other_buffers(self, inputs: Sequence[Any]) -> bool:
+        """Whether other constants, masks and integers among the buffers give as few values that are not finite.
+
+        A long computation is tried here, at its own size, and not at all where an operator may look at values.
+        """
+        if not (self.spec.is_long and self.device.type == "cuda"):
+            return takes_other_buffers(self.spec)
+        if not self._any_values:
+            return False
+        counts = []
+        for seed in (None, *(seed_of(number, share=1, fixed=True) for number in range(2))):
+            self.parameters.set(seed)
+            made = tensors_in(_unless_refused(partial(self._eager, inputs, 1)))
+            counts.append(sum(int((~x.isfinite()).sum()) for x in made if accuracy.is_float(x)) if made else math.inf)
+        self.parameters.set(None)
+        return max(counts[1:]) <= counts[0] < math.inf
 
     def _eager(self, inputs: Sequence[Any], seed: int, mode: str | None = None) -> Any:
         seed_generators(seed)

@@ -106,8 +106,6 @@ def takes_other_buffers(spec: KernelSpec) -> bool:
     """
     if spec.accepts_any:
         return True
-    if spec.is_long:  # its smaller sizes are rarely small enough, and take long to find
-        return False
     small = spec.reduced()
     if not small.is_small:
         return False

@@ -41,15 +41,17 @@ def submit_first(session: Session) -> None:
 def compiled_first(session: Session) -> None:
     """Take `STEPS` on a branch of `session`, where its computation is large and times are measured.
 
+    They are taken as long as one more evaluation fits the budget: a final verification that takes longer is worth it.
+
     Args:
         session: at its start, whose program was judged.
     """
     task, start = session.task, session.begin()
     if not is_large(task.start) or start.timing is None or start.timing.estimated:
         return
-    branch = session.fork()
+    branch, ledger = session.fork(), session.ledger
     for action in STEPS:
-        if branch.exhausted() is not None:
+        if branch.exhausted() not in (None, "seconds") or ledger.seconds_left <= 2 * ledger.longest:
             return
         try:
             check_action(branch.state.program, action, task.context)
