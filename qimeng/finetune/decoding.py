@@ -67,6 +67,7 @@ class Decoder:
         self._limits = torch.zeros(slots, **numbers)
         self._live = torch.zeros(slots, dtype=torch.bool, device=self.device)
         self._tokens = torch.zeros(slots, length + 1, **numbers)  # the last column takes what nobody reads
+        self._unread = torch.full((slots,), length, **numbers)  # a number would be copied, which no graph records
         self._scores = torch.zeros(slots, length + 1, device=self.device)
         self._noise = torch.ones(slots, self._head.weight.shape[0], device=self.device)
         self._rows = torch.arange(slots, device=self.device)
@@ -174,7 +175,7 @@ class Decoder:
 
     def _put(self, token: torch.Tensor, score: torch.Tensor, going: torch.Tensor) -> None:
         """Write a token (slots) where the reply of each slot in `going` (slots) goes on; others stay as they are."""
-        column = torch.where(going, self._counts, self.length)
+        column = torch.where(going, self._counts, self._unread)
         self._tokens[self._rows, column] = token
         self._scores[self._rows, column] = score
         self._ids.copy_(torch.where(going, token, self._ids))
