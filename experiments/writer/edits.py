@@ -39,7 +39,7 @@ def edits_of(answer: str, base: str) -> str | None:
 
 
 def with_lines_of(base: str, answer: str, rewritten: str) -> str:
-    """`rewritten`, which has a line for each of `answer`, with those lines as they are that `answer` shares with `base`.
+    """`rewritten`, which has a line for each of `answer`, but where `answer` and `base` share a line, with that line.
 
     So numbers that were not changed stay as the prompt shows them.
     """

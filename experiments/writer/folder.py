@@ -33,7 +33,7 @@ LEARNT = "learnt"
 PARTS = ("shapes", "chains")
 """What is held out."""
 
-COUNTED = 8_000
+COUNTED = 2_000
 """Examples, about, on which expressions are counted."""
 
 ASKED = 250

@@ -168,7 +168,7 @@ def turns(
         length: longest prompt and reply together.
         batch: replies drawn together.
         jobs: judges on each GPU.
-        minutes: after which nothing is begun.
+        minutes: after which nothing is begun; 0 only prints the table.
         device: name of a device to estimate for; the GPU of this machine by default.
         seed: of sampling.
     """
@@ -176,25 +176,24 @@ def turns(
     where = environment(target_of(device))
     done = {(r.writer, r.part, r.key) for r in read_conversations(file) if not r.error}
     asked = {part: requests(out, part, count) for part in PARTS}
+    each = max(1, batch // group)
     with _pool(jobs) as pool:
         every = [e for part in PARTS for e in asked[part]]
         grader = JudgeGrader(every, target_of(device), pool, partial(verdicts, device=device))
-        for writer in writers:
+        for writer in writers if minutes else ():
             lm, tokenizer = load_adapted(out / writer, torch.bfloat16 if place() == "cuda" else torch.float32, place())
             sampler = Sampler(lm, tokenizer, temperature=temperature, max_tokens=max_tokens, length=length, batch=batch)
             for part in PARTS:
                 left = [e for e in asked[part] if (writer, part, e.key) not in done]
-                each = max(1, batch // group)
-                for first in range(0, len(left), each):
+                for some in (left[n : n + each] for n in range(0, len(left), each)):
                     if time.monotonic() > stop_at:
-                        return
-                    some = {e.key: e for e in left[first : first + each]}
-                    questions = [Asked(key, e.messages) for key, e in some.items()]
-                    found = rollout(sampler, grader, questions, group, most, seed + first)
+                        break
+                    found = rollout(sampler, grader, [Asked(e.key, e.messages) for e in some], group, most, seed)
                     for number, one in enumerate(found):
-                        row = Conversation.of(writer, part, some[one.key], number % group, one, where)
+                        example = some[number // group]
+                        row = Conversation.of(writer, part, example, number % group, one, where)
                         append_line(file, row.to_json())
-                    print(writer, part, first + len(some), "of", len(left), flush=True)
+                    print(writer, part, len(some), "of", len(left), flush=True)
             del lm, sampler
     print(turns_table(read_conversations(file)), end="")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ SHORTEST = 512
 
 FILLED = 32_768
 """Tokens of prompts, padding included, that are read at once."""
+
+ATTENTION = "qimeng_slots"
+"""Name of `_attention` among those of transformers."""
 
 Drawn = tuple[list[int], torch.Tensor]
 """The tokens of a reply, and the log-probability that each had (float32, on the CPU)."""
@@ -42,6 +45,9 @@ class Decoder:
     """
 
     def __init__(self, model: Any, end: int, *, slots: int, length: int, temperature: float = 1.0, mixed: bool = True):
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(ATTENTION, _attention)
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._base, self._head = base.base_model, base.get_output_embeddings()
         takes = inspect.signature(self._base.forward).parameters
@@ -61,6 +67,7 @@ class Decoder:
         self._limits = torch.zeros(slots, **numbers)
         self._live = torch.zeros(slots, dtype=torch.bool, device=self.device)
         self._tokens = torch.zeros(slots, length + 1, **numbers)  # the last column takes what nobody reads
+        self._unread = torch.full((slots,), length, **numbers)  # a number would be copied, which no graph records
         self._scores = torch.zeros(slots, length + 1, device=self.device)
         self._noise = torch.ones(slots, self._head.weight.shape[0], device=self.device)
         self._rows = torch.arange(slots, device=self.device)
@@ -100,9 +107,17 @@ class Decoder:
                 found |= {owned.pop(slot): drawn for slot, drawn in zip(ended, self._taken(ended), strict=True)}
         return [found[n] for n in range(len(prompts))]
 
-    def _computed(self) -> AbstractContextManager[Any]:
-        """Nothing is kept of weights in another dtype: they would be old when the graph is replayed."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed, cache_enabled=False)
+    @contextmanager
+    def _computed(self) -> Iterator[None]:
+        """With `_attention`. No weights are kept in another dtype: they would be old when the graph is replayed."""
+        config = self._base.config
+        usual = config._attn_implementation
+        config._attn_implementation = ATTENTION
+        try:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed, cache_enabled=False):
+                yield
+        finally:
+            config._attn_implementation = usual
 
     def _taken(self, slots: Sequence[int]) -> list[Drawn]:
         """What these slots hold."""
@@ -127,7 +142,7 @@ class Decoder:
             ids = torch.tensor(
                 [[*prompts[owned[s]], *[0] * (longest - len(prompts[owned[s]]))] for s in some], device=self.device
             )
-            mask = torch.ones(longest, longest, dtype=torch.bool, device=self.device).tril()[None, None]
+            mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)  # none is made, none is needed
             places = torch.arange(longest, device=self.device).expand(len(some), -1)
             self._cache.filling = slots
             hidden = self._hidden(ids, mask, places)
@@ -159,8 +174,8 @@ class Decoder:
         return token, scores.gather(1, token[:, None])[:, 0]
 
     def _put(self, token: torch.Tensor, score: torch.Tensor, going: torch.Tensor) -> None:
-        """Write a token (slots) where the replies of the slots in `going` (slots) go on; the others stay as they are."""
-        column = torch.where(going, self._counts, self.length)
+        """Write a token (slots) where the reply of each slot in `going` (slots) goes on; others stay as they are."""
+        column = torch.where(going, self._counts, self._unread)
         self._tokens[self._rows, column] = token
         self._scores[self._rows, column] = score
         self._ids.copy_(torch.where(going, token, self._ids))
@@ -212,6 +227,35 @@ class Decoder:
             self._live.copy_(live)
 
 
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention over whole prompts, or of one token each over keys and values that are not copied for each head.
+
+    Args:
+        module: the layer.
+        query: (rows x heads x tokens x width); with one token, the heads that share keys become its tokens.
+        key: (rows x shared heads x tokens x width).
+        value: like `key`.
+        attention_mask: what one token sees (rows x 1 x 1 x tokens).
+        scaling: of the products.
+    """
+    rows, heads, tokens, width = query.shape
+    attend = torch.nn.functional.scaled_dot_product_attention
+    if tokens > 1:
+        found = attend(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    else:
+        grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], width)
+        found = attend(grouped, key, value, attn_mask=attention_mask, scale=scaling).reshape(rows, heads, 1, width)
+    return found.transpose(1, 2).contiguous(), None
+
+
 class _Slots:
     """Keys and values of each slot, as a model's layers put them there and read them.
 
@@ -231,6 +275,10 @@ class _Slots:
         self._rows = torch.arange(slots, device=device)
         self.places = torch.zeros(slots, dtype=torch.long, device=device)
         self.seen, self.filling = length, None  # type: int, torch.Tensor | None
+
+    def get_seq_length(self, *_: Any) -> int:
+        """Models ask for it, and then take the places that they are given."""
+        return 0
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: Any, **__: Any

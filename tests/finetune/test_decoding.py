@@ -32,8 +32,7 @@ def greedy(model: Any, prompt: list[int], limit: int, end: int) -> list[int]:
     return [int(i) for i in out[0, len(prompt) :]]
 
 
-@pytest.mark.parametrize("slots", [2, 4, 8])
-@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize(("slots", "rank"), [(2, 0), (4, 4), (8, 0)])
 def test_the_likeliest_tokens_are_those_of_generate(model: Any, slots: int, rank: int) -> None:
     model = adapted(model, rank).eval()
     free = [greedy(model, prompt, limit, -1) for prompt, limit in zip(PROMPTS, LIMITS, strict=True)]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from experiments.writer import grading
+from experiments.writer.edits import edits_of
 from experiments.writer.examples import Draw, Example, examples_of
 from experiments.writer.grading import JudgeGrader, Question, Verdict, own_share, verdicts
 from qimeng.coder.template.coder import TemplateCoder
@@ -48,6 +49,16 @@ def right(question: Question) -> list[Verdict]:
     return [Verdict("", "", 1.0, 2.0, 0.5) for _ in question.replies]
 
 
+class Passes:
+    """Screens that refuse nothing."""
+
+    def __init__(self, *unused: object) -> None:
+        pass
+
+    def refusals(self, some: list[object]) -> list[None]:
+        return [None] * len(some)
+
+
 def grades(pool: Counting, examples: list[Example], *replies: tuple[Example, str]) -> tuple[JudgeGrader, list[Graded]]:
     grader = JudgeGrader(examples, H200, pool)  # type: ignore[arg-type]
     return grader, grader.grade([Answered(e.key, e.messages, text, True, n) for n, (e, text) in enumerate(replies)])
@@ -84,13 +95,6 @@ def test_replies_meet_the_cheap_gates_first(examples: list[Example]) -> None:
 
 
 def test_what_a_machine_failed_counts_for_nothing(examples: list[Example], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Passes:
-        def __init__(self, *unused: object) -> None:
-            pass
-
-        def refusals(self, some: list[object]) -> list[None]:
-            return [None] * len(some)
-
     monkeypatch.setattr(grading, "Screens", Passes)
     lowering = next(e for e in examples if e.traits.kind == "lowering")
 
@@ -105,6 +109,26 @@ def test_what_a_machine_failed_counts_for_nothing(examples: list[Example], monke
     wrong = Counting(lambda question: [Verdict("region wrong", "output 0 differs by 3")])
     _, (found,) = grades(wrong, examples, (lowering, lowering.reply))
     assert found.counted and "output 0 differs by 3" in found.then[-1].text
+
+
+def test_edits_are_of_the_code_that_was_refused(examples: list[Example], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grading, "Screens", Passes)
+    lowering = next(e for e in examples if e.traits.kind == "lowering")
+    broken = lowering.answer.replace("num_warps=", "num_stages=7, num_warps=")
+
+    def judged(question: Question) -> list[Verdict]:
+        return [Verdict("region wrong", "it differs") if "=7" in r else right(question)[0] for r in question.replies]
+
+    pool = Counting(judged)
+    grader, (found,) = grades(pool, examples, (lowering, f"```python\n{broken}```"))
+    assert found.failure == "region wrong"
+    shown = found.then[-2].text.removeprefix("```python\n").removesuffix("```")
+    edits = edits_of(shown.replace("num_stages=7, ", ""), shown)
+    assert edits is not None
+    (second,) = grader.grade([Answered(lowering.key, found.then, edits, True)])
+    assert second.right and pool.asked[-1].replies[0].startswith("```python\n")
+    (lost,) = grader.grade([Answered(lowering.key, lowering.messages, edits, True)])
+    assert lost.failure == "write format", "there the text to search for is missing"
 
 
 def test_verdicts_of_a_judge(examples: list[Example], monkeypatch: pytest.MonkeyPatch) -> None:
