@@ -22,11 +22,12 @@ def quicken() -> None:
     from triton.runtime import interpreter
 
     parts = "_patch_attr", "_patch_lang", "_LangPatchScope", "interpreter_semantic", "_get_np_dtype", "FunctionRewriter"
-    checks = "broadcast_impl_value", "binary_op_sanitize_overflow_impl"
+    checks = "broadcast_impl_value", "binary_op_sanitize_overflow_impl", "binary_op_type_checking_impl"
     if not all(hasattr(interpreter, p) for p in parts) or not all(hasattr(TritonSemantic, c) for c in checks):
         return
     _keep_types()
     _check_no_sums_in_vain()
+    _match_equal_types()
     _patch_once()
     rewrite_quickly()
 
@@ -45,6 +46,8 @@ def _call_with_semantic(owner: Any, name: str, member: Any, builder: Any, scope:
     from triton.runtime import interpreter
 
     semantic = interpreter.interpreter_semantic
+    if getattr(member, "__triton_builtin__", False):  # a function that only asks for the semantic before it calls
+        member = getattr(member, "__wrapped__", member)
 
     def call(*args: Any, **options: Any) -> Any:
         options["_semantic"] = semantic
@@ -115,6 +118,44 @@ def _check_no_sums_in_vain() -> None:
             check(self, left, right, operation)
 
     TritonSemantic.binary_op_sanitize_overflow_impl = checked
+
+
+def _match_equal_types() -> None:
+    """Operands of one type need no conversion; nor does a number that is small enough beside a type that has it."""
+    import triton.language as tl
+    from triton.language.semantic import TritonSemantic
+
+    convert, whole, real = TritonSemantic.binary_op_type_checking_impl, (tl.int32, tl.int64), tl.float32
+
+    def same(left: Any, right: Any) -> bool:
+        return left.type.name == right.type.name and not left.type.scalar.is_ptr()
+
+    def fits(number: Any, beside: Any) -> bool:
+        scalar = beside.type.scalar
+        if type(number) is int:
+            return -(2**31) <= number < 2**31 and (scalar in whole or scalar == real)
+        return type(number) is float and scalar == real
+
+    def match(
+        self: Any,
+        left: Any,
+        right: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> tuple[Any, Any]:
+        tensors = type(left) is tl.tensor, type(right) is tl.tensor
+        if tensors == (True, True) and not div_or_mod and same(left, right):
+            return left, right
+        if arithmetic_check and tensors == (True, False) and fits(right, left):
+            return self.broadcast_impl_value(left, self.scalar_constant(right, left.type.scalar))
+        if arithmetic_check and tensors == (False, True) and fits(left, right):
+            return self.broadcast_impl_value(self.scalar_constant(left, right.type.scalar), right)
+        found: tuple[Any, Any] = convert(self, left, right, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+        return found
+
+    TritonSemantic.binary_op_type_checking_impl = match
 
 
 __all__ = ["quicken"]

@@ -50,7 +50,7 @@ def measure_alone(lock: DeviceLock) -> None:
             setattr(benchmarking.benchmarker, name, turn.around(getattr(benchmarking.benchmarker, name)))
     tuner = triton_heuristics.CachingAutotuner
     if hasattr(tuner, "benchmark_all_configs"):
-        tuner.benchmark_all_configs = turn.around(tuner.benchmark_all_configs)  # type: ignore[method-assign]
+        tuner.benchmark_all_configs = turn.around(tuner.benchmark_all_configs)
 
 
 class _Turn:

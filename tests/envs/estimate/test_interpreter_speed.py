@@ -28,7 +28,7 @@ def kernel(a, b, out, count, N: tl.constexpr):
     x = tl.load(a + rows * N + columns, mask=inside, other=0.0)
     y = tl.load(b + columns)
     z = scaled(x, y.to(tl.float32)) - tl.sum(x, 1)[:, None] + tl.dot(x, x)
-    tl.store(out + rows * N + columns, tl.where(inside, z, rows % 3 + count).to(tl.float16))
+    tl.store(out + rows * N + columns, tl.where(inside, z / 2 - 0.5 * y, (7 - rows) % 3 + count).to(tl.float16))
 
 
 @triton.jit
