@@ -33,7 +33,7 @@ def mode_matters(spec: KernelSpec, device: str = "cpu") -> bool:
         device: where it will run.
     """
     small = spec.tried_on(device)
-    place = "cuda" if device == "cuda" and small.is_long else "cpu"
+    place = "cuda" if device == "cuda" and spec.is_long else "cpu"
     other = small.with_(training=not small.training)
     try:
         here, there = _recorded(small), _recorded(other)
@@ -46,7 +46,8 @@ def mode_matters(spec: KernelSpec, device: str = "cpu") -> bool:
     if place == "cpu" and not small.is_small:
         return True
     try:
-        return not all(_same(a, b) for a, b in zip(_values(small, place), _values(other, place), strict=True))
+        found = (_values(one.module(place), small, place) for one in (small, other))
+        return not all(_same(a, b) for a, b in zip(*found, strict=True))
     except Exception:  # noqa: BLE001  user code of a mode that it was never used in may raise anything
         return True
     finally:
@@ -86,9 +87,8 @@ def _recorded(spec: KernelSpec) -> _Recorder:
     return recorder
 
 
-def _values(spec: KernelSpec, device: str) -> list[Any]:
-    """What two calls return, and the state that they leave behind."""
-    module = spec.module(device)
+def _values(module: torch.nn.Module, spec: KernelSpec, device: str) -> list[Any]:
+    """What two calls of `module` on inputs of `spec` return, and the state that they leave behind."""
     perturb_parameters(module, 2)  # no sign changes: what is no number is equal to nothing
     found: list[Any] = []
     with torch.no_grad():

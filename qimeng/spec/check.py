@@ -44,7 +44,8 @@ def check(spec: Computation, device: str = "cpu") -> None:
     """Refuse what `KernelSpec.check` says."""
     _refuse_surroundings(spec)
     small = spec.tried_on(device)
-    values = small.is_small and _needs_values(small)
+    at_own_size = small is spec and device == "cuda" and spec.is_long
+    values = not (at_own_size and _floats_alone(spec)) and small.is_small and _needs_values(small)
     if small is not spec or not values:
         _check_run(spec, values=False)  # sizes that do not fit may fit once they are made smaller
     if values:
@@ -54,8 +55,13 @@ def check(spec: Computation, device: str = "cpu") -> None:
 
 def _needs_values(spec: Computation) -> bool:
     """Whether a run with values is quick, or may fail where one without passes: an index may be out of range."""
-    given = _pytree.tree_leaves(spec.inputs(0, "cpu", EXAMPLES))
-    return spec.elements <= MUCH or not all(isinstance(x, torch.Tensor) and x.is_floating_point() for x in given)
+    return spec.elements <= MUCH or not _floats_alone(spec)
+
+
+def _floats_alone(spec: Computation) -> bool:
+    with fake_tensors():
+        given = _pytree.tree_leaves(spec.inputs(0, "cpu", EXAMPLES))
+    return all(isinstance(x, torch.Tensor) and x.is_floating_point() for x in given)
 
 
 def _refuse_surroundings(spec: Computation) -> None:

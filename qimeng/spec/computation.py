@@ -26,6 +26,10 @@ class Computation(Protocol):
         """Elements of all tensors of a run together."""
 
     @property
+    def is_long(self) -> bool:
+        """Whether a call runs many operators."""
+
+    @property
     def is_small(self) -> bool:
         """Whether a run on the CPU takes seconds at most."""
 

@@ -71,11 +71,11 @@ MEMORY_WAIT_S, LOOK_EVERY_S = 60.0, 0.25
 """Seconds that an evaluation waits at most for memory that others hold on the device, and between two looks."""
 
 
-draw_seed = partial(random.SystemRandom().getrandbits, 62)
+_draw_seed = partial(random.SystemRandom().getrandbits, 62)
 """Secret seeds."""
 
 
-def setup_of(spec: KernelSpec, device: torch.device) -> Setup:
+def _setup_of(spec: KernelSpec, device: torch.device) -> Setup:
     """What processes that run `spec` begin with."""
     spec.domains  # noqa: B018  inferred once, here, to travel with the spec: a worker would take half a second
     return Setup(spec.to_bytes(), spec.mode, str(device))
@@ -94,7 +94,7 @@ def begin_compiled(spec: KernelSpec, modes: Sequence[str], limit_s: float) -> To
     """
     device = torch.device("cuda", 0)
     threads, lock = torch.get_num_threads(), lock_path(device)
-    made = TorchCompile(setup_of(spec, device), draw_seed, TIMEOUT_S, threads, lock, spec.is_long)
+    made = TorchCompile(_setup_of(spec, device), _draw_seed, TIMEOUT_S, threads, lock, spec.is_long)
     made.begin(modes, limit_s)
     return made
 
@@ -176,15 +176,15 @@ class GpuEvaluator(SerialEvaluator):
         if throttle is None and self.torch_device.type == "cuda":
             reader = reader_for(self.torch_device)
             throttle, unwatched = (None, reader) if isinstance(reader, str) else (reader, "")
-        self.draw_seed = draw_seed
+        self.draw_seed = _draw_seed
         self.folder = Path(tempfile.mkdtemp(prefix="qimeng_judge_"))
         cuda = self.torch_device.type == "cuda"
         self.turns = DeviceTurns(DeviceLock(lock_path(self.torch_device)) if cuda else None)
         self.memory = DeviceMemory(self.turns.path)
-        self._setup = setup_of(spec, self.torch_device)
+        self._setup = _setup_of(spec, self.torch_device)
         self.baselines_process = Baseline(self.server, self._setup, self.draw_seed, timeout_s)
         self.compiled = compiled or TorchCompile(
-            self._setup, draw_seed, timeout_s, self.compile_threads, self.turns.path, spec.is_long
+            self._setup, self.draw_seed, timeout_s, self.compile_threads, self.turns.path, spec.is_long
         )
         self.libraries = LibraryCompilers(
             spec.mode, str(self.torch_device), self.folder / "libraries", self.compile_threads, self.turns.path

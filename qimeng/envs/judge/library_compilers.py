@@ -14,7 +14,7 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
-from qimeng.envs.judge.torch_compile import compile_server
+from qimeng.envs.judge.torch_compile import cache_folder, compile_server
 from qimeng.envs.workers.compile import job_of
 from qimeng.envs.workers.forkserver import START_S, Process, WorkerFailed
 from qimeng.graph.region import Region
@@ -92,7 +92,8 @@ class LibraryCompilers:
     def _compile(self, digest: str, asked: Mapping[str, Any]) -> None:
         process: Process | None = None
         try:
-            process = compile_server().start("qimeng.envs.judge.library_compile_process:main", self._mode, self._device)
+            server, main = compile_server(), "qimeng.envs.judge.library_compile_process:main"
+            process = server.start(main, self._mode, self._device, environment=cache_folder(server))
             self._processes.append(process)
             process.call("ready", START_S)
             made, _ = process.call("compile", COMPILE_S, **asked)

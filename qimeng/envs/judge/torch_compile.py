@@ -50,6 +50,11 @@ def compile_server() -> ForkServer:
     return shared_server(PRELOAD)
 
 
+def cache_folder(server: ForkServer) -> dict[str, str]:
+    """The variable by which the compiling processes of `server` share TorchInductor's cache."""
+    return {"TORCHINDUCTOR_CACHE_DIR": str(Path(server.folder) / "inductor")}
+
+
 class TorchCompile:
     """torch.compile in several modes, one after the other in a thread, each in a process of its own.
 
@@ -152,8 +157,7 @@ class TorchCompile:
     def _start(self, mode: str, limit_s: float) -> None:
         """Start the process of `mode` and wait until its program runs."""
         server = compile_server()
-        folder = {"TORCHINDUCTOR_CACHE_DIR": str(Path(server.folder) / "inductor")}
-        process = server.start("qimeng.envs.judge.baseline:main", self._setup, environment=folder)
+        process = server.start("qimeng.envs.judge.baseline:main", self._setup, environment=cache_folder(server))
         self._processes[mode] = process
         if self._closed:
             process.kill(wait=False)
@@ -163,4 +167,4 @@ class TorchCompile:
         process.call("compile", limit_s, mode=mode, seed=seed, threads=threads, lock=self._lock)
 
 
-__all__ = ["MODES", "TorchCompile", "check_modes", "compile_server", "compiled_name"]
+__all__ = ["MODES", "TorchCompile", "cache_folder", "check_modes", "compile_server", "compiled_name"]

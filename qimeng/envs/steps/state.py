@@ -247,4 +247,4 @@ class Ledger:
         return known.failure == UNKNOWN or self.accidents[subject] >= ACCIDENTS
 
 
-__all__ = ["ACCIDENTS", "STOP", "Attempt", "Budget", "Ledger", "Progress", "State", "Unchosen"]
+__all__ = ["ACCIDENTS", "FINAL", "STOP", "Attempt", "Budget", "Ledger", "Progress", "State", "Unchosen"]

@@ -56,9 +56,10 @@ class Server:
     """Starts processes that compile at once, or fail."""
 
     def __init__(self, fails: bool = False):
-        self.fails, self.compiled = fails, 0
+        self.fails, self.compiled, self.folder = fails, 0, "server"
 
-    def start(self, *unused: Any) -> Server:
+    def start(self, *unused: Any, environment: dict[str, str]) -> Server:
+        assert "TORCHINDUCTOR_CACHE_DIR" in environment
         return self
 
     def call(self, command: str, timeout_s: float, path: str = "", **unused: Any) -> tuple[Any, list[int]]:

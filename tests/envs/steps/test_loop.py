@@ -12,7 +12,7 @@ import pytest
 from qimeng.envs.steps.caching import UNKNOWN, subject_of
 from qimeng.envs.steps.loop import established, optimize
 from qimeng.envs.steps.session import Session
-from qimeng.envs.steps.state import ACCIDENTS, Budget, Progress
+from qimeng.envs.steps.state import ACCIDENTS, FINAL, Budget, Progress
 from qimeng.errors import CoderError
 from qimeng.graph.opgraph import OpGraph
 from qimeng.interfaces import Action, Evaluation, Gate, Patch, Timing
@@ -241,6 +241,19 @@ def test_the_seconds_may_have_begun_before(graph: OpGraph) -> None:
     clock.now = 100.0
     session = Session(fake_task(graph), Budget(seconds=60), clock=clock, began=30.0)
     assert session.ledger.seconds_left == -10 and session.exhausted() == "seconds"
+
+
+def test_seconds_are_left_for_a_final_verification_by_what_the_first_evaluation_took(graph: OpGraph) -> None:
+    class Slow(FakeEvaluator):
+        def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
+            return replace(super().judge(program, patch), seconds={"reference": 4.0, "check": 2.0, "time": 1.0})
+
+    clock = FakeClock()
+    session = Session(fake_task(graph, evaluator=Slow()), Budget(seconds=20), clock=clock)
+    session.begin()
+    assert session.ledger.final == 4 + FINAL * 2 + 1 and session.exhausted() is None
+    clock.now = 20 - session.ledger.final + 0.5
+    assert session.exhausted() == "seconds"
 
 
 def test_the_same_question_is_asked_once(graph: OpGraph) -> None:
