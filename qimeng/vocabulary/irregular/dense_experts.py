@@ -81,8 +81,8 @@ def dense_layer(graph: OpGraph, node: Node) -> Layer:
         raise NotConcerned("no sum of weighted results")
     taken = {node.name, times.name}
     bases = [base_of(graph, v) for v in times.operands()]
-    added = [added_of(graph, v, taken, (PRODUCT,), expert_vector) for v, _ in bases]
-    bases = [(a.product, views) if a else (v, views) for a, (v, views) in zip(added, bases, strict=True)]
+    sums = [added_of(graph, v, taken, (PRODUCT,), expert_vector) for v, _ in bases]
+    bases = [(a.product, views) if a else (v, views) for a, (v, views) in zip(sums, bases, strict=True)]
     packets = [graph.nodes[v.node].packet for v, _ in bases]
     if sorted(packets) != [PRODUCT, "aten.scatter"]:
         raise NotConcerned("no sum of products that a scatter weighs")
@@ -98,12 +98,12 @@ def dense_layer(graph: OpGraph, node: Node) -> Layer:
         raise Unsupported(f"weights of experts of shape {column.shape}, which are not those of each row and expert")
     inner, second = graph.nodes[product.node].operands()
     middle, ends, leaves, products = inner_of(graph, inner, taken, (PRODUCT,), expert_vector)
-    last = added[which]
+    last = sums[which]
     sources = {_rows(graph, graph.nodes[v.node].operands()[0], taken) for v in products}
     if len(sources) != 1:
         raise Unsupported(f"first products of experts with {len(sources)} tensors of rows")
     source = sources.pop()
-    biases = tuple(b for b in (last and last.bias, *(leaf.bias for leaf in leaves)) if b is not None)
+    biases = tuple(b for b in (last.bias if last else None, *(leaf.bias for leaf in leaves)) if b is not None)
     found = {graph.meta(v).dtype for v in (source, second, *(leaf.weight for leaf in leaves), *biases)}
     if len(found) != 1 or not found <= set(DTYPES) or experts > MOST_GROUPS:
         raise Unsupported(f"{experts} experts of {' and '.join(sorted(found))}")
@@ -235,7 +235,7 @@ def _columns(
     if node.packet not in packets or not graph.meta(value).is_contiguous:
         return None
     taken |= passed | {node.name}
-    return node, Leaf(node.operands()[1], start, step, added and added.bias)
+    return node, Leaf(node.operands()[1], start, step, added.bias if added else None)
 
 
 def _rows(graph: OpGraph, left: Value, taken: set[str]) -> Value:
