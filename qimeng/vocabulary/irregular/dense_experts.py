@@ -280,4 +280,4 @@ def base_of(graph: OpGraph, value: Value) -> tuple[Value, set[str]]:
     return value, passed
 
 
-__all__ = ["Layer", "Leaf", "added_of", "base_of", "dense_layer", "expert_vector", "inner_of", "plain"]
+__all__ = ["Added", "Layer", "Leaf", "added_of", "base_of", "dense_layer", "expert_vector", "inner_of", "plain"]
