@@ -113,6 +113,8 @@ class Experts(nn.Module):
         self.router = nn.Linear(width, experts, bias=False)
         self.up = nn.Parameter(torch.randn(experts, inner, width) / width**0.5)
         self.down = nn.Parameter(torch.randn(experts, width, inner) / inner**0.5)
+        if form == "biased":
+            self.up_bias, self.down_bias = (nn.Parameter(torch.randn(experts, n)) for n in (inner, width))
 
     def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers of the two best experts of each row."""
@@ -122,10 +124,13 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[rows, width] to [rows, width]."""
         weights, chosen = self.choose(x)
-        if self.form == "all":  # all experts for all rows, most weighed by zero
+        if self.form in ("all", "biased"):  # all experts for all rows, most weighed by zero
             shares = x.new_zeros(len(x), len(self.up)).scatter(1, chosen, weights.squeeze(-1))
-            inner = functional.silu(torch.matmul(x, self.up.transpose(1, 2)))
-            return (torch.matmul(inner, self.down.transpose(1, 2)) * shares.t().unsqueeze(-1)).sum(0)
+            inner = torch.matmul(x, self.up.transpose(1, 2))
+            if self.form == "biased":
+                found = torch.matmul(functional.silu(inner + self.up_bias[:, None]), self.down.transpose(1, 2))
+                return ((found + self.down_bias[:, None]) * shares.t().unsqueeze(-1)).sum(0)
+            return (torch.matmul(functional.silu(inner), self.down.transpose(1, 2)) * shares.t().unsqueeze(-1)).sum(0)
         if self.form == "einsum":
             inner = functional.silu(torch.einsum("td,tkhd->tkh", x, self.up[chosen]))
             return (torch.einsum("tkh,tkdh->tkd", inner, self.down[chosen]) * weights).sum(1)
@@ -162,6 +167,7 @@ def cases(tiny: bool) -> list[Case]:
             Case("segment", "mean", {"segments": 9, "rows": 80, "width": 16}),
             Case("moe", "einsum", {"experts": 4, "rows": 12, "width": 32, "inner": 48}),
             Case("moe", "all", {"experts": 4, "rows": 12, "width": 32, "inner": 48}),
+            Case("moe", "biased", {"experts": 4, "rows": 12, "width": 32, "inner": 48}),
             Case("sort", "stable", {"rows": 8, "width": 50}),
         ]
     sizes = [(10_000, 160_000, 128), (100_000, 1_600_000, 64), (20_000, 2_000_000, 128)]
@@ -178,17 +184,30 @@ def cases(tiny: bool) -> list[Case]:
             ("weighted", "float32", (1_000_000, 8192, 32, 64)),
             ("mean", "float16", (100_000, 4096, 100, 128)),
             ("max", "float32", (100_000, 16_384, 10, 128)),
+            ("sum", "bfloat16", (1_000_000, 4096, 64, 128)),
+            ("mean", "float32", (50_000, 65_536, 4, 32)),
+            ("sum", "float32", (200_000, 1024, 256, 96)),
+            ("weighted", "float16", (500_000, 16_384, 16, 64)),
+            ("max", "bfloat16", (1_000_000, 8192, 20, 256)),
         )
     ]
     found += [
         Case("segment", kind, dict(zip(("segments", "rows", "width"), size, strict=True)))
-        for kind, size in (("sum", (4096, 400_000, 128)), ("mean", (65_536, 500_000, 64)), ("max", (512, 200_000, 256)))
+        for kind, size in (
+            ("sum", (4096, 400_000, 128)),
+            ("mean", (65_536, 500_000, 64)),
+            ("max", (512, 200_000, 256)),
+            ("sum", (100, 300_000, 64)),
+            ("mean", (20_000, 200_000, 256)),
+            ("max", (4096, 400_000, 32)),
+        )  # fmt: skip
     ]
     found += [
         Case("moe", form, {"experts": e, "rows": t, "width": 1024, "inner": 2048}, dtype="bfloat16")
         for form, e, t in (
             ("einsum", 8, 64), ("einsum", 16, 128), ("einsum", 64, 128), ("bmm", 32, 256), ("einsum", 8, 8),
             ("all", 8, 1024), ("all", 64, 1024), ("all", 32, 128), ("all", 16, 4096),
+            ("biased", 8, 1024), ("biased", 32, 256), ("bmm", 8, 64), ("biased", 16, 4096),
         )
     ]  # fmt: skip
     found += [
@@ -197,6 +216,10 @@ def cases(tiny: bool) -> list[Case]:
             ("sort", "float32", (16_384, 1024)), ("sort", "float32", (131_072, 128)),
             ("stable", "bfloat16", (8192, 4096)),
             ("topk", "float32", (16_384, 1024, 64)), ("topk", "float32", (4096, 4096, 8)),
+            ("sort", "float32", (262_144, 64)), ("stable", "float32", (65_536, 256)),
+            ("sort", "bfloat16", (131_072, 128)),
+            ("sort", "float32", (32_768, 512)), ("topk", "bfloat16", (65_536, 256, 8)),
+            ("topk", "float32", (131_072, 64, 6)), ("topk", "bfloat16", (16_384, 2048, 32)),
         )
     ]  # fmt: skip
     return found
@@ -239,7 +262,7 @@ def made(case: Case, place: str) -> tuple[nn.Module, tuple[Any, ...], Calls]:
         module = experts.requires_grad_(False)
         inputs = (torch.randn(n["rows"], n["width"], device=place, dtype=dtype),)
         calls["experts in a loop"] = partial(looped, experts, *inputs)
-        if place == "cuda" and hasattr(torch, "_grouped_mm"):
+        if case.kind != "biased" and place == "cuda" and hasattr(torch, "_grouped_mm"):
             calls["torch._grouped_mm"] = partial(sorted_products, experts, *inputs)
     return module, inputs, calls
 
@@ -261,8 +284,9 @@ def looped(module: Experts, x: Tensor) -> Tensor:
     out = torch.zeros_like(x)
     for e in range(len(module.up)):
         row, which = torch.where(chosen == e)
-        inner = functional.silu(functional.linear(x[row], module.up[e]))
-        out.index_add_(0, row, functional.linear(inner, module.down[e]) * weights[row, which])
+        biases = (module.up_bias[e], module.down_bias[e]) if module.form == "biased" else (None, None)
+        inner = functional.silu(functional.linear(x[row], module.up[e], biases[0]))
+        out.index_add_(0, row, functional.linear(inner, module.down[e], biases[1]) * weights[row, which])
     return out
 
 
@@ -355,13 +379,13 @@ def exact_of(module: nn.Module, state: dict[str, Tensor], inputs: list[Any]) -> 
 def main(
     out: Annotated[Path, typer.Argument(help="File that rows are added to.")],
     seconds: Annotated[float, typer.Option(help="After so many no further case is begun.")] = 400.0,
-    only: Annotated[str, typer.Option(help="Words that a case's name begins with, such as 'gnn rmat' or 'moe'.")] = "",
+    only: Annotated[str, typer.Option(help="Words in a case's name, such as 'gnn rmat' or 'moe'.")] = "",
     tiny: Annotated[bool, typer.Option(help="Small sizes on the CPU, to try the script.")] = False,
 ) -> None:
     """Measure the cases one after the other."""
     place = Place.of(tiny)
     warnings.filterwarnings("ignore", "Sparse ")
-    chosen = [c for c in cases(tiny) if c.name.startswith(only)]
+    chosen = [c for c in cases(tiny) if only in c.name]
     measures = [({"case": c.name, **asdict(c)}, partial(measured, c, place.device, place.name)) for c in chosen]
     write_rows(out, measures, place, seconds, SHOWN)
 

@@ -43,18 +43,18 @@ from qimeng.program.verify import capture_spec
 from qimeng.spec.declared import activation_form, weight_form
 from qimeng.vocabulary.lowprecision.forms import FP8, INT4, INT8, scaled
 
-LAYERS = {"q": (4096, 4096), "up": (4096, 14336), "down": (14336, 4096)}
-"""K and N of Llama 3 8B's layers."""
+LAYERS = {"q": (4096, 4096), "up": (4096, 14336), "down": (14336, 4096), "kv": (4096, 1024), "wide": (8192, 8192)}
+"""K and N of Llama 3 8B's layers, and of the 70B's first one."""
 
 CASES: dict[str, tuple[str, int, str]] = {
     f"{weights} {layer} {rows}": (weights, rows, layer)
     for weights in ("int8", "int4", "fp8")
-    for layer, sizes in (("q", (1, 8, 64, 2048)), ("up", (1, 16)), ("down", (1, 8)))
-    for rows in sizes[: 4 if weights != "fp8" else 1 + (layer == "q")]
+    for layer, sizes in (("q", (1, 8, 64, 2048)), ("up", (1, 16)), ("down", (1, 8)), ("kv", (1, 32)), ("wide", (1, 4)))
+    for rows in sizes
 } | {
     f"{weights}a {layer} {rows}": (f"{weights}a", rows, layer)
     for weights in ("fp8", "int8")
-    for layer in LAYERS
+    for layer in ("q", "up", "down")
     for rows in (16, 64, 512, 2048, 8192)
 }
 """Name of a case to its weights (with "a" at the end: activations as well), rows and layer."""
@@ -259,7 +259,8 @@ def alone(program: Program, entry: Callable[..., Any], layer: nn.Linear, x: Tens
 
 def main(
     out: Annotated[Path, typer.Argument(help="File that rows are added to.")],
-    only: Annotated[str, typer.Option(help="Words that a case's name begins with, such as 'int4' or 'int8 q'.")] = "",
+    only: Annotated[str, typer.Option(help="Words in a case's name, such as 'int4' or 'int8 q'.")] = "",
+    rows: Annotated[int, typer.Option(help="Rows of the cases; of any number by default.")] = 0,
     seconds: Annotated[float, typer.Option(help="Budget of each search.")] = 30.0,
     sweep: Annotated[bool, typer.Option(help="Time configurations, without a judge.")] = False,
 ) -> None:
@@ -268,10 +269,10 @@ def main(
     if device is None:
         raise typer.BadParameter("this needs a GPU")
     facts = asdict(environment(device))
-    for case in (c for c in CASES if c.startswith(only)):
-        weights, rows, layer = CASES[case]
+    for case in (c for c in CASES if only in c and rows in (0, CASES[c][1])):
+        weights, count, layer = CASES[case]
         depth, columns = LAYERS[layer]
-        head = {"case": case, "weights": weights, "rows": rows, "k": depth, "n": columns, "dtype": "bfloat16"}
+        head = {"case": case, "weights": weights, "rows": count, "k": depth, "n": columns, "dtype": "bfloat16"}
         try:
             with torch.no_grad():
                 row = swept(case, device) if sweep else searched(case, seconds)

@@ -29,6 +29,7 @@ from qimeng.device import current_device
 from qimeng.envs.steps.result import Result
 from qimeng.testing import ScriptedPlanner
 from tests.graph.experts.samples import Loop
+from tests.vocabulary.irregular.samples import AllExperts
 from tests.vocabulary.quantized.test_called import Layer
 
 BF16 = torch.bfloat16
@@ -76,6 +77,12 @@ def called(form: str) -> Callable[[int], nn.Module]:
     return lambda size: Layer(form, 1024 // size, 2048 // size)
 
 
+def biased(size: int) -> nn.Module:
+    """Eight experts with biases, all computed."""
+    return AllExperts("biased", 8, 1024 // size, 2048 // size).to(BF16)
+
+
+INT4, FEW = ("weights", "int4"), ("weights", "csr:10")
 BLOCKS, GROUPS = ("weights", "fp8:128x128"), ("activations", "fp8:1x128")
 DISPATCHED, LOWERED = ("dispatch", "lowering", "lowering"), ("lowering",) * 10
 FUSED = ("fusion",) * 12 + ("lowering",) * 6
@@ -87,6 +94,9 @@ CASES = (
     Case("weights fp8:128x128, 1024 rows", linear, 1024, 4096, ("dequantize",), "lowprecision", (BLOCKS,)),
     Case("weights fp8:128x128, 16 rows", linear, 16, 4096, ("dequantize",), "lowprecision", (BLOCKS,)),
     Case("activations fp8:1x128", linear, 1024, 4096, ("multiply_codes", "lowering"), "quantized", (BLOCKS, GROUPS)),
+    Case("experts with biases", biased, 1024, 1024, DISPATCHED, "routed"),
+    Case("weights int4, one row", linear, 1, 4096, ("dequantize",), "lowprecision", (INT4,)),
+    Case("weights csr:10 by depth", linear, 1024, 4096, ("sparsify", "storage csc"), "sparse", (FEW,)),
 )
 """What no GPU had run when this was written."""
 
@@ -96,7 +106,7 @@ def computation(case: Case, tiny: bool) -> KernelSpec:
     torch.manual_seed(0)
     size, place = (SMALL, "cpu") if tiny else (1, "cuda")
     module = case.made(size).to(place)
-    x = torch.randn(case.rows // size, case.width // size, dtype=BF16, device=place)
+    x = torch.randn(max(1, case.rows // size), case.width // size, dtype=BF16, device=place)
     return KernelSpec.from_module(module.requires_grad_(False), (x,), name=case.name, **dict(case.declares))
 
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.case_rows import Place, write_rows
+from experiments.graphs import GRAPHS
 from experiments.products import CALLS, ROUNDS, timer
 from qimeng import IllegalAction, KernelSpec
 from qimeng.actions import Context, check_action, legal_actions
@@ -62,13 +63,18 @@ NAMED = {
 
 @dataclass(frozen=True)
 class Case:
-    """One layer: its form and share, rows of activations, depth and outputs."""
+    """One layer: its form and share, rows of activations, depth and outputs, and where its blocks lie.
+
+    Attributes:
+        pattern: one of `GRAPHS`, of as many nodes as the weight has rows of blocks; empty for places drawn evenly.
+    """
 
     form: str
     percent: int
     rows: int
     depth: int
     columns: int
+    pattern: str = ""
 
     @property
     def weights(self) -> str:
@@ -77,8 +83,9 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Declaration, rows, depth and outputs."""
-        return f"{self.weights} {self.rows}x{self.depth}x{self.columns}"
+        """Declaration, pattern, rows, depth and outputs."""
+        pattern = f" {self.pattern}" if self.pattern else ""
+        return f"{self.weights}{pattern} {self.rows}x{self.depth}x{self.columns}"
 
 
 def cases(tiny: bool) -> list[Case]:
@@ -87,7 +94,15 @@ def cases(tiny: bool) -> list[Case]:
     shares = (5, 20) if tiny else PERCENT
     forms = ("bsr:16", "bsr:32", "csr") if tiny else tuple(FORMS)
     found = [Case(form, percent, *size) for size, form, percent in itertools.product(sizes, forms, shares)]
-    return found + [Case(PAIRS, 50, *size) for size in sizes]
+    drawn = [("csr", 1), ("bsr:32", 5)] if tiny else [("csr", 1), ("csr", 5), ("bsr:32", 5)]
+    square = [size for size in sizes if size[1] == size[2]]
+    found += [Case(*one, *size, pattern) for pattern in GRAPHS for one in drawn for size in square[:2]]
+    more = [] if tiny else [(rows, *layer) for layer in PAIRED for rows in (16, 512, 2048, 8192)]
+    return found + [Case(PAIRS, 50, *size) for size in dict.fromkeys([*sizes, *more])]
+
+
+PAIRED = ((4096, 4096), (4096, 14336), (14336, 4096))
+"""Depth and outputs of Llama 3 8B's layers."""
 
 
 SHOWN = ("failed", "refused", "best_ms", "best_schedule", "over", "over_torch_sparse", "not_timed")
@@ -112,7 +127,11 @@ def layer_of(case: Case, device: str) -> tuple[nn.Linear, Tensor]:
     rows, columns = grid((case.columns, case.depth), block)
     count = max(1, rows * columns * case.percent // 100)
     kept = torch.zeros(rows * columns, device=device, dtype=dtype)
-    kept[torch.randperm(rows * columns, device=device)[:count]] = 1
+    places = torch.randperm(rows * columns, device=device)[:count]
+    if case.pattern:
+        source, target = GRAPHS[case.pattern](rows, count).to(device)
+        places = target * columns + source
+    kept[places] = 1
     mask = kept.view(rows, columns).repeat_interleave(block, 0).repeat_interleave(block, 1)
     layer.weight.mul_(mask[: case.columns, : case.depth])
     if not torch.equal(weight_form(case.weights).declared(layer.weight), layer.weight):
@@ -236,14 +255,14 @@ def measured(case: Case, device: Device, place: str) -> dict[str, Any]:
 def main(
     out: Annotated[Path, typer.Argument(help="File that rows are added to.")],
     seconds: Annotated[float, typer.Option(help="After so many no further case is begun.")] = 240.0,
-    only: Annotated[str, typer.Option(help="Words that a case's name begins with, such as 'csr' or 'bsr:32:10'.")] = "",
+    only: Annotated[str, typer.Option(help="Words in a case's name, such as 'csr' or 'bsr:32:10'.")] = "",
     tiny: Annotated[bool, typer.Option(help="Small sizes on the CPU, to try the script.")] = False,
 ) -> None:
     """Measure the layers one after the other."""
     place = Place.of(tiny)
     warnings.filterwarnings("ignore", "Sparse .* support is in beta")
     dtype = "float32" if tiny else "bfloat16"
-    chosen = [c for c in cases(tiny) if c.name.startswith(only)]
+    chosen = [c for c in cases(tiny) if only in c.name]
     heads = [{"case": c.name, "block": FORMS.get(c.form, 0), **asdict(c), "dtype": dtype} for c in chosen]
     measures = [partial(measured, c, place.device, place.name) for c in chosen]
     write_rows(out, zip(heads, measures, strict=True), place, seconds, SHOWN)

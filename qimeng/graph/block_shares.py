@@ -23,6 +23,13 @@ MOST = 1 << 27
 """Elements of a mask up to which they are counted."""
 
 
+COUNTED = 1 << 23
+"""Elements of a mask that are looked at, about."""
+
+WORD = 8
+"""Elements of a mask in a word of 64 bits."""
+
+
 def with_block_shares(graph: OpGraph, module: Callable[[], torch.nn.Module]) -> OpGraph:
     """`graph` with the shares of the blocks of its masks (`OpGraph.shares`); it itself where it has none.
 
@@ -39,25 +46,41 @@ def with_block_shares(graph: OpGraph, module: Callable[[], torch.nn.Module]) -> 
     found = {}
     with torch.no_grad():
         for mask in masks:
-            value = constant(graph, mask, known, MOST)
+            try:
+                value = constant(graph, mask, known, MOST)
+            except (RuntimeError, TypeError):  # an operator that this machine does not have for the dtype
+                continue
             if value is not None:
                 found[mask.node] = shares_of(value)
     return replace(graph, shares=found)
 
 
 def shares_of(mask: torch.Tensor) -> BlockShares:
-    """The shares of the blocks of `mask`, of two dimensions or more, the last two cut into blocks."""
-    whole = mask.detach().reshape(-1, *mask.shape[-2:])
-    counted: list[tuple[float, ...]] = []
+    """The shares of the blocks of `mask`, of two dimensions or more, the last two cut into blocks.
+
+    Of a large one, those of strips of rows as far apart as needed.
+    """
+    strips = mask.detach().reshape(-1, *mask.shape[-2:]).split(SIDES[-1], dim=1)
+    whole = torch.cat(strips[:: -(-mask.numel() // COUNTED)], dim=1)
+    counted = []
     for values in (whole != 0, whole == 0):
-        shares = []
-        for side in SIDES:
-            down, across = (-n % side for n in values.shape[1:])
-            filled = torch.nn.functional.pad(values, (0, across, 0, down))
-            blocks = filled.view(len(filled), filled.shape[1] // side, side, filled.shape[2] // side, side)
-            shares.append(float(blocks.any(4).any(2).float().mean()))
+        shares, before = list[float](), 1
+        for side in SIDES:  # larger blocks are made of smaller ones
+            values, before = _any_of(values, side // before), side
+            shares.append(float(values.float().mean()))
         counted.append(tuple(shares))
     return BlockShares(SIDES, *counted)
+
+
+def _any_of(values: torch.Tensor, side: int) -> torch.Tensor:
+    """Whether any of each block of the last two dimensions is true; the last blocks may overhang."""
+    down, across = (-n % side for n in values.shape[1:])
+    filled = torch.nn.functional.pad(values, (0, across, 0, down))
+    count, high, wide = filled.shape
+    if side % WORD == 0:  # as many at once
+        words = filled.contiguous().view(torch.int64).view(count, high // side, side, wide // side, side // WORD)
+        return (words != 0).any(2).any(-1)
+    return filled.view(count, high // side, side, wide // side, side).any(2).any(-1)
 
 
 def seen_share(region: Region, block: tuple[int, int]) -> float:
@@ -83,7 +106,8 @@ def _gates(graph: OpGraph, node: Node) -> Iterator[tuple[Value, bool]]:
         large = [isinstance(v, Value) and graph.meta(v).numel > 1 for v in node.args[1:]]
         found = [(node.operands()[0], large[0])] if large[0] != large[1] else []
     elif node.packet == "aten.mul" and len(node.operands()) == 2:
-        found = [(v, True) for v in node.operands()]
+        masks = [v for v in node.operands() if is_state(graph, v)]
+        found = [(masks[0], True)] if len(masks) == 1 else []
     for mask, seen in found:
         if mask is None or not is_state(graph, mask):
             continue

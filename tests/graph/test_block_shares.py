@@ -41,7 +41,7 @@ class Masked(nn.Module):
         self.register_buffer("own", torch.arange(LENGTH) // 64)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
-        mask: Any = self.mask
+        mask, own = self.get_buffer("mask"), self.get_buffer("own")
         if self.form == "times":
             return (x @ y.t()) * mask
         if self.form == "where":
@@ -49,7 +49,7 @@ class Masked(nn.Module):
         if self.form == "hidden":
             return (x @ y.t()).masked_fill(mask, 0.0)
         heads = x[None, None], y[None, None], y[None, None]
-        seen = self.own[:, None] == self.own if self.form == "documents" else mask  # type: ignore[operator,index]
+        seen = own[:, None] == own if self.form == "documents" else mask
         return functional.scaled_dot_product_attention(*heads, attn_mask=seen)
 
 

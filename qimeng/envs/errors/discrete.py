@@ -28,9 +28,10 @@ from qimeng.graph.ops import CONVOLUTIONS, EXACT, GEMMS, JUMPS, RANDOM
 from qimeng.spec.dispatch import DispatchMode
 
 RUNS, LOOK_EVERY, FEW = 96, 8, 16
-"""Maximum number of newly rounded runs; runs between two checks; number of elements that may use all runs. An element
+"""Maximum number of newly rounded runs; runs between two checks; elements, or rows, that may use all runs. An element
 four deviations of an honest error away from its threshold crosses it in a quarter of the runs, so eight runs explain
-nine elements in ten. If then more than half of the elements is unexplained, and more than a few, they are refused."""
+nine elements in ten. If then more than half of the elements is unexplained, and more than a few, in more than a few
+rows, they are refused. A row jumps as a whole where a threshold decides which experts compute it."""
 TF32_UNIT = 2.0**-11
 """Rounding unit of what mode ``"high"`` may round fp32 operands of products to."""
 
@@ -222,9 +223,10 @@ def explained(
         other = _ordered(made.to(actual.device, expected.value.dtype))
         low, high = torch.minimum(low, other), torch.maximum(high, other)
         y = _ordered(actual)
-        left = actual.numel() - int((settled | (y >= low - slack) & (y <= high + slack)).sum())
+        out = ~(settled | (y >= low - slack) & (y <= high + slack))
+        left = int(out.sum())
         looks = number > 0 and number % LOOK_EVERY == 0
-        if not left or (looks and left > max(FEW, before // 2)):
+        if not left or (looks and left > max(FEW, before // 2) and _rows_in(out) > FEW):
             break
         before = left if looks else before
     if left or not is_float:
@@ -233,6 +235,11 @@ def explained(
     kept = torch.where((actual - value).abs() <= slack, actual, value)
     error = replace(accuracy.measure(kept, value), across=0.0)  # what jumped within its row's slack is kept
     return error.within(expected.budget)
+
+
+def _rows_in(out: torch.Tensor) -> int:
+    """Rows with any element in `out`; the elements themselves where there are no rows."""
+    return int((out.any(-1) if out.dim() > 1 else out).sum())
 
 
 def _ordered(x: torch.Tensor) -> torch.Tensor:

@@ -81,8 +81,8 @@ def dense_layer(graph: OpGraph, node: Node) -> Layer:
         raise NotConcerned("no sum of weighted results")
     taken = {node.name, times.name}
     bases = [base_of(graph, v) for v in times.operands()]
-    added = [added_of(graph, v, taken, (PRODUCT,), expert_vector) for v, _ in bases]
-    bases = [(a.product, views) if a else (v, views) for a, (v, views) in zip(added, bases, strict=True)]
+    sums = [added_of(graph, v, taken, (PRODUCT,), expert_vector) for v, _ in bases]
+    bases = [(a.product, views) if a else (v, views) for a, (v, views) in zip(sums, bases, strict=True)]
     packets = [graph.nodes[v.node].packet for v, _ in bases]
     if sorted(packets) != [PRODUCT, "aten.scatter"]:
         raise NotConcerned("no sum of products that a scatter weighs")
@@ -98,7 +98,7 @@ def dense_layer(graph: OpGraph, node: Node) -> Layer:
         raise Unsupported(f"weights of experts of shape {column.shape}, which are not those of each row and expert")
     inner, second = graph.nodes[product.node].operands()
     middle, ends, leaves, products = inner_of(graph, inner, taken, (PRODUCT,), expert_vector)
-    last = added[which]
+    last = sums[which]
     sources = {_rows(graph, graph.nodes[v.node].operands()[0], taken) for v in products}
     if len(sources) != 1:
         raise Unsupported(f"first products of experts with {len(sources)} tensors of rows")
@@ -280,4 +280,4 @@ def base_of(graph: OpGraph, value: Value) -> tuple[Value, set[str]]:
     return value, passed
 
 
-__all__ = ["Layer", "Leaf", "added_of", "base_of", "dense_layer", "expert_vector", "inner_of", "plain"]
+__all__ = ["Added", "Layer", "Leaf", "added_of", "base_of", "dense_layer", "expert_vector", "inner_of", "plain"]

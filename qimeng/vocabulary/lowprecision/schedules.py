@@ -220,14 +220,14 @@ class Tuning(Move[StoredPlan, StoredSchedule]):
     def schedules(self, plan: StoredPlan, schedule: StoredSchedule, param: str, device: Device) -> Sequence:
         """Those of the move; a step reads whole pairs of codes, and of bytes no more than share a scale."""
         if schedule.direct:
-            return directly(plan, schedule, self.name, param)
+            return _directly(plan, schedule, self.name, param)
         found = self.move.schedules(plan.gemm, schedule, param, device)
         assert all(isinstance(s, StoredSchedule) for s in found)
         most = plan.stored.group if plan.stored.bits == 8 else 0
         return [s for s in found if not most or s.block_k <= most]
 
 
-def directly(plan: StoredPlan, schedule: StoredSchedule, kind: str, param: str) -> tuple[StoredSchedule, ...]:
+def _directly(plan: StoredPlan, schedule: StoredSchedule, kind: str, param: str) -> tuple[StoredSchedule, ...]:
     """Tunings without tensor cores: columns and depth of a step, warps, programs that share the depth."""
     s, (_, _, columns, depth) = schedule, plan.gemm.shape
     if kind == "tiling":

@@ -76,7 +76,7 @@ class SparseProducts(Family[SparsePlan, SparseSchedule]):
 
     def print(self, plan: SparsePlan, schedule: SparseSchedule, prefix: str) -> Implementation:
         """The gemm family's kernels; the entry function takes blocks and indices where the weight would be."""
-        made_once = (PADDED_AT, PADDED_VALUES) if schedule.padded else ()
+        made_once: tuple[str, ...] = (PADDED_AT, PADDED_VALUES) if schedule.padded else ()
         if schedule.by_depth:
             made_once = (SORTED_AT, SORTED_TO, SORTED_VALUES)
         inputs = [*plan.inputs, *made_once]

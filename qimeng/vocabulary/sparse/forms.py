@@ -114,6 +114,8 @@ def csr(rest: str) -> Sparse:
 
 
 def _percent(text: str, share: str) -> Decimal:
+    if not share:
+        raise SpecError(f"weights={text.rstrip(':')!r}: say how many percent are kept, as in '{text.rstrip(':')}:5'")
     try:
         found = Decimal(share)
     except InvalidOperation:

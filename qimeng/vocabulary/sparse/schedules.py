@@ -172,7 +172,7 @@ def shared_bytes(plan: SparsePlan, schedule: SparseSchedule) -> int:
     """
     s = schedule
     if s.by_depth:
-        return depth_bytes(plan, s)
+        return _depth_bytes(plan, s)
     if plan.kept.block == 1:
         return 4 * held_values(plan, s)
     ahead = max(1, (s.stages - 1) // 2)
@@ -351,7 +351,7 @@ def _by_depth(plan: SparsePlan) -> tuple[SparseSchedule, ...]:
     return tuple(dict.fromkeys(made))
 
 
-def depth_bytes(plan: SparsePlan, schedule: SparseSchedule) -> int:
+def _depth_bytes(plan: SparsePlan, schedule: SparseSchedule) -> int:
     """Bytes of shared memory with elements by depth, at most: all stages of the activations, one of the elements."""
     s = schedule
     return ((s.block_m + s.block_n) * itemsize(plan.gemm.dtype) + 12) * s.block_k * max(s.stages, 1)

@@ -224,3 +224,13 @@ def test_a_tensor_divided_by_a_number_is_divided():
     x = torch.rand(100)
     with Dividing():
         assert torch.equal(x / 3.0, x / torch.full((100,), 3.0)) and torch.equal(x / x, torch.ones(100))
+
+
+@pytest.mark.parametrize(("count", "right"), [(2, True), (20, False)])
+def test_a_few_rows_that_jump_as_a_whole_may_use_all_runs(count: int, right: bool) -> None:
+    """As where a router chooses another expert: a row has many elements, and one threshold decides on all of them."""
+    usual = torch.zeros(40, 64, dtype=torch.int64)
+    other = usual.clone()
+    other[:count] = 1
+    runs = iter([*[usual] * 50, *[other] * 50])
+    assert explained(other, Expected(usual), [usual], lambda: next(runs)) is right
