@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,8 @@ LEASE_S = 60.0
 """Seconds after which the work of a run is ended whose driver has not been heard of."""
 DISMISSAL_S = 5.0
 """Seconds that an idle process may take to end."""
+PIPE_BYTES = 32 << 10
+"""What a pipe takes at once, whether its other end reads or not; Linux' have twice as much."""
 TASK_FOLDER = "QIMENG_TASK_FOLDER"
 """Variable of the processes: an empty folder whose files go back with what the task returns, and are removed."""
 FILES_BYTES = 256 << 20
@@ -174,7 +176,8 @@ class Supervisor:
         except OSError as error:
             return Reply(failure=f"no process could be started: {error}", alive=False)
         reply = await self._answered(lane, self._processes[lane], (work, task), limit_s, stopped)
-        return replace(reply, files=await asyncio.to_thread(_taken, self._folders[lane]))
+        folder = self._folders[lane]
+        return replace(reply, files=await asyncio.to_thread(_taken, folder)) if os.listdir(folder) else reply
 
     async def _answered(
         self,
@@ -185,7 +188,7 @@ class Supervisor:
         stopped: asyncio.Event,
     ) -> Reply:
         work = _called if self._cpu is None else _called_with_errands
-        await asyncio.to_thread(process.send, work, pair)  # a large one waits until the process reads it
+        await _sent(process.send, work, pair, size=sum(len(x) for x in pair if isinstance(x, (bytes, str))))
         end = None if limit_s is None else time.monotonic() + limit_s
         message = None
         while await _in_time(_readable(process), stopped, end):
@@ -195,7 +198,7 @@ class Supervisor:
             found, message = message[0], None
             if (replies := await _in_time(self._cpu.run(found.asked), stopped, end)) is None:
                 break
-            await asyncio.to_thread(process.reply, replies)
+            await _sent(process.reply, replies, size=sum(len(x) for x in replies if x is not None))
         if message is None:
             del self._processes[lane]
             process.kill()
@@ -217,6 +220,14 @@ class Supervisor:
             for run in [run for run, seen in self._seen.items() if now - seen > LEASE_S]:
                 with contextlib.suppress(OSError):
                     await self.end(run)
+
+
+async def _sent(send: Callable[..., None], *message: Any, size: int) -> None:
+    """Send a message to a process; a large one waits until the process reads it, which nobody else has to."""
+    if size < PIPE_BYTES:
+        send(*message)
+    else:
+        await asyncio.to_thread(send, *message)
 
 
 async def _readable(process: TaskProcess) -> bool:
