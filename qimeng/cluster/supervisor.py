@@ -62,6 +62,18 @@ class Reply:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Note:
+    """What a task tells its driver while it runs, as a `Question` that wants no answer; pickled."""
+
+    data: bytes
+
+
+def tell_driver(thing: Any) -> None:
+    """In a process of a GPU, within a task: whoever waits for the task gets `thing` (`Supervisor.notes`)."""
+    ask_parent(Note(cloudpickle.dumps(thing)))
+
+
 class Supervisor:
     """The keeper of one GPU; an actor with one thread, whose methods take turns at every `await`.
 
@@ -81,6 +93,7 @@ class Supervisor:
         self._turns = Turns()
         self._processes: dict[tuple[str, int], TaskProcess] = {}
         self._stopped: dict[tuple[str, int], asyncio.Event] = {}
+        self._notes: dict[tuple[str, int], list[bytes]] = {}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._seen: dict[str, float] = {}
         self._done, self._failed, self._since = 0, 0, time.time()
@@ -130,14 +143,21 @@ class Supervisor:
             self._stopped[key] = stopped
             try:
                 async with self._turns.turn(run, priority, beside):
+                    self._notes[key] = []
                     reply = Reply(failure="stopped", alive=False)
                     if not stopped.is_set():
                         reply = await self._called(key, work, task, beside, limit_s, stopped)
             finally:
                 del self._stopped[key]
+                self._notes.pop(key, None)
         self._done += 1
         self._failed += reply.failure is not None
         return reply
+
+    async def notes(self, run: str, lane: int, since: int) -> list[bytes] | None:
+        """What the task of this lane has told from note number `since` on; None while it waits for its turn."""
+        told = self._notes.get((run, lane))
+        return None if told is None else told[since:]
 
     async def stop(self, run: str, lane: int) -> None:
         """End the process of this lane of a run, and what it is at."""
@@ -193,10 +213,15 @@ class Supervisor:
         message = None
         while await _in_time(_readable(process), stopped, end):
             message = process.receive()
-            if self._cpu is None or not isinstance(message[0], Question):
+            if not isinstance(message[0], Question):
                 break
-            found, message = message[0], None
-            if (replies := await _in_time(self._cpu.run(found.asked), stopped, end)) is None:
+            asked, message = message[0].asked, None
+            if isinstance(asked, Note):
+                self._notes[lane].append(asked.data)
+                process.reply(None)
+                continue
+            assert self._cpu is not None  # nobody else has its processes send errands
+            if (replies := await _in_time(self._cpu.run(asked), stopped, end)) is None:
                 break
             await _sent(process.reply, replies, size=sum(len(x) for x in replies if x is not None))
         if message is None:
@@ -299,4 +324,4 @@ def _is_driver_error(error: RuntimeError) -> bool:
     return failure_of(error) == MACHINE_FAILED and not isinstance(error, torch.OutOfMemoryError)
 
 
-__all__ = ["LEASE_S", "TASK_FOLDER", "Reply", "Supervisor"]
+__all__ = ["LEASE_S", "TASK_FOLDER", "Reply", "Supervisor", "tell_driver"]

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qimeng.cluster.supervisor import TASK_FOLDER
+from qimeng.cluster.supervisor import TASK_FOLDER, tell_driver
 from qimeng.device import Card
 from qimeng.envs.workers.offload import NotHere, done_elsewhere
 from qimeng.interfaces import EngineReport, Evaluation, Gate, Timing
@@ -64,6 +64,14 @@ def lose_the_gpu(name: str) -> None:
 
 def send_errands(task: str) -> list[int | None]:
     return done_elsewhere([("process", os.getpid), ("nobody", os.getpid)], 60.0)
+
+
+def tell(begun: str) -> str:
+    tell_driver("first")
+    tell_driver(begun)
+    while not Path(begun).exists():
+        time.sleep(0.05)
+    return "done"
 
 
 def errand_not_on(node: str) -> list[str | None]:

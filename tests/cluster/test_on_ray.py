@@ -159,6 +159,19 @@ def test_a_keeper_that_dies_comes_back_and_its_work_is_done(nodes: Nodes, quick:
         pool.close()
 
 
+def test_what_a_task_tells_is_heard_while_it_runs(nodes: Nodes, tmp_path: Path) -> None:
+    heard, going = list[str | None](), tmp_path / "goes on"
+
+    def hear(note: str | None) -> None:
+        heard.append(note)
+        if note == str(going):  # it waits for this
+            going.touch()
+
+    with ClusterTasks(Fleet(nodes.address, "B200"), on_note=hear) as pool:
+        (outcome,) = pool.run([str(going)], light.tell, LONG_S)
+    assert outcome.result == "done" and [note for note in heard if note is not None] == ["first", str(going)]
+
+
 def test_what_needs_no_gpu_is_done_on_another_node_where_the_gpus_own_cannot(nodes: Nodes) -> None:
     node = nodes.add(1)
     fleet = Fleet(nodes.address, "B200")
