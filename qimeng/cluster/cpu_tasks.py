@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import cloudpickle
@@ -68,7 +69,12 @@ class CpuTasks:
         self._known: OrderedDict[str, Any] = OrderedDict()
         self._unfit: set[str] = set()
         self._listed: tuple[float, frozenset[str], int] = (0.0, frozenset(), 1)
-        self._running, self._room = 0, asyncio.Condition()
+        self._running = 0
+
+    @cached_property
+    def _room(self) -> asyncio.Condition:
+        """Made where it is used: this object travels to the keeper."""
+        return asyncio.Condition()
 
     def described(self) -> dict[str, Any]:
         """What became of them so far, for people."""

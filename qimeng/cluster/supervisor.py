@@ -324,4 +324,4 @@ def _is_driver_error(error: RuntimeError) -> bool:
     return failure_of(error) == MACHINE_FAILED and not isinstance(error, torch.OutOfMemoryError)
 
 
-__all__ = ["LEASE_S", "TASK_FOLDER", "Reply", "Supervisor", "tell_driver"]
+__all__ = ["LEASE_S", "TASK_FOLDER", "Note", "Reply", "Supervisor", "tell_driver"]

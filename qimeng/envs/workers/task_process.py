@@ -24,6 +24,8 @@ import cloudpickle
 from qimeng.envs.sandbox.layer import end_with_parent
 
 _SPAWN = multiprocessing.get_context("spawn")
+_starting = threading.Lock()
+"""Held while a process starts: what it inherits is set for all threads."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class TaskProcess:
     def __init__(self, environment: Mapping[str, str] | None = None):
         here, there = _SPAWN.Pipe()
         self._process = _SPAWN.Process(target=_serve, args=(there,))
-        with _variables(environment or {}), _without_main():
+        with _starting, _variables(environment or {}), _without_main():
             self._process.start()
         there.close()
         self.pipe: Connection = here
@@ -123,7 +125,7 @@ def _without_main() -> Iterator[None]:
     Ray's workers takes a second), or do its work anew.
     """
     main = sys.modules["__main__"]
-    hidden = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+    hidden: dict[str, Any] = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
     vars(main).update(dict.fromkeys(hidden))
     try:
         yield
