@@ -88,8 +88,11 @@ class CpuTasks:
         async with self._room:
             await self._room.wait_for(lambda: errand.key in self._known or self._running < self._nodes()[1])
             self._running += 1
+        result = None
         try:
             result = await self._done(errand)
+        except Exception as error:  # noqa: BLE001  Ray itself may fail; whoever asked can do without
+            self.why = in_words(error)
         finally:
             async with self._room:
                 self._running -= 1

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import platform
 from functools import partial
-from importlib.metadata import version
 
 import torch
 
-from qimeng.envs.workers.offload import NotHere, done_elsewhere, offered
+from qimeng.envs.workers.offload import NotHere, done_elsewhere, library_version, offered
 from qimeng.graph.on_device import for_device
 from qimeng.graph.opgraph import OpGraph
 from qimeng.program.content import digest_of
@@ -51,7 +50,7 @@ def _capture_for_another(spec: bytes, verify: bool, seconds: float, tools: str) 
 
 def _versions() -> str:
     torch_version = torch.__version__.partition("+")[0]
-    return f"torch {torch_version}, qimeng {version('qimeng')}, python {platform.python_version()}"
+    return f"torch {torch_version}, qimeng {library_version()}, python {platform.python_version()}"
 
 
 __all__ = ["captured"]
