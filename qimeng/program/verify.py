@@ -60,7 +60,7 @@ _SMALL: WeakKeyDictionary[KernelSpec, OpGraph] = WeakKeyDictionary()
 """Graphs at reduced size that a verification has captured, for whoever checks programs at that size next."""
 
 
-def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> OpGraph:
+def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu", known: OpGraph | None = None) -> OpGraph:
     """The graph of `spec`, compared with the module before use, unless `verify` is False.
 
     What is verified also has what `with_call` adds. Where verifying fails with Python numbers left free, they are
@@ -70,25 +70,36 @@ def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> 
         spec: makes the module.
         verify: whether to compare.
         device: where it will run: on a GPU, some results lie otherwise in memory (`qimeng.graph.device_strides`).
+        known: what `exported` gave for `spec`, here or on another machine.
 
     Raises:
         CaptureError: the computation does not export, or not in time, or the graph differs from the module; the
             message says how.
     """
     if not verify:
-        known = _SMALL.get(spec)
+        known = _SMALL.get(spec, known)
         return _as_asked(spec, for_device(spec, device, known if known is not None else _capture(spec)))
     most = left_s()
     try:
         with patience("capture", most):
-            return _right(spec, device)
+            return _right(spec, device, known)
     except TooLong:
         raise CaptureError(f"the graph could not be compared with the module within {most:.3g} s; {LOOPS}") from None
 
 
-def _right(spec: KernelSpec, device: str) -> OpGraph:
+def exported(spec: KernelSpec) -> OpGraph:
+    """The graph of `spec` as torch.export gives it: nothing was compared, and no device was asked.
+
+    Raises:
+        CaptureError: see `capture_spec`.
+    """
+    with patience("capture", left_s()):
+        return _capture(spec)
+
+
+def _right(spec: KernelSpec, device: str, known: OpGraph | None) -> OpGraph:
     """The graph, compared with the module."""
-    graph = _capture(spec)
+    graph = known if known is not None else _capture(spec)
     try:
         graph = _verified(spec, graph, device)
     except CaptureError:
@@ -444,4 +455,4 @@ def _refused(inputs: tuple[Any, ...], graph: OpGraph) -> Iterator[tuple[int, tup
             yield i, tuple(_pytree.tree_unflatten([other if j == i else y for j, y in enumerate(leaves)], tree))
 
 
-__all__ = ["TOLERANCE", "capture_spec", "verify_graph", "with_call"]
+__all__ = ["TOLERANCE", "capture_spec", "exported", "verify_graph", "with_call"]
