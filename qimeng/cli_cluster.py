@@ -18,11 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from qimeng.cli_console import console
+from qimeng.cli_progress import ProgressDisplay
 
 if TYPE_CHECKING:
     from qimeng.cluster.tasks import ClusterTasks
     from qimeng.device import Device
     from qimeng.envs.steps.result import Result
+    from qimeng.envs.steps.state import Progress
     from qimeng.spec import KernelSpec
 
 app = typer.Typer(help="A cluster of GPUs (Ray): what it has and does.", no_args_is_help=True)
@@ -46,6 +48,7 @@ def cluster_tasks(
     gpus: int,
     priority: int,
     on_files: Callable[[Mapping[str, bytes]], None] = lambda files: None,
+    on_note: Callable[[Any], None] | None = None,
 ) -> ClusterTasks:
     """The pool of a command that has `--cluster`.
 
@@ -58,7 +61,7 @@ def cluster_tasks(
 
     if gpus:
         raise ClusterError("--gpus counts the GPUs of this machine; with --cluster, all of one --generation are used")
-    return ClusterTasks(Fleet(address, generation, priority), jobs, on_files)
+    return ClusterTasks(Fleet(address, generation, priority), jobs, on_files, on_note=on_note)
 
 
 def device_there(pool: ClusterTasks, device: str) -> Device:
@@ -83,9 +86,22 @@ def on_cluster(
     from qimeng.envs.steps.result import Result
 
     stored = _stored_in(folder / STORE)
-    with cluster_tasks(address, generation, 1, 0, PERSON, partial(write_files, folder)) as pool:
-        screen.print(f"optimizing on a GPU of {address} for {options['seconds']:g} s; steps are shown at the end")
-        optimize_there(pool, Wanted(spec.to_bytes(), options, stored), options["seconds"])
+    kept = f"no result yet; what was judged is in {folder}, and the same command goes on from there"
+    with ProgressDisplay(screen, kept=kept) as display:
+        told = False
+
+        def show(note: tuple[Progress, bool] | None) -> None:
+            nonlocal told
+            if note is not None:
+                display.unit = "ms estimated" if note[1] else "ms"
+                display(note[0])
+            elif not told:
+                screen.print("others use the GPU; this run has the next turn", markup=False)
+            told = True
+
+        with cluster_tasks(address, generation, 1, 0, PERSON, partial(write_files, folder), show) as pool:
+            screen.print(f"optimizing on a GPU of {address} for {options['seconds']:g} s")
+            optimize_there(pool, Wanted(spec.to_bytes(), options, stored), options["seconds"])
     return Result.load(folder)
 
 

@@ -30,10 +30,17 @@ class ProgressDisplay:
         console: where to print.
         estimated: whether times come from the analytic model; every line then says so.
         quiet: show only the beginning and the end, because something else shows the steps.
+        kept: what is said where Ctrl-C ends it before there is a result.
     """
 
-    def __init__(self, console: Console, estimated: bool = False, quiet: bool = False):
-        self.console, self.unit = console, "ms estimated" if estimated else "ms"
+    def __init__(
+        self,
+        console: Console,
+        estimated: bool = False,
+        quiet: bool = False,
+        kept: str = "no result yet: nothing is written",
+    ):
+        self.console, self.unit, self._kept = console, "ms estimated" if estimated else "ms", kept
         self._lines: deque[str] = deque(maxlen=SHOWN_STEPS)
         self._spinner = Spinner("dots")
         self.quiet, live = quiet, console.is_terminal and not quiet
@@ -50,7 +57,7 @@ class ProgressDisplay:
         if self._live is not None:
             self._live.stop()
         if kind is KeyboardInterrupt:
-            self.console.print("no result yet: nothing is written")
+            self.console.print(self._kept, markup=False)
 
     def __call__(self, progress: Progress) -> None:
         """Show `progress`."""

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import cloudpickle
@@ -68,7 +69,12 @@ class CpuTasks:
         self._known: OrderedDict[str, Any] = OrderedDict()
         self._unfit: set[str] = set()
         self._listed: tuple[float, frozenset[str], int] = (0.0, frozenset(), 1)
-        self._running, self._room = 0, asyncio.Condition()
+        self._running = 0
+
+    @cached_property
+    def _room(self) -> asyncio.Condition:
+        """Made where it is used: this object travels to the keeper."""
+        return asyncio.Condition()
 
     def described(self) -> dict[str, Any]:
         """What became of them so far, for people."""
@@ -82,8 +88,11 @@ class CpuTasks:
         async with self._room:
             await self._room.wait_for(lambda: errand.key in self._known or self._running < self._nodes()[1])
             self._running += 1
+        result = None
         try:
             result = await self._done(errand)
+        except Exception as error:  # noqa: BLE001  Ray itself may fail; whoever asked can do without
+            self.why = in_words(error)
         finally:
             async with self._room:
                 self._running -= 1

@@ -180,6 +180,14 @@ class Fleet:
             ready, _ = self._ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
         return [(call, self._reply(call)) for call in map(self._calls.pop, ready)]
 
+    def told(self, call: Call, since: int) -> list[Any] | None:
+        """What the task of a call has told from note number `since` on; None while it waits for its turn."""
+        try:
+            found = self._ray.get(self._keeper(call.gpu).notes.remote(self.run, call.lane, since), timeout=PROBE_S)
+        except self._ray.exceptions.RayError:  # a keeper that is lost, or busy: later
+            return []
+        return None if found is None else [cloudpickle.loads(data) for data in found]
+
     def stop(self, call: Call) -> None:
         """End a call; its answer is not waited for."""
         self._calls.pop(call.reference, None)

@@ -10,11 +10,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qimeng.cluster.gpus import ClusterError
-from qimeng.cluster.supervisor import TASK_FOLDER
+from qimeng.cluster.supervisor import TASK_FOLDER, tell_driver
 from qimeng.cluster.tasks import ClusterTasks
+
+if TYPE_CHECKING:
+    from qimeng.envs.steps.state import Progress
 
 STORE = "store.sqlite"
 """Name of the store among the files."""
@@ -38,14 +41,21 @@ class Wanted:
 
 
 def _optimize_away(wanted: Wanted) -> None:
-    """At a GPU of a cluster: optimize, and leave result and store in the folder of the task."""
+    """At a GPU of a cluster: optimize, tell each step, and leave result and store in the folder of the task."""
     from qimeng.api import plan_and_code
+    from qimeng.envs.steps.setup import make_device
     from qimeng.spec import KernelSpec
 
     folder = Path(os.environ[TASK_FOLDER])
     if wanted.stored:
         (folder / STORE).write_bytes(wanted.stored)
-    plan_and_code(KernelSpec.from_bytes(wanted.spec), store=folder / STORE, **wanted.options).save(folder)
+    estimated = not make_device(wanted.options.get("device")).measured
+
+    def tell(progress: Progress) -> None:
+        tell_driver((progress, estimated))
+
+    spec = KernelSpec.from_bytes(wanted.spec)
+    plan_and_code(spec, store=folder / STORE, on_step=tell, **wanted.options).save(folder)
 
 
 def optimize_there(pool: ClusterTasks, wanted: Wanted, seconds: float) -> None:

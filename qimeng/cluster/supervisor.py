@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,8 @@ LEASE_S = 60.0
 """Seconds after which the work of a run is ended whose driver has not been heard of."""
 DISMISSAL_S = 5.0
 """Seconds that an idle process may take to end."""
+PIPE_BYTES = 32 << 10
+"""What a pipe takes at once, whether its other end reads or not; Linux' have twice as much."""
 TASK_FOLDER = "QIMENG_TASK_FOLDER"
 """Variable of the processes: an empty folder whose files go back with what the task returns, and are removed."""
 FILES_BYTES = 256 << 20
@@ -60,6 +62,18 @@ class Reply:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Note:
+    """What a task tells its driver while it runs, as a `Question` that wants no answer; pickled."""
+
+    data: bytes
+
+
+def tell_driver(thing: Any) -> None:
+    """In a process of a GPU, within a task: whoever waits for the task gets `thing` (`Supervisor.notes`)."""
+    ask_parent(Note(cloudpickle.dumps(thing)))
+
+
 class Supervisor:
     """The keeper of one GPU; an actor with one thread, whose methods take turns at every `await`.
 
@@ -79,6 +93,7 @@ class Supervisor:
         self._turns = Turns()
         self._processes: dict[tuple[str, int], TaskProcess] = {}
         self._stopped: dict[tuple[str, int], asyncio.Event] = {}
+        self._notes: dict[tuple[str, int], list[bytes]] = {}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._seen: dict[str, float] = {}
         self._done, self._failed, self._since = 0, 0, time.time()
@@ -128,14 +143,21 @@ class Supervisor:
             self._stopped[key] = stopped
             try:
                 async with self._turns.turn(run, priority, beside):
+                    self._notes[key] = []
                     reply = Reply(failure="stopped", alive=False)
                     if not stopped.is_set():
                         reply = await self._called(key, work, task, beside, limit_s, stopped)
             finally:
                 del self._stopped[key]
+                self._notes.pop(key, None)
         self._done += 1
         self._failed += reply.failure is not None
         return reply
+
+    async def notes(self, run: str, lane: int, since: int) -> list[bytes] | None:
+        """What the task of this lane has told from note number `since` on; None while it waits for its turn."""
+        told = self._notes.get((run, lane))
+        return None if told is None else told[since:]
 
     async def stop(self, run: str, lane: int) -> None:
         """End the process of this lane of a run, and what it is at."""
@@ -174,7 +196,8 @@ class Supervisor:
         except OSError as error:
             return Reply(failure=f"no process could be started: {error}", alive=False)
         reply = await self._answered(lane, self._processes[lane], (work, task), limit_s, stopped)
-        return replace(reply, files=await asyncio.to_thread(_taken, self._folders[lane]))
+        folder = self._folders[lane]
+        return replace(reply, files=await asyncio.to_thread(_taken, folder)) if os.listdir(folder) else reply
 
     async def _answered(
         self,
@@ -185,17 +208,22 @@ class Supervisor:
         stopped: asyncio.Event,
     ) -> Reply:
         work = _called if self._cpu is None else _called_with_errands
-        await asyncio.to_thread(process.send, work, pair)  # a large one waits until the process reads it
+        await _sent(process.send, work, pair, size=sum(len(x) for x in pair if isinstance(x, (bytes, str))))
         end = None if limit_s is None else time.monotonic() + limit_s
         message = None
         while await _in_time(_readable(process), stopped, end):
             message = process.receive()
-            if self._cpu is None or not isinstance(message[0], Question):
+            if not isinstance(message[0], Question):
                 break
-            found, message = message[0], None
-            if (replies := await _in_time(self._cpu.run(found.asked), stopped, end)) is None:
+            asked, message = message[0].asked, None
+            if isinstance(asked, Note):
+                self._notes[lane].append(asked.data)
+                process.reply(None)
+                continue
+            assert self._cpu is not None  # nobody else has its processes send errands
+            if (replies := await _in_time(self._cpu.run(asked), stopped, end)) is None:
                 break
-            await asyncio.to_thread(process.reply, replies)
+            await _sent(process.reply, replies, size=sum(len(x) for x in replies if x is not None))
         if message is None:
             del self._processes[lane]
             process.kill()
@@ -217,6 +245,14 @@ class Supervisor:
             for run in [run for run, seen in self._seen.items() if now - seen > LEASE_S]:
                 with contextlib.suppress(OSError):
                     await self.end(run)
+
+
+async def _sent(send: Callable[..., None], *message: Any, size: int) -> None:
+    """Send a message to a process; a large one waits until the process reads it, which nobody else has to."""
+    if size < PIPE_BYTES:
+        send(*message)
+    else:
+        await asyncio.to_thread(send, *message)
 
 
 async def _readable(process: TaskProcess) -> bool:
@@ -288,4 +324,4 @@ def _is_driver_error(error: RuntimeError) -> bool:
     return failure_of(error) == MACHINE_FAILED and not isinstance(error, torch.OutOfMemoryError)
 
 
-__all__ = ["LEASE_S", "TASK_FOLDER", "Reply", "Supervisor"]
+__all__ = ["LEASE_S", "TASK_FOLDER", "Note", "Reply", "Supervisor", "tell_driver"]

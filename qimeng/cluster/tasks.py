@@ -26,6 +26,8 @@ R = TypeVar("R")
 
 ENDING_S = 5.0
 """Seconds that tasks which are ended may take to send what they have left behind."""
+LISTEN_S = 0.5
+"""Seconds between two looks for what a task has told."""
 NEW_GPU_S = 2.0
 """Seconds between two looks for a GPU that has come, where tasks wait."""
 
@@ -43,6 +45,8 @@ class ClusterTasks(Pool):
         on_files: called in this process with the files that a task left in its folder
             (`qimeng.cluster.supervisor.TASK_FOLDER`), also where the task was ended.
         clock: seconds that only move forward.
+        on_note: called in this process with what a task tells while it runs
+            (`qimeng.cluster.supervisor.tell_driver`), and with None while a task waits for its turn.
 
     Attributes:
         again: tasks that were begun again, by the GPU that was lost.
@@ -54,8 +58,10 @@ class ClusterTasks(Pool):
         slots: int = 1,
         on_files: Callable[[Mapping[str, bytes]], None] = lambda files: None,
         clock: Callable[[], float] = time.monotonic,
+        on_note: Callable[[Any], None] | None = None,
     ):
         super().__init__((), clock)
+        self._on_note, self._told = on_note, Counter[Call]()
         self._fleet, self._slots, self._on_files = fleet, slots, on_files
         self._begun: dict[Call, int] = {}
         self._places: dict[Gpu, Place] = {}
@@ -114,6 +120,7 @@ class ClusterTasks(Pool):
                     self._fleet.pause(PROBE_S)
                     continue
                 for call, reply in self._fleet.ended(self._seconds_to(stop_at, bool(queue or self._again))):
+                    del self._told[call]
                     if (number := self._begun.pop(call, -1)) < 0:
                         continue
                     self._take(reply)
@@ -125,6 +132,7 @@ class ClusterTasks(Pool):
                         self._again.append(number)
                     else:
                         yield self._outcome(every[number], reply, limit_s, len(tried[number]))
+                self._listen()
                 if clock() >= stop_at:
                     for number in self._cut_off() + self._again:
                         yield Outcome(every[number], failure="cut off at the end of the run", interrupted=True)
@@ -161,9 +169,20 @@ class ClusterTasks(Pool):
     def _seconds_to(self, stop_at: float, more: bool) -> float | None:
         """Seconds that may be waited for the end of a task; None for ever."""
         ends = [stop_at - self._clock()] if stop_at < math.inf else []
+        if self._on_note is not None:
+            ends.append(LISTEN_S)
         if more:  # a GPU may come meanwhile
             ends.append(NEW_GPU_S)
         return max(0.0, min(ends)) if ends else None
+
+    def _listen(self) -> None:
+        """Pass on what the tasks that run have told."""
+        for call in self._begun if self._on_note is not None else ():
+            notes = self._fleet.told(call, self._told[call])
+            self._told[call] += len(notes or ())
+            for note in [None] if notes is None else notes:
+                assert self._on_note is not None
+                self._on_note(note)
 
     def _outcome(self, task: Any, reply: Reply, limit_s: float, tried: int) -> Outcome[Any, Any]:
         if reply.late:

@@ -62,7 +62,9 @@ _CAPTURED: WeakKeyDictionary[KernelSpec, OpGraph] = WeakKeyDictionary()
 checks programs."""
 
 
-def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu", kept: bool = False) -> OpGraph:
+def capture_spec(
+    spec: KernelSpec, verify: bool = True, device: str = "cpu", kept: bool = False, known: OpGraph | None = None
+) -> OpGraph:
     """The graph of `spec`, compared with the module before use, unless `verify` is False.
 
     What is verified also has what `with_call` adds. Where verifying fails with Python numbers left free, they are
@@ -73,13 +75,14 @@ def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu", kep
         verify: whether to compare.
         device: where it will run: on a GPU, some results lie otherwise in memory (`qimeng.graph.device_strides`).
         kept: whether the next call for this spec shall not capture it again, where it is not compared now.
+        known: what `exported` gave for `spec`, here or on another machine.
 
     Raises:
         CaptureError: the computation does not export, or not in time, or the graph differs from the module; the
             message says how.
     """
     if not verify:
-        known = _CAPTURED.get(spec)
+        known = _CAPTURED.get(spec, known)
         graph = _capture(spec) if known is None else known
         if kept:
             _CAPTURED[spec] = graph
@@ -87,14 +90,24 @@ def capture_spec(spec: KernelSpec, verify: bool = True, device: str = "cpu", kep
     most = left_s()
     try:
         with patience("capture", most):
-            return _right(spec, device)
+            return _right(spec, device, known)
     except TooLong:
         raise CaptureError(f"the graph could not be compared with the module within {most:.3g} s; {LOOPS}") from None
 
 
-def _right(spec: KernelSpec, device: str) -> OpGraph:
+def exported(spec: KernelSpec) -> OpGraph:
+    """The graph of `spec` as torch.export gives it: nothing was compared, and no device was asked.
+
+    Raises:
+        CaptureError: see `capture_spec`.
+    """
+    with patience("capture", left_s()):
+        return _capture(spec)
+
+
+def _right(spec: KernelSpec, device: str, known: OpGraph | None) -> OpGraph:
     """The graph, compared with the module."""
-    known = _CAPTURED.pop(spec, None)  # once: the module may change meanwhile, and is then captured anew
+    known = _CAPTURED.pop(spec, known)  # once: the module may change meanwhile, and is then captured anew
     graph = _capture(spec) if known is None else known
     try:
         graph = _verified(spec, graph, device)
@@ -455,4 +468,4 @@ def _refused(inputs: tuple[Any, ...], graph: OpGraph) -> Iterator[tuple[int, tup
             yield i, tuple(_pytree.tree_unflatten([other if j == i else y for j, y in enumerate(leaves)], tree))
 
 
-__all__ = ["TOLERANCE", "capture_spec", "verify_graph", "with_call"]
+__all__ = ["TOLERANCE", "capture_spec", "exported", "verify_graph", "with_call"]

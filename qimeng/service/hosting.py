@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-import qimeng
 from qimeng.envs.workers.answering import no_verdict
 from qimeng.envs.workers.forkserver import START_S, ForkServer, Process, WorkerFailed
+from qimeng.envs.workers.offload import library_version
 from qimeng.envs.workers.plain_text import plain_text
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.interfaces import EngineReport, Evaluation, Fault, Gate
@@ -200,7 +200,7 @@ def describe(settings: Settings) -> dict[str, Any]:
         "device": device.name,
         "gpu": str(current_card() or ""),
         "measured": device.measured,
-        "versions": {"qimeng": qimeng.__version__, **dict(versions_here(f"{kind.__name__} {kind.version}"))},
+        "versions": {"qimeng": library_version(), **dict(versions_here(f"{kind.__name__} {kind.version}"))},
     }
 
 

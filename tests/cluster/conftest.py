@@ -92,6 +92,33 @@ def _started(start: Callable[[], Any]) -> Any:
     raise AssertionError
 
 
+def start_without_agents(start: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of Ray's `start_ray_process`: nodes without Ray's two agents, which take two seconds of a core each.
+
+    They serve the dashboard and runtime environments, which nothing here has. A raylet waits for files with their
+    ports, and ends with them.
+    """
+    from ray import _raylet
+
+    ports = {
+        _raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME: -1,  # what Ray's smallest agent writes for "not in use"
+        _raylet.METRICS_AGENT_PORT_NAME: -1,
+        _raylet.METRICS_EXPORT_PORT_NAME: -1,
+        _raylet.RUNTIME_ENV_AGENT_PORT_NAME: 1,
+    }
+    agents = ("--dashboard_agent_command=", "--runtime_env_agent_command=")
+
+    def started(command: list[str], *arguments: Any, **options: Any) -> Any:
+        given = dict(part.split("=", 1) for part in command if part.startswith("--") and "=" in part)
+        if any(part.startswith(agents) for part in command):
+            for name, port in ports.items():
+                _raylet.persist_port(given["--session_dir"], given["--node_id"], name, port)
+        idle = [next((f"{a}sleep 100000" for a in agents if part.startswith(a)), part) for part in command]
+        return start(idle, *arguments, **options)
+
+    return started
+
+
 def raylets(node: Any) -> list[int]:
     """Ids of a node's own process, whose children its actors are."""
     return [info.process.pid for info in node.all_processes.get("raylet", [])]
@@ -105,6 +132,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     with FileLock(lock), pytest.MonkeyPatch.context() as patch:
         patch.setenv(LOOPBACK, "0")  # 127.0.0.1 stays 127.0.0.1
         patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token lies in the home folder
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", "/tmp")  # the names of its sockets have to be short
         patch.setenv("TMPDIR", str(folder))
         paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))  # for what runs there to find the tests
@@ -112,6 +140,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         pytest.importorskip("ray", reason="ray is not installed (the extra cluster)")  # it reads these when imported
         # a node that is started in a thread may set no handler; the test's own process ends them all
         patch.setattr("ray._private.utils.set_sigterm_handler", lambda handler: None)
+        services = pytest.importorskip("ray._private.services")
+        patch.setattr(services, "start_ray_process", start_without_agents(services.start_ray_process))
         made = Nodes(folder)
         try:
             yield made

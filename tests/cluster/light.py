@@ -7,12 +7,13 @@ import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qimeng.cluster.supervisor import TASK_FOLDER
+from qimeng.cluster.supervisor import TASK_FOLDER, tell_driver
 from qimeng.device import Card
-from qimeng.envs.workers.offload import done_elsewhere
+from qimeng.envs.workers.offload import NotHere, done_elsewhere
 from qimeng.interfaces import EngineReport, Evaluation, Gate, Timing
 from qimeng.interfaces.faults import MACHINE_FAILED
 
@@ -63,6 +64,28 @@ def lose_the_gpu(name: str) -> None:
 
 def send_errands(task: str) -> list[int | None]:
     return done_elsewhere([("process", os.getpid), ("nobody", os.getpid)], 60.0)
+
+
+def tell(begun: str) -> str:
+    tell_driver("first")
+    tell_driver(begun)
+    while not Path(begun).exists():
+        time.sleep(0.05)
+    return "done"
+
+
+def errand_not_on(node: str) -> list[str | None]:
+    """Where two errands were done that this node refuses."""
+    return done_elsewhere([(f"{n}", partial(_node_but, node)) for n in range(2)], 60.0)
+
+
+def _node_but(node: str) -> str:
+    import ray
+
+    here: str = ray.get_runtime_context().get_node_id()
+    if here == node:
+        raise NotHere("not on this node")
+    return here
 
 
 def misbehave(what: str) -> str:

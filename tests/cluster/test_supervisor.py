@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -89,3 +90,23 @@ def test_what_needs_no_gpu_is_done_by_cpu_tasks_and_what_comes_to_nothing_by_the
 def test_a_process_that_waits_for_a_cpu_task_is_ended_in_time() -> None:
     (reply,) = at_a_keeper(light.send_errands, "a", limit_s=1.0, cpu_tasks=CpuTasks(600.0))
     assert reply.late and reply.failure == "took longer than 1 s"
+
+
+def test_notes_are_kept_while_a_task_runs_and_nobody_hears_one_that_waits(tmp_path: Path) -> None:
+    begun = str(tmp_path / "begun")
+
+    async def scene() -> None:
+        keeper = Supervisor("gpu", "H100")
+        work, task = cloudpickle.dumps(light.tell), cloudpickle.dumps(begun)
+        first = asyncio.ensure_future(keeper.work("run", 0, work, task, 1, 1, None))
+        behind = asyncio.ensure_future(keeper.work("run", 1, work, task, 1, 1, None))
+        while len(found := await keeper.notes("run", 0, 0) or []) < 2:
+            await asyncio.sleep(0.02)
+        assert [cloudpickle.loads(note) for note in found] == ["first", begun]
+        assert await keeper.notes("run", 0, 1) == found[1:] and await keeper.notes("run", 1, 0) is None
+        Path(begun).touch()
+        assert (await first).failure is None and (await behind).failure is None
+        assert await keeper.notes("run", 0, 0) is None
+        await keeper.end("run")
+
+    asyncio.run(scene())

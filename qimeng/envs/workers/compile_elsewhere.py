@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-import qimeng
 from qimeng.backend.compiled import Compiled
 from qimeng.backend.registry import backend_named
 from qimeng.backend.triton_cache import LAUNCHER
@@ -26,7 +25,7 @@ from qimeng.envs.sandbox import needs_landlock
 from qimeng.envs.workers.compile import Compilers, Job
 from qimeng.envs.workers.foreign_folders import read_folder, remove_folder, write_folder
 from qimeng.envs.workers.forkserver import WorkerFailed
-from qimeng.envs.workers.offload import NotHere, done_elsewhere
+from qimeng.envs.workers.offload import NotHere, done_elsewhere, library_version
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.interfaces import LASTING, Fault
 from qimeng.interfaces.faults import FAULTS
@@ -149,7 +148,7 @@ def tools_here(language: str, device: Device) -> str:
     parts = (
         compiler,
         f"torch {torch.__version__.partition('+')[0]}",
-        f"qimeng {qimeng.__version__}",
+        f"qimeng {library_version()}",
         f"python {platform.python_version()}",
         " ".join((platform.machine(), *platform.libc_ver())),
         "no landlock" if needs_landlock() else "landlock",

@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,8 @@ import cloudpickle
 from qimeng.envs.sandbox.layer import end_with_parent
 
 _SPAWN = multiprocessing.get_context("spawn")
+_starting = threading.Lock()
+"""Held while a process starts: what it inherits is set for all threads."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class TaskProcess:
     def __init__(self, environment: Mapping[str, str] | None = None):
         here, there = _SPAWN.Pipe()
         self._process = _SPAWN.Process(target=_serve, args=(there,))
-        with _variables(environment or {}):
+        with _starting, _variables(environment or {}), _without_main():
             self._process.start()
         there.close()
         self.pipe: Connection = here
@@ -112,6 +115,22 @@ def _variables(environment: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide where the main module is from, in the block: a process that is started in it does not import that again.
+
+    It has no use for it, as cloudpickle sends what is defined there whole. A main module may be slow to import (that of
+    Ray's workers takes a second), or do its work anew.
+    """
+    main = sys.modules["__main__"]
+    hidden: dict[str, Any] = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+    vars(main).update(dict.fromkeys(hidden))
+    try:
+        yield
+    finally:
+        vars(main).update(hidden)
 
 
 _parent: list[Connection] = []
