@@ -73,10 +73,17 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Question:
-    """Replies to one example that one judge sees."""
+    """Replies to one example that one judge sees.
+
+    Attributes:
+        example: what is answered.
+        replies: to it.
+        parent_ms: of the program before, where it is known.
+    """
 
     example: Example
     replies: tuple[str, ...]
+    parent_ms: float | None = None
 
 
 def verdicts(question: Question, device: str | None = None) -> list[Verdict]:
@@ -95,7 +102,7 @@ def verdicts(question: Question, device: str | None = None) -> list[Verdict]:
     with closing(task.evaluator) as evaluator:
         program = program_from_json(e.program, task.start.graph)
         request = Request(program, e.action, task.context.device, e.mode)
-        parent_ms = evaluator.evaluate(program).ms
+        parent_ms = question.parent_ms or evaluator.evaluate(program).ms
         return [_verdict(evaluator, request, text, parent_ms) for text in question.replies]
 
 
@@ -103,11 +110,11 @@ def _verdict(evaluator: Evaluator, request: Request, text: str, parent_ms: float
     try:
         patch = patch_of(request, Reply(text))
     except QimengError as error:
-        return Verdict("write coder", str(error))
+        return Verdict("write coder", str(error), parent_ms=parent_ms)
     found = evaluator.evaluate(request.program, patch)
     if not found.ok:
         ours = found.fault in (Fault.MEASUREMENT, Fault.MACHINE, Fault.JUDGE)
-        return Verdict(f"{found.gate.value} {found.failure}", found.error or "", counted=not ours)
+        return Verdict(f"{found.gate.value} {found.failure}", found.error or "", parent_ms=parent_ms, counted=not ours)
     return Verdict("", "", found.ms, parent_ms, own_share(found, patch.apply(request.program, found.chosen)))
 
 
@@ -164,6 +171,7 @@ class JudgeGrader(Grader):
         self._pool, self._work, self._device = pool, work, device
         self._screens = Screens(device, processes)
         self._known: dict[tuple[str, str], Verdict] = {}
+        self._parents: dict[str, float] = {}  # milliseconds of the program before, by example
         self._refused: dict[tuple[str, tuple[Message, ...]], Patch] = {}  # what a conversation goes on from
         self._request = lru_cache(256)(self._captured)
 
@@ -217,13 +225,18 @@ class JudgeGrader(Grader):
         new = {read.key: f"```python\n{read.source}```" for read in some if read.key not in self._known}
         order = sorted(new, key=lambda key: key[0])
         groups = {name: list(keys) for name, keys in groupby(order, lambda key: key[0])}
-        questions = [Question(self._examples[n], tuple(new[key] for key in keys)) for n, keys in groups.items()]
+        questions = [
+            Question(self._examples[n], tuple(new[key] for key in keys), self._parents.get(n))
+            for n, keys in groups.items()
+        ]
         if not questions:
             return
         limit_s = BEGIN_S + EACH_S * max(len(q.replies) for q in questions)
         for outcome in self._pool.run(questions, self._work, limit_s):
             keys = groups[outcome.task.example.key]
             for key, verdict in zip(keys, outcome.result or (), strict=False):
+                if verdict.parent_ms:
+                    self._parents[key[0]] = verdict.parent_ms
                 if verdict.counted:
                     self._known[key] = verdict
 

@@ -34,7 +34,7 @@ from qimeng.interfaces import Patch, Request
 TOGETHER = 16
 """Examples that one process breaks and has compiled together."""
 
-TRIES = 3
+TRIES = 2
 """Changes that are tried for an example, until a gate refuses one."""
 
 

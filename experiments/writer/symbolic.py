@@ -15,6 +15,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from experiments.writer.quantities import FITTED, Quantity, integers, inverses
 
@@ -140,7 +141,7 @@ def _numbers(source: str) -> Iterator[Number]:
     }
     functions = sorted(
         (node.lineno, node.end_lineno or 0, node.name)
-        for node in ast.parse(source).body
+        for node in _parsed(source).body
         if isinstance(node, ast.FunctionDef)
     )
     kinds = (tokenize.NUMBER, tokenize.NAME, tokenize.OP, tokenize.NEWLINE, tokenize.STRING)
@@ -172,9 +173,15 @@ def _value(text: str) -> int | None:
     return inverse if inverse > 1 and repr(1 / inverse) == text else None
 
 
+@lru_cache(4)
+def _parsed(source: str) -> ast.Module:
+    """The syntax of a source, which is asked for several times in turn."""
+    return ast.parse(source)
+
+
 def _launches(source: str) -> Iterator[tuple[str, ast.expr, list[ast.keyword]]]:
     """Each launch: the name of the kernel, the grid, the arguments by keyword."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(_parsed(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
             kernel, grid = node.func.value, node.func.slice
             if isinstance(kernel, ast.Name):

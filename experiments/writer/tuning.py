@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -177,23 +178,22 @@ def turns(
     done = {(r.writer, r.part, r.key) for r in read_conversations(file) if not r.error}
     asked = {part: requests(out, part, count) for part in PARTS}
     each = max(1, batch // group)
+    in_turn = zip_longest(*([(part, e) for e in asked[part]] for part in PARTS))  # so that each has some if time is up
+    mixed = [one for some in in_turn for one in some if one is not None]
     with _pool(jobs) as pool:
-        every = [e for part in PARTS for e in asked[part]]
-        grader = JudgeGrader(every, target_of(device), pool, partial(verdicts, device=device))
+        grader = JudgeGrader([e for _, e in mixed], target_of(device), pool, partial(verdicts, device=device))
         for writer in writers if minutes else ():
             lm, tokenizer = load_adapted(out / writer, torch.bfloat16 if place() == "cuda" else torch.float32, place())
             sampler = Sampler(lm, tokenizer, temperature=temperature, max_tokens=max_tokens, length=length, batch=batch)
-            for part in PARTS:
-                left = [e for e in asked[part] if (writer, part, e.key) not in done]
-                for some in (left[n : n + each] for n in range(0, len(left), each)):
-                    if time.monotonic() > stop_at:
-                        break
-                    found = rollout(sampler, grader, [Asked(e.key, e.messages) for e in some], group, most, seed)
-                    for number, one in enumerate(found):
-                        example = some[number // group]
-                        row = Conversation.of(writer, part, example, number % group, one, where)
-                        append_line(file, row.to_json())
-                    print(writer, part, len(some), "of", len(left), flush=True)
+            left = [(part, e) for part, e in mixed if (writer, part, e.key) not in done]
+            for some in (left[n : n + each] for n in range(0, len(left), each)):
+                if time.monotonic() > stop_at:
+                    break
+                found = rollout(sampler, grader, [Asked(e.key, e.messages) for _, e in some], group, most, seed)
+                for number, one in enumerate(found):
+                    part, example = some[number // group]
+                    append_line(file, Conversation.of(writer, part, example, number % group, one, where).to_json())
+                print(writer, len(some), "of", len(left), flush=True)
             del lm, sampler
     print(turns_table(read_conversations(file)), end="")
 

@@ -61,7 +61,7 @@ class Decoder:
         self._cache = _Slots(
             base.config, slots, length, torch.bfloat16 if self.mixed else self._head.weight.dtype, self.device
         )
-        numbers = {"dtype": torch.long, "device": self.device}
+        numbers: dict[str, Any] = {"dtype": torch.long, "device": self.device}
         self._ids = torch.zeros(slots, **numbers)  # the last token of each
         self._counts = torch.zeros(slots, **numbers)  # tokens drawn
         self._limits = torch.zeros(slots, **numbers)
@@ -268,7 +268,7 @@ class _Slots:
     def __init__(self, config: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device):
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (slots, config.num_key_value_heads, length, width)
-        kind = {"dtype": dtype, "device": device}
+        kind: dict[str, Any] = {"dtype": dtype, "device": device}
         self._layers = [
             (torch.zeros(shape, **kind), torch.zeros(shape, **kind)) for _ in range(config.num_hidden_layers)
         ]

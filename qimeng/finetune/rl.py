@@ -154,7 +154,7 @@ def reinforce(
     Figures of a round: ``reward`` (mean return), ``first_right`` and ``right`` (shares of conversations that are right
     at their first turn, and at any), ``speedup`` (median of right replies), ``agreeing`` (share of conversations that
     MRS keeps), ``ratio`` (median of their mean ratios), ``learnt`` (replies in the update), ``clipped``, ``loss``,
-    seconds of ``draw_s``, ``grade_s`` and ``update_s``.
+    ``drawn`` (tokens of replies), seconds of ``draw_s``, ``grade_s`` and ``update_s``.
 
     Args:
         model: on its device, with an adapter or without.
@@ -220,6 +220,7 @@ def reinforce(
         step += 1
         figures |= {"step": step, "seconds": seconds(), "grade_s": timed.seconds}
         figures |= {"draw_s": drawn - start - timed.seconds, "update_s": time.monotonic() - drawn}
+        figures["drawn"] = float(sum(len(turn.sampled.row.reply) for one in trajectories for turn in one.turns))
         longest = time.monotonic() - start
         on_row(figures)
         if time.monotonic() - saved > how.keep_s:

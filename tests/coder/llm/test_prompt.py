@@ -221,6 +221,19 @@ def test_words_of_the_users_own(start: Program, tmp_path: Path) -> None:
     assert "## The device" not in messages[1].text and "## The region" in messages[1].text
 
 
+def test_no_example_is_looked_for_where_a_user_leaves_it_out(
+    start: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "example.md").write_text("\n")
+    words, asked = Words(tmp_path), []
+    monkeypatch.setattr("qimeng.coder.llm.prompt.example", lambda *args: asked.append(args))
+    assert words.leaves_out("example") and not words.leaves_out("region")
+    write_messages(request(start, "lowering"), words=words)
+    assert not asked
+    write_messages(request(start, "lowering"), words=Words())
+    assert asked
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

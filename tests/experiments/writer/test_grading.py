@@ -117,7 +117,10 @@ def test_edits_are_of_the_code_that_was_refused(examples: list[Example], monkeyp
     broken = lowering.answer.replace("num_warps=", "num_stages=7, num_warps=")
 
     def judged(question: Question) -> list[Verdict]:
-        return [Verdict("region wrong", "it differs") if "=7" in r else right(question)[0] for r in question.replies]
+        return [
+            Verdict("region wrong", "it differs", parent_ms=2.0) if "=7" in r else right(question)[0]
+            for r in question.replies
+        ]
 
     pool = Counting(judged)
     grader, (found,) = grades(pool, examples, (lowering, f"```python\n{broken}```"))
@@ -126,6 +129,7 @@ def test_edits_are_of_the_code_that_was_refused(examples: list[Example], monkeyp
     edits = edits_of(shown.replace("num_stages=7, ", ""), shown)
     assert edits is not None
     (second,) = grader.grade([Answered(lowering.key, found.then, edits, True)])
+    assert [q.parent_ms for q in pool.asked] == [None, 2.0]
     assert second.right and pool.asked[-1].replies[0].startswith("```python\n")
     (lost,) = grader.grade([Answered(lowering.key, lowering.messages, edits, True)])
     assert lost.failure == "write format", "there the text to search for is missing"
@@ -144,6 +148,9 @@ def test_verdicts_of_a_judge(examples: list[Example], monkeypatch: pytest.Monkey
     monkeypatch.setattr(grading, "make_task", task_of(FakeEvaluator(wrong=lambda program: "it differs")))
     (found,) = verdicts(Question(lowering, (lowering.reply,)))
     assert found == Verdict("region wrong", "it differs")
+    monkeypatch.setattr(grading, "make_task", task_of(FakeEvaluator()))
+    (again,) = verdicts(Question(lowering, (lowering.reply,), parent_ms=7.0))
+    assert again.parent_ms == 7.0, "what is known is not measured again"
 
 
 def test_the_share_is_that_of_the_generated_regions() -> None:
