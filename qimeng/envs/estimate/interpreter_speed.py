@@ -148,11 +148,14 @@ def _match_equal_types() -> None:
         tensors = type(left) is tl.tensor, type(right) is tl.tensor
         if tensors == (True, True) and not div_or_mod and same(left, right):
             return left, right
+        found: tuple[Any, Any]
         if arithmetic_check and tensors == (True, False) and fits(right, left):
-            return self.broadcast_impl_value(left, self.scalar_constant(right, left.type.scalar))
+            found = self.broadcast_impl_value(left, self.scalar_constant(right, left.type.scalar))
+            return found
         if arithmetic_check and tensors == (False, True) and fits(left, right):
-            return self.broadcast_impl_value(self.scalar_constant(left, right.type.scalar), right)
-        found: tuple[Any, Any] = convert(self, left, right, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+            found = self.broadcast_impl_value(self.scalar_constant(left, right.type.scalar), right)
+            return found
+        found = convert(self, left, right, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
         return found
 
     TritonSemantic.binary_op_type_checking_impl = match

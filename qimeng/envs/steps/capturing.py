@@ -30,7 +30,7 @@ def captured(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> OpGr
     seconds, tools = left_s(), _versions()
     work = partial(_export_for_another, spec.to_bytes(), seconds, tools)
     (found,) = done_elsewhere([(digest_of("capture", spec.digest, tools, size=16), work)], seconds)
-    return capture_spec(spec, verify, device, found)
+    return capture_spec(spec, verify, device, known=found)
 
 
 def _export_for_another(spec: bytes, seconds: float, tools: str) -> OpGraph:
