@@ -25,7 +25,7 @@ from qimeng.envs.sandbox import needs_landlock
 from qimeng.envs.workers.compile import Compilers, Job
 from qimeng.envs.workers.foreign_folders import read_folder, remove_folder, write_folder
 from qimeng.envs.workers.forkserver import WorkerFailed
-from qimeng.envs.workers.offload import NotHere, done_elsewhere, library_version
+from qimeng.envs.workers.offload import NotHere, done_elsewhere, library_version, offered
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.interfaces import LASTING, Fault
 from qimeng.interfaces.faults import FAULTS
@@ -69,7 +69,7 @@ class OffloadingCompilers(Compilers):
     def _elsewhere(self, jobs: Sequence[Job]) -> list[Compiled | None]:
         """What was compiled on other machines, with the binaries in the cache; None for what is left to this one."""
         found: list[Compiled | None] = [None] * len(jobs)
-        if self.sandbox != "full" or self.cache is None:
+        if not offered() or self.sandbox != "full" or self.cache is None:
             return found
         tools = [tools_here(job.implementation.language, self.device) for job in jobs]
         numbers = [n for n, known in enumerate(tools) if known]
