@@ -46,18 +46,20 @@ def draw(points: Points, title: str, path: Path) -> None:
         raise QimengError("pictures need matplotlib: pip install 'qimeng[report]'") from None
     if not points:
         raise QimengError("no row says how fast the dense product is")
+    colors = {form: f"C{i}" for i, form in enumerate(sorted({f for forms in points.values() for f in forms}))}
     figure = Figure(figsize=(4 * len(points), 4), layout="constrained")
     for axes, (rows, forms) in zip(figure.subplots(1, len(points), squeeze=False)[0], points.items(), strict=True):
         for form, line in sorted(forms.items()):
-            axes.plot([p for p, _ in line], [gain for _, gain in line], marker="o", markersize=3, label=form)
+            shares, gains = zip(*line, strict=True)
+            axes.plot(shares, gains, marker="o", markersize=3, label=form, color=colors[form])
         axes.axhline(1.0, color="gray", linewidth=1, linestyle="dashed")
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("% of blocks, or of elements, that are kept")
         axes.set_title(f"{rows} rows", fontsize="medium")
         axes.grid(alpha=0.3, which="both")
+        axes.legend(fontsize="small")
     figure.axes[0].set_ylabel("times as fast as PyTorch's dense product")
-    figure.axes[-1].legend(fontsize="small")
     figure.suptitle(title, fontsize="medium")
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
