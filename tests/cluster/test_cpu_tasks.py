@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -13,7 +15,17 @@ from qimeng.cluster import cpu_tasks
 from qimeng.cluster.cpu_tasks import CpuTasks, Done
 from qimeng.envs.workers.offload import Errand
 
-ray = pytest.importorskip("ray", reason="ray is not installed (the extra cluster)")
+
+@pytest.fixture(autouse=True)
+def ray(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """In place of the module, which must not be imported before `conftest` says how."""
+    module = SimpleNamespace(
+        exceptions=SimpleNamespace(RayError=type("RayError", (Exception,), {})),
+        cancel=lambda task, force: task.cancel(),
+        get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "a"),
+    )
+    monkeypatch.setitem(sys.modules, "ray", module)
+    return module
 
 
 class Played(CpuTasks):
@@ -52,7 +64,6 @@ class Played(CpuTasks):
             return found
 
         monkeypatch.setattr(cpu_tasks, "_begun", self.begin)
-        monkeypatch.setattr(ray, "cancel", lambda task, force: task.cancel())
         monkeypatch.setattr(cpu_tasks, "QUEUE_S", 0.1)
         return asyncio.run(several())
 
@@ -91,21 +102,16 @@ def test_no_more_are_in_flight_than_this_gpu_may_have(monkeypatch: pytest.Monkey
     assert tasks.asked(monkeypatch, *keys) == [key.encode() for key in keys] and tasks.most == 2
 
 
-def test_a_gpu_has_its_share_of_half_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_has_its_share_of_half_of_the_cores(ray: SimpleNamespace) -> None:
     def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
         return {"NodeID": name, "Alive": alive, "Resources": resources}
 
     nodes = [node("a", CPU=32.0, GPU=4.0), node("b", CPU=96.0), node("c", GPU=4.0), node("gone", False, CPU=64.0)]
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    ray.nodes = lambda: nodes
     assert CpuTasks()._nodes() == (frozenset("ab"), 8)
 
 
-def test_what_is_sent_says_on_which_node_it_was_done_and_what_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Context:
-        def get_node_id(self) -> str:
-            return "a"
-
-    monkeypatch.setattr(ray, "get_runtime_context", Context)
+def test_what_is_sent_says_on_which_node_it_was_done_and_what_came_of_it() -> None:
     done = cpu_tasks._do(cloudpickle.dumps(lambda: 7))
     assert (done.node, cloudpickle.loads(done.result or b""), done.fit, done.lasting) == ("a", 7, True, True)
     failed = cpu_tasks._do(cloudpickle.dumps(lambda: 1 // 0))
