@@ -69,7 +69,8 @@ def test_the_declaration_is_written_in_one_way() -> None:
     [
         ("bsr", "a block's side must be one of 16, 32, 64, 128, as in 'bsr:32:10'"),
         ("bsr:24:10", "a block's side must be one of 16, 32, 64, 128"),
-        ("bsr:32", "the percentage that is kept must be above 0 and up to 100, not ''"),
+        ("bsr:32", "say how many percent are kept, as in 'bsr:32:5'"),
+        ("csr", "say how many percent are kept, as in 'csr:5'"),
         ("bsr:32:0", "must be above 0 and up to 100, not '0'"),
         ("csr:101", "must be above 0 and up to 100, not '101'"),
         ("csr:nan", "must be above 0 and up to 100, not 'nan'"),
