@@ -2,7 +2,8 @@
 
 The interpreter turns each kernel into a function whose assignments make tensors. For each it splits the file into
 tokens, twice, and visits every expression. Here a file is parsed once, statements alone are visited, and a text that
-other files have as well (helpers stand in every printed program) is compiled once.
+other files have as well (helpers stand in every printed program) is compiled once. Deals in text and code; knows
+nothing about what is computed.
 """
 
 from __future__ import annotations

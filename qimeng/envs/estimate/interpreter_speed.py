@@ -144,19 +144,15 @@ def _match_equal_types() -> None:
         allow_rhs_ptr: bool = False,
         arithmetic_check: bool = True,
         div_or_mod: bool = False,
-    ) -> tuple[Any, Any]:
+    ) -> Any:
         tensors = type(left) is tl.tensor, type(right) is tl.tensor
         if tensors == (True, True) and not div_or_mod and same(left, right):
             return left, right
-        found: tuple[Any, Any]
         if arithmetic_check and tensors == (True, False) and fits(right, left):
-            found = self.broadcast_impl_value(left, self.scalar_constant(right, left.type.scalar))
-            return found
+            return self.broadcast_impl_value(left, self.scalar_constant(right, left.type.scalar))
         if arithmetic_check and tensors == (False, True) and fits(left, right):
-            found = self.broadcast_impl_value(self.scalar_constant(left, right.type.scalar), right)
-            return found
-        found = convert(self, left, right, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
-        return found
+            return self.broadcast_impl_value(self.scalar_constant(left, right.type.scalar), right)
+        return convert(self, left, right, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
 
     TritonSemantic.binary_op_type_checking_impl = match
 
