@@ -1,7 +1,8 @@
-"""Work without a GPU as Ray's CPU tasks, on whichever node has a core to spare: compiling and capturing.
+"""Work without a GPU as Ray's CPU tasks, on the nodes of a cluster that have no GPU: compiling and capturing.
 
 Deals in errands (`qimeng.envs.workers.offload`) that the processes of one GPU have, and in Ray's tasks. What comes to
-nothing is left to the process that asked. Knows nothing about what an errand is.
+nothing is left to the process that asked; so is everything where each node has a GPU, since its own cores have warm
+processes for such work, and a task's process takes tens of seconds to start. Knows nothing about what an errand is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import cloudpickle
 
+from qimeng.cluster.gpus import gpus_of
 from qimeng.envs.workers.offload import Errand, NotHere
 from qimeng.errors import in_words
 
@@ -26,8 +28,8 @@ What the task raises is never repeated (`retry_exceptions`)."""
 QUEUE_S = 30.0
 """Seconds that an errand may wait for a core beside its own; then whoever has it does it."""
 SHARE = 0.5
-"""Part of the cluster's cores that the errands of all GPUs may have, each GPU as much: the others are the judges'. A
-process that does errands takes seconds to start, so fewer of them are warm sooner."""
+"""Part of the cores of nodes without a GPU that the errands of all GPUs may have, each GPU as much. A process that does
+errands takes seconds to start, so fewer of them are warm sooner."""
 KEPT = 64
 """Results that are kept for processes of this GPU that have the same errand."""
 REFRESH_S = 5.0
@@ -68,7 +70,7 @@ class CpuTasks:
         self.done, self.left, self.why = 0, 0, ""
         self._known: OrderedDict[str, Any] = OrderedDict()
         self._unfit: set[str] = set()
-        self._listed: tuple[float, frozenset[str], int] = (0.0, frozenset(), 1)
+        self._listed: tuple[float, frozenset[str], int] = (-REFRESH_S, frozenset(), 1)
         self._running = 0
 
     @cached_property
@@ -132,26 +134,28 @@ class CpuTasks:
         if errand.key in self._known:
             self._known.move_to_end(errand.key)
             return self._known[errand.key]
-        nodes, _ = self._nodes()
-        if not nodes - self._unfit:
-            self.why = self.why or "no node has a CPU for Ray's tasks"
+        nodes = self._nodes()[0] - self._unfit
+        if not nodes:
+            self.why = self.why or "every node has a GPU"
             return None
         while len(self._known) >= KEPT:
             self._known.popitem(last=False)
-        self._known[errand.key] = task = _begun(errand.work, sorted(nodes & self._unfit))
+        self._known[errand.key] = task = _begun(errand.work, sorted(nodes))
         return task
 
     def _nodes(self) -> tuple[frozenset[str], int]:
-        """Ids of the nodes that have a core for tasks, and how many errands of this GPU may run at a time."""
+        """Ids of the nodes without a GPU, and how many errands of this GPU may run at a time."""
         import ray
 
         now = time.monotonic()
-        if now - self._listed[0] >= REFRESH_S or not self._listed[1]:
-            alive = [node for node in ray.nodes() if node["Alive"]]
-            cores = {str(node["NodeID"]): node["Resources"].get("CPU", 0) for node in alive}
-            gpus = sum(node["Resources"].get("GPU", 0) for node in alive) or len(alive)
-            most = max(1, int(SHARE * sum(cores.values()) / max(1, gpus)))
-            self._listed = now, frozenset(node for node, count in cores.items() if count >= 1), most
+        if now - self._listed[0] >= REFRESH_S:
+            nodes = ray.nodes()
+            gpus = gpus_of(nodes)
+            busy = {gpu.node for gpu in gpus}
+            cores = {str(node["NodeID"]): node["Resources"].get("CPU", 0) for node in nodes if node["Alive"]}
+            free = {node: count for node, count in cores.items() if count >= 1 and node not in busy}
+            most = max(1, int(SHARE * sum(free.values()) / max(1, len(gpus))))
+            self._listed = now, frozenset(free), most
         return self._listed[1:]
 
 
@@ -159,16 +163,16 @@ async def _value(task: Any) -> Any:
     return await task
 
 
-def _begun(work: bytes, without: Sequence[str]) -> Any:
-    """A task of Ray's that does `work` on any node but those."""
+def _begun(work: bytes, nodes: Sequence[str]) -> Any:
+    """A task of Ray's that does `work` on one of those nodes."""
     import ray
 
     task = ray.remote(_do).options(
         num_cpus=1,
         max_retries=RETRIES,
         retry_exceptions=False,
-        scheduling_strategy="SPREAD",  # the first choice would be the GPU's own node, whose cores have enough to do
-        label_selector={"ray.io/node-id": f"!in({','.join(without)})"} if without else {},
+        scheduling_strategy="SPREAD",
+        label_selector={"ray.io/node-id": f"in({','.join(nodes)})"},
     )
     return task.remote(work)
 

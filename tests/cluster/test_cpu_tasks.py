@@ -45,8 +45,8 @@ class Played(CpuTasks):
     def _nodes(self) -> tuple[frozenset[str], int]:
         return frozenset(self.nodes), self.at_once
 
-    def begin(self, work: bytes, without: Sequence[str]) -> Any:
-        node = next(n for n in self.nodes if n not in without)
+    def begin(self, work: bytes, nodes: Sequence[str]) -> Any:
+        node = nodes[0]
         self.begun.append((work, node))
         return asyncio.ensure_future(self.play(work, node))
 
@@ -102,13 +102,21 @@ def test_no_more_are_in_flight_than_this_gpu_may_have(monkeypatch: pytest.Monkey
     assert tasks.asked(monkeypatch, *keys) == [key.encode() for key in keys] and tasks.most == 2
 
 
-def test_a_gpu_has_its_share_of_half_of_the_cores(ray: SimpleNamespace) -> None:
-    def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
-        return {"NodeID": name, "Alive": alive, "Resources": resources}
+def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
+    return {"NodeID": name, "Alive": alive, "Resources": resources, "Labels": {}}
 
+
+def test_a_gpu_has_its_share_of_half_of_the_cores_of_nodes_without_one(ray: SimpleNamespace) -> None:
     nodes = [node("a", CPU=32.0, GPU=4.0), node("b", CPU=96.0), node("c", GPU=4.0), node("gone", False, CPU=64.0)]
     ray.nodes = lambda: nodes
-    assert CpuTasks()._nodes() == (frozenset("ab"), 8)
+    assert CpuTasks()._nodes() == (frozenset("b"), 6)
+
+
+def test_where_every_node_has_a_gpu_all_is_left_at_once(ray: SimpleNamespace) -> None:
+    ray.nodes = lambda: [node("a", CPU=32.0, GPU=4.0)]
+    tasks = CpuTasks()
+    assert asyncio.run(tasks.run([Errand("x", b"x", 60.0)])) == [None]
+    assert tasks.described() == {"cpu_tasks": 0, "done_here": 1, "why_here": "every node has a GPU"}
 
 
 def test_what_is_sent_says_on_which_node_it_was_done_and_what_came_of_it() -> None:
