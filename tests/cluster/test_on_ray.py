@@ -173,7 +173,7 @@ def test_what_a_task_tells_is_heard_while_it_runs(nodes: Nodes, tmp_path: Path) 
 
 
 def test_what_needs_no_gpu_is_done_on_another_node_where_the_gpus_own_cannot(nodes: Nodes) -> None:
-    node = nodes.add(1)
+    node = nodes.add(0)
     fleet = Fleet(nodes.address, "B200")
     try:
         with ClusterTasks(fleet) as pool:
