@@ -85,10 +85,10 @@ class Session:
         if self.ledger.start is None:
             self.tell("start", f"{self.task.name}: PyTorch, {len(self.task.start.regions)} regions")
             evaluation = self._judge(self.task.start)
-            reference, check, times = (evaluation.seconds.get(part, 0.0) for part in ("reference", "check", "time"))
-            if self.task.by_region:  # a milestone takes it; what results are held against is there then
-                self.ledger.longest = check + times
-            self.ledger.final = reference + FINAL * check + times  # the first references load what all others use
+            if self.task.by_region:  # steps are judged by region: only this one shows what the whole takes
+                reference, check, times = (evaluation.seconds.get(part, 0.0) for part in ("reference", "check", "time"))
+                self.ledger.longest = check + times  # a milestone; what results are held against is there then
+                self.ledger.final = reference + FINAL * check + times
             self.ledger.start = evaluation
             self._measured(evaluation)
             self.ledger.best = self.ledger.leader = self.state

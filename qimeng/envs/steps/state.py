@@ -21,9 +21,8 @@ ACCIDENTS = 3
 failure."""
 
 
-FINAL = 5.0
-"""Times the four trials of a step that a final verification makes: one on every distribution of inputs, of those of
-secret size two (`qimeng.spec.distributions`)."""
+FINAL = 2.0
+"""Times the check of the first evaluation that a final verification takes: it has more trials, and nothing to load."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class Ledger:
         evaluations: programs sent to the judge.
         longest: seconds of the longest evaluation after the first.
         writing: seconds that the coder took longest.
-        final: seconds that a final verification takes, by what the first evaluation took.
+        final: seconds that a final verification takes, by what the first evaluation took; 0 where later ones show it.
         known: evaluations of this search by what was judged; asking again is free, except after an accident.
         accidents: number of failures of a program that may be accidents (`Evaluation.lasting`); the program is judged
             again on the next request, up to `ACCIDENTS` times.

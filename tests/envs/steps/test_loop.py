@@ -243,17 +243,26 @@ def test_the_seconds_may_have_begun_before(graph: OpGraph) -> None:
     assert session.ledger.seconds_left == -10 and session.exhausted() == "seconds"
 
 
-def test_seconds_are_left_for_a_final_verification_by_what_the_first_evaluation_took(graph: OpGraph) -> None:
+def test_a_large_program_leaves_seconds_for_a_final_verification_by_what_its_first_evaluation_took(
+    graph: OpGraph,
+) -> None:
     class Slow(FakeEvaluator):
         def judge(self, program: Program, patch: Patch | None = None) -> Evaluation:
             return replace(super().judge(program, patch), seconds={"reference": 4.0, "check": 2.0, "time": 1.0})
 
-    clock = FakeClock()
-    session = Session(fake_task(graph, evaluator=Slow()), Budget(seconds=20), clock=clock)
-    session.begin()
+    def left(by_region: bool) -> tuple[Session, FakeClock]:
+        clock, task = FakeClock(), replace(fake_task(graph, evaluator=Slow()), by_region=by_region)
+        session = Session(task, Budget(seconds=20), clock=clock)
+        session.begin()
+        return session, clock
+
+    session, clock = left(by_region=True)
     assert session.ledger.final == 4 + FINAL * 2 + 1 and session.exhausted() is None
     clock.now = 20 - session.ledger.final + 0.5
     assert session.exhausted() == "seconds"
+    session, clock = left(by_region=False)
+    clock.now = 19.5
+    assert session.exhausted() is None
 
 
 def test_the_same_question_is_asked_once(graph: OpGraph) -> None:
