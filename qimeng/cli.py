@@ -25,7 +25,6 @@ import typer
 from rich.markdown import Markdown
 from rich.table import Table
 
-import qimeng
 from qimeng.cli_bench import app as bench_app
 from qimeng.cli_cluster import Cluster, Generation, on_cluster
 from qimeng.cli_cluster import app as cluster_app
@@ -79,7 +78,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 def _version(asked: bool) -> None:
     if asked:
-        print(f"qimeng {qimeng.__version__}")
+        from qimeng import __version__
+
+        print(f"qimeng {__version__}")
         raise typer.Exit
 
 
