@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from qimeng.version import VERSION
+
 if TYPE_CHECKING:
     from qimeng.api import plan_and_code
     from qimeng.device import DEVICES, Device
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from qimeng.spec import KernelSpec
     from qimeng.store import Store
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOME = {
     "Action": "qimeng.interfaces",

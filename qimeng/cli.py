@@ -50,6 +50,7 @@ from qimeng.cli_train import adapt, train
 from qimeng.errors import QimengError
 from qimeng.planner import PLANNER, PLANNERS, SEARCH, SEARCHES
 from qimeng.plugins import use_files
+from qimeng.version import VERSION
 
 if TYPE_CHECKING:
     from qimeng.envs.steps.result import Result
@@ -78,9 +79,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 def _version(asked: bool) -> None:
     if asked:
-        from qimeng import __version__
-
-        print(f"qimeng {__version__}")
+        print(f"qimeng {VERSION}")
         raise typer.Exit
 
 

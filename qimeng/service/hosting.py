@@ -18,12 +18,12 @@ from typing import Any
 
 from qimeng.envs.workers.answering import no_verdict
 from qimeng.envs.workers.forkserver import START_S, ForkServer, Process, WorkerFailed
-from qimeng.envs.workers.offload import library_version
 from qimeng.envs.workers.plain_text import plain_text
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.interfaces import EngineReport, Evaluation, Fault, Gate
 from qimeng.interfaces.faults import JUDGE_FAILED, MACHINE_FAILED
 from qimeng.service.messages import REFERENCE_FAILED, Answer, Reference, Submission
+from qimeng.version import VERSION
 
 _HOST = "qimeng.service.host_process"
 PRELOAD = ("torch", _HOST, "qimeng.envs.workers.preload:warm_up")
@@ -200,7 +200,7 @@ def describe(settings: Settings) -> dict[str, Any]:
         "device": device.name,
         "gpu": str(current_card() or ""),
         "measured": device.measured,
-        "versions": {"qimeng": library_version(), **dict(versions_here(f"{kind.__name__} {kind.version}"))},
+        "versions": {"qimeng": VERSION, **dict(versions_here(f"{kind.__name__} {kind.version}"))},
     }
 
 

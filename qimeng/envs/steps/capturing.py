@@ -11,12 +11,13 @@ from functools import partial
 
 import torch
 
-from qimeng.envs.workers.offload import NotHere, done_elsewhere, library_version, offered
+from qimeng.envs.workers.offload import NotHere, done_elsewhere, offered
 from qimeng.graph.opgraph import OpGraph
 from qimeng.program.content import digest_of
 from qimeng.program.verify import capture_spec, exported
 from qimeng.spec import KernelSpec
 from qimeng.spec.patience import left_s, within
+from qimeng.version import VERSION
 
 
 def captured(spec: KernelSpec, verify: bool = True, device: str = "cpu") -> OpGraph:
@@ -48,7 +49,7 @@ def _export_for_another(spec: bytes, seconds: float, tools: str) -> OpGraph:
 
 def _versions() -> str:
     torch_version = torch.__version__.partition("+")[0]
-    return f"torch {torch_version}, qimeng {library_version()}, python {platform.python_version()}"
+    return f"torch {torch_version}, qimeng {VERSION}, python {platform.python_version()}"
 
 
 __all__ = ["captured"]

@@ -25,11 +25,12 @@ from qimeng.envs.sandbox import needs_landlock
 from qimeng.envs.workers.compile import Compilers, Job
 from qimeng.envs.workers.foreign_folders import read_folder, remove_folder, write_folder
 from qimeng.envs.workers.forkserver import WorkerFailed
-from qimeng.envs.workers.offload import NotHere, done_elsewhere, library_version, offered
+from qimeng.envs.workers.offload import NotHere, done_elsewhere, offered
 from qimeng.envs.workers.shared_server import shared_server
 from qimeng.interfaces import LASTING, Fault
 from qimeng.interfaces.faults import FAULTS
 from qimeng.program.content import digest_of
+from qimeng.version import VERSION
 
 MOST_BYTES = 64 << 20
 """The most that comes back of one implementation; with more, it is compiled here."""
@@ -148,7 +149,7 @@ def tools_here(language: str, device: Device) -> str:
     parts = (
         compiler,
         f"torch {torch.__version__.partition('+')[0]}",
-        f"qimeng {library_version()}",
+        f"qimeng {VERSION}",
         f"python {platform.python_version()}",
         " ".join((platform.machine(), *platform.libc_ver())),
         "no landlock" if needs_landlock() else "landlock",

@@ -7,7 +7,6 @@ this module was not there. Knows nothing about what an errand is.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -49,11 +48,6 @@ def offer(taker: Taker | None) -> None:
     _taker[:] = [] if taker is None else [taker]
 
 
-def library_version() -> str:
-    """That of this library, whether it is installed or used from its folder."""
-    return str(sys.modules["qimeng"].__version__)
-
-
 def offered() -> bool:
     """Whether somebody does the errands of this process."""
     return bool(_taker)
@@ -73,4 +67,4 @@ def done_elsewhere(works: Sequence[tuple[str, Callable[[], R]]], seconds: float)
     return cast("list[R | None]", results)
 
 
-__all__ = ["Errand", "NotHere", "Taker", "done_elsewhere", "library_version", "offer", "offered"]
+__all__ = ["Errand", "NotHere", "Taker", "done_elsewhere", "offer", "offered"]
