@@ -217,7 +217,7 @@ def cases(tiny: bool) -> list[Case]:
             ("stable", "bfloat16", (8192, 4096)),
             ("topk", "float32", (16_384, 1024, 64)), ("topk", "float32", (4096, 4096, 8)),
             ("sort", "float32", (262_144, 64)), ("stable", "float32", (65_536, 256)),
-            ("sort", "bfloat16", (131_072, 128)),
+            ("sort", "bfloat16", (65_536, 128)),
             ("sort", "float32", (32_768, 512)), ("topk", "bfloat16", (65_536, 256, 8)),
             ("topk", "float32", (131_072, 64, 6)), ("topk", "bfloat16", (16_384, 2048, 32)),
         )

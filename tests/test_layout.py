@@ -35,6 +35,7 @@ LAYERS = (
         "recipe",
         "spec",
         "store",
+        "version",
     },
     {"actions"},
     {"coder"},
