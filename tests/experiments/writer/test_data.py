@@ -24,7 +24,7 @@ SMALL = Bytes(1 << 14, 1 << 16)
 
 @pytest.fixture(scope="module")
 def examples() -> list[Example]:
-    return examples_of(Draw(0, 1, SMALL, 6, cuda=True))
+    return examples_of(Draw(0, 4, SMALL, 6, cuda=True))
 
 
 def is_cuda(example: Example) -> bool:
@@ -56,7 +56,7 @@ def test_walks_lead_to_cuda_where_they_may(examples: list[Example]) -> None:
     for e in found[:3]:
         patch = patch_of(e.request(), Reply(e.reply))
         assert patch.alternatives[0].language == "cuda"
-    assert not any(is_cuda(e) for e in examples_of(Draw(0, 1, SMALL, 2)))
+    assert not any(is_cuda(e) for e in examples_of(Draw(0, 4, SMALL, 2)))
 
 
 CODE = """@triton.jit
