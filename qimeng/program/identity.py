@@ -1,7 +1,8 @@
 """The identity of a program: its graph, partition and implementations, not its printed text.
 
 Deals in content hashes. The layout of `program.source`, its helpers, comments and docstrings do not count. Nor do the
-names of nodes, which may change between exports. Knows nothing about the stores that use the hashes.
+names of nodes, which may change between exports, and what only estimates of time read (`OpGraph.shares`). Knows nothing
+about the stores that use the hashes.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def test_no_field_is_forgotten() -> None:
     assert [f.name for f in fields(Node)] == ["name", "kind", "target", "args", "kwargs", "metas", "literal"]
     assert [f.name for f in fields(OpGraph)] == [
         "nodes", "outputs", "mutations", "in_spec", "out_spec", "scalars", "n_inputs", "training", "call",
-        "settles", "deterministic", "around",
+        "settles", "deterministic", "around", "shares",
     ]  # fmt: skip
 
 
