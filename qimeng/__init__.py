@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from qimeng.version import VERSION
+from qimeng.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from qimeng.api import plan_and_code
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from qimeng.recipe import Recipe
     from qimeng.spec import KernelSpec
     from qimeng.store import Store
-
-__version__ = VERSION
 
 _HOME = {
     "Action": "qimeng.interfaces",
