@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from qimeng.version import VERSION as __version__
+from qimeng.version import VERSION as __version__  # noqa: N811  what Python calls it
 
 if TYPE_CHECKING:
     from qimeng.api import plan_and_code
