@@ -13,6 +13,7 @@ from qimeng.spec.reduce import cut
 from qimeng.spec.source import Source
 from qimeng.spec.together import TOGETHER
 
+torch.manual_seed(0)  # whatever was imported before
 EXAMPLES = {
     "uniform": (torch.rand(64, 64), "real"),
     "normal": (torch.randn(64, 64), "real"),
