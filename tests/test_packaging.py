@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from qimeng.version import VERSION
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -28,6 +30,10 @@ def test_the_declared_versions_are_those_that_are_tested() -> None:
     assert named == {"3.11", "3.12"} and project["requires-python"] == ">=3.11,<3.13"
     assert "Python 3.11 or 3.12" in (ROOT / "README.md").read_text()
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in named
+
+
+def test_the_package_and_its_metadata_have_one_version() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == VERSION
 
 
 @pytest.mark.slow

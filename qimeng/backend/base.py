@@ -90,8 +90,8 @@ class Backend(ABC):
     def tools(self, device: Device) -> str:
         """Versions of what compiles for `device` here: where they are equal, so is what comes of it.
 
-        A cluster compiles on any machine with equal ones. Empty where they are not known: then it is compiled on the
-        machine where it runs.
+        A cluster compiles on machines without a GPU that have equal ones. Empty where they are not known: then it is
+        compiled on the machine where it runs.
         """
         return ""
 

@@ -2,7 +2,7 @@
 
 Deals in errands (`qimeng.envs.workers.offload`) that the processes of one GPU have, and in Ray's tasks. What comes to
 nothing is left to the process that asked; so is everything where each node has a GPU, since its own cores have warm
-processes for such work, and a task's process takes tens of seconds to start. Knows nothing about what an errand is.
+processes for such work, and a task's process takes long to start. Knows nothing about what an errand is.
 """
 
 from __future__ import annotations

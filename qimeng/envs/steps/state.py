@@ -22,7 +22,8 @@ failure."""
 
 
 FINAL = 2.0
-"""Times the check of the first evaluation that a final verification takes: it has more trials, and nothing to load."""
+"""Times the check of the first evaluation that a final verification is estimated to take: it has more trials, and
+nothing to load."""
 
 
 @dataclass(frozen=True)
