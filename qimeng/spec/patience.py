@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -45,6 +46,20 @@ class TooLong(SpecError):
 
 class _Stop(BaseException):
     """Raised in the waiting thread. Not an `Exception`, so that the called code does not catch it by accident."""
+
+
+def _dropped_in_silence() -> None:
+    """Let Python print nothing where it drops a `_Stop`: `patience` raises it again."""
+    shown = sys.unraisablehook
+    if getattr(shown, "drops_stops", False):
+        return
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, _Stop):
+            shown(unraisable)
+
+    hook.drops_stops = True  # type: ignore[attr-defined]
+    sys.unraisablehook = hook
 
 
 @contextlib.contextmanager
@@ -103,6 +118,7 @@ def patience(what: str, most: float = math.inf) -> Iterator[None]:
                 if over:
                     return
                 fired.append(True)
+                _dropped_in_silence()
                 if in_main:
                     signal.pthread_kill(thread, signal.SIGALRM)
                 else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -49,6 +50,39 @@ def test_a_stop_that_is_lost_is_repeated(short, monkeypatch: pytest.MonkeyPatch)
         except BaseException:  # noqa: BLE001  as code that Python calls back, where no error gets out
             busy()
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("in_main", [True, False])
+def test_a_stop_that_python_drops_in_a_callback_is_repeated_in_silence(
+    in_main, short, monkeypatch: pytest.MonkeyPatch, capfd
+):
+    class Watched:
+        pass
+
+    def run() -> None:
+        watched = Watched()
+        seen = weakref.ref(watched, lambda _: busy())
+        del watched  # busy until the stop ends it, which Python drops
+        assert seen() is None
+        busy()
+
+    monkeypatch.setattr(room, "AGAIN_S", 0.1)
+    found: list[str] = []
+
+    def caller() -> None:
+        try:
+            with within(0.3), patience("it"):
+                run()
+        except TooLong as error:
+            found.append(str(error))
+
+    if in_main:
+        caller()
+    else:
+        thread = threading.Thread(target=caller)
+        thread.start()
+        thread.join(60)
+    assert found and not capfd.readouterr().err
 
 
 def test_in_another_thread_as_well(short):
