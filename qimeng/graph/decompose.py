@@ -5,6 +5,7 @@ Deals in torch.export's tables of decompositions. Knows nothing about how a prog
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
@@ -29,18 +30,20 @@ MADE = "linspace logspace hann_window hamming_window blackman_window bartlett_wi
 """Operators that make a tensor from numbers. PyTorch takes them apart into float32 arithmetic, and computes them in the
 tensor's own dtype: a half type's step is rounded, an integer's ends are."""
 
+_PASSED = (torch.ops.aten.alias.default, torch.ops.aten.detach.default, torch.ops.aten.lift_fresh_copy.default)
+"""Operators that torch.export may leave out: they give what they are given."""
+
 Table = Mapping[Any, Callable[..., Any]]
 
 
 def decomposed(exported: Any) -> Any:
     """The `torch.export.ExportedProgram` with its operators taken apart; a large one may be changed in place."""
     count = len(exported.graph.nodes)
-    if count >= min(SOME, MANY):
-        try:
-            return decompose_once(exported, _whole, REPEATED if count < MANY else 0.0)
-        except NotByKinds:
-            pass
-    return _whole(exported)
+    repeated = math.inf if count < min(SOME, MANY) else REPEATED if count < MANY else 0.0
+    try:
+        return decompose_once(exported, _whole, partial(_stays, _table(tuple(torch.ops))), repeated)
+    except NotByKinds:
+        return _whole(exported)
 
 
 def _whole(exported: Any) -> Any:
@@ -64,6 +67,13 @@ def _whole(exported: Any) -> Any:
             )
     except Exception:  # noqa: BLE001 - torch.export raises classes of its own, none of them public; see above
         return exported.run_decompositions(dict(_table(namespaces)))
+
+
+def _stays(table: Table, operator: Any) -> bool:
+    """Whether PyTorch leaves calls of `operator` as they are: it is neither in `table` nor made of other operators."""
+    if operator.namespace != "aten" or operator in _PASSED or operator in table:
+        return False
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
 
 
 @lru_cache(1)

@@ -2,8 +2,8 @@
 
 torch.export traces the whole program a second time for its decompositions, some milliseconds an operator. A loop over
 steps has thousands of operators and few kinds of them. Here one call of each kind is put into a small program, which is
-decomposed in the usual way; what became of a call then takes the place of every call of its kind. Deals in graphs of
-torch.fx. Knows nothing about which operators are taken apart.
+decomposed in the usual way; what became of a call then takes the place of every call of its kind. What is known to stay
+as it is needs no such call. Deals in graphs of torch.fx. Knows nothing about which operators are taken apart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOME, MANY = 100, 500
 """Nodes from which on this is quicker where calls are repeated (`REPEATED`), and from which on it is in any case."""
 
 REPEATED = 2.0
-"""Calls of a kind, on average: 0.9 s instead of 4 for 12 equal layers, but no gain for the layers of a ResNet."""
+"""Calls for each kind that is taken apart: a gain for equal layers, none for those of a ResNet."""
 
 RELATIVE = ("as_strided", "as_strided_scatter")
 """Operators that read where in its memory a tensor begins, which does not belong to the kind of a call here."""
@@ -48,6 +48,7 @@ class _Call:
     """One kind of call.
 
     Attributes:
+        node: the first of them.
         target: the operator.
         args: leaves of the arguments, with `_Input` where a tensor comes in.
         tree: how they are put together.
@@ -55,11 +56,13 @@ class _Call:
         outputs: facts about those that it gives.
         moves: whether calls of this kind differ in the place that they read (`PLACES`).
         listed: whether calls of this kind differ in the length of their list (`LISTS`).
+        stays: whether a call stays as it is, so that nothing takes its place.
         parts: nodes that take the place of a call; filled in later, as the next one.
         results: what the call gives: nodes among the parts and among the inputs.
         sources: the inputs, as the parts know them.
     """
 
+    node: Any
     target: Any
     args: list[Any]
     tree: Any
@@ -67,6 +70,7 @@ class _Call:
     outputs: list[tuple[Any, ...]]
     moves: bool
     listed: bool
+    stays: bool = False
     parts: list[Any] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
     sources: list[Any] = field(default_factory=list)
@@ -85,13 +89,19 @@ class _Input:
     number: int
 
 
-def decompose_once(exported: Any, whole: Callable[[Any], Any], repeated: float = 0.0) -> Any:
+def decompose_once(
+    exported: Any,
+    whole: Callable[[Any], Any],
+    stays: Callable[[Any], bool] = lambda operator: False,
+    repeated: float = 0.0,
+) -> Any:
     """`exported`, a `torch.export.ExportedProgram`, decomposed in place.
 
     Args:
         exported: the program.
         whole: decomposes a program in the usual way.
-        repeated: calls of a kind that there must be on average.
+        stays: whether an operator is known to stay as it is.
+        repeated: calls that there must be for each kind that is taken apart.
 
     Raises:
         NotByKinds: not possible here, or not quicker. The program is as it was.
@@ -103,9 +113,14 @@ def decompose_once(exported: Any, whole: Callable[[Any], Any], repeated: float =
             calls[node] = _kind_of(node, kinds)
         elif node.op == "get_attr":
             raise NotByKinds("a graph inside the graph")
-    if len(calls) < repeated * len(kinds):
+    for kind in kinds.values():
+        one = isinstance(kind.node.meta["val"], torch.Tensor)
+        kind.stays = one and not kind.listed and stays(kind.target)
+    others = [kind for kind in kinds.values() if not kind.stays]
+    if others and len(calls) < repeated * len(others):
         raise NotByKinds("few calls are of one kind")
-    _decompose(list(kinds.values()), whole)
+    if others:
+        _decompose(others, whole)
     graph, place = _expanded(exported.graph, calls)
     graph.eliminate_dead_code()
     for spec in exported.graph_signature.output_specs:
@@ -132,7 +147,7 @@ def _kind_of(node: Any, kinds: dict[Any, _Call]) -> tuple[_Call, list[Any]]:
     literals = tuple((type(x), repr(x)) for x in args[: 2 if moves else None])
     key = target, tree, tuple(inputs), tuple(outputs), moves, listed, literals
     if key not in kinds:
-        kinds[key] = _Call(target, args, tree, inputs, outputs, moves, listed)
+        kinds[key] = _Call(node, target, args, tree, inputs, outputs, moves, listed)
     return kinds[key], list(node.args[0] if listed else tensors)
 
 
@@ -268,6 +283,10 @@ def _parts_of(graph: Graph, node: Any, call: _Call, tensors: Sequence[Any]) -> l
     """Adds the parts of `node`, a call of the kind `call`, to `graph`; returns its results."""
     if call.listed:
         return [_joined(graph, node, call, tensors)]
+    if call.stays:
+        inside = dict(zip(dict.fromkeys(node.all_input_nodes), tensors, strict=True))
+        args, kwargs = _pytree.tree_map_only(Node, inside.__getitem__, (node.args, node.kwargs))
+        return [_call(graph, call.target, args, kwargs, node.meta["val"])]
     inside = dict(zip(call.sources, tensors, strict=True))
     for part in call.parts:
         args, kwargs = _pytree.tree_map_only(Node, inside.__getitem__, (part.args, part.kwargs))
@@ -294,10 +313,15 @@ def _joined(graph: Graph, node: Any, call: _Call, tensors: Sequence[Any]) -> Any
 
 
 def _copy(graph: Graph, part: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The call `part` with other arguments, in `graph`, named as torch.export names what it traces."""
-    packet = getattr(part.target, "overloadpacket", part.target)
-    made = graph.create_node("call_function", part.target, args, dict(kwargs), graph._target_to_str(packet.__name__))
-    made.meta["val"] = part.meta["val"]
+    """The call `part` with other arguments, in `graph`."""
+    return _call(graph, part.target, args, kwargs, part.meta["val"])
+
+
+def _call(graph: Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any) -> Any:
+    """A call in `graph` that gives what is like `value`, named as torch.export names what it traces."""
+    packet = getattr(target, "overloadpacket", target)
+    made = graph.create_node("call_function", target, args, dict(kwargs), graph._target_to_str(packet.__name__))
+    made.meta["val"] = value
     return made
 
 

@@ -118,10 +118,14 @@ def unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "rolled", lambda graph: graph)
 
 
+STAYS = decompose._stays
+
+
 def from_nodes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Decompose programs of so many nodes by kinds, and no smaller ones."""
+    """Decompose programs of so many nodes by kinds, and smaller ones whole."""
     for name in ("SOME", "MANY"):
         monkeypatch.setattr(decompose, name, count)
+    monkeypatch.setattr(decompose, "_stays", STAYS if not count else lambda table, operator: False)
 
 
 @pytest.fixture
@@ -161,13 +165,29 @@ def test_small_programs_are_decomposed_in_one_piece(kinds: list[int], monkeypatc
     assert not kinds
 
 
+def test_operators_that_stay_are_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.view(-1) * 2).relu().sum(-1)
+
+    def made() -> str:
+        return text_of(capture.capture(Module, lambda: (torch.empty(3, 2),)))
+
+    from_nodes(monkeypatch, 1 << 30)
+    found = made()
+    monkeypatch.setattr(decompose, "_stays", STAYS)
+    monkeypatch.setattr(decompose, "_whole", None)  # called, it raises
+    assert made() == found
+
+
 @pytest.mark.parametrize(("steps", "once"), [(STEPS, False), (3 * STEPS, True)])
 def test_larger_ones_by_kinds_where_calls_are_repeated(
     steps: int, once: bool, kinds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from_nodes(monkeypatch, 1 << 30)
     monkeypatch.setattr(decompose, "SOME", 0)
-    monkeypatch.setattr(decompose, "REPEATED", 1.5 * STEPS)
+    monkeypatch.setattr(decompose, "_stays", STAYS)
+    monkeypatch.setattr(decompose, "REPEATED", 4.0 * STEPS)
     graph_of(Gated, steps)
     assert bool(kinds) == once
 
