@@ -52,7 +52,7 @@ MANY = 200
 """Operators from which on a second capture, at reduced size, takes longer than a run at full size on a GPU."""
 
 SHARE = 0.5
-"""Part of the seconds for a user's code (`qimeng.spec.patience.left_s`) that one capture may take."""
+"""Part of the seconds for a user's code (`qimeng.spec.patience.left_s`) that one capture may compute."""
 
 
 LOOPS = (
@@ -209,13 +209,14 @@ def _in_memory_if_needed(
         return spec.inputs(0, "cpu", EXAMPLES)
 
     def captured(values: bool) -> OpGraph:
-        most = SHARE * left_s()
+        left = left_s()
         try:
-            with patience("capture", most):
+            with patience("capture", left, busy=SHARE * left):
                 return capture(spec.module, inputs, specialise, values, hidden, checks, spec.stateful)
         except TooLong:
             raise CaptureError(
-                f"capturing its operators did not end within {most:.3g} s, half of the time left; {LOOPS}"
+                f"capturing its operators did not end within {SHARE * left:.3g} s of the processor, half of the time "
+                f"left, or not within all of it ({left:.3g} s); {LOOPS}"
             ) from None
 
     try:
