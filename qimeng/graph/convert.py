@@ -75,7 +75,7 @@ def converted(
     rename: dict[str, Value] = {}
     sources = {spec.arg.name: spec for spec in signature.input_specs if hasattr(spec.arg, "name")}
     _check_sources(exported, kinds)
-    _copies_alone(exported.graph)
+    _copies_alone(exported)
     unread = _unread(exported, attributes)
     users = [spec for spec in signature.input_specs if spec.kind == kinds.USER_INPUT]
     position = {spec.arg.name: i for i, spec in enumerate(users) if hasattr(spec.arg, "name")}
@@ -145,10 +145,12 @@ def _results(
     return outputs, mutations
 
 
-def _copies_alone(graph: Any) -> None:
+def _copies_alone(exported: Any) -> None:
     """Let a copy over a whole buffer (``self.state.copy_(x)``) be a copy of what is written, which reads no buffer."""
-    for fx in graph.nodes:
-        if str(fx.target) == "aten.copy.default" and fx.args[0].op == "placeholder":
+    specs, kind = exported.graph_signature.input_specs, torch.export.graph_signature.InputKind.BUFFER
+    buffers = {spec.arg.name for spec in specs if spec.kind == kind}
+    for fx in exported.graph.nodes:
+        if str(fx.target) == "aten.copy.default" and fx.args[0].name in buffers:
             source, made = fx.args[1].meta["val"], fx.meta["val"]
             if (source.shape, source.dtype, source.stride()) == (made.shape, made.dtype, made.stride()):
                 fx.target, fx.args, fx.kwargs = torch.ops.aten.clone.default, (fx.args[1],), {}
